@@ -1,0 +1,1 @@
+"""What the models read: record kinds, files, steps, answers, tasks, examples and batches."""

@@ -1,0 +1,1 @@
+"""Extract a final answer from a response; decide whether two answers are equal."""

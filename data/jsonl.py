@@ -1,0 +1,113 @@
+"""JSON lines on disk: read and validate, append, write atomically, find what is finished.
+
+Files are read as bytes and split at `\\n` alone (`str.splitlines` also splits at U+2028) and written with
+`ensure_ascii`, so that any text a model can produce survives the round trip.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from data.records import BadInput, parse_record
+
+R = TypeVar("R")
+
+
+def to_line(record: Any) -> str:
+    """One record (a dataclass instance or a dict) as a JSON line with its newline."""
+    row = dataclasses.asdict(record) if dataclasses.is_dataclass(record) else record
+    return json.dumps(row, separators=(",", ":")) + "\n"
+
+
+def _parse_line(line: bytes, place: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{place}: not a JSON object ({error}): mend or remove this line") from None
+    if not isinstance(row, dict):
+        raise BadInput(f"{place}: a line must be a JSON object, got {type(row).__name__}")
+    return row
+
+
+def iter_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(`file:line`, object) of every line that is not blank. Raises BadInput on a missing file."""
+    path = Path(path)
+    if not path.is_file():
+        raise BadInput(f"{path}: no such file: check the path, or run the stage that writes it")
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                place = f"{path}:{number}"
+                yield place, _parse_line(line, place)
+
+
+def read_records(kind: type[R], path: str | Path) -> list[R]:
+    """Every line of the file as a `kind`. Raises BadInput on a bad line or on an id that stands twice."""
+    records: list[R] = []
+    places: dict[str, str] = {}
+    for place, row in iter_rows(path):
+        record = parse_record(kind, row, place)
+        key: str = record.id  # type: ignore[attr-defined]
+        if key in places:
+            raise BadInput(f"{place}: id '{key}' stands already at {places[key]}: ids must be unique")
+        places[key] = place
+        records.append(record)
+    return records
+
+
+def write_records(path: str | Path, records: Iterable[Any]) -> int:
+    """Write all records to a temporary name, fsync, rename: a file that exists is complete.
+
+    Returns the number of records.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    count = 0
+    with partial.open("w", encoding="ascii") as file:
+        for record in records:
+            file.write(to_line(record))
+            count += 1
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    return count
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write one indented JSON document atomically."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(value, indent=1) + "\n", encoding="ascii")
+    partial.replace(path)
+
+
+def cut_torn_tail(path: Path) -> int:
+    """Cut what follows the last newline, left by a process that died while writing; bytes cut."""
+    if not path.is_file():
+        return 0
+    with path.open("rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        end, block = size, 1 << 16
+        while end > 0:
+            start = max(0, end - block)
+            file.seek(start)
+            newline = file.read(end - start).rfind(b"\n")
+            if newline >= 0:
+                end = start + newline + 1
+                break
+            end = start
+        if end < size:
+            file.truncate(end)
+        return size - end
+
+
+def file_sha256(path: str | Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with Path(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,68 @@
+"""Response ↔ steps ↔ token spans.
+
+A step splitter is a function `str -> list[str]` whose pieces join to the response exactly. Token ends are
+found on the sampler's own ids: nothing is re-tokenised.
+"""
+
+from collections.abc import Callable, Sequence
+
+from data.records import BadInput
+
+StepSplitter = Callable[[str], list[str]]
+Decode = Callable[[Sequence[int]], str]
+
+
+def split_lines(response: str) -> list[str]:
+    """One step a line, newline included; runs of blank lines belong to the step before them.
+
+    `"".join(split_lines(r)) == r`, and a response that is not empty has at least one step.
+    """
+    steps: list[str] = []
+    for piece in response.split("\n"):
+        line = piece + "\n"
+        if steps and not piece.strip():
+            steps[-1] += line
+        else:
+            steps.append(line)
+    steps[-1] = steps[-1][:-1]
+    if not steps[-1].strip() and len(steps) > 1:
+        last = steps.pop()
+        steps[-1] += last
+    return [step for step in steps if step] or ([response] if response else [])
+
+
+def token_step_ends(
+    steps: Sequence[str], prompt_ids: Sequence[int], response_ids: Sequence[int], decode: Decode
+) -> list[int]:
+    """For every step, the number of response tokens up to and including its last character.
+
+    The length of the decoded text grows with the number of tokens, so each end is found by bisection.
+    Decoding starts in the last tokens of the prompt, because some tokenizers drop a leading space. A
+    token that covers a border belongs to the step it begins in. The last step takes all that is left
+    (the end-of-sequence token decodes to nothing). Steps and ends have equal lengths.
+    """
+    if not steps:
+        return []
+    context = list(prompt_ids[-8:])
+    offset = len(decode(context))
+    ends: list[int] = []
+    chars = 0
+    low = 0
+    for step in steps[:-1]:
+        chars += len(step)
+        below, above = low, len(response_ids)
+        while below < above:
+            middle = (below + above) // 2
+            if len(decode([*context, *response_ids[:middle]])) - offset >= chars:
+                above = middle
+            else:
+                below = middle + 1
+        low = above
+        ends.append(above)
+    return [*ends, len(response_ids)]
+
+
+def check_join(steps: Sequence[str], response: str, place: str) -> None:
+    """Raise BadInput unless the steps join to the response exactly."""
+    if "".join(steps) != response:
+        raise BadInput(f"{place}: the steps do not join to the response: the step splitter loses text")

@@ -1,0 +1,1 @@
+"""Networks: loading, the tiny policy, log-probs of a response, the process reward model's scalar head."""

@@ -1,0 +1,85 @@
+"""Policy, reference and tokenizer from a Hugging Face folder (or hub name); one line for what is wrong."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+log = logging.getLogger(__name__)
+transformers_logging.disable_progress_bar()
+
+_WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
+
+
+class BadModel(ValueError):
+    """A model folder that is missing, incomplete or of another kind than asked."""
+
+    exit_code = 2
+
+
+def check_model_folder(path: str) -> None:
+    """Raise BadModel unless `path` is a complete model folder, or a hub name (no local folder meant)."""
+    folder = Path(path)
+    if not folder.exists():
+        if path.startswith((".", "/", "~")) or path.count("/") != 1:
+            raise BadModel(f"{path}: no such model folder: check the path, or run the stage that writes it")
+        return
+    if not (folder / "config.json").is_file():
+        raise BadModel(f"{path}: no config.json there: a model folder in Hugging Face format is needed")
+    if not any(next(folder.glob(pattern), None) for pattern in _WEIGHTS):
+        raise BadModel(f"{path}: no weights there (*.safetensors): the folder is incomplete, make it again")
+
+
+def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
+    """The tokenizer, with a pad token (the end token where it has none of its own)."""
+    check_model_folder(path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise BadModel(f"{path}: cannot load a tokenizer: {_first_line(error)}") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:300]
+
+
+def from_pretrained(auto_class: Any, path: str, **options: Any) -> PreTrainedModel:
+    """`auto_class.from_pretrained` in float32 master weights, errors as BadModel."""
+    check_model_folder(path)
+    try:
+        model: PreTrainedModel = auto_class.from_pretrained(path, dtype=torch.float32, **options)
+    except Exception as error:  # safetensors and transformers raise many kinds; each is one bad folder
+        raise BadModel(f"{path}: cannot load the model: {_first_line(error)}") from error
+    return model
+
+
+def load_policy(
+    path: str, attention: str = "sdpa", is_checkpointing_gradients: bool = False
+) -> PreTrainedModel:
+    """A causal language model. `attention`: eager, sdpa or flash_attention_2 (which needs a CUDA GPU)."""
+    model = from_pretrained(AutoModelForCausalLM, path, attn_implementation=attention)
+    model.config.use_cache = False
+    if is_checkpointing_gradients:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model
+
+
+def load_reference(path: str, attention: str = "sdpa") -> PreTrainedModel:
+    """A frozen copy of the policy, in evaluation mode."""
+    return load_policy(path, attention).requires_grad_(False).eval()
+
+
+def max_length_of(path: str) -> int | None:
+    """`max_position_embeddings` of a local model folder, None where it does not say."""
+    config = Path(path) / "config.json"
+    if not config.is_file():
+        return None
+    value = json.loads(config.read_text()).get("max_position_embeddings")
+    return int(value) if value else None

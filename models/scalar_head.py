@@ -1,0 +1,37 @@
+"""Scalars or classes at every position: the process reward model's network.
+
+It is transformers' own token-classification model (`AutoModelForTokenClassification`), so a trained one is
+a standard Hugging Face folder, and one forward pass scores all steps of a trajectory: the head is read at
+step ends. With one label the score is sigmoid(logit), the value of the state the step leads to; with K + 1
+labels class k means "k of K completions are correct" and the score is the expected share E[k] / K.
+"""
+
+import torch
+from transformers import AutoModelForTokenClassification, PreTrainedModel
+
+from models.load import from_pretrained
+
+
+def load_process_reward(path: str, num_labels: int | None = None, attention: str = "sdpa") -> PreTrainedModel:
+    """A process reward model: a trained folder, or a policy's body with a fresh head of `num_labels`.
+
+    The fresh head is zero: before training every score is 1/2 (one label) or the middle of the classes.
+    """
+    options = {} if num_labels is None else {"num_labels": num_labels}
+    model = from_pretrained(
+        AutoModelForTokenClassification, path, attn_implementation=attention, classifier_dropout=0.0, **options
+    )
+    if model.config.architectures != [type(model).__name__]:
+        torch.nn.init.zeros_(model.score.weight)
+        torch.nn.init.zeros_(model.score.bias)
+    return model
+
+
+def scores_from_logits(logits: torch.Tensor) -> torch.Tensor:
+    """Logits [..., L] → scores [...] in [0, 1] (L = 1: sigmoid; L = K + 1: expected share of K)."""
+    logits = logits.float()
+    num_labels = logits.shape[-1]
+    if num_labels == 1:
+        return torch.sigmoid(logits.squeeze(-1))
+    shares = torch.arange(num_labels, device=logits.device) / (num_labels - 1)
+    return (torch.softmax(logits, dim=-1) * shares).sum(-1)

@@ -1,0 +1,1 @@
+"""How a program starts and what it leaves behind: configs, ranks, run directories, metrics."""

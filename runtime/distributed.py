@@ -1,0 +1,76 @@
+"""Ranks: init and teardown, sums over ranks. Everything is a no-op on one process.
+
+A launcher (`torchrun`, `deepspeed`) sets RANK, WORLD_SIZE and LOCAL_RANK; gloo serves CPUs, nccl GPUs.
+"""
+
+import datetime
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+
+
+def rank() -> int:
+    """This process's rank, 0 without a launcher."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    """The number of processes, 1 without a launcher."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def is_main_rank() -> bool:
+    """Whether this process is the one that writes and speaks."""
+    return rank() == 0
+
+
+def device() -> torch.device:
+    """This rank's device: its GPU where there is one, else the CPU."""
+    if torch.cuda.is_available():
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
+
+
+@contextmanager
+def process_group(timeout_seconds: float = 1800.0) -> Iterator[None]:
+    """The process group of all ranks, for the length of the block."""
+    if world_size() == 1:
+        yield
+        return
+    if torch.cuda.is_available():
+        torch.cuda.set_device(device())
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    if not dist.is_initialized():
+        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_seconds))
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def barrier() -> None:
+    """Wait for all ranks."""
+    if world_size() > 1:
+        dist.barrier()
+
+
+def sum_over_ranks(values: list[float]) -> list[float]:
+    """Element-wise float64 sum of a list that has the same length on every rank."""
+    if world_size() == 1:
+        return values
+    tensor = torch.tensor(values, dtype=torch.float64, device=device())
+    dist.all_reduce(tensor)
+    return [float(value) for value in tensor.tolist()]
+
+
+def sum_gradients(parameters: list[torch.nn.Parameter]) -> None:
+    """Sum `.grad` over ranks in place (losses are already divided by the global count)."""
+    if world_size() == 1:
+        return
+    for parameter in parameters:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        dist.all_reduce(parameter.grad)

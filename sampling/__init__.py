@@ -1,0 +1,1 @@
+"""One async client protocol for every caller: a running vLLM server, an engine in process, a chat API."""

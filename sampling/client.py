@@ -1,0 +1,79 @@
+"""What is asked of a sampler and what comes back. Token ids in and out: nothing is re-tokenised."""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Refused(RuntimeError):
+    """The server refuses this request for good (too long, ill-formed): the row fails, the run goes on."""
+
+
+class ServerGone(RuntimeError):
+    """No server, or one that no longer answers: the run stops with what was written kept."""
+
+    exit_code = 3
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How to sample: `n` samples a request, `max_tokens` new tokens each.
+
+    `is_seeded` gives every request a seed of its own, a hash of its id (vLLM on CPU dies of seeds as soon
+    as a prompt is prefilled in chunks: start it with max_num_batched_tokens=65536 then). `has_logprobs`
+    keeps the sampled tokens' log-probs.
+    """
+
+    n: int
+    temperature: float
+    max_tokens: int
+    top_p: float = 1.0
+    stop: list[str] = field(default_factory=list)
+    is_seeded: bool = False
+    has_logprobs: bool = False
+
+    def __post_init__(self) -> None:
+        for name, is_good, need in (
+            ("n", self.n >= 1, "at least 1"),
+            ("temperature", self.temperature >= 0, "at least 0"),
+            ("max_tokens", self.max_tokens >= 1, "at least 1"),
+            ("top_p", 0 < self.top_p <= 1, "in (0, 1]"),
+        ):
+            if not is_good:
+                raise ValueError(f"params.{name} must be {need}, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """One prompt; its samples become the records `{id}/0` .. `{id}/{n-1}`."""
+
+    id: str
+    prompt: str
+    prompt_ids: list[int]
+
+    def seed(self, base: int) -> int:
+        """A seed that depends on the id and the run's seed alone."""
+        return int.from_bytes(hashlib.sha256(f"{base}/{self.id}".encode()).digest()[:4], "big")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """`token_ids` holds the end token if there was one; `text` does not. `logprobs` matches `token_ids`."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str
+    logprobs: list[float] | None = None
+
+
+class Client(Protocol):
+    """A sampler. Raises Refused for a request that can never work, ServerGone when nobody answers."""
+
+    async def open(self) -> None:
+        """Connect or load; called once before the first request."""
+
+    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+        """`params.n` samples of one prompt."""
+
+    async def close(self) -> None:
+        """Release what `open` took."""

@@ -1,0 +1,143 @@
+"""One sampling job from a config, the same for every caller: requests, server, runner, provenance.
+
+`X.meta.json` is written when the job starts (`is_complete` false) and again when it ends, so that a resume
+with other parameters is refused and a finished file costs nothing, not even a server.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from data.jsonl import file_sha256, write_json
+from data.records import BadInput
+from runtime.entrypoint import build
+from runtime.run_dir import provenance, same_origin
+from runtime.schemas import SampleConfig
+from runtime.tracking import Progress
+from sampling.client import Client, SampleRequest, SamplingParams
+from sampling.runner import Runner, Tally, finished_requests, write_failed
+
+log = logging.getLogger("sample")
+
+# What may differ between two runs of one file: where and how fast it is asked, not what is asked.
+_HOW = ("client", "server", "num_in_flight", "stall_seconds", "tracking")
+
+
+def run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_model: Callable[[str], None]) -> int:
+    """Sample what `config.output` does not hold yet; the exit code (1 if some requests were refused)."""
+    started = time.monotonic()
+    output = Path(config.output)
+    meta_path = output.with_suffix(".meta.json")
+    task, source = build(config.task), build(config.requests)
+    params: SamplingParams = build(config.params)
+    missing = [path for path in source.inputs() if not Path(path).is_file()]
+    if missing:
+        raise BadInput(f"{missing[0]}: no such file: run the stage that writes it first")
+    inputs = {path: file_sha256(path) for path in source.inputs()}
+    stored = _stored_meta(output, meta_path, config, inputs)
+    if stored.get("is_complete"):
+        log.info("%s is complete: %s rows", output, stored["counts"]["rows"])
+        return 0
+    tokenizer = load_tokenizer(config.policy)
+    requests: list[SampleRequest] = source.load(task, tokenizer)
+    finished = finished_requests(output, requests, params.n)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    meta = provenance(config, inputs, {}, 0.0)
+    write_json(meta_path, {**meta, "is_complete": False})
+    tally = Tally(before=len(finished))
+    if len(finished) < len(requests):
+        if finished:
+            log.info("%s: going on after %d of %d requests", output, len(finished), len(requests))
+
+        def make_records(request: SampleRequest, samples: Any) -> Any:
+            return source.records(task, tokenizer, request, samples)
+
+        tally = _sample(config, params, make_records, requests, finished, check_model)
+    return _finish(config, output, tally, {**meta, "seconds": stored.get("seconds", 0.0)}, time.monotonic() - started)
+
+
+def _stored_meta(output: Path, meta_path: Path, config: SampleConfig, inputs: dict[str, str]) -> dict[str, Any]:
+    """The provenance that stands beside the output, {} for a new file; raises BadInput if it is another's."""
+    if not meta_path.is_file():
+        if output.exists() and output.stat().st_size:
+            raise BadInput(f"{output} exists without {meta_path.name}: it is not of this run: choose another output")
+        return {}
+    stored: dict[str, Any] = json.loads(meta_path.read_text())
+    if not output.exists():
+        return {}
+    difference = same_origin(stored, config, inputs, ignore=_HOW)
+    if difference:
+        raise BadInput(f"{output} was made otherwise ({difference}): choose another output, or remove it")
+    return stored
+
+
+def _sample(
+    config: SampleConfig,
+    params: SamplingParams,
+    make_records: Callable[[SampleRequest, Any], Any],
+    requests: list[SampleRequest],
+    finished: set[str],
+    check_model: Callable[[str], None],
+) -> Tally:
+    """Start the server if there is one to start, then run."""
+    with ExitStack() as stack:
+        client_arguments: dict[str, Any] = {}
+        check_server: Callable[[], None] = lambda: None  # noqa: E731
+        if config.server is not None:
+            check_model(config.server["model"])
+            log.info("starting a vLLM server for %s", config.server["model"])
+            server = stack.enter_context(build(config.server))
+            log.info("the server answers at %s", server.base_url)
+            client_arguments["base_url"] = server.base_url
+            check_server = server.check
+        client: Client = build(config.client, seed=config.seed, **client_arguments)
+        progress = stack.enter_context(
+            Progress("sample", len(requests), "request", len(finished), config.tracking.line_every_seconds)
+        )
+        began = time.monotonic()
+
+        def on_progress(done: int, fields: dict[str, float]) -> None:
+            progress.update(done, tokens_per_second=fields["tokens"] / max(time.monotonic() - began, 1e-9))
+
+        runner = Runner(
+            client,
+            params,
+            make_records,
+            Path(config.output),
+            num_in_flight=config.num_in_flight,
+            stall_seconds=config.stall_seconds,
+            on_progress=on_progress,
+            check_server=check_server,
+        )
+        return asyncio.run(runner.run(requests, finished))
+
+
+def _finish(config: SampleConfig, output: Path, tally: Tally, meta: dict[str, Any], seconds: float) -> int:
+    rows = 0
+    correct = 0
+    with output.open("ab+") as file:
+        file.seek(0)
+        for line in file:
+            rows += 1
+            correct += b'"is_correct":true' in line
+    counts = {
+        "requests": tally.before + tally.done,
+        "rows": rows,
+        "correct": correct,
+        "failed": len(tally.failed),
+        "generated_tokens": tally.tokens,
+    }
+    failed = write_failed(output, tally.failed)
+    meta = {**meta, "counts": counts, "seconds": round(meta["seconds"] + seconds, 2)}
+    write_json(output.with_suffix(".meta.json"), {**meta, "is_complete": not tally.failed})
+    log.info("%s: %d rows, %.1f %% right, %d tokens, %.1f s", output, rows, 100 * correct / max(rows, 1),
+             tally.tokens, seconds)  # fmt: skip
+    if tally.failed:
+        log.error("%d requests were refused: see %s", len(tally.failed), failed)
+        return 1
+    return 0

@@ -1,0 +1,124 @@
+"""Problems and states → requests; samples → records. Graded at once: a record says whether it is right."""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from data.jsonl import read_records
+from data.records import BadInput, Completion, Problem, State, Trajectory
+from data.steps import check_join, token_step_ends
+from data.tasks.task import Task
+from sampling.client import Sample, SampleRequest
+
+
+class RequestSource(Protocol):
+    """What is asked, and what is made of the answers."""
+
+    def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
+        """All requests, finished ones included."""
+
+    def records(self, task: Task, tokenizer: Any, request: SampleRequest, samples: list[Sample]) -> list[Any]:
+        """One record a sample, ids `{request}/{k}`."""
+
+    def inputs(self) -> list[str]:
+        """Files read, for provenance."""
+
+
+def decode(tokenizer: Any) -> Any:
+    """`ids -> text` without special tokens and without any clean-up."""
+
+    def run(ids: Any) -> str:
+        text: str = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    return run
+
+
+def make_trajectory(
+    task: Task, tokenizer: Any, problem: Problem, request: SampleRequest, index: int, sample: Sample
+) -> Trajectory:
+    """A graded trajectory with its steps and their token ends. A response cut by its length is wrong.
+
+    Without token ids (chat APIs return none) there are no token ends either.
+    """
+    steps = task.split_steps(sample.text)
+    check_join(steps, sample.text, f"{request.id}/{index}")
+    ends = token_step_ends(steps, request.prompt_ids, sample.token_ids, decode(tokenizer)) if sample.token_ids else []
+    grade = task.grade(problem.gold, sample.text)
+    return Trajectory(
+        id=f"{request.id}/{index}",
+        problem_id=problem.id,
+        prompt=request.prompt,
+        response=sample.text,
+        steps=steps,
+        prompt_ids=request.prompt_ids,
+        response_ids=sample.token_ids,
+        step_ends=ends,
+        finish_reason=sample.finish_reason,
+        gold=problem.gold,
+        answer=grade.answer,
+        is_correct=grade.is_correct and sample.finish_reason == "stop",
+    )
+
+
+@dataclass
+class TrajectoryRequests:
+    """Full solutions of a split's problems `first` .. `first + limit - 1` (limit 0: all)."""
+
+    split: str
+    first: int = 0
+    limit: int = 0
+
+    def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
+        """One request a problem."""
+        problems = task.problems(self.split)[self.first :]
+        problems = problems[: self.limit] if self.limit else problems
+        if not problems:
+            raise BadInput(f"{task.name}/{self.split} has no problem from {self.first} on")
+        self._problems = {problem.id: problem for problem in problems}
+        prompts = [task.prompt(problem) for problem in problems]
+        return [
+            SampleRequest(problem.id, prompt, list(tokenizer(prompt).input_ids))
+            for problem, prompt in zip(problems, prompts, strict=True)
+        ]
+
+    def records(self, task: Task, tokenizer: Any, request: SampleRequest, samples: list[Sample]) -> list[Any]:
+        """Trajectories."""
+        problem = self._problems[request.id]
+        return [make_trajectory(task, tokenizer, problem, request, k, sample) for k, sample in enumerate(samples)]
+
+    def inputs(self) -> list[str]:
+        """None: the task makes or reads the problems."""
+        return []
+
+
+@dataclass
+class CompletionRequests:
+    """Continuations of the states in a file."""
+
+    states: str
+
+    def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
+        """One request a state; the prompt is the state's own ids."""
+        states = read_records(State, self.states)
+        self._states = {state.id: state for state in states}
+        return [SampleRequest(s.id, s.prompt + s.prefix, s.prompt_ids + s.prefix_ids) for s in states]
+
+    def records(self, task: Task, tokenizer: Any, request: SampleRequest, samples: list[Sample]) -> list[Any]:
+        """Completions, graded on the prefix and the continuation together."""
+        state = self._states[request.id]
+        records = []
+        for k, sample in enumerate(samples):
+            grade = task.grade(state.gold, state.prefix + sample.text)
+            is_correct = grade.is_correct and sample.finish_reason == "stop"
+            records.append(
+                Completion(
+                    f"{state.id}/{k}", state.id, state.problem_id, sample.text, sample.token_ids,
+                    sample.finish_reason, grade.answer, is_correct,
+                )  # fmt: skip
+            )
+        return records
+
+    def inputs(self) -> list[str]:
+        """The states."""
+        return [self.states]
+

@@ -1,0 +1,181 @@
+"""Bounded requests in flight, results appended as they come, resume by id: never a lost or a doubled row.
+
+The rows of one request are written together. On opening a file that exists, a torn last line is cut, and
+so is a last request whose rows are not all there; what remains is finished and not asked again.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data.jsonl import cut_torn_tail, iter_rows, to_line
+from data.records import BadInput
+from sampling.client import Client, Refused, Sample, SampleRequest, SamplingParams, ServerGone
+
+MakeRecords = Callable[[SampleRequest, list[Sample]], Sequence[Any]]
+OnProgress = Callable[[int, dict[str, float]], None]
+
+
+class Stopped(RuntimeError):
+    """A signal asked the run to stop; it drained and can be resumed."""
+
+    def __init__(self, number: int):
+        super().__init__(f"stopped by {signal.Signals(number).name}: run the same command to go on")
+        self.exit_code = 128 + number
+
+
+@dataclass
+class Tally:
+    """What a run did: requests finished before and now, refused ones, generated tokens."""
+
+    before: int = 0
+    done: int = 0
+    tokens: int = 0
+    failed: list[tuple[str, str]] = field(default_factory=list)
+
+
+def finished_requests(path: Path, requests: Iterable[SampleRequest], num_samples: int) -> set[str]:
+    """Ids of the requests whose rows are all in the file; the file is mended to hold nothing else.
+
+    Raises BadInput on a line that is not ours, an id that stands twice, or a gap in the middle.
+    """
+    if not path.is_file():
+        return set()
+    cut_torn_tail(path)
+    known = {request.id for request in requests}
+    counts: dict[str, int] = {}
+    offset = start_of_last = 0
+    last = ""
+    with path.open("rb") as file:
+        lengths = [len(line) for line in file]
+    for (place, row), length in zip(iter_rows(path), lengths, strict=True):
+        request_id, _, index = str(row.get("id", "")).rpartition("/")
+        if request_id not in known:
+            raise BadInput(f"{place}: id '{row.get('id')}' is not of this run: choose another output")
+        if request_id != last:
+            last, start_of_last = request_id, offset
+        if index != str(counts.get(request_id, 0)):
+            raise BadInput(f"{place}: id '{row.get('id')}' is out of order or stands twice: mend or remove the file")
+        counts[request_id] = counts.get(request_id, 0) + 1
+        offset += length
+    partial = [request_id for request_id, count in counts.items() if count != num_samples]
+    if partial and partial != [last]:
+        raise BadInput(f"{path}: request '{partial[0]}' has {counts[partial[0]]} of {num_samples} rows: remove the file")
+    if partial:
+        os.truncate(path, start_of_last)
+        del counts[last]
+    return set(counts)
+
+
+class Runner:
+    """One sampling run: asks `client` for every request that the file does not hold yet."""
+
+    def __init__(
+        self,
+        client: Client,
+        params: SamplingParams,
+        make_records: MakeRecords,
+        path: Path,
+        *,
+        num_in_flight: int,
+        stall_seconds: float,
+        on_progress: OnProgress,
+        check_server: Callable[[], None] = lambda: None,
+    ):
+        self.client = client
+        self.params = params
+        self.make_records = make_records
+        self.path = path
+        self.num_in_flight = num_in_flight
+        self.stall_seconds = stall_seconds
+        self.on_progress = on_progress
+        self.check_server = check_server
+        self.tally = Tally()
+        self._stop_signal = 0
+        self._last_result = 0.0
+        self._last_sync = 0.0
+
+    async def run(self, requests: Sequence[SampleRequest], finished: set[str]) -> Tally:
+        """Ask, write, and return what was done. Raises ServerGone, Stopped, OSError (a full disk)."""
+        waiting = deque(request for request in requests if request.id not in finished)
+        self.tally = Tally(before=len(finished))
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._on_signal, number)
+        try:
+            await self.client.open()
+            with self.path.open("ab") as file:
+                await self._work(waiting, file)
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.remove_signal_handler(number)
+            await self.client.close()
+        if self._stop_signal:
+            raise Stopped(self._stop_signal)
+        return self.tally
+
+    def _on_signal(self, number: int) -> None:
+        self._stop_signal = number
+
+    async def _work(self, waiting: deque[SampleRequest], file: Any) -> None:
+        self._last_result = self._last_sync = time.monotonic()
+        workers = [asyncio.create_task(self._worker(waiting, file)) for _ in range(self.num_in_flight)]
+        watch = asyncio.create_task(self._watch())
+        everyone = asyncio.gather(*workers)
+        try:
+            await asyncio.wait([everyone, watch], return_when=asyncio.FIRST_COMPLETED)
+            await (watch if watch.done() else everyone)
+        finally:
+            for task in (*workers, watch):
+                task.cancel()
+            await asyncio.gather(*workers, watch, return_exceptions=True)
+            file.flush()
+            os.fsync(file.fileno())
+
+    async def _worker(self, waiting: deque[SampleRequest], file: Any) -> None:
+        while waiting and not self._stop_signal:
+            request = waiting.popleft()
+            try:
+                samples = await self.client.sample(request, self.params)
+            except Refused as error:
+                self.tally.failed.append((request.id, str(error)))
+            else:
+                self.tally.tokens += sum(len(sample.token_ids) for sample in samples)
+                self._write(file, self.make_records(request, samples))
+                self.tally.done += 1
+            self._last_result = time.monotonic()
+            done = self.tally.before + self.tally.done + len(self.tally.failed)
+            self.on_progress(done, {"tokens": float(self.tally.tokens)})
+
+    def _write(self, file: Any, records: Sequence[Any]) -> None:
+        file.write("".join(to_line(record) for record in records).encode("ascii"))
+        file.flush()
+        if time.monotonic() - self._last_sync > 1.0:
+            os.fsync(file.fileno())
+            self._last_sync = time.monotonic()
+
+    async def _watch(self) -> None:
+        """Ends the run when our own server has died, or when no result came for `stall_seconds`."""
+        while True:
+            await asyncio.sleep(0.5)
+            self.check_server()
+            if time.monotonic() - self._last_result > self.stall_seconds:
+                raise ServerGone(f"no answer for {self.stall_seconds:g} s: what was written is kept in {self.path}; "
+                                 "run the same command to go on")  # fmt: skip
+
+
+def write_failed(path: Path, failed: Sequence[tuple[str, str]]) -> Path:
+    """`X.failed.jsonl` beside X: id and reason of every refused request; removed where there is none."""
+    beside = path.with_suffix(".failed.jsonl")
+    if not failed:
+        beside.unlink(missing_ok=True)
+        return beside
+    beside.write_text("".join(json.dumps({"id": key, "reason": reason}) + "\n" for key, reason in failed))
+    return beside

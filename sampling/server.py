@@ -1,0 +1,230 @@
+"""A vLLM server of our own: started, watched and stopped by its own process id, on loopback only.
+
+The server dies with the process that started it, even when that is killed with -9 (Linux parent-death
+signal), so nothing is left behind and no port stays taken. It is announced ready only after a warm-up
+request of 16 tokens: `/health` alone says 200 too early, and a shorter first prompt kills vLLM's CPU worker.
+"""
+
+import atexit
+import ctypes
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Self
+
+from sampling.client import ServerGone
+
+_PR_SET_PDEATHSIG = 1
+
+
+class CannotStart(RuntimeError):
+    """The server cannot be started; the message says why and where the log is."""
+
+    exit_code = 3
+
+
+class PortInUse(ValueError):
+    """The asked port is taken by another program."""
+
+    exit_code = 2
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def free_port(host: str) -> int:
+    """A port nobody listens on at this moment."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise PortInUse where something listens on the port already."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise PortInUse(f"port {port} on {host} is in use ({error.strerror}): choose server.port=0 for a free one"
+                            ) from None  # fmt: skip
+
+
+class VLLMServer:
+    """`with VLLMServer(model=..., log=...) as server: server.base_url`.
+
+    `options` are the server's own flags (`max_num_seqs: 256` → `--max-num-seqs 256`). `has_controls` opens
+    the development endpoints that take new weights (loopback only). `kv_cache_gib` counts on CPUs only.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        log: str,
+        port: int = 0,
+        max_model_len: int = 512,
+        dtype: str = "bfloat16",
+        start_seconds: float = 300.0,
+        kv_cache_gib: int = 1,
+        has_controls: bool = False,
+        num_threads: int = 0,
+        options: dict[str, Any] | None = None,
+    ):
+        self.model = model
+        self.log = Path(log)
+        self.port = port
+        self.max_model_len = max_model_len
+        self.dtype = dtype
+        self.start_seconds = start_seconds
+        self.kv_cache_gib = kv_cache_gib
+        self.has_controls = has_controls
+        self.num_threads = num_threads
+        self.options = options or {}
+        self.host = "127.0.0.1"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Where it answers."""
+        return f"http://{self.host}:{self.port}"
+
+    def command(self) -> list[str]:
+        """The server's command line."""
+        flags = {
+            "model": self.model,
+            "served-model-name": "policy",
+            "host": self.host,
+            "port": self.port,
+            "dtype": self.dtype,
+            "max-model-len": self.max_model_len,
+            **{name.replace("_", "-"): value for name, value in self.options.items()},
+        }
+        words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        for name, value in flags.items():
+            if value is True:
+                words.append(f"--{name}")
+            elif value not in (False, None):
+                words += [f"--{name}", str(value)]
+        return words
+
+    def environment(self) -> dict[str, str]:
+        """The server's environment: quiet, offline-friendly, CPU cache size, controls when asked."""
+        environment = dict(os.environ)
+        environment.setdefault("VLLM_CPU_KVCACHE_SPACE", str(self.kv_cache_gib))
+        environment.update(VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", TOKENIZERS_PARALLELISM="false")
+        if self.num_threads:
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{self.num_threads - 1}"
+        if self.has_controls:
+            environment["VLLM_SERVER_DEV_MODE"] = "1"
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+            environment.pop(name, None)
+        return environment
+
+    def start(self) -> Self:
+        """Start and wait until it has answered a request. Raises PortInUse, CannotStart."""
+        if importlib.util.find_spec("vllm") is None:
+            raise CannotStart("vllm is not installed: run bash scripts/install.sh")
+        if self.port:
+            check_port(self.host, self.port)
+        else:
+            self.port = free_port(self.host)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                self.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=self.environment(),
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+        atexit.register(self.stop)
+        try:
+            self._wait_until_ready()
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + self.start_seconds
+        self._poll(deadline, lambda: self._get("/health"), "healthy")
+        self._poll(deadline, self._warm_up, "answering")
+
+    def _poll(self, deadline: float, probe: Callable[[], Any], state: str) -> None:
+        while True:
+            if not self.is_alive():
+                raise CannotStart(self.death_message())
+            try:
+                probe()
+                return
+            except (urllib.error.URLError, OSError, ValueError):
+                if time.monotonic() > deadline:
+                    raise CannotStart(f"the vLLM server is not {state} after {self.start_seconds:g} s:\n{self.tail()}"
+                                      ) from None  # fmt: skip
+                time.sleep(0.25)
+
+    def _get(self, path: str) -> None:
+        urllib.request.urlopen(f"{self.base_url}{path}", timeout=5).read()
+
+    def _warm_up(self) -> None:
+        body = {"model": "policy", "prompt": [0] * 16, "max_tokens": 2, "temperature": 0}
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.base_url}/v1/completions", json.dumps(body).encode(), headers)
+        json.loads(urllib.request.urlopen(request, timeout=60).read())
+
+    def is_alive(self) -> bool:
+        """Whether the process runs."""
+        return self.process is not None and self.process.poll() is None
+
+    def tail(self, lines: int = 12) -> str:
+        """The last lines of its log."""
+        try:
+            text = self.log.read_text(errors="replace")
+        except OSError:
+            return "(no log)"
+        return "\n".join("  | " + line for line in text.rstrip().split("\n")[-lines:])
+
+    def death_message(self) -> str:
+        """Why there is no server, with the log's last lines."""
+        code = self.process.returncode if self.process is not None else None
+        return f"the vLLM server died (exit code {code}); the end of {self.log}:\n{self.tail()}"
+
+    def check(self) -> None:
+        """Raise ServerGone where the process has ended."""
+        if not self.is_alive():
+            raise ServerGone(self.death_message())
+
+    def stop(self, grace_seconds: float = 15.0) -> None:
+        """SIGTERM to its session, then SIGKILL after `grace_seconds`."""
+        if self.process is None:
+            return
+        group = self.process.pid
+        for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, 10.0)):
+            try:
+                os.killpg(group, number)
+            except ProcessLookupError:
+                break
+            try:
+                self.process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                continue
+        self.process = None
+        atexit.unregister(self.stop)
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()

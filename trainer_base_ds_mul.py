@@ -1,0 +1,85 @@
+"""Train one model on a fixed dataset: SFT, process reward models, DPO and step-DPO.
+
+    python trainer_base_ds_mul.py -cn exp/sft/word_arithmetic output_dir=experiments/sft
+    torchrun --nproc_per_node 2 trainer_base_ds_mul.py -cn ... deepspeed=zero2
+
+The run directory holds config.yaml, metrics.jsonl, checkpoints/ and, last of all, model/: a run with a
+model/ is finished and is not done again.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data.loader import Loader
+from models.load import load_tokenizer
+from runtime.distributed import barrier, device, process_group, rank, world_size
+from runtime.entrypoint import build, entrypoint
+from runtime.logs import set_up_logging
+from runtime.run_dir import open_run_dir
+from runtime.schemas import TrainConfig
+from training import checkpoint
+from training.deepspeed_engine import DeepSpeedEngine
+from training.engine import Engine, TorchEngine
+from training.loop import Loop
+
+log = logging.getLogger("train")
+
+
+def make_engine(config: TrainConfig, model: Any) -> Engine:
+    """DeepSpeed where the config has its JSON, else plain torch."""
+    optimizer = build(config.optimizer, params=model.parameters(), lr=config.learning_rate)
+    if not config.deepspeed:
+        return TorchEngine(model, optimizer, device(), config.max_grad_norm)
+    num_micro_batches = config.batch_size // (config.micro_batch_size * world_size())
+    return DeepSpeedEngine(
+        model,
+        optimizer,
+        config.deepspeed,
+        micro_batch_size=config.micro_batch_size,
+        num_micro_batches=num_micro_batches,
+        max_grad_norm=config.max_grad_norm,
+    )
+
+
+@entrypoint(TrainConfig, config_name="train")
+def main(config: TrainConfig) -> None:
+    """Build everything, train, save the model."""
+    run_dir = open_run_dir(config.output_dir, config)
+    set_up_logging(run_dir / "run.log")
+    if (run_dir / "model").is_dir():
+        log.info("%s is finished: %s/model", run_dir, run_dir)
+        return
+    torch.manual_seed(config.seed)
+    with process_group():
+        tokenizer = load_tokenizer(config.model["path"])
+        examples = build(config.examples).load(tokenizer)
+        sizes = (config.batch_size, config.micro_batch_size, config.seed, rank(), world_size())
+        loader = Loader(examples, *sizes)
+        eval_loader = Loader(build(config.eval_examples).load(tokenizer), *sizes) if config.eval_examples else None
+        model = build(config.model).to(device())
+        objective = build(config.objective)
+        engine = make_engine(config, model)
+        loop = Loop(config, engine, objective, loader, eval_loader, int(tokenizer.pad_token_id), run_dir)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        log.info("%s: %d examples, %d steps, %.2fM parameters", run_dir, len(examples), loop.max_steps,
+                 parameters / 1e6)  # fmt: skip
+        loop.run()
+        _save_model(loop, tokenizer)
+        barrier()
+
+
+def _save_model(loop: Loop, tokenizer: Any) -> None:
+    def write(folder: Path) -> None:
+        loop.engine.save_model(folder)
+        if rank() == 0:
+            tokenizer.save_pretrained(folder)
+
+    checkpoint.write_folder(loop.run_dir / "model", write)
+    log.info("saved %s/model", loop.run_dir)
+
+
+if __name__ == "__main__":
+    main()

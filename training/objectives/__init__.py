@@ -1,0 +1,1 @@
+"""One file an objective; `conf/objective/<name>.yaml` names the class."""
