@@ -1,0 +1,1 @@
+"""Offline stages, each a pure function on records; run_stage.py runs one."""

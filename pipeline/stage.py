@@ -1,0 +1,92 @@
+"""What an offline stage is, and how one runs: atomic, with provenance, skipped when it is done.
+
+A stage reads `input` and the files it names itself, and yields the lines of `output` (or returns one JSON
+document or one page of text). The output appears under its name only when it is complete; `X.meta.json`
+beside it holds the resolved config, the hashes of all inputs, counts and seconds.
+"""
+
+import json
+import logging
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from data.jsonl import file_sha256, write_json, write_records
+from data.records import BadInput
+from runtime.run_dir import provenance, same_origin
+from runtime.schemas import StageConfig
+from runtime.tracking import Progress
+
+log = logging.getLogger("stage")
+
+
+@dataclass
+class StageContext:
+    """What a stage gets beside its own arguments: the task if one is set, the output, progress and counts."""
+
+    task: Any
+    output: Path
+    line_every_seconds: float
+    counts: dict[str, Any] = field(default_factory=dict)
+
+    def progress(self, name: str, total: int, unit: str) -> Progress:
+        """A progress bar."""
+        return Progress(name, total, unit, 0, self.line_every_seconds)
+
+
+class Stage(Protocol):
+    """One offline stage."""
+
+    def inputs(self) -> list[str]:
+        """Files read beside `input`."""
+
+    def run(self, input_path: str, context: StageContext) -> Any:
+        """An iterable of records, a dict (one JSON document), or a str (a page)."""
+
+
+def run_stage(stage: Stage, task: Any, config: StageConfig) -> int:
+    """Run unless the output is there already, made of the same inputs by the same config.
+
+    Raises BadInput where the output exists and was made otherwise, or an input is missing.
+    """
+    output = Path(config.output)
+    paths = [path for path in [config.input, *stage.inputs()] if path]
+    for path in paths:
+        if not Path(path).is_file():
+            raise BadInput(f"{path}: no such file: check the path, or run the stage that writes it")
+    inputs = {path: file_sha256(path) for path in paths}
+    meta_path = output.with_name(output.stem + ".meta.json")
+    if output.exists():
+        _check_same(output, meta_path, config, inputs)
+        log.info("%s is complete", output)
+        return 0
+    started = time.monotonic()
+    context = StageContext(task, output, config.tracking.line_every_seconds)
+    result = stage.run(config.input, context)
+    if isinstance(result, dict):
+        write_json(output, result)
+    elif isinstance(result, str):
+        _write_text(output, result)
+    elif result is not None:
+        context.counts["rows"] = write_records(output, result)
+    seconds = time.monotonic() - started
+    write_json(meta_path, provenance(config, inputs, context.counts, seconds))
+    shown = ", ".join(f"{name} {value}" for name, value in context.counts.items())
+    log.info("%s: %s (%.1f s)", output, shown or "written", seconds)
+    return 0
+
+
+def _check_same(output: Path, meta_path: Path, config: StageConfig, inputs: dict[str, str]) -> None:
+    if not meta_path.is_file():
+        return  # killed between the output's rename and its provenance: the output is complete
+    difference = same_origin(json.loads(meta_path.read_text()), config, inputs)
+    if difference:
+        raise BadInput(f"{output} was made otherwise ({difference}): choose another output, or remove it")
+
+
+def _write_text(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

@@ -1,0 +1,1 @@
+"""How good a trajectory is, and each of its steps."""

@@ -1,0 +1,102 @@
+"""Monte-Carlo values of intermediate states (Wang et al. 2024; Kazemnejad et al. 2024).
+
+The value of a state is the share of right answers among completions sampled from it. A trajectory of S steps
+has S + 1 states: the prompt (state 0), one after each step, and the terminal one, whose value is the outcome
+itself. States are cut in token space; two trajectories of one problem that share a prefix share the state.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from data.records import BadInput, Completion, State, StepValues, Trajectory
+
+StateKey = tuple[str, tuple[int, ...]]
+
+
+def state_key(problem_id: str, prefix_ids: Sequence[int]) -> StateKey:
+    """What makes two states the same: the problem and the tokens so far."""
+    return problem_id, tuple(prefix_ids)
+
+
+def states_of(trajectory: Trajectory, first_step: int = 1) -> list[State]:
+    """The states after step `first_step` up to the one before the last step; the terminal state is left out."""
+    states = []
+    for step in range(first_step, len(trajectory.steps)):
+        end = trajectory.step_ends[step - 1] if step else 0
+        states.append(
+            State(
+                id=f"{trajectory.id}#{step}",
+                problem_id=trajectory.problem_id,
+                trajectory_id=trajectory.id,
+                step=step,
+                prompt=trajectory.prompt,
+                prefix="".join(trajectory.steps[:step]),
+                prompt_ids=trajectory.prompt_ids,
+                prefix_ids=trajectory.response_ids[:end],
+                gold=trajectory.gold,
+            )
+        )
+    return states
+
+
+def distinct_states(trajectories: Iterable[Trajectory], first_step: int = 1) -> list[State]:
+    """Every distinct state once, the first trajectory's that reached it."""
+    found: dict[StateKey, State] = {}
+    for trajectory in trajectories:
+        for state in states_of(trajectory, first_step):
+            found.setdefault(state_key(state.problem_id, state.prefix_ids), state)
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Count:
+    """`num_correct` of `num_completions`."""
+
+    num_correct: int
+    num_completions: int
+
+    @property
+    def value(self) -> float:
+        """The Monte-Carlo estimate."""
+        return self.num_correct / self.num_completions
+
+
+def count_completions(states: Sequence[State], completions: Iterable[Completion]) -> dict[StateKey, Count]:
+    """Right completions of every state. Raises BadInput for a completion of no state, or a state of none."""
+    keys = {state.id: state_key(state.problem_id, state.prefix_ids) for state in states}
+    correct: dict[str, int] = dict.fromkeys(keys, 0)
+    total: dict[str, int] = dict.fromkeys(keys, 0)
+    for completion in completions:
+        if completion.state_id not in keys:
+            raise BadInput(f"completion '{completion.id}': there is no state '{completion.state_id}'")
+        total[completion.state_id] += 1
+        correct[completion.state_id] += completion.is_correct
+    empty = [state_id for state_id, number in total.items() if number == 0]
+    if empty:
+        raise BadInput(f"state '{empty[0]}' has no completion ({len(empty)} such states): finish sampling first")
+    return {keys[state_id]: Count(correct[state_id], total[state_id]) for state_id in keys}
+
+
+def step_values(trajectory: Trajectory, counts: Mapping[StateKey, Count]) -> StepValues:
+    """The value after every step; after the last it is the outcome. Raises BadInput for an uncounted state."""
+    found: list[Count] = []
+    for step, end in enumerate(trajectory.step_ends[:-1], 1):
+        key = state_key(trajectory.problem_id, trajectory.response_ids[:end])
+        if key not in counts:
+            raise BadInput(f"no completions for state '{trajectory.id}#{step}': cut and complete these trajectories")
+        found.append(counts[key])
+    if trajectory.steps:
+        found.append(Count(int(trajectory.is_correct), 1))
+    return StepValues(
+        id=trajectory.id,
+        problem_id=trajectory.problem_id,
+        prompt=trajectory.prompt,
+        steps=trajectory.steps,
+        prompt_ids=trajectory.prompt_ids,
+        response_ids=trajectory.response_ids,
+        step_ends=trajectory.step_ends,
+        values=[count.value for count in found],
+        num_correct=[count.num_correct for count in found],
+        num_completions=[count.num_completions for count in found],
+        is_correct=trajectory.is_correct,
+    )
