@@ -9,8 +9,9 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from data.records import BadInput, parse_record
 
@@ -20,12 +21,24 @@ R = TypeVar("R")
 def to_line(record: Any) -> str:
     """One record (a dataclass instance or a dict) as a JSON line with its newline."""
     row = dataclasses.asdict(record) if dataclasses.is_dataclass(record) else record
-    return json.dumps(row, separators=(",", ":")) + "\n"
+    return json.dumps(row, separators=(",", ":"), allow_nan=False) + "\n"
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number")
+
+
+def _refuse_doubled(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the field {next(n for n in names if names.count(n) > 1)!r} stands twice")
+    return row
 
 
 def _parse_line(line: bytes, place: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = json.loads(line, parse_constant=_refuse_constant, object_pairs_hook=_refuse_doubled)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{place}: not a JSON object ({error}): mend or remove this line") from None
     if not isinstance(row, dict):
@@ -59,32 +72,40 @@ def read_records(kind: type[R], path: str | Path) -> list[R]:
     return records
 
 
-def write_records(path: str | Path, records: Iterable[Any]) -> int:
-    """Write all records to a temporary name, fsync, rename: a file that exists is complete.
+@contextmanager
+def open_atomic(path: str | Path, encoding: str = "ascii") -> Iterator[IO[str]]:
+    """A file open for writing under a temporary name; fsynced and renamed at the end of the block.
 
-    Returns the number of records.
+    A file that exists is complete: where the block raises, nothing is left and an old file stays.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
+    try:
+        with partial.open("w", encoding=encoding) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def write_records(path: str | Path, records: Iterable[Any]) -> int:
+    """Write all records atomically; returns their number."""
     count = 0
-    with partial.open("w", encoding="ascii") as file:
+    with open_atomic(path) as file:
         for record in records:
             file.write(to_line(record))
             count += 1
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
     return count
 
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write one indented JSON document atomically."""
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value, indent=1) + "\n", encoding="ascii")
-    partial.replace(path)
+    with open_atomic(path) as file:
+        file.write(json.dumps(value, indent=1) + "\n")
 
 
 def cut_torn_tail(path: Path) -> int:

@@ -13,22 +13,18 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def split_lines(response: str) -> list[str]:
-    """One step a line, newline included; runs of blank lines belong to the step before them.
+    """One step a line, newline included; blank lines belong to the step before them, leading ones to the first.
 
     `"".join(split_lines(r)) == r`, and a response that is not empty has at least one step.
     """
     steps: list[str] = []
-    for piece in response.split("\n"):
-        line = piece + "\n"
-        if steps and not piece.strip():
-            steps[-1] += line
+    for line in response.split("\n"):
+        if steps and not (line.strip() and steps[-1].strip()):
+            steps[-1] += line + "\n"
         else:
-            steps.append(line)
+            steps.append(line + "\n")
     steps[-1] = steps[-1][:-1]
-    if not steps[-1].strip() and len(steps) > 1:
-        last = steps.pop()
-        steps[-1] += last
-    return [step for step in steps if step] or ([response] if response else [])
+    return [step for step in steps if step]
 
 
 def token_step_ends(
@@ -57,9 +53,22 @@ def token_step_ends(
                 above = middle
             else:
                 below = middle + 1
+        if not step[-1:].isascii():
+            above = _end_of_character(above, offset + chars - 1, context, response_ids, decode)
         low = above
         ends.append(above)
     return [*ends, len(response_ids)]
+
+
+def _end_of_character(
+    end: int, place: int, context: Sequence[int], response_ids: Sequence[int], decode: Decode
+) -> int:
+    """`end`, or up to 3 tokens more: the bytes of one character can be tokens of their own, and the first
+    of them already decodes to one (replacement) character."""
+    for more in range(end, min(end + 4, len(response_ids) + 1)):
+        if decode([*context, *response_ids[:more]])[place : place + 1] not in ("", "\ufffd"):
+            return more
+    return end
 
 
 def check_join(steps: Sequence[str], response: str, place: str) -> None:

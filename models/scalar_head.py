@@ -7,9 +7,9 @@ labels class k means "k of K completions are correct" and the score is the expec
 """
 
 import torch
-from transformers import AutoModelForTokenClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedModel
 
-from models.load import from_pretrained
+from models.load import BadModel, check_model_folder, from_pretrained
 
 
 def load_process_reward(path: str, num_labels: int | None = None, attention: str = "sdpa") -> PreTrainedModel:
@@ -17,11 +17,17 @@ def load_process_reward(path: str, num_labels: int | None = None, attention: str
 
     The fresh head is zero: before training every score is 1/2 (one label) or the middle of the classes.
     """
-    options = {} if num_labels is None else {"num_labels": num_labels}
-    model = from_pretrained(
-        AutoModelForTokenClassification, path, attn_implementation=attention, classifier_dropout=0.0, **options
-    )
-    if model.config.architectures != [type(model).__name__]:
+    check_model_folder(path)
+    config = AutoConfig.from_pretrained(path)
+    is_trained = any(name.endswith("ForTokenClassification") for name in config.architectures or [])
+    if is_trained and num_labels not in (None, config.num_labels):
+        raise BadModel(f"{path} has {config.num_labels} labels, not {num_labels}: set model.num_labels=null")
+    config.classifier_dropout = 0.0
+    if num_labels is not None:
+        config.num_labels = num_labels
+    model = from_pretrained(AutoModelForTokenClassification, path, config=config, attn_implementation=attention)
+    model.config.use_cache = False
+    if not is_trained:
         torch.nn.init.zeros_(model.score.weight)
         torch.nn.init.zeros_(model.score.bias)
     return model

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from data.jsonl import file_sha256, write_json, write_records
+from data.jsonl import file_sha256, open_atomic, write_json, write_records
 from data.records import BadInput
 from runtime.run_dir import provenance, same_origin
 from runtime.schemas import StageConfig
@@ -67,7 +67,8 @@ def run_stage(stage: Stage, task: Any, config: StageConfig) -> int:
     if isinstance(result, dict):
         write_json(output, result)
     elif isinstance(result, str):
-        _write_text(output, result)
+        with open_atomic(output, "utf-8") as file:
+            file.write(result)
     elif result is not None:
         context.counts["rows"] = write_records(output, result)
     seconds = time.monotonic() - started
@@ -83,10 +84,3 @@ def _check_same(output: Path, meta_path: Path, config: StageConfig, inputs: dict
     difference = same_origin(json.loads(meta_path.read_text()), config, inputs)
     if difference:
         raise BadInput(f"{output} was made otherwise ({difference}): choose another output, or remove it")
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

@@ -211,16 +211,22 @@ def _run(function: Callable[[Any], int | None], schema: type, config_name: str, 
     signal.signal(signal.SIGTERM, _stop)
     register_schemas()
     codes: list[int] = []
+    errors: list[Exception] = []
 
     def job(config: DictConfig) -> None:
-        typed = OmegaConf.to_object(config)
-        if not isinstance(typed, schema):
-            raise BadConfig(f"this program needs a {schema.__name__}: choose another -cn")
-        codes.append(function(typed) or 0)
+        try:
+            typed = OmegaConf.to_object(config)
+            if not isinstance(typed, schema):
+                raise BadConfig(f"this program needs a {schema.__name__}: choose another -cn")
+            codes.append(function(typed) or 0)
+        except Exception as error:  # told below, outside Hydra, which would print lines of its own
+            errors.append(error)
 
     try:
         sys.argv = [sys.argv[0], *_normalise_argv(sys.argv[1:], folder)]
         hydra.main(version_base="1.3", config_path=None, config_name=config_name)(job)()
+        if errors:
+            raise errors[0]
     except KeyboardInterrupt:
         return 130
     except Exception as error:

@@ -1,0 +1,1 @@
+"""What a run taught: the quick start's report, its charts and its summary."""

@@ -1,0 +1,118 @@
+"""Chooses the example trajectories of the report: held-out problems, right beside wrong.
+
+A problem with right and wrong trajectories shows one of each: the wrong one whose value falls most in one
+step, and the right one that shares the most first steps with it, so that the step where they part stands
+out. Such problems are chosen for their fall, not at random; the reader is told so.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, takewhile
+from pathlib import Path
+from typing import TypeVar
+
+from analysis.run_files import RunFiles
+from data.examples import is_held_out
+from data.jsonl import iter_rows
+from data.records import BadInput, StepScores, StepValues, Trajectory, parse_record
+
+R = TypeVar("R", StepValues, StepScores, Trajectory)
+
+
+@dataclass(frozen=True)
+class ScoredTrajectory:
+    """Step values with the PRM's scores of the same steps."""
+
+    values: StepValues
+    scores: list[float]
+
+    def miss(self) -> float:
+        """Mean absolute difference of score and value."""
+        gaps = [abs(s - v) for s, v in zip(self.scores, self.values.values, strict=True)]
+        return sum(gaps) / len(gaps)
+
+
+@dataclass(frozen=True)
+class ExampleProblem:
+    """One problem with the trajectories to show; `num_shared` first steps are the same in all of them."""
+
+    title: str
+    gold: str
+    trajectories: list[ScoredTrajectory]
+    num_shared: int
+
+
+def largest_drop(values: Sequence[float]) -> float:
+    """The largest fall of the value from one state to the next; 0 if it never falls."""
+    return max([before - after for before, after in pairwise(values)] + [0.0])
+
+
+def num_shared_steps(first: StepValues, second: StepValues) -> int:
+    """How many first steps two trajectories have in common."""
+    pairs = zip(first.steps, second.steps, strict=False)  # up to the end of the shorter one
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
+
+
+def read_held_out(kind: type[R], path: Path, share: float) -> Iterable[R]:
+    """The records of held-out problems; the other lines are not validated (their stage has done so)."""
+    for place, row in iter_rows(path):
+        if is_held_out(str(row.get("problem_id")), share):
+            yield parse_record(kind, row, place)
+
+
+def read_scored(files: RunFiles, share: float) -> dict[str, list[ScoredTrajectory]]:
+    """Held-out problem id → its distinct trajectories. Raises BadInput where values have no scores."""
+    scores_path = files.rewards("step_scores.jsonl")
+    scores = {row.id: row.scores for row in read_held_out(StepScores, scores_path, share)}
+    groups: dict[str, dict[tuple[str, ...], ScoredTrajectory]] = defaultdict(dict)
+    for row in read_held_out(StepValues, files.rewards("step_values.jsonl"), share):
+        if len(scores.get(row.id, [])) != len(row.values):
+            raise BadInput(f"{scores_path}: '{row.id}' must have {len(row.values)} scores: score these trajectories again")
+        if row.steps:
+            groups[row.problem_id].setdefault(tuple(row.steps), ScoredTrajectory(row, scores[row.id]))
+    return {problem: list(group.values()) for problem, group in groups.items()}
+
+
+def _pair(group: Sequence[ScoredTrajectory]) -> tuple[float, ScoredTrajectory, ScoredTrajectory, int] | None:
+    """(drop, wrong, right, shared steps) of a problem, or None where all are right or all wrong."""
+    right = [t for t in group if t.values.is_correct]
+    wrong = [t for t in group if not t.values.is_correct]
+    if not right or not wrong:
+        return None
+    fallen = max(wrong, key=lambda t: largest_drop(t.values.values))
+    beside = max(right, key=lambda t: num_shared_steps(t.values, fallen.values))
+    return largest_drop(fallen.values.values), fallen, beside, num_shared_steps(beside.values, fallen.values)
+
+
+def choose_examples(
+    groups: Mapping[str, Sequence[ScoredTrajectory]], gold: Mapping[str, str], num_problems: int
+) -> list[ExampleProblem]:
+    """`num_problems` problems with a right and a wrong trajectory (or with one, where too few have both), then
+    the trajectory that the PRM misjudges most."""
+    pairs = [(problem, pair) for problem, group in groups.items() if (pair := _pair(group)) is not None]
+    pairs.sort(key=lambda row: (-round(row[1][0], 3), row[1][3] == 0))  # stable: ties in the order of the file
+    chosen = {
+        problem: ExampleProblem("Right beside wrong", gold.get(problem, ""), [right, wrong], shared)
+        for problem, (_, wrong, right, shared) in pairs[:num_problems]
+    }
+    for problem, group in groups.items():
+        if len(chosen) < num_problems and problem not in chosen:
+            title = "A right solution" if group[0].values.is_correct else "A wrong solution"
+            chosen[problem] = ExampleProblem(title, gold.get(problem, ""), [group[0]], 0)
+    others = [(problem, t) for problem, group in groups.items() if problem not in chosen for t in group]
+    if others:
+        problem, worst = max(others, key=lambda row: row[1].miss())
+        title = f"The PRM's largest miss (mean |score - value| {worst.miss():.2f})"
+        chosen[problem] = ExampleProblem(title, gold.get(problem, ""), [worst], 0)
+    return list(chosen.values())
+
+
+def read_examples(files: RunFiles, share: float, num_problems: int) -> list[ExampleProblem]:
+    """The examples of a run directory; empty where values or scores are missing, or no problem is held out."""
+    needed = [files.rewards(f"{name}.jsonl") for name in ("step_values", "step_scores")]
+    if not all(path.is_file() for path in needed):
+        return []
+    trajectories = files.rewards("trajectories.jsonl")
+    rows = read_held_out(Trajectory, trajectories, share) if trajectories.is_file() else []
+    return choose_examples(read_scored(files, share), {row.problem_id: row.gold for row in rows}, num_problems)

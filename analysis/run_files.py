@@ -1,0 +1,222 @@
+"""Reads a quick start's run directory: what the report needs of it, validated.
+
+    RUN/{sft,prm,dpo,process_dpo,...}/metrics.jsonl        losses of the training runs
+    RUN/evaluation/{policy}/evaluation.json                pipeline.evaluate
+    RUN/process_rewards/prm.json                           pipeline.evaluate_prm
+    RUN/process_rewards/{trajectories,step_values,step_scores}.jsonl
+    RUN/process_rewards/*.meta.json, RUN/pairs/*.meta.json counts and provenance
+    RUN/seconds.jsonl                                      {"stage", "seconds", "run"}, one line a run of a stage
+
+Evaluations of the three policies, prm.json and seconds.jsonl must be there; the rest may be missing.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data.jsonl import iter_rows
+from data.records import BadInput, parse_record
+
+POLICIES = ("sft", "dpo", "process_dpo")
+TRAINING_RUNS = ("sft", "prm", "dpo", "process_dpo")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over `n` problems with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One policy's evaluation.json: accuracy and the values behind it, `per_problem[metric][i]` of `problems[i]`."""
+
+    path: str
+    accuracy: dict[str, Interval]
+    problems: list[str]
+    per_problem: dict[str, list[float]]
+    unparseable: float | None
+
+
+@dataclass(frozen=True)
+class Bin:
+    """A calibration bin: mean score, mean Monte-Carlo value, number of steps."""
+
+    score: float
+    value: float
+    count: int
+
+
+@dataclass(frozen=True)
+class RewardModelQuality:
+    """prm.json; `auc` is None where every step is on one side of 1/2."""
+
+    auc: float | None
+    ece: float
+    value_mae: float
+    num_steps: int
+    num_problems: int
+    bins: list[Bin]
+
+
+@dataclass(frozen=True)
+class LossCurves:
+    """(step, loss) of one training run, in the order of the file; `evaluation` may be empty."""
+
+    train: list[tuple[int, float]]
+    evaluation: list[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Meta:
+    """What the report shows of an X.meta.json."""
+
+    name: str
+    counts: dict[str, Any]
+    commit: str
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Where things are in a run directory."""
+
+    root: Path
+
+    @property
+    def seconds(self) -> Path:
+        """Seconds by stage."""
+        return self.root / "seconds.jsonl"
+
+    @property
+    def prm(self) -> Path:
+        """Quality of the process reward model."""
+        return self.rewards("prm.json")
+
+    def rewards(self, name: str) -> Path:
+        """A file of the process-reward pipeline."""
+        return self.root / "process_rewards" / name
+
+    def evaluation(self, policy: str) -> Path:
+        """Accuracy of a policy."""
+        return self.root / "evaluation" / policy / "evaluation.json"
+
+    def metrics(self, run: str) -> Path:
+        """Losses of a training run."""
+        return self.root / run / "metrics.jsonl"
+
+    def policies(self) -> list[str]:
+        """The three policies of every quick start, then others that are evaluated, by name."""
+        found = {path.parent.name for path in self.root.glob("evaluation/*/evaluation.json")}
+        return [*POLICIES, *sorted(found - set(POLICIES))]
+
+    def training_runs(self) -> list[str]:
+        """The four training runs of every quick start, then others that left metrics, by name."""
+        found = {path.parent.name for path in self.root.glob("*/metrics.jsonl")}
+        return [*TRAINING_RUNS, *sorted(found - set(TRAINING_RUNS))]
+
+    def check(self) -> None:
+        """Raises BadInput, with the remedy, where a file is missing that the report cannot do without."""
+        if not self.root.is_dir():
+            raise BadInput(f"{self.root}: no such run directory: set stage.run_dir to a finished quick start")
+        remedies = {self.evaluation(policy): f"evaluate {policy} (run_stage.py -cn evaluate)" for policy in POLICIES}
+        remedies[self.prm] = "evaluate the process reward model (run_stage.py -cn evaluate_prm)"
+        remedies[self.seconds] = "append one {'stage', 'seconds', 'run'} line for every stage that ran"
+        for path, remedy in remedies.items():
+            if not path.is_file():
+                raise BadInput(f"{path}: no such file: {remedy}, then make the report again")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """One JSON object. Raises BadInput where the file holds something else."""
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: not JSON ({error}): remove it and run its stage again") from None
+    if not isinstance(value, dict):
+        raise BadInput(f"{path}: must hold a JSON object, got {type(value).__name__}: run its stage again")
+    return value
+
+
+def _need(row: Mapping[str, Any], name: str, kind: type, place: str) -> Any:
+    if not isinstance(row.get(name), kind):
+        raise BadInput(f"{place}: '{name}' must be a {kind.__name__}: remove the file and run its stage again")
+    return row[name]
+
+
+def _interval(row: Any, place: str) -> Interval:
+    found = parse_record(Interval, row if isinstance(row, dict) else {}, place)
+    if not all(math.isfinite(value) for value in (found.mean, found.low, found.high)):
+        raise BadInput(f"{place}: mean, low and high must be finite: run the evaluation again")
+    return found
+
+
+def read_evaluation(path: Path) -> Evaluation:
+    """An evaluation.json; every metric has one value a problem."""
+    row = read_json(path)
+    problems = _need(row, "problems", list, str(path))
+    per_problem = _need(row, "per_problem", dict, str(path))
+    accuracy = _need(row, "accuracy", dict, str(path))
+    for name in accuracy:
+        values = _need(per_problem, name, list, f"{path}: per_problem")
+        if len(values) != len(problems) or not all(isinstance(value, int | float) for value in values):
+            raise BadInput(f"{path}: per_problem.{name} must be {len(problems)} numbers: run the evaluation again")
+    if not problems or "greedy" not in accuracy:
+        raise BadInput(f"{path}: holds no greedy accuracy: remove it and run the evaluation again")
+    return Evaluation(
+        path=str(path),
+        accuracy={name: _interval(value, f"{path}: accuracy.{name}") for name, value in accuracy.items()},
+        problems=problems,
+        per_problem={name: per_problem[name] for name in accuracy},
+        unparseable=row.get("unparseable"),
+    )
+
+
+def read_prm(path: Path) -> RewardModelQuality:
+    """A prm.json."""
+    row = read_json(path)
+    bins = [parse_record(Bin, item, f"{path}: bins") for item in _need(row, "bins", list, str(path))]
+    return dataclasses.replace(parse_record(RewardModelQuality, {**row, "bins": []}, str(path)), bins=bins)
+
+
+def read_seconds(path: Path) -> dict[str, float]:
+    """Stage → seconds, summed over its runs, in the order of first appearance."""
+    totals: dict[str, float] = {}
+    for place, row in iter_rows(path):
+        stage, seconds = row.get("stage"), row.get("seconds")
+        is_number = isinstance(seconds, int | float) and math.isfinite(seconds) and seconds >= 0
+        if not isinstance(stage, str) or not is_number:
+            raise BadInput(f"{place}: must hold a stage (str) and its seconds (a number): mend or remove this line")
+        totals[stage] = totals.get(stage, 0.0) + float(seconds)  # type: ignore[arg-type]
+    return {stage: round(seconds, 3) for stage, seconds in totals.items()}
+
+
+def read_losses(path: Path) -> LossCurves:
+    """The losses of a metrics.jsonl; values that are not finite are left out of the curve."""
+    curves: dict[str, list[tuple[int, float]]] = {"train/loss": [], "eval/loss": []}
+    for place, row in iter_rows(path):
+        step = _need(row, "step", int, place)
+        for name, points in curves.items():
+            if isinstance(row.get(name), int | float) and math.isfinite(row[name]):
+                points.append((step, float(row[name])))
+    return LossCurves(curves["train/loss"], curves["eval/loss"])
+
+
+def read_meta(path: Path) -> Meta:
+    """Counts and provenance of the file that X.meta.json stands beside; empty where they are not told."""
+    row = read_json(path)
+    counts, versions = row.get("counts"), row.get("versions")
+    return Meta(
+        name=path.name.removesuffix(".meta.json"),
+        counts=counts if isinstance(counts, dict) else {},
+        commit=str(row.get("commit", "unknown")),
+        versions={str(k): str(v) for k, v in versions.items()} if isinstance(versions, dict) else {},
+    )

@@ -1,0 +1,43 @@
+# Sourced by every script: repository root, the venv's python, a faster allocator where it is installed, and
+# `stage NAME COMMAND ...`, which runs one stage and notes its seconds in $run/seconds.jsonl.
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+bash scripts/install.sh
+python=$PWD/.venv/bin/python
+export TOKENIZERS_PARALLELISM=false DO_NOT_TRACK=1 PYTHONPATH=$PWD
+for library in /usr/lib/*-linux-gnu/libtcmalloc_minimal.so.4; do
+  if [[ -e $library && -z ${LD_PRELOAD:-} ]]; then export LD_PRELOAD=$library; fi
+done
+
+# One stage. Its seconds stand in $run/seconds.jsonl, one line for every time it ran.
+stage() {
+  local name=$1 started=$SECONDS code=0
+  shift
+  printf '\n== %s\n' "$name" >&2
+  "$@" || code=$?
+  printf '{"stage": "%s", "seconds": %d, "exit_code": %d}\n' "$name" $((SECONDS - started)) "$code" >>"$run/seconds.jsonl"
+  if ((code)); then
+    echo "error: stage '$name' ended with exit code $code: mend the cause, then run the same command again" >&2
+    exit "$code"
+  fi
+}
+
+# Arguments `key=value` become shell variables, so that scripts take their settings as the programs do.
+# Keys that are not among the script's own (listed in $settings) go to $extra, for the sampling programs.
+extra=()
+read_settings() {
+  local argument key
+  for argument in "$@"; do
+    key=${argument%%=*}
+    if [[ $argument != *=* ]]; then
+      echo "error: '$argument' is not key=value; the keys are: $settings" >&2
+      exit 2
+    elif [[ " $settings " == *" $key "* ]]; then
+      printf -v "$key" '%s' "${argument#*=}"
+    elif [[ $key == task.* ]]; then
+      extra+=("$argument")
+    else
+      echo "error: there is no setting '$key'; the settings are: $settings, and task.*" >&2
+      exit 2
+    fi
+  done
+}

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Preference learning from a run of process_rewards.sh: build pairs, then train the policy on them with DPO.
+#
+#   bash scripts/step_dpo.sh pairs=process policy=experiments/quickstart/sft/model run=experiments/mine
+#
+# pairs=outcome   correct over incorrect                      -> $run/dpo
+# pairs=process   ranked by the process reward model          -> $run/process_dpo
+# pairs=step      two next steps from one shared state        -> $run/step_dpo
+# Safe to run again from the top.
+set -euo pipefail
+settings="task policy run pairs max_length seed exp"
+task=word_arithmetic policy='' run='' pairs=process max_length=512 seed=0 exp=exp/dpo/word_arithmetic
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+read_settings "$@"
+[[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
+data=$run/process_rewards
+case $pairs in
+outcome) name=dpo known=(seed="$seed") ;;
+process) name=process_dpo known=(seed="$seed" stage.scores="$data/step_scores.jsonl") ;;
+step) name=step_dpo known=(seed="$seed" stage.values="$data/step_values.jsonl") ;;
+*) echo "error: pairs must be outcome, process or step, got '$pairs'" >&2; exit 2 ;;
+esac
+
+stage "build_${pairs}_pairs" "$python" run_stage.py -cn "${pairs}_preferences" input="$data/trajectories.jsonl" \
+  output="$run/pairs/$pairs.jsonl" "${known[@]}"
+stage "train_$name" "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/$name" model.path="$policy" \
+  seed="$seed" examples.path="$run/pairs/$pairs.jsonl" examples.max_length="$max_length"
