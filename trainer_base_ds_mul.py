@@ -8,6 +8,7 @@ model/ is finished and is not done again.
 """
 
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from data.loader import Loader
 from models.load import load_tokenizer
 from runtime.distributed import barrier, device, process_group, rank, world_size
 from runtime.entrypoint import build, entrypoint
+from runtime.life import exclusive
 from runtime.logs import set_up_logging
-from runtime.run_dir import open_run_dir
+from runtime.run_dir import check_run_dir, open_run_dir
 from runtime.schemas import TrainConfig
 from training import checkpoint
 from training.deepspeed_engine import DeepSpeedEngine
@@ -41,29 +43,34 @@ def make_engine(config: TrainConfig, model: Any) -> Engine:
         micro_batch_size=config.micro_batch_size,
         num_micro_batches=num_micro_batches,
         max_grad_norm=config.max_grad_norm,
+        precision=config.precision,
     )
 
 
 @entrypoint(TrainConfig, config_name="train")
 def main(config: TrainConfig) -> None:
     """Build everything, train, save the model."""
-    run_dir = open_run_dir(config.output_dir, config)
-    set_up_logging(run_dir / "run.log")
+    set_up_logging()
+    run_dir = check_run_dir(config.output_dir, config)
     if (run_dir / "model").is_dir():
         log.info("%s is finished: %s/model", run_dir, run_dir)
         return
     torch.manual_seed(config.seed)
-    with process_group():
+    with exclusive(run_dir) if rank() == 0 else nullcontext(), process_group():
         tokenizer = load_tokenizer(config.model["path"])
         examples = build(config.examples).load(tokenizer)
         sizes = (config.batch_size, config.micro_batch_size, config.seed, rank(), world_size())
         loader = Loader(examples, *sizes)
-        eval_loader = Loader(build(config.eval_examples).load(tokenizer), *sizes) if config.eval_examples else None
+        eval_loader = (
+            Loader(build(config.eval_examples).load(tokenizer), *sizes) if config.eval_examples else None
+        )
         model = build(config.model).to(device())
+        parameters = sum(parameter.numel() for parameter in model.parameters())
         objective = build(config.objective)
         engine = make_engine(config, model)
+        open_run_dir(config.output_dir, config)  # only now: a mistake above leaves nothing behind
+        set_up_logging(run_dir / "run.log")
         loop = Loop(config, engine, objective, loader, eval_loader, int(tokenizer.pad_token_id), run_dir)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
         log.info("%s: %d examples, %d steps, %.2fM parameters", run_dir, len(examples), loop.max_steps,
                  parameters / 1e6)  # fmt: skip
         loop.run()

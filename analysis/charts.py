@@ -12,8 +12,13 @@ from analysis.markup import Markup, join, tag
 from analysis.run_files import Bin, Interval, LossCurves
 
 # One shape for each series, so that colour alone carries nothing.
-_SHAPES = ("M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0z", "M-4.5-4.5h9v9h-9z", "M0-6.4L6.4 0L0 6.4L-6.4 0z")
-_SHAPES += ("M0-6L6 5H-6z", "M0 6L6-5H-6z")
+_SHAPES = (
+    "M-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0z",
+    "M-4.5-4.5h9v9h-9z",
+    "M0-6.4L6.4 0L0 6.4L-6.4 0z",
+    "M0-6L6 5H-6z",
+    "M0 6L6-5H-6z",
+)
 NUM_SERIES = len(_SHAPES)
 
 
@@ -53,7 +58,9 @@ class Axis:
             unit = 10.0 ** math.floor(math.log10(rough))
             step = unit * next(base for base in (1, 2, 2.5, 5, 10) if base * unit >= rough * 0.999)
             first = math.ceil(self.low / step - 1e-9)
-            found = [step * (first + index) for index in range(math.floor(self.high / step + 1e-9) - first + 1)]
+            found = [
+                step * (first + index) for index in range(math.floor(self.high / step + 1e-9) - first + 1)
+            ]
         return [value for value in found if self.low * 0.999 <= value <= self.high * 1.001]
 
 
@@ -84,7 +91,7 @@ def _frame(x: Axis, y: Axis, x_label: str, y_label: str) -> Markup:
 def loss_chart(curves: LossCurves, label: str) -> Markup:
     """Training loss as a line, evaluation loss as a line with marks, over optimizer steps."""
     points = [*curves.train, *curves.evaluation]
-    x = Axis(0, max(1, *(step for step, _ in points)), 46, 350)
+    x = Axis(0, max(1, *(step for step, _ in points)), 46, 410)
     y = value_axis([loss for _, loss in points], 188, 24)
     parts = [_frame(x, y, "step", "loss (log scale)" if y.is_log else "loss")]
     for name, kind, rows in (("train", "c0", curves.train), ("eval", "c2", curves.evaluation)):
@@ -96,22 +103,28 @@ def loss_chart(curves: LossCurves, label: str) -> Markup:
             if name == "eval":
                 parts.append(tag("circle", r=3.5, class_=f"mark {kind}", **at))
             parts.append(tag("circle", title, r=7, class_="hover", **at))
-    return tag("svg", *parts, viewBox="0 0 360 228", class_="chart", role="img", aria_label=label)
+    return tag("svg", *parts, viewBox="0 0 424 228", class_="chart", role="img", aria_label=label)
 
 
 def _interval_row(label: str, series: int, value: Interval, y: int) -> Markup:
     """A bar from low to high, the mean's mark and its number beside it, in per cent of the width."""
     mean, low, high = (_percent_place(share) for share in (value.mean, value.low, value.high))
-    shown = f"{label}: {100 * value.mean:.1f} % [{100 * value.low:.1f}, {100 * value.high:.1f}], n = {value.n}"
-    is_right = value.high > 0.9
-    number = tag("text", f"{100 * value.mean:.1f}", x=-9 if is_right else 9, y=4, class_="num" + " end" * is_right)
+    shown = (
+        f"{label}: {100 * value.mean:.1f} % [{100 * value.low:.1f}, {100 * value.high:.1f}], n = {value.n}"
+    )
+    # The number stands right of the interval, else left of it, else on it: wherever there is room.
+    is_left = value.high > 0.9 and value.low >= 0.1
+    beside = high if value.high <= 0.9 else low if is_left else mean
+    number = tag(
+        "text", f"{100 * value.mean:.1f}", x=-9 if is_left else 9, y=4, class_="num" + " end" * is_left
+    )
     return tag(
         "g",
         tag("title", shown),
         tag("rect", x="0", width="100%", y=y - 8, height=16, class_="hover"),
         tag("line", x1=f"{low:.2f}%", x2=f"{high:.2f}%", y1=y, y2=y, class_=f"range c{series % NUM_SERIES}"),
         tag("svg", marker(series), x=f"{mean:.2f}%", y=y, overflow="visible"),
-        tag("svg", number, x=f"{low if is_right else high:.2f}%", y=y, overflow="visible"),
+        tag("svg", number, x=f"{beside:.2f}%", y=y, overflow="visible"),
     )
 
 
@@ -124,12 +137,14 @@ def interval_chart(rows: Sequence[tuple[str, Sequence[tuple[int, str, Interval]]
     parts: list[Markup] = []
     y = 8
     for name, values in rows:
+        if parts:
+            parts.append(tag("line", x1="0", x2="100%", y1=y - 7, y2=y - 7, class_="grid"))
         parts.append(tag("text", name, x="0", y=y + 10, class_="row"))
         y += 27
         for series, policy, value in values:
             parts.append(_interval_row(policy, series, value, y))
             y += 18
-        y += 6
+        y += 10
     grid = []
     for percent in (0, 25, 50, 75, 100):
         at = f"{_percent_place(percent / 100):.2f}%"
@@ -150,11 +165,19 @@ def calibration_chart(bins: Sequence[Bin], label: str) -> Markup:
     base, tallest = 444, 56
     for row in bins:
         at, height = x.place(row.score), max(1.5, tallest * row.count / most)
+        column = x.place((min(math.floor(row.score * 10), 9) + 0.5) / 10)
         title = tag("title", f"{row.count} steps: mean score {row.score:.3f}, mean value {row.value:.3f}")
         parts += [
-            tag("circle", title, cx=at, cy=y.place(row.value), r=4 + 5 * math.sqrt(row.count / most), class_="dot c2"),
-            tag("rect", title, x=at - 11, width=22, y=base - height, height=height, class_="column"),
-            tag("text", str(row.count), x=at, y=base - height - 5, class_="tick mid"),
+            tag(
+                "circle",
+                title,
+                cx=at,
+                cy=y.place(row.value),
+                r=4 + 5 * math.sqrt(row.count / most),
+                class_="dot c2",
+            ),
+            tag("rect", title, x=column - 15, width=30, y=base - height, height=height, class_="column"),
+            tag("text", str(row.count), x=column, y=base - height - 5, class_="tick mid"),
         ]
     parts.append(tag("line", x1=x.start, x2=x.end, y1=base, y2=base, class_="axis"))
     parts.append(tag("text", "steps in each bin", x=x.start, y=base + 17, class_="tick"))

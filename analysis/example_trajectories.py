@@ -68,33 +68,55 @@ def read_scored(files: RunFiles, share: float) -> dict[str, list[ScoredTrajector
     groups: dict[str, dict[tuple[str, ...], ScoredTrajectory]] = defaultdict(dict)
     for row in read_held_out(StepValues, files.rewards("step_values.jsonl"), share):
         if len(scores.get(row.id, [])) != len(row.values):
-            raise BadInput(f"{scores_path}: '{row.id}' must have {len(row.values)} scores: score these trajectories again")
+            want = f"'{row.id}' must have {len(row.values)} scores"
+            raise BadInput(f"{scores_path}: {want}: score these trajectories again")
         if row.steps:
             groups[row.problem_id].setdefault(tuple(row.steps), ScoredTrajectory(row, scores[row.id]))
     return {problem: list(group.values()) for problem, group in groups.items()}
 
 
-def _pair(group: Sequence[ScoredTrajectory]) -> tuple[float, ScoredTrajectory, ScoredTrajectory, int] | None:
-    """(drop, wrong, right, shared steps) of a problem, or None where all are right or all wrong."""
+@dataclass(frozen=True)
+class _Fork:
+    """A wrong trajectory and the right one that shares the most first steps with it."""
+
+    wrong: ScoredTrajectory
+    right: ScoredTrajectory
+    drop: float
+    num_shared: int
+
+
+def _fork(group: Sequence[ScoredTrajectory]) -> _Fork | None:
+    """The fork of a problem; None where all its trajectories are right, or all wrong."""
     right = [t for t in group if t.values.is_correct]
     wrong = [t for t in group if not t.values.is_correct]
     if not right or not wrong:
         return None
     fallen = max(wrong, key=lambda t: largest_drop(t.values.values))
     beside = max(right, key=lambda t: num_shared_steps(t.values, fallen.values))
-    return largest_drop(fallen.values.values), fallen, beside, num_shared_steps(beside.values, fallen.values)
+    shared = num_shared_steps(beside.values, fallen.values)
+    return _Fork(fallen, beside, largest_drop(fallen.values.values), shared)
+
+
+def _rank(fork: _Fork) -> tuple[float, float, int]:
+    """The sharpest fall first, then the right solution least in doubt, then the clearest fork.
+
+    The PRM has no say in it, and sorting is stable: equals stay in the order of the file.
+    """
+    return -round(fork.drop, 3), -min(fork.right.values.values), -min(fork.num_shared, 2)
 
 
 def choose_examples(
     groups: Mapping[str, Sequence[ScoredTrajectory]], gold: Mapping[str, str], num_problems: int
 ) -> list[ExampleProblem]:
-    """`num_problems` problems with a right and a wrong trajectory (or with one, where too few have both), then
-    the trajectory that the PRM misjudges most."""
-    pairs = [(problem, pair) for problem, group in groups.items() if (pair := _pair(group)) is not None]
-    pairs.sort(key=lambda row: (-round(row[1][0], 3), row[1][3] == 0))  # stable: ties in the order of the file
+    """`num_problems` problems with a right and a wrong trajectory (or one of them, where too few have both),
+    then the trajectory that the PRM misjudges most."""
+    forks = [(problem, fork) for problem, group in groups.items() if (fork := _fork(group)) is not None]
+    forks.sort(key=lambda row: _rank(row[1]))
     chosen = {
-        problem: ExampleProblem("Right beside wrong", gold.get(problem, ""), [right, wrong], shared)
-        for problem, (_, wrong, right, shared) in pairs[:num_problems]
+        problem: ExampleProblem(
+            "Right beside wrong", gold.get(problem, ""), [fork.right, fork.wrong], fork.num_shared
+        )
+        for problem, fork in forks[:num_problems]
     }
     for problem, group in groups.items():
         if len(chosen) < num_problems and problem not in chosen:
@@ -103,16 +125,18 @@ def choose_examples(
     others = [(problem, t) for problem, group in groups.items() if problem not in chosen for t in group]
     if others:
         problem, worst = max(others, key=lambda row: row[1].miss())
-        title = f"The PRM's largest miss (mean |score - value| {worst.miss():.2f})"
+        title = f"The PRM's largest miss: off by {worst.miss():.2f} in the mean of its steps"
         chosen[problem] = ExampleProblem(title, gold.get(problem, ""), [worst], 0)
     return list(chosen.values())
 
 
 def read_examples(files: RunFiles, share: float, num_problems: int) -> list[ExampleProblem]:
-    """The examples of a run directory; empty where values or scores are missing, or no problem is held out."""
+    """The examples of a run directory; none where values or scores are missing, or no problem is held out."""
     needed = [files.rewards(f"{name}.jsonl") for name in ("step_values", "step_scores")]
     if not all(path.is_file() for path in needed):
         return []
     trajectories = files.rewards("trajectories.jsonl")
     rows = read_held_out(Trajectory, trajectories, share) if trajectories.is_file() else []
-    return choose_examples(read_scored(files, share), {row.problem_id: row.gold for row in rows}, num_problems)
+    return choose_examples(
+        read_scored(files, share), {row.problem_id: row.gold for row in rows}, num_problems
+    )

@@ -26,7 +26,7 @@ def join(parts: Iterable[str]) -> Markup:
     return Markup("".join(escape(part) for part in parts))
 
 
-def tag(name: str, *children: str, **attributes: str | int | float | None) -> Markup:
+def tag(element: str, /, *children: str, **attributes: str | int | float | None) -> Markup:
     """One element. `class_` is class, `stroke_width` is stroke-width; an attribute that is None is left out.
 
     Floats are written with three decimals at most.
@@ -36,6 +36,6 @@ def tag(name: str, *children: str, **attributes: str | int | float | None) -> Ma
         if value is not None:
             text = f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
             written += f' {key.rstrip("_").replace("_", "-")}="{escape(str.__str__(text))}"'
-    if name in _VOID:
-        return Markup(f"<{name}{written}>")
-    return Markup(f"<{name}{written}>{join(children)}</{name}>")
+    if element in _VOID:
+        return Markup(f"<{element}{written}>")
+    return Markup(f"<{element}{written}>{join(children)}</{element}>")

@@ -30,8 +30,8 @@ class Loader:
         unit = self.micro_batch_size * self.world_size
         if self.micro_batch_size < 1 or self.batch_size % unit:
             raise BadInput(
-                f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size} x "
-                f"{self.world_size} ranks: choose batch_size={max(1, self.batch_size // max(unit, 1)) * unit}"
+                f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size} "
+                f"x {self.world_size} ranks: choose batch_size={max(1, self.batch_size // max(unit, 1)) * unit}"
             )
 
     def _order(self, epoch: int) -> list[int]:

@@ -75,3 +75,11 @@ def check_join(steps: Sequence[str], response: str, place: str) -> None:
     """Raise BadInput unless the steps join to the response exactly."""
     if "".join(steps) != response:
         raise BadInput(f"{place}: the steps do not join to the response: the step splitter loses text")
+
+
+def check_ends(steps: Sequence[str], step_ends: Sequence[int], place: str) -> None:
+    """Raise BadInput unless every step has its token end (chat APIs return no token ids)."""
+    if len(step_ends) != len(steps):
+        raise BadInput(
+            f"trajectory '{place}' has {len(steps)} steps and {len(step_ends)} token ends: sample it with token ids"
+        )

@@ -2,15 +2,25 @@
 
 import json
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as transformers_logging
 
 log = logging.getLogger(__name__)
 transformers_logging.disable_progress_bar()
+# `from_pretrained` below checks what the report lists.
+logging.getLogger("transformers.modeling_utils").addFilter(lambda row: "LOAD REPORT" not in row.getMessage())
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
@@ -46,17 +56,49 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
+def load_config(path: str) -> PretrainedConfig:
+    """The configuration of a model folder."""
+    check_model_folder(path)
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise BadModel(f"{path}: cannot read config.json: {_first_line(error)}") from error
+    return config
+
+
 def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0][:300]
 
 
-def from_pretrained(auto_class: Any, path: str, **options: Any) -> PreTrainedModel:
-    """`auto_class.from_pretrained` in float32 master weights, errors as BadModel."""
+def from_pretrained(
+    auto_class: Any, path: str, may_lack: Sequence[str] = (), may_add: Sequence[str] = (), **options: Any
+) -> PreTrainedModel:
+    """`auto_class.from_pretrained` in float32 master weights, errors as BadModel.
+
+    Every weight of the model must stand in the folder in its shape, and no other; `may_lack` and `may_add`
+    are the prefixes of the names that are exempt.
+    """
     check_model_folder(path)
+    model: PreTrainedModel
     try:
-        model: PreTrainedModel = auto_class.from_pretrained(path, dtype=torch.float32, **options)
+        model, found = auto_class.from_pretrained(
+            path, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
     except Exception as error:  # safetensors and transformers raise many kinds; each is one bad folder
         raise BadModel(f"{path}: cannot load the model: {_first_line(error)}") from error
+    wrong = {
+        "lacks": [name for name in found["missing_keys"] if not name.startswith(tuple(may_lack))],
+        "has other shapes of": [row[0] for row in found["mismatched_keys"]],
+        "holds more than such a model:": [
+            name for name in found["unexpected_keys"] if not name.startswith(tuple(may_add))
+        ],
+    }
+    for what, names in wrong.items():
+        if names:
+            shown = ", ".join(sorted(names)[:3])
+            raise BadModel(
+                f"{path} is not a {type(model).__name__}: it {what} {shown} ({len(names)} weights)"
+            )
     return model
 
 

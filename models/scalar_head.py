@@ -7,9 +7,9 @@ labels class k means "k of K completions are correct" and the score is the expec
 """
 
 import torch
-from transformers import AutoConfig, AutoModelForTokenClassification, PreTrainedModel
+from transformers import AutoModelForTokenClassification, PreTrainedModel
 
-from models.load import BadModel, check_model_folder, from_pretrained
+from models.load import BadModel, from_pretrained, load_config
 
 
 def load_process_reward(path: str, num_labels: int | None = None, attention: str = "sdpa") -> PreTrainedModel:
@@ -17,15 +17,26 @@ def load_process_reward(path: str, num_labels: int | None = None, attention: str
 
     The fresh head is zero: before training every score is 1/2 (one label) or the middle of the classes.
     """
-    check_model_folder(path)
-    config = AutoConfig.from_pretrained(path)
+    config = load_config(path)
     is_trained = any(name.endswith("ForTokenClassification") for name in config.architectures or [])
     if is_trained and num_labels not in (None, config.num_labels):
         raise BadModel(f"{path} has {config.num_labels} labels, not {num_labels}: set model.num_labels=null")
+    if not is_trained and num_labels is None:
+        raise BadModel(
+            f"{path} is no process reward model: train one, or set model.num_labels for a fresh head"
+        )
     config.classifier_dropout = 0.0
     if num_labels is not None:
         config.num_labels = num_labels
-    model = from_pretrained(AutoModelForTokenClassification, path, config=config, attn_implementation=attention)
+    new, dropped = ([], []) if is_trained else (["score."], ["lm_head."])
+    model = from_pretrained(
+        AutoModelForTokenClassification,
+        path,
+        may_lack=new,
+        may_add=dropped,
+        config=config,
+        attn_implementation=attention,
+    )
     model.config.use_cache = False
     if not is_trained:
         torch.nn.init.zeros_(model.score.weight)

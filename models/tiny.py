@@ -76,7 +76,11 @@ def build_tiny(
         model = LlamaForCausalLM(config)
     partial = output_dir.with_name(f"{output_dir.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
-    model.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
-    partial.replace(output_dir)
+    try:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        partial.replace(output_dir)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
     return output_dir

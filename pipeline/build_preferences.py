@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from data.jsonl import read_records
 from data.records import BadInput, PreferencePair, StepScores, StepValues, Trajectory
+from data.steps import check_ends
 from pipeline.stage import StageContext
 from rewards.aggregate import aggregate
 
@@ -27,10 +28,14 @@ Scored = tuple[Trajectory, float]
 
 
 def group_distinct(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
-    """Problem id → its trajectories, each distinct token sequence once; cut ones (no end) are left out."""
+    """Problem id → its trajectories, each distinct token sequence once; cut ones (no end) are left out.
+
+    Raises BadInput for a trajectory without token ids.
+    """
     groups: dict[str, dict[tuple[int, ...], Trajectory]] = defaultdict(dict)
     for trajectory in trajectories:
         if trajectory.finish_reason == "stop" and trajectory.steps:
+            check_ends(trajectory.steps, trajectory.step_ends, trajectory.id)
             groups[trajectory.problem_id].setdefault(tuple(trajectory.response_ids), trajectory)
     return {problem: list(group.values()) for problem, group in groups.items()}
 
@@ -53,6 +58,11 @@ def make_pair(kind: str, chosen: Scored, rejected: Scored) -> PreferencePair:
     )
 
 
+def is_clear(gap: float, margin: float) -> bool:
+    """Whether a gap is above the margin by more than rounding: 0.9 - 0.6 does not exceed 0.3."""
+    return gap > margin + 1e-9
+
+
 def outcome_pairs(group: list[Trajectory], max_pairs: int, rng: random.Random) -> list[PreferencePair]:
     """Up to `max_pairs` of all correct x incorrect pairs of a problem, drawn without replacement."""
     correct = [t for t in group if t.is_correct]
@@ -71,7 +81,7 @@ def process_pairs(
     pairs: list[PreferencePair] = []
     for chosen in correct[:max_chosen]:
         pairs += [make_pair("process", chosen, rejected) for rejected in wrong[:max_rejected]]
-        worse = [other for other in correct if chosen[1] - other[1] > margin]
+        worse = [other for other in correct if is_clear(chosen[1] - other[1], margin)]
         pairs += [make_pair("process", chosen, other) for other in worse[:max_rejected]]
     return pairs[:max_pairs] if max_pairs else pairs
 
@@ -89,7 +99,7 @@ def step_pairs(group: list[Trajectory], values: dict[str, list[float]], margin: 
     for prefix, options in children.items():
         best = max(options.values(), key=lambda option: (option[2], option[0].id))
         worst = min(options.values(), key=lambda option: (option[2], option[0].id))
-        if best[2] - worst[2] > margin:
+        if is_clear(best[2] - worst[2], margin):
             pairs.append(_step_pair(list(prefix), best, worst))
     return pairs
 

@@ -73,10 +73,11 @@ class Evaluate:
         """`{"accuracy": {name: interval}, "per_problem": {name: [0..1]}, "problems": [id]}`."""
         samples = by_problem(read_records(Trajectory, input_path))
         greedy = by_problem(read_records(Trajectory, self.greedy))
-        if list(samples) != list(greedy):
-            samples = {problem: samples[problem] for problem in greedy if problem in samples}
-            if len(samples) != len(greedy):
-                raise BadInput(f"{input_path} and {self.greedy} do not hold the same problems")
+        if not samples:
+            raise BadInput(f"{input_path}: no trajectory to evaluate")
+        if samples.keys() != greedy.keys():
+            raise BadInput(f"{input_path} and {self.greedy} do not hold the same problems")
+        samples = {problem: samples[problem] for problem in greedy}
         sizes = {len(group) for group in samples.values()}
         if len(sizes) != 1:
             raise BadInput(f"{input_path}: problems have {min(sizes)} to {max(sizes)} samples: finish sampling first")
@@ -101,6 +102,9 @@ class Evaluate:
         }
         if self.scores:
             scores = {row.id: row.scores for row in read_records(StepScores, self.scores)}
+            missing = [t.id for group in samples.values() for t in group if t.id not in scores]
+            if missing:
+                raise BadInput(f"{self.scores}: no scores for trajectory '{missing[0]}': score these trajectories")
             for how in self.aggregates:
                 table[f"best_of_{n}_{how}"] = [
                     best_of(group, [aggregate(scores[t.id], how) for t in group]) for group in samples.values()

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from data.jsonl import file_sha256, open_atomic, write_json, write_records
 from data.records import BadInput
+from runtime.life import exclusive
 from runtime.run_dir import provenance, same_origin
 from runtime.schemas import StageConfig
 from runtime.tracking import Progress
@@ -50,6 +51,11 @@ def run_stage(stage: Stage, task: Any, config: StageConfig) -> int:
 
     Raises BadInput where the output exists and was made otherwise, or an input is missing.
     """
+    with exclusive(Path(config.output)):
+        return _run_stage(stage, task, config)
+
+
+def _run_stage(stage: Stage, task: Any, config: StageConfig) -> int:
     output = Path(config.output)
     paths = [path for path in [config.input, *stage.inputs()] if path]
     for path in paths:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from data.records import BadInput, Completion, State, StepValues, Trajectory
+from data.steps import check_ends
 
 StateKey = tuple[str, tuple[int, ...]]
 
@@ -19,7 +20,11 @@ def state_key(problem_id: str, prefix_ids: Sequence[int]) -> StateKey:
 
 
 def states_of(trajectory: Trajectory, first_step: int = 1) -> list[State]:
-    """The states after step `first_step` up to the one before the last step; the terminal state is left out."""
+    """The states after step `first_step` up to the one before the last step; the terminal state is left out.
+
+    Raises BadInput for a trajectory without token ids.
+    """
+    check_ends(trajectory.steps, trajectory.step_ends, trajectory.id)
     states = []
     for step in range(first_step, len(trajectory.steps)):
         end = trajectory.step_ends[step - 1] if step else 0
@@ -78,7 +83,11 @@ def count_completions(states: Sequence[State], completions: Iterable[Completion]
 
 
 def step_values(trajectory: Trajectory, counts: Mapping[StateKey, Count]) -> StepValues:
-    """The value after every step; after the last it is the outcome. Raises BadInput for an uncounted state."""
+    """The value after every step; after the last it is the outcome.
+
+    Raises BadInput for an uncounted state, or a trajectory without token ids.
+    """
+    check_ends(trajectory.steps, trajectory.step_ends, trajectory.id)
     found: list[Count] = []
     for step, end in enumerate(trajectory.step_ends[:-1], 1):
         key = state_key(trajectory.problem_id, trajectory.response_ids[:end])

@@ -7,6 +7,7 @@ import torch
 
 from data.collate import pad_rows
 from data.records import Trajectory
+from data.steps import check_ends
 from models.scalar_head import scores_from_logits
 
 
@@ -34,7 +35,10 @@ def score_trajectories(
     """Scores in [0, 1] of every step of every trajectory, in order.
 
     Trajectories with the same ids are scored once; `on_progress` gets the number of distinct ones done.
+    Raises BadInput for a trajectory without token ids.
     """
+    for trajectory in trajectories:
+        check_ends(trajectory.steps, trajectory.step_ends, trajectory.id)
     model.eval()
     device = next(model.parameters()).device
     keys = [(tuple(t.prompt_ids), tuple(t.response_ids)) for t in trajectories]

@@ -1,1 +1,1 @@
-"""Reinforcement learning with a live engine: rollout → reward → experience → advantage → update → weight sync."""
+"""Reinforcement learning with a live engine: rollout → reward → advantage → update → weight sync."""

@@ -1,7 +1,7 @@
 """Rollout groups → tensors: padded ids, masks, log-probs by the engine, the trainer and the reference.
 
-The "old" log-probs of the surrogate are the trainer's own, not the engine's: the two differ by bf16 noise, and
-a ratio of one must mean an unchanged policy. The difference is measured (`logprob_gap`), not corrected for.
+The "old" log-probs of the surrogate are the trainer's own, not the engine's: the two differ by bf16 noise,
+and a ratio of one must mean an unchanged policy. The difference is measured (`logprob_gap`), not corrected.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,11 +16,14 @@ from rl.types import Experience, RolloutGroup
 from training.engine import autocast
 
 
-def micro_batches(attention_mask: torch.Tensor, rows: torch.Tensor, size: int) -> Iterator[tuple[torch.Tensor, int]]:
+def micro_batches(
+    attention_mask: torch.Tensor, rows: torch.Tensor, size: int
+) -> Iterator[tuple[torch.Tensor, int]]:
     """(row numbers, tokens of the longest): `rows` in cuts of at most `size` rows, of similar length."""
     lengths = attention_mask.sum(-1)
     ordered = rows[torch.argsort(lengths[rows], stable=True)]
-    for cut in ordered.split(size):
+    for start in range(0, len(ordered), size):
+        cut = ordered[start : start + size]
         yield cut, int(lengths[cut].max())
 
 
@@ -71,7 +74,8 @@ def make_experience(
     starts = [len(rollout.trajectory.prompt_ids) for rollout in rollouts]
     ids, attention_mask, response_mask = pad_rows(rows, starts, pad_id)
     engine_logprobs = torch.zeros(ids.shape)
-    engine_logprobs[response_mask] = torch.tensor([value for rollout in rollouts for value in rollout.logprobs])
+    sampled = [value for rollout in rollouts for value in rollout.logprobs]
+    engine_logprobs[response_mask] = torch.tensor(sampled)
     how = ((ids, attention_mask, response_mask), micro_batch_size, precision, temperature)
     old_logprobs, entropies = _score_rows(policy, *how)
     reference_logprobs = _score_rows(reference, *how)[0] if reference is not None else None

@@ -14,7 +14,7 @@ def clipped_surrogate(
     clip_low: float,
     clip_high: float,
 ) -> tuple[torch.Tensor, int]:
-    """(summed loss, tokens). PPO (Schulman et al. 2017, eq. 7) with two clip widths (DAPO, Yu et al. 2025, eq. 10).
+    """(summed loss, tokens): PPO (Schulman et al. 2017, eq. 7), two clip widths (DAPO, Yu et al. 2025).
 
     With r = pi(token) / pi_old(token) the loss of a token is
     -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
@@ -33,7 +33,10 @@ def clipped_tokens(
     clip_low: float,
     clip_high: float,
 ) -> tuple[int, int]:
-    """(tokens whose gradient the clip cuts off, tokens): r > 1 + clip_high and A > 0, or r < 1 - clip_low and A < 0."""
+    """(tokens whose gradient the clip cuts off, tokens).
+
+    These have r > 1 + clip_high and A > 0, or r < 1 - clip_low and A < 0.
+    """
     ratio = torch.exp(logprobs[mask] - old_logprobs[mask])
     chosen = advantages[mask]
     is_cut = ((ratio > 1 + clip_high) & (chosen > 0)) | ((ratio < 1 - clip_low) & (chosen < 0))
@@ -43,9 +46,9 @@ def clipped_tokens(
 def k3_divergence(
     logprobs: torch.Tensor, reference_logprobs: torch.Tensor, mask: torch.Tensor
 ) -> tuple[torch.Tensor, int]:
-    """(summed estimate of KL(pi || reference), tokens), never negative (Schulman 2020, "Approximating KL divergence").
+    """(summed estimate of KL(pi || reference), tokens): k3 of Schulman 2020, "Approximating KL divergence".
 
-    With d = log reference(token) - log pi(token), a token drawn from pi gives k3 = exp(d) - d - 1.
+    With d = log reference(token) - log pi(token), a token drawn from pi gives exp(d) - d - 1 >= 0.
     """
     difference = reference_logprobs[mask] - logprobs[mask]
     return (torch.exp(difference) - difference - 1).sum(), int(mask.sum())

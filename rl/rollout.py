@@ -1,4 +1,4 @@
-"""Problems → rollout groups, through the sampling client: token ids and their log-probs, nothing re-tokenised.
+"""Problems → rollout groups, through the sampling client: token ids and log-probs, nothing re-tokenised.
 
 Requests run concurrently, `num_in_flight` at most. A wait has a deadline: a server that died, or from which
 nothing came for `stall_seconds`, ends the run.
@@ -29,10 +29,16 @@ def check_params(params: SamplingParams, group_size: int) -> None:
     """Raise BadSampling unless log-probs come back and are those of the distribution that is trained."""
     for is_good, need in (
         (params.n == group_size, f"params.n must be group_size ({group_size}), got {params.n}"),
-        (group_size >= 2, f"group_size must be at least 2, got {group_size}: one rollout has no group to compare"),
+        (
+            group_size >= 2,
+            f"group_size must be at least 2, got {group_size}: a rollout needs others to compare",
+        ),
         (params.has_logprobs, "params.has_logprobs must be true"),
         (params.temperature > 0, "params.temperature must be above 0: a greedy policy explores nothing"),
-        (params.top_p == 1, f"params.top_p must be 1, got {params.top_p}: the trainer's log-probs are of all tokens"),
+        (
+            params.top_p == 1,
+            f"params.top_p must be 1, got {params.top_p}: log-probs are of the whole vocabulary",
+        ),
     ):
         if not is_good:
             raise BadSampling(need)
@@ -47,16 +53,12 @@ def draw_problems(problems: Sequence[Problem], count: int, seed: int, iteration:
 
 def score(groups: Sequence[RolloutGroup], task: Task, reward: OutcomeReward) -> list[RolloutGroup]:
     """The groups with their rewards."""
-    return [
-        replace(
-            group,
-            rewards=[
-                reward.score(task, group.problem.gold, rollout.trajectory.response, rollout.trajectory.finish_reason)
-                for rollout in group.rollouts
-            ],
-        )
-        for group in groups
-    ]
+    scored = []
+    for group in groups:
+        trajectories = [rollout.trajectory for rollout in group.rollouts]
+        rewards = [reward.score(task, t.gold, t.response, t.finish_reason) for t in trajectories]
+        scored.append(replace(group, rewards=rewards))
+    return scored
 
 
 @dataclass
@@ -83,9 +85,10 @@ class Sampler:
 
         self._last_result = time.monotonic()
         everyone = asyncio.gather(*(ask(problem) for problem in problems))
-        watch = asyncio.create_task(self._watch())
+        watch: asyncio.Future[None] = asyncio.create_task(self._watch())
         try:
-            await asyncio.wait([everyone, watch], return_when=asyncio.FIRST_COMPLETED)
+            waited: list[asyncio.Future[Any]] = [everyone, watch]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not everyone.done():
                 await watch
             return await everyone
@@ -118,4 +121,6 @@ class Sampler:
             await asyncio.sleep(0.5)
             self.check_server()
             if time.monotonic() - self._last_result > self.stall_seconds:
-                raise ServerGone(f"the server gave no answer for {self.stall_seconds:g} s: run the same command to go on")
+                raise ServerGone(
+                    f"the server gave no answer for {self.stall_seconds:g} s: run the same command to go on"
+                )

@@ -16,7 +16,7 @@ from data.records import Problem, Trajectory
 
 @dataclass(frozen=True)
 class Rollout:
-    """A trajectory, the engine's log-probs of its response tokens, and the version of the policy that drew it.
+    """A trajectory, the engine's log-probs of its response tokens, and the policy version that drew it.
 
     Version v is the policy after v iterations.
     """
@@ -28,7 +28,7 @@ class Rollout:
 
 @dataclass(frozen=True)
 class RolloutGroup:
-    """The rollouts of one problem; `rewards` holds one number a rollout, and is empty until they are scored."""
+    """The rollouts of one problem; `rewards` holds one number a rollout, none until they are scored."""
 
     problem: Problem
     rollouts: list[Rollout]
@@ -40,8 +40,8 @@ class Experience:
     """The tensors of an iteration's rollouts.
 
     `ids`, `attention_mask` [N, T] long; `response_mask` [N, T] bool; `engine_logprobs` (at sampling),
-    `old_logprobs` and `entropies` (by the trainer, before the update) [N, T]; `reference_logprobs` [N, T], None
-    without a KL penalty. `advantages` [N, T] are None until they are estimated; `returns` [N, T], the
+    `old_logprobs` and `entropies` (by the trainer, before the update) [N, T]; `reference_logprobs` [N, T],
+    None without a KL penalty. `advantages` [N, T] are None until they are estimated; `returns` [N, T], the
     targets of a critic, stay None where there is no critic.
     """
 

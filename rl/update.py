@@ -3,6 +3,9 @@
 The loss of a minibatch is the sum over its response tokens divided by their number, over all its
 micro-batches: the gradient does not depend on how it is cut. Which rollouts make which minibatch is a
 function of (seed, iteration, epoch) alone.
+
+Without a KL penalty a rollout whose advantages are all 0 (its group agreed) has no gradient: its tokens are
+counted and its forward and backward passes are left out.
 """
 
 import math
@@ -51,7 +54,8 @@ class PolicyUpdate:
         if experience.returns is not None:
             raise ValueError("this estimator gives returns for a critic, and there is no critic to fit")
         sums: Sums = defaultdict(lambda: (0.0, 0.0))
-        minibatches = [rows for epoch in range(self.num_epochs) for rows in self._cut(experience, iteration, epoch)]
+        epochs = [self._cut(len(experience.ids), iteration, epoch) for epoch in range(self.num_epochs)]
+        minibatches = [rows for epoch in epochs for rows in epoch]
         rate = 0.0
         self.engine.model.train()
         for index, rows in enumerate(minibatches):
@@ -61,22 +65,27 @@ class PolicyUpdate:
         means = {name: total / max(count, 1.0) for name, (total, count) in sums.items()}
         return {**means, "learning_rate": rate}
 
-    def _cut(self, experience: Experience, iteration: int, epoch: int) -> list[torch.Tensor]:
-        order = list(range(len(experience.ids)))
+    def _cut(self, num_rollouts: int, iteration: int, epoch: int) -> list[torch.Tensor]:
+        order = list(range(num_rollouts))
         random.Random(f"{self.seed}/{iteration}/{epoch}").shuffle(order)
-        return list(torch.tensor(order).split(self.minibatch_size))
+        size = self.minibatch_size
+        return [torch.tensor(order[start : start + size]) for start in range(0, num_rollouts, size)]
 
     def _step(self, experience: Experience, rows: torch.Tensor, rate: float, sums: Sums) -> float:
         """One optimizer step; the gradient norm."""
         count = int(experience.response_mask[rows].sum())
+        for name in ("surrogate_loss", "clip_share"):
+            _add(sums, name, 0.0, count)
+        if experience.reference_logprobs is None and experience.advantages is not None:
+            rows = rows[experience.advantages[rows].any(dim=1)]
         for cut, length in micro_batches(experience.attention_mask, rows, self.micro_batch_size):
             total = self._loss(experience, cut, length, sums)
             if not math.isfinite(float(total.detach())):
-                raise NotFinite(f"the loss is {float(total.detach())} on rollouts {cut.tolist()[:8]} of this iteration")
+                raise NotFinite(f"the loss is {float(total.detach())} on rollouts {cut.tolist()[:8]}")
             self.engine.backward(total / count)
         norm = self.engine.step(rate)
         if not math.isfinite(norm):
-            raise NotFinite(f"the gradient norm is {norm}: lower learning_rate, or go on from the last checkpoint")
+            raise NotFinite(f"the gradient norm is {norm}: try a lower learning_rate")
         return norm
 
     def _loss(self, experience: Experience, cut: torch.Tensor, length: int, sums: Sums) -> torch.Tensor:
@@ -86,17 +95,16 @@ class PolicyUpdate:
             part: torch.Tensor = tensor[cut, :length].to(self.engine.device)
             return part
 
-        mask, old, advantages = (
-            take(tensor) for tensor in (experience.response_mask, experience.old_logprobs, experience.advantages)
-        )
+        mask, old = take(experience.response_mask), take(experience.old_logprobs)
+        advantages = take(experience.advantages)
         with autocast(self.engine.device, self.precision):
             logprobs, _ = policy_logprobs(
                 self.engine.model, take(experience.ids), take(experience.attention_mask), self.temperature
             )
         clip = (mask, self.clip_low, self.clip_high)
         total, count = clipped_surrogate(logprobs, old, advantages, *clip)
-        _add(sums, "surrogate_loss", float(total.detach()), count)
-        _add(sums, "clip_share", *clipped_tokens(logprobs.detach(), old, advantages, *clip))
+        _add(sums, "surrogate_loss", float(total.detach()), 0)
+        _add(sums, "clip_share", clipped_tokens(logprobs.detach(), old, advantages, *clip)[0], 0)
         _add(sums, "kl_old", float(k3_divergence(old, logprobs.detach(), mask)[0]), count)
         if experience.reference_logprobs is not None:
             penalty, _ = k3_divergence(logprobs, take(experience.reference_logprobs), mask)

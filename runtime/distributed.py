@@ -7,9 +7,12 @@ import datetime
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+T = TypeVar("T")
 
 
 def rank() -> int:
@@ -64,6 +67,15 @@ def sum_over_ranks(values: list[float]) -> list[float]:
     tensor = torch.tensor(values, dtype=torch.float64, device=device())
     dist.all_reduce(tensor)
     return [float(value) for value in tensor.tolist()]
+
+
+def gather_over_ranks(value: T) -> list[T]:
+    """The (picklable) value of every rank, in their order, on every rank."""
+    if world_size() == 1:
+        return [value]
+    values: list[Any] = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return values
 
 
 def sum_gradients(parameters: list[torch.nn.Parameter]) -> None:

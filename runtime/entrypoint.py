@@ -12,7 +12,6 @@ Exit codes: 0 done; 1 some rows failed (listed); 2 bad input or config; 3 server
 4 storage; 130/143 stopped by a signal, resumable. An exception class states its own in `exit_code`.
 """
 
-import difflib
 import errno
 import os
 import signal
@@ -28,16 +27,19 @@ from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from runtime import schemas
-from runtime.distributed import is_main_rank
+from runtime.config_errors import CONFIG_ERRORS, describe_config_error
+from runtime.life import die_with_owner
+from runtime.logs import quiet_libraries
 
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
 PACKAGES = ("data", "models", "sampling", "rewards", "pipeline", "training", "rl", "analysis", "runtime")
 _VALUE_FLAGS = {"-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir", "-p", "--package"}
 _VALUE_FLAGS |= {"-c", "--cfg"}
+_FLAGS = {"-h", "--help", "--hydra-help", "--version", "--resolve", "-i", "--info"}
+_QUIET = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 
@@ -59,7 +61,9 @@ def register_schemas() -> None:
 def check_target(target: str) -> None:
     """Admit only our own packages and torch.optim: a config must not be able to run anything else."""
     if not (target.split(".")[0] in PACKAGES or target.startswith("torch.optim.")):
-        raise BadConfig(f"_target_ '{target}' is not admitted: only {', '.join(PACKAGES)} and torch.optim are")
+        raise BadConfig(
+            f"_target_ '{target}' is not admitted: only {', '.join(PACKAGES)} and torch.optim are"
+        )
 
 
 def _targets(node: Any) -> list[str]:
@@ -110,23 +114,22 @@ def _normalise_argv(arguments: list[str], default_path: Path) -> list[str]:
                 next(rest, None)
         elif name in _VALUE_FLAGS:
             value = value if equals else next(rest, "")
+            if not value:
+                raise BadConfig(f"{name} needs a value")
             if name in ("-cp", "--config-path"):
                 path = _resolve_config_path(value)
             else:
                 flags += [name, value]
-        elif argument.startswith("-") and not _is_override(argument):
+        elif name in _FLAGS:
             flags.append(argument)
+        elif argument.startswith("-"):
+            raise BadConfig(f"there is no flag {name}: settings are written key=value, without dashes")
         else:
             overrides.append(argument)
     flags = ["--config-path", str(path), *flags]
     if path != CONF:
         flags += ["--config-dir", str(CONF)]
-    quiet = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
-    return [*flags, *quiet, *overrides]
-
-
-def _is_override(argument: str) -> bool:
-    return "=" in argument and not argument.startswith("-")
+    return [*flags, *_QUIET, *overrides]
 
 
 def _resolve_config_path(value: str) -> Path:
@@ -137,44 +140,20 @@ def _resolve_config_path(value: str) -> Path:
     raise BadConfig(f"-cp {value}: no such folder in {ROOT} (nor below the current folder)")
 
 
-def _innermost(error: BaseException) -> BaseException:
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return error
-
-
-def describe_config_error(error: BaseException) -> str:
-    """One line for an error of Hydra's or OmegaConf's: the key, the config and the nearest right name."""
-    cause = _innermost(error)
-    key = getattr(cause, "key", None)
-    parent = getattr(cause, "parent_node", None)
-    if isinstance(cause, MissingMandatoryValue):
-        return f"config: {getattr(cause, 'full_key', None) or key} has no value: add {key}=... to the command"
-    text = " ".join(str(error).split())
-    if cause is not error and str(cause) not in str(error):
-        text += " (" + str(cause).split("\n")[0] + ")"
-    if key is not None and isinstance(parent, DictConfig) and "not in" in str(cause):
-        names = [str(name) for name in parent]
-        near = difflib.get_close_matches(str(key), names, n=1)
-        hint = f"did you mean '{near[0]}'?" if near else f"the keys there are {', '.join(names)}"
-        return f"config: there is no key '{getattr(cause, 'full_key', None) or key}': {hint}"
-    return f"config: {text}"
-
-
 def _exit_code(error: BaseException) -> int | None:
     """The exit code of an error that is explained in one line; None for one that needs a traceback."""
     if isinstance(error, OSError) and error.errno in _DISK_FULL:
         return 4
-    if isinstance(error, HydraException | OmegaConfBaseException):
+    if isinstance(error, CONFIG_ERRORS):
         return 2
     code = getattr(error, "exit_code", None)
     return code if isinstance(code, int) else None
 
 
 def _report(error: BaseException) -> None:
-    if not is_main_rank():
-        return
-    if isinstance(error, HydraException | OmegaConfBaseException):
+    if int(os.environ.get("LOCAL_RANK", "0")) != 0:
+        return  # the first rank of this machine says it
+    if isinstance(error, CONFIG_ERRORS):
         line = describe_config_error(error)
     elif isinstance(error, OSError) and error.errno in _DISK_FULL:
         line = f"{error.filename or 'storage'}: {error.strerror}: free space, then run the same command again"
@@ -208,7 +187,9 @@ def entrypoint(
 
 def _run(function: Callable[[Any], int | None], schema: type, config_name: str, folder: Path) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
+    quiet_libraries()
     signal.signal(signal.SIGTERM, _stop)
+    die_with_owner()
     register_schemas()
     codes: list[int] = []
     errors: list[Exception] = []

@@ -15,14 +15,24 @@ _OURS = ("train", "rl", "sample", "stage", "evaluate")
 _OUR_PACKAGES = ("data", "models", "runtime", "sampling", "rewards", "pipeline", "training", "analysis")
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """False for DeepSpeed's remark that there is no GPU."""
+    return "Setting accelerator to CPU" not in record.getMessage()
+
+
 def quiet_libraries() -> None:
     """Silence start-up chatter; called before heavy libraries are imported where possible."""
+    for name in (
+        "HF_HUB_DISABLE_PROGRESS_BARS",
+        "HF_HUB_DISABLE_TELEMETRY",
+        "VLLM_NO_USAGE_STATS",
+        "DO_NOT_TRACK",
+    ):
+        os.environ.setdefault(name, "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    os.environ.setdefault("DO_NOT_TRACK", "1")
     warnings.filterwarnings("ignore", message=".*pynvml.*")
+    warnings.filterwarnings("ignore", message=".*torch.distributed.* is deprecated", category=FutureWarning)
+    logging.getLogger("DeepSpeed").addFilter(_is_news)
 
 
 def set_up_logging(file: Path | None = None) -> None:

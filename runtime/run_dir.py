@@ -43,29 +43,35 @@ def versions() -> dict[str, str]:
     return found
 
 
+def check_run_dir(path: str, config: Any) -> Path:
+    """The run directory, not yet made; raises BadConfig where a file or a run with another config stands."""
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise BadConfig(f"{folder} is a file: choose another output_dir")
+    stored_path = folder / "config.yaml"
+    if stored_path.is_file():
+        different = changed_keys(yaml.safe_load(stored_path.read_text()), dataclasses.asdict(config))
+        if different:
+            shown = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, old, new in different[:4])
+            raise BadConfig(f"{folder} holds a run with another config ({shown}): choose another output_dir")
+    elif any((folder / name).exists() for name in ("model", "checkpoints", "metrics.jsonl")):
+        raise BadConfig(f"{folder} holds something else (it has no config.yaml): choose another output_dir")
+    return folder
+
+
 def open_run_dir(path: str, config: Any) -> Path:
     """Create the directory or accept the one of the same run; store config, commit and versions.
 
     Raises BadConfig where a run with another config stands there, or where a file does.
     """
-    folder = Path(path)
-    if folder.exists() and not folder.is_dir():
-        raise BadConfig(f"{folder} is a file: choose another output_dir")
-    mine = dataclasses.asdict(config)
+    folder = check_run_dir(path, config)
     stored_path = folder / "config.yaml"
-    if stored_path.is_file():
-        stored = yaml.safe_load(stored_path.read_text())
-        different = changed_keys(stored, mine)
-        if different:
-            shown = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, old, new in different[:4])
-            raise BadConfig(f"{folder} holds a run with another config ({shown}): choose another output_dir")
-        return folder
-    if is_main_rank():
+    if is_main_rank() and not stored_path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        provenance = {"commit": code_commit(), "versions": versions(), "started": time.strftime("%Y-%m-%d")}
-        (folder / "provenance.yaml").write_text(yaml.safe_dump(provenance))
+        origin = {"commit": code_commit(), "versions": versions(), "started": time.strftime("%Y-%m-%d")}
+        (folder / "provenance.yaml").write_text(yaml.safe_dump(origin))
         partial = stored_path.with_suffix(".partial")
-        partial.write_text(yaml.safe_dump(mine))
+        partial.write_text(yaml.safe_dump(dataclasses.asdict(config)))
         partial.replace(stored_path)
     return folder
 
@@ -75,13 +81,15 @@ def changed_keys(stored: Any, mine: Any, prefix: str = "") -> list[tuple[str, An
     if isinstance(stored, dict) and isinstance(mine, dict):
         names = [name for name in {**stored, **mine} if prefix or name not in _LENGTH_KEYS]
         return [
-            row for name in names for row in changed_keys(stored.get(name), mine.get(name), f"{prefix}{name}.")
+            row
+            for name in names
+            for row in changed_keys(stored.get(name), mine.get(name), f"{prefix}{name}.")
         ]
     return [] if stored == mine else [(prefix[:-1], stored, mine)]
 
 
 def provenance(config: Any, inputs: dict[str, str], counts: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """What stands in `X.meta.json` beside a file X: how it was made, from what (SHA-256), and what it holds."""
+    """What stands in `X.meta.json` beside a file X: made how, from what (SHA-256), and what it holds."""
     return {
         "config": dataclasses.asdict(config),
         "inputs": inputs,
@@ -92,7 +100,9 @@ def provenance(config: Any, inputs: dict[str, str], counts: dict[str, Any], seco
     }
 
 
-def same_origin(stored: dict[str, Any], config: Any, inputs: dict[str, str], ignore: Iterable[str] = ()) -> str:
+def same_origin(
+    stored: dict[str, Any], config: Any, inputs: dict[str, str], ignore: Iterable[str] = ()
+) -> str:
     """Empty if a stored `X.meta.json` has this config and these input hashes, else what differs."""
     mine = dataclasses.asdict(config)
     for name in ignore:

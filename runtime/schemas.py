@@ -1,6 +1,6 @@
 """The root dataclasses behind every config: a misspelt or ill-typed key fails before anything runs.
 
-Nodes typed `Any` hold components: a `_target_` and its keyword arguments, built by `runtime.entrypoint.build`.
+Nodes typed `Any` hold components: a `_target_` and its keyword arguments, for `runtime.entrypoint.build`.
 Lengths are in tokens, times in seconds.
 """
 
@@ -122,4 +122,5 @@ class RLConfig:
     keep_checkpoints: int = 1
     max_logprob_gap: float = 0.1
     num_in_flight: int = 64
+    stall_seconds: float = 180.0
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

@@ -7,6 +7,7 @@ with other parameters is refused and a finished file costs nothing, not even a s
 import asyncio
 import json
 import logging
+import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from typing import Any
 from data.jsonl import file_sha256, write_json
 from data.records import BadInput
 from runtime.entrypoint import build
+from runtime.life import exclusive
 from runtime.run_dir import provenance, same_origin
 from runtime.schemas import SampleConfig
 from runtime.tracking import Progress
@@ -24,12 +26,20 @@ from sampling.runner import Runner, Tally, finished_requests, write_failed
 
 log = logging.getLogger("sample")
 
+# Set by `python -m sampling.server`: a server that runs already.
+SERVER_VARIABLE = "ESPALIER_SERVER"
+
 # What may differ between two runs of one file: where and how fast it is asked, not what is asked.
 _HOW = ("client", "server", "num_in_flight", "stall_seconds", "tracking")
 
 
 def run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_model: Callable[[str], None]) -> int:
     """Sample what `config.output` does not hold yet; the exit code (1 if some requests were refused)."""
+    with exclusive(Path(config.output)):
+        return _run_job(config, load_tokenizer, check_model)
+
+
+def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_model: Callable[[str], None]) -> int:
     started = time.monotonic()
     output = Path(config.output)
     meta_path = output.with_suffix(".meta.json")
@@ -88,7 +98,9 @@ def _sample(
     with ExitStack() as stack:
         client_arguments: dict[str, Any] = {}
         check_server: Callable[[], None] = lambda: None  # noqa: E731
-        if config.server is not None:
+        if SERVER_VARIABLE in os.environ and config.client.get("base_url", "") is None:
+            client_arguments["base_url"] = os.environ[SERVER_VARIABLE]
+        elif config.server is not None:
             check_model(config.server["model"])
             log.info("starting a vLLM server for %s", config.server["model"])
             server = stack.enter_context(build(config.server))

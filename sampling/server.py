@@ -1,10 +1,16 @@
 """A vLLM server of our own: started, watched and stopped by its own process id, on loopback only.
 
+    python -m sampling.server --model MODEL --log server.log -- COMMAND ...
+
+serves for the length of a command: its address stands in the environment variable ESPALIER_SERVER, which the
+sampling programs prefer to a server of their own. The exit code is the command's.
+
 The server dies with the process that started it, even when that is killed with -9 (Linux parent-death
 signal), so nothing is left behind and no port stays taken. It is announced ready only after a warm-up
 request of 16 tokens: `/health` alone says 200 too early, and a shorter first prompt kills vLLM's CPU worker.
 """
 
+import argparse
 import atexit
 import ctypes
 import importlib.util
@@ -228,3 +234,47 @@ class VLLMServer:
 
     def __exit__(self, *_: object) -> None:
         self.stop()
+
+
+def _serve(server: VLLMServer, command: list[str]) -> int:
+    with server:
+        environment = {**os.environ, "ESPALIER_SERVER": server.base_url}
+        child = subprocess.Popen(command, env=environment, preexec_fn=_die_with_parent)
+        try:
+            while child.poll() is None:
+                time.sleep(0.2)
+                if not server.is_alive():
+                    child.terminate()
+                    child.wait(30)
+                    raise CannotStart(server.death_message())
+        finally:
+            if child.poll() is None:
+                child.terminate()
+                child.wait(30)
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode
+
+
+def main() -> int:
+    """Serve for the length of a command."""
+    parser = argparse.ArgumentParser(description="Serve a model for the length of a command.")
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--log", required=True)
+    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--max-model-len", type=int, default=512)
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    arguments = parser.parse_args()
+    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    options = {"enforce_eager": True, "max_num_seqs": 256}
+    server = VLLMServer(
+        arguments.model, arguments.log, arguments.port, arguments.max_model_len, options=options
+    )
+    try:
+        return _serve(server, command)
+    except (CannotStart, PortInUse) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

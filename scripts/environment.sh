@@ -3,7 +3,7 @@
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash scripts/install.sh
 python=$PWD/.venv/bin/python
-export TOKENIZERS_PARALLELISM=false DO_NOT_TRACK=1 PYTHONPATH=$PWD
+export ESPALIER_OWNER=${ESPALIER_OWNER:-$$} TOKENIZERS_PARALLELISM=false DO_NOT_TRACK=1 PYTHONPATH=$PWD
 for library in /usr/lib/*-linux-gnu/libtcmalloc_minimal.so.4; do
   if [[ -e $library && -z ${LD_PRELOAD:-} ]]; then export LD_PRELOAD=$library; fi
 done
@@ -12,6 +12,7 @@ done
 stage() {
   local name=$1 started=$SECONDS code=0
   shift
+  kill -0 "$ESPALIER_OWNER" 2>/dev/null || exit 143
   printf '\n== %s\n' "$name" >&2
   "$@" || code=$?
   printf '{"stage": "%s", "seconds": %d, "exit_code": %d}\n' "$name" $((SECONDS - started)) "$code" >>"$run/seconds.jsonl"

@@ -3,11 +3,12 @@
 # process reward model and two DPO policies, evaluates all three, and writes experiments/quickstart/report.html.
 #
 #   bash scripts/quickstart.sh [seed=0] [run=experiments/quickstart]
+#   bash scripts/quickstart.sh run=experiments/rehearsal configs=exp/debug num_problems=24 num_test=32   minutes
 #
 # Safe to run again from the top after anything: finished stages are kept.
 set -euo pipefail
-settings="run seed"
-run=experiments/quickstart seed=0
+settings="run seed num_problems num_test configs"
+run=experiments/quickstart seed=0 num_problems=1000 num_test=1000 configs=exp
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 mkdir -p "$run"
@@ -16,13 +17,14 @@ sft=$run/sft/model
 
 stage make_demonstrations "$python" run_stage.py -cn make_demonstrations output="$run/demonstrations.jsonl"
 stage make_policy "$python" run_stage.py -cn make_policy input="$run/demonstrations.jsonl" output="$run/base" seed="$seed"
-stage train_sft "$python" trainer_base_ds_mul.py -cn exp/sft/word_arithmetic output_dir="$run/sft" \
+stage train_sft "$python" trainer_base_ds_mul.py -cn "$configs/sft/word_arithmetic" output_dir="$run/sft" \
   model.path="$run/base" examples.path="$run/demonstrations.jsonl" seed="$seed"
-bash scripts/process_rewards.sh policy="$sft" "${common[@]}"
-bash scripts/step_dpo.sh pairs=outcome policy="$sft" "${common[@]}"
-bash scripts/step_dpo.sh pairs=process policy="$sft" "${common[@]}"
+bash scripts/process_rewards.sh policy="$sft" num_problems="$num_problems" exp="$configs/reward/word_arithmetic" "${common[@]}"
+for pairs in outcome process; do
+  bash scripts/step_dpo.sh pairs="$pairs" policy="$sft" exp="$configs/dpo/word_arithmetic" "${common[@]}"
+done
 for name in sft dpo process_dpo; do
-  bash scripts/evaluate.sh name="$name" policy="$run/$name/model" "${common[@]}"
+  bash scripts/evaluate.sh name="$name" policy="$run/$name/model" num_problems="$num_test" "${common[@]}"
 done
 stage report "$python" run_stage.py -cn report output="$run/report.html" stage.run_dir="$run"
 echo "the report is $run/report.html" >&2

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from runtime.distributed import barrier, is_main_rank, rank
+from runtime.distributed import barrier, is_main_rank, rank, world_size
 from training.engine import Engine
 
 
@@ -86,7 +86,7 @@ def save(run: Path, engine: Engine, state: TrainState, keep: int) -> None:
 def resume(run: Path, engine: Engine, data: str) -> int:
     """Load the newest checkpoint of the run, if there is one; the number of steps done.
 
-    Raises BadCheckpoint where the examples are not those the checkpoint was trained on.
+    Raises BadCheckpoint where the examples or the number of ranks are not those of the checkpoint.
     """
     found = checkpoints(run)
     if not found:
@@ -94,7 +94,14 @@ def resume(run: Path, engine: Engine, data: str) -> int:
     folder = found[-1]
     state = TrainState(**json.loads((folder / "state.json").read_text()))
     if state.data != data:
-        raise BadCheckpoint(f"{folder} was trained on other examples: choose another output_dir, or remove it")
+        raise BadCheckpoint(
+            f"{folder} was trained on other examples: choose another output_dir, or remove it"
+        )
+    num_ranks = len(list(folder.glob("random-*.pt")))
+    if num_ranks != world_size():
+        raise BadCheckpoint(
+            f"{folder} was written by {num_ranks} ranks, not {world_size()}: start as many again"
+        )
     engine.load_state(folder)
     random_state = torch.load(folder / f"random-{rank()}.pt", weights_only=True)
     torch.set_rng_state(random_state["torch"])

@@ -5,7 +5,6 @@ optimizer is ours (torch.optim) and the loop sets the learning rate, so that one
 DeepSpeed averages gradients over ranks; losses are scaled by the number of ranks to make that a sum.
 """
 
-import logging
 import os
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from runtime.distributed import device, is_main_rank, world_size
 
 
 class DeepSpeedEngine:
-    """Args: `settings`, DeepSpeed's JSON as a dict; `num_micro_batches` a step and rank."""
+    """Args: `settings`, DeepSpeed's JSON as a dict; `num_micro_batches` of one step on one rank."""
 
     def __init__(
         self,
@@ -27,52 +26,61 @@ class DeepSpeedEngine:
         micro_batch_size: int,
         num_micro_batches: int,
         max_grad_norm: float,
+        precision: str,
     ):
         os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
         import deepspeed
 
-        logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+        # An operator of inference only, which DeepSpeed would compile (a minute, and a compiler) on CPUs.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
         self.device = device()
-        batch_sizes = {
+        run_settings = {
             "train_micro_batch_size_per_gpu": micro_batch_size,
             "gradient_accumulation_steps": num_micro_batches,
             "gradient_clipping": max_grad_norm,
+            # DeepSpeed switches the loop's own autocast off; gradients are reduced in float32.
+            "torch_autocast": {
+                "enabled": precision == "bf16",
+                "dtype": "bfloat16",
+                "lower_precision_safe_modules": [],
+            },
         }
         self.model, self.optimizer, _, _ = deepspeed.initialize(
-            model=model, optimizer=optimizer, config={**settings, **batch_sizes}
+            model=model, optimizer=optimizer, config={**settings, **run_settings}
         )
         self.zero_stage = int(settings.get("zero_optimization", {}).get("stage", 0))
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Backward, then DeepSpeed's step, which updates on the last micro-batch only."""
-        if self.model.is_gradient_accumulation_boundary():
-            for group in self.optimizer.param_groups:
-                group["lr"] = self._learning_rate
+        """Add one micro-batch's gradients; the last of a step reduces them over the ranks."""
         self.model.backward(loss * world_size(), scale_wrt_gas=False)
-        self.model.step()
-
-    _learning_rate = 0.0
-
-    def set_learning_rate(self, learning_rate: float) -> None:
-        """The rate of the update that the next accumulation boundary makes."""
-        self._learning_rate = learning_rate
+        if not self.model.is_gradient_accumulation_boundary():
+            self.model.step()
 
     def step(self, learning_rate: float) -> float:
-        """The update has been made by the last `backward`; the gradient norm it saw."""
-        norm = self.model.get_global_grad_norm()
-        return float(norm) if norm is not None else float("nan")
+        """Clip and update, on every rank its part; the norm before clipping."""
+        if not self.model.is_gradient_accumulation_boundary():
+            raise RuntimeError("a step with DeepSpeed needs exactly num_micro_batches calls of backward")
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        norm = self._grad_norm() if self.zero_stage == 0 else None
+        self.model.step()
+        return float(self.model.get_global_grad_norm() if norm is None else norm)
+
+    def _grad_norm(self) -> torch.Tensor:
+        """Of the reduced gradients, which stage 0 leaves whole on every rank and does not measure."""
+        return torch.nn.utils.get_total_norm(
+            [p.grad for p in self.model.module.parameters() if p.grad is not None]
+        )
 
     def save_model(self, folder: Path) -> None:
         """Gather (ZeRO-3) and write a standard folder from rank 0."""
-        if self.zero_stage == 3:
-            import deepspeed
+        import deepspeed
 
-            with deepspeed.zero.GatheredParameters(list(self.model.module.parameters()), modifier_rank=0):
-                state = {name: value.detach().cpu().clone() for name, value in self.model.module.state_dict().items()}
-                if is_main_rank():
-                    self.model.module.save_pretrained(folder, state_dict=state)
-        elif is_main_rank():
-            self.model.module.save_pretrained(folder)
+        module = self.model.module
+        with deepspeed.zero.GatheredParameters(list(module.parameters())):
+            if is_main_rank():
+                state = {name: value.detach().cpu() for name, value in module.state_dict().items()}
+                module.save_pretrained(folder, state_dict=state)
 
     def save_state(self, folder: Path) -> None:
         """DeepSpeed's own checkpoint, one part a rank."""

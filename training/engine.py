@@ -39,7 +39,7 @@ class Engine(Protocol):
         """Add one micro-batch's gradients."""
 
     def step(self, learning_rate: float) -> float:
-        """Clip, update, clear; the gradient norm before clipping."""
+        """Clip, update, clear, once all micro-batches have gone backward; the norm before clipping."""
 
     def save_model(self, folder: Path) -> None:
         """A standard Hugging Face folder; called on every rank, written by rank 0."""
@@ -52,13 +52,18 @@ class Engine(Protocol):
 
 
 class TorchEngine:
-    """One process, or several that sum their gradients: every rank holds the whole model."""
+    """One process, or several that sum their gradients: every rank holds the whole model.
 
-    def __init__(self, model: Any, optimizer: torch.optim.Optimizer, device: torch.device, max_grad_norm: float):
+    `max_grad_norm` 0 does not clip.
+    """
+
+    def __init__(
+        self, model: Any, optimizer: torch.optim.Optimizer, device: torch.device, max_grad_norm: float
+    ):
         self.model = model
         self.optimizer = optimizer
         self.device = device
-        self.max_grad_norm = max_grad_norm
+        self.max_grad_norm = max_grad_norm if max_grad_norm > 0 else float("inf")
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
 
     def backward(self, loss: torch.Tensor) -> None:

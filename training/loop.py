@@ -7,17 +7,17 @@ moment and started again goes on from its last checkpoint, bit for bit on CPU.
 import logging
 import math
 import time
-from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from data.collate import Batch
 from data.examples import fingerprint
 from data.loader import Loader
-from runtime.distributed import sum_over_ranks
+from data.records import BadInput
+from runtime.distributed import gather_over_ranks, sum_over_ranks
 from runtime.schemas import TrainConfig
 from runtime.tracking import Metrics, Progress
 from training import checkpoint
@@ -33,23 +33,42 @@ class NotFinite(RuntimeError):
     exit_code = 1
 
 
+# The learning rate after the warm-up, as a share of the highest, at a share of the steps left.
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "constant": lambda progress: 1.0,
+    "linear": lambda progress: 1 - progress,
+    "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
+}
+
+
 def learning_rate(step: int, max_steps: int, config: TrainConfig) -> float:
     """Linear warm-up over `warmup_steps`, then constant, linear to 0 or cosine to 0. `step` from 0."""
+    if config.schedule not in SCHEDULES:
+        raise BadInput(f"schedule must be one of {', '.join(SCHEDULES)}, got '{config.schedule}'")
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     progress = (step - config.warmup_steps) / max(1, max_steps - config.warmup_steps)
-    shapes = {"constant": 1.0, "linear": 1 - progress, "cosine": 0.5 * (1 + math.cos(math.pi * progress))}
-    if config.schedule not in shapes:
-        raise checkpoint.BadCheckpoint(f"schedule must be one of {', '.join(shapes)}, got '{config.schedule}'")
-    return config.learning_rate * shapes[config.schedule]
+    return config.learning_rate * SCHEDULES[config.schedule](progress)
 
 
-def reduce_metrics(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """name → (sum, count) on this rank to name → mean over all ranks; every rank has the same names."""
-    names = sorted(sums)
-    totals = sum_over_ranks([value for name in names for value in sums[name]])
-    pairs = zip(totals[0::2], totals[1::2], strict=True)
-    return {name: total / max(count, 1e-12) for name, (total, count) in zip(names, pairs, strict=True)}
+class Sums:
+    """Metrics on their way to a mean over batches and ranks: name → (sum, count)."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, tuple[float, float]] = {}
+
+    def add(self, new: Mapping[str, tuple[float, float]]) -> None:
+        """Add a batch's sums and counts."""
+        for name, (total, count) in new.items():
+            old = self.rows.get(name, (0.0, 0.0))
+            self.rows[name] = (old[0] + total, old[1] + count)
+
+    def means(self) -> dict[str, float]:
+        """Means over all ranks, each of which holds the same names."""
+        names = sorted(self.rows)
+        totals = sum_over_ranks([value for name in names for value in self.rows[name]])
+        pairs = zip(totals[0::2], totals[1::2], strict=True)
+        return {name: total / max(count, 1e-12) for name, (total, count) in zip(names, pairs, strict=True)}
 
 
 @dataclass
@@ -98,59 +117,65 @@ class Loop:
     def train_step(self, step: int) -> dict[str, float]:
         """One optimizer step; means over all ranks of the loss and of what the objective logs."""
         started = time.monotonic()
+        rate = learning_rate(step, self.max_steps, self.config)
         self.engine.model.train()
         examples = self.loader.micro_batches(step)
         batches = [self.objective.collate(group, self.pad_id) for group in examples]
-        count = sum_over_ranks([sum(self.objective.count(batch) for batch in batches)])[0]
+        counts = [self.objective.count(batch) for batch in batches]
+        tokens = sum(float(batch.attention_mask.sum()) for batch in batches)
+        count, tokens = sum_over_ranks([sum(counts), tokens])
         if count <= 0:
-            raise NotFinite(f"step {step + 1}: nothing to learn from in {batches[0].example_ids[:4]} ...")
-        rate = learning_rate(step, self.max_steps, self.config)
-        if hasattr(self.engine, "set_learning_rate"):
-            self.engine.set_learning_rate(rate)
-        sums: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
-        tokens = 0.0
+            raise NotFinite(
+                f"step {step + 1}: nothing to learn from in {', '.join(batches[0].example_ids[:4])} ..."
+            )
+        sums = Sums()
+        bad: list[str] = []
         for batch in batches:
-            tokens += float(batch.attention_mask.sum())
-            self._forward_backward(batch, count, sums, step)
+            loss, metrics = self._loss(batch)
+            sums.add(metrics)
+            bad += [] if math.isfinite(metrics["loss"][0]) else batch.example_ids
+            self.engine.backward(loss / count)
+        values = sums.means()
+        if not math.isfinite(values["loss"]):  # on every rank alike
+            raise NotFinite(f"step {step + 1}: the loss is {values['loss']}: examples {_first(bad)}")
         norm = self.engine.step(rate)
-        sums["tokens"] = (tokens, 0.0)
-        values = reduce_metrics({name: value for name, value in sums.items() if name != "tokens"})
-        total_tokens = sum_over_ranks([tokens])[0]
         if not math.isfinite(norm):
-            raise NotFinite(f"step {step + 1}: the gradient norm is {norm}: examples {batches[0].example_ids[:8]}")
-        speed = total_tokens / (time.monotonic() - started)
+            ids = [name for batch in batches for name in batch.example_ids]
+            raise NotFinite(f"step {step + 1}: the gradient norm is {norm}: examples {_first(ids)}")
+        speed = tokens / (time.monotonic() - started)
         return {**values, "grad_norm": norm, "learning_rate": rate, "tokens_per_second": speed}
 
-    def _forward_backward(self, batch: Any, count: float, sums: dict[str, tuple[float, float]], step: int) -> None:
+    def _loss(self, batch: Batch) -> tuple[torch.Tensor, dict[str, tuple[float, float]]]:
+        """The summed loss of one batch, and the (sum, count) of it and of what the objective logs."""
         batch = batch.to(self.engine.device)
         with autocast(self.engine.device, self.config.precision):
             loss = self.objective.loss(self.engine.model, batch)
-        total = float(loss.total.detach())
-        if not math.isfinite(total):
-            raise NotFinite(f"step {step + 1}: the loss is {total}: examples {', '.join(batch.example_ids[:8])}")
-        self.engine.backward(loss.total / count)
-        _add(sums, {**loss.metrics, "loss": (total, self.objective.count(batch))})
+        return loss.total, {**loss.metrics, "loss": (float(loss.total.detach()), self.objective.count(batch))}
 
     @torch.no_grad()
     def evaluate(self, loader: Loader) -> dict[str, float]:
-        """Means over the evaluation examples, each seen once."""
+        """Means over the evaluation examples, each counted once.
+
+        Every rank makes as many forward passes (ZeRO-3 gathers weights in each): a rank that has no batch
+        left repeats the first one and does not count it.
+        """
         self.engine.model.eval()
-        sums: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
-        size = loader.micro_batch_size
-        for start in range(loader.rank * size, len(loader.examples), size * loader.world_size):
+        sums = Sums()
+        size, ranks = loader.micro_batch_size, loader.world_size
+        starts = list(range(0, len(loader.examples), size))
+        for place in range(loader.rank, math.ceil(len(starts) / ranks) * ranks, ranks):
+            start = starts[place] if place < len(starts) else 0
             batch = self.objective.collate(loader.examples[start : start + size], self.pad_id)
-            batch = batch.to(self.engine.device)
-            with autocast(self.engine.device, self.config.precision):
-                loss = self.objective.loss(self.engine.model, batch)
-            _add(sums, {**loss.metrics, "loss": (float(loss.total), self.objective.count(batch))})
-        return reduce_metrics(sums)
+            _, metrics = self._loss(batch)
+            sums.add(metrics if place < len(starts) else dict.fromkeys(metrics, (0.0, 0.0)))
+        return sums.means()
 
 
 def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def _add(sums: dict[str, tuple[float, float]], new: Mapping[str, tuple[float, float]]) -> None:
-    for name, (total, count) in new.items():
-        old = sums[name]
-        sums[name] = (old[0] + total, old[1] + count)
+def _first(names: list[str]) -> str:
+    """The first few of all ranks' names; called on every rank."""
+    everyone = [name for part in gather_over_ranks(names) for name in part]
+    return ", ".join(everyone[:8]) + (" ..." if len(everyone) > 8 else "")

@@ -6,20 +6,20 @@ from decimal import Decimal, InvalidOperation
 from data.tasks.task import Grade
 
 _MARKED = re.compile(r"####[ \t]*([^\n]*)")
-_NUMBER = re.compile(r"-?(?:\d[\d,]*(?:\.\d+)?|\.\d+)")
+_NUMBER = re.compile(r"\$?(-?)\$?((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+) ?[$%]?\.?")
 
 
 def extract_marked_number(response: str) -> str | None:
     """The number after the last `####`, without thousands commas, `$` and `%`; None if there is none.
 
-    Only the marked line is read: a number elsewhere in the text is not an answer.
+    Only the marked line is read, and it must hold one number alone: `12 or 13`, `1,2` and `12 apples` are
+    no answers, nor is a number elsewhere in the text.
     """
     marked = _MARKED.findall(response)
     if not marked:
         return None
-    text = marked[-1].strip().replace("$", "").rstrip(".% ")
-    match = _NUMBER.fullmatch(text)
-    return match.group().replace(",", "") if match else None
+    match = _NUMBER.fullmatch(marked[-1].strip())
+    return (match[1] + match[2]).replace(",", "") if match else None
 
 
 def is_equal_number(one: str, other: str) -> bool:

@@ -108,6 +108,10 @@ class WordArithmetic:
 
     name = "word_arithmetic"
 
+    def __post_init__(self) -> None:
+        if self.max_total < 4:
+            raise BadInput(f"task.max_total must be at least 4, got {self.max_total}")
+
     def problems(self, split: str) -> list[Problem]:
         """Distinct problems of the split; drawn from a stream seeded by the split's name alone."""
         if split not in SPLITS:
@@ -116,17 +120,21 @@ class WordArithmetic:
         rng = random.Random(f"{self.seed}/{split}")
         problems: list[Problem] = []
         seen: set[str] = set()
-        draws = 0
+        draws_in_vain = 0
         while len(problems) < count:
-            draws += 1
-            if draws > 2000 * (count + 10):
-                raise BadInput(f"word_arithmetic: {count} distinct {split} problems do not exist")
+            draws_in_vain += 1
+            if draws_in_vain > 20_000:
+                raise BadInput(
+                    f"word_arithmetic: {count} {split} problems are asked, {len(problems)} distinct ones found: "
+                    f"lower num_{split} or raise max_total"
+                )
             start, operations = draw_operations(rng, self.max_total)
             key = f"{start}|{operations}"
             name, thing = rng.choice(NAMES), rng.choice(THINGS)
             if split_of(start, operations) != split or key in seen:
                 continue
             seen.add(key)
+            draws_in_vain = 0
             value = start
             for operation in operations:
                 value = apply_operation(value, operation)

@@ -1,1 +1,1 @@
-"""One file an estimator: how good every token of a rollout was. The protocol is `rl.types.AdvantageEstimator`."""
+"""How good every token of a rollout was: one file an estimator (`rl.types.AdvantageEstimator`)."""

@@ -1,0 +1,1 @@
+"""Figures with a command behind each: `bash scripts/bench.sh NAME` writes benchmarks/results/NAME.json."""

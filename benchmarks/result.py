@@ -1,0 +1,44 @@
+"""The result file of a benchmark: machine, commit, versions and figures with goal and command."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from data.jsonl import write_json
+from runtime.run_dir import code_commit, versions
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def machine() -> str:
+    """Cores, matrix extensions and memory, from /proc."""
+    info = Path("/proc/cpuinfo").read_text()
+    extensions = [label for flag, label in (("avx512f", "AVX-512"), ("avx512_bf16", "bf16"), ("amx_bf16", "AMX"))
+                  if flag in info]  # fmt: skip
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return f"{os.cpu_count()} cores, {' '.join(extensions) or 'no AVX-512'}, {gib:.0f} GiB"
+
+
+def figure(ratios: list[float], *, goal: float, how: str) -> dict[str, Any]:
+    """A ratio measured several times, higher is better: median, lowest, highest, and whether it meets its goal."""
+    ordered = sorted(ratios)
+    median = ordered[len(ordered) // 2]
+    return {
+        "value": round(median, 4),
+        "low": round(ordered[0], 4),
+        "high": round(ordered[-1], 4),
+        "unit": "ratio",
+        "goal": goal,
+        "better": "higher",
+        "met": median >= goal,
+        "how": how,
+    }
+
+
+def write_result(name: str, figures: dict[str, Any], detail: dict[str, Any]) -> Path:
+    """Write `results/<name>.json`; `detail` says how the runs were made."""
+    path = RESULTS / f"{name}.json"
+    stamp = {"machine": machine(), "commit": code_commit(), "date": time.strftime("%Y-%m-%d"), "versions": versions()}
+    write_json(path, {**stamp, "detail": detail, "figures": figures})
+    return path

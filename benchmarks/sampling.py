@@ -1,0 +1,112 @@
+"""Sampling through a server against sampling in process, the same requests side by side in one run.
+
+    bash scripts/bench.sh sampling MODEL
+
+A: all that service_api_caller_v1.py does once its server is up: requests over HTTP, answers graded, steps
+cut, records written. B: `vllm.LLM.generate` on the same prompts, nothing else done. Both engines live
+through the whole run and take turns (A B A B ...), five rounds after one warm-up; tokens are generated
+tokens. Look at the machine's load first: a busy core makes the figure worthless.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.result import figure, write_result
+from data.tasks.word_arithmetic import WordArithmetic
+from models.load import load_tokenizer
+from sampling.client import SampleRequest, SamplingParams
+from sampling.requests import TrajectoryRequests
+from sampling.runner import Runner
+from sampling.server import VLLMServer
+from sampling.vllm_client import VLLMClient
+
+ENGINE = {"enforce_eager": True, "max_num_seqs": 256}
+
+
+class ServerSide:
+    """A: runner, client, grading and files against a running server."""
+
+    def __init__(self, model: str, base_url: str, requests: list[SampleRequest], params: SamplingParams):
+        self.tokenizer = load_tokenizer(model)
+        self.task = WordArithmetic()
+        self.base_url, self.requests, self.params = base_url, requests, params
+        self.source = TrajectoryRequests("train", 0, len(requests))
+        self.source.load(self.task, self.tokenizer)
+
+    def tokens_per_second(self) -> float:
+        """One pass over all requests into a fresh file."""
+        with tempfile.TemporaryDirectory() as folder:
+            runner = Runner(
+                VLLMClient(self.base_url),
+                self.params,
+                lambda request, samples: self.source.records(self.task, self.tokenizer, request, samples),
+                Path(folder) / "trajectories.jsonl",
+                num_in_flight=32,
+                stall_seconds=120,
+                on_progress=lambda done, fields: None,
+            )
+            started = time.perf_counter()
+            tally = asyncio.run(runner.run(self.requests, set()))
+            return tally.tokens / (time.perf_counter() - started)
+
+
+class InProcess:
+    """B: `vllm.LLM.generate`."""
+
+    def __init__(self, model: str, requests: list[SampleRequest], params: SamplingParams):
+        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+        from vllm import LLM
+        from vllm import SamplingParams as EngineParams
+
+        self.llm = LLM(model=model, dtype="bfloat16", max_model_len=512, disable_log_stats=True, **ENGINE)
+        self.prompts: list[Any] = [{"prompt_token_ids": request.prompt_ids} for request in requests]
+        self.params = EngineParams(n=params.n, temperature=params.temperature, max_tokens=params.max_tokens)
+
+    def tokens_per_second(self) -> float:
+        """One generate call over all prompts."""
+        started = time.perf_counter()
+        outputs = self.llm.generate(self.prompts, self.params, use_tqdm=False)
+        tokens = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
+        return tokens / (time.perf_counter() - started)
+
+
+def main() -> None:
+    """Measure and write results/sampling.json."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model")
+    parser.add_argument("--num-problems", type=int, default=512)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    load = os.getloadavg()[0]
+    params = SamplingParams(n=8, temperature=1.0, max_tokens=128)
+    tokenizer = load_tokenizer(arguments.model)
+    requests = TrajectoryRequests("train", 0, arguments.num_problems).load(WordArithmetic(), tokenizer)
+    with tempfile.TemporaryDirectory() as folder:
+        server = VLLMServer(arguments.model, f"{folder}/server.log", options=ENGINE)
+        in_process = InProcess(arguments.model, requests, params)
+        with server:
+            through_server = ServerSide(arguments.model, server.base_url, requests, params)
+            pairs = []
+            for turn in range(arguments.rounds + 1):
+                pair = (through_server.tokens_per_second(), in_process.tokens_per_second())
+                print(f"round {turn}: server {pair[0]:.0f}, in process {pair[1]:.0f} tokens/s", file=sys.stderr)
+                pairs.append(pair)
+    ratios = [one / other for one, other in pairs[1:]]
+    figures = {"server_vs_in_process": figure(ratios, goal=0.9, how="bash scripts/bench.sh sampling MODEL")}
+    detail = {
+        "requests": f"{arguments.num_problems} prompts x n=8, 32 requests in flight, max_num_seqs 256",
+        "tokens_per_second": [[round(one), round(other)] for one, other in pairs[1:]],
+        "load_before": round(load, 2),
+    }
+    print(write_result("sampling", figures, detail))
+    print(f"server / in process: {figures['server_vs_in_process']['value']}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,230 @@
+"""Make the sampler serve the new policy, and prove that it does.
+
+Delivery: all weights as safetensors in a folder in memory, named to the engine, which reloads them in place;
+then its prefix cache is emptied. Every name is written, `lm_head.weight` of a tied head too: without it vLLM
+(0.32, CPU) goes on with its own stale copy and says nothing.
+
+Two proofs. After every delivery the **canary**: log-probs of fixed responses by the trainer and by the
+engine must agree within bf16 noise. At start-up `prove_delivery`: every parameter is perturbed on a scratch
+copy, the copy is delivered, and the engine must agree with the copy and with none of the copies that keep one
+parameter as it was. A canary alone needs many iterations to see one stale parameter among fresh ones.
+"""
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import aiohttp
+import torch
+from safetensors.torch import save_file
+
+from data.collate import pad_rows
+from models.logprobs import token_logprobs
+from sampling.client import ServerGone
+from sampling.vllm_client import VLLMClient
+from training.engine import autocast
+
+log = logging.getLogger(__name__)
+
+Weights = Mapping[str, torch.Tensor]
+_MARGIN = 4.0  # a stale parameter must lie this many times farther from the engine than the truth
+_SHOWN = 0.2  # nats a token, mean: ten times the bf16 noise of a perturbed tiny model
+_MAX_ATTEMPTS = 3
+_MAX_ROUNDS = 8  # doublings of a perturbation that does not show
+
+
+class StaleWeights(RuntimeError):
+    """The engine does not serve the trainer's policy: the run stops before it learns from wrong samples."""
+
+    exit_code = 1
+
+
+class LiveEngine(Protocol):
+    """An engine that takes new weights while it runs."""
+
+    async def load(self, folder: Path) -> None:
+        """Serve the weights in `folder` (safetensors), all of them, from the next request on."""
+
+    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+        """The log-prob of every token but the first."""
+
+
+class VLLMEngine:
+    """A vLLM server started with has_controls=true, through its client (which must be open)."""
+
+    def __init__(self, client: VLLMClient):
+        self.client = client
+
+    async def load(self, folder: Path) -> None:
+        """POST /collective_rpc reload_weights, then /reset_prefix_cache. Raises ServerGone, StaleWeights."""
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        await self._post("/collective_rpc", body)
+        answer = await self._post("/reset_prefix_cache", {})
+        if not answer or not answer.get("success"):
+            raise StaleWeights(f"{self.client.base_url} did not empty its prefix cache: it answered {answer}")
+
+    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+        """One request with `prompt_logprobs`, which bypasses the prefix cache."""
+        body = {"model": self.client.model, "prompt": ids, "max_tokens": 1, "prompt_logprobs": 0}
+        rows = (await self._post("/v1/completions", body))["choices"][0]["prompt_logprobs"]
+        return [float(row[str(token)]["logprob"]) for token, row in zip(ids[1:], rows[1:], strict=True)]
+
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        """Tried again, which is harmless here: a connection idle during the update is closed by now."""
+        reason: Exception | None = None
+        for _ in range(_MAX_ATTEMPTS):
+            try:
+                return await self.client.post_json(path, body)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                reason = error
+        raise ServerGone(f"{self.client.base_url}{path} does not answer ({reason!r})")
+
+
+@dataclass(frozen=True)
+class Canary:
+    """A fixed prompt and response, `ids` together; the response begins at token `start`."""
+
+    ids: list[int]
+    start: int
+
+
+def named_weights(model: Any) -> dict[str, torch.Tensor]:
+    """Every weight by its checkpoint name, without a graph; a tied head stands under its own name too."""
+    return {name: value.detach() for name, value in model.state_dict().items()}
+
+
+def write_weights(weights: Weights, folder: Path) -> None:
+    """`folder/model.safetensors`, each name with memory of its own."""
+    copies = {name: value.cpu().contiguous().clone() for name, value in weights.items()}
+    save_file(copies, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@torch.no_grad()
+def trainer_logprobs(
+    model: Any, weights: Weights, canaries: Sequence[Canary], precision: str
+) -> torch.Tensor:
+    """[R] log-probs of all canaries' response tokens under `model` with `weights` put in its place."""
+    ids, attention_mask, response_mask = pad_rows([c.ids for c in canaries], [c.start for c in canaries], 0)
+    device = next(model.parameters()).device
+    arguments = {"input_ids": ids.to(device), "attention_mask": attention_mask.to(device)}
+    with autocast(device, precision):
+        logits = torch.func.functional_call(model, dict(weights), kwargs=arguments, tie_weights=False).logits
+    return token_logprobs(logits, ids.to(device))[0].cpu()[response_mask[:, 1:]]
+
+
+def perturb(
+    weights: Weights, names: Sequence[str], scales: Mapping[str, float], seed: int
+) -> dict[str, torch.Tensor]:
+    """A copy with normal noise of `scales[name]` times its own size on every parameter in `names`.
+
+    Names that share memory (a tied head) share their noise.
+    """
+    found = dict(weights)
+    shared: dict[int, torch.Tensor] = {}
+    for index, name in enumerate(names):
+        value = weights[name]
+        if value.data_ptr() not in shared:
+            generator = torch.Generator().manual_seed(seed * 100_003 + index)
+            noise = torch.randn(value.shape, generator=generator).to(value)
+            size = float(value.float().square().mean().sqrt()) or 0.01
+            shared[value.data_ptr()] = value + scales[name] * size * noise
+        found[name] = shared[value.data_ptr()]
+    return found
+
+
+class WeightSync:
+    """Deliveries to one engine. `canaries` are set once the engine has sampled them."""
+
+    def __init__(self, engine: LiveEngine, max_logprob_gap: float, precision: str):
+        self.engine = engine
+        self.max_logprob_gap = max_logprob_gap
+        self.precision = precision
+        self.canaries: list[Canary] = []
+
+    async def deliver(self, weights: Weights) -> None:
+        """Write, tell the engine, remove: nothing stays in memory behind the run."""
+        memory = Path("/dev/shm")
+        folder = Path(tempfile.mkdtemp(prefix="espalier-", dir=memory if memory.is_dir() else None))
+        try:
+            write_weights(weights, folder)
+            await self.engine.load(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    async def engine_logprobs(self) -> torch.Tensor:
+        """[R], as `trainer_logprobs`."""
+        rows = await asyncio.gather(*(self.engine.prompt_logprobs(canary.ids) for canary in self.canaries))
+        starts = [canary.start for canary in self.canaries]
+        return torch.tensor(
+            [value for row, start in zip(rows, starts, strict=True) for value in row[start - 1 :]]
+        )
+
+    async def sync(self, model: Any, version: int) -> dict[str, float]:
+        """Deliver `model` and ask the canary: the mean and the largest gap. Raises StaleWeights."""
+        weights = named_weights(model)
+        await self.deliver(weights)
+        model.eval()
+        trainer = trainer_logprobs(model, weights, self.canaries, self.precision)
+        gap = (await self.engine_logprobs() - trainer).abs()
+        largest = float(gap.max())
+        if not largest <= self.max_logprob_gap:
+            raise StaleWeights(
+                f"the engine does not serve policy version {version}: its log-probs of a fixed response are "
+                f"up to {largest:.3f} from the trainer's (max_logprob_gap is {self.max_logprob_gap:g})"
+            )
+        return {"canary_gap_mean": float(gap.mean()), "canary_gap_max": largest}
+
+    async def prove_delivery(self, model: Any, seed: int = 0) -> dict[str, float]:
+        """Prove that every named parameter reaches the engine; the engine is left with the scratch copy.
+
+        Raises StaleWeights naming the parameter that stays behind. Costs a forward pass of the canaries a
+        parameter on the trainer, and one delivery.
+        """
+        model.eval()
+        weights = named_weights(model)
+        scratch, stale = self._scratch_copy(model, weights, seed)
+        before = await self.engine_logprobs()
+        await self.deliver(scratch)
+        engine = await self.engine_logprobs()
+        truth = trainer_logprobs(model, scratch, self.canaries, self.precision)
+        error = float((engine - truth).abs().mean())
+        moved = float((engine - before).abs().mean())
+        distances = {name: float((engine - logprobs).abs().mean()) for name, logprobs in stale.items()}
+        nearest = min(distances, key=distances.__getitem__)
+        if not _MARGIN * error < min(moved, distances[nearest]):
+            raise StaleWeights(
+                f"delivery does not reach the whole engine: with all weights perturbed its log-probs are "
+                f"{error:.3f} from the trainer's, {distances[nearest]:.3f} from a stale {nearest}'s, and "
+                f"{moved:.3f} from before (means over tokens)"
+            )
+        log.info("delivery reaches all %d weights: the engine is %.3f from the truth, %.3f from a stale %s",
+                 len(stale), error, distances[nearest], nearest)  # fmt: skip
+        return {"error": error, "nearest_stale": distances[nearest], "moved": moved}
+
+    def _scratch_copy(
+        self, model: Any, weights: Weights, seed: int
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """(perturbed weights, name → log-probs [R] with that one parameter as it was).
+
+        A perturbation that moves the log-probs by less than `_SHOWN` is doubled.
+        """
+        names = [name for name, value in weights.items() if value.is_floating_point()]
+        scales = dict.fromkeys(names, 0.1)
+        for _ in range(_MAX_ROUNDS):
+            scratch = perturb(weights, names, scales, seed)
+            truth = trainer_logprobs(model, scratch, self.canaries, self.precision)
+            stale = {
+                name: trainer_logprobs(model, {**scratch, name: weights[name]}, self.canaries, self.precision)
+                for name in names
+            }
+            small = [n for n in names if (stale[n] - truth).abs().mean() < _SHOWN]
+            if not small:
+                return scratch, stale
+            scales.update({name: 2 * scales[name] for name in small})
+        log.warning("no delivery can be proven of %s: log-probs hardly depend on them", ", ".join(small))
+        return scratch, {name: stale[name] for name in names if name not in small}

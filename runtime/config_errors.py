@@ -1,0 +1,86 @@
+"""Errors of Hydra, OmegaConf and YAML in one line: the place, what is wrong there, what would be right."""
+
+import difflib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
+_TAIL = re.compile(r"\n\s*(full_key:|object_type=|reference_type=|See https://|Config search path:).*", re.S)
+
+
+def describe_config_error(error: BaseException) -> str:
+    """One line, which begins with `config: `."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"config: {mark.name}:{mark.line + 1}: {_one_line(error.problem or 'not YAML')}"
+    if isinstance(error, MissingConfigException):
+        return f"config: {_missing_config(error)}"
+    if isinstance(error, OverrideParseException):
+        words = _one_line(str(error)).removeprefix(f"Error parsing override '{error.override}' ")
+        return f"config: cannot read '{error.override}' ({words}): write key=value"
+    cause = _omegaconf_cause(error)
+    if cause is None:
+        return f"config: {_one_line(str(error))}"
+    place = re.match(r"In '[^']*': ", str(error))
+    return f"config: {place.group() if place else ''}{_wrong_value(cause)}"
+
+
+def suggest(name: str, names: Iterable[str]) -> str:
+    """`did you mean 'x'?` where a name is near, else the choices there are."""
+    names = sorted(names)
+    near = difflib.get_close_matches(name, names, n=1)
+    if near:
+        return f"did you mean '{near[0]}'?"
+    return f"the choices are {', '.join(names)}" if names else "there is nothing to choose from"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(_TAIL.sub("", text).split())
+
+
+def _omegaconf_cause(error: BaseException) -> OmegaConfBaseException | None:
+    """The OmegaConf error behind `error`, which Hydra often repeats as text alone."""
+    chain: BaseException | None = error
+    while chain is not None and not isinstance(chain, OmegaConfBaseException):
+        chain = chain.__cause__ or chain.__context__
+    return chain
+
+
+def _wrong_value(cause: OmegaConfBaseException) -> str:
+    key = str(cause.full_key or cause.key)
+    if isinstance(cause, MissingMandatoryValue):
+        return f"{key} has no value: add {key}=... to the command"
+    if isinstance(cause.parent_node, DictConfig) and " not in " in str(cause):
+        return f"there is no key '{key}': {suggest(str(cause.key), map(str, cause.parent_node))}"
+    if "is not in struct" in str(cause):
+        return f"there is no key '{key}'"
+    return f"{key}: {_one_line(str(cause))}"
+
+
+def _missing_config(error: MissingConfigException) -> str:
+    """An option of a group that does not exist, or a config file that does not."""
+    missing = str(error.missing_cfg_file)
+    if str(error).startswith("In '"):
+        hint = suggest(missing.rpartition("/")[2], error.options) if error.options else "no such group"
+        return f"there is no {missing}: {hint}"
+    folders = [Path(found) for found in re.findall(r"path=file://(\S+)", str(error))]
+    inside = {path.stem for folder in folders for path in (folder / missing).glob("*.yaml")}
+    if inside:
+        return f"{missing} is a folder of configs: the choices are {', '.join(sorted(inside))}"
+    names = sorted({name for folder in folders for name in _runnable(folder)})
+    near = [name for name in names if name.endswith(f"/{missing}")]
+    near = near or difflib.get_close_matches(missing, names, n=1)
+    hint = f"did you mean {' or '.join(near[:4])}?" if near else "name a file there, without .yaml"
+    return f"there is no config '{missing}' in {' or '.join(map(str, folders))}: {hint}"
+
+
+def _runnable(folder: Path) -> list[str]:
+    """Names of the configs below a folder that can stand behind -cn."""
+    paths = (path for path in folder.rglob("*.yaml") if path.read_text().startswith("# @package _global_"))
+    return [str(path.relative_to(folder).with_suffix("")) for path in paths]

@@ -1,0 +1,91 @@
+"""The direction of the imports, read from the source: DESIGN section 2."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+MAY_IMPORT = {
+    "data": set(),
+    "models": set(),
+    "runtime": set(),
+    "sampling": {"data", "runtime"},
+    "rewards": {"data", "models", "sampling"},
+    "pipeline": {"data", "models", "rewards", "runtime"},
+    "training": {"data", "models", "runtime"},
+    "rl": {"data", "models", "sampling", "rewards", "training", "runtime"},
+    "analysis": {"data", "rewards", "pipeline", "runtime"},
+}
+ENTRYPOINTS = {path.stem for path in ROOT.glob("*.py")}
+HEAVY = ("vllm", "deepspeed", "flash_attn", "ray", "wandb")
+
+
+def sources(*packages: str) -> list[Path]:
+    """The Python files of packages, or of all packages and entrypoints."""
+    folders = [ROOT / name for name in packages or MAY_IMPORT]
+    files = [path for folder in folders for path in folder.rglob("*.py")]
+    return sorted(files if packages else [*files, *ROOT.glob("*.py")])
+
+
+def imports(path: Path) -> list[tuple[str, bool]]:
+    """(imported module, whether at the top level) of every import statement."""
+    tree = ast.parse(path.read_text())
+    top = {id(node) for node in ast.walk(tree) if not _in_function(node, tree)}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found += [(alias.name, id(node) in top) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports are not used here"
+            found.append((str(node.module), id(node) in top))
+    return found
+
+
+def _in_function(node: ast.AST, tree: ast.Module) -> bool:
+    functions = [part for part in ast.walk(tree) if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return any(node is inner for function in functions for inner in ast.walk(function))
+
+
+@pytest.mark.parametrize("package", MAY_IMPORT)
+def test_a_package_imports_only_what_stands_below_it(package: str) -> None:
+    ours = set(MAY_IMPORT) | ENTRYPOINTS
+    for path in sources(package):
+        for module, _ in imports(path):
+            name = module.split(".")[0]
+            allowed = name == package or name in MAY_IMPORT[package] or name not in ours
+            assert allowed, f"{path.relative_to(ROOT)} imports {module}"
+
+
+def test_nobody_imports_an_entrypoint() -> None:
+    for path in [*sources(), *ROOT.glob("tests/*.py"), *ROOT.glob("benchmarks/**/*.py")]:
+        for module, _ in imports(path):
+            assert module not in ENTRYPOINTS, f"{path.relative_to(ROOT)} imports {module}"
+
+
+@pytest.mark.parametrize("library", HEAVY)
+def test_a_heavy_library_is_imported_in_one_module_and_inside_functions(library: str) -> None:
+    rows = [
+        (str(path.relative_to(ROOT)), is_top)
+        for path in sources()
+        for module, is_top in imports(path)
+        if module.split(".")[0] == library
+    ]
+    assert len({name for name, _ in rows}) <= 1, f"{library} is imported in {rows}"
+    assert not any(is_top for _, is_top in rows), f"{library} is imported at the top level of {rows[0][0]}"
+
+
+def test_only_the_entrypoint_module_calls_hydras_instantiate() -> None:
+    users = [
+        str(path.relative_to(ROOT))
+        for path in sources()
+        if "instantiate" in {node.id for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Name)}
+        or any(module.startswith("hydra") for module, _ in imports(path))
+    ]
+    assert set(users) <= {"runtime/entrypoint.py", "runtime/config_errors.py"}
+    assert "instantiate(" not in (ROOT / "runtime" / "config_errors.py").read_text()
+
+
+def test_no_folder_shadows_a_library() -> None:
+    assert not (ROOT / "datasets").exists()
+    assert not (ROOT / "openai").exists()
