@@ -49,10 +49,12 @@ class VLLMClient:
         self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
         try:
             served = (await self.get_json("/v1/models"))["data"]
-        except (aiohttp.ClientError, TimeoutError, OSError, KeyError, ValueError) as error:
+            names = [row["id"] for row in served]
+            if not names:
+                raise ValueError("no model is served")
+        except (aiohttp.ClientError, TimeoutError, OSError, KeyError, TypeError, ValueError) as error:
             await self.close()
             raise ServerGone(f"{self.base_url} does not answer ({error}): is the vLLM server running?") from None
-        names = [row["id"] for row in served]
         self.model = self.model or names[0]
         if self.model not in names:
             await self.close()
@@ -118,11 +120,11 @@ class VLLMClient:
         for attempt in range(self.max_attempts):
             try:
                 return self._samples(await self._post(body), params)
-            except (_Transient, aiohttp.ClientPayloadError) as error:
-                reason = str(error)
             except (aiohttp.ClientConnectionError, TimeoutError, OSError) as error:
                 await self._wait_for_server(error)
                 reason = repr(error)
+            except (_Transient, aiohttp.ClientError) as error:
+                reason = str(error)
             await asyncio.sleep(random.uniform(0, min(8.0, 0.25 * 2**attempt)))
         raise ServerGone(f"{self.base_url}: {self.max_attempts} attempts failed, the last with: {reason}")
 
@@ -165,7 +167,7 @@ class VLLMClient:
             try:
                 await asyncio.wait_for(self.get_json("/v1/models"), 5.0)
                 return
-            except (aiohttp.ClientError, TimeoutError, OSError):
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
                 if asyncio.get_running_loop().time() > deadline:
                     raise ServerGone(f"{self.base_url} has not answered for {self.patience_seconds:g} s ({error!r})"
                                      ) from None  # fmt: skip

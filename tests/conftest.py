@@ -109,11 +109,14 @@ class CompletionServer:
         die_after: int | None = None,
         seconds: float = 0.0,
         max_model_len: int = 100,
+        models: Any = ...,
     ):
         self.faults, self.fault_share, self.refuses = faults, fault_share, refuses
         self.answer = answer or self.samples
         self.hang_after, self.die_after, self.seconds = hang_after, die_after, seconds
-        self.max_model_len = max_model_len
+        self.models = models
+        if models is ...:
+            self.models = {"data": [{"id": "policy", "max_model_len": max_model_len}]}
         self.bodies: list[dict[str, Any]] = []
         self.num_answers = 0
         self.num_faults: Counter[str] = Counter()
@@ -134,8 +137,9 @@ class CompletionServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
 
     @property
     def base_url(self) -> str:
@@ -162,7 +166,7 @@ class CompletionServer:
     async def _models(self, request: web.Request) -> web.Response:
         if self._is_hanging():
             await asyncio.sleep(3600)
-        return web.json_response({"data": [{"id": "policy", "max_model_len": self.max_model_len}]})
+        return web.json_response(self.models)
 
     def _is_hanging(self) -> bool:
         return self.hang_after is not None and self.num_answers >= self.hang_after
