@@ -27,11 +27,14 @@ class Loader:
     _orders: dict[int, list[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        unit = self.micro_batch_size * self.world_size
-        if self.micro_batch_size < 1 or self.batch_size % unit:
+        size, micro = self.batch_size, self.micro_batch_size
+        if min(size, micro) < 1:
+            raise BadInput(f"batch_size and micro_batch_size must be at least 1, got {size} and {micro}")
+        unit = micro * self.world_size
+        if size % unit:
             raise BadInput(
-                f"batch_size {self.batch_size} is not a multiple of micro_batch_size {self.micro_batch_size} "
-                f"x {self.world_size} ranks: choose batch_size={max(1, self.batch_size // max(unit, 1)) * unit}"
+                f"batch_size {size} is not a multiple of micro_batch_size {micro} x {self.world_size} ranks: "
+                f"choose batch_size={max(1, size // unit) * unit}"
             )
 
     def _order(self, epoch: int) -> list[int]:

@@ -13,7 +13,8 @@ Decode = Callable[[Sequence[int]], str]
 
 
 def split_lines(response: str) -> list[str]:
-    """One step a line, newline included; blank lines belong to the step before them, leading ones to the first.
+    """One step a line, newline included; blank lines belong to the step before them, leading ones to the
+    first.
 
     `"".join(split_lines(r)) == r`, and a response that is not empty has at least one step.
     """
@@ -80,6 +81,5 @@ def check_join(steps: Sequence[str], response: str, place: str) -> None:
 def check_ends(steps: Sequence[str], step_ends: Sequence[int], place: str) -> None:
     """Raise BadInput unless every step has its token end (chat APIs return no token ids)."""
     if len(step_ends) != len(steps):
-        raise BadInput(
-            f"trajectory '{place}' has {len(steps)} steps and {len(step_ends)} token ends: sample it with token ids"
-        )
+        numbers = f"{len(steps)} steps and {len(step_ends)} token ends"
+        raise BadInput(f"trajectory '{place}' has {numbers}: sample it with token ids")

@@ -104,7 +104,7 @@ class Evaluate:
             scores = {row.id: row.scores for row in read_records(StepScores, self.scores)}
             missing = [t.id for group in samples.values() for t in group if t.id not in scores]
             if missing:
-                raise BadInput(f"{self.scores}: no scores for trajectory '{missing[0]}': score these trajectories")
+                raise BadInput(f"{self.scores}: no scores for trajectory '{missing[0]}': score these first")
             for how in self.aggregates:
                 table[f"best_of_{n}_{how}"] = [
                     best_of(group, [aggregate(scores[t.id], how) for t in group]) for group in samples.values()

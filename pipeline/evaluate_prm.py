@@ -62,9 +62,9 @@ class EvaluateProcessReward:
         for row in read_records(StepValues, input_path):
             if not is_held_out(row.problem_id, self.held_out_share):
                 continue
+            numbers = f"{len(scores.get(row.id, []))} scores and {len(row.values)} values"
             if len(scores.get(row.id, [])) != len(row.values):
-                raise BadInput(f"{self.scores}: trajectory '{row.id}' has {len(scores.get(row.id, []))} scores and "
-                               f"{len(row.values)} values: score these trajectories")  # fmt: skip
+                raise BadInput(f"{self.scores}: trajectory '{row.id}' has {numbers}: score these trajectories")
             for end, value, score in zip(row.step_ends, row.values, scores[row.id], strict=True):
                 found[row.problem_id, tuple(row.response_ids[:end])] = (score, value)
         if not found:

@@ -5,9 +5,13 @@ then its prefix cache is emptied. Every name is written, `lm_head.weight` of a t
 (0.32, CPU) goes on with its own stale copy and says nothing.
 
 Two proofs. After every delivery the **canary**: log-probs of fixed responses by the trainer and by the
-engine must agree within bf16 noise. At start-up `prove_delivery`: every parameter is perturbed on a scratch
-copy, the copy is delivered, and the engine must agree with the copy and with none of the copies that keep one
-parameter as it was. A canary alone needs many iterations to see one stale parameter among fresh ones.
+engine must agree. The gap is a mean over tokens weighted by the trainer's entropy, because a token the policy
+is sure of agrees under any weights. On the tiny policy at lr 1e-4 it was 0.02 at most when fresh, 0.08 to
+0.16 when one iteration stale and above 0.2 after two; the largest gap of one token tells less (0.23 fresh).
+
+At start-up `prove_delivery`: every parameter is perturbed on a scratch copy, the copy is delivered, and the
+engine must agree with the copy and with none of the copies that keep one parameter as it was. A canary alone
+needs many iterations to see one stale parameter among fresh ones.
 """
 
 import asyncio
@@ -32,8 +36,8 @@ from training.engine import autocast
 log = logging.getLogger(__name__)
 
 Weights = Mapping[str, torch.Tensor]
-_MARGIN = 4.0  # a stale parameter must lie this many times farther from the engine than the truth
-_SHOWN = 0.2  # nats a token, mean: ten times the bf16 noise of a perturbed tiny model
+_MARGIN = 3.0  # a stale parameter must lie this many times farther from the engine than the truth
+_SHOWN = 0.3  # nats a token, mean: ten times the bf16 noise of a perturbed tiny model
 _MAX_ATTEMPTS = 3
 _MAX_ROUNDS = 8  # doublings of a perturbation that does not show
 
@@ -107,14 +111,21 @@ def write_weights(weights: Weights, folder: Path) -> None:
 @torch.no_grad()
 def trainer_logprobs(
     model: Any, weights: Weights, canaries: Sequence[Canary], precision: str
-) -> torch.Tensor:
-    """[R] log-probs of all canaries' response tokens under `model` with `weights` put in its place."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(log-probs, entropies) [R] of all canaries' response tokens under `model` with `weights` put in."""
     ids, attention_mask, response_mask = pad_rows([c.ids for c in canaries], [c.start for c in canaries], 0)
     device = next(model.parameters()).device
     arguments = {"input_ids": ids.to(device), "attention_mask": attention_mask.to(device)}
     with autocast(device, precision):
         logits = torch.func.functional_call(model, dict(weights), kwargs=arguments, tie_weights=False).logits
-    return token_logprobs(logits, ids.to(device))[0].cpu()[response_mask[:, 1:]]
+    logprobs, entropies = token_logprobs(logits, ids.to(device))
+    return logprobs.cpu()[response_mask[:, 1:]], entropies.cpu()[response_mask[:, 1:]]
+
+
+def canary_gap(engine: torch.Tensor, trainer: torch.Tensor, entropies: torch.Tensor) -> float:
+    """The mean over tokens of |engine's - trainer's log-prob|, weighted by entropy; all arguments [R]."""
+    weights = entropies + 1e-6
+    return float(((engine - trainer).abs() * weights).sum() / weights.sum())
 
 
 def perturb(
@@ -165,46 +176,48 @@ class WeightSync:
         )
 
     async def sync(self, model: Any, version: int) -> dict[str, float]:
-        """Deliver `model` and ask the canary: the mean and the largest gap. Raises StaleWeights."""
+        """Deliver `model` and ask the canary: the weighted and the largest gap. Raises StaleWeights."""
         weights = named_weights(model)
         await self.deliver(weights)
         model.eval()
-        trainer = trainer_logprobs(model, weights, self.canaries, self.precision)
-        gap = (await self.engine_logprobs() - trainer).abs()
-        largest = float(gap.max())
-        if not largest <= self.max_logprob_gap:
+        trainer, entropies = trainer_logprobs(model, weights, self.canaries, self.precision)
+        engine = await self.engine_logprobs()
+        gap = canary_gap(engine, trainer, entropies)
+        if not gap <= self.max_logprob_gap:  # also where it is not a number
             raise StaleWeights(
-                f"the engine does not serve policy version {version}: its log-probs of a fixed response are "
-                f"up to {largest:.3f} from the trainer's (max_logprob_gap is {self.max_logprob_gap:g})"
+                f"the engine does not serve policy version {version}: its log-probs of fixed responses are "
+                f"{gap:.3f} from the trainer's (max_logprob_gap is {self.max_logprob_gap:g})"
             )
-        return {"canary_gap_mean": float(gap.mean()), "canary_gap_max": largest}
+        return {"canary_gap": gap, "canary_gap_max": float((engine - trainer).abs().max())}
 
     async def prove_delivery(self, model: Any, seed: int = 0) -> dict[str, float]:
-        """Prove that every named parameter reaches the engine; the engine is left with the scratch copy.
+        """Prove that every named parameter reaches the engine; the engine is left with a scratch copy.
 
-        Raises StaleWeights naming the parameter that stays behind. Costs a forward pass of the canaries a
-        parameter on the trainer, and one delivery.
+        Raises StaleWeights naming the parameter that stays behind. Costs one delivery and, on the trainer, a
+        forward pass of the canaries a parameter. Perturbing may lead where bf16 is too coarse to tell copies
+        apart (an untrained model): another perturbation is tried then; one that passes is a proof.
         """
         model.eval()
         weights = named_weights(model)
-        scratch, stale = self._scratch_copy(model, weights, seed)
-        before = await self.engine_logprobs()
-        await self.deliver(scratch)
-        engine = await self.engine_logprobs()
-        truth = trainer_logprobs(model, scratch, self.canaries, self.precision)
-        error = float((engine - truth).abs().mean())
-        moved = float((engine - before).abs().mean())
-        distances = {name: float((engine - logprobs).abs().mean()) for name, logprobs in stale.items()}
-        nearest = min(distances, key=distances.__getitem__)
-        if not _MARGIN * error < min(moved, distances[nearest]):
-            raise StaleWeights(
-                f"delivery does not reach the whole engine: with all weights perturbed its log-probs are "
-                f"{error:.3f} from the trainer's, {distances[nearest]:.3f} from a stale {nearest}'s, and "
-                f"{moved:.3f} from before (means over tokens)"
-            )
-        log.info("delivery reaches all %d weights: the engine is %.3f from the truth, %.3f from a stale %s",
-                 len(stale), error, distances[nearest], nearest)  # fmt: skip
-        return {"error": error, "nearest_stale": distances[nearest], "moved": moved}
+        for attempt in range(_MAX_ATTEMPTS):
+            scratch, stale = self._scratch_copy(model, weights, seed + attempt)
+            before = await self.engine_logprobs()
+            await self.deliver(scratch)
+            engine = await self.engine_logprobs()
+            truth, _ = trainer_logprobs(model, scratch, self.canaries, self.precision)
+            error = float((engine - truth).abs().mean())
+            moved = float((engine - before).abs().mean())
+            distances = {name: float((engine - logprobs).abs().mean()) for name, logprobs in stale.items()}
+            nearest = min(distances, key=distances.__getitem__)
+            if _MARGIN * error < min(moved, distances[nearest]):
+                log.info("delivery reaches all %d weights: the engine is %.3f nats from the truth, and "
+                         "%.3f from a stale %s", len(stale), error, distances[nearest], nearest)  # fmt: skip
+                return {"error": error, "nearest_stale": distances[nearest], "moved": moved}
+        raise StaleWeights(
+            f"delivery does not reach the whole engine: with all weights perturbed its log-probs are "
+            f"{error:.3f} from the trainer's, {distances[nearest]:.3f} from a stale {nearest}'s, and "
+            f"{moved:.3f} from before (means over tokens)"
+        )
 
     def _scratch_copy(
         self, model: Any, weights: Weights, seed: int
@@ -214,17 +227,21 @@ class WeightSync:
         A perturbation that moves the log-probs by less than `_SHOWN` is doubled.
         """
         names = [name for name, value in weights.items() if value.is_floating_point()]
-        scales = dict.fromkeys(names, 0.1)
+        scales = dict.fromkeys(names, 0.4)
         for _ in range(_MAX_ROUNDS):
             scratch = perturb(weights, names, scales, seed)
-            truth = trainer_logprobs(model, scratch, self.canaries, self.precision)
+            truth, _ = trainer_logprobs(model, scratch, self.canaries, self.precision)
             stale = {
-                name: trainer_logprobs(model, {**scratch, name: weights[name]}, self.canaries, self.precision)
+                name: trainer_logprobs(
+                    model, {**scratch, name: weights[name]}, self.canaries, self.precision
+                )[0]
                 for name in names
             }
             small = [n for n in names if (stale[n] - truth).abs().mean() < _SHOWN]
             if not small:
                 return scratch, stale
             scales.update({name: 2 * scales[name] for name in small})
+        if len(small) == len(names):
+            raise StaleWeights("no delivery can be proven: the log-probs of the canaries depend on no weight")
         log.warning("no delivery can be proven of %s: log-probs hardly depend on them", ", ".join(small))
         return scratch, {name: stale[name] for name in names if name not in small}

@@ -13,23 +13,25 @@ Exit codes: 0 done; 1 some rows failed (listed); 2 bad input or config; 3 server
 """
 
 import errno
+import importlib
+import inspect
 import os
 import signal
 import sys
-from collections.abc import Callable
-from functools import partial, wraps
+from collections.abc import Callable, Iterator, Mapping
+from functools import wraps
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from runtime import schemas
-from runtime.config_errors import CONFIG_ERRORS, describe_config_error
+from runtime.config_errors import CONFIG_ERRORS, describe_config_error, suggest
 from runtime.life import die_with_owner
 from runtime.logs import quiet_libraries
 
@@ -58,47 +60,76 @@ def register_schemas() -> None:
     store.store(name="stage_schema", node=schemas.StageConfig)
 
 
-def check_target(target: str) -> None:
-    """Admit only our own packages and torch.optim: a config must not be able to run anything else."""
-    if not (target.split(".")[0] in PACKAGES or target.startswith("torch.optim.")):
-        raise BadConfig(
-            f"_target_ '{target}' is not admitted: only {', '.join(PACKAGES)} and torch.optim are"
-        )
+def _is_admitted(module: str) -> bool:
+    return module.split(".")[0] in PACKAGES or f"{module}.".startswith("torch.optim.")
 
 
-def _targets(node: Any) -> list[str]:
+def find_component(target: str) -> Callable[..., Any]:
+    """The callable behind a `_target_`: defined in one of our packages or in torch.optim.
+
+    Raises BadConfig on anything else, also on what one of our modules merely imports: a config must not be
+    able to run what it likes.
+    """
+    module, _, name = target.rpartition(".")
+    if not _is_admitted(module):
+        packages = ", ".join(PACKAGES)
+        raise BadConfig(f"_target_ '{target}' is not admitted: only {packages} and torch.optim are")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise BadConfig(f"_target_ '{target}' does not exist: {error}") from error
+    if not callable(found) or not _is_admitted(str(getattr(found, "__module__", ""))):
+        raise BadConfig(f"_target_ '{target}' is not admitted: name what {module} itself defines")
+    return found
+
+
+def check_component(node: Mapping[str, Any], **arguments: Any) -> None:
+    """Raise BadConfig unless the node's keys, with `arguments`, fit the signature of its `_target_`."""
+    target = node["_target_"]
+    signature = inspect.signature(find_component(target))
+    own = {name: value for name, value in node.items() if not name.startswith("_")}
+    bind = signature.bind_partial if node.get("_partial_") else signature.bind
+    try:
+        bind(**{**own, **arguments})
+    except TypeError as error:
+        unknown = [name for name in own if name not in signature.parameters]
+        if unknown:
+            hint = suggest(unknown[0], signature.parameters)
+            raise BadConfig(f"config: {target} has no setting '{unknown[0]}': {hint}") from None
+        raise BadConfig(f"config: {target}: {error}") from None
+
+
+def _components(node: Any) -> Iterator[Mapping[str, Any]]:
+    """The node and all below it that have a `_target_`."""
     if isinstance(node, dict):
-        own = [node["_target_"]] if isinstance(node.get("_target_"), str) else []
-        return own + [target for value in node.values() for target in _targets(value)]
-    if isinstance(node, list):
-        return [target for value in node for target in _targets(value)]
-    return []
+        if "_target_" in node:
+            yield node
+        for value in node.values():
+            yield from _components(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _components(value)
 
 
 def build(node: Any, **arguments: Any) -> Any:
     """Instantiate a config node: the only call of Hydra's `instantiate`.
 
-    Raises BadConfig where a `_target_` is not admitted or does not exist; what the component itself
-    refuses keeps its own exception.
+    Raises BadConfig where a `_target_` is not admitted, does not exist or does not take the keys; what the
+    component itself raises rises as it is.
     """
     if OmegaConf.is_config(node):
         node = OmegaConf.to_container(node, resolve=True)
     if not isinstance(node, dict) or "_target_" not in node:
-        raise BadConfig(f"a component needs a _target_, got {str(node)[:80]!r}")
-    for target in _targets(node):
-        check_target(target)
+        raise BadConfig(f"config: a component needs a _target_, got {str(node)[:80]!r}")
+    for component in _components(node):
+        check_component(component, **(arguments if component is node else {}))
     try:
         return instantiate(node, _convert_="all", **arguments)
-    except HydraException as error:
+    except InstantiationException as error:
         cause: BaseException = error
-        while cause.__cause__ is not None:
+        while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
             cause = cause.__cause__
-        if hasattr(cause, "exit_code") or isinstance(cause, OSError):
-            raise cause from None
-        if isinstance(cause, TypeError | ImportError | AttributeError | HydraException):
-            detail = " ".join(str(cause).split())
-            raise BadConfig(f"cannot build {node['_target_']}: {detail}") from error
-        raise
+        raise cause from None
 
 
 def _normalise_argv(arguments: list[str], default_path: Path) -> list[str]:
@@ -217,11 +248,3 @@ def _run(function: Callable[[Any], int | None], schema: type, config_name: str, 
         _report(error)
         return code
     return max(codes, default=0)
-
-
-def component_signature(target: str) -> Any:
-    """The callable behind a `_target_`, for the test that binds every config."""
-    check_target(target)
-    module, _, name = target.rpartition(".")
-    found = getattr(__import__(module, fromlist=[name]), name)
-    return found.func if isinstance(found, partial) else found

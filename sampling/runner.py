@@ -51,20 +51,18 @@ def finished_requests(path: Path, requests: Iterable[SampleRequest], num_samples
     cut_torn_tail(path)
     known = {request.id for request in requests}
     counts: dict[str, int] = {}
-    offset = start_of_last = 0
+    start_of_last = 0
     last = ""
-    with path.open("rb") as file:
-        lengths = [len(line) for line in file]
-    for (place, row), length in zip(iter_rows(path), lengths, strict=True):
+    for (place, row), start in zip(iter_rows(path), _starts_of_rows(path), strict=True):
         request_id, _, index = str(row.get("id", "")).rpartition("/")
         if request_id not in known:
             raise BadInput(f"{place}: id '{row.get('id')}' is not of this run: choose another output")
+        is_apart = request_id != last and request_id in counts
         if request_id != last:
-            last, start_of_last = request_id, offset
-        if index != str(counts.get(request_id, 0)):
+            last, start_of_last = request_id, start
+        if is_apart or index != str(counts.get(request_id, 0)):
             raise BadInput(f"{place}: id '{row.get('id')}' is out of order or stands twice: mend or remove the file")
         counts[request_id] = counts.get(request_id, 0) + 1
-        offset += length
     partial = [request_id for request_id, count in counts.items() if count != num_samples]
     if partial and partial != [last]:
         raise BadInput(f"{path}: request '{partial[0]}' has {counts[partial[0]]} of {num_samples} rows: remove the file")
@@ -72,6 +70,18 @@ def finished_requests(path: Path, requests: Iterable[SampleRequest], num_samples
         os.truncate(path, start_of_last)
         del counts[last]
     return set(counts)
+
+
+def _starts_of_rows(path: Path) -> list[int]:
+    """The byte every line that is not blank begins at."""
+    starts: list[int] = []
+    offset = 0
+    with path.open("rb") as file:
+        for line in file:
+            if line.strip():
+                starts.append(offset)
+            offset += len(line)
+    return starts
 
 
 class Runner:
@@ -89,6 +99,8 @@ class Runner:
         on_progress: OnProgress,
         check_server: Callable[[], None] = lambda: None,
     ):
+        if num_in_flight < 1:
+            raise BadInput(f"num_in_flight must be at least 1, got {num_in_flight}")
         self.client = client
         self.params = params
         self.make_records = make_records
@@ -135,7 +147,7 @@ class Runner:
         finally:
             for task in (*workers, watch):
                 task.cancel()
-            await asyncio.gather(*workers, watch, return_exceptions=True)
+            await asyncio.gather(*workers, watch, everyone, return_exceptions=True)
             file.flush()
             os.fsync(file.fileno())
 

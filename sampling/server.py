@@ -13,9 +13,11 @@ request of 16 tokens: `/health` alone says 200 too early, and a shorter first pr
 import argparse
 import atexit
 import ctypes
+import http.client
 import importlib.util
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -30,6 +32,8 @@ from typing import Any, Self
 from sampling.client import ServerGone
 
 _PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec it could deadlock
+_ERROR = re.compile(r"\w+(?:Error|Exception): .+(?:\n  .+)?")
 
 
 class CannotStart(RuntimeError):
@@ -45,7 +49,7 @@ class PortInUse(ValueError):
 
 
 def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def free_port(host: str) -> int:
@@ -175,7 +179,7 @@ class VLLMServer:
             try:
                 probe()
                 return
-            except (urllib.error.URLError, OSError, ValueError):
+            except (urllib.error.URLError, http.client.HTTPException, OSError, ValueError):
                 if time.monotonic() > deadline:
                     raise CannotStart(f"the vLLM server is not {state} after {self.start_seconds:g} s:\n{self.tail()}"
                                       ) from None  # fmt: skip
@@ -202,10 +206,19 @@ class VLLMServer:
             return "(no log)"
         return "\n".join("  | " + line for line in text.rstrip().split("\n")[-lines:])
 
+    def first_error(self) -> str:
+        """The first exception its log names: the last lines seldom hold the cause."""
+        try:
+            found = _ERROR.search(self.log.read_text(errors="replace"))
+        except OSError:
+            return ""
+        return f": {found.group()}" if found else ""
+
     def death_message(self) -> str:
-        """Why there is no server, with the log's last lines."""
+        """Why there is no server, with the log's first error and its last lines."""
         code = self.process.returncode if self.process is not None else None
-        return f"the vLLM server died (exit code {code}); the end of {self.log}:\n{self.tail()}"
+        died = f"the vLLM server died (exit code {code}){self.first_error()}"
+        return f"{died}\nthe end of {self.log}:\n{self.tail()}"
 
     def check(self) -> None:
         """Raise ServerGone where the process has ended."""

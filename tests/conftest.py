@@ -23,11 +23,6 @@ from data.tasks.word_arithmetic import WordArithmetic
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """The marker of the tests that start a real vLLM server."""
-    config.addinivalue_line("markers", "server: starts a real vLLM server (about half a minute)")
-
-
 @pytest.fixture(scope="session")
 def datasets_dir() -> Path:
     """The folder of public datasets: $ESPALIER_DATA, else ../shared/datasets."""
@@ -59,13 +54,13 @@ def tokenizer(demonstration_texts: list[str]) -> Any:
 
 @pytest.fixture(scope="session")
 def tiny_policy(demonstration_texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a Llama with random weights (2 layers, 32 wide) and its tokenizer."""
+    """A Llama with random weights and its tokenizer; heads of 32, as vLLM on CPUs takes none smaller."""
     from models.tiny import build_tiny
 
     return build_tiny(
         tmp_path_factory.mktemp("models") / "tiny",
         demonstration_texts,
-        hidden_size=32,
+        hidden_size=64,
         num_layers=2,
         num_heads=2,
         vocab_size=320,
@@ -93,9 +88,10 @@ def real_server(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 class CompletionServer:
     """`/v1/models` and `/v1/completions` on a free loopback port, in a thread of its own.
 
-    The answer is a function of the prompt's ids alone, so any row can be checked. `faults` (kinds of `_fault`)
-    hit `fault_share` of the requests; `refuses(prompt_ids)` answers 400; after `hang_after` answers nothing is
-    answered any more; after `die_after` answers the port is closed and every connection dropped.
+    The answer is a function of the prompt's ids alone, so any row can be checked. `faults` (kinds of
+    `_fault`, in turn) hit `fault_share` of the requests; `refuses(prompt_ids)` answers 400; after
+    `hang_after` answers nothing is answered any more; after `die_after` answers the port is closed and every
+    connection dropped. A request lasts `seconds` on average; `models` is what /v1/models answers.
     """
 
     def __init__(
@@ -166,6 +162,8 @@ class CompletionServer:
     async def _models(self, request: web.Request) -> web.Response:
         if self._is_hanging():
             await asyncio.sleep(3600)
+        if isinstance(self.models, bytes):
+            return web.Response(body=self.models, content_type="application/json")
         return web.json_response(self.models)
 
     def _is_hanging(self) -> bool:
@@ -189,7 +187,8 @@ class CompletionServer:
             text, ids = self.answer(body["prompt"], index)
             choices.append({"index": index, "text": text, "token_ids": ids, "finish_reason": "stop"})
         if self._rng.random() < self.fault_share:
-            return await self._fault(self._rng.choice(self.faults), request, {"choices": choices})
+            kind = self.faults[self.num_faults.total() % len(self.faults)]
+            return await self._fault(kind, request, {"choices": choices})
         self.num_answers += 1
         return web.json_response({"choices": choices})
 
@@ -205,7 +204,9 @@ class CompletionServer:
         if kind == "no choices":
             return web.json_response({"error": "200, and yet an error"})
         if kind == "aborted":
-            return web.json_response({"choices": [{**row, "finish_reason": "abort"} for row in good["choices"]]})
+            return web.json_response(
+                {"choices": [{**row, "finish_reason": "abort"} for row in good["choices"]]}
+            )
         if kind == "cut body":
             response = web.StreamResponse(headers={"Content-Length": str(len(text))})
             await response.prepare(request)

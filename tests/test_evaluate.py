@@ -50,7 +50,8 @@ def test_the_majority_wins_ties_go_to_the_first_and_no_answer_never_wins(
 
 
 @pytest.mark.parametrize(
-    ("scores", "value"), [([0.1, 0.9, 0.5], 0.0), ([0.9, 0.1, 0.5], 1.0), ([0.5, 0.5, 0.5], 1.0), ([0.4, 0.5, 0.5], 0.0)]
+    ("scores", "value"),
+    [([0.1, 0.9, 0.5], 0.0), ([0.9, 0.1, 0.5], 1.0), ([0.5, 0.5, 0.5], 1.0), ([0.4, 0.5, 0.5], 0.0)],
 )
 def test_the_highest_scored_counts_and_ties_go_to_the_first(scores: list[float], value: float) -> None:
     assert best_of(samples("7", "8", "8"), scores) == value
@@ -94,17 +95,23 @@ def test_calibration_by_hand() -> None:
     ]
 
 
-def evaluated(tmp_path: Path, rows: list[Trajectory], greedy: list[Trajectory], scores: list[StepScores]) -> dict:
+def evaluated(
+    tmp_path: Path, rows: list[Trajectory], greedy: list[Trajectory], scores: list[StepScores]
+) -> dict:
     paths = [str(tmp_path / f"{name}.jsonl") for name in ("samples", "greedy", "scores")]
     for path, records in zip(paths, (rows, greedy, scores), strict=True):
         write_records(path, records)
     return Evaluate(paths[1], paths[2] if scores else "").run(paths[0], context())
 
 
-ROWS = [sample(0, "7"), sample(1, "8"), sample(2, "8"), sample(0, "7", problem="q"), sample(1, None, problem="q"),
-        sample(2, "7", problem="q")]  # fmt: skip
+ROWS = [
+    *samples("7", "8", "8"),
+    *(replace(row, id=f"q/{number}", problem_id="q") for number, row in enumerate(samples("7", None, "7"))),
+]
 GREEDY = [sample(0, "7"), sample(0, "8", problem="q")]
-SCORES = [StepScores(row.id, row.problem_id, [score]) for row, score in zip(ROWS, [3, 1, 2, 1, 3, 2], strict=True)]
+SCORES = [
+    StepScores(row.id, row.problem_id, [score]) for row, score in zip(ROWS, [3, 1, 2, 1, 3, 2], strict=True)
+]
 
 
 def test_every_accuracy_of_two_problems_by_hand(tmp_path: Path) -> None:
@@ -147,7 +154,7 @@ def test_files_that_do_not_fit_are_refused(
 
 
 def test_a_sample_without_scores_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="scores.jsonl: no scores for trajectory 'q/2'"):
+    with pytest.raises(BadInput, match=r"scores.jsonl: no scores for trajectory 'q/2'"):
         evaluated(tmp_path, ROWS, GREEDY, SCORES[:5])
 
 
@@ -155,8 +162,10 @@ def test_a_sample_without_scores_is_refused(tmp_path: Path) -> None:
 
 HELD = next(f"p{number}" for number in range(100) if is_held_out(f"p{number}", 0.5))
 SEEN = next(f"p{number}" for number in range(100) if not is_held_out(f"p{number}", 0.5))
-VALUES = StepValues(f"{HELD}/0", HELD, "Q", ["a", "b", "c"], [1], [2, 3, 4], [1, 2, 3], [0.25, 0.75, 1.0], [1, 3, 1],
-                    [4, 4, 1], True)  # fmt: skip
+VALUES = StepValues(
+    f"{HELD}/0", HELD, "Q", ["a", "b", "c"], [1], [2, 3, 4], [1, 2, 3],
+    [0.25, 0.75, 1.0], [1, 3, 1], [4, 4, 1], True,
+)  # fmt: skip
 
 
 def process_reward_evaluated(tmp_path: Path, values: list[StepValues], scores: list[StepScores]) -> dict:
@@ -177,7 +186,9 @@ def test_a_process_reward_model_is_judged_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_prefix_that_two_trajectories_share_counts_once(tmp_path: Path) -> None:
-    other = replace(VALUES, id=f"{HELD}/1", response_ids=[2, 3, 5], values=[0.25, 0.75, 0.0], is_correct=False)
+    other = replace(
+        VALUES, id=f"{HELD}/1", response_ids=[2, 3, 5], values=[0.25, 0.75, 0.0], is_correct=False
+    )
     scores = [StepScores(row.id, HELD, [0.5, 0.5, 0.5]) for row in (VALUES, other)]
     assert process_reward_evaluated(tmp_path, [VALUES, other], scores)["num_steps"] == 4
 

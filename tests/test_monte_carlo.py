@@ -14,7 +14,18 @@ from rewards.monte_carlo import Count, count_completions, distinct_states, state
 
 # Three steps of 2, 3 and 1 tokens; the second trajectory shares the first step, the third all but the answer.
 ONE = Trajectory(
-    "p/0", "p", "Q\n", "a\nb\nc", ["a\n", "b\n", "c"], [90, 91], [1, 2, 3, 4, 5, 6], [2, 5, 6], "stop", "7", "7", True
+    "p/0",
+    "p",
+    "Q\n",
+    "a\nb\nc",
+    ["a\n", "b\n", "c"],
+    [90, 91],
+    [1, 2, 3, 4, 5, 6],
+    [2, 5, 6],
+    "stop",
+    "7",
+    "7",
+    True,
 )
 TWO = replace(ONE, id="p/1", response="a\nd", steps=["a\n", "d"], response_ids=[1, 2, 8, 9], step_ends=[2, 4],
               answer="8", is_correct=False)  # fmt: skip
@@ -24,7 +35,8 @@ THREE = replace(ONE, id="p/2", response="a\nb\ne", steps=["a\n", "b\n", "e"], re
 
 def completions(state_id: str, *rights: bool) -> list[Completion]:
     return [
-        Completion(f"{state_id}/{k}", state_id, "p", "x", [5], "stop", None, right) for k, right in enumerate(rights)
+        Completion(f"{state_id}/{k}", state_id, "p", "x", [5], "stop", None, right)
+        for k, right in enumerate(rights)
     ]
 
 
@@ -71,7 +83,10 @@ def test_a_trajectory_without_token_ids_cannot_be_cut() -> None:
 
 def test_values_by_hand() -> None:
     states = distinct_states([ONE, TWO, THREE])
-    sampled = [*completions("p/0#1", True, False, False, True), *completions("p/0#2", True, True, True, False)]
+    sampled = [
+        *completions("p/0#1", True, False, False, True),
+        *completions("p/0#2", True, True, True, False),
+    ]
     counts = count_completions(states, sampled)
     assert counts == {state_key("p", [1, 2]): Count(2, 4), state_key("p", [1, 2, 3, 4, 5]): Count(3, 4)}
     assert step_values(ONE, counts).values == [0.5, 0.75, 1.0]

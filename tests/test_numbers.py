@@ -69,14 +69,17 @@ def test_anything_but_one_number_is_no_answer(response: str) -> None:
     assert extract_marked_number(response) is None
 
 
-@pytest.mark.parametrize(("one", "other"), [("7", "7.0"), ("7", "007"), ("-0", "0"), ("1,000", "1000"), (".5", "0.50")])
+@pytest.mark.parametrize(
+    ("one", "other"), [("7", "7.0"), ("7", "007"), ("-0", "0"), ("1,000", "1000"), (".5", "0.50")]
+)
 def test_equal_numbers_are_equal_however_written(one: str, other: str) -> None:
     assert is_equal_number(one, other)
     assert is_equal_number(other, one)
 
 
 @pytest.mark.parametrize(
-    ("one", "other"), [("7", "-7"), ("7", "7.0001"), ("7", "70"), ("7", "0.07"), ("7", "seven"), ("", ""), ("nan", "nan")]
+    ("one", "other"),
+    [("7", "-7"), ("7", "7.0001"), ("7", "70"), ("7", "0.07"), ("7", "seven"), ("", ""), ("nan", "nan")],
 )
 def test_other_numbers_and_no_numbers_are_not_equal(one: str, other: str) -> None:
     assert not is_equal_number(one, other)

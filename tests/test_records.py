@@ -24,8 +24,8 @@ from data.records import (
 )
 
 TRAJECTORY = Trajectory(
-    "p/0", "p", "2 + 3?\n", "2 + 3 = 5\n#### 5", ["2 + 3 = 5\n", "#### 5"], [7, 8], [1, 2, 3], [2, 3], "stop", "5", "5",
-    True,
+    "p/0", "p", "2 + 3?\n", "2 + 3 = 5\n#### 5", ["2 + 3 = 5\n", "#### 5"], [7, 8], [1, 2, 3], [2, 3],
+    "stop", "5", "5", True,
 )  # fmt: skip
 RECORDS = [
     Problem("p", "2 + 3?", "5", {"start": 2, "operations": [["buys", 3]]}),
@@ -50,7 +50,11 @@ def test_every_kind_survives_the_round_trip(record: Any, tmp_path: Path) -> None
 def test_every_kind_of_the_module_is_among_the_round_trips() -> None:
     from data import records
 
-    kinds = {kind for kind in vars(records).values() if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__")}
+    kinds = {
+        kind
+        for kind in vars(records).values()
+        if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__")
+    }
     assert {type(record) for record in RECORDS} == kinds
 
 
@@ -104,7 +108,10 @@ def test_a_wrong_field_is_refused_with_file_line_and_name(
         (b'"text"', "must be a JSON object, got str"),
         (b'{"id": "p/0", "problem_id": "p", "scores": [NaN]}', "not a JSON object .*NaN"),
         (b'{"id": "p/0", "problem_id": "p", "scores": [-Infinity]}', "not a JSON object .*-Infinity"),
-        (b'{"id": "p/0", "problem_id": "p", "id": "p/1", "scores": []}', "not a JSON object .*'id' stands twice"),
+        (
+            b'{"id": "p/0", "problem_id": "p", "id": "p/1", "scores": []}',
+            "not a JSON object .*'id' stands twice",
+        ),
     ],
     ids=range(12),
 )
@@ -136,17 +143,28 @@ def test_an_id_that_stands_twice_is_refused_with_both_places(tmp_path: Path) -> 
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="gone.jsonl: no such file"):
+    with pytest.raises(BadInput, match=r"gone.jsonl: no such file"):
         read_records(Trajectory, tmp_path / "gone.jsonl")
 
 
 def test_an_integer_is_a_float_and_a_missing_default_is_filled() -> None:
-    assert parse_record(StepScores, {"id": "a", "problem_id": "p", "scores": [1, 0.5]}, "f:1").scores == [1, 0.5]
+    assert parse_record(StepScores, {"id": "a", "problem_id": "p", "scores": [1, 0.5]}, "f:1").scores == [
+        1,
+        0.5,
+    ]
     assert parse_record(Problem, {"id": "a", "question": "q", "gold": "1"}, "f:1").info == {}
 
 
 @pytest.mark.parametrize(
-    "text", ["a\u2028b\u2029c\x85d", "nul \0 inside", "lone \ud800 high", "lone \udfff low", "\r\n\x0b\x0c\x1c", "🙂é"]
+    "text",
+    [
+        "a\u2028b\u2029c\x85d",
+        "nul \0 inside",
+        "lone \ud800 high",
+        "lone \udfff low",
+        "\r\n\x0b\x0c\x1c",
+        "🙂é",
+    ],
 )
 def test_any_text_survives_the_round_trip(text: str, tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"

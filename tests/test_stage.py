@@ -38,7 +38,9 @@ class Copy:
         self.num_runs += 1
         rows = read_records(Demonstration, input_path)
         context.counts["read"] = len(rows)
-        return {"records": self._rows(rows), "document": {"rows": len(rows)}, "page": "<p>naïve</p>"}[self.kind]
+        return {"records": self._rows(rows), "document": {"rows": len(rows)}, "page": "<p>naïve</p>"}[
+            self.kind
+        ]
 
     def _rows(self, rows: list[Demonstration]) -> Iterator[Demonstration]:
         for number, row in enumerate(rows):
@@ -50,7 +52,9 @@ class Copy:
 @pytest.fixture
 def config(tmp_path: Path) -> StageConfig:
     write_records(tmp_path / "in.jsonl", ROWS)
-    return StageConfig(output=str(tmp_path / "out.jsonl"), input=str(tmp_path / "in.jsonl"), stage={"_target_": "Copy"})
+    return StageConfig(
+        output=str(tmp_path / "out.jsonl"), input=str(tmp_path / "in.jsonl"), stage={"_target_": "Copy"}
+    )
 
 
 def names(tmp_path: Path) -> list[str]:
@@ -100,9 +104,11 @@ def test_how_progress_is_shown_does_not_make_another_run(config: StageConfig) ->
 def test_a_changed_config_is_refused_and_nothing_overwritten(config: StageConfig, tmp_path: Path) -> None:
     run_stage(Copy(), None, config)
     digest = file_sha256(config.output)
-    with pytest.raises(BadInput, match=r"out.jsonl was made otherwise \(seed was 0, now 1\): choose another output"):
+    with pytest.raises(
+        BadInput, match=r"out.jsonl was made otherwise \(seed was 0, now 1\): choose another output"
+    ):
         run_stage(Copy(), None, replace(config, seed=1))
-    with pytest.raises(BadInput, match="stage.margin was None, now 0.5"):
+    with pytest.raises(BadInput, match=r"stage.margin was None, now 0.5"):
         run_stage(Copy(), None, replace(config, stage={"_target_": "Copy", "margin": 0.5}))
     assert file_sha256(config.output) == digest
 
@@ -126,7 +132,7 @@ def test_a_changed_file_beside_the_input_is_refused(config: StageConfig, tmp_pat
 
 def test_a_missing_input_is_refused_before_anything_runs(config: StageConfig, tmp_path: Path) -> None:
     stage = Copy(extra=str(tmp_path / "gone.jsonl"))
-    with pytest.raises(BadInput, match="gone.jsonl: no such file") as caught:
+    with pytest.raises(BadInput, match=r"gone.jsonl: no such file") as caught:
         run_stage(stage, None, config)
     assert caught.value.exit_code == 2
     assert stage.num_runs == 0
@@ -141,13 +147,15 @@ def test_a_stage_that_fails_leaves_nothing_and_can_be_run_again(config: StageCon
 
 
 def test_an_output_that_is_being_written_is_not_written_twice(config: StageConfig) -> None:
-    with exclusive(Path(config.output)), pytest.raises(Busy, match="out.jsonl is being written by another process"):
-        with exclusive(Path(config.output), wait_seconds=0.0):
-            pass
+    second = exclusive(Path(config.output), wait_seconds=0.0)
+    with exclusive(Path(config.output)), pytest.raises(Busy, match=r"out.jsonl is being written by another"):
+        second.__enter__()
     assert run_stage(Copy(), None, config) == 0
 
 
-def test_an_output_whose_provenance_was_not_yet_written_is_complete(config: StageConfig, tmp_path: Path) -> None:
+def test_an_output_whose_provenance_was_not_yet_written_is_complete(
+    config: StageConfig, tmp_path: Path
+) -> None:
     stage = Copy()
     run_stage(stage, None, config)
     (tmp_path / "out.meta.json").unlink()

@@ -86,8 +86,8 @@ def test_a_problem_in_words(task: WordArithmetic) -> None:
 
 
 def test_a_clean_solution_written_out() -> None:
-    operations = [("doubles", 0), ("gives", 3), ("halves", 0), ("buys", 1)]
-    assert solve(5, operations[:1] + [("gives", 2)] + operations[2:], None, 0.6) == (
+    operations = [("doubles", 0), ("gives", 2), ("halves", 0), ("buys", 1)]
+    assert solve(5, operations, None, 0.6) == (
         "doubles: 5 * 2 = 10\ngives: 10 - 2 = 8\nhalves: 8 / 2 = 4\nbuys: 4 + 1 = 5\n#### 5"
     )
 
@@ -102,7 +102,7 @@ def test_a_solution_all_wrong_ways_written_out() -> None:
 
 
 def test_the_teacher_takes_the_wrong_way_at_its_rate() -> None:
-    """A binomial count of n trials at 0.6 lies within 4.5 standard deviations, but for 7 seeds in a million."""
+    """A binomial count of n trials at 0.6 lies within 4.5 standard deviations but for 7 in a million."""
     task = WordArithmetic(num_train=1000, num_demonstrations=3000)
     signs = [
         sign
@@ -115,7 +115,9 @@ def test_the_teacher_takes_the_wrong_way_at_its_rate() -> None:
     assert abs(wrong - 0.6 * count) < 4.5 * (count * 0.6 * 0.4) ** 0.5
 
 
-def test_every_step_goes_on_from_the_step_before_and_only_doubling_and_halving_go_wrong(task: WordArithmetic) -> None:
+def test_every_step_goes_on_from_the_step_before_and_only_doubling_and_halving_go_wrong(
+    task: WordArithmetic,
+) -> None:
     for row in task.demonstrations("train"):
         steps = STEP.findall(row.completion)
         told = operations_told(row.prompt)
@@ -124,7 +126,9 @@ def test_every_step_goes_on_from_the_step_before_and_only_doubling_and_halving_g
         for (verb, before, sign, amount, after), words in zip(steps, told[1:], strict=True):
             assert words.startswith(verb)
             assert int(before) == value
-            value = {"+": value + int(amount), "-": value - int(amount), "*": value * 2, "/": value // 2}[sign]
+            value = {"+": value + int(amount), "-": value - int(amount), "*": value * 2, "/": value // 2}[
+                sign
+            ]
             assert int(after) == value
             if verb in ("buys", "gives"):
                 assert sign == {"buys": "+", "gives": "-"}[verb]
@@ -148,7 +152,9 @@ def test_dev_and_test_demonstrations_are_all_true(task: WordArithmetic) -> None:
         problems = task.problems(split)
         rows = task.demonstrations(split)
         assert len(rows) == len(problems)
-        assert all(task.grade(p.gold, row.completion).is_correct for p, row in zip(problems, rows, strict=True))
+        assert all(
+            task.grade(p.gold, row.completion).is_correct for p, row in zip(problems, rows, strict=True)
+        )
 
 
 def test_demonstrations_take_the_problems_in_turn_and_have_ids_of_their_own() -> None:
@@ -166,10 +172,12 @@ def test_a_split_that_does_not_exist_is_refused() -> None:
 
 
 def test_more_problems_than_exist_are_refused() -> None:
-    with pytest.raises(BadInput, match="500 test problems are asked, [0-9]+ distinct ones found: lower num_test"):
+    with pytest.raises(
+        BadInput, match=r"500 test problems are asked, [0-9]+ distinct ones found: lower num_test"
+    ):
         WordArithmetic(num_test=500, max_total=4).problems("test")
 
 
 def test_totals_too_small_for_any_problem_are_refused() -> None:
-    with pytest.raises(BadInput, match="task.max_total must be at least 4, got 3"):
+    with pytest.raises(BadInput, match=r"task.max_total must be at least 4, got 3"):
         WordArithmetic(max_total=3)

@@ -95,6 +95,8 @@ class Loop:
         config, max_steps = self.config, self.max_steps
         data = fingerprint(self.loader.examples)
         first = checkpoint.resume(self.run_dir, self.engine, data)
+        if first > max_steps:
+            raise checkpoint.BadCheckpoint(f"{self.run_dir} has done {first} steps, more than {max_steps}")
         if first:
             log.info("resuming %s at step %d of %d", self.run_dir, first, max_steps)
         metrics = Metrics(self.run_dir, config.tracking.tensorboard, first)
@@ -103,7 +105,7 @@ class Loop:
                 values = self.train_step(step)
                 done = step + 1
                 is_last = done == max_steps
-                if done % config.log_every == 0 or is_last or done == 1:
+                if _is_due(done, config.log_every) or is_last or done == 1:
                     metrics.log(done, {f"train/{name}": value for name, value in values.items()})
                 progress.update(done, loss=values["loss"], tokens_per_second=values["tokens_per_second"])
                 if self.eval_loader is not None and (is_last or _is_due(done, config.eval_every)):

@@ -125,8 +125,8 @@ class WordArithmetic:
             draws_in_vain += 1
             if draws_in_vain > 20_000:
                 raise BadInput(
-                    f"word_arithmetic: {count} {split} problems are asked, {len(problems)} distinct ones found: "
-                    f"lower num_{split} or raise max_total"
+                    f"word_arithmetic: {count} {split} problems are asked, {len(problems)} distinct ones "
+                    f"found: lower num_{split} or raise max_total"
                 )
             start, operations = draw_operations(rng, self.max_total)
             key = f"{start}|{operations}"

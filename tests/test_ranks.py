@@ -1,0 +1,127 @@
+"""Two gloo ranks equal one process: plain gradient sums, and DeepSpeed. Real programs, behind torchrun."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from models.load import load_policy, load_tokenizer
+
+ROOT = Path(__file__).resolve().parent.parent
+SECONDS = 240
+STEPS = 4
+# 4 steps of 8 examples, 2 a micro-batch, with one held-out example: fewer than there are ranks.
+SETTINGS = f"""-cn train +examples@eval_examples=demonstrations model.attention=eager precision=fp32
+    max_steps={STEPS} batch_size=8 micro_batch_size=2 learning_rate=0.01 warmup_steps=1 max_grad_norm=0.5
+    optimizer.eps=1e-4 log_every=1 eval_every=1 save_every=2""".split()
+OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+
+
+def train(run: Path, files: list[str], num_ranks: int, *settings: str) -> subprocess.CompletedProcess[str]:
+    """Train the tiny policy on CPUs."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
+    program = [str(ROOT / "trainer_base_ds_mul.py"), *SETTINGS, f"output_dir={run}", *files, *settings]
+    environment = {name: value for name, value in os.environ.items() if name not in OF_A_LAUNCHER}
+    environment |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, *(launcher if num_ranks > 1 else []), *program],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done
+
+
+def curve(run: Path, name: str) -> list[float]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row[name] for row in rows if name in row]
+
+
+def assert_same_weights(one: Path, other: Path, tolerance: float) -> None:
+    first, second = (load_file(run / "model" / "model.safetensors") for run in (one, other))
+    assert first.keys() == second.keys()
+    apart = {name: float((first[name] - second[name]).abs().max()) for name in first}
+    assert max(apart.values()) <= tolerance, apart
+
+
+def assert_same_run(one: Path, other: Path, tolerance: float) -> None:
+    for name in ("train/loss", "train/grad_norm", "train/learning_rate", "eval/loss"):
+        assert len(curve(one, name)) == STEPS
+        assert curve(other, name) == pytest.approx(curve(one, name), abs=tolerance), name
+
+
+def assert_quiet(done: subprocess.CompletedProcess[str]) -> None:
+    """Only our own lines: no progress bars, no remarks of DeepSpeed or transformers."""
+    assert done.stdout == ""
+    strange = [row for row in done.stderr.splitlines() if not re.match(r"\d\d:\d\d:\d\d |train: ", row)]
+    assert strange == []
+
+
+@pytest.fixture(scope="module")
+def files(
+    tiny_policy: Path, demonstration_texts: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> list[str]:
+    """The settings that name the files of every run here."""
+    folder = tmp_path_factory.mktemp("ranks")
+    rows = [
+        json.dumps({"id": f"d{i}", "prompt": text[:20], "completion": text[20 : 30 + i % 20]}) + "\n"
+        for i, text in enumerate(demonstration_texts[:21])
+    ]
+    (folder / "train.jsonl").write_text("".join(rows[:20]))
+    (folder / "held_out.jsonl").write_text(rows[20])
+    return [
+        f"model.path={tiny_policy}",
+        f"examples.path={folder}/train.jsonl",
+        f"eval_examples.path={folder}/held_out.jsonl",
+    ]
+
+
+@pytest.fixture(scope="module")
+def one_process(files: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run all others are compared with."""
+    run = tmp_path_factory.mktemp("one") / "run"
+    assert_quiet(train(run, files, 1))
+    losses = curve(run, "train/loss")
+    assert losses[-1] < losses[0] - 0.1
+    return run
+
+
+def test_two_processes_equal_one(one_process: Path, files: list[str], tmp_path: Path) -> None:
+    done = train(tmp_path / "run", files, 2)
+    assert_quiet(done)
+    assert_same_run(one_process, tmp_path / "run", tolerance=1e-5)
+    assert_same_weights(one_process, tmp_path / "run", tolerance=1e-5)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    ["zero2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero0", "zero1", "zero3"))],
+)
+def test_two_deepspeed_processes_equal_one_also_when_resumed(
+    engine: str, one_process: Path, files: list[str], tmp_path: Path
+) -> None:
+    run, settings = tmp_path / "run", f"deepspeed={engine}"
+    assert_quiet(train(run, files, 2, settings))
+    assert_same_run(one_process, run, tolerance=1e-4)
+    assert_same_weights(one_process, run, tolerance=1e-4)
+    assert load_policy(str(run / "model")).num_parameters() > 0
+    assert load_tokenizer(str(run / "model")).pad_token_id is not None
+
+    # Stopped after the checkpoint of step 2, as far as the folder knows.
+    (tmp_path / "straight").mkdir()
+    shutil.move(run / "model", tmp_path / "straight" / "model")
+    rows = curve(run, "train/loss")
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000002"]
+    done = train(run, files, 2, settings)
+    assert "resuming" in done.stderr
+    assert "at step 2 of 4" in done.stderr
+    assert curve(run, "train/loss") == pytest.approx(rows, abs=1e-6)
+    assert_same_weights(tmp_path / "straight", run, tolerance=1e-6)

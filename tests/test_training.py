@@ -1,0 +1,347 @@
+"""The loop on the tiny model: one gradient for every split, resume bit for bit, complete checkpoints."""
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForTokenClassification
+
+from data.collate import Batch
+from data.examples import PairExample, StepExample, TokenExample
+from data.loader import Loader
+from data.records import BadInput
+from models.load import load_policy, load_reference
+from models.scalar_head import load_process_reward, scores_from_logits
+from runtime.schemas import TrainConfig
+from training import checkpoint
+from training.checkpoint import BadCheckpoint, TrainState, checkpoints, write_folder
+from training.engine import BadPrecision, TorchEngine
+from training.loop import Loop, NotFinite, learning_rate
+from training.objectives.dpo import DirectPreference
+from training.objectives.objective import Loss
+from training.objectives.process_reward import ProcessReward
+from training.objectives.sft import SupervisedFineTuning
+
+torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
+
+PAD = 0
+CPU = torch.device("cpu")
+
+
+def tokens(start: int, length: int) -> list[int]:
+    return [2 + (start + 3 * i) % 200 for i in range(length)]
+
+
+DEMONSTRATIONS = [TokenExample(f"d{i}", tokens(i, 6 + i % 5), 2 + i % 3) for i in range(24)]
+STEPS = [StepExample(f"s{i}", tokens(i, 8), [2, 4 + i % 3, 7], [0.5, (i % 4) / 4, i % 2]) for i in range(24)]
+PAIRS = [PairExample(f"p{i}", tokens(i, 3), tokens(i + 50, 2 + i % 4), tokens(i + 90, 5)) for i in range(24)]
+
+
+def train_config(**changes: Any) -> TrainConfig:
+    settings: dict[str, Any] = {
+        "output_dir": "", "model": {}, "objective": {}, "examples": {}, "optimizer": {},
+        "precision": "fp32", "batch_size": 8, "micro_batch_size": 4, "max_steps": 6,
+        "learning_rate": 1e-2, "warmup_steps": 2, "log_every": 1,
+    }  # fmt: skip
+    return TrainConfig(**{**settings, **changes})
+
+
+def parts(kind: str, policy: Path) -> tuple[Any, Any, list[Any]]:
+    """(objective, model, examples)."""
+    if kind == "sft":
+        return SupervisedFineTuning(), load_policy(str(policy)), DEMONSTRATIONS
+    if kind == "dpo":
+        return DirectPreference(load_reference(str(policy)), beta=0.5), load_policy(str(policy)), PAIRS
+    return ProcessReward(), load_process_reward(str(policy), 1), STEPS
+
+
+def make_loop(
+    policy: Path, run_dir: Path, kind: str = "sft", engine: Any = TorchEngine, **changes: Any
+) -> Loop:
+    torch.manual_seed(0)
+    config = train_config(**changes)
+    objective, model, examples = parts(kind, policy)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95))
+    loader = Loader(examples, config.batch_size, config.micro_batch_size, config.seed)
+    made = engine(model, optimizer, CPU, config.max_grad_norm)
+    return Loop(config, made, objective, loader, None, PAD, run_dir)
+
+
+def weights(loop: Loop) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in loop.engine.model.state_dict().items()}
+
+
+def moments(loop: Loop) -> list[torch.Tensor]:
+    state = loop.engine.optimizer.state_dict()["state"]  # type: ignore[attr-defined]
+    return [value for row in state.values() for value in row.values()]
+
+
+def metric_rows(run_dir: Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{name: value for name, value in row.items() if "per_second" not in name} for row in rows]
+
+
+class RecordingEngine(TorchEngine):
+    """Keeps the gradients of the last step."""
+
+    gradients: list[torch.Tensor]
+
+    def step(self, learning_rate: float) -> float:
+        self.gradients = [p.grad.clone() for p in self.parameters if p.grad is not None]
+        return super().step(learning_rate)
+
+
+@dataclass
+class Spoilt:
+    """SFT whose loss goes through `spoil(loss, call)`."""
+
+    spoil: Callable[[torch.Tensor, int], torch.Tensor]
+    inner: SupervisedFineTuning = field(default_factory=SupervisedFineTuning)
+    calls: int = 0
+
+    def collate(self, examples: Any, pad_id: int) -> Batch:
+        return self.inner.collate(examples, pad_id)
+
+    def count(self, batch: Batch) -> float:
+        return self.inner.count(batch)
+
+    def loss(self, model: Any, batch: Batch) -> Loss:
+        self.calls += 1
+        loss = self.inner.loss(model, batch)
+        return Loss(self.spoil(loss.total, self.calls), loss.metrics)
+
+
+@pytest.mark.parametrize("kind", ["sft", "process reward", "dpo"])
+def test_the_gradient_does_not_depend_on_the_split_into_micro_batches(
+    kind: str, tiny_policy: Path, tmp_path: Path
+) -> None:
+    found = []
+    for size in (8, 4, 2, 1):
+        loop = make_loop(tiny_policy, tmp_path, kind, RecordingEngine, micro_batch_size=size)
+        values = loop.train_step(0)
+        found.append((loop.engine.gradients, values["loss"], values["grad_norm"]))  # type: ignore[attr-defined]
+    whole, loss, norm = found[0]
+    assert sum(float(gradient.abs().sum()) for gradient in whole) > 0
+    for gradients, other_loss, other_norm in found[1:]:
+        for one, other in zip(whole, gradients, strict=True):
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+        assert other_loss == pytest.approx(loss, abs=1e-6)
+        assert other_norm == pytest.approx(norm, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["sft", "process reward", "dpo"])
+def test_stopped_and_resumed_equals_never_stopped_bit_for_bit(
+    kind: str, tiny_policy: Path, tmp_path: Path
+) -> None:
+    straight = make_loop(tiny_policy, tmp_path / "straight", kind, save_every=3)
+    (tmp_path / "straight").mkdir()
+    straight.run()
+
+    (tmp_path / "stopped").mkdir()
+    stopped = make_loop(tiny_policy, tmp_path / "stopped", kind, save_every=3)
+    run_step, done = stopped.train_step, []
+
+    def stop_in_step_5(step: int) -> dict[str, float]:
+        if step == 4:
+            raise KeyboardInterrupt
+        done.append(step)
+        return run_step(step)
+
+    stopped.train_step = stop_in_step_5  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        stopped.run()
+    assert done == [0, 1, 2, 3]
+
+    resumed = make_loop(tiny_policy, tmp_path / "stopped", kind, save_every=3)
+    resumed.run()
+    assert weights(resumed).keys() == weights(straight).keys()
+    for name, value in weights(straight).items():
+        assert torch.equal(value, weights(resumed)[name]), name
+    for one, other in zip(moments(straight), moments(resumed), strict=True):
+        assert torch.equal(one, other)
+    assert metric_rows(tmp_path / "stopped") == metric_rows(tmp_path / "straight")
+    assert [row["step"] for row in metric_rows(tmp_path / "stopped")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_random_state_goes_on_where_it_stopped(tiny_policy: Path, tmp_path: Path) -> None:
+    loop = make_loop(tiny_policy, tmp_path)
+    torch.manual_seed(7)
+    checkpoint.save(tmp_path, loop.engine, TrainState(1, "data"), keep=1)
+    want = torch.rand(3)
+    torch.manual_seed(8)
+    assert checkpoint.resume(tmp_path, loop.engine, "data") == 1
+    assert torch.equal(torch.rand(3), want)
+
+
+def test_a_run_keeps_the_newest_checkpoints(tiny_policy: Path, tmp_path: Path) -> None:
+    make_loop(tiny_policy, tmp_path, save_every=1, keep_checkpoints=2).run()
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000004", "step-00000005"]
+    assert sorted(path.name for path in checkpoints(tmp_path)[0].iterdir()) == [
+        "engine.pt", "random-0.pt", "state.json",
+    ]  # fmt: skip
+
+
+def test_a_checkpoint_is_complete_or_absent(tiny_policy: Path, tmp_path: Path) -> None:
+    class DyingEngine(TorchEngine):
+        def save_state(self, folder: Path) -> None:
+            super().save_state(folder)
+            raise KeyboardInterrupt  # as far as the folder knows, this is kill -9
+
+    loop = make_loop(tiny_policy, tmp_path, engine=DyingEngine, save_every=3)
+    with pytest.raises(KeyboardInterrupt):
+        loop.run()
+    assert (tmp_path / "checkpoints" / "step-00000003.partial" / "engine.pt").is_file()
+    assert checkpoints(tmp_path) == []
+    again = make_loop(tiny_policy, tmp_path, save_every=3)
+    assert checkpoint.resume(tmp_path, again.engine, "any") == 0
+    again.run()
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000003"]
+
+
+def test_a_folder_is_replaced_only_by_a_complete_one(tmp_path: Path) -> None:
+    write_folder(tmp_path / "model", lambda folder: (folder / "a").write_text("first") and None)
+
+    def torn(folder: Path) -> None:
+        (folder / "a").write_text("second")
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        write_folder(tmp_path / "model", torn)
+    assert (tmp_path / "model" / "a").read_text() == "first"
+    write_folder(tmp_path / "model", lambda folder: (folder / "b").write_text("third") and None)
+    assert [path.name for path in (tmp_path / "model").iterdir()] == ["b"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_resume_on_other_examples_is_refused(tiny_policy: Path, tmp_path: Path) -> None:
+    make_loop(tiny_policy, tmp_path, save_every=3).run()
+    other = make_loop(tiny_policy, tmp_path, save_every=3)
+    other.loader.examples = [TokenExample("d0", tokens(99, 6), 2), *DEMONSTRATIONS[1:]]
+    with pytest.raises(BadCheckpoint, match="was trained on other examples: choose another output_dir"):
+        other.run()
+
+
+def test_a_resume_on_another_number_of_ranks_is_refused(tiny_policy: Path, tmp_path: Path) -> None:
+    loop = make_loop(tiny_policy, tmp_path)
+    checkpoint.save(tmp_path, loop.engine, TrainState(1, "data"), keep=1)
+    (tmp_path / "checkpoints" / "step-00000001" / "random-1.pt").touch()
+    with pytest.raises(BadCheckpoint, match="was written by 2 ranks, not 1: start as many again"):
+        checkpoint.resume(tmp_path, loop.engine, "data")
+
+
+def test_a_length_below_what_is_done_is_refused(tiny_policy: Path, tmp_path: Path) -> None:
+    make_loop(tiny_policy, tmp_path, save_every=5).run()
+    with pytest.raises(BadCheckpoint, match="has done 5 steps, more than 4"):
+        make_loop(tiny_policy, tmp_path, max_steps=4).run()
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run_with_the_ids(tiny_policy: Path, tmp_path: Path) -> None:
+    loop = make_loop(tiny_policy, tmp_path)
+    # Two micro-batches a step: the fourth loss is the second micro-batch of step 2.
+    loop.objective = Spoilt(lambda total, call: total * float("nan") if call == 4 else total)
+    loop.train_step(0)
+    before = weights(loop)
+    with pytest.raises(NotFinite) as error:
+        loop.train_step(1)
+    bad = ", ".join(example.id for example in loop.loader.micro_batches(1)[1])
+    assert str(error.value) == f"step 2: the loss is nan: examples {bad}"
+    assert all(torch.equal(value, before[name]) for name, value in weights(loop).items())
+
+
+def test_a_gradient_that_is_not_a_number_stops_the_run(tiny_policy: Path, tmp_path: Path) -> None:
+    loop = make_loop(tiny_policy, tmp_path, save_every=1)
+    loop.objective = Spoilt(lambda total, call: total + torch.sqrt(total * 0) if call == 3 else total)
+    with pytest.raises(NotFinite, match="step 2: the gradient norm is nan: examples d"):
+        loop.run()
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-00000001"]
+
+
+def test_a_step_with_nothing_to_learn_from_stops_the_run(tiny_policy: Path, tmp_path: Path) -> None:
+    loop = make_loop(tiny_policy, tmp_path)
+    loop.loader.examples = [TokenExample(f"e{i}", [5, 6, 7], 3) for i in range(8)]
+    with pytest.raises(NotFinite, match="step 1: nothing to learn from in e"):
+        loop.run()
+
+
+def test_evaluation_counts_every_example_once(tiny_policy: Path, tmp_path: Path) -> None:
+    loop = make_loop(tiny_policy, tmp_path)
+    held_out = Loader(DEMONSTRATIONS[:7], batch_size=8, micro_batch_size=4, seed=0)
+    batch = loop.objective.collate(DEMONSTRATIONS[:7], PAD)
+    with torch.no_grad():
+        total = float(loop.objective.loss(loop.engine.model.eval(), batch).total)
+    assert loop.evaluate(held_out)["loss"] == pytest.approx(total / loop.objective.count(batch), abs=1e-6)
+
+
+def test_a_rank_without_evaluation_examples_reports_the_same_names(tiny_policy: Path, tmp_path: Path) -> None:
+    loop = make_loop(tiny_policy, tmp_path)
+    first, second = (Loader(DEMONSTRATIONS[:1], 2, 1, 0, rank, 2) for rank in (0, 1))
+    assert loop.evaluate(first).keys() == loop.evaluate(second).keys()
+    assert loop.evaluate(first)["loss"] > 1
+    assert loop.evaluate(second)["loss"] == 0  # its sums and counts are all zero
+
+
+def test_a_run_evaluates_at_its_end_and_logs_it(tiny_policy: Path, tmp_path: Path) -> None:
+    loop = make_loop(tiny_policy, tmp_path, max_steps=4, eval_every=3, log_every=2)
+    loop.eval_loader = Loader(DEMONSTRATIONS[:3], 4, 4, 0)
+    loop.run()
+    rows = [(row["step"], "eval/loss" in row) for row in metric_rows(tmp_path)]
+    assert rows == [(1, False), (2, False), (3, True), (4, False), (4, True)]
+
+
+def test_the_learning_rate_warms_up_and_falls() -> None:
+    config = train_config(learning_rate=8.0, warmup_steps=2)
+    config.schedule = "linear"
+    assert [learning_rate(step, 6, config) for step in range(7)] == [4.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0]
+    config.schedule = "constant"
+    assert [learning_rate(step, 6, config) for step in (0, 1, 2, 5)] == [4.0, 8.0, 8.0, 8.0]
+    config.schedule = "cosine"
+    assert learning_rate(4, 6, config) == pytest.approx(4.0)
+    assert learning_rate(3, 6, config) == pytest.approx(4 * (1 + math.sqrt(0.5)))
+
+
+def test_a_misspelt_schedule_or_precision_fails_in_the_first_step(tiny_policy: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="schedule must be one of constant, linear, cosine, got 'cosin'"):
+        make_loop(tiny_policy, tmp_path, schedule="cosin").run()
+    with pytest.raises(BadPrecision, match="precision must be bf16 or fp32, got 'fp16'"):
+        make_loop(tiny_policy, tmp_path, precision="fp16").run()
+
+
+def test_the_number_of_steps_follows_from_the_epochs(tiny_policy: Path, tmp_path: Path) -> None:
+    assert make_loop(tiny_policy, tmp_path, max_steps=0, num_epochs=2.0).max_steps == 6
+    assert make_loop(tiny_policy, tmp_path, max_steps=0, num_epochs=0.5).max_steps == 2
+    assert make_loop(tiny_policy, tmp_path, max_steps=0, num_epochs=0.01).max_steps == 1
+
+
+@pytest.mark.parametrize(
+    ("max_grad_norm", "moved"), [(1.0, [0.6, 0.8]), (10.0, [3.0, 4.0]), (0.0, [3.0, 4.0])]
+)
+def test_a_gradient_is_clipped_to_its_norm_and_0_does_not_clip(
+    max_grad_norm: float, moved: list[float]
+) -> None:
+    model = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=0.1), CPU, max_grad_norm)
+    engine.backward((model.weight * torch.tensor([[3.0, 4.0]])).sum())
+    assert engine.step(learning_rate=1.0) == pytest.approx(5.0)
+    torch.testing.assert_close(model.weight.detach(), -torch.tensor([moved]))
+    assert model.weight.grad is None
+
+
+def test_a_trained_process_reward_model_is_a_standard_folder(tiny_policy: Path, tmp_path: Path) -> None:
+    loop = make_loop(tiny_policy, tmp_path, "process reward", learning_rate=1e-3)
+    loop.run()
+    rows = metric_rows(tmp_path)
+    assert rows[-1]["train/loss"] < rows[0]["train/loss"]
+    write_folder(tmp_path / "model", loop.engine.save_model)
+    ids = torch.tensor([STEPS[0].ids])
+    scores = []
+    for model in (loop.engine.model, AutoModelForTokenClassification.from_pretrained(tmp_path / "model")):
+        with torch.no_grad():
+            scores.append(scores_from_logits(model.eval()(input_ids=ids).logits)[0, STEPS[0].positions])
+    assert torch.equal(scores[0], scores[1])
+    assert float((scores[0] - 0.5).abs().max()) > 1e-3
