@@ -56,14 +56,13 @@ def main(config: TrainConfig) -> None:
         log.info("%s is finished: %s/model", run_dir, run_dir)
         return
     torch.manual_seed(config.seed)
-    with exclusive(run_dir) if rank() == 0 else nullcontext(), process_group():
+    lock = exclusive(run_dir) if rank() == 0 else nullcontext()
+    with lock, process_group(is_needed_alone=bool(config.deepspeed)):
         tokenizer = load_tokenizer(config.model["path"])
         examples = build(config.examples).load(tokenizer)
         sizes = (config.batch_size, config.micro_batch_size, config.seed, rank(), world_size())
         loader = Loader(examples, *sizes)
-        eval_loader = (
-            Loader(build(config.eval_examples).load(tokenizer), *sizes) if config.eval_examples else None
-        )
+        eval_loader = Loader(build(config.eval_examples).load(tokenizer), *sizes) if config.eval_examples else None
         model = build(config.model).to(device())
         parameters = sum(parameter.numel() for parameter in model.parameters())
         objective = build(config.objective)

@@ -1,6 +1,6 @@
 """Sample with a vLLM engine in this process: the same requests and files as service_api_caller_v1.py.
 
-    python vllm_inference.py -cn api/vllm/trajectories_in_process policy=MODEL output=trajectories.jsonl
+python vllm_inference.py -cn api/vllm/trajectories_in_process policy=MODEL output=trajectories.jsonl
 """
 
 from models.load import check_model_folder, load_tokenizer

@@ -58,9 +58,7 @@ class Axis:
             unit = 10.0 ** math.floor(math.log10(rough))
             step = unit * next(base for base in (1, 2, 2.5, 5, 10) if base * unit >= rough * 0.999)
             first = math.ceil(self.low / step - 1e-9)
-            found = [
-                step * (first + index) for index in range(math.floor(self.high / step + 1e-9) - first + 1)
-            ]
+            found = [step * (first + index) for index in range(math.floor(self.high / step + 1e-9) - first + 1)]
         return [value for value in found if self.low * 0.999 <= value <= self.high * 1.001]
 
 
@@ -109,15 +107,11 @@ def loss_chart(curves: LossCurves, label: str) -> Markup:
 def _interval_row(label: str, series: int, value: Interval, y: int) -> Markup:
     """A bar from low to high, the mean's mark and its number beside it, in per cent of the width."""
     mean, low, high = (_percent_place(share) for share in (value.mean, value.low, value.high))
-    shown = (
-        f"{label}: {100 * value.mean:.1f} % [{100 * value.low:.1f}, {100 * value.high:.1f}], n = {value.n}"
-    )
+    shown = f"{label}: {100 * value.mean:.1f} % [{100 * value.low:.1f}, {100 * value.high:.1f}], n = {value.n}"
     # The number stands right of the interval, else left of it, else on it: wherever there is room.
     is_left = value.high > 0.9 and value.low >= 0.1
     beside = high if value.high <= 0.9 else low if is_left else mean
-    number = tag(
-        "text", f"{100 * value.mean:.1f}", x=-9 if is_left else 9, y=4, class_="num" + " end" * is_left
-    )
+    number = tag("text", f"{100 * value.mean:.1f}", x=-9 if is_left else 9, y=4, class_="num" + " end" * is_left)
     return tag(
         "g",
         tag("title", shown),

@@ -113,9 +113,7 @@ def choose_examples(
     forks = [(problem, fork) for problem, group in groups.items() if (fork := _fork(group)) is not None]
     forks.sort(key=lambda row: _rank(row[1]))
     chosen = {
-        problem: ExampleProblem(
-            "Right beside wrong", gold.get(problem, ""), [fork.right, fork.wrong], fork.num_shared
-        )
+        problem: ExampleProblem("Right beside wrong", gold.get(problem, ""), [fork.right, fork.wrong], fork.num_shared)
         for problem, fork in forks[:num_problems]
     }
     for problem, group in groups.items():
@@ -137,6 +135,4 @@ def read_examples(files: RunFiles, share: float, num_problems: int) -> list[Exam
         return []
     trajectories = files.rewards("trajectories.jsonl")
     rows = read_held_out(Trajectory, trajectories, share) if trajectories.is_file() else []
-    return choose_examples(
-        read_scored(files, share), {row.problem_id: row.gold for row in rows}, num_problems
-    )
+    return choose_examples(read_scored(files, share), {row.problem_id: row.gold for row in rows}, num_problems)

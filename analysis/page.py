@@ -48,9 +48,7 @@ def _headline(data: ReportData) -> Markup:
 
 
 def _points(value: Interval) -> Markup:
-    shown = (
-        f"{sections.signed(value.mean)} points [{sections.signed(value.low)}, {sections.signed(value.high)}]"
-    )
+    shown = f"{sections.signed(value.mean)} points [{sections.signed(value.low)}, {sections.signed(value.high)}]"
     return join([tag("span", shown), "" if value.is_clear else " (not distinguishable from 0)"])
 
 

@@ -43,9 +43,7 @@ class Report:
         files.check()
         needed = [*(files.evaluation(policy) for policy in files.policies()), files.prm]
         optional = [files.metrics(run) for run in files.training_runs()]
-        optional += [
-            files.rewards(f"{name}.jsonl") for name in ("trajectories", "step_values", "step_scores")
-        ]
+        optional += [files.rewards(f"{name}.jsonl") for name in ("trajectories", "step_values", "step_scores")]
         return [str(path) for path in [*needed, *(path for path in optional if path.is_file())]]
 
     def run(self, input_path: str, context: StageContext) -> str:

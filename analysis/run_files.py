@@ -132,9 +132,7 @@ class RunFiles:
         """Raises BadInput, with the remedy, where a file is missing that the report cannot do without."""
         if not self.root.is_dir():
             raise BadInput(f"{self.root}: no such run directory: set stage.run_dir to a finished quick start")
-        remedies = {
-            self.evaluation(policy): f"evaluate {policy} (run_stage.py -cn evaluate)" for policy in POLICIES
-        }
+        remedies = {self.evaluation(policy): f"evaluate {policy} (run_stage.py -cn evaluate)" for policy in POLICIES}
         remedies[self.prm] = "evaluate the process reward model (run_stage.py -cn evaluate_prm)"
         remedies[self.seconds] = (
             "let the shell write one {'stage', 'seconds'} line for every stage (scripts/environment.sh)"
@@ -157,9 +155,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _need(row: Mapping[str, Any], name: str, kind: type, place: str) -> Any:
     if not isinstance(row.get(name), kind):
-        raise BadInput(
-            f"{place}: '{name}' must be a {kind.__name__}: remove the file and run its stage again"
-        )
+        raise BadInput(f"{place}: '{name}' must be a {kind.__name__}: remove the file and run its stage again")
     return row[name]
 
 
@@ -179,9 +175,7 @@ def read_evaluation(path: Path) -> Evaluation:
     for name in accuracy:
         values = _need(per_problem, name, list, f"{path}: per_problem")
         if len(values) != len(problems) or not all(isinstance(value, int | float) for value in values):
-            raise BadInput(
-                f"{path}: per_problem.{name} must be {len(problems)} numbers: run the evaluation again"
-            )
+            raise BadInput(f"{path}: per_problem.{name} must be {len(problems)} numbers: run the evaluation again")
     if not problems or "greedy" not in accuracy:
         raise BadInput(f"{path}: holds no greedy accuracy: remove it and run the evaluation again")
     return Evaluation(
@@ -207,9 +201,7 @@ def read_seconds(path: Path) -> dict[str, float]:
         stage, seconds = row.get("stage"), row.get("seconds")
         is_number = isinstance(seconds, int | float) and math.isfinite(seconds) and seconds >= 0
         if not isinstance(stage, str) or not is_number:
-            raise BadInput(
-                f"{place}: must hold a stage (str) and its seconds (a number): mend or remove this line"
-            )
+            raise BadInput(f"{place}: must hold a stage (str) and its seconds (a number): mend or remove this line")
         totals[stage] = totals.get(stage, 0.0) + float(seconds)  # type: ignore[arg-type]
     return {stage: round(seconds, 3) for stage, seconds in totals.items()}
 

@@ -81,9 +81,7 @@ def _difference_cell(value: Interval | None) -> Markup:
     if value is None:
         return tag("span", "none", class_="muted")
     limits = tag("span", f"[{signed(value.low)}, {signed(value.high)}]", class_="limits")
-    return join(
-        [tag("span", signed(value.mean), class_="value" if value.is_clear else "value muted"), limits]
-    )
+    return join([tag("span", signed(value.mean), class_="value" if value.is_clear else "value muted"), limits])
 
 
 def _accuracy_table(evaluations: Mapping[str, Evaluation], metrics: Sequence[str]) -> Markup:
@@ -98,10 +96,7 @@ def _accuracy_table(evaluations: Mapping[str, Evaluation], metrics: Sequence[str
 
 
 def _difference_table(differences: Differences, metrics: Sequence[str]) -> Markup:
-    rows = [
-        [metric_name(name), *(_difference_cell(row.get(name)) for row in differences.values())]
-        for name in metrics
-    ]
+    rows = [[metric_name(name), *(_difference_cell(row.get(name)) for row in differences.values())] for name in metrics]
     names = [f"{after} \N{MINUS SIGN} {before}" for after, before in differences]
     return table(["metric", *names], rows, "Paired differences, points")
 

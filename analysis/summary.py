@@ -22,9 +22,7 @@ def paired_difference(after: Evaluation, before: Evaluation) -> dict[str, Interv
     """
     place = {problem: index for index, problem in enumerate(before.problems)}
     if set(after.problems) != set(place) or len(after.problems) != len(before.problems):
-        raise BadInput(
-            f"{after.path} and {before.path} do not hold the same problems: evaluate both on the same split"
-        )
+        raise BadInput(f"{after.path} and {before.path} do not hold the same problems: evaluate both on the same split")
     found = {}
     for name in after.per_problem:
         if name in before.per_problem:

@@ -82,10 +82,6 @@ def collate_steps(examples: Sequence[StepExample], pad_id: int) -> Batch:
 
 def collate_pairs(examples: Sequence[PairExample], pad_id: int) -> Batch:
     """Preferences: two rows a pair, chosen then rejected."""
-    rows = [
-        [*example.prompt_ids, *side]
-        for example in examples
-        for side in (example.chosen_ids, example.rejected_ids)
-    ]
+    rows = [[*example.prompt_ids, *side] for example in examples for side in (example.chosen_ids, example.rejected_ids)]
     starts = [len(example.prompt_ids) for example in examples for _ in range(2)]
     return _batch([e.id for e in examples], rows, starts, pad_id)

@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
 
-
 R = TypeVar("R")
 
 

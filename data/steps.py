@@ -61,9 +61,7 @@ def token_step_ends(
     return [*ends, len(response_ids)]
 
 
-def _end_of_character(
-    end: int, place: int, context: Sequence[int], response_ids: Sequence[int], decode: Decode
-) -> int:
+def _end_of_character(end: int, place: int, context: Sequence[int], response_ids: Sequence[int], decode: Decode) -> int:
     """`end`, or up to 3 tokens more: the bytes of one character can be tokens of their own, and the first
     of them already decodes to one (replacement) character."""
     for more in range(end, min(end + 4, len(response_ids) + 1)):

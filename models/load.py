@@ -96,15 +96,11 @@ def from_pretrained(
     for what, names in wrong.items():
         if names:
             shown = ", ".join(sorted(names)[:3])
-            raise BadModel(
-                f"{path} is not a {type(model).__name__}: it {what} {shown} ({len(names)} weights)"
-            )
+            raise BadModel(f"{path} is not a {type(model).__name__}: it {what} {shown} ({len(names)} weights)")
     return model
 
 
-def load_policy(
-    path: str, attention: str = "sdpa", is_checkpointing_gradients: bool = False
-) -> PreTrainedModel:
+def load_policy(path: str, attention: str = "sdpa", is_checkpointing_gradients: bool = False) -> PreTrainedModel:
     """A causal language model. `attention`: eager, sdpa or flash_attention_2 (which needs a CUDA GPU)."""
     model = from_pretrained(AutoModelForCausalLM, path, attn_implementation=attention)
     model.config.use_cache = False

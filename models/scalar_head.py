@@ -22,9 +22,7 @@ def load_process_reward(path: str, num_labels: int | None = None, attention: str
     if is_trained and num_labels not in (None, config.num_labels):
         raise BadModel(f"{path} has {config.num_labels} labels, not {num_labels}: set model.num_labels=null")
     if not is_trained and num_labels is None:
-        raise BadModel(
-            f"{path} is no process reward model: train one, or set model.num_labels for a fresh head"
-        )
+        raise BadModel(f"{path} is no process reward model: train one, or set model.num_labels for a fresh head")
     config.classifier_dropout = 0.0
     if num_labels is not None:
         config.num_labels = num_labels

@@ -16,9 +16,7 @@ from rl.types import Experience, RolloutGroup
 from training.engine import autocast
 
 
-def micro_batches(
-    attention_mask: torch.Tensor, rows: torch.Tensor, size: int
-) -> Iterator[tuple[torch.Tensor, int]]:
+def micro_batches(attention_mask: torch.Tensor, rows: torch.Tensor, size: int) -> Iterator[tuple[torch.Tensor, int]]:
     """(row numbers, tokens of the longest): `rows` in cuts of at most `size` rows, of similar length."""
     lengths = attention_mask.sum(-1)
     ordered = rows[torch.argsort(lengths[rows], stable=True)]
@@ -79,9 +77,7 @@ def make_experience(
     how = ((ids, attention_mask, response_mask), micro_batch_size, precision, temperature)
     old_logprobs, entropies = _score_rows(policy, *how)
     reference_logprobs = _score_rows(reference, *how)[0] if reference is not None else None
-    return Experience(
-        ids, attention_mask, response_mask, engine_logprobs, old_logprobs, entropies, reference_logprobs
-    )
+    return Experience(ids, attention_mask, response_mask, engine_logprobs, old_logprobs, entropies, reference_logprobs)
 
 
 def logprob_gap(experience: Experience) -> tuple[float, float]:

@@ -45,9 +45,12 @@ def check_params(params: SamplingParams, group_size: int) -> None:
 
 
 def draw_problems(problems: Sequence[Problem], count: int, seed: int, iteration: int) -> list[Problem]:
-    """`count` distinct problems: a function of (seed, iteration) alone, so that a resume draws the same."""
-    if count > len(problems):
-        raise BadInput(f"num_problems is {count}, but the task has {len(problems)} training problems")
+    """`count` distinct problems: a function of (seed, iteration) alone, so that a resume draws the same.
+
+    Raises BadInput where there are fewer.
+    """
+    if not 1 <= count <= len(problems):
+        raise BadInput(f"num_problems must be 1 to {len(problems)} (what the task has), got {count}")
     return random.Random(f"{seed}/{iteration}").sample(list(problems), count)
 
 
@@ -84,8 +87,9 @@ class Sampler:
                 return await self._group(problem, params, name, policy_version)
 
         self._last_result = time.monotonic()
-        everyone = asyncio.gather(*(ask(problem) for problem in problems))
-        watch: asyncio.Future[None] = asyncio.create_task(self._watch())
+        asked = [asyncio.create_task(ask(problem)) for problem in problems]
+        everyone = asyncio.gather(*asked)
+        watch = asyncio.create_task(self._watch())
         try:
             waited: list[asyncio.Future[Any]] = [everyone, watch]
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
@@ -93,13 +97,11 @@ class Sampler:
                 await watch
             return await everyone
         finally:
-            everyone.cancel()
-            watch.cancel()
-            await asyncio.gather(everyone, watch, return_exceptions=True)
+            for task in (*asked, watch):
+                task.cancel()
+            await asyncio.gather(*asked, watch, everyone, return_exceptions=True)
 
-    async def _group(
-        self, problem: Problem, params: SamplingParams, name: str, policy_version: int
-    ) -> RolloutGroup:
+    async def _group(self, problem: Problem, params: SamplingParams, name: str, policy_version: int) -> RolloutGroup:
         prompt = self.task.prompt(problem)
         request = SampleRequest(f"{name}/{problem.id}", prompt, list(self.tokenizer(prompt).input_ids))
         try:

@@ -84,11 +84,14 @@ class Trainer:
     pad_id: int
     run_dir: Path
 
+    def __post_init__(self) -> None:
+        self.problems, self.dev = self.task.problems("train"), self.task.problems("dev")
+        draw_problems(self.problems, self.config.num_problems, 0, 0)  # too few are told of at once
+
     def run(self) -> None:
         """Train, evaluate, save checkpoints; every await of the run happens on one event loop."""
         config = self.config
-        problems, dev = self.task.problems("train"), self.task.problems("dev")[: config.num_eval_problems]
-        data = fingerprint(problems)
+        data = fingerprint(self.problems)
         first = checkpoint.resume(self.run_dir, self.engine, data)
         if first:
             log.info("resuming %s after iteration %d of %d", self.run_dir, first, config.num_iterations)
@@ -97,30 +100,30 @@ class Trainer:
         progress = Progress("rl", config.num_iterations, "iteration", first, line_every)
         with asyncio.Runner() as loop, progress:
             try:
-                loop.run(self._start(dev, first))
+                loop.run(self._start(first))
                 if first == 0 and config.eval_every > 0:
-                    metrics.log(0, self._evaluate(loop, dev, 0))
+                    metrics.log(0, self._evaluate(loop, 0))
                 for iteration in range(first, config.num_iterations):
                     done = iteration + 1
-                    values = self.iterate(loop, problems, iteration)
+                    values = self.iterate(loop, iteration)
                     metrics.log(done, values)
                     progress.update(done, accuracy=values["rollout/accuracy"])
                     is_last = done == config.num_iterations
                     if config.eval_every > 0 and (is_last or done % config.eval_every == 0):
-                        metrics.log(done, self._evaluate(loop, dev, done))
+                        metrics.log(done, self._evaluate(loop, done))
                     if config.save_every > 0 and not is_last and done % config.save_every == 0:
                         state = checkpoint.TrainState(done, data)
                         checkpoint.save(self.run_dir, self.engine, state, config.keep_checkpoints)
             finally:
-                loop.run(self.sampler.client.close())
+                loop.run(self._stop())
         metrics.close()
 
-    def iterate(self, loop: asyncio.Runner, problems: Sequence[Problem], iteration: int) -> dict[str, float]:
+    def iterate(self, loop: asyncio.Runner, iteration: int) -> dict[str, float]:
         """One iteration (from 0); its metrics."""
         config = self.config
         values: dict[str, float] = {}
         with timed(values, "rollout"):
-            chosen = draw_problems(problems, config.num_problems, config.seed, iteration)
+            chosen = draw_problems(self.problems, config.num_problems, config.seed, iteration)
             groups = loop.run(self.sampler.rollout(chosen, self.params, f"rl-{iteration}", iteration))
         with timed(values, "reward"):
             groups = score(groups, self.task, self.reward)
@@ -148,23 +151,30 @@ class Trainer:
         values |= {f"engine/{name}": value for name, value in synced.items()}
         return describe_groups(groups) | values
 
-    async def _start(self, dev: Sequence[Problem], version: int) -> None:
+    async def _start(self, version: int) -> None:
         """Open the client, sample the canaries, prove delivery, and serve the policy of this version."""
         started = time.monotonic()
         await self.sampler.client.open()
         once = replace(self.params, n=1)
-        groups = await self.sampler.rollout(dev[:_NUM_CANARIES], once, "canary", version)
+        groups = await self.sampler.rollout(self.dev[:_NUM_CANARIES], once, "canary", version)
         sampled = [group.rollouts[0].trajectory for group in groups]
-        self.weight_sync.canaries = [
-            Canary(t.prompt_ids + t.response_ids, len(t.prompt_ids)) for t in sampled
-        ]
+        self.weight_sync.canaries = [Canary(t.prompt_ids + t.response_ids, len(t.prompt_ids)) for t in sampled]
         await self.weight_sync.prove_delivery(self.engine.model, self.config.seed)
         await self.weight_sync.sync(self.engine.model, version)
         log.info("the engine serves policy version %d (%.1f s)", version, time.monotonic() - started)
 
-    def _evaluate(self, loop: asyncio.Runner, dev: Sequence[Problem], version: int) -> dict[str, float]:
+    async def _stop(self) -> None:
+        """Close the client, after whatever a signal or an error left waiting for it."""
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await self.sampler.client.close()
+
+    def _evaluate(self, loop: asyncio.Runner, version: int) -> dict[str, float]:
         """Greedy accuracy on the dev problems."""
         values: dict[str, float] = {}
+        dev = self.dev[: self.config.num_eval_problems]
         greedy = replace(self.params, n=1, temperature=0.0)
         with timed(values, "evaluate"):
             groups = loop.run(self.sampler.rollout(dev, greedy, f"dev-{version}", version))

@@ -128,9 +128,7 @@ def canary_gap(engine: torch.Tensor, trainer: torch.Tensor, entropies: torch.Ten
     return float(((engine - trainer).abs() * weights).sum() / weights.sum())
 
 
-def perturb(
-    weights: Weights, names: Sequence[str], scales: Mapping[str, float], seed: int
-) -> dict[str, torch.Tensor]:
+def perturb(weights: Weights, names: Sequence[str], scales: Mapping[str, float], seed: int) -> dict[str, torch.Tensor]:
     """A copy with normal noise of `scales[name]` times its own size on every parameter in `names`.
 
     Names that share memory (a tied head) share their noise.
@@ -171,9 +169,7 @@ class WeightSync:
         """[R], as `trainer_logprobs`."""
         rows = await asyncio.gather(*(self.engine.prompt_logprobs(canary.ids) for canary in self.canaries))
         starts = [canary.start for canary in self.canaries]
-        return torch.tensor(
-            [value for row, start in zip(rows, starts, strict=True) for value in row[start - 1 :]]
-        )
+        return torch.tensor([value for row, start in zip(rows, starts, strict=True) for value in row[start - 1 :]])
 
     async def sync(self, model: Any, version: int) -> dict[str, float]:
         """Deliver `model` and ask the canary: the weighted and the largest gap. Raises StaleWeights."""
@@ -232,9 +228,7 @@ class WeightSync:
             scratch = perturb(weights, names, scales, seed)
             truth, _ = trainer_logprobs(model, scratch, self.canaries, self.precision)
             stale = {
-                name: trainer_logprobs(
-                    model, {**scratch, name: weights[name]}, self.canaries, self.precision
-                )[0]
+                name: trainer_logprobs(model, {**scratch, name: weights[name]}, self.canaries, self.precision)[0]
                 for name in names
             }
             small = [n for n in names if (stale[n] - truth).abs().mean() < _SHOWN]

@@ -38,16 +38,23 @@ def device() -> torch.device:
 
 
 @contextmanager
-def process_group(timeout_seconds: float = 1800.0) -> Iterator[None]:
-    """The process group of all ranks, for the length of the block."""
-    if world_size() == 1:
+def process_group(timeout_seconds: float = 1800.0, is_needed_alone: bool = False) -> Iterator[None]:
+    """The process group of all ranks, for the length of the block.
+
+    One process without a launcher has none, unless `is_needed_alone` (DeepSpeed wants one).
+    """
+    if world_size() == 1 and not is_needed_alone:
         yield
         return
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    if not dist.is_initialized():
-        dist.init_process_group(backend, timeout=datetime.timedelta(seconds=timeout_seconds))
+    timeout = datetime.timedelta(seconds=timeout_seconds)
+    if "RANK" in os.environ:
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+        dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield
     finally:

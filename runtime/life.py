@@ -38,9 +38,7 @@ def exclusive(output: Path, wait_seconds: float = 60.0) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if time.monotonic() > deadline:
-                    raise Busy(
-                        f"{output} is being written by another process: wait for it, or stop it"
-                    ) from None
+                    raise Busy(f"{output} is being written by another process: wait for it, or stop it") from None
                 time.sleep(0.2)
         yield
 

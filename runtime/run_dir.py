@@ -80,11 +80,7 @@ def changed_keys(stored: Any, mine: Any, prefix: str = "") -> list[tuple[str, An
     """(key, stored, mine) of every leaf that differs, the length of the run left out."""
     if isinstance(stored, dict) and isinstance(mine, dict):
         names = [name for name in {**stored, **mine} if prefix or name not in _LENGTH_KEYS]
-        return [
-            row
-            for name in names
-            for row in changed_keys(stored.get(name), mine.get(name), f"{prefix}{name}.")
-        ]
+        return [row for name in names for row in changed_keys(stored.get(name), mine.get(name), f"{prefix}{name}.")]
     return [] if stored == mine else [(prefix[:-1], stored, mine)]
 
 
@@ -100,9 +96,7 @@ def provenance(config: Any, inputs: dict[str, str], counts: dict[str, Any], seco
     }
 
 
-def same_origin(
-    stored: dict[str, Any], config: Any, inputs: dict[str, str], ignore: Iterable[str] = ()
-) -> str:
+def same_origin(stored: dict[str, Any], config: Any, inputs: dict[str, str], ignore: Iterable[str] = ()) -> str:
     """Empty if a stored `X.meta.json` has this config and these input hashes, else what differs."""
     mine = dataclasses.asdict(config)
     for name in ignore:

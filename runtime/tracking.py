@@ -47,9 +47,7 @@ class Progress:
         left = (self.total - self.done) / rate if rate > 0 else float("inf")
         shown = "".join(f"  {key} {value:.4g}" for key, value in self.fields.items())
         eta = f"{left:.0f} s left" if left < 36_000 else "time left unknown"
-        print(
-            f"{self.name}: {self.done}/{self.total} {self.unit}s  {rate:.3g}/s  {eta}{shown}", file=sys.stderr
-        )
+        print(f"{self.name}: {self.done}/{self.total} {self.unit}s  {rate:.3g}/s  {eta}{shown}", file=sys.stderr)
 
     def __enter__(self) -> Self:
         return self

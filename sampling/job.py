@@ -100,7 +100,7 @@ def _sample(
         check_server: Callable[[], None] = lambda: None  # noqa: E731
         if SERVER_VARIABLE in os.environ and config.client.get("base_url", "") is None:
             client_arguments["base_url"] = os.environ[SERVER_VARIABLE]
-        elif config.server is not None:
+        elif config.server:  # `server=none` composes to an empty node
             check_model(config.server["model"])
             log.info("starting a vLLM server for %s", config.server["model"])
             server = stack.enter_context(build(config.server))

@@ -56,7 +56,9 @@ class OpenAIChatClient:
         """Raises NoKey where the key is not in the environment."""
         key = os.environ.get(self.key_variable)
         if not key:
-            raise NoKey(f"the environment variable {self.key_variable} is not set: export it (never put it in a config)")
+            raise NoKey(
+                f"the environment variable {self.key_variable} is not set: export it (never put it in a config)"
+            )
         self._client = openai.AsyncOpenAI(
             api_key=key, base_url=self.base_url, timeout=self.request_seconds, max_retries=0
         )
@@ -69,7 +71,9 @@ class OpenAIChatClient:
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
         """`params.n` answers to one message."""
         if self.total_tokens >= self.max_total_tokens:
-            raise BudgetSpent(f"{self.total_tokens} tokens used, the cap is client.max_total_tokens={self.max_total_tokens}")
+            raise BudgetSpent(
+                f"{self.total_tokens} tokens used, the cap is client.max_total_tokens={self.max_total_tokens}"
+            )
         reason = ""
         for attempt in range(self.max_attempts):
             wait = random.uniform(0, min(30.0, 0.5 * 2**attempt))
@@ -82,7 +86,9 @@ class OpenAIChatClient:
             except (openai.APIConnectionError, openai.InternalServerError) as error:
                 reason = type(error).__name__
             except (openai.AuthenticationError, openai.PermissionDeniedError, openai.NotFoundError) as error:
-                raise ServerGone(f"{self.model}: HTTP {error.status_code}: check the key, the model and base_url") from None
+                raise ServerGone(
+                    f"{self.model}: HTTP {error.status_code}: check the key, the model and base_url"
+                ) from None
             except openai.APIStatusError as error:
                 raise Refused(f"HTTP {error.status_code}: {error.message[:300]}") from None
             await asyncio.sleep(wait)

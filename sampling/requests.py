@@ -112,8 +112,14 @@ class CompletionRequests:
             is_correct = grade.is_correct and sample.finish_reason == "stop"
             records.append(
                 Completion(
-                    f"{state.id}/{k}", state.id, state.problem_id, sample.text, sample.token_ids,
-                    sample.finish_reason, grade.answer, is_correct,
+                    f"{state.id}/{k}",
+                    state.id,
+                    state.problem_id,
+                    sample.text,
+                    sample.token_ids,
+                    sample.finish_reason,
+                    grade.answer,
+                    is_correct,
                 )  # fmt: skip
             )
         return records
@@ -121,4 +127,3 @@ class CompletionRequests:
     def inputs(self) -> list[str]:
         """The states."""
         return [self.states]
-

@@ -65,7 +65,9 @@ def finished_requests(path: Path, requests: Iterable[SampleRequest], num_samples
         counts[request_id] = counts.get(request_id, 0) + 1
     partial = [request_id for request_id, count in counts.items() if count != num_samples]
     if partial and partial != [last]:
-        raise BadInput(f"{path}: request '{partial[0]}' has {counts[partial[0]]} of {num_samples} rows: remove the file")
+        raise BadInput(
+            f"{path}: request '{partial[0]}' has {counts[partial[0]]} of {num_samples} rows: remove the file"
+        )
     if partial:
         os.truncate(path, start_of_last)
         del counts[last]

@@ -279,9 +279,7 @@ def main() -> int:
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     options = {"enforce_eager": True, "max_num_seqs": 256}
-    server = VLLMServer(
-        arguments.model, arguments.log, arguments.port, arguments.max_model_len, options=options
-    )
+    server = VLLMServer(arguments.model, arguments.log, arguments.port, arguments.max_model_len, options=options)
     try:
         return _serve(server, command)
     except (CannotStart, PortInUse) as error:

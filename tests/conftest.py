@@ -204,9 +204,7 @@ class CompletionServer:
         if kind == "no choices":
             return web.json_response({"error": "200, and yet an error"})
         if kind == "aborted":
-            return web.json_response(
-                {"choices": [{**row, "finish_reason": "abort"} for row in good["choices"]]}
-            )
+            return web.json_response({"choices": [{**row, "finish_reason": "abort"} for row in good["choices"]]})
         if kind == "cut body":
             response = web.StreamResponse(headers={"Content-Length": str(len(text))})
             await response.prepare(request)

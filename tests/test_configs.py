@@ -15,9 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from runtime.entrypoint import BadConfig, check_component, find_component, register_schemas
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
-EXPERIMENTS = sorted(
-    [*CONF.glob("exp/**/*.yaml"), *CONF.glob("api/vllm/*.yaml"), *CONF.glob("api/openai/*.yaml")]
-)
+EXPERIMENTS = sorted([*CONF.glob("exp/**/*.yaml"), *CONF.glob("api/vllm/*.yaml"), *CONF.glob("api/openai/*.yaml")])
 STAGES = sorted(CONF.glob("stage/*.yaml"))
 BASES = [CONF / f"{name}.yaml" for name in ("train", "sample", "rl", "stage")]
 ALL = sorted(CONF.rglob("*.yaml"))
@@ -70,12 +68,8 @@ def bind_components(config: DictConfig) -> list[str]:
     """Bind every component to its signature; the keys of those bound. Raises BadConfig on a wrong key."""
     bound = []
     for key, node in components(resolve(config)):
-        kinds = {
-            part.kind for part in inspect.signature(find_component(node["_target_"])).parameters.values()
-        }
-        assert inspect.Parameter.VAR_KEYWORD not in kinds, (
-            f"{node['_target_']} takes **kwargs: keys go unchecked"
-        )
+        kinds = {part.kind for part in inspect.signature(find_component(node["_target_"])).parameters.values()}
+        assert inspect.Parameter.VAR_KEYWORD not in kinds, f"{node['_target_']} takes **kwargs: keys go unchecked"
         check_component(node, **GIVEN_BY_CODE.get(key, {}))
         bound.append(key)
     return bound
@@ -131,9 +125,7 @@ def test_no_version_date_or_hyper_parameter_in_a_name(path: Path) -> None:
 
 
 def write(folder: Path, text: str) -> Path:
-    (folder / "mine.yaml").write_text(
-        "# @package _global_\n# A test.\ndefaults:\n  - /train\n  - _self_\n" + text
-    )
+    (folder / "mine.yaml").write_text("# @package _global_\n# A test.\ndefaults:\n  - /train\n  - _self_\n" + text)
     return folder
 
 

@@ -35,9 +35,7 @@ def unchanged_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def start(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """Start a program in this process with these arguments; its exit code."""
 
-    def run(
-        *arguments: str, main: Any = lambda config: None, schema: type = TrainConfig, folder: str = ""
-    ) -> int:
+    def run(*arguments: str, main: Any = lambda config: None, schema: type = TrainConfig, folder: str = "") -> int:
         monkeypatch.setattr(sys, "argv", ["program.py", *arguments])
         with pytest.raises(SystemExit) as stop:
             entrypoint(schema, config_name="train", config_folder=folder)(main)()
@@ -189,9 +187,7 @@ def test_argv_is_flags_then_overrides_without_local_rank() -> None:
     assert "hydra.output_subdir=null" in found
 
 
-@pytest.mark.parametrize(
-    "words", [["-cp", "conf/exp/sft"], ["-cp=conf/exp/sft"], ["--config-path", "conf/exp/sft"]]
-)
+@pytest.mark.parametrize("words", [["-cp", "conf/exp/sft"], ["-cp=conf/exp/sft"], ["--config-path", "conf/exp/sft"]])
 def test_a_config_path_is_found_from_the_root_and_conf_is_searched_too(words: list[str]) -> None:
     found = _normalise_argv(words, CONF)
     assert found[:4] == ["--config-path", str(CONF / "exp/sft"), "--config-dir", str(CONF)]

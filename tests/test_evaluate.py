@@ -95,9 +95,7 @@ def test_calibration_by_hand() -> None:
     ]
 
 
-def evaluated(
-    tmp_path: Path, rows: list[Trajectory], greedy: list[Trajectory], scores: list[StepScores]
-) -> dict:
+def evaluated(tmp_path: Path, rows: list[Trajectory], greedy: list[Trajectory], scores: list[StepScores]) -> dict:
     paths = [str(tmp_path / f"{name}.jsonl") for name in ("samples", "greedy", "scores")]
     for path, records in zip(paths, (rows, greedy, scores), strict=True):
         write_records(path, records)
@@ -109,9 +107,7 @@ ROWS = [
     *(replace(row, id=f"q/{number}", problem_id="q") for number, row in enumerate(samples("7", None, "7"))),
 ]
 GREEDY = [sample(0, "7"), sample(0, "8", problem="q")]
-SCORES = [
-    StepScores(row.id, row.problem_id, [score]) for row, score in zip(ROWS, [3, 1, 2, 1, 3, 2], strict=True)
-]
+SCORES = [StepScores(row.id, row.problem_id, [score]) for row, score in zip(ROWS, [3, 1, 2, 1, 3, 2], strict=True)]
 
 
 def test_every_accuracy_of_two_problems_by_hand(tmp_path: Path) -> None:
@@ -186,9 +182,7 @@ def test_a_process_reward_model_is_judged_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_prefix_that_two_trajectories_share_counts_once(tmp_path: Path) -> None:
-    other = replace(
-        VALUES, id=f"{HELD}/1", response_ids=[2, 3, 5], values=[0.25, 0.75, 0.0], is_correct=False
-    )
+    other = replace(VALUES, id=f"{HELD}/1", response_ids=[2, 3, 5], values=[0.25, 0.75, 0.0], is_correct=False)
     scores = [StepScores(row.id, HELD, [0.5, 0.5, 0.5]) for row in (VALUES, other)]
     assert process_reward_evaluated(tmp_path, [VALUES, other], scores)["num_steps"] == 4
 

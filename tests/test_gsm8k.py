@@ -10,7 +10,10 @@ from data.tasks.gsm8k import GSM8K
 
 ROWS = [
     {"question": "A cart has 4 wheels. How many wheels have 3 carts?", "answer": "It is 4*3=<<4*3=12>>12.\n#### 12"},
-    {"question": "Ida owes 1,250 and pays 2,500. What is left?", "answer": "1250-2500=<<1250-2500=-1250>>-1,250\n#### -1,250"},
+    {
+        "question": "Ida owes 1,250 and pays 2,500. What is left?",
+        "answer": "1250-2500=<<1250-2500=-1250>>-1,250\n#### -1,250",
+    },
 ]
 
 

@@ -20,7 +20,10 @@ def test_a_second_writer_waits_and_is_then_refused(tmp_path: Path) -> None:
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path / "x.jsonl")], stdout=subprocess.PIPE)
     assert holder.stdout is not None
     assert holder.stdout.readline() == b"held\n"
-    with pytest.raises(Busy, match=r"x\.jsonl is being written by another process"), exclusive(tmp_path / "x.jsonl", 0.3):
+    with (
+        pytest.raises(Busy, match=r"x\.jsonl is being written by another process"),
+        exclusive(tmp_path / "x.jsonl", 0.3),
+    ):
         pass
     holder.kill()
     holder.wait()

@@ -60,9 +60,7 @@ def test_step_values_are_read_at_step_ends() -> None:
 
 
 def test_pairs_take_two_rows_chosen_then_rejected() -> None:
-    batch = collate_pairs(
-        [PairExample("p", [5, 6], [7, 8], [9]), PairExample("q", [4], [3], [2, 1])], pad_id=0
-    )
+    batch = collate_pairs([PairExample("p", [5, 6], [7, 8], [9]), PairExample("q", [4], [3], [2, 1])], pad_id=0)
     assert batch.ids.tolist() == [[5, 6, 7, 8], [5, 6, 9, 0], [4, 3, 0, 0], [4, 2, 1, 0]]
     assert rows(batch.attention_mask) == [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 0]]
     assert rows(batch.response_mask) == [[0, 0, 1, 1], [0, 0, 1, 0], [0, 1, 0, 0], [0, 1, 1, 0]]
@@ -136,9 +134,7 @@ def test_more_examples_in_a_step_than_there_are_come_again() -> None:
         ((2, 4, 2), "choose batch_size=8"),
     ],
 )
-def test_a_batch_that_cannot_be_dealt_is_refused_with_the_numbers(
-    sizes: tuple[int, int, int], text: str
-) -> None:
+def test_a_batch_that_cannot_be_dealt_is_refused_with_the_numbers(sizes: tuple[int, int, int], text: str) -> None:
     batch_size, micro_batch_size, world_size = sizes
     with pytest.raises(BadInput, match=text):
         Loader(EXAMPLES, batch_size, micro_batch_size, 0, 0, world_size)

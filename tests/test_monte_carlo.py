@@ -35,8 +35,7 @@ THREE = replace(ONE, id="p/2", response="a\nb\ne", steps=["a\n", "b\n", "e"], re
 
 def completions(state_id: str, *rights: bool) -> list[Completion]:
     return [
-        Completion(f"{state_id}/{k}", state_id, "p", "x", [5], "stop", None, right)
-        for k, right in enumerate(rights)
+        Completion(f"{state_id}/{k}", state_id, "p", "x", [5], "stop", None, right) for k, right in enumerate(rights)
     ]
 
 

@@ -69,9 +69,7 @@ def test_anything_but_one_number_is_no_answer(response: str) -> None:
     assert extract_marked_number(response) is None
 
 
-@pytest.mark.parametrize(
-    ("one", "other"), [("7", "7.0"), ("7", "007"), ("-0", "0"), ("1,000", "1000"), (".5", "0.50")]
-)
+@pytest.mark.parametrize(("one", "other"), [("7", "7.0"), ("7", "007"), ("-0", "0"), ("1,000", "1000"), (".5", "0.50")])
 def test_equal_numbers_are_equal_however_written(one: str, other: str) -> None:
     assert is_equal_number(one, other)
     assert is_equal_number(other, one)

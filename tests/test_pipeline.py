@@ -14,7 +14,13 @@ from data.tasks.word_arithmetic import WordArithmetic
 from models.tiny import build_tiny
 
 ROOT = Path(__file__).resolve().parent.parent
-SMALL = ["task.num_train=400", "task.num_demonstrations=2000", "task.max_total=12", "task.num_test=16", "task.num_dev=16"]
+SMALL = [
+    "task.num_train=400",
+    "task.num_demonstrations=2000",
+    "task.max_total=12",
+    "task.num_test=16",
+    "task.num_dev=16",
+]
 
 
 def run(*words: str, code: int = 0) -> str:
@@ -32,7 +38,9 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     demonstrations = task.demonstrations("train")
     write_records(folder / "demonstrations.jsonl", demonstrations)
     texts = [row.prompt + row.completion for row in demonstrations]
-    build_tiny(folder / "base", texts, hidden_size=64, num_layers=2, num_heads=2, vocab_size=360, max_length=512, seed=0)
+    build_tiny(
+        folder / "base", texts, hidden_size=64, num_layers=2, num_heads=2, vocab_size=360, max_length=512, seed=0
+    )
     run(sys.executable, "trainer_base_ds_mul.py", "-cn", "exp/sft/word_arithmetic", f"model.path={folder}/base",
         f"examples.path={folder}/demonstrations.jsonl", f"output_dir={folder}/sft", "max_steps=220", "batch_size=32",
         "micro_batch_size=32", "learning_rate=3e-3", "save_every=0")  # fmt: skip
@@ -80,7 +88,9 @@ def test_the_eight_stages_run_end_to_end_and_again_for_nothing(policy: Path, tmp
 @pytest.mark.server
 def test_the_chat_caller_asks_an_openai_compatible_server(policy: Path, tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
-    template.write_text("{% for message in messages %}{% if message.role == 'user' %}{{ message.content }}{% endif %}{% endfor %}")
+    template.write_text(
+        "{% for message in messages %}{% if message.role == 'user' %}{{ message.content }}{% endif %}{% endfor %}"
+    )
     script = tmp_path / "serve.py"
     script.write_text(
         "import os, subprocess, sys\nfrom sampling.server import VLLMServer\n"

@@ -22,18 +22,14 @@ from pipeline.stage import StageContext
 from rewards.aggregate import BadAggregate, aggregate
 
 
-def trajectory(
-    number: int, is_correct: bool, *steps: list[int], problem: str = "p", **changes: Any
-) -> Trajectory:
+def trajectory(number: int, is_correct: bool, *steps: list[int], problem: str = "p", **changes: Any) -> Trajectory:
     """A trajectory whose steps are these token ids; its text names them."""
     ends = [sum(map(len, steps[: index + 1])) for index in range(len(steps))]
     texts = [".".join(map(str, step)) + "\n" for step in steps]
     ids = [token for step in steps for token in step]
     answer = "7" if is_correct else "8"
     identity, response = f"{problem}/{number}", "".join(texts)
-    made = Trajectory(
-        identity, problem, "Q\n", response, texts, [90, 91], ids, ends, "stop", "7", answer, is_correct
-    )
+    made = Trajectory(identity, problem, "Q\n", response, texts, [90, 91], ids, ends, "stop", "7", answer, is_correct)
     return replace(made, **changes)
 
 
@@ -139,9 +135,7 @@ def test_equal_scores_are_ordered_by_id_whatever_the_order_read() -> None:
     assert ids_of(process_pairs(scored[::-1], 1, 1, 0.0, 0)) == ["p/0>p/2"]
 
 
-@pytest.mark.parametrize(
-    ("how", "value"), [("product", 0.1), ("minimum", 0.25), ("last", 0.5), ("mean", 31 / 60)]
-)
+@pytest.mark.parametrize(("how", "value"), [("product", 0.1), ("minimum", 0.25), ("last", 0.5), ("mean", 31 / 60)])
 def test_step_scores_make_one_score(how: str, value: float) -> None:
     assert aggregate([0.8, 0.25, 0.5], how) == pytest.approx(value)
 
@@ -238,9 +232,7 @@ def test_one_problem_draws_the_same_pairs_whatever_stands_beside_it(tmp_path: Pa
     stage = OutcomePreferences(max_pairs=2)
     write_records(path, [*RIGHT, *WRONG])
     alone = stage.run(path, context())
-    write_records(
-        path, [trajectory(0, True, [1], problem="q"), trajectory(1, False, [2], problem="q"), *RIGHT, *WRONG]
-    )
+    write_records(path, [trajectory(0, True, [1], problem="q"), trajectory(1, False, [2], problem="q"), *RIGHT, *WRONG])
     assert [pair for pair in stage.run(path, context()) if pair.problem_id == "p"] == alone
 
 

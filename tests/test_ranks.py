@@ -66,9 +66,7 @@ def assert_quiet(done: subprocess.CompletedProcess[str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def files(
-    tiny_policy: Path, demonstration_texts: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> list[str]:
+def files(tiny_policy: Path, demonstration_texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The settings that name the files of every run here."""
     folder = tmp_path_factory.mktemp("ranks")
     rows = [

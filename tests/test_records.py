@@ -51,9 +51,7 @@ def test_every_kind_of_the_module_is_among_the_round_trips() -> None:
     from data import records
 
     kinds = {
-        kind
-        for kind in vars(records).values()
-        if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__")
+        kind for kind in vars(records).values() if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__")
     }
     assert {type(record) for record in RECORDS} == kinds
 
@@ -115,9 +113,7 @@ def test_a_wrong_field_is_refused_with_file_line_and_name(
     ],
     ids=range(12),
 )
-def test_a_line_that_is_not_an_object_is_refused_with_file_and_line(
-    line: bytes, message: str, tmp_path: Path
-) -> None:
+def test_a_line_that_is_not_an_object_is_refused_with_file_and_line(line: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "scores.jsonl"
     path.write_bytes(to_line(StepScores("p/9", "p", [1.0])).encode() + line + b"\n")
     with pytest.raises(BadInput, match=f"^{path}:2: .*{message}"):

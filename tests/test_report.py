@@ -109,12 +109,8 @@ def run(tmp_path: Path) -> Path:
     write_evaluation(folder, "process_dpo", TESTED, [1.0, 1.0, 0.0, 1.0])
     rows = []
     for problem in HELD_OUT[:2]:
-        rows.append(
-            values_of(problem, 0, ["buys: 8 + 5 = 13\n", "gives: 13 - 1 = 12\n", "#### 12"], [1.0] * 3)
-        )
-        rows.append(
-            values_of(problem, 1, ["buys: 8 + 5 = 13\n", "gives: 3 - 1 = 2\n", "#### 2"], [0.75, 0.0, 0.0])
-        )
+        rows.append(values_of(problem, 0, ["buys: 8 + 5 = 13\n", "gives: 13 - 1 = 12\n", "#### 12"], [1.0] * 3))
+        rows.append(values_of(problem, 1, ["buys: 8 + 5 = 13\n", "gives: 3 - 1 = 2\n", "#### 2"], [0.75, 0.0, 0.0]))
     write_rewards(folder, rows)
     for name in ("sft", "prm", "dpo", "process_dpo"):
         losses: list[dict[str, Any]] = [{"step": 1, "train/loss": 2.0}, {"step": 20, "train/loss": 0.5}]
@@ -198,9 +194,7 @@ def test_hostile_text_is_escaped_wherever_it_stands(run: Path) -> None:
     rows += [values_of(HELD_OUT[0], 1, [HOSTILE, "#### 1"], [1.0, 0.0])]
     rows = [replace(row, prompt=HOSTILE, id=row.id + HOSTILE) for row in rows]
     write_rewards(run, rows)
-    write_records(
-        run / "process_rewards" / "trajectories.jsonl", [trajectory_of(row, HOSTILE) for row in rows]
-    )
+    write_records(run / "process_rewards" / "trajectories.jsonl", [trajectory_of(row, HOSTILE) for row in rows])
     write_records(run / "seconds.jsonl", [{"stage": HOSTILE, "seconds": 1.0, "exit_code": 0}])
     write_json(run / "pairs" / "step.meta.json", {"commit": HOSTILE, "counts": {HOSTILE: HOSTILE}})
     page = page_of(run)
@@ -254,9 +248,7 @@ def test_missing_file_is_named_with_its_remedy(run: Path, missing: str, remedy: 
 
 
 def test_bad_seconds_are_named_by_file_and_line(run: Path) -> None:
-    write_records(
-        run / "seconds.jsonl", [{"stage": "sft", "seconds": 1.0}, {"stage": "sft", "seconds": "long"}]
-    )
+    write_records(run / "seconds.jsonl", [{"stage": "sft", "seconds": 1.0}, {"stage": "sft", "seconds": "long"}])
     with pytest.raises(BadInput, match=r"seconds.jsonl:2: must hold a stage \(str\) and its seconds"):
         page_of(run)
 
@@ -334,8 +326,7 @@ def test_browser_shows_every_section_without_overflow_at_any_width(run: Path, tm
     write_evaluation(run, "step_dpo", TESTED, [1.0] * 4)
     source = html.escape(page_of(run), quote=True)
     frames = "".join(
-        f'<iframe style="border:0;width:{w}px;height:900px" srcdoc="{source}"></iframe>'
-        for w in (320, 400, 1200)
+        f'<iframe style="border:0;width:{w}px;height:900px" srcdoc="{source}"></iframe>' for w in (320, 400, 1200)
     )
     wrapper = tmp_path / "wrapper.html"
     wrapper.write_text(WRAPPER.format(frames=frames), encoding="utf-8")

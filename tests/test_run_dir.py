@@ -70,9 +70,7 @@ def test_another_length_of_the_same_run_is_accepted(tmp_path: Path) -> None:
 
 
 def test_a_nested_key_called_like_a_length_is_not_one() -> None:
-    assert changed_keys({"model": {"max_steps": 1}}, {"model": {"max_steps": 2}}) == [
-        ("model.max_steps", 1, 2)
-    ]
+    assert changed_keys({"model": {"max_steps": 1}}, {"model": {"max_steps": 2}}) == [("model.max_steps", 1, 2)]
     assert changed_keys({"max_steps": 1}, {"max_steps": 2}) == []
 
 

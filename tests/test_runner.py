@@ -79,9 +79,7 @@ def check_complete(path: Path, requests: Sequence[SampleRequest], server: Any) -
 def test_every_request_is_asked_once_and_every_row_is_its_own(tmp_path: Path, completion_server: Any) -> None:
     requests, path, seen = make_requests(50), tmp_path / "c.jsonl", []
     with completion_server() as server:
-        tally = sample_all(
-            server.base_url, requests, path, on_progress=lambda done, fields: seen.append(done)
-        )
+        tally = sample_all(server.base_url, requests, path, on_progress=lambda done, fields: seen.append(done))
         assert len(server.bodies) == 50
     check_complete(path, requests, server)
     assert (tally.before, tally.done, tally.failed) == (0, 50, [])
@@ -96,9 +94,7 @@ def test_the_number_in_flight_is_bounded(tmp_path: Path, completion_server: Any)
         def count(done: int, fields: dict[str, float]) -> None:
             most.append(len(server.bodies) - done)
 
-        sample_all(
-            server.base_url, make_requests(40), tmp_path / "c.jsonl", num_in_flight=4, on_progress=count
-        )
+        sample_all(server.base_url, make_requests(40), tmp_path / "c.jsonl", num_in_flight=4, on_progress=count)
     assert max(most) <= 4
 
 
@@ -132,15 +128,11 @@ def test_a_list_of_failures_goes_when_nothing_fails_any_more(tmp_path: Path) -> 
     assert not write_failed(path, []).exists()
 
 
-def test_a_stalled_server_ends_the_run_and_what_was_written_is_kept(
-    tmp_path: Path, completion_server: Any
-) -> None:
+def test_a_stalled_server_ends_the_run_and_what_was_written_is_kept(tmp_path: Path, completion_server: Any) -> None:
     requests, path = make_requests(30), tmp_path / "c.jsonl"
     with completion_server(hang_after=10) as server:
         began = time.monotonic()
-        with pytest.raises(
-            ServerGone, match=f"no answer for 1 s: what was written is kept in {path}"
-        ) as caught:
+        with pytest.raises(ServerGone, match=f"no answer for 1 s: what was written is kept in {path}") as caught:
             sample_all(server.base_url, requests, path, stall_seconds=1.0, request_seconds=60.0)
         assert time.monotonic() - began < 4.0
     assert caught.value.exit_code == 3
@@ -151,9 +143,7 @@ def test_a_stalled_server_ends_the_run_and_what_was_written_is_kept(
     check_complete(path, requests, server)
 
 
-def test_a_server_that_dies_midway_ends_the_run_and_another_one_goes_on(
-    tmp_path: Path, completion_server: Any
-) -> None:
+def test_a_server_that_dies_midway_ends_the_run_and_another_one_goes_on(tmp_path: Path, completion_server: Any) -> None:
     requests, path = make_requests(30), tmp_path / "c.jsonl"
     with (
         completion_server(die_after=10, seconds=0.01) as server,
@@ -166,9 +156,7 @@ def test_a_server_that_dies_midway_ends_the_run_and_another_one_goes_on(
     check_complete(path, requests, server)
 
 
-def test_a_server_of_our_own_that_has_died_ends_the_run_at_once(
-    tmp_path: Path, completion_server: Any
-) -> None:
+def test_a_server_of_our_own_that_has_died_ends_the_run_at_once(tmp_path: Path, completion_server: Any) -> None:
     def check() -> None:
         raise ServerGone("the vLLM server died")
 
@@ -185,9 +173,7 @@ def test_a_run_that_ends_early_leaves_no_complaint_of_asyncio(
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
 
-def test_an_error_in_making_records_ends_the_run_with_that_error(
-    tmp_path: Path, completion_server: Any
-) -> None:
+def test_an_error_in_making_records_ends_the_run_with_that_error(tmp_path: Path, completion_server: Any) -> None:
     def fail(request: SampleRequest, samples: list[Sample]) -> list[Any]:
         raise BadInput(f"{request.id}: the steps do not join")
 
@@ -298,9 +284,7 @@ def test_an_incomplete_group_after_a_blank_line_is_cut_at_its_own_start(tmp_path
 # --- a process that is stopped, killed, or has no disk left -------------------------------------------------
 
 
-def start_process(
-    url: str, count: int, path: Path, num_in_flight: int = 4, setup: str = ""
-) -> subprocess.Popen[str]:
+def start_process(url: str, count: int, path: Path, num_in_flight: int = 4, setup: str = "") -> subprocess.Popen[str]:
     """A program of its own around `sample_all`; ends as the entrypoints do: a line, the error's exit code."""
     program = f"""
 import sys
@@ -329,9 +313,7 @@ def has_grown(path: Path, size: int) -> Callable[[], bool]:
     return lambda: path.exists() and path.stat().st_size > size
 
 
-def test_kill_nine_at_random_moments_loses_and_doubles_nothing(
-    tmp_path: Path, completion_server: Any
-) -> None:
+def test_kill_nine_at_random_moments_loses_and_doubles_nothing(tmp_path: Path, completion_server: Any) -> None:
     requests, path, rng = make_requests(120), tmp_path / "c.jsonl", random.Random(0)
     with completion_server(seconds=0.01) as server:
         for _ in range(3):
@@ -376,9 +358,7 @@ def test_the_handlers_of_signals_are_given_back(tmp_path: Path, completion_serve
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
-def test_a_disk_that_is_full_ends_cleanly_and_the_file_goes_on(
-    tmp_path: Path, completion_server: Any
-) -> None:
+def test_a_disk_that_is_full_ends_cleanly_and_the_file_goes_on(tmp_path: Path, completion_server: Any) -> None:
     requests, path = make_requests(60), tmp_path / "c.jsonl"
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (7000, resource.RLIM_INFINITY))"
     with completion_server() as server:
@@ -472,12 +452,7 @@ def test_a_job_asked_otherwise_is_refused_but_may_ask_another_server(
         run_the_job(replace(config, params={**config.params, "temperature": 0.5}))
     with pytest.raises(BadInput, match=r"was made otherwise .seed was 0, now 1"):
         run_the_job(replace(config, seed=1))
-    assert (
-        run_the_job(
-            replace(config, client={**config.client, "base_url": "http://elsewhere"}, num_in_flight=3)
-        )
-        == 0
-    )
+    assert run_the_job(replace(config, client={**config.client, "base_url": "http://elsewhere"}, num_in_flight=3)) == 0
 
 
 @pytest.mark.parametrize("server_node", [None, {}], ids=["null", "none.yaml"])

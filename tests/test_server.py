@@ -96,9 +96,7 @@ def wait_until(is_true: Callable[[], bool], seconds: float) -> None:
 
 def test_a_port_in_use_is_named_and_nothing_is_started(busy_port: int, tmp_path: Path) -> None:
     server = stand_in(tmp_path, port=busy_port)
-    with pytest.raises(
-        PortInUse, match=f"port {busy_port} on 127.0.0.1 is in use .*: choose server.port=0"
-    ) as caught:
+    with pytest.raises(PortInUse, match=f"port {busy_port} on 127.0.0.1 is in use .*: choose server.port=0") as caught:
         server.start()
     assert caught.value.exit_code == 2
     assert server.process is None
@@ -144,17 +142,13 @@ def test_a_server_that_dies_at_once_is_explained_by_its_last_lines(tmp_path: Pat
 
 
 def test_the_first_error_is_told_though_much_noise_follows_it(tmp_path: Path) -> None:
-    program = (
-        "print('(Worker) ERROR RuntimeError: 16'); print('KeyError: 5'); print('noise\\n' * 50); exit(1)"
-    )
+    program = "print('(Worker) ERROR RuntimeError: 16'); print('KeyError: 5'); print('noise\\n' * 50); exit(1)"
     with pytest.raises(CannotStart, match=r"^the vLLM server died \(exit code 1\): RuntimeError: 16\n"):
         stand_in(tmp_path, "-c", program).start()
 
 
 def test_a_server_that_never_answers_is_given_up_and_stopped(tmp_path: Path) -> None:
-    server = stand_in(
-        tmp_path, "-c", "print('loading', flush=True); import time; time.sleep(60)", start_seconds=0.5
-    )
+    server = stand_in(tmp_path, "-c", "print('loading', flush=True); import time; time.sleep(60)", start_seconds=0.5)
     with pytest.raises(CannotStart, match=r"not healthy after 0.5 s:\n  . loading"):
         server.start()
     assert server.process is None
@@ -193,16 +187,12 @@ def test_a_server_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
 
 
 def test_children_that_a_dead_server_left_are_killed_too(tmp_path: Path) -> None:
-    program = (
-        "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
-    )
+    program = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])"
     server = stand_in(tmp_path, "-c", program)
     with pytest.raises(CannotStart):
         server.start()
     log = (tmp_path / "logs" / "server.log").resolve()
-    wait_until(
-        lambda: not any(os.path.realpath(path) == str(log) for path in Path("/proc").glob("[0-9]*/fd/1")), 5.0
-    )
+    wait_until(lambda: not any(os.path.realpath(path) == str(log) for path in Path("/proc").glob("[0-9]*/fd/1")), 5.0)
 
 
 def test_a_server_that_has_died_ends_the_run_with_its_last_lines(tmp_path: Path) -> None:
@@ -277,9 +267,7 @@ def test_token_ids_go_in_and_come_out_and_nothing_stays_after_stop(
         client = VLLMClient(url)
         await client.open()
         assert client.max_model_length == 256
-        samples = [
-            await client.sample(SampleRequest(str(i), "", ids), params) for i, ids in enumerate(prompts)
-        ]
+        samples = [await client.sample(SampleRequest(str(i), "", ids), params) for i, ids in enumerate(prompts)]
         await client.close()
         return [sample for group in samples for sample in group]
 

@@ -38,9 +38,7 @@ class Copy:
         self.num_runs += 1
         rows = read_records(Demonstration, input_path)
         context.counts["read"] = len(rows)
-        return {"records": self._rows(rows), "document": {"rows": len(rows)}, "page": "<p>naïve</p>"}[
-            self.kind
-        ]
+        return {"records": self._rows(rows), "document": {"rows": len(rows)}, "page": "<p>naïve</p>"}[self.kind]
 
     def _rows(self, rows: list[Demonstration]) -> Iterator[Demonstration]:
         for number, row in enumerate(rows):
@@ -52,9 +50,7 @@ class Copy:
 @pytest.fixture
 def config(tmp_path: Path) -> StageConfig:
     write_records(tmp_path / "in.jsonl", ROWS)
-    return StageConfig(
-        output=str(tmp_path / "out.jsonl"), input=str(tmp_path / "in.jsonl"), stage={"_target_": "Copy"}
-    )
+    return StageConfig(output=str(tmp_path / "out.jsonl"), input=str(tmp_path / "in.jsonl"), stage={"_target_": "Copy"})
 
 
 def names(tmp_path: Path) -> list[str]:
@@ -104,9 +100,7 @@ def test_how_progress_is_shown_does_not_make_another_run(config: StageConfig) ->
 def test_a_changed_config_is_refused_and_nothing_overwritten(config: StageConfig, tmp_path: Path) -> None:
     run_stage(Copy(), None, config)
     digest = file_sha256(config.output)
-    with pytest.raises(
-        BadInput, match=r"out.jsonl was made otherwise \(seed was 0, now 1\): choose another output"
-    ):
+    with pytest.raises(BadInput, match=r"out.jsonl was made otherwise \(seed was 0, now 1\): choose another output"):
         run_stage(Copy(), None, replace(config, seed=1))
     with pytest.raises(BadInput, match=r"stage.margin was None, now 0.5"):
         run_stage(Copy(), None, replace(config, stage={"_target_": "Copy", "margin": 0.5}))
@@ -153,9 +147,7 @@ def test_an_output_that_is_being_written_is_not_written_twice(config: StageConfi
     assert run_stage(Copy(), None, config) == 0
 
 
-def test_an_output_whose_provenance_was_not_yet_written_is_complete(
-    config: StageConfig, tmp_path: Path
-) -> None:
+def test_an_output_whose_provenance_was_not_yet_written_is_complete(config: StageConfig, tmp_path: Path) -> None:
     stage = Copy()
     run_stage(stage, None, config)
     (tmp_path / "out.meta.json").unlink()
@@ -183,7 +175,5 @@ def test_the_program_runs_a_stage_and_ends_with_zero(tmp_path: Path) -> None:
 def test_the_program_ends_with_two_and_one_line_where_the_input_is_missing(tmp_path: Path) -> None:
     done = run_program("-cn", "cut_states", "input=gone.jsonl", "output=s.jsonl", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr.strip() == (
-        "error: gone.jsonl: no such file: check the path, or run the stage that writes it"
-    )
+    assert done.stderr.strip() == ("error: gone.jsonl: no such file: check the path, or run the stage that writes it")
     assert names(tmp_path) == []

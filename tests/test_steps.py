@@ -49,9 +49,7 @@ def test_a_splitter_that_loses_text_is_refused() -> None:
         check_join(["a", "b"], "a b", "p/0")
 
 
-def ends_by_search(
-    steps: list[str], prompt_ids: list[int], response_ids: list[int], text_of: Any
-) -> list[int]:
+def ends_by_search(steps: list[str], prompt_ids: list[int], response_ids: list[int], text_of: Any) -> list[int]:
     """Every prefix of the response decoded, with the whole prompt before it."""
     ends, target = [], text_of(prompt_ids)
     for step in steps[:-1]:
@@ -80,16 +78,12 @@ def test_token_ends_of_solutions_are_those_of_a_search(tokenizer: Any, task: Wor
 
 
 ODD = st.lists(
-    st.sampled_from(
-        ["🙂", "é", "naïve", "buys: 3 + 4 = 7", " ", "\n", "\n\n", "\0", "\u2028", "中文", "####"]
-    )
+    st.sampled_from(["🙂", "é", "naïve", "buys: 3 + 4 = 7", " ", "\n", "\n\n", "\0", "\u2028", "中文", "####"])
 )
 
 
 @given(ODD.map("".join))
-def test_token_ends_of_text_outside_the_training_text_are_those_of_a_search(
-    tokenizer: Any, response: str
-) -> None:
+def test_token_ends_of_text_outside_the_training_text_are_those_of_a_search(tokenizer: Any, response: str) -> None:
     if response:
         check_ends(tokenizer, "How many 🙂 now?\n", response)
 

@@ -60,9 +60,7 @@ def parts(kind: str, policy: Path) -> tuple[Any, Any, list[Any]]:
     return ProcessReward(), load_process_reward(str(policy), 1), STEPS
 
 
-def make_loop(
-    policy: Path, run_dir: Path, kind: str = "sft", engine: Any = TorchEngine, **changes: Any
-) -> Loop:
+def make_loop(policy: Path, run_dir: Path, kind: str = "sft", engine: Any = TorchEngine, **changes: Any) -> Loop:
     torch.manual_seed(0)
     config = train_config(**changes)
     objective, model, examples = parts(kind, policy)
@@ -135,9 +133,7 @@ def test_the_gradient_does_not_depend_on_the_split_into_micro_batches(
 
 
 @pytest.mark.parametrize("kind", ["sft", "process reward", "dpo"])
-def test_stopped_and_resumed_equals_never_stopped_bit_for_bit(
-    kind: str, tiny_policy: Path, tmp_path: Path
-) -> None:
+def test_stopped_and_resumed_equals_never_stopped_bit_for_bit(kind: str, tiny_policy: Path, tmp_path: Path) -> None:
     straight = make_loop(tiny_policy, tmp_path / "straight", kind, save_every=3)
     (tmp_path / "straight").mkdir()
     straight.run()
@@ -317,12 +313,8 @@ def test_the_number_of_steps_follows_from_the_epochs(tiny_policy: Path, tmp_path
     assert make_loop(tiny_policy, tmp_path, max_steps=0, num_epochs=0.01).max_steps == 1
 
 
-@pytest.mark.parametrize(
-    ("max_grad_norm", "moved"), [(1.0, [0.6, 0.8]), (10.0, [3.0, 4.0]), (0.0, [3.0, 4.0])]
-)
-def test_a_gradient_is_clipped_to_its_norm_and_0_does_not_clip(
-    max_grad_norm: float, moved: list[float]
-) -> None:
+@pytest.mark.parametrize(("max_grad_norm", "moved"), [(1.0, [0.6, 0.8]), (10.0, [3.0, 4.0]), (0.0, [3.0, 4.0])])
+def test_a_gradient_is_clipped_to_its_norm_and_0_does_not_clip(max_grad_norm: float, moved: list[float]) -> None:
     model = torch.nn.Linear(2, 1, bias=False)
     torch.nn.init.zeros_(model.weight)
     engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=0.1), CPU, max_grad_norm)

@@ -39,9 +39,7 @@ def test_samples_come_back_in_order_with_their_token_ids(completion_server: Any)
 def test_the_body_says_all_that_was_asked(completion_server: Any) -> None:
     asked = params(stop=["\n\n"], top_p=0.9, has_logprobs=True, is_seeded=True)
     with completion_server() as server:
-        body = with_client(
-            server.base_url, lambda client: asyncio.sleep(0, client.body(REQUEST, asked)), seed=3
-        )
+        body = with_client(server.base_url, lambda client: asyncio.sleep(0, client.body(REQUEST, asked)), seed=3)
     assert body == {
         "model": "policy", "prompt": [5, 6, 7], "n": 2, "max_tokens": 50, "temperature": 1.0, "top_p": 0.9,
         "return_token_ids": True, "stop": ["\n\n"], "logprobs": 0, "seed": REQUEST.seed(3),
@@ -101,16 +99,12 @@ def test_a_fault_is_tried_again_until_the_answer_is_whole(fault: str, completion
         for number in range(2):
             request = SampleRequest(f"p{number}", "prompt", [number])
             samples = with_client(server.base_url, lambda client, r=request: client.sample(r, params()))
-            assert [sample.text for sample in samples] == [
-                completion_server.samples([number], k)[0] for k in range(2)
-            ]
+            assert [sample.text for sample in samples] == [completion_server.samples([number], k)[0] for k in range(2)]
         assert server.num_faults[fault] >= 1
 
 
 @pytest.mark.parametrize("fault", ["500", "garbled", "closed", "not http"])
-def test_a_fault_that_stays_ends_in_server_gone_after_the_attempts(
-    fault: str, completion_server: Any
-) -> None:
+def test_a_fault_that_stays_ends_in_server_gone_after_the_attempts(fault: str, completion_server: Any) -> None:
     with completion_server(faults=(fault,), fault_share=1.0) as server:
         with pytest.raises(ServerGone, match="3 attempts failed, the last with: "):
             with_client(server.base_url, lambda client: client.sample(REQUEST, params()), max_attempts=3)

@@ -126,9 +126,7 @@ def test_every_step_goes_on_from_the_step_before_and_only_doubling_and_halving_g
         for (verb, before, sign, amount, after), words in zip(steps, told[1:], strict=True):
             assert words.startswith(verb)
             assert int(before) == value
-            value = {"+": value + int(amount), "-": value - int(amount), "*": value * 2, "/": value // 2}[
-                sign
-            ]
+            value = {"+": value + int(amount), "-": value - int(amount), "*": value * 2, "/": value // 2}[sign]
             assert int(after) == value
             if verb in ("buys", "gives"):
                 assert sign == {"buys": "+", "gives": "-"}[verb]
@@ -152,9 +150,7 @@ def test_dev_and_test_demonstrations_are_all_true(task: WordArithmetic) -> None:
         problems = task.problems(split)
         rows = task.demonstrations(split)
         assert len(rows) == len(problems)
-        assert all(
-            task.grade(p.gold, row.completion).is_correct for p, row in zip(problems, rows, strict=True)
-        )
+        assert all(task.grade(p.gold, row.completion).is_correct for p, row in zip(problems, rows, strict=True))
 
 
 def test_demonstrations_take_the_problems_in_turn_and_have_ids_of_their_own() -> None:
@@ -172,9 +168,7 @@ def test_a_split_that_does_not_exist_is_refused() -> None:
 
 
 def test_more_problems_than_exist_are_refused() -> None:
-    with pytest.raises(
-        BadInput, match=r"500 test problems are asked, [0-9]+ distinct ones found: lower num_test"
-    ):
+    with pytest.raises(BadInput, match=r"500 test problems are asked, [0-9]+ distinct ones found: lower num_test"):
         WordArithmetic(num_test=500, max_total=4).problems("test")
 
 

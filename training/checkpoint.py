@@ -94,14 +94,10 @@ def resume(run: Path, engine: Engine, data: str) -> int:
     folder = found[-1]
     state = TrainState(**json.loads((folder / "state.json").read_text()))
     if state.data != data:
-        raise BadCheckpoint(
-            f"{folder} was trained on other examples: choose another output_dir, or remove it"
-        )
+        raise BadCheckpoint(f"{folder} was trained on other examples: choose another output_dir, or remove it")
     num_ranks = len(list(folder.glob("random-*.pt")))
     if num_ranks != world_size():
-        raise BadCheckpoint(
-            f"{folder} was written by {num_ranks} ranks, not {world_size()}: start as many again"
-        )
+        raise BadCheckpoint(f"{folder} was written by {num_ranks} ranks, not {world_size()}: start as many again")
     engine.load_state(folder)
     random_state = torch.load(folder / f"random-{rank()}.pt", weights_only=True)
     torch.set_rng_state(random_state["torch"])

@@ -14,6 +14,12 @@ import torch
 from runtime.distributed import device, is_main_rank, world_size
 
 
+class BadSettings(ValueError):
+    """DeepSpeed refuses its JSON."""
+
+    exit_code = 2
+
+
 class DeepSpeedEngine:
     """Args: `settings`, DeepSpeed's JSON as a dict; `num_micro_batches` of one step on one rank."""
 
@@ -45,9 +51,12 @@ class DeepSpeedEngine:
                 "lower_precision_safe_modules": [],
             },
         }
-        self.model, self.optimizer, _, _ = deepspeed.initialize(
-            model=model, optimizer=optimizer, config={**settings, **run_settings}
-        )
+        try:
+            self.model, self.optimizer, _, _ = deepspeed.initialize(
+                model=model, optimizer=optimizer, config={**settings, **run_settings}
+            )
+        except ValueError as error:
+            raise BadSettings(f"DeepSpeed refuses its settings: {' '.join(str(error).split())}") from error
         self.zero_stage = int(settings.get("zero_optimization", {}).get("stage", 0))
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -68,9 +77,7 @@ class DeepSpeedEngine:
 
     def _grad_norm(self) -> torch.Tensor:
         """Of the reduced gradients, which stage 0 leaves whole on every rank and does not measure."""
-        return torch.nn.utils.get_total_norm(
-            [p.grad for p in self.model.module.parameters() if p.grad is not None]
-        )
+        return torch.nn.utils.get_total_norm([p.grad for p in self.model.module.parameters() if p.grad is not None])
 
     def save_model(self, folder: Path) -> None:
         """Gather (ZeRO-3) and write a standard folder from rank 0."""

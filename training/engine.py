@@ -57,9 +57,7 @@ class TorchEngine:
     `max_grad_norm` 0 does not clip.
     """
 
-    def __init__(
-        self, model: Any, optimizer: torch.optim.Optimizer, device: torch.device, max_grad_norm: float
-    ):
+    def __init__(self, model: Any, optimizer: torch.optim.Optimizer, device: torch.device, max_grad_norm: float):
         self.model = model
         self.optimizer = optimizer
         self.device = device

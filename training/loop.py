@@ -127,9 +127,7 @@ class Loop:
         tokens = sum(float(batch.attention_mask.sum()) for batch in batches)
         count, tokens = sum_over_ranks([sum(counts), tokens])
         if count <= 0:
-            raise NotFinite(
-                f"step {step + 1}: nothing to learn from in {', '.join(batches[0].example_ids[:4])} ..."
-            )
+            raise NotFinite(f"step {step + 1}: nothing to learn from in {', '.join(batches[0].example_ids[:4])} ...")
         sums = Sums()
         bad: list[str] = []
         for batch in batches:
