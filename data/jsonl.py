@@ -20,7 +20,7 @@ R = TypeVar("R")
 
 def to_line(record: Any) -> str:
     """One record (a dataclass instance or a dict) as a JSON line with its newline."""
-    row = dataclasses.asdict(record) if dataclasses.is_dataclass(record) else record
+    row = record if isinstance(record, dict) else dataclasses.asdict(record)
     return json.dumps(row, separators=(",", ":"), allow_nan=False) + "\n"
 
 

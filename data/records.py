@@ -186,7 +186,7 @@ def parse_record(kind: type[R], row: Mapping[str, Any], place: str) -> R:
 
     Raises BadInput on an unknown, missing or ill-typed field.
     """
-    fields = _fields(kind)
+    fields = _fields(kind)  # type: ignore[arg-type]
     for name in row:
         if name not in fields:
             raise BadInput(f"{place}: {kind.__name__} has no field '{name}' (it has {', '.join(fields)})")

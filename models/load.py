@@ -18,7 +18,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 log = logging.getLogger(__name__)
-transformers_logging.disable_progress_bar()
+transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 # `from_pretrained` below checks what the report lists.
 logging.getLogger("transformers.modeling_utils").addFilter(lambda row: "LOAD REPORT" not in row.getMessage())
 
@@ -111,7 +111,9 @@ def load_policy(path: str, attention: str = "sdpa", is_checkpointing_gradients: 
 
 def load_reference(path: str, attention: str = "sdpa") -> PreTrainedModel:
     """A frozen copy of the policy, in evaluation mode."""
-    return load_policy(path, attention).requires_grad_(False).eval()
+    model = load_policy(path, attention).requires_grad_(False)
+    model.train(False)
+    return model
 
 
 def max_length_of(path: str) -> int | None:

@@ -37,8 +37,8 @@ def load_process_reward(path: str, num_labels: int | None = None, attention: str
     )
     model.config.use_cache = False
     if not is_trained:
-        torch.nn.init.zeros_(model.score.weight)
-        torch.nn.init.zeros_(model.score.bias)
+        for parameter in model.get_submodule("score").parameters():
+            torch.nn.init.zeros_(parameter)
     return model
 
 

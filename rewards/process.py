@@ -43,7 +43,7 @@ def score_trajectories(
     device = next(model.parameters()).device
     keys = [(tuple(t.prompt_ids), tuple(t.response_ids)) for t in trajectories]
     distinct = list(dict.fromkeys(keys))
-    first = {key: t for key, t in zip(reversed(keys), reversed(trajectories), strict=True)}
+    first = dict(zip(reversed(keys), reversed(trajectories), strict=True))
     chosen = [first[key] for key in distinct]
     scores: dict[Any, list[float]] = {}
     for batch in _by_length(chosen, batch_tokens):

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ def process_group(timeout_seconds: float = 1800.0, is_needed_alone: bool = False
         dist.init_process_group(backend, timeout=timeout)
     else:
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-        dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(backend, timeout=timeout, store=HashStore(), rank=0, world_size=1)
     try:
         yield
     finally:

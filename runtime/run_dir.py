@@ -5,6 +5,7 @@ nothing is overwritten.
 """
 
 import dataclasses
+import hashlib
 import importlib.metadata
 import subprocess
 import time
@@ -82,6 +83,22 @@ def changed_keys(stored: Any, mine: Any, prefix: str = "") -> list[tuple[str, An
         names = [name for name in {**stored, **mine} if prefix or name not in _LENGTH_KEYS]
         return [row for name in names for row in changed_keys(stored.get(name), mine.get(name), f"{prefix}{name}.")]
     return [] if stored == mine else [(prefix[:-1], stored, mine)]
+
+
+def model_fingerprint(path: str, block: int = 1 << 20) -> str:
+    """A hash of a model folder: of every weight file its size, its first and its last MiB; "" for a hub name.
+
+    Whole weights would take minutes at full size; a retrained model differs in its first bytes already.
+    """
+    digest = hashlib.sha256()
+    files = sorted(Path(path).glob("*.safetensors")) + sorted(Path(path).glob("config.json"))
+    for file in files:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            digest.update(f"{file.name}:{size}".encode() + stream.read(block))
+            stream.seek(max(0, size - block))
+            digest.update(stream.read(block))
+    return digest.hexdigest() if files else ""
 
 
 def provenance(config: Any, inputs: dict[str, str], counts: dict[str, Any], seconds: float) -> dict[str, Any]:

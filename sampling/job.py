@@ -18,7 +18,7 @@ from data.jsonl import file_sha256, write_json
 from data.records import BadInput
 from runtime.entrypoint import build
 from runtime.life import exclusive
-from runtime.run_dir import provenance, same_origin
+from runtime.run_dir import model_fingerprint, provenance, same_origin
 from runtime.schemas import SampleConfig
 from runtime.tracking import Progress
 from sampling.client import Client, SampleRequest, SamplingParams
@@ -48,7 +48,7 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
     missing = [path for path in source.inputs() if not Path(path).is_file()]
     if missing:
         raise BadInput(f"{missing[0]}: no such file: run the stage that writes it first")
-    inputs = {path: file_sha256(path) for path in source.inputs()}
+    inputs = {path: file_sha256(path) for path in source.inputs()} | {config.policy: model_fingerprint(config.policy)}
     stored = _stored_meta(output, meta_path, config, inputs)
     if stored.get("is_complete"):
         log.info("%s is complete: %s rows", output, stored["counts"]["rows"])

@@ -120,7 +120,7 @@ class CompletionRequests:
                     sample.finish_reason,
                     grade.answer,
                     is_correct,
-                )  # fmt: skip
+                )
             )
         return records
 

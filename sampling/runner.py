@@ -142,9 +142,10 @@ class Runner:
         self._last_result = self._last_sync = time.monotonic()
         workers = [asyncio.create_task(self._worker(waiting, file)) for _ in range(self.num_in_flight)]
         watch = asyncio.create_task(self._watch())
-        everyone = asyncio.gather(*workers)
+        everyone: asyncio.Future[list[None]] = asyncio.gather(*workers)
+        either: list[asyncio.Future[Any]] = [everyone, watch]
         try:
-            await asyncio.wait([everyone, watch], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             await (watch if watch.done() else everyone)
         finally:
             for task in (*workers, watch):

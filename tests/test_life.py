@@ -13,7 +13,8 @@ from runtime.life import Busy, exclusive, is_running
 
 HOLD = "import sys, time, pathlib\nfrom runtime.life import exclusive\n"
 HOLD += "with exclusive(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
-WATCHED = "import time\nfrom runtime.life import die_with_owner\ndie_with_owner(0.1)\nprint('up', flush=True)\ntime.sleep(60)\n"
+WATCHED = "import time\nfrom runtime.life import die_with_owner\n"
+WATCHED += "die_with_owner(0.1)\nprint('up', flush=True)\ntime.sleep(60)\n"
 
 
 def test_a_second_writer_waits_and_is_then_refused(tmp_path: Path) -> None:

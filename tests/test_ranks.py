@@ -123,3 +123,8 @@ def test_two_deepspeed_processes_equal_one_also_when_resumed(
     assert "at step 2 of 4" in done.stderr
     assert curve(run, "train/loss") == pytest.approx(rows, abs=1e-6)
     assert_same_weights(tmp_path / "straight", run, tolerance=1e-6)
+
+
+def test_deepspeed_needs_no_launcher_for_one_process(one_process: Path, files: list[str], tmp_path: Path) -> None:
+    assert_quiet(train(tmp_path / "run", files, 1, "deepspeed=zero2"))
+    assert_same_run(one_process, tmp_path / "run", tolerance=1e-4)
