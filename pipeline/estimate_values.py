@@ -34,6 +34,9 @@ class EstimateValues:
             mean = sum(values) / len(values)
             context.counts["mean_value"] = round(mean, 4)
             if mean in (0.0, 1.0):
-                log.warning("every state has the value %g: there is nothing for a process reward model to learn; "
-                            "is the policy strong enough for this task, and the answer format right?", mean)  # fmt: skip
+                log.warning(
+                    "every state has the value %g: there is nothing for a process reward model to learn; "
+                    "is the policy strong enough for this task, and the answer format right?",
+                    mean,
+                )
         return rows
