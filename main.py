@@ -20,8 +20,9 @@ from rl.update import PolicyUpdate
 from rl.weight_sync import VLLMEngine, WeightSync
 from runtime.distributed import device, world_size
 from runtime.entrypoint import BadConfig, build, entrypoint
+from runtime.life import exclusive
 from runtime.logs import set_up_logging
-from runtime.run_dir import open_run_dir
+from runtime.run_dir import check_run_dir, is_finished, open_run_dir
 from runtime.schemas import RLConfig
 from sampling.server import VLLMServer
 from sampling.vllm_client import VLLMClient
@@ -77,9 +78,9 @@ def main(config: RLConfig) -> None:
     if world_size() > 1:
         raise BadConfig("main.py runs on one process: start it with python, not with a launcher")
     check_model_folder(config.model["path"])
-    run_dir = open_run_dir(config.output_dir, config)
-    set_up_logging(run_dir / "run.log")
-    if (run_dir / "model").is_dir():
+    set_up_logging()
+    run_dir = check_run_dir(config.output_dir, config)
+    if is_finished(run_dir, config):
         log.info("%s is finished: %s/model", run_dir, run_dir)
         return
     torch.manual_seed(config.seed)
@@ -88,11 +89,18 @@ def main(config: RLConfig) -> None:
     if not isinstance(client, VLLMClient):
         raise BadConfig("reinforcement learning needs client=vllm: new weights are delivered over HTTP")
     trainer = make_trainer(config, tokenizer, server, client)
+    with exclusive(run_dir):
+        open_run_dir(config.output_dir, config)  # only now: a mistake above leaves nothing behind
+        set_up_logging(run_dir / "run.log")
+        _train(config, trainer, server, client)
+        trainer.save_model(tokenizer)
+
+
+def _train(config: RLConfig, trainer: Trainer, server: VLLMServer, client: VLLMClient) -> None:
     log.info("starting a vLLM server for %s", config.model["path"])
     with server:
         client.base_url = server.base_url  # its port is known only now
         trainer.run()
-    trainer.save_model(tokenizer)
 
 
 if __name__ == "__main__":

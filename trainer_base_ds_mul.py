@@ -20,7 +20,7 @@ from runtime.distributed import barrier, device, process_group, rank, world_size
 from runtime.entrypoint import build, entrypoint
 from runtime.life import exclusive
 from runtime.logs import set_up_logging
-from runtime.run_dir import check_run_dir, open_run_dir
+from runtime.run_dir import check_run_dir, is_finished, open_run_dir
 from runtime.schemas import TrainConfig
 from training import checkpoint
 from training.deepspeed_engine import DeepSpeedEngine
@@ -52,7 +52,7 @@ def main(config: TrainConfig) -> None:
     """Build everything, train, save the model."""
     set_up_logging()
     run_dir = check_run_dir(config.output_dir, config)
-    if (run_dir / "model").is_dir():
+    if is_finished(run_dir, config):
         log.info("%s is finished: %s/model", run_dir, run_dir)
         return
     torch.manual_seed(config.seed)

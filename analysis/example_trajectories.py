@@ -97,12 +97,13 @@ def _fork(group: Sequence[ScoredTrajectory]) -> _Fork | None:
     return _Fork(fallen, beside, largest_drop(fallen.values.values), shared)
 
 
-def _rank(fork: _Fork) -> tuple[float, float, int]:
-    """The sharpest fall first, then the right solution least in doubt, then the clearest fork.
+def _rank(fork: _Fork) -> tuple[float, int, float, int]:
+    """The sharpest fall first, then solutions of some length, the right one least in doubt, the clearest fork.
 
     The PRM has no say in it, and sorting is stable: equals stay in the order of the file.
     """
-    return -round(fork.drop, 3), -min(fork.right.values.values), -min(fork.num_shared, 2)
+    length = min(len(fork.right.values.steps), 5)
+    return -round(fork.drop, 3), -length, -min(fork.right.values.values), -min(fork.num_shared, 2)
 
 
 def choose_examples(

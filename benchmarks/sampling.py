@@ -47,7 +47,7 @@ class ServerSide:
                 self.params,
                 lambda request, samples: self.source.records(self.task, self.tokenizer, request, samples),
                 Path(folder) / "trajectories.jsonl",
-                num_in_flight=32,
+                num_in_flight=64,
                 stall_seconds=120,
                 on_progress=lambda done, fields: None,
             )
@@ -88,7 +88,8 @@ def main() -> None:
     tokenizer = load_tokenizer(arguments.model)
     requests = TrajectoryRequests("train", 0, arguments.num_problems).load(WordArithmetic(), tokenizer)
     with tempfile.TemporaryDirectory() as folder:
-        server = VLLMServer(arguments.model, f"{folder}/server.log", options=ENGINE)
+        quiet = {**ENGINE, "disable_log_stats": True, "disable_uvicorn_access_log": True}
+        server = VLLMServer(arguments.model, f"{folder}/server.log", options=quiet)
         in_process = InProcess(arguments.model, requests, params)
         with server:
             through_server = ServerSide(arguments.model, server.base_url, requests, params)
@@ -100,7 +101,7 @@ def main() -> None:
     ratios = [one / other for one, other in pairs[1:]]
     figures = {"server_vs_in_process": figure(ratios, goal=0.9, how="bash scripts/bench.sh sampling MODEL")}
     detail = {
-        "requests": f"{arguments.num_problems} prompts x n=8, 32 requests in flight, max_num_seqs 256",
+        "requests": f"{arguments.num_problems} prompts x n=8, 64 requests in flight, max_num_seqs 256",
         "tokens_per_second": [[round(one), round(other)] for one, other in pairs[1:]],
         "load_before": round(load, 2),
     }

@@ -5,11 +5,31 @@ found on the sampler's own ids: nothing is re-tokenised.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from data.records import BadInput
 
 StepSplitter = Callable[[str], list[str]]
 Decode = Callable[[Sequence[int]], str]
+
+
+class Decoder:
+    """`ids -> text` by a Hugging Face tokenizer, without special tokens and without any clean-up."""
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer = tokenizer
+        self.pieces: dict[int, str] = {}
+
+    def __call__(self, ids: Sequence[int]) -> str:
+        """The text of a sequence."""
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return text
+
+    def piece(self, token: int) -> str:
+        """The text of one token by itself, remembered."""
+        if token not in self.pieces:
+            self.pieces[token] = self([token])
+        return self.pieces[token]
 
 
 def split_lines(response: str) -> list[str]:
@@ -33,13 +53,18 @@ def token_step_ends(
 ) -> list[int]:
     """For every step, the number of response tokens up to and including its last character.
 
-    The length of the decoded text grows with the number of tokens, so each end is found by bisection.
-    Decoding starts in the last tokens of the prompt, because some tokenizers drop a leading space. A
+    Where the tokens' own texts join to the response, as with byte-level tokenizers, ends are counted off.
+    Else the length of the decoded text grows with the number of tokens, and each end is found by bisection.
+    Decoding then starts in the last tokens of the prompt, because some tokenizers drop a leading space. A
     token that covers a border belongs to the step it begins in. The last step takes all that is left
     (the end-of-sequence token decodes to nothing). Steps and ends have equal lengths.
     """
     if not steps:
         return []
+    if isinstance(decode, Decoder):
+        pieces = [decode.piece(token) for token in response_ids]
+        if "".join(pieces) == "".join(steps):
+            return _count_off(steps, pieces)
     context = list(prompt_ids[-8:])
     offset = len(decode(context))
     ends: list[int] = []
@@ -59,6 +84,19 @@ def token_step_ends(
         low = above
         ends.append(above)
     return [*ends, len(response_ids)]
+
+
+def _count_off(steps: Sequence[str], pieces: Sequence[str]) -> list[int]:
+    """Step ends from the tokens' own texts: the first token that brings a step's last character."""
+    ends: list[int] = []
+    token = tokens_chars = chars = 0
+    for step in steps[:-1]:
+        chars += len(step)
+        while tokens_chars < chars:
+            tokens_chars += len(pieces[token])
+            token += 1
+        ends.append(token)
+    return [*ends, len(pieces)]
 
 
 def _end_of_character(end: int, place: int, context: Sequence[int], response_ids: Sequence[int], decode: Decode) -> int:

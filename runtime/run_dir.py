@@ -60,6 +60,19 @@ def check_run_dir(path: str, config: Any) -> Path:
     return folder
 
 
+def is_finished(folder: Path, config: Any) -> bool:
+    """Whether the run has its model; raises BadConfig where that was a run of another length, which a second
+    start could not lengthen and must not pass over in silence."""
+    if not (folder / "model").is_dir():
+        return False
+    stored, mine = yaml.safe_load((folder / "config.yaml").read_text()), dataclasses.asdict(config)
+    for key in ("max_steps", "num_epochs", "num_iterations"):
+        if stored.get(key) != mine.get(key):
+            raise BadConfig(f"{folder} is finished with {key}={stored.get(key)}, now {mine.get(key)}: choose another "
+                            "output_dir to train longer")  # fmt: skip
+    return True
+
+
 def open_run_dir(path: str, config: Any) -> Path:
     """Create the directory or accept the one of the same run; store config, commit and versions.
 
@@ -67,12 +80,16 @@ def open_run_dir(path: str, config: Any) -> Path:
     """
     folder = check_run_dir(path, config)
     stored_path = folder / "config.yaml"
-    if is_main_rank() and not stored_path.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
+    if not is_main_rank():
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    if not stored_path.is_file():
         origin = {"commit": code_commit(), "versions": versions(), "started": time.strftime("%Y-%m-%d")}
         (folder / "provenance.yaml").write_text(yaml.safe_dump(origin))
+    text = yaml.safe_dump(dataclasses.asdict(config))
+    if not stored_path.is_file() or stored_path.read_text() != text:  # the length of a run may change
         partial = stored_path.with_suffix(".partial")
-        partial.write_text(yaml.safe_dump(dataclasses.asdict(config)))
+        partial.write_text(text)
         partial.replace(stored_path)
     return folder
 

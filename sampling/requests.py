@@ -1,11 +1,12 @@
 """Problems and states → requests; samples → records. Graded at once: a record says whether it is right."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Protocol
 
 from data.jsonl import read_records
 from data.records import BadInput, Completion, Problem, State, Trajectory
-from data.steps import check_join, token_step_ends
+from data.steps import Decoder, check_join, token_step_ends
 from data.tasks.task import Task
 from sampling.client import Sample, SampleRequest
 
@@ -23,14 +24,10 @@ class RequestSource(Protocol):
         """Files read, for provenance."""
 
 
-def decode(tokenizer: Any) -> Any:
-    """`ids -> text` without special tokens and without any clean-up."""
-
-    def run(ids: Any) -> str:
-        text: str = tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-        return text
-
-    return run
+@lru_cache(maxsize=4)
+def decode(tokenizer: Any) -> Decoder:
+    """The tokenizer's decoder, one for each tokenizer, so that it remembers its tokens."""
+    return Decoder(tokenizer)
 
 
 def make_trajectory(

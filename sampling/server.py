@@ -278,7 +278,7 @@ def main() -> int:
     arguments = parser.parse_args()
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    options = {"enforce_eager": True, "max_num_seqs": 256}
+    options = {"enforce_eager": True, "max_num_seqs": 256, "disable_log_stats": True}
     server = VLLMServer(arguments.model, arguments.log, arguments.port, arguments.max_model_len, options=options)
     try:
         return _serve(server, command)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from runtime.run_dir import changed_keys, check_run_dir, open_run_dir, same_origin, versions
+from runtime.entrypoint import BadConfig
+from runtime.run_dir import changed_keys, check_run_dir, is_finished, open_run_dir, same_origin, versions
 from runtime.schemas import StageConfig, TrainConfig
 
 
@@ -103,3 +104,12 @@ def test_same_origin_names_what_differs() -> None:
     assert same_origin(stored, made, {"a.jsonl": "22"}) == "its input a.jsonl has changed"
     assert same_origin(stored, replace(made, seed=2), {"a.jsonl": "11"}) == "seed was 1, now 2"
     assert same_origin(stored, replace(made, seed=2), {"a.jsonl": "11"}, ignore=("seed",)) == ""
+
+
+def test_a_finished_run_is_not_lengthened_in_silence(tmp_path: Path) -> None:
+    folder = open_run_dir(str(tmp_path / "run"), config())
+    assert not is_finished(folder, config())
+    (folder / "model").mkdir()
+    assert is_finished(folder, config())
+    with pytest.raises(BadConfig, match="finished with max_steps=10, now 20"):
+        is_finished(folder, config(max_steps=20))
