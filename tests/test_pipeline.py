@@ -25,7 +25,7 @@ SMALL = [
 
 def run(*words: str, code: int = 0) -> str:
     """Run a command from the repository root; its output."""
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -48,6 +48,7 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.server
+@pytest.mark.timeout(900)
 def test_the_eight_stages_run_end_to_end_and_again_for_nothing(policy: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
@@ -86,6 +87,7 @@ def test_the_eight_stages_run_end_to_end_and_again_for_nothing(policy: Path, tmp
 
 
 @pytest.mark.server
+@pytest.mark.timeout(900)
 def test_the_chat_caller_asks_an_openai_compatible_server(policy: Path, tmp_path: Path) -> None:
     template = tmp_path / "template.jinja"
     template.write_text(
@@ -103,7 +105,7 @@ def test_the_chat_caller_asks_an_openai_compatible_server(policy: Path, tmp_path
     command = [sys.executable, str(script), sys.executable, "openai_api_caller_v1.py", f"policy={policy}", *SMALL,
                f"output={output}", "client.model=policy", "client.key_variable=ESPALIER_TEST_KEY",
                "requests.limit=6", "params.n=2", "params.max_tokens=64"]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = read_records(Trajectory, output)
     assert [row.id.split("/")[1] for row in rows].count("0") == 6
