@@ -113,7 +113,8 @@ def main() -> None:
         raise SystemExit(f"the last run ended with exit code {code}: see {run}/runs.log")
     rows = check(run, *sizes)
     share = {"value": 1.0, "low": 1.0, "high": 1.0, "unit": "share", "goal": 1.0, "better": "higher", "met": True}
-    figures = {"files_whole_after_kills": {**share, "how": "bash scripts/faults.sh kills"}}
+    how = f"bash scripts/faults.sh kills --kills {arguments.kills} --longest {arguments.longest:g}"
+    figures = {"files_whole_after_kills": {**share, "how": how}}
     print(write_result("kills", figures, {"kills": len(moments), "stage_ends_before_kill": moments, "rows": rows}))
 
 
