@@ -136,4 +136,4 @@ def read_examples(files: RunFiles, share: float, num_problems: int) -> list[Exam
         return []
     trajectories = files.rewards("trajectories.jsonl")
     rows = read_held_out(Trajectory, trajectories, share) if trajectories.is_file() else []
-    return choose_examples(read_scored(files, share), {row.problem_id: row.gold for row in rows}, num_problems)
+    return choose_examples(read_scored(files, share), {row.problem_id: str(row.gold) for row in rows}, num_problems)

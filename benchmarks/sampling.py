@@ -4,8 +4,10 @@
 
 A: all that service_api_caller_v1.py does once its server is up: requests over HTTP, answers graded, steps
 cut, records written. B: `vllm.LLM.generate` on the same prompts, nothing else done. Both engines live
-through the whole run and take turns (A B A B ...), five rounds after one warm-up; tokens are generated
-tokens. Look at the machine's load first: a busy core makes the figure worthless.
+through the whole run and take turns (A B, B A, A B ...), seven rounds after one warm-up, so that what else
+happens on the machine meets both alike; tokens are generated tokens. Each waits first until the other is at
+rest: vLLM's processes spin for a second after their last answer, on the core that the other needs. Look at
+the machine's load first: a busy core makes the figure worthless.
 """
 
 import argparse
@@ -26,6 +28,7 @@ from sampling.runner import Runner
 from sampling.server import VLLMServer
 from sampling.vllm_client import VLLMClient
 
+REST_SECONDS = 2.5
 ENGINE = {"enforce_eager": True, "max_num_seqs": 256}
 
 
@@ -51,6 +54,7 @@ class ServerSide:
                 stall_seconds=120,
                 on_progress=lambda done, fields: None,
             )
+            time.sleep(REST_SECONDS)
             started = time.perf_counter()
             tally = asyncio.run(runner.run(self.requests, set()))
             return tally.tokens / (time.perf_counter() - started)
@@ -70,6 +74,7 @@ class InProcess:
 
     def tokens_per_second(self) -> float:
         """One generate call over all prompts."""
+        time.sleep(REST_SECONDS)
         started = time.perf_counter()
         outputs = self.llm.generate(self.prompts, self.params, use_tqdm=False)
         tokens = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
@@ -81,7 +86,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("--num-problems", type=int, default=512)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
     params = SamplingParams(n=8, temperature=1.0, max_tokens=128)
@@ -95,7 +100,10 @@ def main() -> None:
             through_server = ServerSide(arguments.model, server.base_url, requests, params)
             pairs = []
             for turn in range(arguments.rounds + 1):
-                pair = (through_server.tokens_per_second(), in_process.tokens_per_second())
+                if turn % 2:
+                    pair = (through_server.tokens_per_second(), in_process.tokens_per_second())
+                else:
+                    pair = (in_process.tokens_per_second(), through_server.tokens_per_second())[::-1]
                 print(f"round {turn}: server {pair[0]:.0f}, in process {pair[1]:.0f} tokens/s", file=sys.stderr)
                 pairs.append(pair)
     ratios = [one / other for one, other in pairs[1:]]

@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
 
+from data.answers.grade import Gold
+
 R = TypeVar("R")
 
 
@@ -31,12 +33,17 @@ class BadInput(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A question with its gold answer. `info` holds what only the task itself reads."""
+    """A question with its gold answer; `gold` "" where the published row has none, a list where any of
+    several answers is right. `options` are those of a choice, without their letters; `gold` is then a letter
+    ("A" is the first). `context` is the passage or the premises. `info` holds what only the task itself reads,
+    and under "subject" and "level" what accuracy is broken down by."""
 
     id: str
     question: str
-    gold: str
+    gold: Gold
     info: dict[str, Any] = dataclasses.field(default_factory=dict)
+    context: str = ""
+    options: list[str] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +70,10 @@ class Trajectory:
     response_ids: list[int]
     step_ends: list[int]
     finish_reason: str
-    gold: str
+    gold: Gold
     answer: str | None
     is_correct: bool
+    num_options: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +88,8 @@ class State:
     prefix: str
     prompt_ids: list[int]
     prefix_ids: list[int]
-    gold: str
+    gold: Gold
+    num_options: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,6 +125,27 @@ class StepValues:
     num_correct: list[int]
     num_completions: list[int]
     is_correct: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class LabelledSteps:
+    """A solution whose steps somebody judged: a published process-supervision row.
+
+    `labels[i]` in [0, 1] says how good step i is (1 right, 0 wrong, a Monte-Carlo value between), None where
+    nobody judged it. `first_error` is the 0-based index of the first wrong step, -1 where every step is right,
+    None where that is not known. `is_correct` says whether the final answer is right, None where not known.
+    `info` holds what else the published row says, enough to write it back.
+    """
+
+    id: str
+    problem_id: str
+    question: str
+    steps: list[str]
+    labels: list[float | None]
+    first_error: int | None
+    is_correct: bool | None
+    gold: str = ""
+    info: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -39,6 +39,7 @@ def states_of(trajectory: Trajectory, first_step: int = 1) -> list[State]:
                 prompt_ids=trajectory.prompt_ids,
                 prefix_ids=trajectory.response_ids[:end],
                 gold=trajectory.gold,
+                num_options=trajectory.num_options,
             )
         )
     return states

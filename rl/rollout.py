@@ -59,7 +59,7 @@ def score(groups: Sequence[RolloutGroup], task: Task, reward: OutcomeReward) -> 
     scored = []
     for group in groups:
         trajectories = [rollout.trajectory for rollout in group.rollouts]
-        rewards = [reward.score(task, t.gold, t.response, t.finish_reason) for t in trajectories]
+        rewards = [reward.score(task, t.gold, t.response, t.finish_reason, t.num_options) for t in trajectories]
         scored.append(replace(group, rewards=rewards))
     return scored
 

@@ -40,7 +40,7 @@ def make_trajectory(
     steps = task.split_steps(sample.text)
     check_join(steps, sample.text, f"{request.id}/{index}")
     ends = token_step_ends(steps, request.prompt_ids, sample.token_ids, decode(tokenizer)) if sample.token_ids else []
-    grade = task.grade(problem.gold, sample.text)
+    grade = task.grade(problem.gold, sample.text, len(problem.options))
     return Trajectory(
         id=f"{request.id}/{index}",
         problem_id=problem.id,
@@ -54,6 +54,7 @@ def make_trajectory(
         gold=problem.gold,
         answer=grade.answer,
         is_correct=grade.is_correct and sample.finish_reason == "stop",
+        num_options=len(problem.options),
     )
 
 
@@ -105,7 +106,7 @@ class CompletionRequests:
         state = self._states[request.id]
         records = []
         for k, sample in enumerate(samples):
-            grade = task.grade(state.gold, state.prefix + sample.text)
+            grade = task.grade(state.gold, state.prefix + sample.text, state.num_options)
             is_correct = grade.is_correct and sample.finish_reason == "stop"
             records.append(
                 Completion(

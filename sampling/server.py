@@ -52,6 +52,19 @@ def _die_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
+def group_members(group: int) -> list[int]:
+    """The running processes of a process group (zombies, which hold nothing any more, left out)."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, process_group = path.read_text().rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue
+        if int(process_group) == group and state != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
 def free_port(host: str) -> int:
     """A port nobody listens on at this moment."""
     with socket.socket() as probe:
@@ -226,7 +239,7 @@ class VLLMServer:
             raise ServerGone(self.death_message())
 
     def stop(self, grace_seconds: float = 15.0) -> None:
-        """SIGTERM to its session, then SIGKILL after `grace_seconds`."""
+        """SIGTERM to its session, then SIGKILL after `grace_seconds`; returns when no process of it runs."""
         if self.process is None:
             return
         group = self.process.pid
@@ -235,10 +248,14 @@ class VLLMServer:
                 os.killpg(group, number)
             except ProcessLookupError:
                 break
+            deadline = time.monotonic() + seconds
             try:
                 self.process.wait(seconds)
             except subprocess.TimeoutExpired:
                 continue
+            # the engine's own processes outlive the one we started by a moment
+            while number == signal.SIGKILL and group_members(group) and time.monotonic() < deadline:
+                time.sleep(0.02)
         self.process = None
         atexit.unregister(self.stop)
 

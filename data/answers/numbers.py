@@ -3,7 +3,7 @@
 import re
 from decimal import Decimal, InvalidOperation
 
-from data.tasks.task import Grade
+from data.answers.grade import Grade
 
 _MARKED = re.compile(r"####[ \t]*([^\n]*)")
 _NUMBER = re.compile(r"\$?(-?)\$?((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+) ?[$%]?\.?")

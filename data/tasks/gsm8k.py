@@ -8,11 +8,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from data.answers.grade import Gold, Grade
 from data.answers.numbers import extract_marked_number, grade_marked_number
 from data.jsonl import iter_rows
 from data.records import BadInput, Demonstration, Problem
 from data.steps import split_lines
-from data.tasks.task import Grade
 
 _NOTE = re.compile(r"<<[^<>]*>>")
 
@@ -70,6 +70,6 @@ class GSM8K:
         """One step a line."""
         return split_lines(response)
 
-    def grade(self, gold: str, response: str) -> Grade:
+    def grade(self, gold: Gold, response: str, num_options: int = 0) -> Grade:
         """By the number after the last `####`."""
-        return grade_marked_number(gold, response)
+        return grade_marked_number(str(gold), response)

@@ -1,17 +1,9 @@
 """What every task offers. A task is a class of this folder; its YAML in conf/task/ is its registration."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
+from data.answers.grade import Gold, Grade
 from data.records import Demonstration, Problem
-
-
-@dataclass(frozen=True)
-class Grade:
-    """`answer` is what was extracted from the response, None where nothing could be (unparseable)."""
-
-    answer: str | None
-    is_correct: bool
 
 
 class Task(Protocol):
@@ -31,5 +23,5 @@ class Task(Protocol):
     def split_steps(self, response: str) -> list[str]:
         """Steps that join to the response exactly."""
 
-    def grade(self, gold: str, response: str) -> Grade:
-        """Compare the response's final answer with the gold answer."""
+    def grade(self, gold: Gold, response: str, num_options: int = 0) -> Grade:
+        """Compare the response's final answer with the gold answer; `num_options` counts for choices only."""

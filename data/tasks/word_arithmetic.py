@@ -16,10 +16,10 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from data.answers.grade import Gold, Grade
 from data.answers.numbers import grade_marked_number
 from data.records import BadInput, Demonstration, Problem
 from data.steps import split_lines
-from data.tasks.task import Grade
 
 NAMES = ("Mia", "Tom", "Ana", "Ben", "Zoe", "Max", "Eva", "Leo")
 THINGS = ("apples", "books", "coins", "pens", "cards", "shells", "stamps", "beads")
@@ -165,6 +165,6 @@ class WordArithmetic:
         """One step a line."""
         return split_lines(response)
 
-    def grade(self, gold: str, response: str) -> Grade:
+    def grade(self, gold: Gold, response: str, num_options: int = 0) -> Grade:
         """By the number after the last `####`."""
-        return grade_marked_number(gold, response)
+        return grade_marked_number(str(gold), response)
