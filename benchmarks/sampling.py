@@ -3,19 +3,22 @@
     bash scripts/bench.sh sampling MODEL
 
 A: all that service_api_caller_v1.py does once its server is up: requests over HTTP, answers graded, steps
-cut, records written. B: `vllm.LLM.generate` on the same prompts, nothing else done. Both engines live
-through the whole run and take turns (A B, B A, A B ...), seven rounds after one warm-up, so that what else
-happens on the machine meets both alike; tokens are generated tokens. Each waits first until the other is at
-rest: vLLM's processes spin for a second after their last answer, on the core that the other needs. Look at
-the machine's load first: a busy core makes the figure worthless.
+cut, records written. B: `vllm.LLM.generate` on the same prompts, nothing else done. Each side has a process
+of its own. Both engines live through the whole run and take turns (A B, B A, A B ...), seven rounds after
+one warm-up, so that what else happens on the machine meets both alike; tokens are generated tokens. Each
+waits first until the other is at rest: vLLM's processes spin for a second after their last answer, on the
+core that the other needs. Look at the machine's load first: a busy core makes the figure worthless.
 """
 
 import argparse
 import asyncio
 import os
+import signal
+import subprocess
 import sys
 import tempfile
 import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,36 +84,87 @@ class InProcess:
         return tokens / (time.perf_counter() - started)
 
 
+class Side:
+    """One side in a process and session of its own, as its users run it: a client that shares a process group
+    with a busy engine is starved by the kernel's group scheduling."""
+
+    def __init__(self, name: str, arguments: argparse.Namespace, base_url: str = ""):
+        command = [sys.executable, "-m", "benchmarks.sampling", arguments.model, "--side", name, "--base-url", base_url]
+        command += ["--num-problems", str(arguments.num_problems)]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
+        self.tokens_per_second()  # up, and warm
+
+    def tokens_per_second(self) -> float:
+        """One round, after a rest."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("go\n")
+        self.process.stdin.flush()
+        for line in self.process.stdout:
+            if line.startswith("tokens/s "):
+                return float(line.split()[1])
+        raise RuntimeError(f"a side of the benchmark ended with exit code {self.process.wait()}")
+
+    def stop(self) -> None:
+        """End its process group."""
+        if self.process.stdin is not None:
+            self.process.stdin.close()
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        self.process.wait(60)
+
+
+def serve_side(arguments: argparse.Namespace) -> None:
+    """The child's loop: one round for each line of standard input."""
+    params = SamplingParams(n=8, temperature=1.0, max_tokens=128)
+    tokenizer = load_tokenizer(arguments.model)
+    requests = TrajectoryRequests("train", 0, arguments.num_problems).load(WordArithmetic(), tokenizer)
+    if arguments.side == "server":
+        side: Any = ServerSide(arguments.model, arguments.base_url, requests, params)
+    else:
+        side = InProcess(arguments.model, requests, params)
+    for _ in sys.stdin:
+        print(f"tokens/s {side.tokens_per_second()}", flush=True)
+
+
+def measure(arguments: argparse.Namespace) -> list[tuple[float, float]]:
+    """(through the server, in process) of every round."""
+    pairs = []
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        quiet = {**ENGINE, "disable_log_stats": True, "disable_uvicorn_access_log": True}
+        server = stack.enter_context(VLLMServer(arguments.model, f"{folder}/server.log", options=quiet))
+        sides = [Side("server", arguments, server.base_url), Side("engine", arguments)]
+        for side in sides:
+            stack.callback(side.stop)
+        for turn in range(arguments.rounds):
+            order = sides if turn % 2 else sides[::-1]
+            rates = {side: side.tokens_per_second() for side in order}
+            pairs.append((rates[sides[0]], rates[sides[1]]))
+            print(f"round {turn}: server {pairs[-1][0]:.0f}, in process {pairs[-1][1]:.0f} tokens/s", file=sys.stderr)
+    return pairs
+
+
 def main() -> None:
     """Measure and write results/sampling.json."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
-    parser.add_argument("--num-problems", type=int, default=512)
+    parser.add_argument("--num-problems", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--side", choices=["server", "engine"], help=argparse.SUPPRESS)
+    parser.add_argument("--base-url", default="", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.side:
+        serve_side(arguments)
+        return
     load = os.getloadavg()[0]
-    params = SamplingParams(n=8, temperature=1.0, max_tokens=128)
-    tokenizer = load_tokenizer(arguments.model)
-    requests = TrajectoryRequests("train", 0, arguments.num_problems).load(WordArithmetic(), tokenizer)
-    with tempfile.TemporaryDirectory() as folder:
-        quiet = {**ENGINE, "disable_log_stats": True, "disable_uvicorn_access_log": True}
-        server = VLLMServer(arguments.model, f"{folder}/server.log", options=quiet)
-        in_process = InProcess(arguments.model, requests, params)
-        with server:
-            through_server = ServerSide(arguments.model, server.base_url, requests, params)
-            pairs = []
-            for turn in range(arguments.rounds + 1):
-                if turn % 2:
-                    pair = (through_server.tokens_per_second(), in_process.tokens_per_second())
-                else:
-                    pair = (in_process.tokens_per_second(), through_server.tokens_per_second())[::-1]
-                print(f"round {turn}: server {pair[0]:.0f}, in process {pair[1]:.0f} tokens/s", file=sys.stderr)
-                pairs.append(pair)
-    ratios = [one / other for one, other in pairs[1:]]
+    pairs = measure(arguments)
+    ratios = [one / other for one, other in pairs]
     figures = {"server_vs_in_process": figure(ratios, goal=0.9, how="bash scripts/bench.sh sampling MODEL")}
     detail = {
         "requests": f"{arguments.num_problems} prompts x n=8, 64 requests in flight, max_num_seqs 256",
-        "tokens_per_second": [[round(one), round(other)] for one, other in pairs[1:]],
+        "tokens_per_second": [[round(one), round(other)] for one, other in pairs],
         "load_before": round(load, 2),
     }
     print(write_result("sampling", figures, detail))

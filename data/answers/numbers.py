@@ -1,9 +1,12 @@
-"""Final answers that are plain numbers after a `####` marker (the GSM8K convention, Cobbe et al. 2021)."""
+"""Answers that are numbers: one after a `####` marker (the GSM8K convention, Cobbe et al. 2021), one in a short
+text with its unit, the final one of a whole response."""
 
 import re
 from decimal import Decimal, InvalidOperation
 
+from data.answers.final_answer import final_answer
 from data.answers.grade import Grade
+from data.answers.plain_numbers import PlainNumber, is_equal_within_decimals, read_number
 
 _MARKED = re.compile(r"####[ \t]*([^\n]*)")
 _NUMBER = re.compile(r"\$?(-?)\$?((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+) ?[$%]?\.?")
@@ -34,3 +37,89 @@ def grade_marked_number(gold: str, response: str) -> Grade:
     """Right if the number after the last `####` of the response equals `gold`."""
     answer = extract_marked_number(response)
     return Grade(answer, answer is not None and is_equal_number(answer, gold))
+
+
+_IN_TEXT = re.compile(
+    r"(?<![\w.\d])[-+−]?(?:[$€£¥]\s?)?[-−]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?:\s?/\s?\d+)?(?:[eE][+-]?\d{1,3}(?!\w))?\s?(?:\\?%|percent\b)?"
+    r"|(?<![\w.\d])[-+−]?\.\d+\s?(?:\\?%|percent\b)?"
+)
+_FRACTION = re.compile(r"[-+]?\\[dt]?frac\s*\{-?\d{1,15}\}\s*\{-?\d{1,15}\}")
+_CHANGES = re.compile(r"\\(?:text|textbf|mathrm|mbox|mathbf)\s*\{([^{}]*)\}")
+_MAX_TEXT = 4000
+_CHAIN = re.compile(r"=(?!=)")
+
+
+def numbers_in(text: str) -> list[tuple[str, PlainNumber]]:
+    """(as written, value) of every number in a text, in order. A range `1-2` or a list `1,2` is two numbers."""
+    text = _CHANGES.sub(r" \1 ", text[-_MAX_TEXT:]).replace("\\!", "").replace("{,}", ",").replace("\\,", "")
+    text = text.replace("−", "-").replace("**", " ")
+    found: list[tuple[int, str, PlainNumber]] = []
+    for match in _FRACTION.finditer(text):
+        number = read_number(re.sub(r"\s", "", match.group()))
+        if number is not None:
+            found.append((match.start(), match.group(), number))
+    for match in _IN_TEXT.finditer(_FRACTION.sub(lambda match: " " * len(match.group()), text)):
+        written = re.sub(r"[€£¥]\s?", "", match.group()).replace(" ", "").replace("percent", "%").replace("\\%", "%")
+        number = read_number(re.sub(r"^([-+]?)\$", r"\1", written))
+        if number is not None:
+            found.append((match.start(), match.group().strip(), number))
+    return [(written, number) for _, written, number in sorted(found, key=lambda item: item[0])]
+
+
+def _one_number(text: str) -> tuple[str, PlainNumber] | str:
+    """The one number of an answer text, or why there is none. Of a chain `2+3 = 5` the last side counts."""
+    whole = read_number(text.strip().strip("$* ").rstrip("."))
+    if whole is not None:
+        return text.strip().strip("$* ").rstrip("."), whole
+    sides = _CHAIN.split(text)
+    values = [read_number(side.strip().strip("$* ").rstrip(".")) for side in sides]
+    if len(sides) > 1 and all(value is not None for value in values) and len({v.value for v in values if v}) > 1:
+        return "a chain of unequal numbers"
+    found = numbers_in(sides[-1])
+    if not found:
+        return "no number"
+    if len({(number.value, number.is_percent) for _, number in found}) > 1:
+        return f"{len(found)} different numbers"
+    return found[-1]
+
+
+def _judge(answer: tuple[str, PlainNumber] | str, gold: str, how: str) -> Grade:
+    if isinstance(answer, str):
+        return Grade(None, False, f"{answer} ({how})")
+    wanted = _one_number(gold)
+    if isinstance(wanted, str):
+        return Grade(None, False, f"the gold '{gold[:40]}' is not one number: {wanted}")
+    is_same = is_equal_within_decimals(answer[1], wanted[1])
+    if is_same is None:
+        is_same = _is_close(answer[1], wanted[1])
+    return Grade(answer[0], is_same, how if is_same else f"different numbers ({how})")
+
+
+def _is_close(one: PlainNumber, other: PlainNumber) -> bool:
+    """A percent against a number: equal as a share (`50%` = `0.5`) or, where the gold's own sign is left off, as
+    written. A decimal against a fraction: equal to the decimals written."""
+    if one.is_percent != other.is_percent:
+        percent, plain = (one, other) if one.is_percent else (other, one)
+        return percent.value / 100 == plain.value or (other.is_percent and percent.value == plain.value)
+    decimals = max(one.num_decimals, other.num_decimals)
+    return abs(one.value - other.value) * 2 * 10**decimals <= 1
+
+
+def grade_number(prediction: str, gold: str) -> Grade:
+    """Kind `number`: the prediction is an answer, perhaps with its unit or in its sentence."""
+    found = final_answer(prediction)
+    text = found.text if found.text is not None else prediction[-_MAX_TEXT:]
+    return _judge(_one_number(text), gold, found.how if found.text is not None else "the answer")
+
+
+def grade_number_response(response: str, gold: str) -> Grade:
+    """Kind `response_number`: after `####`, in the box, after the answer phrase; else the last number."""
+    found = final_answer(response)
+    if found.text is not None:
+        answer = _one_number(found.text)
+        if isinstance(answer, str) and found.how == "answer phrase" and "different" in answer:
+            sentence = re.split(r"[,;(]|\b(?:because|since|as|which|after|for|out of|per)\b", found.text)[0]
+            answer = _one_number(sentence)
+        return _judge(answer, gold, found.how)
+    numbers = numbers_in(found.unmarked)
+    return _judge(numbers[-1] if numbers else "no number", gold, f"the last number; {found.how}")

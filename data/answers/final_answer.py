@@ -1,0 +1,149 @@
+"""The final answer of a whole response: what counts as one, found by linear scans (no nested quantifiers).
+
+In this order: nothing before a closing `</think>` counts, and nothing at all where reasoning was opened and
+never closed; the content of the last `<answer>` is the response where there is one; then the last box
+(`\\boxed{...}`, braces matched; neighbouring boxes joined by a comma, "and" or "or" are one list); the line
+after the last `####`; the text after the last "answer is" or "answer:". Else there is no marked answer and
+the caller reads the text itself.
+"""
+
+import re
+from dataclasses import dataclass
+
+_THINK_END = "</think>"
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
+_BETWEEN_BOXES = re.compile(r"^(?:\s|\$|\\[\]\[(),;:!]|\\quad|\\qquad|\\text|[{},;]|and|or|\\&)*$")
+_ANCHOR = re.compile(
+    r"(?i)(?:final answer|answer|answer to (?:the|this) (?:question|problem))\**\s*"
+    r"(?:(?:is|are|was|equals|=)\b[:=]?|[:：]\**)\s*(?:\*\*|simply|just|therefore|thus)?\s*"
+)
+_OTHER_ANCHOR = re.compile(r"(?:答案(?:是|为|為)?\s*[:：]?|(?m:^)\s*A:)\s*")
+_END = re.compile(r"\n|(?<!\d)\.(?=\s|$)|\.(?=\s+[A-Z\n])|\.$|。|\. I hope")
+_CORRECTION = re.compile(
+    r"(?i)\b(?:wait|actually|correction|sorry|no,|i mean|rather|should be|on second thought|oops|instead)\b"
+)
+_MAX_ANSWER = 2000
+
+
+@dataclass(frozen=True)
+class FinalAnswer:
+    """`text` is the answer's own text, `how` what marked it; `text` None where nothing marks an answer: then
+    `unmarked` is what is left to read."""
+
+    text: str | None
+    how: str
+    unmarked: str = ""
+
+
+def visible_part(response: str) -> str | None:
+    """What a reader is shown: after the reasoning, inside `<answer>` where that is used. None where the
+    reasoning was never closed."""
+    end = response.rfind(_THINK_END)
+    if end >= 0:
+        response = response[end + len(_THINK_END) :]
+    elif response.lstrip()[:7] == "<think>":
+        return None
+    close = response.rfind("</answer>")
+    start = response.rfind("<answer>", 0, close) if close >= 0 else response.rfind("<answer>")
+    if start >= 0:
+        response = response[start + 8 : close if close > start else len(response)]
+    return response
+
+
+def find_boxes(text: str) -> list[tuple[int, int, str]]:
+    """(start, end, content) of every box, braces matched in one pass each; an unclosed box is left out."""
+    boxes: list[tuple[int, int, str]] = []
+    position = 0
+    while match := _BOX.search(text, position):
+        start = match.end()
+        if text[start : start + 1] != "{":
+            token = re.match(r"\\?[A-Za-z]+|[0-9]", text[start : start + 40])
+            if token and start > match.start() + 6:
+                boxes.append((match.start(), start + token.end(), token.group()))
+            position = start
+            continue
+        end = _closing_brace(text, start)
+        if end is None:
+            position = start
+            if len(text) - start > 100_000 or text.count("\\boxed", start) > 50:
+                break  # unclosed braces by the thousand: scanning each to the end would be quadratic
+            continue
+        boxes.append((match.start(), end + 1, text[start + 1 : end]))
+        position = end + 1
+    return boxes
+
+
+def _closing_brace(text: str, start: int) -> int | None:
+    depth = 0
+    for match in re.finditer(r"\\.|[{}]", text[start : start + 20_000], re.DOTALL):
+        if match.group() == "{":
+            depth += 1
+        elif match.group() == "}":
+            depth -= 1
+            if depth == 0:
+                return start + match.start()
+    return None
+
+
+def _last_boxes(text: str) -> str | None:
+    """The last box, or the last group of neighbouring boxes as a list."""
+    boxes = find_boxes(text)
+    if not boxes:
+        return None
+    group = [boxes[-1]]
+    for box in reversed(boxes[:-1]):
+        between = text[box[1] : group[0][0]]
+        if len(between) > 40 or not between.strip(" $\n") or not _BETWEEN_BOXES.match(between):
+            break
+        group.insert(0, box)
+    contents = [content for _, _, content in group]
+    inner = find_boxes(contents[0]) if len(contents) == 1 else []
+    return inner[-1][2] if inner else ", ".join(contents)
+
+
+def _after_anchor(text: str) -> str | None:
+    """The text after the last anchor, up to the end of its sentence; a correction after it takes its place."""
+    last = None
+    for pattern in (_ANCHOR, _OTHER_ANCHOR):
+        for match in pattern.finditer(text):
+            if last is None or match.end() > last.end():
+                last = match
+    if last is None:
+        return None
+    rest = text[last.end() : last.end() + _MAX_ANSWER]
+    if rest.startswith(("$$", "\\[")):
+        closing = rest.find("$$" if rest[0] == "$" else "\\]", 2)
+        if closing > 0:
+            return rest[2:closing].strip()
+    if rest.startswith("$") and rest.find("$", 1) > 0:
+        closing = rest.find("$", 1)
+        after = rest[closing + 1 : closing + 9].strip()
+        if not after or after[0] in ".,;\n)" or after.startswith("I hope"):
+            return rest[1:closing].strip()
+    end = _END.search(rest)
+    answer = rest[: end.start()] if end else rest
+    return answer.strip().strip("*").strip() or None
+
+
+def final_answer(response: str) -> FinalAnswer:
+    """The response's final answer and how it is marked."""
+    text = visible_part(response)
+    if text is None:
+        return FinalAnswer(None, "the reasoning is not closed")
+    boxed = _last_boxes(text)
+    if boxed is not None:
+        return FinalAnswer(boxed[:_MAX_ANSWER], "box")
+    marker = text.rfind("####")
+    if marker >= 0:
+        line = text[marker + 4 :].split("\n", 1)[0].strip()
+        if line:
+            return FinalAnswer(line[:_MAX_ANSWER], "####")
+    tail = text[-8000:]
+    anchored = _after_anchor(tail)
+    if anchored is not None:
+        position = tail.rfind(anchored)
+        corrected = _CORRECTION.search(tail, position + len(anchored))
+        if corrected is None:
+            return FinalAnswer(anchored, "answer phrase")
+        return FinalAnswer(None, "corrected after the answer phrase", tail[corrected.end() :])
+    return FinalAnswer(None, "nothing marks an answer", tail)

@@ -1,0 +1,77 @@
+"""One way to grade: `grade_answer(prediction=..., gold=..., kind=...)` gives right, wrong or unparseable.
+
+| kind | the prediction is | gold |
+|---|---|---|
+| `math` | an answer | LaTeX or text |
+| `response_math` | a whole response; its final answer counts | LaTeX or text |
+| `number` | an answer, perhaps with its unit | a number |
+| `response_number` | a whole response | a number |
+| `marked_number` | a whole response with `#### N` | a number |
+| `choice` | an answer or a response | a letter |
+| `boolean3` | an answer or a response | True, False or Unknown |
+| `short_answer` | an answer or a response | texts, any of which is right |
+| `think_format` | a whole response | none: is it `<think>...</think>` and then an answer |
+
+It never raises on what a model wrote, never takes more than about a second, never evaluates a text as code.
+Repeats come from a cache.
+"""
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+
+from data.answers.grade import Gold, Grade
+from data.answers.letters import grade_boolean3, grade_choice
+from data.answers.math_answers import grade_math, grade_math_response
+from data.answers.numbers import grade_marked_number, grade_number, grade_number_response
+from data.answers.short_answers import grade_short_answer
+from data.records import BadInput
+
+_BY_TEXT: dict[str, Callable[[str, str], Grade]] = {
+    "math": grade_math,
+    "response_math": grade_math_response,
+    "number": grade_number,
+    "response_number": grade_number_response,
+    "marked_number": lambda prediction, gold: grade_marked_number(gold, prediction),
+    "boolean3": grade_boolean3,
+}
+KINDS = (*_BY_TEXT, "choice", "short_answer", "think_format")
+_THINK = re.compile(r"<think>(?:(?!</?think>).)*</think>(?:(?!</?think>).)*\S(?:(?!</?think>).)*", re.DOTALL)
+_MAX_CHARS = 20_000
+_KEPT_CHARS = 2_000
+
+
+def grade_answer(*, prediction: str, gold: Gold, kind: str, num_options: int = 0) -> Grade:
+    """The grade of one prediction. Raises BadInput only for an unknown kind.
+
+    Of a very long prediction the last 20,000 characters are read. A list of golds means any of them.
+    """
+    if kind not in KINDS:
+        raise BadInput(f"there is no kind '{kind}' of answer: choose one of {', '.join(KINDS)}")
+    text = prediction[-_MAX_CHARS:]
+    golds = tuple([gold] if isinstance(gold, str) else gold)
+    if kind != "short_answer" and len(golds) > 1:
+        grades = [_cached(text, (one,), kind, num_options) for one in golds]
+        return next((grade for grade in grades if grade.is_correct), grades[0])
+    if len(text) > _KEPT_CHARS:
+        return _grade(text, golds, kind, num_options)
+    return _cached(text, golds, kind, num_options)
+
+
+@lru_cache(maxsize=50_000)
+def _cached(text: str, golds: tuple[str, ...], kind: str, num_options: int) -> Grade:
+    return _grade(text, golds, kind, num_options)
+
+
+def _grade(text: str, golds: tuple[str, ...], kind: str, num_options: int) -> Grade:
+    if kind == "think_format":
+        is_valid = _THINK.fullmatch(text.strip()) is not None
+        return Grade("valid" if is_valid else "invalid", is_valid, "the layout of the response")
+    if kind == "short_answer":
+        return grade_short_answer(text, list(golds))
+    gold = golds[0] if golds else ""
+    if not gold.strip():
+        return Grade(None, False, "there is no gold answer")
+    if kind == "choice":
+        return grade_choice(text, gold, num_options)
+    return _BY_TEXT[kind](text, gold)

@@ -1,0 +1,256 @@
+"""The letter a response chooses among lettered options; and True / False / Unknown.
+
+Only the response is read, never the prompt, and the range of letters comes from the problem. Two different
+answers are wrong: a policy must not gain by listing several. In this order: `Finish[B]`, the last box, the
+last "answer is B" or "answer: B", a response that is or begins with a letter, letters that stand alone and
+are not denied ("not A", "A is not").
+"""
+
+import re
+from collections.abc import Sequence
+
+from data.answers.final_answer import find_boxes, visible_part
+from data.answers.grade import Grade
+
+_FINISH = re.compile(r"Finish\s*\[([^\]\n]{0,300})\]?")
+_ANCHOR = re.compile(
+    r"(?i)(?:\banswer\b(?:\s+(?:choice|option|letter))?|\b(?:correct|right|best)\s+(?:option|choice|one)|\boption\b"
+    r"|\bchoice\b|\b(?:choose|pick|select|go with)|答案|选择|选项|正确)\**\s*"
+    r"(?:(?i:would be|should be|must be|is|are|was|为|是|選|选)\s*)?[:：]?\s*"
+    r"(?:(?i:option|choice|choices|options)\s*)?\**\s*"
+)
+_CORRECTION = re.compile(r"(?i)\b(?:wait|actually|correction|sorry|no|i mean|rather|oops|instead|on second thought)\b")
+_DENIED_BEFORE = re.compile(
+    r"(?i)(?:\bnot|n't(?:\s+be)?|\bnever|\bneither|\bnor|\bcannot be|\bexcept|\brule[sd]? out|\beliminate[sd]?"
+    r"|\breject(?:s|ed)?|\bthan|不是|并非)\s*(?:option|choice|answer)?\s*[(\"'*]*$"
+)
+_DENIED_AFTER = re.compile(
+    r"(?i)^[)\"'*.]*\s*(?:is|was|are|does|do|can|could|would)?\s*"
+    r"(?:n't|not|incorrect|wrong|false|invalid|eliminated|ruled out|不是)"
+)
+# "A" before a lower-case word is an article unless one of these follows.
+_NOT_ARTICLE = r"(?:is|was|or|and|because|since|as|must|follows|holds)\b"
+_MAX_TAIL = 6000
+
+
+def letters_of(num_options: int) -> str:
+    """ "ABCD" for 4; at most 26, and 10 where the number is not known (0)."""
+    return "ABCDEFGHIJKLMNOPQRSTUVWXYZ"[: min(num_options, 26) or 10]
+
+
+def _listed(text: str, letters: str) -> list[str]:
+    """Letters that a short answer text names, in order: `B`, `(B)`, `B. text`, `\\text{B}`, `A or B`, `A, B`."""
+    text = re.sub(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r"\1", text).strip().strip("$*`\"' .")
+    if re.fullmatch(r"(?i)\(?[a-z]\)?", text):
+        return [text.strip("()").upper()]
+    head = re.match(rf"\(?([{letters}])\)?(?:\s*[.):：,]|\s+(?!\s*(?:or|and|/|&))|\s*$|(?=[^\x00-\x7f]))", text)
+    both = re.match(rf"\(?([{letters}])\)?\s*(?:,|or|and|/|&|或|和|、)\s*(?:and\s+|or\s+)?\(?([{letters}])\b", text)
+    if both:
+        return re.findall(rf"(?<![A-Za-z])([{letters}])(?![A-Za-z'])", text[:60])
+    if head:
+        return [head[1]]
+    alone = re.findall(rf"(?<![A-Za-z'])\(?([{letters}])\)?(?![A-Za-z'])", text[:200])
+    return _without_article(text[:200], alone, letters)
+
+
+def _without_article(text: str, found: list[str], letters: str) -> list[str]:
+    """Letters without the article "A" ("A dog ...") and the pronoun "I"."""
+    kept = list(found)
+    for letter in "AI":
+        for _ in re.findall(rf"(?<![A-Za-z'(]){letter} (?!{_NOT_ARTICLE})(?=[a-z])", text):
+            if letter in kept:
+                kept.remove(letter)
+    return kept
+
+
+def _named_after(rest: str, letters: str) -> tuple[str, str] | None:
+    """(letter, what follows) where a text begins with a letter of its own, in brackets or not."""
+    match = re.match(rf"[\s(\[{{\"'$*]*(?:\\(?:text|mathrm|textbf)\{{)?([{letters}])(?![A-Za-z'])", rest)
+    if match is None or re.match(rf" (?!{_NOT_ARTICLE})[a-z]", rest[match.end() :]):
+        return None
+    return match[1], rest[match.end() :]
+
+
+def _anchored(text: str, letters: str) -> list[str]:
+    """Letters named right after answer phrases; after a correction only the later ones count."""
+    found: list[tuple[int, str]] = []
+    for match in _ANCHOR.finditer(text):
+        named = _named_after(text[match.end() : match.end() + 80], letters)
+        before = text[max(0, match.start() - 30) : match.end()]
+        if named is None or _DENIED_BEFORE.search(before) or _DENIED_AFTER.match(named[1]):
+            continue
+        found.append((match.end(), named[0]))
+        more = re.match(
+            rf"[)\]}}*]*\s*(?:,|or|and|/|&|或|和|、)\s*(?:option\s*)?\(?([{letters}])(?![A-Za-z'])", named[1]
+        )
+        if more:
+            found.append((match.end() + 1, more[1]))
+    if len({letter for _, letter in found}) > 1:
+        last, letter = found[-1]
+        previous = max(place for place, other in found if other != letter)
+        if _CORRECTION.search(text[previous:last]) and found[-2][0] != last - 1:
+            return [letter]
+    return [letter for _, letter in found]
+
+
+def _standing_alone(text: str, letters: str) -> list[str]:
+    """Capital letters that stand alone and are not denied."""
+    found = []
+    for match in re.finditer(rf"(?<![A-Za-z'’\\])\(?([{letters}])\)?(?![A-Za-z'’])", text):
+        before, after = text[max(0, match.start() - 40) : match.start()], text[match.end() : match.end() + 40]
+        is_word = match[1] in "AI" and "(" not in match.group() and re.match(rf" (?!{_NOT_ARTICLE})[a-z]", after)
+        if not (is_word or _DENIED_BEFORE.search(before) or _DENIED_AFTER.match(after)):
+            found.append(match[1])
+    return found
+
+
+def choose_letter(response: str, num_options: int) -> tuple[str | None, str]:
+    """(letter, reason); several letters as "A, B"; None where no letter of the range is named."""
+    offered = letters_of(num_options)
+    letters = offered if len(offered) > 8 else "ABCDEFGH"  # a letter beyond the range is seen, and refused
+    visible = visible_part(response)
+    if visible is None:
+        return None, "the reasoning is not closed"
+    text = visible[-_MAX_TAIL:]
+    finishes = _FINISH.findall(text)
+    if finishes:
+        return _settle(
+            [letter for content in finishes for letter in _finish_letters(content, letters)], offered, "Finish"
+        )
+    boxes = find_boxes(text)
+    if boxes:
+        return _settle(_listed(boxes[-1][2], letters), offered, "box")
+    stripped = text.strip().strip("*`\"' ")
+    if re.fullmatch(r"(?i)[(\[]?[a-z][)\].:]*", stripped):
+        return _settle([re.sub(r"[^A-Za-z]", "", stripped).upper()], offered, "the whole response")
+    anchored = _anchored(text, letters)
+    if anchored:
+        return _settle(anchored, offered, "answer phrase")
+    head = re.match(rf"\s*[*(\[]*([{letters}])[*)\]]*(?:[.):：。]|\s+(?=[A-Z])|\s*\n|(?=[^\x00-\x7f]))", text)
+    if head and not (head[1] in "AI" and re.match(r"\s*[AI] [a-z]", text)):
+        both = _listed(text.strip()[:40], letters)
+        return _settle(
+            both if len(set(both)) > 1 and _is_list(text, letters) else [head[1]], offered, "the first letter"
+        )
+    alone = _standing_alone(text, letters)
+    if len(set(alone)) > 1:
+        lines = [line for line in text.split("\n") if line.strip()]
+        last = _standing_alone(lines[-1], letters) if lines else []
+        conclusion = re.search(r"(?i)\b(?:therefore|thus|hence|so|conclu\w+)\b", lines[-1]) if lines else None
+        if len(set(last)) == 1 and (len(lines) > 1 or conclusion):
+            alone = last
+    return _settle(alone, offered, "a letter that stands alone")
+
+
+def _is_list(text: str, letters: str) -> bool:
+    return re.match(rf"\s*\(?[{letters}]\)?\s*(?:,|or|and|/|&)\s*(?:or |and )?\(?[{letters}]\b", text) is not None
+
+
+def _finish_letters(content: str, letters: str) -> list[str]:
+    content = re.sub(
+        r"(?i)\b(?:the\s+)?(?:final\s+)?answers?\s+(?:is|are)\b|\boptions?\b|\bchoices?\b", " ", content
+    ).strip()
+    if re.fullmatch(r"(?i)[(\s\"'*]*[a-z][)\s.\"'*]*", content):
+        return [re.sub(r"[^A-Za-z]", "", content).upper()]
+    head = re.match(rf"\s*\(?([{letters}])[).:]\s", content)
+    others = re.findall(rf"(?<![A-Za-z'])([{letters}])(?![A-Za-z'])", content)
+    if head and not _is_list(content, letters):
+        return [head[1]]
+    return _without_article(content, others, letters)
+
+
+def _settle(found: Sequence[str], letters: str, how: str) -> tuple[str | None, str]:
+    distinct = sorted(set(found))
+    outside = [letter for letter in distinct if letter not in letters]
+    if outside:
+        return None, f"{outside[0]} is not among {letters[0]}-{letters[-1]}"
+    if not distinct:
+        return None, f"no letter of {letters[0]}-{letters[-1]} is chosen"
+    return ", ".join(distinct), how if len(distinct) == 1 else f"{len(distinct)} different answers"
+
+
+def grade_choice(prediction: str, gold: str, num_options: int) -> Grade:
+    """Kind `choice`: the gold is a letter, alone or before its option's text."""
+    gold_letter, reason = choose_letter(gold, num_options)
+    if gold_letter is None or "," in gold_letter:
+        return Grade(None, False, f"the gold '{gold[:40]}' is not one letter: {reason}")
+    letter, reason = choose_letter(prediction, num_options)
+    return Grade(letter, letter == gold_letter, reason)
+
+
+_TRUTHS = {
+    "true": "True", "false": "False", "unknown": "Unknown", "uncertain": "Unknown", "undetermined": "Unknown",
+    "yes": "True", "no": "False", "correct": "True", "incorrect": "False", "t": "True", "f": "False", "u": "Unknown",
+}  # fmt: skip
+_CLEAR = ("true", "false", "unknown", "uncertain", "undetermined")
+_UNDECIDED = re.compile(
+    r"(?i)\b(?:can(?:not|'t| not)|could not|impossible to)\s+(?:be\s+)?(?:determin|decid|conclud|infer|know|tell|sa)\w*"
+    r"|\bnot enough information\b|\bneither true nor false\b|\binsufficient information\b"
+    r"|\bneither (?:proved|proven) nor disproved\b"
+)
+_TRUTH_ANCHOR = re.compile(
+    r"(?i)(?:\banswer\b|\bconclusion\b|\bstatement\b|\bhypothesis\b|\bclaim\b|\bverdict\b|\blabel\b)"
+    r"[^.\n:]{0,40}?(?:\bis\b|\bmust be\b|[:：])"
+    r"[\s*\"'(\[]*(?:\\text\{)?(true|false|unknown|uncertain|undetermined)\b"
+)
+_EITHER = re.compile(r"(?i)\b(?:true|false|unknown|uncertain)\s*(?:or|/|and)\s*(?:true|false|unknown|uncertain)\b")
+_TRUTH_WORD = re.compile(r"(?i)\b(true|false|unknown|uncertain|undetermined)\b")
+
+
+def _truths(text: str) -> list[str]:
+    """The truth values a text names; "not true" names none; a phrase for undecided names Unknown."""
+    found = ["Unknown"] * bool(_UNDECIDED.search(text))
+    text = _UNDECIDED.sub(" ", text)
+    for match in _TRUTH_WORD.finditer(text):
+        before = text[max(0, match.start() - 12) : match.start()]
+        if not re.search(r"(?i)(?:\bnot|n't|\bneither|\bnor)\s+(?:necessarily\s+)?$", before):
+            found.append(_TRUTHS[match[1].lower()])
+    return found
+
+
+def choose_truth(response: str) -> tuple[str | None, str]:
+    """("True", "False" or "Unknown", reason); several as "False, True"; None where none is named."""
+    visible = visible_part(response)
+    if visible is None:
+        return None, "the reasoning is not closed"
+    text = visible[-_MAX_TAIL:].strip()
+    whole = re.sub(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}", r"\1", text).strip("$*`\"'()[]{} .!\n")
+    if whole.lower() in _TRUTHS:
+        return _TRUTHS[whole.lower()], "the whole response"
+    for how, contents in (("Finish", _FINISH.findall(text)), ("box", [box[2] for box in find_boxes(text)][-1:])):
+        if contents:
+            named = [value for content in contents for value in _whole_or_named(content)]
+            return _settle_truth(named, how)
+    anchored = [(match.end(), _TRUTHS[match[1].lower()]) for match in _TRUTH_ANCHOR.finditer(text)]
+    if anchored:
+        last = anchored[-1][0]
+        sentence = text[text.rfind("\n", 0, last) + 1 : last + 30]
+        either = _EITHER.search(sentence)
+        if either:
+            return _settle_truth(_truths(either.group()), "answer phrase")
+        return anchored[-1][1], "answer phrase"
+    lines = [line for line in text.split("\n") if line.strip()]
+    return _settle_truth(
+        _truths(lines[-1]) if lines and _truths(lines[-1]) else _truths(text), "a word that stands alone"
+    )
+
+
+def _whole_or_named(content: str) -> list[str]:
+    word = re.sub(r"\\(?:text|textbf|mathrm)\s*\{([^{}]*)\}", r"\1", content).strip("$*`\"'() .!").lower()
+    return [_TRUTHS[word]] if word in _TRUTHS else _truths(content)
+
+
+def _settle_truth(found: Sequence[str], how: str) -> tuple[str | None, str]:
+    distinct = sorted(set(found))
+    if not distinct:
+        return None, "none of True, False, Unknown is named"
+    return ", ".join(distinct), how if len(distinct) == 1 else f"{len(distinct)} different answers"
+
+
+def grade_boolean3(prediction: str, gold: str) -> Grade:
+    """Kind `boolean3`: True, False or Unknown ("Uncertain" is another spelling of Unknown)."""
+    truth = _TRUTHS.get(gold.strip().strip(".").lower())
+    if truth is None:
+        return Grade(None, False, f"the gold '{gold[:40]}' is none of True, False, Unknown")
+    found, reason = choose_truth(prediction)
+    return Grade(found, found == truth, reason)

@@ -1,0 +1,189 @@
+"""A pool of processes for symbolic work, with a deadline that really kills.
+
+Usable from any thread and from asyncio alike (no signals, no event loop). A worker that misses its deadline,
+dies of memory or hangs is killed by the process it was forked from and replaced by a fresh fork; the caller
+gets a verdict in any case. Nothing is started before the first call.
+"""
+
+import atexit
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import LifoQueue
+from typing import Any
+
+_ROOT = Path(__file__).resolve().parent.parent.parent
+_START_SECONDS = 120.0
+_FORK_SECONDS = 5.0
+
+
+class PoolBroken(RuntimeError):
+    """The symbolic workers cannot be started; the message says why."""
+
+    exit_code = 2
+
+
+@dataclass
+class _Worker:
+    """One worker: its process id and our end of its socket."""
+
+    pid: int
+    connection: socket.socket
+
+
+@dataclass
+class SymbolicPool:
+    """`num_workers` processes; `seconds` is the deadline of one comparison, from the moment a worker has it."""
+
+    num_workers: int = 2
+    seconds: float = 0.9
+    _control: socket.socket | None = None
+    _process: "subprocess.Popen[bytes] | None" = None
+    _lock: threading.RLock = field(default_factory=threading.RLock)
+    _free: "LifoQueue[_Worker | None]" = field(default_factory=LifoQueue)
+    _owner: int = 0
+
+    def _ask(self, command: str, descriptor: int | None = None) -> str:
+        """One command to the forking process, one line back. Raises OSError where it is gone."""
+        assert self._control is not None
+        if descriptor is None:
+            self._control.sendall(command.encode())
+        else:
+            socket.send_fds(self._control, [command.encode()], [descriptor])
+        answer = b""
+        while not answer.endswith(b"\n"):
+            piece = self._control.recv(64)
+            if not piece:
+                raise OSError("the forking process has ended")
+            answer += piece
+        return answer.decode().strip()
+
+    def start(self) -> None:
+        """Start the forking process and wait until it is warm; nothing where it runs. Raises PoolBroken."""
+        with self._lock:
+            if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
+                return
+            self._free = LifoQueue()
+            for _ in range(self.num_workers):
+                self._free.put(None)
+            ours, theirs = socket.socketpair()
+            environment = {**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"}
+            environment.pop("LD_PRELOAD", None)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "data.answers.worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                env=environment,
+                cwd=_ROOT,
+                start_new_session=True,
+            )
+            theirs.close()
+            self._owner = os.getpid()
+            self._control = ours
+            ours.settimeout(_START_SECONDS)
+            atexit.register(self.stop)
+            try:
+                if ours.recv(64) != b"ready\n":
+                    raise OSError("no answer")
+            except OSError as error:
+                self._process.kill()
+                said = (self._process.stderr.read() if self._process.stderr else b"").decode(errors="replace")
+                last = said.strip().split("\n")[-1] if said.strip() else str(error)
+                raise PoolBroken(f"the symbolic grader does not start: {last}") from None
+            ours.settimeout(_FORK_SECONDS)
+
+    def _fork(self) -> _Worker:
+        with self._lock:
+            self.start()
+            ours, theirs = socket.socketpair()
+            try:
+                pid = int(self._ask("fork", theirs.fileno()))
+            except (OSError, ValueError):
+                self._abandon()
+                self.start()
+                pid = int(self._ask("fork", theirs.fileno()))
+            finally:
+                theirs.close()
+            return _Worker(pid, ours)
+
+    def _kill(self, worker: _Worker) -> None:
+        worker.connection.close()
+        with self._lock:
+            try:
+                self._ask(f"kill {worker.pid}")
+            except (OSError, ValueError):
+                self._abandon()
+
+    def _abandon(self) -> None:
+        """Give up a forking process that does not answer; its workers die with it."""
+        if self._process is not None and self._owner == os.getpid():
+            self._process.kill()
+            self._process.wait(10)
+        self._process = None
+
+    def compare(self, gold: str, answer: str, forms: list[tuple[bool, bool]]) -> tuple[str, str]:
+        """(verdict, reason) of `symbolic.compare`; "unparseable" where the deadline passes or the worker dies."""
+        self.start()
+        free = self._free
+        worker = free.get()
+        try:
+            if worker is None:
+                worker = self._fork()
+            answered = self._exchange(worker, {"gold": gold, "answer": answer, "forms": forms})
+            if answered is None:
+                self._kill(worker)
+                worker = None
+                return "unparseable", f"no verdict within {self.seconds:g} s, or out of memory"
+            if answered["is_last"]:
+                worker.connection.close()
+                worker = None
+            return answered["verdict"], answered["reason"]
+        finally:
+            free.put(worker)
+
+    def _exchange(self, worker: _Worker, request: dict[str, Any]) -> dict[str, Any] | None:
+        deadline = time.monotonic() + self.seconds
+        try:
+            worker.connection.settimeout(self.seconds)
+            worker.connection.sendall(json.dumps(request).encode() + b"\n")
+            answer = b""
+            while not answer.endswith(b"\n"):
+                worker.connection.settimeout(max(deadline - time.monotonic(), 1e-3))
+                piece = worker.connection.recv(65536)
+                if not piece:
+                    return None
+                answer += piece
+        except OSError:
+            return None
+        answered: dict[str, Any] = json.loads(answer)
+        return answered
+
+    def stop(self) -> None:
+        """End all processes; the pool starts anew when it is asked again."""
+        if self._owner != os.getpid():
+            return
+        with self._lock, suppress(OSError):
+            if self._control is not None:
+                self._control.close()
+                self._control = None
+            if self._process is not None:
+                try:
+                    self._process.wait(2)
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+                    self._process.wait(10)
+                if self._process.stderr is not None:
+                    self._process.stderr.close()
+            self._process = None
+
+
+POOL = SymbolicPool(num_workers=max(1, min(4, os.cpu_count() or 1)))

@@ -1,0 +1,64 @@
+"""Short free-text answers with aliases: exact match and token F1 after SQuAD's normalisation (Rajpurkar et al.
+2016): lower case, no punctuation, no articles, single spaces."""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+from data.answers.final_answer import final_answer, visible_part
+from data.answers.grade import Gold, Grade
+
+_ARTICLE = re.compile(r"\b(?:a|an|the)\b")
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_MAX_CHARS = 2000
+
+
+def normalise(text: str) -> str:
+    """The text as it is compared."""
+    plain = text.lower().translate(_PUNCTUATION)
+    return " ".join(_ARTICLE.sub(" ", plain).split())
+
+
+def token_f1(prediction: str, gold: Gold) -> float:
+    """The largest F1 of normalised tokens over the gold answers; 1 where both are empty."""
+    return max((_f1(normalise(prediction), normalise(one)) for one in golds(gold)), default=0.0)
+
+
+def _f1(prediction: str, gold: str) -> float:
+    ours, theirs = prediction.split(), gold.split()
+    if not ours or not theirs:
+        return float(ours == theirs)
+    shared = sum((Counter(ours) & Counter(theirs)).values())
+    if not shared:
+        return 0.0
+    precision, recall = shared / len(ours), shared / len(theirs)
+    return 2 * precision * recall / (precision + recall)
+
+
+def golds(gold: Gold) -> Sequence[str]:
+    """The gold answers as a list, empty ones left out."""
+    return [one for one in ([gold] if isinstance(gold, str) else gold) if one.strip()]
+
+
+def grade_short_answer(prediction: str, gold: Gold) -> Grade:
+    """Kind `short_answer`: right where the answer, or what follows "the answer is", equals a gold answer."""
+    accepted = {normalise(one): one for one in golds(gold)}
+    accepted.pop("", None)
+    visible = visible_part(prediction)
+    if visible is None:
+        return Grade(None, False, "the reasoning is not closed")
+    if not accepted:
+        return Grade(None, False, "there is no gold answer")
+    text = visible.strip()[-_MAX_CHARS:]
+    candidates = [text]
+    marked = final_answer(text).text
+    if marked is not None:
+        candidates.append(marked)
+    for candidate in candidates:
+        if normalise(candidate) in accepted:
+            return Grade(candidate.strip(), True, "exact match")
+    if not normalise(text):
+        return Grade(None, False, "an empty answer")
+    answer = candidates[-1].strip()
+    return Grade(answer[:200], False, f"no exact match; token F1 {token_f1(answer, gold):.3f}")

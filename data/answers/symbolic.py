@@ -1,0 +1,321 @@
+"""Symbolic comparison of two mathematical answers, by math-verify. Runs only in a worker process (pool.py).
+
+What a model wrote is never evaluated as code: LaTeX goes through latex2sympy2_extended's grammar, plain
+numbers through math-verify's number pattern, and a SymPy-like text (`Integral(x, x)`) through a reader of our
+own over Python's syntax tree with a list of allowed names. Sizes are bounded before anything is parsed; time
+and memory are bounded by the process.
+"""
+
+import ast
+import logging
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import sympy
+from latex2sympy2_extended import latex2sympy
+from math_verify import parse, verify
+from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
+
+logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
+
+_MAX_CHARS = 4000
+_MAX_DIGITS = 400
+_MAX_DEPTH = 60
+_NUMBER_WITH_SIGN = re.compile(r"[-+\\$€£\d.,\s]*\d\s*(?:\\?%|[€£$])?\s*")
+_LATEX_ONLY = (LatexExtractionConfig(),)
+_BOTH = (LatexExtractionConfig(), ExprExtractionConfig())
+_CALLS = [
+    "Abs",
+    "Integral",
+    "Sum",
+    "Product",
+    "Limit",
+    "Derivative",
+    "factorial",
+    "binomial",
+    "sqrt",
+    "log",
+    "exp",
+    "sin",
+    "cos",
+    "tan",
+    "cot",
+    "sec",
+    "csc",
+    "asin",
+    "acos",
+    "atan",
+    "acot",
+    "asec",
+    "acsc",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "Min",
+    "Max",
+    "floor",
+    "ceiling",
+    "gcd",
+    "lcm",
+    "Matrix",
+    "Interval",
+    "Union",
+    "Intersection",
+    "Complement",
+    "FiniteSet",
+    "Eq",
+    "Ne",
+    "Lt",
+    "Le",
+    "Gt",
+    "Ge",
+    "Rational",
+    "Symbol",
+    "Function",
+    "Mod",
+]
+_CONSTANTS = {
+    "pi": sympy.pi, "E": sympy.E, "I": sympy.I, "oo": sympy.oo, "EmptySet": sympy.S.EmptySet,
+    "Reals": sympy.S.Reals, "Integers": sympy.S.Integers, "Rationals": sympy.S.Rationals,
+    "Complexes": sympy.S.Complexes, "Naturals": sympy.S.Naturals, "Naturals0": sympy.S.Naturals0,
+}  # fmt: skip
+_SYMPY_LIKE = re.compile(
+    r"\*\*|\b(?:" + "|".join([*_CALLS, *_CONSTANTS]) + r")\b\s*(?:\(|\.|$)|^\{.*\}$|^[a-z]\w* *[!<>=]="
+)
+_WIDE_POWER = re.compile(
+    r"\^\s*\{?\s*[(\-\\{]*\s*\d{5,}|\d{4,}\s*!(?!=)|[\d)}]\s*!\s*!\s*!|\d\s*\^[^,;=]{1,20}\^[^,;=]{1,20}\^|\d\*\*[^,;]{1,20}\*\*\s*\d"
+)
+
+
+class TooHard(ValueError):
+    """The text is outside the bounds; the message says which."""
+
+
+def check_bounds(text: str) -> None:
+    """Raise TooHard where a text is too long, too deep or holds towers, long numbers or wide powers."""
+    if len(text) > _MAX_CHARS:
+        raise TooHard(f"longer than {_MAX_CHARS} characters")
+    if re.search(rf"\d{{{_MAX_DIGITS}}}", text):
+        raise TooHard(f"a number of more than {_MAX_DIGITS} digits")
+    depth = deepest = 0
+    for character in text:
+        depth += (character in "{([") - (character in "})]")
+        deepest = max(deepest, depth)
+    if deepest > _MAX_DEPTH:
+        raise TooHard(f"nested deeper than {_MAX_DEPTH}")
+    if _WIDE_POWER.search(text):
+        raise TooHard("a power or factorial too large to compute")
+
+
+class _SympyReader(ast.NodeVisitor):
+    """A SymPy expression from Python's syntax tree; every name, call and operator is from a list."""
+
+    _BINARY: ClassVar[dict[type, Callable[[Any, Any], Any]]] = {
+        ast.Add: lambda a, b: a + b,
+        ast.Sub: lambda a, b: a - b,
+        ast.Mult: lambda a, b: a * b,
+        ast.Div: lambda a, b: a / b,
+        ast.Pow: lambda a, b: a**b,
+    }
+    _COMPARE: ClassVar[dict[type, Any]] = {
+        ast.Eq: sympy.Eq, ast.NotEq: sympy.Ne, ast.Lt: sympy.Lt, ast.LtE: sympy.Le, ast.Gt: sympy.Gt, ast.GtE: sympy.Ge,
+    }  # fmt: skip
+
+    def generic_visit(self, node: ast.AST) -> Any:
+        raise TooHard(f"no {type(node).__name__} is read in an answer")
+
+    def visit_Expression(self, node: ast.Expression) -> Any:
+        return self.visit(node.body)
+
+    def visit_Constant(self, node: ast.Constant) -> Any:
+        if isinstance(node.value, bool) or not isinstance(node.value, int | float):
+            raise TooHard("only numbers are constants")
+        return sympy.Rational(ast.unparse(node)) if isinstance(node.value, float) else sympy.Integer(node.value)
+
+    def visit_Name(self, node: ast.Name) -> Any:
+        return _CONSTANTS.get(node.id, sympy.Symbol(node.id, real=True))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:
+        if not isinstance(node.op, ast.USub | ast.UAdd):
+            raise TooHard("only signs are unary")
+        value = self.visit(node.operand)
+        return -value if isinstance(node.op, ast.USub) else value
+
+    def visit_BinOp(self, node: ast.BinOp) -> Any:
+        if type(node.op) not in self._BINARY:
+            raise TooHard(f"no operator {type(node.op).__name__}")
+        left, right = self.visit(node.left), self.visit(node.right)
+        if isinstance(node.op, ast.Pow) and getattr(right, "is_number", False) and abs(right) > 10_000:
+            raise TooHard("a power too large to compute")
+        return self._BINARY[type(node.op)](left, right)
+
+    def visit_Compare(self, node: ast.Compare) -> Any:
+        if len(node.ops) != 1 or type(node.ops[0]) not in self._COMPARE:
+            raise TooHard("one comparison at a time")
+        return self._COMPARE[type(node.ops[0])](self.visit(node.left), self.visit(node.comparators[0]))
+
+    def visit_Tuple(self, node: ast.Tuple) -> Any:
+        return sympy.Tuple(*[self.visit(item) for item in node.elts])
+
+    def visit_List(self, node: ast.List) -> Any:
+        return [self.visit(item) for item in node.elts]
+
+    def visit_Set(self, node: ast.Set) -> Any:
+        return sympy.FiniteSet(*[self.visit(item) for item in node.elts])
+
+    def visit_Call(self, node: ast.Call) -> Any:
+        arguments = [self.visit(item) for item in node.args]
+        if isinstance(node.func, ast.Attribute):
+            if not (isinstance(node.func.value, ast.Name) and node.func.value.id == "Interval"):
+                raise TooHard("no attribute is read")
+            makers = {"open": sympy.Interval.open, "Lopen": sympy.Interval.Lopen, "Ropen": sympy.Interval.Ropen}
+            return makers[node.func.attr](*arguments)
+        if not isinstance(node.func, ast.Name):
+            raise TooHard("only named functions are called")
+        if node.func.id == "Limit":
+            direction = [k.value.value for k in node.keywords if k.arg == "dir" and isinstance(k.value, ast.Constant)]
+            return sympy.Limit(*arguments, *direction)
+        if node.func.id in ("factorial", "binomial") and any(
+            getattr(a, "is_number", False) and abs(a) > 1000 for a in arguments
+        ):
+            raise TooHard("a factorial too large to compute")
+        if node.func.id in _CALLS:
+            return getattr(sympy, node.func.id)(*arguments)
+        return sympy.Function(node.func.id)(*arguments)
+
+
+def read_sympy(text: str) -> Any:
+    """A SymPy object of the text `str()` of one gives; None where it is not such a text."""
+    try:
+        tree = ast.parse(text.strip().replace("\n", " "), mode="eval")
+        return _SympyReader().visit(tree)
+    except (SyntaxError, ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError):
+        return None
+
+
+@lru_cache(maxsize=2048)
+def _parsed(text: str, is_latex: bool) -> tuple[Any, ...]:
+    found = parse(
+        text, extraction_config=_LATEX_ONLY if is_latex else _BOTH, parsing_timeout=None, raise_on_error=False
+    )
+    return tuple(found)
+
+
+def as_latex(text: str) -> str:
+    """A formula as people type it (`pi/3`, `sqrt(2)`, `x**2`) in LaTeX's spelling."""
+    text = re.sub(
+        r"(?<![\\a-zA-Z])(pi|infinity|infty)(?![a-zA-Z])", lambda m: "\\" + m[1].replace("inity", "ty") + " ", text
+    )
+    text = re.sub(r"(?<![\\a-zA-Z])sqrt\(([^()]{1,200})\)", r"\\sqrt{\1}", text)
+    return text.replace("**", "^")
+
+
+def read(text: str, is_wrapped: bool) -> tuple[Any, ...]:
+    """What math-verify reads in a text; with `is_wrapped` the whole text is one LaTeX formula."""
+    check_bounds(text)
+    if not is_wrapped:
+        return _parsed(text, False)
+    found = _parsed(f"${as_latex(text)}$", True)
+    if all(isinstance(value, str) for value in found) and _NUMBER_WITH_SIGN.fullmatch(text):
+        return _parsed(f"${text}$", False)
+    return found
+
+
+def _read_bare(text: str) -> tuple[Any, ...]:
+    """The LaTeX grammar alone, without math-verify's clean-up (which takes a lone letter for a unit)."""
+    try:
+        return (latex2sympy(text, is_real=True, convert_degrees=False, normalization_config=None),)
+    except Exception:
+        return ()
+
+
+def is_equal(gold: tuple[Any, ...], answer: tuple[Any, ...]) -> bool:
+    """math-verify's verdict without its timeouts."""
+    return bool(verify(list(gold), list(answer), timeout_seconds=None, raise_on_error=False))
+
+
+def _is_equal_sympy(gold: Any, answers: tuple[Any, ...]) -> bool:
+    """A SymPy-like gold against what was read: equal by structure, by value, or after evaluation."""
+    for answer in answers:
+        if isinstance(answer, str):
+            continue
+        for one, other in ((gold, answer), (_plain(gold), _plain(answer))):
+            if one == other or str(one) == str(other) or verify([one], [other], timeout_seconds=None):
+                return True
+    return False
+
+
+def _plain(value: Any) -> Any:
+    """Evaluated, and with symbols told apart by their names alone."""
+    try:
+        value = value.doit() if hasattr(value, "doit") else value
+        return value.xreplace({s: sympy.Symbol(s.name, real=True) for s in value.free_symbols})
+    except Exception:
+        return value
+
+
+def compare(gold: str, answer: str, forms: list[tuple[bool, bool]]) -> tuple[str, str]:
+    """(verdict, reason): "right", "wrong" or "unparseable".
+
+    `forms` are pairs (gold as one formula, answer as one formula) to try in turn; the first in which both
+    sides can be read and are equal is right.
+    """
+    is_read = False
+    is_gold_read = False
+    for wrap_gold, wrap_answer in forms:
+        one, other = read(gold, wrap_gold), read(answer, wrap_answer)
+        is_gold_read |= bool(one)
+        is_read |= bool(other)
+        if one and other and is_equal(one, other):
+            return "right", "equal by math-verify"
+    for text, counterpart in ((gold, answer), (answer, gold)):
+        if _SYMPY_LIKE.search(text) or text.isidentifier():
+            value = read_sympy(text)
+            if value is not None:
+                is_gold_read |= text is gold
+                is_read |= text is answer
+                if _is_equal_sympy(value, (*read(counterpart, True), *_read_bare(counterpart))):
+                    return "right", "equal by SymPy"
+    if not is_read:
+        return "unparseable", "the answer cannot be read as mathematics"
+    if not is_gold_read:
+        return "unparseable", "the gold answer cannot be read as mathematics"
+    return "wrong", "not equal by math-verify"
+
+
+_WARM_UP = (
+    ("\\frac{1}{2}", "0.5", "right"),
+    ("x^2+2x+1", "(x+1)^2", "right"),
+    ("(1,2]", "(1,2]", "right"),
+    ("\\{1,2\\}", "\\{2,1\\}", "right"),
+    ("\\sqrt{8}", "2\\sqrt{2}", "right"),
+    ("x \\le 5", "5 \\ge x", "right"),
+    ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}", "right"),
+    ("\\pi", "3", "wrong"),
+    ("90^\\circ", "90", "right"),
+    ("1,2", "1,3", "wrong"),
+    ("y = 2x + 3", "y - 2x = 3", "right"),
+    ("\\frac{x^2}{4} + \\frac{y^2}{3} = 1", "3x^2 + 4y^2 = 12", "right"),
+    ("F_n = \\sum_{k=0}^{n-1} F_k F_{n-k}", "F_n = \\sum_{k=0}^{n-1} F_{n-k} F_k", "right"),
+    ("(-\\infty, 0) \\cup [2, \\infty)", "(-\\infty,0)\\cup[2,\\infty)", "right"),
+    ("\\int_0^1 x dx", "\\frac{1}{2}", "right"),
+    ("\\log_2 8", "3", "right"),
+    ("\\sin^2 x + \\cos^2 x", "1", "right"),
+    ("3 + 4i", "4i + 3", "right"),
+    ("\\binom{5}{2}", "10", "right"),
+    ("125\\text{ miles}", "125", "right"),
+)
+
+
+def warm_up() -> None:
+    """Fill the parser's caches and prove that it works: an antlr version that does not fit fails here."""
+    for gold, answer, verdict in _WARM_UP:
+        found, reason = compare(gold, answer, [(True, True)])
+        if found != verdict:
+            raise RuntimeError(f"the LaTeX parser does not work: '{gold}' against '{answer}' is {found} ({reason})")

@@ -1,0 +1,77 @@
+"""Grade predictions of any origin: the way to audit the grader.
+
+Input rows `{id, prediction, gold, kind}` (`num_options` for `choice`), output rows `{id, verdict, extracted,
+reason, seconds}` in the same order; the kinds are those of data/answers/grading.py. `seconds` is the wall
+clock of one row, the symbolic workers already running.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from data.answers.grade import Gold
+from data.answers.grading import KINDS, grade_answer
+from data.answers.pool import POOL
+from data.jsonl import read_records
+from data.records import BadInput
+from pipeline.stage import StageContext
+
+
+@dataclass(frozen=True)
+class AnswerToGrade:
+    """One row of the input; a null prediction or gold is unparseable. What case files carry beside these
+    (`expected`, `source`, `note`) is not read."""
+
+    id: str | int
+    prediction: str | None
+    gold: Gold | None
+    kind: str
+    num_options: int = 0
+    expected: Any = None
+    source: Any = None
+    note: Any = None
+
+
+@dataclass(frozen=True)
+class GradedAnswer:
+    """One row of the output; `verdict` is right, wrong or unparseable, `extracted` null where unparseable."""
+
+    id: str | int
+    verdict: str
+    extracted: str | None
+    reason: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class GradeAnswers:
+    """Grades every row; counts verdicts by kind."""
+
+    kinds: tuple[str, ...] = field(default=KINDS, init=False)
+
+    def inputs(self) -> list[str]:
+        """Nothing but the input."""
+        return []
+
+    def run(self, input_path: str, context: StageContext) -> Iterator[Any]:
+        """`GradedAnswer` rows."""
+        rows = read_records(AnswerToGrade, input_path)
+        unknown = next((row for row in rows if row.kind not in KINDS), None)
+        if unknown is not None:
+            raise BadInput(f"{input_path}: row '{unknown.id}': no kind '{unknown.kind}': use one of {', '.join(KINDS)}")
+        POOL.start()
+        verdicts: Counter[str] = Counter()
+        with context.progress("grade", len(rows), "answer") as progress:
+            for number, row in enumerate(rows, 1):
+                started = time.perf_counter()
+                grade = grade_answer(
+                    prediction=row.prediction or "", gold=row.gold or "", kind=row.kind, num_options=row.num_options
+                )
+                seconds = time.perf_counter() - started
+                verdicts[grade.verdict] += 1
+                progress.update(number)
+                yield GradedAnswer(row.id, grade.verdict, grade.answer, grade.reason, round(seconds, 6))
+        context.counts.update(verdicts)
+        context.counts["unparseable_rate"] = round(verdicts["unparseable"] / max(len(rows), 1), 5)
