@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from data.jsonl import read_records
+from data.prompts import encode_text
 from data.records import BadInput, Demonstration, PreferencePair, StepValues
 
 log = logging.getLogger(__name__)
@@ -69,7 +70,7 @@ def _keep_short(examples: list[Any], length: Callable[[Any], int], max_length: i
 
 def encode_demonstration(tokenizer: Any, demonstration: Demonstration) -> TokenExample:
     """Prompt and completion tokenised apart, so that the border is where sampling will put it; then EOS."""
-    prompt = tokenizer(demonstration.prompt, add_special_tokens=True).input_ids
+    prompt = encode_text(tokenizer, demonstration.prompt, f"demonstration '{demonstration.id}'")
     completion = tokenizer(demonstration.completion, add_special_tokens=False).input_ids
     return TokenExample(demonstration.id, [*prompt, *completion, tokenizer.eos_token_id], len(prompt))
 

@@ -23,11 +23,11 @@ def to_line(record: Any) -> str:
     return json.dumps(row, separators=(",", ":"), allow_nan=False) + "\n"
 
 
-def _refuse_constant(name: str) -> None:
+def refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not a number")
 
 
-def _refuse_doubled(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def refuse_doubled(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row = dict(pairs)
     if len(row) < len(pairs):
         names = [name for name, _ in pairs]
@@ -37,7 +37,7 @@ def _refuse_doubled(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _parse_line(line: bytes, place: str) -> dict[str, Any]:
     try:
-        row = json.loads(line, parse_constant=_refuse_constant, object_pairs_hook=_refuse_doubled)
+        row = json.loads(line, parse_constant=refuse_constant, object_pairs_hook=refuse_doubled)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{place}: not a JSON object ({error}): mend or remove this line") from None
     if not isinstance(row, dict):

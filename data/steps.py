@@ -32,22 +32,6 @@ class Decoder:
         return self.pieces[token]
 
 
-def split_lines(response: str) -> list[str]:
-    """One step a line, newline included; blank lines belong to the step before them, leading ones to the
-    first.
-
-    `"".join(split_lines(r)) == r`, and a response that is not empty has at least one step.
-    """
-    steps: list[str] = []
-    for line in response.split("\n"):
-        if steps and not (line.strip() and steps[-1].strip()):
-            steps[-1] += line + "\n"
-        else:
-            steps.append(line + "\n")
-    steps[-1] = steps[-1][:-1]
-    return [step for step in steps if step]
-
-
 def token_step_ends(
     steps: Sequence[str], prompt_ids: Sequence[int], response_ids: Sequence[int], decode: Decode
 ) -> list[int]:

@@ -25,11 +25,15 @@ class EstimateValues:
 
     def run(self, input_path: str, context: StageContext) -> Iterable[StepValues]:
         """One record a trajectory."""
-        counts = count_completions(read_records(State, self.states), read_records(Completion, input_path))
+        answered = read_records(Completion, input_path)
+        counts = count_completions(read_records(State, self.states), answered)
         rows = [step_values(t, counts) for t in read_records(Trajectory, self.trajectories)]
         values = [count.value for count in counts.values()]
         completions = sum(count.num_completions for count in counts.values())
         context.counts.update(states=len(values), completions=completions)
+        if answered:
+            missing = sum(completion.answer is None for completion in answered)
+            context.counts["unparseable"] = round(missing / len(answered), 5)
         if values:
             mean = sum(values) / len(values)
             context.counts["mean_value"] = round(mean, 4)

@@ -1,17 +1,20 @@
 """Task → Demonstration: the solutions a policy is first taught."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from data.records import BadInput, Demonstration
+from models.load import load_tokenizer
 from pipeline.stage import StageContext
 
 
 @dataclass(frozen=True)
 class MakeDemonstrations:
-    """The demonstrations of one split of the task."""
+    """The demonstrations of one split of the task. `policy`: the model folder whose tokenizer writes chat prompts,
+    needed where the task's prompt is a chat."""
 
     split: str = "train"
+    policy: str = ""
 
     def inputs(self) -> list[str]:
         """None: the task makes or reads them."""
@@ -22,4 +25,14 @@ class MakeDemonstrations:
         if context.task is None:
             raise BadInput("make_demonstrations needs a task: add task=NAME")
         demonstrations: list[Demonstration] = context.task.demonstrations(self.split)
-        return demonstrations
+        template = getattr(context.task, "template", None)
+        if template is None or not template.is_chat:
+            return demonstrations
+        if not self.policy:
+            raise BadInput("a chat prompt is written by the policy's tokenizer: add stage.policy=MODEL_FOLDER")
+        tokenizer = load_tokenizer(self.policy)
+        problems = {problem.id: problem for problem in context.task.problems(self.split)}
+        return [
+            replace(row, prompt=template.encode(tokenizer, problems[row.id.rsplit("/", 1)[0]]).text)
+            for row in demonstrations
+        ]

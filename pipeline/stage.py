@@ -59,6 +59,8 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig) -> int:
     output = Path(config.output)
     paths = [path for path in [config.input, *stage.inputs()] if path]
     for path in paths:
+        if Path(path).is_dir():
+            raise BadInput(f"{path}: is a folder: name one file in it")
         if not Path(path).is_file():
             raise BadInput(f"{path}: no such file: check the path, or run the stage that writes it")
     inputs = {path: file_sha256(path) for path in paths}
@@ -81,7 +83,7 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig) -> int:
     write_json(meta_path, provenance(config, inputs, context.counts, seconds))
     shown = ", ".join(f"{name} {value}" for name, value in context.counts.items())
     log.info("%s: %s (%.1f s)", output, shown or "written", seconds)
-    return 0
+    return 1 if context.counts.get("rejected") else 0
 
 
 def _check_same(output: Path, meta_path: Path, config: StageConfig, inputs: dict[str, str]) -> None:

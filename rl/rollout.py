@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from data.prompts import encode_prompt
 from data.records import BadInput, Problem
 from data.tasks.task import Task
 from rewards.outcome import OutcomeReward
 from rl.types import Rollout, RolloutGroup
 from sampling.client import Client, Refused, SampleRequest, SamplingParams, ServerGone
-from sampling.requests import make_trajectory
+from sampling.requests import cut_at_text, make_trajectory
 
 
 class BadSampling(ValueError):
@@ -102,18 +103,23 @@ class Sampler:
             await asyncio.gather(*asked, watch, everyone, return_exceptions=True)
 
     async def _group(self, problem: Problem, params: SamplingParams, name: str, policy_version: int) -> RolloutGroup:
-        prompt = self.task.prompt(problem)
-        request = SampleRequest(f"{name}/{problem.id}", prompt, list(self.tokenizer(prompt).input_ids))
+        prompt = encode_prompt(self.task, self.tokenizer, problem)
+        request = SampleRequest(f"{name}/{problem.id}", prompt.text, prompt.ids)
         try:
             samples = await self.client.sample(request, params)
         except Refused as error:
             raise BadInput(f"problem {problem.id} cannot be sampled: {error}") from None
         self._last_result = time.monotonic()
         rollouts = []
-        for index, sample in enumerate(samples):
-            if sample.logprobs is None or len(sample.logprobs) != len(sample.token_ids):
+        for index, answered in enumerate(samples):
+            if answered.logprobs is None or len(answered.logprobs) != len(answered.token_ids):
                 raise BadInput(f"the sampler gave no log-probs for {request.id}: choose a client that does")
-            trajectory = make_trajectory(self.task, self.tokenizer, problem, request, index, sample)
+            sample = cut_at_text(answered, self.tokenizer)
+            assert sample.logprobs is not None
+            # grading can take a second where an answer needs symbolic work: not in the event loop
+            trajectory = await asyncio.to_thread(
+                make_trajectory, self.task, self.tokenizer, problem, request, index, sample
+            )
             rollouts.append(Rollout(trajectory, sample.logprobs, policy_version))
         return RolloutGroup(problem, rollouts, rewards=[])
 

@@ -58,6 +58,7 @@ def describe_groups(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     return {
         "rollout/reward": sum(rewards) / num,
         "rollout/accuracy": sum(t.is_correct for t in trajectories) / num,
+        "rollout/unparseable": sum(t.answer is None for t in trajectories) / num,
         "rollout/zero_variance": sum(len(set(group.rewards)) == 1 for group in groups) / len(groups),
         "rollout/response_length": sum(len(t.response_ids) for t in trajectories) / num,
         "rollout/truncated": sum(t.finish_reason == "length" for t in trajectories) / num,

@@ -45,11 +45,13 @@ class SamplingParams:
 
 @dataclass(frozen=True)
 class SampleRequest:
-    """One prompt; its samples become the records `{id}/0` .. `{id}/{n-1}`."""
+    """One prompt; its samples become the records `{id}/0` .. `{id}/{n-1}`. `messages` are the same prompt as
+    chat turns (`role`, `content`), for chat APIs; empty where the task has no template."""
 
     id: str
     prompt: str
     prompt_ids: list[int]
+    messages: list[dict[str, str]] = field(default_factory=list)
 
     def seed(self, base: int) -> int:
         """A seed that depends on the id and the run's seed alone."""

@@ -45,10 +45,12 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
     meta_path = output.with_suffix(".meta.json")
     task, source = build(config.task), build(config.requests)
     params: SamplingParams = build(config.params)
-    missing = [path for path in source.inputs() if not Path(path).is_file()]
+    template = getattr(task, "template", None)
+    paths = [*source.inputs(), *(template.files() if template is not None else [])]
+    missing = [path for path in paths if not Path(path).is_file()]
     if missing:
         raise BadInput(f"{missing[0]}: no such file: run the stage that writes it first")
-    inputs = {path: file_sha256(path) for path in source.inputs()} | {config.policy: model_fingerprint(config.policy)}
+    inputs = {path: file_sha256(path) for path in paths} | {config.policy: model_fingerprint(config.policy)}
     stored = _stored_meta(output, meta_path, config, inputs)
     if stored.get("is_complete"):
         log.info("%s is complete: %s rows", output, stored["counts"]["rows"])
@@ -131,24 +133,26 @@ def _sample(
 
 def _finish(config: SampleConfig, output: Path, tally: Tally, meta: dict[str, Any], seconds: float) -> int:
     rows = 0
-    correct = 0
+    correct = unparseable = 0
     with output.open("ab+") as file:
         file.seek(0)
         for line in file:
             rows += 1
             correct += b'"is_correct":true' in line
+            unparseable += b'"answer":null' in line
     counts = {
         "requests": tally.before + tally.done,
         "rows": rows,
         "correct": correct,
+        "unparseable": round(unparseable / max(rows, 1), 5),
         "failed": len(tally.failed),
         "generated_tokens": tally.tokens,
     }
     failed = write_failed(output, tally.failed)
     meta = {**meta, "counts": counts, "seconds": round(meta["seconds"] + seconds, 2)}
     write_json(output.with_suffix(".meta.json"), {**meta, "is_complete": not tally.failed})
-    log.info("%s: %d rows, %.1f %% right, %d tokens, %.1f s", output, rows, 100 * correct / max(rows, 1),
-             tally.tokens, seconds)  # fmt: skip
+    log.info("%s: %d rows, %.1f %% right, %.1f %% without an answer that can be read, %d tokens, %.1f s", output, rows,
+             100 * correct / max(rows, 1), 100 * counts["unparseable"], tally.tokens, seconds)  # fmt: skip
     if tally.failed:
         log.error("%d requests were refused: see %s", len(tally.failed), failed)
         return 1

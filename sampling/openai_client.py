@@ -95,10 +95,12 @@ class OpenAIChatClient:
         raise ServerGone(f"{self.model}: {self.max_attempts} attempts failed, the last with: {reason}")
 
     async def _ask(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        messages = [{"role": "system", "content": self.system}] if self.system else []
+        messages = request.messages or [{"role": "user", "content": request.prompt}]
+        if self.system and messages[0]["role"] != "system":
+            messages = [{"role": "system", "content": self.system}, *messages]
         answer = await self._client.chat.completions.create(
             model=self.model,
-            messages=[*messages, {"role": "user", "content": request.prompt}],
+            messages=messages,
             n=params.n,
             temperature=params.temperature,
             top_p=params.top_p,

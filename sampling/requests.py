@@ -1,10 +1,12 @@
 """Problems and states → requests; samples → records. Graded at once: a record says whether it is right."""
 
-from dataclasses import dataclass
+import bisect
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
 from data.jsonl import read_records
+from data.prompts import PromptTemplate, encode_prompt
 from data.records import BadInput, Completion, Problem, State, Trajectory
 from data.steps import Decoder, check_join, token_step_ends
 from data.tasks.task import Task
@@ -30,6 +32,28 @@ def decode(tokenizer: Any) -> Decoder:
     return Decoder(tokenizer)
 
 
+def messages_of(task: Task, problem: Problem) -> list[dict[str, str]]:
+    """The prompt as chat turns, where the task has a template."""
+    template = getattr(task, "template", None)
+    return template.messages(problem) if isinstance(template, PromptTemplate) else []
+
+
+def cut_at_text(sample: Sample, tokenizer: Any) -> Sample:
+    """The sample without the tokens of a stop string, which vLLM takes off the text alone.
+
+    A token that holds the end of the text and the beginning of the stop string stays.
+    """
+    ids = sample.token_ids
+    if sample.finish_reason != "stop" or not ids or ids[-1] == tokenizer.eos_token_id:
+        return sample
+    to_text = decode(tokenizer)
+    if not to_text(ids).startswith(sample.text) or to_text(ids) == sample.text:
+        return sample
+    kept = bisect.bisect_left(range(len(ids)), len(sample.text), key=lambda count: len(to_text(ids[:count])))
+    logprobs = sample.logprobs[:kept] if sample.logprobs is not None else None
+    return replace(sample, token_ids=ids[:kept], logprobs=logprobs)
+
+
 def make_trajectory(
     task: Task, tokenizer: Any, problem: Problem, request: SampleRequest, index: int, sample: Sample
 ) -> Trajectory:
@@ -37,6 +61,10 @@ def make_trajectory(
 
     Without token ids (chat APIs return none) there are no token ends either.
     """
+    sample = cut_at_text(sample, tokenizer)
+    template = getattr(task, "template", None)
+    if not sample.token_ids and isinstance(template, PromptTemplate):
+        sample = replace(sample, text=template.strip_opening(sample.text))
     steps = task.split_steps(sample.text)
     check_join(steps, sample.text, f"{request.id}/{index}")
     ends = token_step_ends(steps, request.prompt_ids, sample.token_ids, decode(tokenizer)) if sample.token_ids else []
@@ -73,9 +101,9 @@ class TrajectoryRequests:
         if not problems:
             raise BadInput(f"{task.name}/{self.split} has no problem from {self.first} on")
         self._problems = {problem.id: problem for problem in problems}
-        prompts = [task.prompt(problem) for problem in problems]
+        prompts = [encode_prompt(task, tokenizer, problem) for problem in problems]
         return [
-            SampleRequest(problem.id, prompt, list(tokenizer(prompt).input_ids))
+            SampleRequest(problem.id, prompt.text, prompt.ids, messages_of(task, problem))
             for problem, prompt in zip(problems, prompts, strict=True)
         ]
 
@@ -105,7 +133,8 @@ class CompletionRequests:
         """Completions, graded on the prefix and the continuation together."""
         state = self._states[request.id]
         records = []
-        for k, sample in enumerate(samples):
+        for k, answered in enumerate(samples):
+            sample = cut_at_text(answered, tokenizer)
             grade = task.grade(state.gold, state.prefix + sample.text, state.num_options)
             is_correct = grade.is_correct and sample.finish_reason == "stop"
             records.append(

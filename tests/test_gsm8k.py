@@ -47,6 +47,24 @@ def test_a_missing_folder_names_the_remedy(tmp_path: Path) -> None:
         GSM8K(str(tmp_path / "nowhere")).problems("train")
 
 
+def test_notes_are_kept_on_purpose(tmp_path: Path) -> None:
+    write_rows(tmp_path, ROWS)
+    kept = GSM8K(str(tmp_path), keep_notes=True).demonstrations("train")[0]
+    assert kept.completion == "It is 4*3=<<4*3=12>>12.\n#### 12"
+
+
+def test_the_socratic_variant_has_files_and_steps_of_its_own(tmp_path: Path) -> None:
+    row = {"question": "q?", "answer": "How many? ** It is 2*3=<<2*3=6>>6.\nAnd then? ** 6+1=<<6+1=7>>7\n#### 7"}
+    (tmp_path / "train_socratic.jsonl").write_text(json.dumps(row) + "\n")
+    task = GSM8K(str(tmp_path), variant="socratic")
+    assert task.problems("train")[0].gold == "7"
+    assert task.demonstrations("train")[0].completion == "How many? ** It is 2*3=6.\nAnd then? ** 6+1=7\n#### 7"
+    with pytest.raises(BadInput, match=r"none of train\.jsonl"):
+        GSM8K(str(tmp_path)).problems("train")
+    with pytest.raises(BadInput, match=r"task\.variant must be main or socratic"):
+        GSM8K(str(tmp_path), variant="main_socratic")
+
+
 def test_every_published_training_row_is_read_and_graded_right(datasets_dir: Path) -> None:
     task = GSM8K(str(datasets_dir / "gsm8k"))
     problems, demonstrations = task.problems("train"), task.demonstrations("train")

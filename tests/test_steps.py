@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.records import BadInput
-from data.steps import check_join, split_lines, token_step_ends
+from data.splitters import split_lines
+from data.steps import check_join, token_step_ends
 from data.tasks.word_arithmetic import WordArithmetic
 from sampling.requests import decode
 

@@ -16,7 +16,6 @@ It never raises on what a model wrote, never takes more than about a second, nev
 Repeats come from a cache.
 """
 
-import re
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -36,8 +35,8 @@ _BY_TEXT: dict[str, Callable[[str, str], Grade]] = {
     "boolean3": grade_boolean3,
 }
 KINDS = (*_BY_TEXT, "choice", "short_answer", "think_format")
-_THINK = re.compile(r"<think>(?:(?!</?think>).)*</think>(?:(?!</?think>).)*\S(?:(?!</?think>).)*", re.DOTALL)
 _MAX_CHARS = 20_000
+_MAX_GOLD = 10_000
 _KEPT_CHARS = 2_000
 
 
@@ -50,12 +49,23 @@ def grade_answer(*, prediction: str, gold: Gold, kind: str, num_options: int = 0
         raise BadInput(f"there is no kind '{kind}' of answer: choose one of {', '.join(KINDS)}")
     text = prediction[-_MAX_CHARS:]
     golds = tuple([gold] if isinstance(gold, str) else gold)
+    longest = max(map(len, golds), default=0)
+    if longest > _MAX_GOLD:
+        return Grade(None, False, f"a gold answer of more than {_MAX_GOLD:,} characters")
     if kind != "short_answer" and len(golds) > 1:
         grades = [_cached(text, (one,), kind, num_options) for one in golds]
         return next((grade for grade in grades if grade.is_correct), grades[0])
-    if len(text) > _KEPT_CHARS:
+    if len(text) > _KEPT_CHARS or longest > _KEPT_CHARS:
         return _grade(text, golds, kind, num_options)
     return _cached(text, golds, kind, num_options)
+
+
+def _is_thought_then_answer(text: str) -> bool:
+    """One `<think>...</think>` at the beginning, an answer after it, and no second such tag."""
+    opening, closing = "<think>", "</think>"
+    end = text.find(closing)
+    is_one = text.count(opening) == 1 and text.count(closing) == 1
+    return is_one and text.startswith(opening) and bool(text[end + len(closing) :].strip())
 
 
 @lru_cache(maxsize=50_000)
@@ -65,7 +75,7 @@ def _cached(text: str, golds: tuple[str, ...], kind: str, num_options: int) -> G
 
 def _grade(text: str, golds: tuple[str, ...], kind: str, num_options: int) -> Grade:
     if kind == "think_format":
-        is_valid = _THINK.fullmatch(text.strip()) is not None
+        is_valid = _is_thought_then_answer(text.strip())
         return Grade("valid" if is_valid else "invalid", is_valid, "the layout of the response")
     if kind == "short_answer":
         return grade_short_answer(text, list(golds))

@@ -76,8 +76,8 @@ def _anchored(text: str, letters: str) -> list[str]:
     found: list[tuple[int, str]] = []
     for match in _ANCHOR.finditer(text):
         named = _named_after(text[match.end() : match.end() + 80], letters)
-        before = text[max(0, match.start() - 30) : match.end()]
-        if named is None or _DENIED_BEFORE.search(before) or _DENIED_AFTER.match(named[1]):
+        befores = (text[max(0, match.start() - 30) : match.start()], text[max(0, match.start() - 30) : match.end()])
+        if named is None or any(map(_DENIED_BEFORE.search, befores)) or _DENIED_AFTER.match(named[1]):
             continue
         found.append((match.end(), named[0]))
         more = re.match(

@@ -1,77 +1,55 @@
 """Are two mathematical answers the same? Fast exact paths first, symbolic work in the pool for the rest.
 
 The fast paths decide only what they can decide exactly: the same text after harmless rewriting, two plain
-numbers, two different words. Everything else goes to math-verify in a worker process. A prediction that
-states a false chain of numbers (`13=12`) is wrong whatever its last side says.
+numbers (with their units), two different words. Everything else goes to math-verify in a worker process, whose
+leniency is bounded here: every side of a chain (`13 = 12`) and every alternative (`12 \\text{ or } 13`) must be
+the gold answer, a set is no tuple, a multiple of a variable is no number.
 """
 
 import re
+import time
+from dataclasses import dataclass
 
+from data.answers.answer_parts import (
+    bracket_kind,
+    has_many_values,
+    is_multiple_of_variable,
+    members,
+    num_equals,
+    number_and_unit,
+    plain_text,
+    sides,
+    tidy,
+    unwrap,
+    without_name,
+    words,
+)
 from data.answers.final_answer import FinalAnswer, final_answer, find_boxes, visible_part
 from data.answers.grade import Grade
 from data.answers.plain_numbers import is_equal_within_decimals, read_number
-from data.answers.pool import POOL
+from data.answers.pool import NOT_EQUAL, POOL
 
 _MAX_CHARS = 4000
+_MAX_PARTS = 12
 _DELIMITERS = re.compile(r"\$|\\\(|\\\[|\\boxed|\\fbox|\\begin\{(?:align|equation|gather)")
 _WORD = re.compile(r"(?<![\\A-Za-z])[^\W\d_]{2,}")
-_COMMAND_TEXT = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname)\*?\s*\{([^{}]*)\}"
-)
 _PROSE = re.compile(r"\b(?:the|is|are|so|we|of|therefore|thus|answer|which|that|donc|then|get|it)\b", re.IGNORECASE)
 _NON_LATIN = re.compile(r"[\u0600-\u06ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
-_NUMBER_AND_UNIT = re.compile(r"[$€£¥]?\s*-?[\d,. ]*\d\s*(?:[^\W\d_]{1,12}[.²³]?|%|[$€£¥])(?:\s.{0,12})?")
+_NUMBER_AND_MORE = re.compile(r"[$€£¥]?\s*-?[\d,. ]*\d\s*(?:[^\W\d_]{1,12}[.²³]?|%|[$€£¥])(?:\s.{0,12})?")
 _EUROPEAN = re.compile(r"-?\d+,\d{2,}|-?\d{1,3}(?: \d{3})+(?:[.,]\d+)?")
-_SPACING = re.compile(r"\\[,;:! ]|\\quad|\\qquad|~|\s+|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])|\\displaystyle|\\limits")
-_SIDE = re.compile(r"(?<![<>!\\:])=(?!=)")
+# sides that math-verify cannot compare with a number: remainders, Euler's formula
+_NOT_COMPARED = re.compile(r"\\[bp]?mod|\bmod\b|e\^\{?i")
 
 
-def unwrap(text: str) -> str:
-    """Without the delimiters, boxes and closing full stop around the whole text."""
-    text = text.strip()
-    for _ in range(4):
-        before = text
-        text = text.rstrip(".").strip() if not text.endswith("..") else text
-        text = text[:-1].strip() if text.endswith("\\") and not text.endswith("\\\\") else text
-        for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
-            inner = text[len(opening) : -len(closing)]
-            is_around = text.startswith(opening) and text.endswith(closing) and len(text) > 2 * len(opening)
-            if is_around and opening.strip("\\") not in inner.replace("\\$", ""):
-                text = inner.strip()
-        boxes = find_boxes(text) if text.startswith("\\") else []
-        if len(boxes) == 1 and boxes[0][0] == 0 and boxes[0][1] == len(text):
-            text = boxes[0][2].strip()
-        if text == before:
-            break
-    return text
+@dataclass
+class _Budget:
+    """What is left of the time for one answer, in seconds."""
 
+    deadline: float
 
-def tidy(text: str) -> str:
-    """A text that is the same for harmless ways of writing one answer; never the same for different ones."""
-    text = unwrap(text).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
-    text = text.replace("\\$", "$").replace("\\%", "%").replace("{,}", ",").replace("\\neq", "\\ne")
-    text = text.replace("\\leq", "\\le").replace("\\geq", "\\ge").replace("−", "-").replace("\\left\\{", "\\{")
-    text = text.replace("\\right\\}", "\\}")
-    text = re.sub(r"\\frac(\d)(\d)(?!\d)", r"\\frac{\1}{\2}", text)
-    text = re.sub(r"\\sqrt(\d)(?!\d)", r"\\sqrt{\1}", text)
-    text = _COMMAND_TEXT.sub(lambda match: " " + match[1] + " ", text)
-    text = _SPACING.sub("", text)
-    return re.sub(r"(?<![\d.])\.(\d)", r"0.\1", text)
-
-
-def _words(text: str) -> str | None:
-    """The text as lower-case words, where it is nothing but words of three letters and more."""
-    plain = _COMMAND_TEXT.sub(lambda match: " " + match[1] + " ", unwrap(text))
-    plain = re.sub(r"\s+", " ", plain).strip().strip(".").lower()
-    return plain if re.fullmatch(r"[a-z]{3,}(?:[ -][a-z]+)*", plain) else None
-
-
-def _contradicts_itself(text: str) -> bool:
-    """Whether the text is a chain of plain numbers that are not equal."""
-    sides = [read_number(unwrap(side)) for side in _SIDE.split(unwrap(text))]
-    if len(sides) < 2 or any(side is None for side in sides):
-        return False
-    return any(is_equal_within_decimals(sides[0], side) is False for side in sides[1:])  # type: ignore[arg-type]
+    @property
+    def seconds(self) -> float:
+        return max(self.deadline - time.monotonic(), 0.01)
 
 
 def _quick(answer: str, gold: str) -> tuple[bool, str] | None:
@@ -79,40 +57,63 @@ def _quick(answer: str, gold: str) -> tuple[bool, str] | None:
     one, other = tidy(answer), tidy(gold)
     if one and one == other:
         return True, "the same text"
-    first, second = read_number(unwrap(answer)), read_number(unwrap(gold))
+    value, gold_value = without_name(answer), without_name(gold)
+    first, second = read_number(value), read_number(gold_value)
     if first is not None and second is not None:
         is_same = is_equal_within_decimals(first, second)
         if is_same is None and first.is_percent != second.is_percent:
             is_same = second.is_percent and first.value == second.value  # "what percent": the sign may be left off
         if is_same is not None:
             return is_same, "equal numbers" if is_same else "different numbers"
-    words, gold_words = _words(answer), _words(gold)
-    if words is not None and gold_words is not None and sorted(words) != sorted(gold_words):
-        return False, "different words"
-    if words is not None and words == gold_words:
-        return True, "the same words"
-    if _contradicts_itself(answer):
-        return False, "a chain of unequal numbers"
-    return None
+    elif second is not None or first is not None:
+        measured, other_number = number_and_unit(value if first is None else gold_value), first or second
+        if measured is not None and other_number is not None and not other_number.is_percent:
+            is_same = is_equal_within_decimals(measured, other_number)
+            if is_same is not None:
+                return is_same, "equal numbers beside a unit" if is_same else "different numbers beside a unit"
+    own, gold_words = words(answer), words(gold)
+    if own is not None and gold_words is not None:
+        if own == gold_words:
+            return True, "the same words"
+        if sorted(own) != sorted(gold_words):
+            return False, "different words"
+    if second is not None and is_multiple_of_variable(answer):
+        return False, "a multiple of a variable"
+    kinds = {bracket_kind(answer), bracket_kind(gold)}
+    return (False, "a set against a tuple") if kinds == {"set", "tuple"} else None
 
 
 def _is_prose(text: str) -> bool:
-    plain = _COMMAND_TEXT.sub(" ", text)
+    plain = plain_text(text)
     if _NON_LATIN.search(plain):
         return True
-    words = _WORD.findall(re.sub(r"\\[a-zA-Z]+", " ", plain))
-    return (bool(_PROSE.search(plain)) and len(words) >= 2) or len(words) >= 4
+    found = _WORD.findall(re.sub(r"\\[a-zA-Z]+", " ", plain))
+    return (bool(_PROSE.search(plain)) and len(found) >= 2) or len(found) >= 4
 
 
 def _ways(text: str) -> list[bool]:
     """Whether to read a text as one formula (True), as it stands (False), or both in turn."""
-    if _DELIMITERS.search(text):
+    if _DELIMITERS.search(text) or _is_prose(text):
         return [False]
-    if _is_prose(text):
-        return [False]
-    if _NUMBER_AND_UNIT.fullmatch(text.strip()) or _EUROPEAN.fullmatch(text.strip()):
+    if _NUMBER_AND_MORE.fullmatch(text.strip()) or _EUROPEAN.fullmatch(text.strip()):
         return [True, False]
     return [True]
+
+
+def _parts(answer: str, gold: str) -> list[str]:
+    """The parts of an answer each of which must be the gold answer: sides of a chain, alternatives; else []."""
+    if _is_prose(gold):
+        return []
+    if has_many_values(gold) or _EUROPEAN.fullmatch(unwrap(answer)):
+        return []
+    listed = members(answer)
+    if len(listed) > 1:
+        return listed
+    extra = num_equals(answer) - num_equals(gold)
+    chain = sides(answer)
+    if extra > 0 and len(chain) > 1 and len(sides(gold)) <= 1 and not _NOT_COMPARED.search(answer):
+        return chain
+    return []
 
 
 def compare_math(answer: str, gold: str) -> tuple[str, str]:
@@ -121,24 +122,53 @@ def compare_math(answer: str, gold: str) -> tuple[str, str]:
         return "unparseable", "an empty answer"
     if len(answer) > _MAX_CHARS or len(gold) > _MAX_CHARS:
         return "unparseable", f"longer than {_MAX_CHARS} characters"
-    decided = _quick(answer, gold)
-    if decided is not None:
-        return ("right" if decided[0] else "wrong"), decided[1]
-    forms = [(one, other) for one in _ways(gold) for other in _ways(answer)]
-    return POOL.compare(gold, answer, forms)
+    budget = _Budget(time.monotonic() + POOL.seconds)
+    if not _is_prose(answer):
+        decided = _quick(answer, gold)
+        if decided is not None:
+            return ("right" if decided[0] else "wrong"), decided[1]
+        parts = _parts(answer, gold)
+        if parts:
+            return _compare_parts(parts[:_MAX_PARTS], gold, budget)
+    return _compare_whole(answer, gold, budget)
+
+
+def _compare_parts(parts: list[str], gold: str, budget: _Budget) -> tuple[str, str]:
+    for part in parts:
+        decided = _quick(part, gold)
+        if decided is None:
+            verdict, reason = _compare_whole(part, gold, budget)
+        else:
+            verdict, reason = "right" if decided[0] else "wrong", decided[1]
+        if verdict != "right":
+            return ("wrong" if verdict == "wrong" else "unparseable"), f"one of {len(parts)} answers: {reason}"
+    return "right", "every part is the gold answer"
+
+
+def _compare_whole(answer: str, gold: str, budget: _Budget) -> tuple[str, str]:
+    """By math-verify; what wraps a whole formula is taken off, what stands in a sentence is left to it."""
+    bare_answer = unwrap(answer) if not _is_prose(answer) else answer
+    bare_gold = unwrap(gold) if not _is_prose(gold) else gold
+    forms = [(one, other) for one in _ways(bare_gold) for other in _ways(bare_answer)]
+    verdict, reason = POOL.compare(bare_gold, bare_answer, forms, budget.seconds)
+    if verdict == "unparseable" and _DELIMITERS.search(answer):
+        return POOL.compare(
+            gold if _DELIMITERS.search(gold) else f"${bare_gold}$", answer, [(False, False)], budget.seconds
+        )
+    return verdict, reason
 
 
 def grade_math(prediction: str, gold: str) -> Grade:
     """Kind `math`: the prediction is an answer, perhaps in its sentence or its box."""
-    text = prediction if len(prediction) <= _MAX_CHARS else prediction[-_MAX_CHARS:]
+    text = prediction[-_MAX_CHARS:]
     if "</think>" in text:
         text = visible_part(text) or ""
     boxes = find_boxes(text)
     shown = unwrap(boxes[-1][2]) if len(boxes) == 1 else unwrap(text)
     if len(boxes) == 1:
-        decided = _quick(shown, gold)
-        if decided is not None and (decided[0] or decided[1] == "a chain of unequal numbers"):
-            return _grade(shown, "right" if decided[0] else "wrong", decided[1])
+        verdict, reason = compare_math(shown, _gold_of(gold))
+        if verdict == "right" or (verdict == "wrong" and reason != NOT_EQUAL):
+            return _grade(shown, verdict, reason)
     if not boxes:
         found = final_answer(text)
         if found.how.startswith("corrected"):
@@ -151,19 +181,23 @@ def grade_math_response(response: str, gold: str) -> Grade:
     """Kind `response_math`: the prediction is a whole response; only its final answer counts."""
     found: FinalAnswer = final_answer(response)
     gold_answer = _gold_of(gold)
-    if found.text is None:
-        if not found.unmarked.strip():
-            return Grade(None, False, found.how)
-        verdict, reason = compare_math(_last_statement(found.unmarked), gold_answer)
-        return _grade(_last_statement(found.unmarked)[-200:], verdict, f"{reason} ({found.how})")
-    verdict, reason = compare_math(found.text, gold_answer)
-    return _grade(found.text, verdict, reason)
+    if found.text is not None:
+        verdict, reason = compare_math(found.text, gold_answer)
+        return _grade(found.text, verdict, reason)
+    if not found.unmarked.strip():
+        return Grade(None, False, found.how)
+    statement = _last_statement(found.unmarked)
+    verdict, reason = compare_math(statement, gold_answer)
+    return _grade(statement[-200:], verdict, f"{reason} ({found.how})")
 
 
 def _gold_of(gold: str) -> str:
     """The gold's own box where the gold is published with its text around it."""
     boxes = find_boxes(gold)
-    return boxes[-1][2] if len(boxes) == 1 else gold
+    if len(boxes) != 1:
+        return gold
+    is_percent = re.match(r"\s*\$?\s*(?:percent\b|\\?%)", gold[boxes[0][1] :]) and not boxes[0][2].endswith("%")
+    return boxes[0][2] + "\\%" * bool(is_percent)
 
 
 def _last_statement(text: str) -> str:

@@ -20,6 +20,7 @@ from queue import LifoQueue
 from typing import Any
 
 _ROOT = Path(__file__).resolve().parent.parent.parent
+NOT_EQUAL = "not equal by math-verify"
 _START_SECONDS = 120.0
 _FORK_SECONDS = 5.0
 
@@ -43,7 +44,7 @@ class SymbolicPool:
     """`num_workers` processes; `seconds` is the deadline of one comparison, from the moment a worker has it."""
 
     num_workers: int = 2
-    seconds: float = 0.9
+    seconds: float = 0.85
     _control: socket.socket | None = None
     _process: "subprocess.Popen[bytes] | None" = None
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -130,17 +131,24 @@ class SymbolicPool:
             self._process.wait(10)
         self._process = None
 
-    def compare(self, gold: str, answer: str, forms: list[tuple[bool, bool]]) -> tuple[str, str]:
-        """(verdict, reason) of `symbolic.compare`; "unparseable" where the deadline passes or the worker dies."""
+    def compare(
+        self, gold: str, answer: str, forms: list[tuple[bool, bool]], seconds: float | None = None
+    ) -> tuple[str, str]:
+        """(verdict, reason) of `symbolic.compare`; "unparseable" where the deadline passes or the worker dies.
+
+        `seconds` replaces the pool's own deadline.
+        """
+        seconds = self.seconds if seconds is None else seconds
         self.start()
         free = self._free
         worker = free.get()
         try:
             if worker is None:
                 worker = self._fork()
-            answered = self._exchange(worker, {"gold": gold, "answer": answer, "forms": forms})
+            answered = self._exchange(worker, {"gold": gold, "answer": answer, "forms": forms}, seconds)
             if answered is None:
-                self._kill(worker)
+                # its memory can take long to give back: nobody waits for that
+                threading.Thread(target=self._kill, args=(worker,), daemon=True).start()
                 worker = None
                 return "unparseable", f"no verdict within {self.seconds:g} s, or out of memory"
             if answered["is_last"]:
@@ -150,10 +158,10 @@ class SymbolicPool:
         finally:
             free.put(worker)
 
-    def _exchange(self, worker: _Worker, request: dict[str, Any]) -> dict[str, Any] | None:
-        deadline = time.monotonic() + self.seconds
+    def _exchange(self, worker: _Worker, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
+        deadline = time.monotonic() + seconds
         try:
-            worker.connection.settimeout(self.seconds)
+            worker.connection.settimeout(seconds)
             worker.connection.sendall(json.dumps(request).encode() + b"\n")
             answer = b""
             while not answer.endswith(b"\n"):

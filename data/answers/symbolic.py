@@ -18,6 +18,8 @@ from latex2sympy2_extended import latex2sympy
 from math_verify import parse, verify
 from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
 
+from data.answers.pool import NOT_EQUAL
+
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
 
@@ -25,6 +27,7 @@ _MAX_CHARS = 4000
 _MAX_DIGITS = 400
 _MAX_DEPTH = 60
 _NUMBER_WITH_SIGN = re.compile(r"[-+\\$€£\d.,\s]*\d\s*(?:\\?%|[€£$])?\s*")
+_WORDS = re.compile(r"(?:\\text\w*\{)?[A-Za-z][A-Za-z' .-]{0,200}\}?")
 _LATEX_ONLY = (LatexExtractionConfig(),)
 _BOTH = (LatexExtractionConfig(), ExprExtractionConfig())
 _CALLS = [
@@ -213,6 +216,7 @@ def as_latex(text: str) -> str:
         r"(?<![\\a-zA-Z])(pi|infinity|infty)(?![a-zA-Z])", lambda m: "\\" + m[1].replace("inity", "ty") + " ", text
     )
     text = re.sub(r"(?<![\\a-zA-Z])sqrt\(([^()]{1,200})\)", r"\\sqrt{\1}", text)
+    text = re.sub(r"\s*\\cdot\s*(?=[a-zA-Z](?![a-zA-Z]))", "", text)
     return text.replace("**", "^")
 
 
@@ -241,21 +245,29 @@ def is_equal(gold: tuple[Any, ...], answer: tuple[Any, ...]) -> bool:
 
 
 def _is_equal_sympy(gold: Any, answers: tuple[Any, ...]) -> bool:
-    """A SymPy-like gold against what was read: equal by structure, by value, or after evaluation."""
-    for answer in answers:
-        if isinstance(answer, str):
-            continue
-        for one, other in ((gold, answer), (_plain(gold), _plain(answer))):
-            if one == other or str(one) == str(other) or verify([one], [other], timeout_seconds=None):
-                return True
-    return False
+    """A SymPy-like gold against what was read: equal as written, after evaluation, or by math-verify."""
+    values = [answer for answer in answers if not isinstance(answer, str)]
+    same_names = [(_renamed(gold), _renamed(answer)) for answer in values]
+    if any(one == other or str(one) == str(other) for one, other in same_names):
+        return True
+    evaluated = [(_evaluated(one), _evaluated(other)) for one, other in same_names]
+    if any(one == other or str(one) == str(other) for one, other in evaluated):
+        return True
+    return any(verify([one], [other], timeout_seconds=None) for one, other in evaluated)
 
 
-def _plain(value: Any) -> Any:
-    """Evaluated, and with symbols told apart by their names alone."""
+def _renamed(value: Any) -> Any:
+    """With symbols told apart by their names alone."""
     try:
-        value = value.doit() if hasattr(value, "doit") else value
-        return value.xreplace({s: sympy.Symbol(s.name, real=True) for s in value.free_symbols})
+        return value.xreplace({symbol: sympy.Symbol(symbol.name, real=True) for symbol in value.free_symbols})
+    except Exception:
+        return value
+
+
+def _evaluated(value: Any) -> Any:
+    """With integrals, sums and limits worked out, where that can be done."""
+    try:
+        return value.doit() if hasattr(value, "doit") else value
     except Exception:
         return value
 
@@ -270,8 +282,8 @@ def compare(gold: str, answer: str, forms: list[tuple[bool, bool]]) -> tuple[str
     is_gold_read = False
     for wrap_gold, wrap_answer in forms:
         one, other = read(gold, wrap_gold), read(answer, wrap_answer)
-        is_gold_read |= bool(one)
-        is_read |= bool(other)
+        is_gold_read |= _is_understood(one, gold)
+        is_read |= _is_understood(other, answer)
         if one and other and is_equal(one, other):
             return "right", "equal by math-verify"
     for text, counterpart in ((gold, answer), (answer, gold)):
@@ -286,7 +298,7 @@ def compare(gold: str, answer: str, forms: list[tuple[bool, bool]]) -> tuple[str
         return "unparseable", "the answer cannot be read as mathematics"
     if not is_gold_read:
         return "unparseable", "the gold answer cannot be read as mathematics"
-    return "wrong", "not equal by math-verify"
+    return "wrong", NOT_EQUAL
 
 
 _WARM_UP = (
@@ -311,6 +323,11 @@ _WARM_UP = (
     ("\\binom{5}{2}", "10", "right"),
     ("125\\text{ miles}", "125", "right"),
 )
+
+
+def _is_understood(found: tuple[Any, ...], text: str) -> bool:
+    """Whether more was found than the text itself, or the text is a word."""
+    return any(not isinstance(value, str) for value in found) or _WORDS.fullmatch(text.strip()) is not None
 
 
 def warm_up() -> None:

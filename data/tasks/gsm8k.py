@@ -1,75 +1,58 @@
 """GSM8K (Cobbe et al. 2021) in its published form: `{split}.jsonl` with `question` and `answer`.
 
 The answer is one step a line and `#### N` last; N may have thousands commas. Calculator notes (`<<48/2=24>>`)
-stand inside most answers and are taken out of demonstrations.
+stand inside most answers and are taken out of demonstrations unless `keep_notes`. In the socratic variant
+(`{split}_socratic.jsonl`) each line is `sub-question ** step`. The set has no dev split: see data/splits.py.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from data.answers.grade import Gold, Grade
-from data.answers.numbers import extract_marked_number, grade_marked_number
-from data.jsonl import iter_rows
-from data.records import BadInput, Demonstration, Problem
-from data.steps import split_lines
+from data.answers.numbers import extract_marked_number
+from data.records import BadInput, Problem
+from data.sources import BadRow, Row
+from data.tasks.published import PublishedTask
 
 _NOTE = re.compile(r"<<[^<>]*>>")
 
 
 @dataclass(frozen=True)
-class GSM8K:
-    """`path`: the folder that holds train.jsonl and test.jsonl, or the one above it (`gsm8k/` in it)."""
+class GSM8K(PublishedTask):
+    """`variant`: "main" or "socratic"; on the hub that is `hub_config`. Sub-questions are steps with
+    `steps="sub_questions"`."""
 
-    path: str
+    kind: str = "marked_number"
+    variant: str = "main"
+    keep_notes: bool = False
 
     name = "gsm8k"
+    has_solutions: ClassVar[bool] = True
+    files: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        split: (f"{split}.jsonl", f"gsm8k/{split}.jsonl", f"grade_school_math/data/{split}.jsonl")
+        for split in ("train", "test")
+    }
+    hub_splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
 
-    def _file(self, split: str) -> Path:
-        if not self.path:
-            raise BadInput("gsm8k needs its folder: set ESPALIER_DATA or task.path=FOLDER (with train.jsonl in it)")
-        options = [Path(self.path) / f"{split}.jsonl", Path(self.path) / "gsm8k" / f"{split}.jsonl"]
-        for option in options:
-            if option.is_file():
-                return option
-        raise BadInput(f"gsm8k: no {split}.jsonl in {self.path} (nor in {self.path}/gsm8k): set task.path=FOLDER")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.variant not in ("main", "socratic"):
+            raise BadInput(f"gsm8k: task.variant must be main or socratic, got '{self.variant}'")
 
-    def _rows(self, split: str) -> list[tuple[str, str, str]]:
-        """(place, question, answer) of every row."""
-        rows = []
-        for place, row in iter_rows(self._file(split)):
-            question, answer = row.get("question"), row.get("answer")
-            if not isinstance(question, str) or not isinstance(answer, str):
-                raise BadInput(f"{place}: a GSM8K row needs the strings question and answer")
-            rows.append((place, question.strip(), answer))
-        return rows
+    def places(self, split: str) -> tuple[str, ...]:
+        """`train.jsonl`, in the socratic variant `train_socratic.jsonl`."""
+        places = super().places(split)
+        if self.variant == "main":
+            return places
+        return tuple(str(Path(place).with_stem(f"{Path(place).stem}_socratic")) for place in places)
 
-    def problems(self, split: str) -> list[Problem]:
-        """All rows of the split, in file order; ids by row number from 0."""
-        problems = []
-        for index, (place, question, answer) in enumerate(self._rows(split)):
-            gold = extract_marked_number(answer)
-            if gold is None:
-                raise BadInput(f"{place}: the answer has no '#### N' with a number")
-            problems.append(Problem(f"gsm8k-{split}-{index}", question, gold))
-        return problems
-
-    def demonstrations(self, split: str) -> list[Demonstration]:
-        """The published solutions without their calculator notes."""
-        problems = self.problems(split)
-        return [
-            Demonstration(f"{problem.id}/gold", self.prompt(problem), _NOTE.sub("", answer).strip())
-            for problem, (_, _, answer) in zip(problems, self._rows(split), strict=True)
-        ]
-
-    def prompt(self, problem: Problem) -> str:
-        """The question and a newline."""
-        return problem.question + "\n"
-
-    def split_steps(self, response: str) -> list[str]:
-        """One step a line."""
-        return split_lines(response)
-
-    def grade(self, gold: Gold, response: str, num_options: int = 0) -> Grade:
-        """By the number after the last `####`."""
-        return grade_marked_number(str(gold), response)
+    def problem(self, row: Row) -> Problem:
+        """`info["solution"]` is the worked answer."""
+        question, answer = row.text("question"), row.text("answer")
+        gold = extract_marked_number(answer)
+        if gold is None:
+            raise BadRow("the answer has no '#### N' with a number")
+        solution = answer if self.keep_notes else _NOTE.sub("", answer)
+        return Problem("", question, gold, {"solution": solution.strip()})

@@ -19,7 +19,7 @@ from typing import Any
 from data.answers.grade import Gold, Grade
 from data.answers.numbers import grade_marked_number
 from data.records import BadInput, Demonstration, Problem
-from data.steps import split_lines
+from data.splitters import split_lines
 
 NAMES = ("Mia", "Tom", "Ana", "Ben", "Zoe", "Max", "Eva", "Leo")
 THINGS = ("apples", "books", "coins", "pens", "cards", "shells", "stamps", "beads")

@@ -1,0 +1,196 @@
+"""The parts of a written answer: what wraps it, its name (`x =`), its unit, the sides of a chain, the members of
+a list. Linear scans on text; nothing here decides whether answers are equal."""
+
+import re
+
+from data.answers.final_answer import find_boxes
+from data.answers.plain_numbers import PlainNumber, read_number
+
+_COMMAND_TEXT = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname)\*?\s*\{([^{}]*)\}"
+)
+_SPACING = re.compile(
+    r"\\[,;:! ]|\\quad(?![a-zA-Z])|\\qquad(?![a-zA-Z])|~|\s+|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])"
+    r"|\\displaystyle|\\limits"
+)
+_THIN = re.compile(r"^(?:\\[,;:! ]|~|\s)+|(?:\\[,;:!]|~|\s|\\ )+$")
+_NAME = re.compile(
+    r"\s*(?:[A-Za-z]|\\[a-zA-Z]+|[A-Za-z]{2,3})(?:_(?:\w|\{[^{}]{1,20}\}))?'?(?:\([a-z](?:,\s*[a-z])?\))?\s*"
+    r"|\s*\(\s*[a-z](?:\s*,\s*[a-z]){1,4}\s*\)\s*|\s*[A-Z]{1,6}(?:_\{?\w{1,8}\}?)?(?::[A-Z]{1,6})?\s*"
+)
+_NOT_NAMES = re.compile(r"\s*(?:e|i|\\pi|\\infty|\\emptyset|\\varnothing|\\mathbb.*)\s*")
+_EQUALS = re.compile(r"(?<![<>!\\:=])=(?!=)")
+_NUMBER_AND_UNIT = re.compile(
+    r"(?P<number>[-+]?\\?\$?\s*(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?|[-+]?\\frac\{\d+\}\{\d+\})\s*"
+    r"(?P<unit>(?:\^\{?\\circ\}?|°)(?:\s*[CF])?|[A-Za-z][A-Za-z. /]{0,30}(?:\^\{?[23]\}?|²|³)?)"
+)
+_MULTIPLIER = re.compile(
+    r"(?i)\b(?:hundred|thousand|million|billion|trillion|dozen|percent|pct|cents?|k|or|and|to|by|mod|of|base)\b"
+)
+_VARIABLES = frozenset("xyznkabijpqruvw")
+_OPEN, _CLOSE = "([{", ")]}"
+
+
+def unwrap(text: str) -> str:
+    """Without the delimiters, boxes, braces, thin spaces and closing full stop around the whole text."""
+    text = _THIN.sub("", text)
+    for _ in range(6):
+        before = text
+        if text.endswith(".") and not text.endswith(".."):
+            text = text[:-1]
+        if text.endswith("\\") and not text.endswith("\\\\"):
+            text = text[:-1]
+        text = _THIN.sub("", text)
+        for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
+            inner = text[len(opening) : -len(closing)]
+            is_around = text.startswith(opening) and text.endswith(closing) and len(text) > 2 * len(opening)
+            if is_around and opening.strip("\\") not in inner.replace("\\$", "") and not inner.endswith("\\"):
+                text = inner.strip()
+        boxes = find_boxes(text) if text.startswith("\\") else []
+        if len(boxes) == 1 and boxes[0][0] == 0 and boxes[0][1] == len(text):
+            text = boxes[0][2].strip()
+        if text.startswith("{") and _end_of_group(text) == len(text) - 1 and _is_formula_group(text):
+            text = text[1:-1].strip()
+        if text == before:
+            break
+    return text
+
+
+def _is_formula_group(text: str) -> bool:
+    """Whether outer braces only group: `{1,2}` is how people type a set, and keeps them."""
+    return "," not in text or text[1:-1].strip().startswith(("[", "(", "\\left", "\\$", "\\text"))
+
+
+def _end_of_group(text: str) -> int:
+    """The place of the bracket that closes the first one, -1 where none does."""
+    depth = 0
+    for match in re.finditer(r"\\.|[()\[\]{}]", text):
+        character = match.group()[-1]
+        if match.group() in ("\\{", "\\}") or len(match.group()) == 1:
+            depth += (character in _OPEN) - (character in _CLOSE)
+            if depth == 0:
+                return match.end() - 1
+    return -1
+
+
+def tidy(text: str) -> str:
+    """A text that is the same for harmless ways of writing one answer; never the same for different ones."""
+    text = unwrap(text).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
+    text = text.replace("\\$", "$").replace("\\%", "%").replace("{,}", ",").replace("\\neq", "\\ne")
+    text = text.replace("\\leq", "\\le").replace("\\geq", "\\ge").replace("−", "-")
+    text = re.sub(r"\\frac(\d)(\d)(?!\d)", r"\\frac{\1}{\2}", text)
+    text = re.sub(r"\\sqrt(\d)(?!\d)", r"\\sqrt{\1}", text)
+    text = plain_text(text)
+    text = _SPACING.sub("", text)
+    return re.sub(r"(?<![\d.])\.(\d)", r"0.\1", text)
+
+
+def plain_text(text: str) -> str:
+    """`\\text{...}` and its kin without the command."""
+    return _COMMAND_TEXT.sub(lambda match: " " + match[1] + " ", text)
+
+
+def words(text: str) -> str | None:
+    """The text in lower case, where it is nothing but words and the first has three letters or more."""
+    plain = re.sub(r"\s+", " ", plain_text(unwrap(text))).strip().strip(".").lower()
+    return plain if re.fullmatch(r"[a-z]{3,}(?:[ -][a-z]+)*", plain) else None
+
+
+def _is_name(text: str) -> bool:
+    return bool(_NAME.fullmatch(text)) and not _NOT_NAMES.fullmatch(text)
+
+
+def sides(text: str) -> list[str]:
+    """What stands between the equality signs, names left out: `x = 3 = 4` has the sides 3 and 4."""
+    parts = _split(unwrap(text), _EQUALS)
+    kept = [part.strip() for part in parts if part.strip() and not _is_name(part)]
+    return kept if len(parts) > 1 and kept else [unwrap(text)]
+
+
+def without_name(text: str) -> str:
+    """`x = 3` → `3`; a text without one name and one value stays."""
+    parts = _split(unwrap(text), _EQUALS)
+    return parts[1].strip() if len(parts) == 2 and _is_name(parts[0]) else unwrap(text)
+
+
+def num_equals(text: str) -> int:
+    """Equality signs outside brackets."""
+    return len(_split(unwrap(text), _EQUALS)) - 1
+
+
+_SEPARATOR = re.compile(
+    r"(?<!\d),|,(?!\d)|;|\\(?:text|textrm|mathrm|mbox|textbf)\s*\{[^{}]*?(?:\bor\b|\band\b|,|;)[^{}]*\}"
+    r"|(?<![A-Za-z\\])(?:and/or|or|and)(?![A-Za-z])"
+)
+_JOINED = re.compile(r"(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])")
+_THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|,\\!|,)\s?(?=\d{3}(?!\d))")
+_PM = re.compile(r"\\pm(?![a-zA-Z])|±|\\mp(?![a-zA-Z])")
+
+
+def members(text: str) -> list[str]:
+    """The members of a list that stands in no brackets: `3, 4`, `3 \\text{ or } 4`, `$3$ and $4$`, `3 (or 4)`.
+
+    A comma between thousands is none; `\\{1, 2\\}` and `(1, 2)` are one member.
+    """
+    plain = unwrap(text).replace("\\!", "")
+    plain = re.sub(r"(?<!\\)\$", " ", plain).replace("\\(", " ").replace("\\)", " ")
+    plain = re.sub(r"\\(?:text|mathrm)\s*\{\s*\(?\s*(or|and|and/or)\s+\}?", r" \1 ", plain) if "(or" in plain else plain
+    plain = re.sub(r"\(\s*or\b([^()]*)\)?", r" or \1 ", plain)
+    plain = _THOUSANDS.sub("", plain)
+    parts = [
+        unwrap(part.strip(" {}") if part.count("{") != part.count("}") else part) for part in _split(plain, _SEPARATOR)
+    ]
+    return [part for part in parts if part]
+
+
+def has_many_values(text: str) -> bool:
+    """Whether the text is a list, has a plus-minus sign, or is in set braces or brackets of its own."""
+    plain = unwrap(text)
+    if _PM.search(plain) or "\\cup" in plain or _JOINED.search(plain) or bracket_kind(text):
+        return True
+    return len(members(text)) > 1 or len(find_boxes(text)) > 1
+
+
+def bracket_kind(text: str) -> str:
+    """ "set" or "tuple" where one pair of brackets stands around the whole answer, else ""."""
+    plain = re.sub(r"\\left(?![a-zA-Z])\s*|\\right(?![a-zA-Z])\s*", "", without_name(text)).strip()
+    if plain.startswith("\\{") and plain.endswith("\\}") and _end_of_group(plain) == len(plain) - 1:
+        return "set"
+    mixed = plain[:1] in "([" and plain[-1:] in ")]" and "," in plain
+    if mixed and plain.count("(") + plain.count("[") == 1:
+        return "tuple"
+    return "tuple" if mixed and _end_of_group(plain) == len(plain) - 1 else ""
+
+
+def _split(text: str, separator: re.Pattern[str]) -> list[str]:
+    """Split at separators outside brackets; `\\text{...}` that separates is found before its braces count."""
+    pieces: list[str] = []
+    depth = start = position = 0
+    while position < len(text):
+        match = separator.match(text, position) if depth <= 0 else None
+        if match and match.end() > position:
+            pieces.append(text[start:position])
+            start = position = match.end()
+            continue
+        if text[position] == "\\" and position + 1 < len(text):
+            depth += (text[position + 1] == "{") - (text[position + 1] == "}")
+            position += 2
+            continue
+        depth += (text[position] in _OPEN) - (text[position] in _CLOSE)
+        position += 1
+    return [*pieces, text[start:]]
+
+
+def number_and_unit(text: str) -> PlainNumber | None:
+    """The number of an answer with a unit of words or degrees (`52 \\text{ degrees}`); None for anything else."""
+    plain = re.sub(r"\s+", " ", plain_text(_SPACING.sub(" ", without_name(text)))).strip()
+    match = _NUMBER_AND_UNIT.fullmatch(plain)
+    if match is None or _MULTIPLIER.search(match["unit"]) or match["unit"].strip().lower() in _VARIABLES:
+        return None
+    return read_number(match["number"].replace(" ", ""))
+
+
+def is_multiple_of_variable(text: str) -> bool:
+    """`15x`: a number times a variable, which math-verify takes for a number with a unit."""
+    match = re.fullmatch(r"[-+]?[\d.,]+\s*(?:\\cdot|\*)?\s*([a-zA-Z])(?:\^\{?\d\}?)?", unwrap(text))
+    return match is not None and match[1] in _VARIABLES - {"i"}

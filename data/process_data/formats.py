@@ -1,0 +1,122 @@
+"""What the published formats share, by name; and what a judged solution gives to a trainer or a scorer.
+
+A format turns one published row into one or several `LabelledSteps` and back: reading and writing back gives
+the same JSON value. In `info` every format keeps
+
+    format      its name
+    row         the key of the published row: all records of one row have it in common
+    separator   what stands between two steps where the format publishes a list of steps; absent where it
+                publishes a text, to which the steps then join exactly
+    group       what results are broken down by, where the format has classes
+    extra       columns this program does not know, written back as they are
+
+| format           | separator | one record is |
+|------------------|-----------|---------------|
+| prm800k          | "\\n"      | the path the labeller followed; with `alternatives`, also each other completion |
+| math_shepherd    | a text    | a solution |
+| math_aps         | a text (flat), "\\n\\n" (tree) | a path of the tree from the question to a leaf |
+| processbench     | "\\n\\n"    | a solution |
+| prmbench         | "\\n"      | a modified process, and the original one it was made from |
+| bigbench_mistake | "\\n"      | a chain of thought |
+| trl              | "\\n"      | a solution |
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from data.process_data.bigbench_mistake import BigBenchMistake
+from data.process_data.math_aps import MathAps
+from data.process_data.math_shepherd import MathShepherd
+from data.process_data.prm800k import PRM800K
+from data.process_data.prmbench import PRMBench
+from data.process_data.processbench import ProcessBench
+from data.process_data.published import JsonRow, content_key, iter_published
+from data.process_data.trl import TRLStepwise
+from data.prompts import PromptTemplate
+from data.records import BadInput, LabelledSteps, Problem
+
+
+class StepFormat(Protocol):
+    """One published format. `is_array`: published as one JSON array rather than as JSON lines."""
+
+    name: str
+    is_array: bool
+
+    def read(self, row: JsonRow, key: str, place: str) -> list[LabelledSteps]:
+        """The records of a published row, at least one, under ids that begin with the format and `key`.
+        Raises BadInput naming `place`."""
+
+    def write(self, records: Sequence[LabelledSteps], place: str) -> JsonRow:
+        """The published row of its records; or of one record of another format, where this one can hold it.
+        Raises BadInput naming `place`."""
+
+
+def step_format(name: str, *, alternatives: bool = False, neutral_label: float = 1.0) -> StepFormat:
+    """The format of a name; the settings are PRM800K's. Raises BadInput on an unknown name."""
+    formats: dict[str, StepFormat] = {
+        "prm800k": PRM800K(alternatives, neutral_label),
+        "math_shepherd": MathShepherd(),
+        "math_aps": MathAps(),
+        "processbench": ProcessBench(),
+        "prmbench": PRMBench(),
+        "bigbench_mistake": BigBenchMistake(),
+        "trl": TRLStepwise(),
+    }
+    if name not in formats:
+        raise BadInput(f"there is no step format '{name}': there are {', '.join(formats)}")
+    return formats[name]
+
+
+def read_labelled(path: str | Path, form: StepFormat) -> Iterator[LabelledSteps]:
+    """All rows of a published file, in its order, one after the other.
+
+    Keys of rows are hashes of their content, so the same row has the same ids in every file. A row that
+    stands twice in one file is kept, under a key with `~2`. Raises BadInput naming file and line, also where two
+    rows that differ have one published id.
+    """
+    seen: Counter[str] = Counter()
+    places: dict[str, str] = {}
+    for place, row in iter_published(path):
+        key = content_key(row)
+        seen[key] += 1
+        for record in form.read(row, key if seen[key] == 1 else f"{key}~{seen[key]}", place):
+            if record.id in places:
+                raise BadInput(f"{place}: id '{record.id}' stands already at {places[record.id]}: mend the ids")
+            places[record.id] = place
+            yield record
+
+
+def published_rows(records: Iterable[LabelledSteps], form: StepFormat, path: str) -> list[JsonRow]:
+    """The published rows of a file of records, in the order of their first record. Raises BadInput."""
+    groups: dict[str, list[LabelledSteps]] = {}
+    for record in records:
+        is_own = record.info.get("format") == form.name
+        groups.setdefault(f"row {record.info.get('row')}" if is_own else f"id {record.id}", []).append(record)
+    return [_written(form, group, f"{path}: '{group[0].id}'") for group in groups.values()]
+
+
+def _written(form: StepFormat, group: Sequence[LabelledSteps], place: str) -> JsonRow:
+    try:
+        return form.write(group, place)
+    except BadInput:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:  # what `info` holds was changed by hand
+        reason = f"its info lacks {error}" if isinstance(error, KeyError) else f"its info does not fit: {error}"
+        raise BadInput(f"{place}: {reason}: import it again") from None
+
+
+def to_step_texts(
+    record: LabelledSteps, template: PromptTemplate | None = None
+) -> tuple[str, list[str], list[float | None]]:
+    """(prompt, S steps, S labels) as a model reads them.
+
+    The steps join to the response exactly: each but the last ends with the format's separator. `labels` in
+    [0, 1] belong to the ends of the steps; None: nothing is learnt there. Without a template the prompt is
+    the question and a newline.
+    """
+    prompt = (template or PromptTemplate()).render(Problem(record.id, record.question, record.gold))
+    separator = record.info.get("separator", "")
+    steps = [step + separator for step in record.steps[:-1]] + record.steps[-1:]
+    return prompt, steps, list(record.labels)

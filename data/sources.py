@@ -1,0 +1,295 @@
+"""Rows of published files: JSON lines, JSON arrays, folders of JSON objects, CSV, and the Hugging Face hub.
+
+Every reader gives `Row`s that know their file and line. What is wrong with one row (a torn line, a wrong type) is
+told in `Row.error` or raised as `BadRow` by the row's own getters, so that a loader can name it and go on; what is
+wrong with a whole file (missing, a folder, empty, a corrupt gzip, an array without its end) raises BadInput at once.
+
+Gzip is known by its first bytes and not by its name. UTF-8 only, with or without a byte-order mark; lines may end
+in CRLF. JSON lines are split at `\\n` alone (`str.splitlines` also splits at U+2028).
+"""
+
+import csv
+import gzip
+import io
+import json
+import logging
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from data.jsonl import refuse_constant, refuse_doubled
+from data.records import BadInput
+
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_DECODER = json.JSONDecoder(parse_constant=refuse_constant, object_pairs_hook=refuse_doubled)
+_SPACE = re.compile(r"[ \t\r\n]*")
+_FOREIGN = {
+    b"PK\x03\x04": "a zip archive: unpack it",
+    b"PAR1": "a Parquet file: put it into a folder of its own and name that with task.hub=FOLDER",
+    b"\xff\xfe": "UTF-16: save it as UTF-8",
+    b"\xfe\xff": "UTF-16: save it as UTF-8",
+    b"BZh": "bzip2-compressed: unpack it",
+    b"\xfd7zXZ": "xz-compressed: unpack it",
+}
+
+
+class BadRow(ValueError):
+    """One row is wrong; the message says how, the reader knows where."""
+
+
+@dataclass(frozen=True)
+class RejectedRow:
+    """A published row that could not be read: where it stands (lines count from 1) and why."""
+
+    file: str
+    line: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published row. `line` is where it begins; `error` says why there are no fields; `key` is what the
+    row is called by its place (the file's name in a folder of objects, a question's id in a passage)."""
+
+    file: str
+    line: int
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+    key: str = ""
+
+    @property
+    def place(self) -> str:
+        """`file:line`."""
+        return f"{self.file}:{self.line}"
+
+    def rejected(self, reason: str) -> RejectedRow:
+        """This row as a rejected one, the reason on one line and not without end."""
+        reason = " ".join((f"{self.key}: {reason}" if self.key else reason).split())
+        return RejectedRow(self.file, self.line, reason if len(reason) <= 300 else reason[:297] + "...")
+
+    def has(self, name: str) -> bool:
+        """Whether the row has the field; null counts as absent (a table has every column in every row)."""
+        return self.fields.get(name) is not None
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """A string without outer blanks; empty only where `default` is given. Raises BadRow."""
+        if not self.has(name) and default is not None:
+            return default
+        value = self._given(name)
+        if not isinstance(value, str):
+            raise BadRow(f"{name} must be a string, got {_short(value)}")
+        if not value.strip() and default is None:
+            raise BadRow(f"{name} is empty")
+        return value.strip()
+
+    def texts(self, name: str) -> list[str]:
+        """A list of strings, none empty, without outer blanks. Raises BadRow."""
+        value = self._given(name)
+        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+            raise BadRow(f"{name} must be a list of strings, got {_short(value)}")
+        if not value or not all(item.strip() for item in value):
+            raise BadRow(f"{name} is empty" if not value else f"{name} holds an empty string")
+        return [item.strip() for item in value]
+
+    def integer(self, name: str) -> int:
+        """An int (no bool, no float). Raises BadRow."""
+        value = self._given(name)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise BadRow(f"{name} must be an int, got {_short(value)}")
+        return value
+
+    def _given(self, name: str) -> Any:
+        if not self.has(name):
+            state = "is null" if name in self.fields else "is missing"
+            raise BadRow(f"the field '{name}' {state} (the row has {', '.join(self.fields) or 'none'})")
+        return self.fields[name]
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file, gunzipped where it is gzip, without its byte-order mark. Raises BadInput."""
+    path = Path(path)
+    try:
+        data = path.read_bytes()
+    except IsADirectoryError:
+        raise BadInput(f"{path}: is a folder where a file is expected: name the file in it") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise BadInput(f"{path}: no such file: check the path") from None
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be read ({error.strerror}): check the path and its rights") from None
+    if data[:2] == b"\x1f\x8b":
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise BadInput(f"{path}: a damaged gzip file ({error}): fetch it again") from None
+    for magic, name in _FOREIGN.items():
+        if data.startswith(magic):
+            raise BadInput(f"{path}: is {name}")
+    data = data.removeprefix(b"\xef\xbb\xbf")
+    try:
+        text = data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise BadInput(f"{path}:{line}: not UTF-8 (byte {data[error.start]:#04x}): save the file as UTF-8") from None
+    if not text.strip():
+        raise BadInput(f"{path}: the file is empty: fetch it again")
+    return text
+
+
+def read_json_rows(path: str | Path, under: str = "") -> list[Row]:
+    """The rows of a file of JSON lines or of one JSON array, whichever it is; with `under`, of the array that the
+    file's one object holds under that name, if it does. Raises BadInput."""
+    text = read_text(path)
+    start = _SPACE.match(text).end()  # type: ignore[union-attr]
+    if under and text[start] == "{":
+        found = re.search(rf'"{re.escape(under)}"\s*:\s*\[', text)
+        if found is not None:
+            return list(_array_rows(str(path), text, found.end(), "}"))
+        if _object_row("", 1, text[start:].partition("\n")[0]).error:
+            raise BadInput(f"{path}: the object has no array '{under}': is it the published file?")
+    if text[start] == "[":
+        return list(_array_rows(str(path), text, start + 1, ""))
+    return list(_line_rows(str(path), text))
+
+
+def _line_rows(file: str, text: str) -> Iterator[Row]:
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield _object_row(file, number, line)
+
+
+def _object_row(file: str, number: int, text: str, key: str = "") -> Row:
+    """A row of a text that is one JSON object."""
+    try:
+        value = _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        return Row(file, number, error=f"not a JSON object ({error})", key=key)
+    return _row(file, number, value, key)
+
+
+def _row(file: str, number: int, value: Any, key: str = "") -> Row:
+    if not isinstance(value, dict):
+        return Row(file, number, error=f"a row must be a JSON object, got {_short(value)}", key=key)
+    return Row(file, number, value, key=key)
+
+
+def _array_rows(file: str, text: str, start: int, tail: str) -> Iterator[Row]:
+    """The objects of an array whose `[` ends before `start`; each knows the line on which it begins. What is left
+    of the text must end with `tail`."""
+    line, counted, has_rows = 1, 0, False
+    place = _SPACE.match(text, start).end()  # type: ignore[union-attr]
+    while has_rows or text[place : place + 1] != "]":
+        line, counted = line + text.count("\n", counted, place), place
+        try:
+            value, place = _DECODER.raw_decode(text, place)
+        except (ValueError, RecursionError) as error:
+            reason = "the array has no end" if place == len(text) else f"not JSON ({error})"
+            raise BadInput(f"{file}:{line}: {reason}: the file is damaged here, fetch it again") from None
+        yield _row(file, line, value)
+        has_rows = True
+        place = _SPACE.match(text, place).end()  # type: ignore[union-attr]
+        mark = text[place : place + 1]
+        if mark == "]":
+            break
+        if mark != ",":
+            line += text.count("\n", counted, place)
+            raise BadInput(f"{file}:{line}: no ',' or ']' after a row: the file is cut off here, fetch it again")
+        place = _SPACE.match(text, place + 1).end()  # type: ignore[union-attr]
+    if not has_rows:
+        raise BadInput(f"{file}: the array has no row: fetch it again")
+    rest = text[place + 1 :].strip()
+    if not rest.endswith(tail) or (rest and not tail):
+        raise BadInput(f"{file}: the file does not end as JSON should ({_short(rest[-20:])}): fetch it again")
+
+
+def read_json_folder(folder: Path) -> list[Row]:
+    """One row for each `<subject>/<n>.json` below the folder, by subject and number; its key is `<subject>/<n>`.
+
+    Raises BadInput where there is none.
+    """
+
+    def order(path: Path) -> tuple[str, bool, int, str]:
+        is_number = path.stem.isdecimal()
+        return path.parent.name, not is_number, int(path.stem) if is_number else 0, path.stem
+
+    paths = sorted(folder.glob("*/*.json"), key=order)
+    if not paths:
+        raise BadInput(f"{folder}: no <subject>/<n>.json below it: unpack the archive here, or name its folder")
+    rows = []
+    for path in paths:
+        key = f"{path.parent.name}/{path.stem}"
+        try:
+            rows.append(_object_row(str(path), 1, read_text(path), key))
+        except BadInput as error:
+            reason = str(error).removeprefix(str(path)).lstrip(":0123456789 ")
+            rows.append(Row(str(path), 1, error=reason, key=key))
+    return rows
+
+
+def read_csv_rows(path: str | Path) -> list[Row]:
+    """The rows of a CSV file with a header, as strings; an empty cell is an empty string. Raises BadInput."""
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
+    rows: list[Row] = []
+    header: list[str] = []
+    line = 1
+    try:
+        for cells in reader:
+            if not header:
+                header = [name.strip() for name in cells]
+                if len(set(header)) < len(header):
+                    raise BadInput(f"{path}:1: a column stands twice in the header")
+            elif len(cells) == len(header):
+                rows.append(Row(str(path), line, dict(zip(header, cells, strict=True))))
+            elif cells:
+                reason = f"{len(cells)} cells where the header has {len(header)}: the line is cut off, or a quote is"
+                rows.append(Row(str(path), line, error=reason))
+            line = reader.line_num + 1
+    except csv.Error as error:
+        raise BadInput(f"{path}:{line}: not CSV ({error}): the file is damaged here, fetch it again") from None
+    if not rows:
+        raise BadInput(f"{path}: a header and no row: fetch it again")
+    return rows
+
+
+def table_rows(table: Iterable[Mapping[str, Any]], name: str) -> list[Row]:
+    """The rows of a `datasets.Dataset`, or of anything that iterates over mappings; lines count its rows from 1."""
+    return [Row(name, number, dict(fields)) for number, fields in enumerate(table, 1)]
+
+
+def read_hub_rows(hub: str, config: str, split: str, revision: str) -> list[Row]:
+    """The rows of one split of a dataset, through the `datasets` library.
+
+    `hub` is a name on the Hugging Face hub, or a folder written by `save_to_disk` (a single table there is whatever
+    split is asked for) or that `load_dataset` can read.
+    `config` is the published configuration, several joined by `+` are read one after another; `revision` pins a
+    commit. Raises BadInput with the library's own reason.
+    """
+    import datasets
+
+    logging.getLogger("huggingface_hub.utils._http").setLevel(logging.ERROR)  # its retries: the error says enough
+    rows: list[Row] = []
+    for part in config.split("+"):
+        name = "/".join(piece for piece in (hub, part, split) if piece)
+        try:
+            if (Path(hub) / "dataset_dict.json").is_file():
+                table = datasets.load_from_disk(hub)[split]
+            elif (Path(hub) / "state.json").is_file():
+                table = datasets.load_from_disk(hub)
+            else:
+                table = datasets.load_dataset(hub, part or None, split=split, revision=revision or None)
+        except Exception as error:  # the library and what it stands on raise dozens of kinds
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise BadInput(
+                f"{name}: cannot be loaded ({reason}): check task.hub, or give the files by task.path"
+            ) from None
+        rows += table_rows(table, name)
+    if not rows:
+        raise BadInput(f"{hub}: the split '{split}' has no row")
+    return rows

@@ -1,0 +1,76 @@
+"""Which problem belongs to which split or shard: pure functions of ids, the same on every machine.
+
+A `SplitPlan` divides a pool of published problems anew. The sizes known from VinePPO (Kazemnejad et al. 2024) are
+MATH 11,500 / 500 / 500 and GSM8K 7,100 / 373 / 1,319 (train, dev, test); which rows its authors drew was not
+published, so the sizes are theirs and the draw is ours: versioned, seeded, and printed here.
+
+    conf/task/gsm8k_with_dev.yaml   7,100 + 373 out of train (7,473); test is the published one
+    conf/task/math_with_dev.yaml    11,500 + 500 out of train + test (12,500) less MATH-500; test is MATH-500
+
+Version 1 orders the ids of the pool by sha256("1/<seed>/<id>") and deals them out in the order of `sizes`. Where
+the pool does not have the size that the plan was made for, it is divided in the same proportions, with a warning.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from data.records import BadInput
+
+VERSIONS = (1,)
+
+
+def _number(text: str) -> int:
+    """A uniform number below 2**64 from a text."""
+    return int.from_bytes(hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:8], "big")
+
+
+def shard_of(identity: str, num_shards: int) -> int:
+    """The one shard (0 .. num_shards - 1) of a problem."""
+    return _number(f"shard/{identity}") % num_shards
+
+
+def proportional_sizes(sizes: Mapping[str, int], total: int) -> dict[str, int]:
+    """`sizes` scaled so that they sum to `total`, by largest remainder; ties go to the split named first."""
+    whole = sum(sizes.values())
+    scaled = {name: size * total // whole for name, size in sizes.items()}
+    by_remainder = sorted(sizes, key=lambda name: -(sizes[name] * total % whole))
+    for name in by_remainder[: total - sum(scaled.values())]:
+        scaled[name] += 1
+    return scaled
+
+
+@dataclass(frozen=True)
+class SplitPlan:
+    """`sizes`: split → problems when the data is whole; `pool`: the published splits that are divided.
+
+    A split that `sizes` does not name is the published one. Raises BadInput on sizes that are not whole numbers
+    above 0 and on an unknown version.
+    """
+
+    sizes: dict[str, int]
+    pool: Sequence[str] = ("train",)
+    version: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.version not in VERSIONS:
+            raise BadInput(f"splits.version must be one of {VERSIONS}, got {self.version}")
+        bad = [name for name, size in self.sizes.items() if not isinstance(size, int) or size < 1]
+        if bad or not self.sizes or not self.pool:
+            raise BadInput(f"splits.sizes must name splits with sizes above 0 and splits.pool what is divided: {self}")
+
+    def assign(self, ids: Sequence[str]) -> dict[str, str]:
+        """id → split: every id gets exactly one, whatever order they come in."""
+        sizes = proportional_sizes(self.sizes, len(ids)) if self.note(len(ids)) else self.sizes
+        ordered = sorted(ids, key=lambda identity: (_number(f"{self.version}/{self.seed}/{identity}"), identity))
+        names = [name for name, size in sizes.items() for _ in range(size)]
+        return dict(zip(ordered, names, strict=True))
+
+    def note(self, num_ids: int) -> str:
+        """Why the splits do not have the sizes of the plan; "" where they do."""
+        planned = sum(self.sizes.values())
+        if num_ids == planned:
+            return ""
+        got = ", ".join(f"{name} {size}" for name, size in proportional_sizes(self.sizes, num_ids).items())
+        return f"the plan is made for {planned} problems and there are {num_ids}: divided in proportion ({got})"

@@ -1,0 +1,115 @@
+"""Steps by the policy's own probabilities: segment policy optimisation (SPO, Guo et al. 2025).
+
+Where a sampled token was improbable the policy might have gone another way: such a token is a cut point. SPO's
+chain form ends a segment after a fixed number of cut points; the value of a state changes there, and between
+them hardly.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from numbers import Real
+
+from data.records import BadInput
+from data.steps import Decode, Decoder
+
+
+def is_cut_point(logprobs: Sequence[float], threshold: float = 0.9) -> list[bool]:
+    """Which tokens were sampled with a probability below `threshold`.
+
+    `logprobs` are natural logarithms, one a token (T values in, T out). Raises BadInput on a value that is no
+    log-probability and on a threshold outside (0, 1].
+    """
+    if not 0 < threshold <= 1:
+        raise BadInput(f"the threshold of cut points must be over 0 and at most 1, got {threshold}")
+    for token, logprob in enumerate(logprobs):
+        if not isinstance(logprob, Real) or not logprob <= 1e-3:  # rounding may lift a 0; NaN fails too
+            raise BadInput(f"token {token}: a log-probability is a number of at most 0, got {logprob!r}")
+    return [math.exp(logprob) < threshold for logprob in logprobs]
+
+
+def cut_points_by_probability(
+    logprobs: Sequence[float],
+    num_segments: int | None = None,
+    threshold: float = 0.9,
+    cut_points_per_segment: int | None = None,
+) -> list[int]:
+    """Token ends of the segments of a response, as `Trajectory.step_ends`: rising, the last is T.
+
+    A segment ends after a cut point (see `is_cut_point`): after every one; with `cut_points_per_segment` after
+    every so many, the last segment taking what is left; with `num_segments` so that all segments hold equally
+    many cut points, give or take one. There are then fewer segments only where there are fewer cut points. What
+    follows the last cut point is a segment of its own in the first two forms and belongs to the last segment
+    in the third. No tokens give no segments. Raises BadInput on a number below 1, or on both numbers.
+    """
+    if num_segments is not None and cut_points_per_segment is not None:
+        raise BadInput("give num_segments or cut_points_per_segment, not both")
+    for name, number in (("num_segments", num_segments), ("cut_points_per_segment", cut_points_per_segment)):
+        if number is not None and (not isinstance(number, int) or number < 1):
+            raise BadInput(f"{name} must be a whole number of at least 1, got {number}")
+    ends = [token + 1 for token, is_cut in enumerate(is_cut_point(logprobs, threshold)) if is_cut]
+    if num_segments is not None:
+        num = max(1, min(num_segments, len(ends)))
+        ends = [ends[number * len(ends) // num - 1] for number in range(1, num)]
+    elif cut_points_per_segment is not None:
+        ends = ends[cut_points_per_segment - 1 :: cut_points_per_segment]
+    if len(logprobs) and (not ends or ends[-1] < len(logprobs)):
+        ends.append(len(logprobs))
+    return ends
+
+
+def steps_at_token_ends(
+    token_ends: Sequence[int], prompt_ids: Sequence[int], response_ids: Sequence[int], decode: Decode
+) -> tuple[list[str], list[int]]:
+    """(steps, step ends) of a response that is cut after the given tokens; the steps join to its text.
+
+    `token_ends` rise and the last is the number of response tokens. Text and tokens keep together: an end that
+    falls inside a character (its bytes can be tokens of their own) moves to the end of the character, and a
+    segment without text (an end-of-sequence token) joins the one before it, so steps and ends can be fewer.
+    No text gives no steps. Decoding starts in the last tokens of the prompt, because some tokenizers drop a
+    leading space.
+    Raises BadInput on ends that do not rise to the number of tokens.
+    """
+    num = len(response_ids)
+    ends = list(token_ends)
+    if ends != sorted(set(ends)) or (ends[-1:] or [0]) != [num] or ends[:1] == [0]:
+        raise BadInput(f"token ends must rise to the number of tokens, {num}; got {ends[:8]}")
+    text, places = _places(ends, prompt_ids, response_ids, decode)
+    steps: list[str] = []
+    kept: list[int] = []
+    start = 0
+    for end, place in places:
+        if place > start:
+            steps.append(text[start:place])
+            kept.append(end)
+            start = place
+        elif kept:
+            kept[-1] = end
+    return steps, kept
+
+
+def _places(
+    ends: list[int], prompt_ids: Sequence[int], response_ids: Sequence[int], decode: Decode
+) -> tuple[str, list[tuple[int, int]]]:
+    """The response's text, and (token end, character end) of every segment; neither ever falls."""
+    context = list(prompt_ids[-8:])
+    offset = len(decode(context))
+    text = decode([*context, *response_ids])[offset:]
+    if isinstance(decode, Decoder):
+        pieces = [decode.piece(token) for token in response_ids]
+        if "".join(pieces) == text:
+            lengths = [0, *accumulate(len(piece) for piece in pieces)]
+            return text, [(end, lengths[end]) for end in ends]
+    places: list[tuple[int, int]] = []
+    last_end = last_place = 0
+    for end in ends:
+        for more in range(max(end, last_end), min(end + 4, len(response_ids) + 1)):
+            prefix = decode([*context, *response_ids[:more]])[offset:]
+            if text.startswith(prefix):
+                last_end, last_place = more, max(last_place, len(prefix))
+                break
+        else:
+            last_end = max(end, last_end)
+            last_place = max(last_place, min(len(decode([*context, *response_ids[:last_end]])) - offset, len(text)))
+        places.append((last_end, last_place))
+    return text, places

@@ -1,0 +1,305 @@
+"""What the tasks that read published questions share: finding files, ids, splits, shards, options, grading.
+
+A task of a set says where its files stand (`files`), what they are called on the hub (`hub_splits`) and what a row
+means (`problem`); everything else is here. Rows come from `path` or, with the same meaning, from the Hugging Face
+hub through `datasets` (`hub="openai/gsm8k"`, or a folder that `save_to_disk` wrote).
+
+Ids are `<task>-<published split>-<published id>`, or the row's number from 0 where the set has no ids. An id that
+the set uses again gets `.2`, `.3`, … in file order; such a problem keeps the set's own id in
+`info["published_id"]`. Ids do not depend on `limit`, shards, a split plan or the order of options, and a rejected
+row keeps its number. Rows that stand twice are kept: `list_problems` counts them.
+"""
+
+import logging
+import random
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
+
+from data.answers.grade import Gold, Grade
+from data.answers.grading import KINDS, grade_answer
+from data.prompts import PromptTemplate
+from data.records import BadInput, Demonstration, Problem
+from data.sources import LETTERS, BadRow, RejectedRow, Row, read_hub_rows, read_json_rows
+from data.splits import SplitPlan, shard_of
+from data.splitters import SPLITTERS, splitter
+
+log = logging.getLogger(__name__)
+
+# A gold to read an answer by where the problem has none, for the kinds that do not take any text.
+_STAND_INS = {"choice": "A", "boolean3": "True"}
+SPLITS = ("train", "dev", "test")
+Rows = tuple[list[Problem], list[RejectedRow]]
+
+
+@dataclass(frozen=True)
+class PublishedTask:
+    """Problems of one published set.
+
+    `path`: a file, or a folder that holds the files in their published place (the set's own folder, or one above).
+    `hub`, `hub_config`, `revision`: read from the Hugging Face hub instead. `kind`: how answers are compared
+    (`data.answers`; "marked_number" is the number after the last `####`). `steps`: how responses are cut
+    (`data.splitters`). `option_order`: "" as published, letters such as "BCAD" (the first option shown is the
+    published B), or "seeded" (drawn for each problem from `option_seed` and its id); the gold letter moves along,
+    and `info["option_order"][i]` is the published index of option i. An option that speaks of others by their
+    letters is not rewritten. `splits` divides the published splits anew; then `shard` of `num_shards` is taken,
+    then the first `limit` problems (0: all). `skip_bad_rows`: leave malformed rows out, with a warning.
+    """
+
+    path: str = ""
+    template: PromptTemplate = field(default_factory=PromptTemplate)
+    kind: str = "choice"
+    steps: str = "lines"
+    hub: str = ""
+    hub_config: str = ""
+    revision: str = ""
+    option_order: str = ""
+    option_seed: int = 0
+    splits: SplitPlan | None = None
+    shard: int = 0
+    num_shards: int = 1
+    limit: int = 0
+    skip_bad_rows: bool = False
+
+    name = ""
+    files: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    hub_splits: ClassVar[Mapping[str, str]] = {"train": "train", "dev": "validation", "test": "test"}
+    has_solutions: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        order = self.option_order
+        for is_good, need in (
+            (self.kind in KINDS, f"task.kind must be one of {', '.join(KINDS)}, got '{self.kind}'"),
+            (self.steps in SPLITTERS, f"task.steps must be one of {', '.join(SPLITTERS)}, got '{self.steps}'"),
+            (order in ("", "seeded") or sorted(order) == list(LETTERS[: len(order)]),
+             f"task.option_order must be '', 'seeded' or each of the first letters once (BCAD), got '{order}'"),
+            (0 <= self.shard < self.num_shards,
+             f"task.shard must be 0 to {self.num_shards - 1} (num_shards - 1), got {self.shard}"),
+            (self.limit >= 0, f"task.limit must be 0 (all) or more, got {self.limit}"),
+        ):  # fmt: skip
+            if not is_good:
+                raise BadInput(f"{self.name}: {need}")
+
+    # What a set says itself.
+
+    def problem(self, row: Row) -> Problem:
+        """The problem that a row means; its id is the published one, or "". Raises BadRow."""
+        raise NotImplementedError
+
+    def read_file(self, path: Path) -> list[Row]:
+        """The rows of a published file (or of a folder, where the set is published so)."""
+        return read_json_rows(path)
+
+    def expand(self, row: Row) -> list[Row]:
+        """One row for each question, where a published row holds several."""
+        return [row]
+
+    # What every set has.
+
+    def problems(self, split: str) -> list[Problem]:
+        """The problems of a split. Raises BadInput at the first row that is malformed."""
+        problems, rejected = self.read_rows(split)
+        if rejected:
+            first = f"{rejected[0].file}:{rejected[0].line}: {rejected[0].reason}"
+            more = f" (and {len(rejected) - 1} more rows)" if len(rejected) > 1 else ""
+            if not self.skip_bad_rows:
+                raise BadInput(f"{first}{more}: mend or remove it, or set task.skip_bad_rows=true")
+            log.warning("%s/%s: %d rows left out: %s%s", self.name, split, len(rejected), first, more)
+        return problems
+
+    def read_rows(self, split: str) -> Rows:
+        """(problems, rejected rows) of a split: together every row of its files. Raises BadInput only for what
+        is wrong with a file as a whole."""
+        problems, rejected = self.read_split(split)
+        if self.num_shards > 1:
+            problems = [p for p in problems if shard_of(p.id, self.num_shards) == self.shard]
+        problems = problems[: self.limit] if self.limit else problems
+        return [self._reordered(problem) for problem in problems], rejected
+
+    def read_split(self, split: str) -> Rows:
+        """The whole split, by the plan where one names it."""
+        plan = self.plan()
+        if plan is None or split not in plan.sizes:
+            return self.read_published(split)
+        problems, rejected = self.read_pool(plan)
+        assigned = plan.assign([problem.id for problem in problems])
+        note = plan.note(len(problems))
+        if note:
+            log.warning("%s: %s", self.name, note)
+        return [problem for problem in problems if assigned[problem.id] == split], rejected
+
+    def plan(self) -> SplitPlan | None:
+        """The split plan, if there is one."""
+        return self.splits
+
+    def read_pool(self, plan: SplitPlan) -> Rows:
+        """What the plan divides: those of its published splits that are there."""
+        there = [split for split in plan.pool if self.hub or self._find(split) is not None]
+        for split in sorted(set(plan.pool) - set(there)) if there else []:
+            log.warning("%s: the plan also divides the split '%s', which is not in %s", self.name, split, self.path)
+        parts = [self.read_published(split) for split in there or plan.pool]
+        return [p for problems, _ in parts for p in problems], [r for _, rejected in parts for r in rejected]
+
+    def read_published(self, split: str) -> Rows:
+        """All rows of a published split, in file order."""
+        rows = [question for row in self._rows(split) for question in ([row] if row.error else self.expand(row))]
+        return self.read_problems(rows, split)
+
+    def read_problems(self, rows: list[Row], split: str) -> Rows:
+        """Rows → problems with their ids, and the rows that are none."""
+        problems: list[Problem] = []
+        rejected: list[RejectedRow] = []
+        taken: set[str] = set()
+        read = [self._read_problem(row) for row in rows]
+        has_golds = any(isinstance(found, Problem) and found.gold for found in read)
+        for index, (row, found) in enumerate(zip(rows, read, strict=True)):
+            try:
+                if isinstance(found, str):
+                    raise BadRow(found)
+                if has_golds and found.options and not found.gold:
+                    raise BadRow("no gold answer, where other rows of the file have theirs")
+                problems.append(self._named(found, split, index, taken))
+            except BadRow as error:
+                rejected.append(row.rejected(str(error)))
+        return problems, rejected
+
+    def _read_problem(self, row: Row) -> Problem | str:
+        """The problem of a row, or why there is none."""
+        try:
+            if row.error:
+                raise BadRow(row.error)
+            problem = self.problem(row)
+            _check_choice(problem)
+        except BadRow as error:
+            return str(error)
+        return problem
+
+    def demonstrations(self, split: str) -> list[Demonstration]:
+        """The published worked solutions of the problems that have a gold. Raises BadInput where the set has none."""
+        if not self.has_solutions:
+            raise BadInput(f"{self.name} has no worked solutions: sample some and select the right ones")
+        return [
+            Demonstration(
+                f"{problem.id}/gold", self.prompt(problem), self.template.completion(problem.info["solution"])
+            )
+            for problem in self.problems(split)
+            if problem.gold and problem.info.get("solution")
+        ]
+
+    def prompt(self, problem: Problem) -> str:
+        """The text the model continues, by the template."""
+        return self.template.render(problem)
+
+    def split_steps(self, response: str) -> list[str]:
+        """Steps that join to the response exactly, cut as `steps` says."""
+        return splitter(self.steps)(response)
+
+    def grade(self, gold: Gold, response: str, num_options: int = 0) -> Grade:
+        """Compare the response's final answer with the gold answer, as `kind_of` says.
+
+        Without a gold ("") the answer is read all the same, and never right: a prediction to hand in.
+        """
+        kind = self.kind_of(gold)
+        if gold:
+            return grade_answer(prediction=response, gold=gold, kind=kind, num_options=num_options)
+        stand_in = _STAND_INS.get(kind, "0")
+        answer = grade_answer(prediction=response, gold=stand_in, kind=kind, num_options=num_options).answer
+        return Grade(answer, False, "the problem is published without an answer")
+
+    def kind_of(self, gold: Gold) -> str:
+        """How answers to this gold are compared; a set whose answers differ in kind says so here."""
+        return self.kind
+
+    def places(self, split: str) -> tuple[str, ...]:
+        """Where the file of a split may stand in `path`. Raises BadInput on a split the set does not have."""
+        return self.files[_known(self.name, split, self.files)]
+
+    def _rows(self, split: str) -> list[Row]:
+        if self.hub:
+            published = self.hub_splits[_known(self.name, split, self.hub_splits)]
+            return read_hub_rows(self.hub, self.hub_config, published, self.revision)
+        path = self._find(split)
+        if path is None:
+            places = ", ".join(self.places(split))
+            raise BadInput(f"{self.name}: none of {places} is in {self.path}: set task.path=FOLDER")
+        return self.read_file(path)
+
+    def _find(self, split: str) -> Path | None:
+        """The split's file in `path`, None where it is not there."""
+        if not self.path:
+            raise BadInput(f"{self.name} needs its files: set ESPALIER_DATA, task.path=FOLDER or task.hub=NAME")
+        base = Path(self.path)
+        if not base.exists():
+            raise BadInput(f"{self.name}: no such folder {self.path}: set task.path=FOLDER")
+        if base.is_file():
+            return self._given_file(base, split)
+        for place in self.places(split):
+            for path in (base / place, base / f"{place}.gz"):
+                if path.exists():
+                    return path
+        return None
+
+    def _given_file(self, path: Path, split: str) -> Path | None:
+        """`path` is one file: it is any split the user calls it, unless its published name says which it is."""
+        name = path.name.removesuffix(".gz")
+        holds = [own for own in self.files if name in {Path(place).name for place in self.places(own)}]
+        if holds and split not in holds:
+            raise BadInput(f"{self.name}: {path} holds the split '{holds[0]}' and not '{split}': name its folder")
+        if split not in SPLITS:
+            raise BadInput(f"{self.name}: a split is one of {', '.join(SPLITS)}, got '{split}'")
+        return path
+
+    def _named(self, problem: Problem, split: str, index: int, taken: set[str]) -> Problem:
+        """The problem with its id, unique in its file."""
+        clean = re.sub(r"[^\w.-]+", "-", problem.id).strip("-")
+        first = identity = f"{self.name}-{split}-{clean or index}"
+        repeat = 1
+        while identity in taken:
+            repeat += 1
+            identity = f"{first}.{repeat}"
+        taken.add(identity)
+        is_changed = clean != problem.id or identity != first
+        info = {**problem.info, "published_id": problem.id} if is_changed else problem.info
+        return replace(problem, id=identity, info=info)
+
+    def _reordered(self, problem: Problem) -> Problem:
+        """The problem with its options in the order asked for."""
+        count = len(problem.options)
+        if not count or not self.option_order:
+            return problem
+        order = list(range(count))
+        if self.option_order == "seeded":
+            random.Random(f"{self.option_seed}/{problem.id}").shuffle(order)
+        elif len(self.option_order) < count:
+            raise BadInput(f"{problem.id} has {count} options: task.option_order={self.option_order} is too short")
+        else:
+            order = [LETTERS.index(letter) for letter in self.option_order if LETTERS.index(letter) < count]
+        gold = LETTERS[order.index(LETTERS.index(str(problem.gold)))] if problem.gold else ""
+        published = problem.info.get("option_order", range(count))  # a file of problems can be reordered already
+        info = {**problem.info, "option_order": [published[i] for i in order]}
+        return replace(problem, options=[problem.options[i] for i in order], gold=gold, info=info)
+
+
+def _known(name: str, split: str, splits: Mapping[str, object]) -> str:
+    if split not in splits:
+        known = ", ".join(splits)
+        raise BadInput(f"{name} has no published split '{split}': it has {known} (task.splits can draw others)")
+    return split
+
+
+def _check_choice(problem: Problem) -> None:
+    """Raise BadRow unless there are at least two options and the gold is the letter of one, or unknown."""
+    letters = LETTERS[: len(problem.options)]
+    if len(problem.options) == 1 or len(problem.options) > len(LETTERS):
+        raise BadRow(f"a choice has 2 to {len(LETTERS)} options, got {len(problem.options)}")
+    if problem.options and problem.gold not in ("", *letters):
+        raise BadRow(f"the gold answer must be one of the letters {', '.join(letters)}, got {problem.gold!r}")
+
+
+def letter_of(index: int, num_options: int) -> str:
+    """0 → "A". Raises BadRow outside the options."""
+    if not 0 <= index < num_options:
+        raise BadRow(f"the gold option must be 0 to {num_options - 1}, got {index}")
+    return LETTERS[index]

@@ -1,0 +1,227 @@
+"""`rule_logic`: generated deduction problems with four options, solved in ReAct form, embedded so that nothing is
+downloaded.
+
+A problem says of two names what they are and lists rules of two kinds, "All red is wet" and "Only red is wet"; asked
+is what one of the names must be. A solution labels its steps as ReAct does (Yao et al. 2023): the prompt ends with
+`Thought 1:`, the response begins with that thought, each rule taken is one Action, Observation and Thought, one a
+line, and the last line is `Action k: Finish[B]`.
+
+Two wrong ways tempt: taking "Only red is wet" as if it said "All", and affirming the consequent, which takes "All
+wet is red" backwards. Each leads to an option of its own. **The teacher is imperfect on purpose**: where a wrong way
+is open, it goes it with probability `wrong_way_rate`, and goes on from there to the wrong option; grading is by the
+truth. So the states before the choice, after the right one and after the wrong one differ in value.
+
+Problems are told apart by their structure (the order and kind of the lines, what is linked to what, the order of the
+options), not by the words and names put on it, and the splits share no structure.
+"""
+
+import hashlib
+import random
+import re
+from dataclasses import dataclass
+from itertools import count, pairwise
+from typing import Any
+
+from data.answers.grade import Gold, Grade
+from data.records import BadInput, Demonstration, Problem
+from data.splitters import splitter
+
+NAMES = ("Rex", "Tom", "Ana", "Eva", "Kim", "Max")
+WORDS = ("red", "wet", "old", "shy", "big", "odd", "sad", "raw", "fat", "dim", "hot", "lax")
+SPLITS = ("train", "dev", "test")
+LETTERS = "ABCD"
+
+# Also in the longer published wording, `Finish[The answer is B.]`.
+_FINISH = re.compile(r"Finish\[(?:The answer is )?([^\[\]\n]*)\]")
+
+# ("is", name, word), ("all", word, word) or ("only", word, word); names and words by number while a structure is
+# drawn: name 0 is the one asked for.
+Line = tuple[str, Any, Any]
+
+
+@dataclass(frozen=True)
+class Structure:
+    """A problem without names. Words are numbered as the text meets them; `options[gold]` is the right one."""
+
+    lines: tuple[Line, ...]
+    options: tuple[int, ...]
+    gold: int
+    num_rules: int
+    num_choices: int
+
+
+def draw_structure(rng: random.Random) -> Structure:
+    """A chain of two or three rules to the right option, wrong ways off one or two of its words, and one rule that
+    concerns the other name."""
+    word = count()
+    chain = [next(word) for _ in range(rng.randint(3, 4))]
+    lines: list[Line] = [("all", one, next_one) for one, next_one in pairwise(chain)]
+    ends = [chain[-1]]
+    turnings = rng.sample(range(len(chain) - 1), rng.randint(1, 2))
+    for place in turnings:
+        here, there = chain[place], next(word)
+        if rng.random() < 0.5:
+            lines.append(("all", there, here))
+        else:
+            lines.append(("only", here, there))
+            if place < len(chain) - 2:
+                before, there = there, next(word)
+                lines.append(("all", before, there))
+        ends.append(there)
+    start, end = next(word), next(word)
+    lines += [(rng.choice(("all", "only")), start, end), ("is", 0, chain[0]), ("is", 1, start)]
+    options = [*ends, end, next(word)][: len(LETTERS)]
+    rng.shuffle(lines)
+    rng.shuffle(options)
+    gold = options.index(chain[-1])
+
+    numbers: dict[int, int] = {}
+    for kind, one, other in lines:
+        for number in (other,) if kind == "is" else (one, other):
+            numbers.setdefault(number, len(numbers))
+    for number in options:
+        numbers.setdefault(number, len(numbers))
+    renumbered = tuple((kind, one if kind == "is" else numbers[one], numbers[other]) for kind, one, other in lines)
+    return Structure(renumbered, tuple(numbers[number] for number in options), gold, len(chain) - 1, len(turnings))
+
+
+def split_of(structure: Structure) -> str:
+    """The split a structure belongs to, by hash: 1 in 10 dev, 2 in 10 test."""
+    digest = hashlib.sha256(f"{structure.lines}|{structure.options}".encode()).digest()
+    bucket = digest[0] % 10
+    return "dev" if bucket == 0 else "test" if bucket <= 2 else "train"
+
+
+def tell(line: Line) -> str:
+    """A line of the context in words."""
+    kind, one, other = line
+    return f"{one} is {other}" if kind == "is" else f"{kind.capitalize()} {one} is {other}"
+
+
+def wrong_ways(lines: list[Line], options: list[str], word: str) -> list[tuple[Line, str]]:
+    """(rule, the word it seems to lead to) of what tempts at a word: an "only" rule that begins with it, or an "all"
+    rule that ends with it and begins with an option."""
+    only = [(line, line[2]) for line in lines if line[0] == "only" and line[1] == word]
+    back = [(line, line[1]) for line in lines if line[0] == "all" and line[2] == word and line[1] in options]
+    return only + back
+
+
+def solve(name: str, lines: list[Line], options: list[str], rng: random.Random | None, wrong_way_rate: float) -> str:
+    """A response, one step a line, from the content of Thought 1 on. With an rng it is the teacher's: wrong ways at
+    `wrong_way_rate`."""
+    word = next(other for kind, one, other in lines if kind == "is" and one == name)
+    steps = [f" {name} is {word}"]
+    turn = 1
+    while word not in options:
+        rule = next(line for line in lines if line[0] == "all" and line[1] == word)
+        after = rule[2]
+        tempting = wrong_ways(lines, options, word)
+        if rng is not None and tempting and rng.random() < wrong_way_rate:
+            rule, after = rng.choice(tempting)
+        told = tell(rule)
+        steps += [f"Action {turn}: Use {told[0].lower()}{told[1:]}", f"Observation {turn}: {name} is {after}"]
+        word = after
+        turn += 1
+        is_end = word in options
+        steps.append(f"Thought {turn}: {word} is {'option ' + LETTERS[options.index(word)] if is_end else 'no option'}")
+    return "\n".join([*steps, f"Action {turn}: Finish[{LETTERS[options.index(word)]}]"])
+
+
+@dataclass(frozen=True)
+class RuleLogic:
+    """Args: problems a split, demonstrations of the training problems, the teacher's rate of wrong ways."""
+
+    num_train: int = 8000
+    num_dev: int = 200
+    num_test: int = 1000
+    num_demonstrations: int = 24000
+    wrong_way_rate: float = 0.5
+    seed: int = 0
+
+    name = "rule_logic"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.wrong_way_rate <= 1:
+            raise BadInput(f"task.wrong_way_rate must be from 0 to 1, got {self.wrong_way_rate}")
+        for key in ("num_train", "num_dev", "num_test", "num_demonstrations"):
+            if getattr(self, key) < 1:
+                raise BadInput(f"task.{key} must be at least 1, got {getattr(self, key)}")
+
+    def problems(self, split: str) -> list[Problem]:
+        """Problems of distinct structure; drawn from a stream seeded by the split's name alone. The gold is a letter;
+        accuracy is broken down by the length of the chain (`subject`) and the number of wrong ways (`level`)."""
+        if split not in SPLITS:
+            raise BadInput(f"rule_logic has no split '{split}': it has {', '.join(SPLITS)}")
+        number = {"train": self.num_train, "dev": self.num_dev, "test": self.num_test}[split]
+        rng = random.Random(f"rule_logic/{self.seed}/{split}")
+        problems: list[Problem] = []
+        seen: set[Structure] = set()
+        while len(problems) < number:
+            structure = draw_structure(rng)
+            names, words = rng.sample(NAMES, 2), rng.sample(WORDS, len(WORDS))
+            if split_of(structure) != split or structure in seen:
+                continue
+            seen.add(structure)
+            problems.append(_name_problem(f"rl-{split}-{len(problems)}", structure, names, words))
+        return problems
+
+    def demonstrations(self, split: str) -> list[Demonstration]:
+        """`num_demonstrations` of the imperfect teacher for "train" (problems in turn); true ones else."""
+        problems = self.problems(split)
+        number = self.num_demonstrations if split == "train" else len(problems)
+        rng = random.Random(f"rule_logic/{self.seed}/teacher") if split == "train" else None
+        demonstrations = []
+        for index in range(number):
+            problem = problems[index % len(problems)]
+            lines = [(kind, one, other) for kind, one, other in problem.info["lines"]]
+            completion = solve(problem.info["name"], lines, problem.options, rng, self.wrong_way_rate)
+            identity = f"{problem.id}/teacher-{index // len(problems)}"
+            demonstrations.append(Demonstration(identity, self.prompt(problem), completion))
+        return demonstrations
+
+    def prompt(self, problem: Problem) -> str:
+        """Context, question and options, a line each, and `Thought 1:`, which the response goes on from."""
+        options = [f"{letter}. {option}" for letter, option in zip(LETTERS, problem.options, strict=True)]
+        return "\n".join([problem.context, problem.question, *options, "Thought 1:"])
+
+    def split_steps(self, response: str) -> list[str]:
+        """One step a labelled line."""
+        return splitter("react")(response)
+
+    def grade(self, gold: Gold, response: str, num_options: int = 0) -> Grade:
+        """By the letter in `Finish[X]`; `num_options` 0 means four.
+
+        Unparseable is a response without `Finish[...]`, or with something else than letters in it. Two different
+        letters, or a letter that is no option, are a wrong answer.
+        """
+        found = [letter for text in _FINISH.findall(response) for letter in re.split(r"[\s,.]+", text) if letter]
+        if not found:
+            return Grade(None, False, "no Finish[X] with a letter in the response")
+        if not all(re.fullmatch(r"[A-Z]", letter) for letter in found):
+            return Grade(None, False, "Finish[...] holds something else than an option's letter")
+        letters = sorted(set(found))
+        answer = ",".join(letters)
+        if len(letters) > 1:
+            return Grade(answer, False, f"{len(letters)} different answers")
+        last = chr(ord("A") + (num_options or len(LETTERS)) - 1)
+        if answer > last:
+            return Grade(answer, False, f"there is no option {answer}: the last is {last}")
+        return Grade(answer, answer == gold)
+
+
+def _name_problem(identity: str, structure: Structure, names: list[str], words: list[str]) -> Problem:
+    lines = [[kind, names[one] if kind == "is" else words[one], words[other]] for kind, one, other in structure.lines]
+    info: dict[str, Any] = {
+        "name": names[0],
+        "lines": lines,
+        "subject": f"{structure.num_rules} rules",
+        "level": f"{structure.num_choices} wrong way{'s' if structure.num_choices > 1 else ''}",
+    }
+    return Problem(
+        identity,
+        f"What must {names[0]} be?",
+        LETTERS[structure.gold],
+        info,
+        context="\n".join(tell((kind, one, other)) for kind, one, other in lines),
+        options=[words[number] for number in structure.options],
+    )

@@ -1,0 +1,40 @@
+"""A published file of process supervision → LabelledSteps."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from data.process_data.formats import read_labelled, step_format
+from data.records import LabelledSteps
+from pipeline.stage import StageContext
+
+
+@dataclass(frozen=True)
+class ImportSteps:
+    """`format`: one of data/process_data/formats.py. PRM800K alone: `alternatives` makes a record of every
+    completion beside the chosen path, `neutral_label` is the label of the rating 0."""
+
+    format: str
+    alternatives: bool = False
+    neutral_label: float = 1.0
+
+    def inputs(self) -> list[str]:
+        """Nothing beside the input."""
+        return []
+
+    def run(self, input_path: str, context: StageContext) -> Iterator[LabelledSteps]:
+        """Records in file order. Counts solutions with a known first error, with an error, and rows whose
+        published judgement contradicts itself. Raises BadInput naming file and line."""
+        form = step_format(self.format, alternatives=self.alternatives, neutral_label=self.neutral_label)
+        counts = context.counts
+        for name in ("published_rows", "steps", "unjudged_steps", "with_error", "first_error_unknown", "defects"):
+            counts[name] = 0
+        seen: set[str] = set()
+        for record in read_labelled(input_path, form):
+            seen.add(record.info["row"])
+            counts["published_rows"] = len(seen)
+            counts["steps"] += len(record.steps)
+            counts["unjudged_steps"] += record.labels.count(None)
+            counts["with_error"] += record.first_error is not None and record.first_error >= 0
+            counts["first_error_unknown"] += record.first_error is None
+            counts["defects"] += "defect" in record.info
+            yield record

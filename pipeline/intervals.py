@@ -1,0 +1,60 @@
+"""95 % intervals of means over problems by the percentile bootstrap: 10,000 draws of problems, seeded.
+
+Problems are drawn, not samples: the n samples of one problem resemble each other. Metrics of the same problems
+share their draws, so a table of them costs hardly more than one. The interval of a paired difference is the
+interval of the differences' mean.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+Interval = dict[str, float]  # {"mean", "low", "high", "n"}
+
+_CELLS = 2_000_000
+
+
+def _bootstrap(table: np.ndarray, seed: int, draws: int) -> tuple[np.ndarray, np.ndarray]:
+    """(low, high) of every row of `table` (metrics x problems)."""
+    size = table.shape[1]
+    rng = np.random.default_rng(seed)
+    block = max(1, min(500, _CELLS // size))
+    means = []
+    for start in range(0, draws, block):
+        rows = min(block, draws - start)
+        drawn = rng.integers(0, size, (rows, size)) + np.arange(rows)[:, None] * size
+        times = np.bincount(drawn.ravel(), minlength=rows * size).reshape(rows, size)
+        means.append(times @ table.T / size)
+    low, high = np.quantile(np.concatenate(means), [0.025, 0.975], axis=0)
+    return low, high
+
+
+def intervals(rows: Mapping[str, Sequence[float]], seed: int = 0, draws: int = 10_000) -> dict[str, Interval]:
+    """Name → `{"mean", "low", "high", "n"}`, rounded to five decimals; every row holds one value a problem.
+
+    Raises ValueError where rows are empty or of unequal lengths.
+    """
+    if not rows:
+        return {}
+    sizes = {len(values) for values in rows.values()}
+    if len(sizes) != 1 or 0 in sizes:
+        raise ValueError(f"intervals need the same number of values, at least 1, in every row: got {sorted(sizes)}")
+    table = np.asarray(list(rows.values()), dtype=np.float64)
+    low, high = _bootstrap(table, seed, draws)
+    size = sizes.pop()
+    return {
+        name: {"mean": round(float(mean), 5), "low": round(float(a), 5), "high": round(float(b), 5), "n": size}
+        for name, mean, a, b in zip(rows, table.mean(axis=1), low, high, strict=True)
+    }
+
+
+def bootstrap_interval(values: Sequence[float], seed: int = 0, draws: int = 10_000) -> tuple[float, float, float]:
+    """(mean, low, high): the percentile bootstrap's 95 % interval of a mean over problems."""
+    table = np.asarray([values], dtype=np.float64)
+    low, high = _bootstrap(table, seed, draws)
+    return float(table.mean()), float(low[0]), float(high[0])
+
+
+def interval(values: Sequence[float]) -> Interval:
+    """`{"mean", "low", "high", "n"}` of one metric."""
+    return intervals({"": values})[""]
