@@ -50,6 +50,9 @@ def metric_name(name: str) -> str:
     if name.startswith("best_of_"):
         number, _, how = name.removeprefix("best_of_").partition("_")
         return f"best of {number} by PRM, {how}"
+    if name.startswith("weighted_"):
+        number, _, how = name.removeprefix("weighted_").partition("_")
+        return f"vote of {number} weighted by PRM, {how}"
     if name.startswith("majority_"):
         return f"majority of {name.removeprefix('majority_')}"
     return {"mean": "mean of samples"}.get(name, name)

@@ -200,6 +200,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(_fits(value, option) for option in args)
     if hint is types.NoneType:
         return value is None
+    if hint in (list[int], list[str]):  # the long lists: one pass in C
+        return isinstance(value, list) and set(map(type, value)) <= {args[0]}
     if origin is list:
         return isinstance(value, list) and all(_fits(item, args[0]) for item in value)
     if origin is dict:

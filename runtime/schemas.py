@@ -57,11 +57,13 @@ class SampleConfig:
 
     `requests` says what is asked (problems or states) and what is made of the answers, `client` who is
     asked, `server` (may be null) the vLLM server to start first, only if something is left to ask.
-    `policy` is the model folder whose tokenizer writes the prompts.
+    `policy` is the model folder whose tokenizer writes the prompts. `policies` (vllm_inference.py) are the
+    model folders to evaluate one after the other: a list, a pattern, or a mapping of names to folders.
     """
 
     output: str = MISSING
     policy: str = MISSING
+    policies: Any = None
     seed: int = 0
     task: Any = MISSING
     requests: Any = MISSING

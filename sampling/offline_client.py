@@ -60,6 +60,7 @@ class OfflineClient:
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
         """`params.n` samples of one prompt."""
         from vllm import SamplingParams as EngineParams
+        from vllm.sampling_params import RequestOutputKind
 
         room = self.max_model_length - len(request.prompt_ids)
         if room < 1:
@@ -72,6 +73,7 @@ class OfflineClient:
             stop=params.stop or None,
             seed=request.seed(self.seed) if params.is_seeded else None,
             logprobs=0 if params.has_logprobs else None,
+            output_kind=RequestOutputKind.FINAL_ONLY,  # else only the sample that ends last comes back
         )
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[request.id] = future

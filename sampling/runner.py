@@ -162,6 +162,8 @@ class Runner:
             except Refused as error:
                 self.tally.failed.append((request.id, str(error)))
             else:
+                if len(samples) != self.params.n:
+                    raise ServerGone(f"request '{request.id}': {len(samples)} samples came back of {self.params.n}")
                 self.tally.tokens += sum(len(sample.token_ids) for sample in samples)
                 # grading can take a second where an answer needs symbolic work: not in the event loop
                 records = await asyncio.to_thread(self.make_records, request, samples)

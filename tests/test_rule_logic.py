@@ -107,7 +107,7 @@ def test_a_prompt_written_out(logic: RuleLogic) -> None:
     context = "All red is wet\nRex is red"
     problem = Problem("p", "What must Rex be?", "B", context=context, options=["odd", "wet", "shy", "big"])
     assert logic.prompt(problem) == (
-        "All red is wet\nRex is red\nWhat must Rex be?\nA. odd\nB. wet\nC. shy\nD. big\nThought 1:"
+        "All red is wet\nRex is red\nWhat must Rex be?\nodd is A\nwet is B\nshy is C\nbig is D\nThought 1:"
     )
 
 
@@ -119,7 +119,7 @@ def test_a_true_solution_written_out() -> None:
         "Thought 2: wet is no option\n"
         "Action 2: Use all wet is shy\n"
         "Observation 2: Rex is shy\n"
-        "Thought 3: shy is option C\n"
+        "Thought 3: shy is C\n"
         "Action 3: Finish[C]"
     )
 
@@ -132,7 +132,7 @@ def test_a_rule_with_only_is_the_first_wrong_way_and_the_teacher_goes_on_from_it
         "Thought 2: old is no option\n"
         "Action 2: Use all old is odd\n"
         "Observation 2: Rex is odd\n"
-        "Thought 3: odd is option A\n"
+        "Thought 3: odd is A\n"
         "Action 3: Finish[A]"
     )
 
@@ -146,7 +146,7 @@ def test_affirming_the_consequent_is_the_other_wrong_way() -> None:
         "Thought 2: wet is no option\n"
         "Action 2: Use all big is wet\n"
         "Observation 2: Rex is big\n"
-        "Thought 3: big is option D\n"
+        "Thought 3: big is D\n"
         "Action 3: Finish[D]"
     )
 
@@ -188,7 +188,7 @@ def test_every_round_uses_a_rule_of_the_context_and_goes_on_from_the_round_befor
             assert {one, other} == {word, after}
             word = after
             is_option = word in problem.options
-            ending = f"option {'ABCD'[problem.options.index(word)]}" if is_option else "no option"
+            ending = "ABCD"[problem.options.index(word)] if is_option else "no option"
             assert lines[3 * number] == f"Thought {number + 1}: {word} is {ending}"
             assert is_option == (number == len(rounds))
         assert lines[-1] == f"Action {len(rounds) + 1}: Finish[{ending[-1]}]"
@@ -242,7 +242,7 @@ def test_a_labelled_line_is_a_step_and_the_steps_join_to_the_response(logic: Rul
         ("Action 1: Finish[]", None, "unparseable"),
         ("Action 1: Finish[wet]", None, "unparseable"),
         ("Action 1: Finish[B", None, "unparseable"),
-        ("Thought 2: shy is option B", None, "unparseable"),
+        ("Thought 2: shy is B", None, "unparseable"),
         ("", None, "unparseable"),
     ],
 )

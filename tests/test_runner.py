@@ -418,7 +418,7 @@ def test_a_job_writes_graded_trajectories_and_their_provenance(
     tokens = sum(len(row.response_ids) for row in rows)
     assert meta["is_complete"]
     assert meta["counts"] == {
-        "requests": 12, "rows": 24, "correct": num_correct, "failed": 0, "generated_tokens": tokens,
+        "requests": 12, "rows": 24, "correct": num_correct, "unparseable": 0.0, "failed": 0, "generated_tokens": tokens,
     }  # fmt: skip
     assert run_the_job(config) == 0, "a complete file needs no server: this one is gone"
 

@@ -173,7 +173,7 @@ def test_logiqa_two_keeps_an_option_that_only_looks_lettered(tmp_path: Path) -> 
     persons = logiqa_row(["A is tall", "B is tall", "C is tall", "D is tall"])
     one, two, three = read(LogiQA2, tmp_path / "l.txt", [bare, lettered, persons], "dev")
     assert one.options == bare["options"]
-    assert one.info == {"subject": "Necessary Conditional Reasoning"}
+    assert one.info == {"subject": ["Necessary Conditional Reasoning"]}
     assert two.options == ["one", "two", "C.", "four"]
     assert three.options == persons["options"]
     assert (one.gold, one.context, one.question) == ("B", "Passage.", "Which?")
@@ -242,7 +242,7 @@ def test_ar_lsat_reads_passages_and_reclors_layout(tmp_path: Path) -> None:
     (tmp_path / "val_ar.json").write_text(json.dumps([reclor_row(answers=list("vwxyz"), label=4)]))
     one, two = ARLSAT(str(tmp_path)).problems("dev")
     assert (one.id, one.gold, one.context, len(one.options)) == ("ar_lsat-dev-p_1", "E", "Five people.", 5)
-    assert (two.gold, len(two.options), one.info, two.info) == ("D", 4, {"subject": "t"}, {})
+    assert (two.gold, len(two.options), one.info, two.info) == ("D", 4, {"subject": ["t"]}, {})
     assert ARLSAT(str(tmp_path), layout="reclor").problems("dev")[0].gold == "E"
     passages[0]["questions"] = [question, {**four, "answer": "E"}, "?"]
     (tmp_path / "AR_DevelopmentData.json").write_text(json.dumps([*passages, {"id": "q"}]))

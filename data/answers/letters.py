@@ -43,6 +43,8 @@ def _listed(text: str, letters: str) -> list[str]:
     text = re.sub(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r"\1", text).strip().strip("$*`\"' .")
     if re.fullmatch(r"(?i)\(?[a-z]\)?", text):
         return [text.strip("()").upper()]
+    if re.fullmatch(rf"(?:[\[(]?[{letters}][\])]?[\s,;/&]*){{2,}}", text):
+        return re.findall(rf"[{letters}]", text)
     head = re.match(rf"\(?([{letters}])\)?(?:\s*[.):：,]|\s+(?!\s*(?:or|and|/|&))|\s*$|(?=[^\x00-\x7f]))", text)
     both = re.match(rf"\(?([{letters}])\)?\s*(?:,|or|and|/|&|或|和|、)\s*(?:and\s+|or\s+)?\(?([{letters}])\b", text)
     if both:
@@ -123,6 +125,8 @@ def choose_letter(response: str, num_options: int) -> tuple[str | None, str]:
     stripped = text.strip().strip("*`\"' ")
     if re.fullmatch(r"(?i)[(\[]?[a-z][)\].:]*", stripped):
         return _settle([re.sub(r"[^A-Za-z]", "", stripped).upper()], offered, "the whole response")
+    if re.fullmatch(rf"(?:[*\[(]*[{letters}][*\])]*[\s,;/&]*){{2,8}}", stripped):
+        return _settle(re.findall(rf"[{letters}]", stripped), offered, "the whole response")
     anchored = _anchored(text, letters)
     if anchored:
         return _settle(anchored, offered, "answer phrase")

@@ -118,7 +118,9 @@ def grade_number_response(response: str, gold: str) -> Grade:
     if found.text is not None:
         answer = _one_number(found.text)
         if isinstance(answer, str) and found.how == "answer phrase" and "different" in answer:
-            sentence = re.split(r"[,;(]|\b(?:because|since|as|which|after|for|out of|per)\b", found.text)[0]
+            sentence = re.split(
+                r",(?!\s*[-+]?[$\d.])|[;(]|\b(?:because|since|as|which|after|for|out of|per)\b", found.text
+            )[0]
             answer = _one_number(sentence)
         return _judge(answer, gold, found.how)
     numbers = numbers_in(found.unmarked)

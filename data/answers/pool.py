@@ -51,6 +51,21 @@ class SymbolicPool:
     _free: "LifoQueue[_Worker | None]" = field(default_factory=LifoQueue)
     _owner: int = 0
 
+    def __post_init__(self) -> None:
+        os.register_at_fork(after_in_child=self._forget)
+
+    def _forget(self) -> None:
+        """In a fork: the lock may be held by a thread that is not here, and the sockets are the parent's; held
+        open here, they would keep the workers alive after it."""
+        if self._control is not None:
+            self._control.close()
+        while self._free.queue:
+            worker = self._free.queue.pop()
+            if worker is not None:
+                worker.connection.close()
+        self._lock, self._free = threading.RLock(), LifoQueue()
+        self._control = self._process = None
+
     def _ask(self, command: str, descriptor: int | None = None) -> str:
         """One command to the forking process, one line back. Raises OSError where it is gone."""
         assert self._control is not None

@@ -63,7 +63,7 @@ class LogiQA2(PublishedTask):
             raise BadRow(f"type must be an object, got {types!r}")
         names = sorted(_MISSPELT.get(str(name), str(name)) for name, is_of in types.items() if is_of)
         gold = letter_of(row.integer("answer"), len(options)) if row.has("answer") else ""
-        info = {"subject": " + ".join(names)} if names else {}
+        info = {"subject": names} if names else {}
         published = str(row.integer("id")) if row.has("id") else ""
         return Problem(published, row.text("question"), gold, info, row.text("text"), options)
 
@@ -167,11 +167,11 @@ class ARLSAT(PublishedTask):
         ]
 
     def problem(self, row: Row) -> Problem:
-        """`info["subject"]` joins the tags that are not empty."""
+        """`info["subject"]` lists the tags that are not empty."""
         if row.has("answers"):
             return reclor_problem(row)
         tags = row.fields.get("tags")
         names = [tag for tag in tags if isinstance(tag, str) and tag] if isinstance(tags, list) else []
-        info = {"subject": " + ".join(names)} if names else {}
+        info = {"subject": names} if names else {}
         gold, options = row.text("answer", default=""), row.texts("options")
         return Problem(row.text("id", default=""), row.text("question"), gold, info, row.text("passage"), options)

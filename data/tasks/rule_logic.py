@@ -123,7 +123,7 @@ def solve(name: str, lines: list[Line], options: list[str], rng: random.Random |
         word = after
         turn += 1
         is_end = word in options
-        steps.append(f"Thought {turn}: {word} is {'option ' + LETTERS[options.index(word)] if is_end else 'no option'}")
+        steps.append(f"Thought {turn}: {word} is {LETTERS[options.index(word)] if is_end else 'no option'}")
     return "\n".join([*steps, f"Action {turn}: Finish[{LETTERS[options.index(word)]}]"])
 
 
@@ -181,7 +181,7 @@ class RuleLogic:
 
     def prompt(self, problem: Problem) -> str:
         """Context, question and options, a line each, and `Thought 1:`, which the response goes on from."""
-        options = [f"{letter}. {option}" for letter, option in zip(LETTERS, problem.options, strict=True)]
+        options = [f"{option} is {letter}" for letter, option in zip(LETTERS, problem.options, strict=True)]
         return "\n".join([problem.context, problem.question, *options, "Thought 1:"])
 
     def split_steps(self, response: str) -> list[str]:

@@ -1,0 +1,121 @@
+"""What n samples of a problem agree on, and how likely k of them hold a right one: pure functions.
+
+Majority vote after Wang et al. 2023 (self-consistency), best of n and weighted vote after Cobbe et al. 2021 and
+Lightman et al. 2023, pass@k after Chen et al. 2021. One rule for ties everywhere: the answer (or the trajectory)
+sampled first wins. No answer never wins against an answer.
+"""
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from decimal import Decimal
+from fractions import Fraction
+from functools import lru_cache
+
+from data.records import Trajectory
+
+_DECIMAL = re.compile(r"([+-]?)((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)", re.ASCII)
+_RATIO = re.compile(r"([+-]?)(?:\\[dt]?frac\{(\d+)\}\{(\d+)\}|(\d+)\s*/\s*(\d+))", re.ASCII)
+_LONGEST_NUMBER = 200
+_SMALLEST_LEAD = 1e-9  # weights that differ by less are rounding: a tie
+
+
+@lru_cache(maxsize=65536)
+def vote_key(answer: str) -> str | Fraction:
+    """What equal answers share: the value of a number, else the text with its white space made plain.
+
+    Numbers are decimals (`7` = `7.0` = `007` = `+7`; `1,250` = `1250`) and ratios of whole numbers (`1/2` = `0.5` =
+    `\\frac{1}{2}`). Anything else counts as written, also `7%`, `$7` and `x=7`: the task's own extraction has
+    taken off what it takes off.
+    """
+    text = " ".join(answer.split())
+    if len(text) > _LONGEST_NUMBER:
+        return text
+    if found := _DECIMAL.fullmatch(text):
+        return Fraction(Decimal(found[1] + found[2].replace(",", "")))
+    if (found := _RATIO.fullmatch(text)) and int(below := found[3] or found[5]):
+        return Fraction(int(found[1] + (found[2] or found[4])), int(below))
+    return text
+
+
+def by_problem(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
+    """Problem id → its trajectories in sampling order."""
+    groups: dict[str, list[Trajectory]] = defaultdict(list)
+    for trajectory in trajectories:
+        groups[trajectory.problem_id].append(trajectory)
+    return dict(groups)
+
+
+def winning_answer(trajectories: Sequence[Trajectory], weights: Sequence[float]) -> str | None:
+    """The answer with the largest sum of weights, as it was first written; None where nobody answered.
+
+    Equal answers vote together (`vote_key`); a tie goes to the answer sampled first.
+    """
+    totals: dict[str | Fraction, list[float]] = {}
+    written: dict[str | Fraction, str] = {}
+    for trajectory, weight in zip(trajectories, weights, strict=True):
+        if trajectory.answer is not None:
+            key = vote_key(trajectory.answer)
+            totals.setdefault(key, []).append(weight)
+            written.setdefault(key, trajectory.answer)
+    best: str | None = None
+    most = -math.inf
+    for key, votes in totals.items():
+        total = math.fsum(votes)
+        if best is None or total > most + _SMALLEST_LEAD:
+            best, most = written[key], total
+    return best
+
+
+def majority_answer(trajectories: Sequence[Trajectory]) -> str | None:
+    """The most frequent answer; None where nobody answered."""
+    return winning_answer(trajectories, [1.0] * len(trajectories))
+
+
+def is_right(answer: str | None, trajectories: Sequence[Trajectory]) -> float:
+    """1 if a trajectory that gave this answer was graded right; the answer of nobody is wrong."""
+    if answer is None:
+        return 0.0
+    key = vote_key(answer)
+    return float(any(t.is_correct for t in trajectories if t.answer is not None and vote_key(t.answer) == key))
+
+
+def majority_vote(trajectories: Sequence[Trajectory]) -> float:
+    """1 if the most frequent answer is right. Ties go to the answer sampled first; no answer never wins
+    against an answer, and a problem without any answer is wrong."""
+    return is_right(majority_answer(trajectories), trajectories)
+
+
+def weighted_vote(trajectories: Sequence[Trajectory], weights: Sequence[float]) -> float:
+    """1 if the answer with the largest sum of weights (at least 0 each) is right; ties as in `majority_vote`."""
+    return is_right(winning_answer(trajectories, weights), trajectories)
+
+
+def best_index(scores: Sequence[float]) -> int:
+    """The place of the highest score; ties go to the first."""
+    return max(range(len(scores)), key=lambda index: (scores[index], -index))
+
+
+def best_of(trajectories: Sequence[Trajectory], scores: Sequence[float]) -> float:
+    """1 if the highest-scored trajectory is right; ties go to the one sampled first."""
+    return float(trajectories[best_index(scores)].is_correct)
+
+
+@lru_cache(maxsize=4096)
+def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
+    """The chance that k of n samples, drawn without replacement, hold a right one (Chen et al. 2021, eq. 1).
+
+    1 - C(n - c, k) / C(n, k), in whole numbers up to the last division: exact for every n. Raises ValueError
+    unless 0 <= c <= n and 1 <= k <= n.
+    """
+    if not (0 <= num_correct <= num_samples and 1 <= k <= num_samples):
+        raise ValueError(f"pass@{k} of {num_samples} samples, {num_correct} right, is not defined")
+    every = math.comb(num_samples, k)
+    return (every - math.comb(num_samples - num_correct, k)) / every
+
+
+def sizes_up_to(num_samples: int) -> list[int]:
+    """1, 2, 4, ... and the number of samples itself."""
+    powers = [1 << bit for bit in range(num_samples.bit_length()) if 1 << bit < num_samples]
+    return [*powers, num_samples]
