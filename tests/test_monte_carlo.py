@@ -130,4 +130,4 @@ def test_the_stages_cut_and_value_files(tmp_path: Path) -> None:
     write_records(sampled, [*completions("p/0#1", True, False), *completions("p/0#2", True, True)])
     rows = list(EstimateValues(trajectories, states).run(sampled, valued))
     assert [row.values for row in rows] == [[0.5, 1.0, 1.0], [0.5, 0.0], [0.5, 1.0, 0.0]]
-    assert valued.counts == {"states": 2, "completions": 4, "mean_value": 0.75, "unparseable": 0.0}
+    assert valued.counts == {"states": 2, "completions": 4, "mean_value": 0.75, "unparseable": 1.0}
