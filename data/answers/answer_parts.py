@@ -15,7 +15,7 @@ _SPACING = re.compile(
 )
 _THIN = re.compile(r"^(?:\\[,;:! ]|~|\s)+|(?:\\[,;:!]|~|\s|\\ )+$")
 _NAME = re.compile(
-    r"\s*(?:[A-Za-z]|\\[a-zA-Z]+|[A-Za-z]{2,3})(?:_(?:\w|\{[^{}]{1,20}\}))?'?(?:\([a-z](?:,\s*[a-z])?\))?\s*"
+    r"\s*m?\\angle\s*\{?[A-Z]{1,3}\}?\s*|\s*(?:[A-Za-z]|\\[a-zA-Z]+|[A-Za-z]{2,3})(?:_(?:\w|\{[^{}]{1,20}\}))?'?(?:\([a-z](?:,\s*[a-z])?\))?\s*"
     r"|\s*\(\s*[a-z](?:\s*,\s*[a-z]){1,4}\s*\)\s*|\s*[A-Z]{1,6}(?:_\{?\w{1,8}\}?)?(?::[A-Z]{1,6})?\s*"
 )
 _NOT_NAMES = re.compile(r"\s*(?:e|i|\\pi|\\infty|\\emptyset|\\varnothing|\\mathbb.*)\s*")
@@ -33,9 +33,10 @@ _OPEN, _CLOSE = "([{", ")]}"
 
 def unwrap(text: str) -> str:
     """Without the delimiters, boxes, braces, thin spaces and closing full stop around the whole text."""
-    text = _THIN.sub("", text)
+    text = _THIN.sub("", text).replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
     for _ in range(6):
         before = text
+        text = text.removeprefix("\\displaystyle").strip()
         if text.endswith(".") and not text.endswith(".."):
             text = text[:-1]
         if text.endswith("\\") and not text.endswith("\\\\"):
@@ -90,6 +91,11 @@ def plain_text(text: str) -> str:
     return _COMMAND_TEXT.sub(lambda match: " " + match[1] + " ", text)
 
 
+def without_text(text: str) -> str:
+    """Without `\\text{...}` and its kin."""
+    return _COMMAND_TEXT.sub(" ", text)
+
+
 def words(text: str) -> str | None:
     """The text in lower case, where it is nothing but words and the first has three letters or more."""
     plain = re.sub(r"\s+", " ", plain_text(unwrap(text))).strip().strip(".").lower()
@@ -118,6 +124,8 @@ def num_equals(text: str) -> int:
     return len(_split(unwrap(text), _EQUALS)) - 1
 
 
+_AND = re.compile(r",?\s*(?:\\(?:text|textrm|mathrm|mbox)\s*\{\s*,?\s*and\s*\}|(?<![A-Za-z\\])and(?![A-Za-z]))\s*")
+_OR_IN_BRACKETS = re.compile(r"(?:\\text\s*\{)?\s*\(\s*or\b\s*\}?")
 _SEPARATOR = re.compile(
     r"(?<!\d),|,(?!\d)|;|\\(?:text|textrm|mathrm|mbox|textbf)\s*\{[^{}]*?(?:\bor\b|\band\b|,|;)[^{}]*\}"
     r"|(?<![A-Za-z\\])(?:and/or|or|and)(?![A-Za-z])"
@@ -143,23 +151,38 @@ def members(text: str) -> list[str]:
     return [part for part in parts if part]
 
 
+def with_commas(text: str) -> str:
+    """A list joined by "and" with commas instead."""
+    return _AND.sub(", ", text)
+
+
+def alternatives(text: str) -> list[str]:
+    """The answer and what stands in brackets behind it: `12 (or 13)`; [] where there is nothing such."""
+    first, *others = _OR_IN_BRACKETS.split(text)
+    if not others:
+        return []
+    closing = r"(?:\\text\s*\{\s*\)\s*\}|\)\s*\}?)\s*$"
+    return [unwrap(first), *(unwrap(re.sub(closing, "", other.strip())) for other in others)]
+
+
 def has_many_values(text: str) -> bool:
     """Whether the text is a list, has a plus-minus sign, or is in set braces or brackets of its own."""
     plain = unwrap(text)
     if _PM.search(plain) or "\\cup" in plain or _JOINED.search(plain) or bracket_kind(text):
         return True
-    return len(members(text)) > 1 or len(find_boxes(text)) > 1
+    is_list = re.search(r"\d,\s?-?\d", _THOUSANDS.sub("", plain.replace("\\!", ""))) is not None
+    return is_list or len(members(text)) > 1 or len(find_boxes(text)) > 1
 
 
 def bracket_kind(text: str) -> str:
-    """ "set" or "tuple" where one pair of brackets stands around the whole answer, else ""."""
+    """`set`, or `tuple (]` with its brackets, where one pair stands around the whole answer; else nothing."""
     plain = re.sub(r"\\left(?![a-zA-Z])\s*|\\right(?![a-zA-Z])\s*", "", without_name(text)).strip()
     if plain.startswith("\\{") and plain.endswith("\\}") and _end_of_group(plain) == len(plain) - 1:
         return "set"
     mixed = plain[:1] in "([" and plain[-1:] in ")]" and "," in plain
-    if mixed and plain.count("(") + plain.count("[") == 1:
-        return "tuple"
-    return "tuple" if mixed and _end_of_group(plain) == len(plain) - 1 else ""
+    if mixed and (plain.count("(") + plain.count("[") == 1 or _end_of_group(plain) == len(plain) - 1):
+        return "tuple " + plain[0] + plain[-1]
+    return ""
 
 
 def _split(text: str, separator: re.Pattern[str]) -> list[str]:
@@ -179,6 +202,15 @@ def _split(text: str, separator: re.Pattern[str]) -> list[str]:
         depth += (text[position] in _OPEN) - (text[position] in _CLOSE)
         position += 1
     return [*pieces, text[start:]]
+
+
+def in_base(text: str) -> int | None:
+    """The value of a number with its base as an index (`204_5`), None for anything else."""
+    match = re.fullmatch(r"([0-9a-zA-Z]{1,40})_(?:\{(\d{1,2})\}|(\d{1,2}))", _SPACING.sub("", without_name(text)))
+    try:
+        return int(match[1], int(match[2] or match[3])) if match else None
+    except ValueError:
+        return None
 
 
 def number_and_unit(text: str) -> PlainNumber | None:

@@ -96,9 +96,14 @@ def _last_boxes(text: str) -> str | None:
         if len(between) > 40 or not between.strip(" $\n") or not _BETWEEN_BOXES.match(between):
             break
         group.insert(0, box)
-    contents = [content for _, _, content in group]
-    inner = find_boxes(contents[0]) if len(contents) == 1 else []
-    return inner[-1][2] if inner else ", ".join(contents)
+    return ", ".join(_without_boxes(content) for _, _, content in group)
+
+
+def _without_boxes(text: str) -> str:
+    """A text with the contents of the boxes in it instead of the boxes."""
+    for start, end, content in reversed(find_boxes(text)):
+        text = text[:start] + content + text[end:]
+    return text
 
 
 def _after_anchor(text: str) -> str | None:

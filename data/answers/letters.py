@@ -29,7 +29,7 @@ _DENIED_AFTER = re.compile(
     r"(?:n't|not|incorrect|wrong|false|invalid|eliminated|ruled out|不是)"
 )
 # "A" before a lower-case word is an article unless one of these follows.
-_NOT_ARTICLE = r"(?:is|was|or|and|because|since|as|must|follows|holds)\b"
+_NOT_ARTICLE = r"(?:is|are|was|were|or|and|but|because|since|as|must|seems?|follows|holds)\b"
 _MAX_TAIL = 6000
 
 

@@ -11,17 +11,20 @@ import time
 from dataclasses import dataclass
 
 from data.answers.answer_parts import (
+    alternatives,
     bracket_kind,
     has_many_values,
+    in_base,
     is_multiple_of_variable,
     members,
     num_equals,
     number_and_unit,
-    plain_text,
     sides,
     tidy,
     unwrap,
+    with_commas,
     without_name,
+    without_text,
     words,
 )
 from data.answers.final_answer import FinalAnswer, final_answer, find_boxes, visible_part
@@ -71,6 +74,15 @@ def _quick(answer: str, gold: str) -> tuple[bool, str] | None:
             is_same = is_equal_within_decimals(measured, other_number)
             if is_same is not None:
                 return is_same, "equal numbers beside a unit" if is_same else "different numbers beside a unit"
+    else:
+        measured, gold_measured = number_and_unit(value), number_and_unit(gold_value)
+        if measured is not None and gold_measured is not None:
+            is_same = is_equal_within_decimals(measured, gold_measured)
+            if is_same is not None:
+                return is_same, "equal numbers with units" if is_same else "different numbers with units"
+    base, gold_base = in_base(answer), in_base(gold)
+    if base is not None and gold_base is not None:
+        return base == gold_base, "equal numbers" if base == gold_base else "different numbers"
     own, gold_words = words(answer), words(gold)
     if own is not None and gold_words is not None:
         if own == gold_words:
@@ -80,13 +92,13 @@ def _quick(answer: str, gold: str) -> tuple[bool, str] | None:
     if second is not None and is_multiple_of_variable(answer):
         return False, "a multiple of a variable"
     kinds = {bracket_kind(answer), bracket_kind(gold)}
-    return (False, "a set against a tuple") if kinds == {"set", "tuple"} else None
+    return (False, "different brackets") if len(kinds) == 2 and "" not in kinds else None
 
 
 def _is_prose(text: str) -> bool:
-    plain = plain_text(text)
-    if _NON_LATIN.search(plain):
+    if _NON_LATIN.search(text):
         return True
+    plain = without_text(text)
     found = _WORD.findall(re.sub(r"\\[a-zA-Z]+", " ", plain))
     return (bool(_PROSE.search(plain)) and len(found) >= 2) or len(found) >= 4
 
@@ -104,6 +116,8 @@ def _parts(answer: str, gold: str) -> list[str]:
     """The parts of an answer each of which must be the gold answer: sides of a chain, alternatives; else []."""
     if _is_prose(gold):
         return []
+    if len(named := alternatives(answer)) > 1 and not alternatives(gold):
+        return named
     if has_many_values(gold) or _EUROPEAN.fullmatch(unwrap(answer)):
         return []
     listed = members(answer)
@@ -122,6 +136,7 @@ def compare_math(answer: str, gold: str) -> tuple[str, str]:
         return "unparseable", "an empty answer"
     if len(answer) > _MAX_CHARS or len(gold) > _MAX_CHARS:
         return "unparseable", f"longer than {_MAX_CHARS} characters"
+    answer, gold = re.sub(r"\s{2,}", " ", answer), re.sub(r"\s{2,}", " ", gold)
     budget = _Budget(time.monotonic() + POOL.seconds)
     if not _is_prose(answer):
         decided = _quick(answer, gold)
@@ -147,8 +162,8 @@ def _compare_parts(parts: list[str], gold: str, budget: _Budget) -> tuple[str, s
 
 def _compare_whole(answer: str, gold: str, budget: _Budget) -> tuple[str, str]:
     """By math-verify; what wraps a whole formula is taken off, what stands in a sentence is left to it."""
-    bare_answer = unwrap(answer) if not _is_prose(answer) else answer
-    bare_gold = unwrap(gold) if not _is_prose(gold) else gold
+    bare_answer = with_commas(unwrap(answer)) if not _is_prose(answer) else answer
+    bare_gold = with_commas(unwrap(gold)) if not _is_prose(gold) else gold
     forms = [(one, other) for one in _ways(bare_gold) for other in _ways(bare_answer)]
     verdict, reason = POOL.compare(bare_gold, bare_answer, forms, budget.seconds)
     if verdict == "unparseable" and _DELIMITERS.search(answer):
@@ -165,11 +180,18 @@ def grade_math(prediction: str, gold: str) -> Grade:
         text = visible_part(text) or ""
     boxes = find_boxes(text)
     shown = unwrap(boxes[-1][2]) if len(boxes) == 1 else unwrap(text)
+    if len(boxes) == 1 and _is_prose(shown) and (said := final_answer(shown)).how.startswith("corrected"):
+        text = shown = said.unmarked
     if len(boxes) == 1:
         verdict, reason = compare_math(shown, _gold_of(gold))
         if verdict == "right" or (verdict == "wrong" and reason != NOT_EQUAL):
             return _grade(shown, verdict, reason)
-    if not boxes:
+    if len(boxes) > 1:
+        found = final_answer(text)
+        verdict, reason = compare_math(found.text or "", _gold_of(gold))
+        if verdict == "right" or (verdict == "wrong" and reason != NOT_EQUAL):
+            return _grade(found.text or "", verdict, reason)
+    elif not boxes:
         found = final_answer(text)
         if found.how.startswith("corrected"):
             text = found.unmarked
@@ -182,8 +204,10 @@ def grade_math_response(response: str, gold: str) -> Grade:
     found: FinalAnswer = final_answer(response)
     gold_answer = _gold_of(gold)
     if found.text is not None:
-        verdict, reason = compare_math(found.text, gold_answer)
-        return _grade(found.text, verdict, reason)
+        said = final_answer(found.text) if _is_prose(found.text) else found
+        answer = said.unmarked if said.how.startswith("corrected") else found.text
+        verdict, reason = compare_math(answer, gold_answer)
+        return _grade(answer, verdict, reason)
     if not found.unmarked.strip():
         return Grade(None, False, found.how)
     statement = _last_statement(found.unmarked)

@@ -43,7 +43,7 @@ class _Worker:
 class SymbolicPool:
     """`num_workers` processes; `seconds` is the deadline of one comparison, from the moment a worker has it."""
 
-    num_workers: int = 2
+    num_workers: int = 8
     seconds: float = 0.85
     _control: socket.socket | None = None
     _process: "subprocess.Popen[bytes] | None" = None
@@ -209,4 +209,5 @@ class SymbolicPool:
             self._process = None
 
 
-POOL = SymbolicPool(num_workers=max(1, min(4, os.cpu_count() or 1)))
+# More workers than cores: where some hang, the others need not wait for them, and an idle one costs a few MiB.
+POOL = SymbolicPool(num_workers=max(8, os.cpu_count() or 1))
