@@ -58,6 +58,8 @@ class GradeAnswers:
     def run(self, input_path: str, context: StageContext) -> Iterator[Any]:
         """`GradedAnswer` rows."""
         rows = read_records(AnswerToGrade, input_path)
+        if not rows:
+            raise BadInput(f"{input_path}: holds no row to grade")
         unknown = next((row for row in rows if row.kind not in KINDS), None)
         if unknown is not None:
             raise BadInput(f"{input_path}: row '{unknown.id}': no kind '{unknown.kind}': use one of {', '.join(KINDS)}")

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.grader_hostile import resident_mib
 from data.answers.pool import SymbolicPool
 
 ROOT = Path(__file__).resolve().parent.parent
 EASY = ("\\sqrt{8}", "2\\sqrt{2}", [(True, True)])
 UNEQUAL = ("\\sqrt{8}", "3\\sqrt{2}", [(True, True)])
-HANGING = ("x", "\\frac{x^{5000}-y^{5000}}{x-y}+\\int_0^1 x^{x^{x}} dx", [(True, True)])
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +69,8 @@ def test_right_and_wrong_are_told_apart(pool: SymbolicPool) -> None:
     assert pool.compare(*UNEQUAL)[0] == "wrong"
 
 
-def stop_a_worker_when_busy(pool: SymbolicPool) -> list[int]:
-    """Freeze every worker, as a hang in native code would; their ids."""
+def freeze_workers(pool: SymbolicPool) -> list[int]:
+    """Stop every worker, as a hang in native code would; their ids."""
     pool.compare(*EASY)
     frozen = children_of(the_process(pool))
     for pid in frozen:
@@ -79,7 +79,7 @@ def stop_a_worker_when_busy(pool: SymbolicPool) -> list[int]:
 
 
 def test_a_hung_worker_is_killed_and_the_pool_heals(pool: SymbolicPool) -> None:
-    frozen = stop_a_worker_when_busy(pool)
+    frozen = freeze_workers(pool)
     assert frozen
     for _ in frozen:
         started = time.monotonic()
@@ -109,9 +109,7 @@ def test_a_memory_bomb_dies_alone(pool: SymbolicPool) -> None:
         pool.compare("x", bomb, [(True, True)])
         assert time.monotonic() - started < pool.seconds + 1.0
         for pid in [the_process(pool), *children_of(the_process(pool))]:
-            status = Path(f"/proc/{pid}/status").read_text()
-            peak = int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
-            assert peak < 1 << 20  # kB: 1 GiB
+            assert resident_mib(pid, "VmHWM") < 1024
     assert pool.compare(*EASY)[0] == "right"
 
 
@@ -120,14 +118,6 @@ def test_many_threads_at_once_each_get_their_own_verdict(pool: SymbolicPool) -> 
     with ThreadPoolExecutor(16) as threads:
         verdicts = list(threads.map(lambda pair: pool.compare(pair[0], pair[1], [(True, True)])[0], pairs))
     assert verdicts == ["right" if is_same else "wrong" for _, _, is_same in pairs]
-
-
-def test_the_first_call_may_come_from_many_threads_at_once() -> None:
-    pool = SymbolicPool(num_workers=2)
-    with ThreadPoolExecutor(8) as threads:
-        verdicts = list(threads.map(lambda _: pool.compare(*EASY)[0], range(8)))
-    assert verdicts == ["right"] * 8
-    pool.stop()
 
 
 def test_it_works_in_a_thread_of_a_program_that_handles_signals(pool: SymbolicPool) -> None:
@@ -155,38 +145,74 @@ def test_a_fork_of_the_program_has_workers_of_its_own_and_leaves_ours_alone(pool
     assert pool.compare(*EASY)[0] == "right"
 
 
+def test_a_fork_while_another_thread_holds_the_lock_does_not_wait_for_ever(pool: SymbolicPool) -> None:
+    pool.compare(*EASY)
+    is_held, is_forked = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with pool._lock:
+            is_held.set()
+            is_forked.wait(10)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    is_held.wait(10)
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(20)  # ends the child where it hangs
+            verdict, _ = pool.compare(*EASY)
+            pool.stop()
+            os._exit(0 if verdict == "right" else 1)
+        except BaseException:
+            os._exit(2)
+    is_forked.set()
+    holder.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_the_pool_heals_when_the_forking_process_is_killed(pool: SymbolicPool) -> None:
     pool.compare(*EASY)
     processes = [the_process(pool), *children_of(the_process(pool))]
     os.kill(processes[0], signal.SIGKILL)
-    verdicts = [pool.compare(*EASY)[0] for _ in range(4)]
-    assert verdicts[-1] == "right"
     assert wait_until_gone(processes) == []
+    verdicts = [pool.compare(*EASY)[0] for _ in range(6)]
+    assert verdicts[-2:] == ["right", "right"]
+    assert verdicts.count("unparseable") <= pool.num_workers
 
 
-def test_nothing_is_left_over_after_stop_and_the_pool_starts_anew() -> None:
+def test_the_first_call_may_come_from_many_threads_and_nothing_is_left_over_after_stop() -> None:
     pool = SymbolicPool(num_workers=2)
-    with ThreadPoolExecutor(2) as threads:
-        list(threads.map(lambda _: pool.compare(*EASY), range(4)))
+    with ThreadPoolExecutor(8) as threads:
+        verdicts = list(threads.map(lambda _: pool.compare(*EASY)[0], range(8)))
+    assert verdicts == ["right"] * 8
     processes = [the_process(pool), *children_of(the_process(pool))]
+    assert len(processes) == 3
     pool.stop()
     assert wait_until_gone(processes) == []
-    assert pool.compare(*EASY)[0] == "right"
+
+
+def test_a_stopped_pool_starts_anew(pool: SymbolicPool) -> None:
+    pool.compare(*EASY)
     pool.stop()
+    assert pool.compare(*EASY)[0] == "right"
 
 
 PROGRAM = """
 import os, sys, time
+from benchmarks.grader_hostile import resident_mib
 from data.answers.pool import SymbolicPool
 pool = SymbolicPool(num_workers=2)
 assert pool.compare("1/2", "0.5", [(True, True)])[0] == "right"
 if "fork" in sys.argv:
     if os.fork() == 0:
-        time.sleep(60)
+        os.close(1)
+        time.sleep(8)
+        os._exit(0)
 print(pool._process.pid, os.getpid(), flush=True)
 if "busy" in sys.argv:
     while True:
-        pool.compare("x", "\\\\int_0^1 x^{x^{x}} \\\\sin(x^3) dx", [(True, True)])
+        pool.compare("x", "\\\\int e^{-x^2} \\\\sin(x^3) \\\\log(x) dx", [(True, True)])
 if "exit" not in sys.argv:
     time.sleep(60)
 """
@@ -200,14 +226,15 @@ def start_program(*words: str) -> tuple["subprocess.Popen[str]", list[int]]:
     return process, [server, *children_of(server)]
 
 
-@pytest.mark.parametrize("state", ["idle", "busy"])
+@pytest.mark.parametrize("state", ["busy", "fork"])
 def test_nothing_is_left_over_when_the_program_is_killed(state: str) -> None:
+    """Killed with -9 while its workers work, or while a fork of it lives on."""
     process, processes = start_program(state)
     time.sleep(0.3)
     processes = sorted({*processes, *children_of(processes[0])})
     process.kill()
     process.wait(10)
-    assert wait_until_gone(processes) == []
+    assert wait_until_gone(processes, seconds=5.0) == []
 
 
 def test_nothing_is_left_over_when_the_program_ends_without_stop() -> None:

@@ -131,7 +131,7 @@ def solve(name: str, lines: list[Line], options: list[str], rng: random.Random |
 class RuleLogic:
     """Args: problems a split, demonstrations of the training problems, the teacher's rate of wrong ways."""
 
-    num_train: int = 8000
+    num_train: int = 24000
     num_dev: int = 200
     num_test: int = 1000
     num_demonstrations: int = 24000
