@@ -22,6 +22,12 @@ stage() {
   fi
 }
 
+# The experiment of a kind that is made for the task, else word_arithmetic's, whose settings fit any small model.
+experiment() {
+  local own=exp/$1/$task
+  if [[ -f conf/$own.yaml ]]; then echo "$own"; else echo "exp/$1/word_arithmetic"; fi
+}
+
 # Arguments `key=value` become shell variables, so that scripts take their settings as the programs do.
 # Keys that are not among the script's own (listed in $settings) go to $extra, for the sampling programs.
 extra=()

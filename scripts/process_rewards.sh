@@ -8,11 +8,12 @@
 set -euo pipefail
 settings="task policy run num_problems num_samples num_completions max_tokens max_length held_out_share seed exp"
 task=word_arithmetic policy='' run='' num_problems=1000 num_samples=8 num_completions=4 max_tokens=128
-max_length=512 held_out_share=0.1 seed=0 exp=exp/reward/word_arithmetic
+max_length=512 held_out_share=0.1 seed=0 exp=''
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
 mkdir -p "$run"
+exp=${exp:-$(experiment reward)}
 out=$run/process_rewards
 ask=(policy="$policy" task="$task" seed="$seed" params.max_tokens="$max_tokens" server.max_model_len="$max_length" "${extra[@]}")
 

@@ -2,26 +2,28 @@
 # From a fresh clone to a better reasoner: installs, then teaches a tiny policy, measures its steps, trains a
 # process reward model and two DPO policies, evaluates all three, and writes experiments/quickstart/report.html.
 #
-#   bash scripts/quickstart.sh [seed=0] [run=experiments/quickstart]
+#   bash scripts/quickstart.sh [seed=0] [run=experiments/quickstart] [task=word_arithmetic]
+#   bash scripts/quickstart.sh task=rule_logic run=experiments/rule_logic
 #   bash scripts/quickstart.sh run=experiments/rehearsal configs=exp/debug num_problems=24 num_test=32   minutes
 #
 # Safe to run again from the top after anything: finished stages are kept.
 set -euo pipefail
-settings="run seed num_problems num_test configs"
-run=experiments/quickstart seed=0 num_problems=1000 num_test=1000 configs=exp
+settings="task run seed num_problems num_test configs"
+task=word_arithmetic run=experiments/quickstart seed=0 num_problems=1000 num_test=1000 configs=exp
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 mkdir -p "$run"
-common=(run="$run" seed="$seed")
+common=(task="$task" run="$run" seed="$seed")
 sft=$run/sft/model
 
-stage make_demonstrations "$python" run_stage.py -cn make_demonstrations output="$run/demonstrations.jsonl"
+stage make_demonstrations "$python" run_stage.py -cn make_demonstrations task="$task" \
+  output="$run/demonstrations.jsonl"
 stage make_policy "$python" run_stage.py -cn make_policy input="$run/demonstrations.jsonl" output="$run/base" seed="$seed"
-stage train_sft "$python" trainer_base_ds_mul.py -cn "$configs/sft/word_arithmetic" output_dir="$run/sft" \
+stage train_sft "$python" trainer_base_ds_mul.py -cn "$configs/sft/$task" output_dir="$run/sft" \
   model.path="$run/base" examples.path="$run/demonstrations.jsonl" seed="$seed"
-bash scripts/process_rewards.sh policy="$sft" num_problems="$num_problems" exp="$configs/reward/word_arithmetic" "${common[@]}"
+bash scripts/process_rewards.sh policy="$sft" num_problems="$num_problems" exp="$configs/reward/$task" "${common[@]}"
 for pairs in outcome process; do
-  bash scripts/step_dpo.sh pairs="$pairs" policy="$sft" exp="$configs/dpo/word_arithmetic" "${common[@]}"
+  bash scripts/step_dpo.sh pairs="$pairs" policy="$sft" exp="$configs/dpo/$task" "${common[@]}"
 done
 for name in sft dpo process_dpo; do
   bash scripts/evaluate.sh name="$name" policy="$run/$name/model" num_problems="$num_test" "${common[@]}"

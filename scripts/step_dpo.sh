@@ -9,11 +9,12 @@
 # Safe to run again from the top.
 set -euo pipefail
 settings="task policy run pairs max_length seed exp"
-task=word_arithmetic policy='' run='' pairs=process max_length=512 seed=0 exp=exp/dpo/word_arithmetic
+task=word_arithmetic policy='' run='' pairs=process max_length=512 seed=0 exp=''
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
 data=$run/process_rewards
+exp=${exp:-$(experiment dpo)}
 case $pairs in
 outcome) name=dpo known=(seed="$seed") ;;
 process) name=process_dpo known=(seed="$seed" stage.scores="$data/step_scores.jsonl") ;;

@@ -23,6 +23,7 @@ _ROOT = Path(__file__).resolve().parent.parent.parent
 NOT_EQUAL = "not equal by math-verify"
 _START_SECONDS = 120.0
 _FORK_SECONDS = 5.0
+_STILLBORN_SECONDS = 0.05
 
 
 class PoolBroken(RuntimeError):
@@ -160,7 +161,13 @@ class SymbolicPool:
         try:
             if worker is None:
                 worker = self._fork()
-            answered = self._exchange(worker, {"gold": gold, "answer": answer, "forms": forms}, seconds)
+            request = {"gold": gold, "answer": answer, "forms": forms}
+            started = time.monotonic()
+            answered = self._exchange(worker, request, seconds)
+            if answered is None and time.monotonic() - started < _STILLBORN_SECONDS:
+                worker.connection.close()  # it was dead before it was asked: that is not this answer's doing
+                worker = self._fork()
+                answered = self._exchange(worker, request, seconds)
             if answered is None:
                 # its memory can take long to give back: nobody waits for that
                 threading.Thread(target=self._kill, args=(worker,), daemon=True).start()
