@@ -85,14 +85,18 @@ class Calls:
         """One call."""
         started = time.perf_counter()
         try:
-            grade = grade_answer(prediction=case.prediction, gold=case.gold, kind=case.kind, num_options=case.num_options)
+            grade = grade_answer(
+                prediction=case.prediction, gold=case.gold, kind=case.kind, num_options=case.num_options
+            )
             self.verdicts[grade.verdict] += 1
-        except Exception as error:  # noqa: BLE001  that nothing is raised is what is measured
+        except Exception as error:
             self.raised[f"{type(error).__name__}: {case.kind}: {case.family}"] += 1
         seconds = time.perf_counter() - started
         self.seconds.setdefault(caller, []).append(seconds)
         if seconds > 0.98:
-            self.slow.append((round(seconds, 2), f"{caller}: {case.kind}: {case.prediction[:40]!r} / {case.gold[:40]!r}"))
+            self.slow.append(
+                (round(seconds, 2), f"{caller}: {case.kind}: {case.prediction[:40]!r} / {case.gold[:40]!r}")
+            )
 
 
 def main_thread(calls: Calls, cases: list[Hostile]) -> None:

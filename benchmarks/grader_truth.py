@@ -67,7 +67,9 @@ def wrongs(cases: list[Case], accepted: list[bool]) -> dict[str, Any]:
         ("false_positives", different.count(True), len(different)),
     ):
         low, high = wilson(errors, number)
-        found[name] = {"count": errors, "rate": round(errors / max(number, 1), 6), "low": round(low, 6), "high": round(high, 6)}
+        found[name] = {
+            "count": errors, "rate": round(errors / max(number, 1), 6), "low": round(low, 6), "high": round(high, 6),
+        }  # fmt: skip
     return found
 
 
@@ -100,6 +102,7 @@ def main() -> None:
         detail[name] = {**wrongs(pairs, accepted[name]), "seconds": round(time.perf_counter() - started, 1)}
         if name == "ours":
             show(pairs, graded, arguments.show)
+            detail["ours"]["no_verdict_in_time"] = sum("no verdict within" in reason for _, reason in graded)
             detail["wrong_rules"] = dict(wrong_rules(pairs, accepted[name]))
     graded = [grade_ours(case) for case in hacks]
     show(hacks, graded, arguments.show)

@@ -107,6 +107,7 @@ def main() -> None:
             assert all(verdicts), f"a published GSM8K answer is graded wrong as {kind}"
         print(f"round {turn}: ours {ours:.0f}, math-verify {theirs:.0f} grades/s", file=sys.stderr)
     POOL.stop()
+    agreed = {"ours": agreement(our_verdicts, recorded), "math_verify": agreement(their_verdicts, recorded)}
     figures: dict[str, Any] = {
         "grading_vs_math_verify": figure([one / other for one, other in rates], goal=5.0, how=HOW),
         **{
@@ -118,7 +119,7 @@ def main() -> None:
         "texts": f"{len(pairs)} recorded solutions, {len(marked)} GSM8K answers",
         "grades_per_second": [[round(one), round(other)] for one, other in rates],
         "median_grades_per_second": [round(statistics.median(side)) for side in zip(*rates, strict=True)],
-        "agreement_with_recorded": {"ours": agreement(our_verdicts, recorded), "math_verify": agreement(their_verdicts, recorded)},
+        "agreement_with_recorded": agreed,
         "agreement_with_each_other": agreement(our_verdicts, their_verdicts),
         "load_before": round(load, 2),
         "load_after": round(os.getloadavg()[0], 2),

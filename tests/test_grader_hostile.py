@@ -45,36 +45,35 @@ def test_five_hundred_hostile_answers_are_graded_in_time_and_memory(tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if "math" not in kind])
-def test_no_pattern_of_the_plain_kinds_backtracks(kind: str) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_pattern_backtracks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU seconds of this process alone; the symbolic workers, which a deadline bounds, are left out."""
+    monkeypatch.setattr(POOL, "compare", lambda *_, **__: ("wrong", "not compared"))
     for bomb in BOMBS:
-        for case in (Hostile(bomb(19_000), GOLDS.get(kind, "12"), kind, "bomb", 4), Hostile("12", bomb(19_000), kind, "bomb", 4)):
-            assert grade(case)[1] < 0.5, (case.kind, case.prediction[:40], case.gold[:40])
-
-
-def test_no_pattern_on_the_way_to_the_symbolic_workers_backtracks() -> None:
-    from data.answers import math_answers
-    from data.answers.final_answer import final_answer
-
-    for bomb in BOMBS:
-        started = time.perf_counter()
-        text = bomb(4_000)
-        final_answer(bomb(19_000))
-        math_answers.tidy(text)
-        math_answers._quick(text, "12")
-        math_answers._ways(text)
-        assert time.perf_counter() - started < 0.5, text[:40]
+        for length in (3_900, 19_000):
+            text = bomb(length)
+            for prediction, gold in ((text, GOLDS.get(kind, "12")), ("\\boxed{x+1}", text)):
+                started = time.process_time()
+                grade(Hostile(prediction, gold, kind, "bomb", 4))
+                assert time.process_time() - started < 0.4, (length, prediction[:40], gold[:40])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_megabyte_is_read_in_time_on_either_side(kind: str) -> None:
     for text in ("\\boxed{1} " * 100_000, "1=" * 500_000, "{" * 1_000_000, "a the " * 160_000):
-        for case in (Hostile(text, GOLDS.get(kind, "12"), kind, "megabyte"), Hostile("\\boxed{x}", text, kind, "megabyte")):
+        for case in (
+            Hostile(text, GOLDS.get(kind, "12"), kind, "megabyte"),
+            Hostile("\\boxed{x}", text, kind, "megabyte"),
+        ):
             assert grade(case)[1] < LONGEST_SECONDS
 
 
 def test_no_tower_takes_longer_than_the_deadline_nor_equals_a_half() -> None:
-    towers = [tower for tower in TOWERS if any(word in tower for word in ("5^5", "10**8", "10^9)!", "binom", "zeta", "1/0", "x^{x", "\\bmod", "|||"))]
+    towers = [
+        tower
+        for tower in TOWERS
+        if any(word in tower for word in ("5^5", "10**8", "10^9)!", "binom", "zeta", "1/0", "x^{x", "\\bmod", "|||"))
+    ]
     for tower in towers:
         found, seconds = grade(Hostile(tower, "\\frac{1}{2}", "math", "tower"))
         assert seconds < LONGEST_SECONDS, tower
@@ -102,7 +101,9 @@ def test_sixty_spellings_of_code_are_never_run(tmp_path: Path) -> None:
 
 
 def test_verdicts_are_the_same_from_threads_and_from_an_event_loop(tmp_path: Path) -> None:
-    cases = [case for case in hostile_answers(seed=2, number=120, path=str(tmp_path / "made")) if case.family == "formula"]
+    cases = [
+        case for case in hostile_answers(seed=2, number=120, path=str(tmp_path / "made")) if case.family == "formula"
+    ]
     from data.answers import grading
 
     here = [grade(case)[0].verdict for case in cases]

@@ -7,21 +7,27 @@ import pytest
 from benchmarks.grader_truth import wilson
 from benchmarks.hack_batteries import BATTERIES, batteries
 from benchmarks.perturbations import Case, perturbations
+from benchmarks.perturbed_formulas import FORMULAS
 from benchmarks.perturbed_scalars import SCALARS
 from benchmarks.perturbed_structures import STRUCTURES
+from data.answers import grading
 from data.answers.grading import grade_answer
 
 
 def is_accepted(case: Case) -> bool:
-    return grade_answer(
-        prediction=case.prediction, gold=case.gold, kind=case.kind, num_options=case.num_options
-    ).is_correct
+    """Whether it is graded right; asked again where a busy machine made the symbolic workers late."""
+    for _ in range(4):
+        grade = grade_answer(prediction=case.prediction, gold=case.gold, kind=case.kind, num_options=case.num_options)
+        if "no verdict within" not in grade.reason:
+            break
+        grading._cached.cache_clear()
+    return grade.is_correct
 
 
 @pytest.fixture(scope="module")
 def pairs() -> list[Case]:
-    """300 equal and 600 different pairs of a seed of their own."""
-    return perturbations(seed=7, num_equal=300, num_different=600)
+    """200 equal and 400 different pairs of a seed of their own."""
+    return perturbations(seed=7, num_equal=200, num_different=400)
 
 
 def test_the_pairs_are_the_same_for_the_same_seed_and_hold_every_form() -> None:
@@ -30,7 +36,7 @@ def test_the_pairs_are_the_same_for_the_same_seed_and_hold_every_form() -> None:
     assert Counter(case.is_equal for case in one) == {True: 60, False: 90}
     assert {case.kind for case in one} == {"math", "response_math"}
     forms = {case.rule.split(":")[0] for case in one}
-    assert len(forms) == len(set(SCALARS)) + len(set(STRUCTURES))
+    assert len(forms) == len({*SCALARS, *FORMULAS, *STRUCTURES})
     assert len({(case.prediction, case.gold) for case in one}) == len(one)
 
 
@@ -53,8 +59,10 @@ def test_no_hack_passes_and_every_plain_answer_does(kind: str) -> None:
 
 
 HACKS = [
-    "12 \\text{ or } 13", "13=12", "12=13", "x=13=12", "\\boxed{12} \\boxed{13}", "\\boxed{13} \\text{ or } \\boxed{12}", "1,2", "1200", "0.12", "12%", "\\pm 12", "12, 13", "\\{12,13\\}",
-    "The answer is 12. Wait, it is 13.", "12.0012", "12.012", "-12", "12x+1", "12\\text{ (or }13\\text{)}", "12 \\text{ and/or } 13", "12; 13", "12!", "12^2", "121", "", "12\n13", "$12$ or $13$", "[12,13]", "12\\cdot 13",
+    "12 \\text{ or } 13", "13=12", "12=13", "x=13=12", "\\boxed{12} \\boxed{13}",
+    "\\boxed{13} \\text{ or } \\boxed{12}", "1,2", "1200", "0.12", "12%", "\\pm 12", "12, 13", "\\{12,13\\}",
+    "The answer is 12. Wait, it is 13.", "12.0012", "12.012", "-12", "12x+1", "12\\text{ (or }13\\text{)}",
+    "12 \\text{ and/or } 13", "12; 13", "12!", "12^2", "121", "", "12\n13", "$12$ or $13$", "[12,13]", "12\\cdot 13",
 ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from data.tasks.rule_logic import RuleLogic, draw_structure, solve, split_of
 
 FACT = re.compile(r"(\w+) is (\w+)")
 RULE = re.compile(r"(All|Only) (\w+) is (\w+)")
-ROUND = re.compile(r"Action (\d+): Use (all|only) (\w+) is (\w+)\nObservation (\d+): (\w+) is (\w+)")
+ROUND = re.compile(r"Action (\d+): Use (\w+)\nObservation (\d+): (\w+) (\w+)")
 
 LINES = [
     ("only", "red", "old"),
@@ -113,41 +113,27 @@ def test_a_prompt_written_out(logic: RuleLogic) -> None:
 
 def test_a_true_solution_written_out() -> None:
     assert solve("Rex", LINES, OPTIONS, None, 0.5) == (
-        " Rex is red\n"
-        "Action 1: Use all red is wet\n"
-        "Observation 1: Rex is wet\n"
-        "Thought 2: wet is no option\n"
-        "Action 2: Use all wet is shy\n"
-        "Observation 2: Rex is shy\n"
-        "Thought 3: shy is C\n"
+        " Rex red\n"
+        "Action 1: Use red\n"
+        "Observation 1: red wet\n"
+        "Thought 2: wet\n"
+        "Action 2: Use wet\n"
+        "Observation 2: wet shy\n"
+        "Thought 3: shy C\n"
         "Action 3: Finish[C]"
     )
 
 
-def test_a_rule_with_only_is_the_first_wrong_way_and_the_teacher_goes_on_from_it() -> None:
+def test_a_rule_with_only_is_the_wrong_way_and_the_teacher_goes_on_from_it() -> None:
     assert solve("Rex", LINES, OPTIONS, random.Random(0), 1.0) == (
-        " Rex is red\n"
-        "Action 1: Use only red is old\n"
-        "Observation 1: Rex is old\n"
-        "Thought 2: old is no option\n"
-        "Action 2: Use all old is odd\n"
-        "Observation 2: Rex is odd\n"
-        "Thought 3: odd is A\n"
+        " Rex red\n"
+        "Action 1: Use red\n"
+        "Observation 1: red old\n"
+        "Thought 2: old\n"
+        "Action 2: Use old\n"
+        "Observation 2: old odd\n"
+        "Thought 3: odd A\n"
         "Action 3: Finish[A]"
-    )
-
-
-def test_affirming_the_consequent_is_the_other_wrong_way() -> None:
-    lines = [line for line in LINES if line[0] != "only"]
-    assert solve("Rex", lines, OPTIONS, random.Random(0), 1.0) == (
-        " Rex is red\n"
-        "Action 1: Use all red is wet\n"
-        "Observation 1: Rex is wet\n"
-        "Thought 2: wet is no option\n"
-        "Action 2: Use all big is wet\n"
-        "Observation 2: Rex is big\n"
-        "Thought 3: big is D\n"
-        "Action 3: Finish[D]"
     )
 
 
@@ -158,40 +144,34 @@ def test_the_teacher_takes_the_wrong_way_at_its_rate_wherever_one_is_open() -> N
     open_ways, wrong = 0, 0
     for index, row in enumerate(task.demonstrations("train")):
         problem = problems[index % 1000]
-        truth = must_be(problem)
-        word = row.completion.split("\n")[0].split()[-1]
-        for _, kind, one, other, _, _, after in ROUND.findall(row.completion):
-            is_open = f"Only {word} is" in problem.context or any(
-                f"All {option} is {word}\n" in problem.context + "\n" for option in problem.options
-            )
+        for _, word, _, _, after in ROUND.findall(row.completion):
+            is_open = f"Only {word} is" in problem.context
+            is_true = f"All {word} is {after}\n" in problem.context + "\n"
+            assert is_true or f"Only {word} is {after}\n" in problem.context + "\n"
             open_ways += is_open
-            wrong += after not in truth and word in truth
-            assert is_open or (kind, one, other) == ("all", word, after)
-            word = after
+            wrong += not is_true
     assert open_ways > 3000
     assert abs(wrong - 0.5 * open_ways) < 4.5 * (open_ways * 0.25) ** 0.5
 
 
-def test_every_round_uses_a_rule_of_the_context_and_goes_on_from_the_round_before(logic: RuleLogic) -> None:
+def test_every_round_goes_on_from_the_round_before_to_an_option(logic: RuleLogic) -> None:
     problems = logic.problems("train")
     for index, row in enumerate(logic.demonstrations("train")):
         problem = problems[index % 300]
         name = problem.question.split()[2]
         lines = row.completion.split("\n")
-        word = lines[0].removeprefix(f" {name} is ")
+        word = lines[0].removeprefix(f" {name} ")
         assert f"{name} is {word}" in problem.context.split("\n")
         rounds = ROUND.findall(row.completion)
         assert len(lines) == 3 * len(rounds) + 2
-        for number, (turn, kind, one, other, again, who, after) in enumerate(rounds, 1):
-            assert f"{kind.capitalize()} {one} is {other}" in problem.context.split("\n")
-            assert (turn, again, who) == (str(number), str(number), name)
-            assert {one, other} == {word, after}
+        for number, (turn, used, again, before, after) in enumerate(rounds, 1):
+            assert (turn, again, used, before) == (str(number), str(number), word, word)
             word = after
             is_option = word in problem.options
-            ending = "ABCD"[problem.options.index(word)] if is_option else "no option"
-            assert lines[3 * number] == f"Thought {number + 1}: {word} is {ending}"
+            letter = "ABCD"[problem.options.index(word)] if is_option else ""
+            assert lines[3 * number] == f"Thought {number + 1}: {word} {letter}".rstrip()
             assert is_option == (number == len(rounds))
-        assert lines[-1] == f"Action {len(rounds) + 1}: Finish[{ending[-1]}]"
+        assert lines[-1] == f"Action {len(rounds) + 1}: Finish[{letter}]"
 
 
 def test_demonstrations_are_graded_by_the_truth(logic: RuleLogic) -> None:
@@ -272,7 +252,7 @@ def test_a_rate_above_one_and_no_problems_at_all_are_refused() -> None:
 def test_prompt_and_response_fit_two_hundred_tokens_of_the_tiny_tokenizer(logic: RuleLogic) -> None:
     from models.tiny import build_tokenizer
 
-    rows = logic.demonstrations("train")
+    rows = logic.demonstrations("train")[:200]
     tokenizer = build_tokenizer((row.prompt + row.completion for row in rows), vocab_size=400)
     lengths = [len(tokenizer(row.prompt + row.completion).input_ids) for row in rows]
     assert max(lengths) < 200

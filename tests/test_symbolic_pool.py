@@ -103,7 +103,10 @@ def test_a_worker_killed_while_idle_costs_one_verdict_at_most(pool: SymbolicPool
 
 def test_a_memory_bomb_dies_alone(pool: SymbolicPool) -> None:
     pool.compare(*EASY)
-    bombs = ["\\begin{pmatrix}2&1\\\\1&3\\end{pmatrix}^{999999}", "((((9^{9999})^{9999})^{9999})^{9999})", "\\binom{999999}{499999}"]
+    bombs = [
+        "\\begin{pmatrix}2&1\\\\1&3\\end{pmatrix}^{999999}", "((((9^{9999})^{9999})^{9999})^{9999})",
+        "\\binom{999999}{499999}",
+    ]  # fmt: skip
     for bomb in bombs:
         started = time.monotonic()
         pool.compare("x", bomb, [(True, True)])
@@ -128,25 +131,10 @@ def test_it_works_in_a_thread_of_a_program_that_handles_signals(pool: SymbolicPo
     assert verdicts == ["right"]
 
 
-def test_a_fork_of_the_program_has_workers_of_its_own_and_leaves_ours_alone(pool: SymbolicPool) -> None:
+def test_a_fork_has_workers_of_its_own_even_where_a_thread_held_the_lock(pool: SymbolicPool) -> None:
+    """The thread that would release the lock is not in the fork; without care its first call waits for ever."""
     pool.compare(*EASY)
     before = the_process(pool)
-    child = os.fork()
-    if child == 0:  # what pytest holds is never unwound here
-        try:
-            verdict, _ = pool.compare(*EASY)
-            is_its_own = pool._process is not None and pool._process.pid != before
-            pool.stop()
-            os._exit(0 if verdict == "right" and is_its_own else 1)
-        except BaseException:
-            os._exit(2)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert the_process(pool) == before
-    assert pool.compare(*EASY)[0] == "right"
-
-
-def test_a_fork_while_another_thread_holds_the_lock_does_not_wait_for_ever(pool: SymbolicPool) -> None:
-    pool.compare(*EASY)
     is_held, is_forked = threading.Event(), threading.Event()
 
     def hold() -> None:
@@ -158,17 +146,20 @@ def test_a_fork_while_another_thread_holds_the_lock_does_not_wait_for_ever(pool:
     holder.start()
     is_held.wait(10)
     child = os.fork()
-    if child == 0:
+    if child == 0:  # what pytest holds is never unwound here
         try:
-            signal.alarm(20)  # ends the child where it hangs
+            signal.alarm(30)  # ends the child where it hangs
             verdict, _ = pool.compare(*EASY)
+            is_its_own = the_process(pool) != before
             pool.stop()
-            os._exit(0 if verdict == "right" else 1)
+            os._exit(0 if verdict == "right" and is_its_own else 1)
         except BaseException:
             os._exit(2)
     is_forked.set()
     holder.join()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert the_process(pool) == before
+    assert pool.compare(*EASY)[0] == "right"
 
 
 def test_the_pool_heals_when_the_forking_process_is_killed(pool: SymbolicPool) -> None:
@@ -190,12 +181,8 @@ def test_the_first_call_may_come_from_many_threads_and_nothing_is_left_over_afte
     assert len(processes) == 3
     pool.stop()
     assert wait_until_gone(processes) == []
-
-
-def test_a_stopped_pool_starts_anew(pool: SymbolicPool) -> None:
-    pool.compare(*EASY)
+    assert pool.compare(*EASY)[0] == "right"  # it starts anew
     pool.stop()
-    assert pool.compare(*EASY)[0] == "right"
 
 
 PROGRAM = """
@@ -218,26 +205,23 @@ if "exit" not in sys.argv:
 """
 
 
-def start_program(*words: str) -> tuple["subprocess.Popen[str]", list[int]]:
-    """(a program that has used a pool, the pool's processes)."""
-    process = subprocess.Popen([sys.executable, "-c", PROGRAM, *words], cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    server = int(process.stdout.readline().split()[0])
-    return process, [server, *children_of(server)]
-
-
-@pytest.mark.parametrize("state", ["busy", "fork"])
-def test_nothing_is_left_over_when_the_program_is_killed(state: str) -> None:
-    """Killed with -9 while its workers work, or while a fork of it lives on."""
-    process, processes = start_program(state)
-    time.sleep(0.3)
-    processes = sorted({*processes, *children_of(processes[0])})
-    process.kill()
-    process.wait(10)
-    assert wait_until_gone(processes, seconds=5.0) == []
-
-
-def test_nothing_is_left_over_when_the_program_ends_without_stop() -> None:
-    process, processes = start_program("exit")
-    assert process.wait(30) == 0
-    assert wait_until_gone(processes) == []
+def test_nothing_is_left_over_of_programs_that_were_killed_or_ended_without_stop() -> None:
+    """Three programs: killed with -9 while its workers work; killed while a fork of it lives on; ended."""
+    programs = {
+        word: subprocess.Popen([sys.executable, "-c", PROGRAM, word], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        for word in ("busy", "fork", "exit")
+    }
+    left: dict[str, list[int]] = {}
+    for word, program in programs.items():
+        assert program.stdout is not None
+        server = int(program.stdout.readline().split()[0])
+        processes = [server, *children_of(server)]
+        if word == "exit":
+            assert program.wait(30) == 0
+        else:
+            assert len(processes) > 1
+            time.sleep(0.2)
+            program.kill()
+            program.wait(10)
+        left[word] = wait_until_gone(processes, seconds=5.0)
+    assert left == {"busy": [], "fork": [], "exit": []}

@@ -13,7 +13,7 @@ _SPACING = re.compile(
     r"\\[,;:! ]|\\quad(?![a-zA-Z])|\\qquad(?![a-zA-Z])|~|\s+|\\left(?![a-zA-Z])|\\right(?![a-zA-Z])"
     r"|\\displaystyle|\\limits"
 )
-_THIN = re.compile(r"^(?:\\[,;:! ]|~|\s)+|(?:\\[,;:!]|~|\s|\\ )+$")
+_THIN_SPACES = ("\\,", "\\;", "\\:", "\\!", "\\ ", "~")
 _NAME = re.compile(
     r"\s*m?\\angle\s*\{?[A-Z]{1,3}\}?\s*|\s*(?:[A-Za-z]|\\[a-zA-Z]+|[A-Za-z]{2,3})(?:_(?:\w|\{[^{}]{1,20}\}))?'?(?:\([a-z](?:,\s*[a-z])?\))?\s*"
     r"|\s*\(\s*[a-z](?:\s*,\s*[a-z]){1,4}\s*\)\s*|\s*[A-Z]{1,6}(?:_\{?\w{1,8}\}?)?(?::[A-Z]{1,6})?\s*"
@@ -31,9 +31,20 @@ _VARIABLES = frozenset("xyznkabijpqruvw")
 _OPEN, _CLOSE = "([{", ")]}"
 
 
+def _strip_thin(text: str) -> str:
+    """Without white space and thin spaces at both ends; linear."""
+    start, end = 0, len(text)
+    while start < end and (text[start].isspace() or text[start] == "~" or text[start : start + 2] in _THIN_SPACES):
+        start += 1 if text[start].isspace() or text[start] == "~" else 2
+    while start < end and (text[end - 1].isspace() or text[end - 1] == "~" or text[end - 2 : end] in _THIN_SPACES):
+        is_pair = end - 2 >= start and text[end - 2 : end] in _THIN_SPACES
+        end -= 2 if is_pair else 1
+    return text[start:end]
+
+
 def unwrap(text: str) -> str:
     """Without the delimiters, boxes, braces, thin spaces and closing full stop around the whole text."""
-    text = _THIN.sub("", text).replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
+    text = _strip_thin(text).replace("\\lbrace", "\\{").replace("\\rbrace", "\\}")
     for _ in range(6):
         before = text
         text = text.removeprefix("\\displaystyle").strip()
@@ -41,7 +52,7 @@ def unwrap(text: str) -> str:
             text = text[:-1]
         if text.endswith("\\") and not text.endswith("\\\\"):
             text = text[:-1]
-        text = _THIN.sub("", text)
+        text = _strip_thin(text)
         for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
             inner = text[len(opening) : -len(closing)]
             is_around = text.startswith(opening) and text.endswith(closing) and len(text) > 2 * len(opening)
@@ -59,7 +70,9 @@ def unwrap(text: str) -> str:
 
 def _is_formula_group(text: str) -> bool:
     """Whether outer braces only group: `{1,2}` is how people type a set, and keeps them."""
-    return "," not in text or text[1:-1].strip().startswith(("[", "(", "\\left", "\\$", "\\text"))
+    inner = text[1:-1].strip()
+    is_bracketed = inner.startswith(("[", "(", "\\left", "\\$", "\\text", "\\{")) or "\\in" in inner
+    return is_bracketed or "," not in _THOUSANDS.sub("", inner.replace("\\,", ""))
 
 
 def _end_of_group(text: str) -> int:

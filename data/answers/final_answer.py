@@ -22,6 +22,8 @@ _END = re.compile(r"\n|(?<!\d)\.(?=\s|$)|\.(?=\s+[A-Z\n])|\.$|。|\. I hope")
 _CORRECTION = re.compile(
     r"(?i)\b(?:wait|actually|correction|sorry|no,|i mean|rather|should be|on second thought|oops|instead)\b"
 )
+_DOLLAR = re.compile(r"(?<!\\)\$")
+_ASIDE = re.compile(r",\s+(?=(?:I|as|so|because|since|which|where|when|but|not|if)\b)")
 _MAX_ANSWER = 2000
 
 
@@ -120,11 +122,14 @@ def _after_anchor(text: str) -> str | None:
         closing = rest.find("$$" if rest[0] == "$" else "\\]", 2)
         if closing > 0:
             return rest[2:closing].strip()
-    if rest.startswith("$") and rest.find("$", 1) > 0:
-        closing = rest.find("$", 1)
+    closing_dollar = _DOLLAR.search(rest, 1) if rest.startswith("$") else None
+    if closing_dollar is not None:
+        closing = closing_dollar.start()
         after = rest[closing + 1 : closing + 9].strip()
         if not after or after[0] in ".,;\n)" or after.startswith("I hope"):
             return rest[1:closing].strip()
+    aside = _ASIDE.search(rest)
+    rest = rest[: aside.start()] if aside else rest
     end = _END.search(rest)
     answer = rest[: end.start()] if end else rest
     return answer.strip().strip("*").strip() or None

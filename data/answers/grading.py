@@ -53,11 +53,14 @@ def grade_answer(*, prediction: str, gold: Gold, kind: str, num_options: int = 0
     if longest > _MAX_GOLD:
         return Grade(None, False, f"a gold answer of more than {_MAX_GOLD:,} characters")
     if kind != "short_answer" and len(golds) > 1:
-        grades = [_cached(text, (one,), kind, num_options) for one in golds]
+        grades = [grade_answer(prediction=text, gold=one, kind=kind, num_options=num_options) for one in golds]
         return next((grade for grade in grades if grade.is_correct), grades[0])
     if len(text) > _KEPT_CHARS or longest > _KEPT_CHARS:
         return _grade(text, golds, kind, num_options)
-    return _cached(text, golds, kind, num_options)
+    try:
+        return _cached(text, golds, kind, num_options)
+    except _NotKept as undecided:
+        return undecided.grade
 
 
 def _is_thought_then_answer(text: str) -> bool:
@@ -70,7 +73,17 @@ def _is_thought_then_answer(text: str) -> bool:
 
 @lru_cache(maxsize=50_000)
 def _cached(text: str, golds: tuple[str, ...], kind: str, num_options: int) -> Grade:
-    return _grade(text, golds, kind, num_options)
+    grade = _grade(text, golds, kind, num_options)
+    if grade.reason.startswith("no verdict"):
+        raise _NotKept(grade)
+    return grade
+
+
+class _NotKept(Exception):
+    """A grade that a busy machine may have cost: asked again, it may be another."""
+
+    def __init__(self, grade: Grade):
+        self.grade = grade
 
 
 def _grade(text: str, golds: tuple[str, ...], kind: str, num_options: int) -> Grade:

@@ -34,6 +34,7 @@ from data.answers.pool import NOT_EQUAL, POOL
 
 _MAX_CHARS = 4000
 _MAX_PARTS = 12
+_WORTH_ASKING = 0.2  # seconds
 _DELIMITERS = re.compile(r"\$|\\\(|\\\[|\\boxed|\\fbox|\\begin\{(?:align|equation|gather)")
 _WORD = re.compile(r"(?<![\\A-Za-z])[^\W\d_]{2,}")
 _PROSE = re.compile(r"\b(?:the|is|are|so|we|of|therefore|thus|answer|which|that|donc|then|get|it)\b", re.IGNORECASE)
@@ -49,6 +50,11 @@ class _Budget:
     """What is left of the time for one answer, in seconds."""
 
     deadline: float
+
+    @classmethod
+    def start(cls) -> "_Budget":
+        """The pool's deadline from now on."""
+        return cls(time.monotonic() + POOL.seconds)
 
     @property
     def seconds(self) -> float:
@@ -130,14 +136,14 @@ def _parts(answer: str, gold: str) -> list[str]:
     return []
 
 
-def compare_math(answer: str, gold: str) -> tuple[str, str]:
+def compare_math(answer: str, gold: str, budget: _Budget | None = None) -> tuple[str, str]:
     """(verdict, reason) for two answers; never raises, never takes long."""
     if not answer.strip():
         return "unparseable", "an empty answer"
     if len(answer) > _MAX_CHARS or len(gold) > _MAX_CHARS:
         return "unparseable", f"longer than {_MAX_CHARS} characters"
     answer, gold = re.sub(r"\s{2,}", " ", answer), re.sub(r"\s{2,}", " ", gold)
-    budget = _Budget(time.monotonic() + POOL.seconds)
+    budget = budget or _Budget.start()
     if not _is_prose(answer):
         decided = _quick(answer, gold)
         if decided is not None:
@@ -166,7 +172,7 @@ def _compare_whole(answer: str, gold: str, budget: _Budget) -> tuple[str, str]:
     bare_gold = with_commas(unwrap(gold)) if not _is_prose(gold) else gold
     forms = [(one, other) for one in _ways(bare_gold) for other in _ways(bare_answer)]
     verdict, reason = POOL.compare(bare_gold, bare_answer, forms, budget.seconds)
-    if verdict == "unparseable" and _DELIMITERS.search(answer):
+    if verdict == "unparseable" and _DELIMITERS.search(answer) and budget.seconds > _WORTH_ASKING:
         return POOL.compare(
             gold if _DELIMITERS.search(gold) else f"${bare_gold}$", answer, [(False, False)], budget.seconds
         )
@@ -182,20 +188,18 @@ def grade_math(prediction: str, gold: str) -> Grade:
     shown = unwrap(boxes[-1][2]) if len(boxes) == 1 else unwrap(text)
     if len(boxes) == 1 and _is_prose(shown) and (said := final_answer(shown)).how.startswith("corrected"):
         text = shown = said.unmarked
-    if len(boxes) == 1:
-        verdict, reason = compare_math(shown, _gold_of(gold))
+    budget = _Budget.start()
+    found = final_answer(text)
+    marked = shown if len(boxes) == 1 else found.text
+    if marked is not None:
+        verdict, reason = compare_math(marked, _gold_of(gold), budget)
         if verdict == "right" or (verdict == "wrong" and reason != NOT_EQUAL):
-            return _grade(shown, verdict, reason)
-    if len(boxes) > 1:
-        found = final_answer(text)
-        verdict, reason = compare_math(found.text or "", _gold_of(gold))
-        if verdict == "right" or (verdict == "wrong" and reason != NOT_EQUAL):
-            return _grade(found.text or "", verdict, reason)
-    elif not boxes:
-        found = final_answer(text)
-        if found.how.startswith("corrected"):
-            text = found.unmarked
-    verdict, reason = compare_math(text, gold)
+            return _grade(marked, verdict, reason)
+        if budget.seconds < _WORTH_ASKING:
+            return _grade(marked, verdict, reason)
+    if found.how.startswith("corrected"):
+        text = found.unmarked
+    verdict, reason = compare_math(text, gold, budget)
     return _grade(shown, verdict, reason)
 
 

@@ -1,5 +1,8 @@
 """A pool of processes for symbolic work, with a deadline that really kills.
 
+The deadline is wall clock on a machine at rest; where others keep the processor from a worker, it is longer, so that
+load turns no answer into an unparseable one.
+
 Usable from any thread and from asyncio alike (no signals, no event loop). A worker that misses its deadline,
 dies of memory or hangs is killed by the process it was forked from and replaced by a fresh fork; the caller
 gets a verdict in any case. Nothing is started before the first call.
@@ -22,7 +25,11 @@ from typing import Any
 _ROOT = Path(__file__).resolve().parent.parent.parent
 NOT_EQUAL = "not equal by math-verify"
 _START_SECONDS = 120.0
-_FORK_SECONDS = 5.0
+_FORK_SECONDS = 30.0
+# A worker that at its deadline has had less than this share of a core is starved, not stuck: it gets more time, up
+# to so many deadlines.
+_FAIR_SHARE, _PATIENCE = 0.4, 6.0
+_TICKS = os.sysconf("SC_CLK_TCK")
 _STILLBORN_SECONDS = 0.05
 
 
@@ -30,6 +37,15 @@ class PoolBroken(RuntimeError):
     """The symbolic workers cannot be started; the message says why."""
 
     exit_code = 2
+
+
+def _processor_seconds(pid: int) -> float:
+    """Processor time a process has had; infinite where it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return float("inf")
+    return (int(fields[11]) + int(fields[12])) / _TICKS
 
 
 @dataclass
@@ -181,14 +197,22 @@ class SymbolicPool:
             free.put(worker)
 
     def _exchange(self, worker: _Worker, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
-        deadline = time.monotonic() + seconds
+        started, used = time.monotonic(), _processor_seconds(worker.pid)
+        deadline = started + seconds
         try:
             worker.connection.settimeout(seconds)
             worker.connection.sendall(json.dumps(request).encode() + b"\n")
             answer = b""
             while not answer.endswith(b"\n"):
                 worker.connection.settimeout(max(deadline - time.monotonic(), 1e-3))
-                piece = worker.connection.recv(65536)
+                try:
+                    piece = worker.connection.recv(65536)
+                except TimeoutError:
+                    is_starved = _processor_seconds(worker.pid) - used < _FAIR_SHARE * seconds
+                    if not is_starved or time.monotonic() - started > _PATIENCE * seconds:
+                        return None
+                    deadline = time.monotonic() + seconds / 4
+                    continue
                 if not piece:
                     return None
                 answer += piece

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from data.splitters.lines import first_text, pieces
 
 SHORTEST_CONTENT = 5  # characters; a labelled step with fewer says nothing
-FINISH = "Finish[The answer is"
+FINISH = "Finish["  # the published runs write `Finish[The answer is B.]`, others `Finish[B]`
 
 _LABEL = re.compile(
     r"^[ \t]*(?P<type>Thought|Action|Observation|State)(?:[ \t]+(?P<number>[0-9]{1,9}))?[ \t]*"
-    r"(?::|(?=Finish\[The answer is))",
+    r"(?::|(?=Finish\[))",
     re.MULTILINE,
 )
 _OTHER_QUESTION = re.compile(r"^[ \t]*Context:", re.MULTILINE)
@@ -30,7 +30,7 @@ class ReactStep:
 
     `type` is Thought, Action, Observation or State. `index` is the number its label bears, 1 for a first line
     without a label (it is the content of Thought 1), None for a label without a number. `is_finish`: an Action
-    whose line gives the final answer, `Finish[The answer is …`. `is_duplicate`: an earlier step has its type
+    whose line gives the final answer, `Finish[…`. `is_duplicate`: an earlier step has its type
     and content, white space aside. `is_short`: fewer than 5 characters of content, except for Thought 1.
     """
 

@@ -4,12 +4,13 @@ downloaded.
 A problem says of two names what they are and lists rules of two kinds, "All red is wet" and "Only red is wet"; asked
 is what one of the names must be. A solution labels its steps as ReAct does (Yao et al. 2023): the prompt ends with
 `Thought 1:`, the response begins with that thought, each rule taken is one Action, Observation and Thought, one a
-line, and the last line is `Action k: Finish[B]`.
+line, and the last line is `Action k: Finish[B]`. The lines are as terse as they are so that a model of a million
+parameters learns to look a word up in the context within minutes.
 
-Two wrong ways tempt: taking "Only red is wet" as if it said "All", and affirming the consequent, which takes "All
-wet is red" backwards. Each leads to an option of its own. **The teacher is imperfect on purpose**: where a wrong way
-is open, it goes it with probability `wrong_way_rate`, and goes on from there to the wrong option; grading is by the
-truth. So the states before the choice, after the right one and after the wrong one differ in value.
+A wrong way tempts at one or two words: taking "Only red is wet" as if it said "All red is wet". It leads to an option
+of its own. **The teacher is imperfect on purpose**: where the wrong way is open, it goes it with probability
+`wrong_way_rate`, and goes on from there to the wrong option; grading is by the truth. So the states before the
+choice, after the right one and after the wrong one differ in value.
 
 Problems are told apart by their structure (the order and kind of the lines, what is linked to what, the order of the
 options), not by the words and names put on it, and the splits share no structure.
@@ -59,14 +60,11 @@ def draw_structure(rng: random.Random) -> Structure:
     ends = [chain[-1]]
     turnings = rng.sample(range(len(chain) - 1), rng.randint(1, 2))
     for place in turnings:
-        here, there = chain[place], next(word)
-        if rng.random() < 0.5:
-            lines.append(("all", there, here))
-        else:
-            lines.append(("only", here, there))
-            if place < len(chain) - 2:
-                before, there = there, next(word)
-                lines.append(("all", before, there))
+        there = next(word)
+        lines.append(("only", chain[place], there))
+        if place < len(chain) - 2:
+            before, there = there, next(word)
+            lines.append(("all", before, there))
         ends.append(there)
     start, end = next(word), next(word)
     lines += [(rng.choice(("all", "only")), start, end), ("is", 0, chain[0]), ("is", 1, start)]
@@ -98,32 +96,21 @@ def tell(line: Line) -> str:
     return f"{one} is {other}" if kind == "is" else f"{kind.capitalize()} {one} is {other}"
 
 
-def wrong_ways(lines: list[Line], options: list[str], word: str) -> list[tuple[Line, str]]:
-    """(rule, the word it seems to lead to) of what tempts at a word: an "only" rule that begins with it, or an "all"
-    rule that ends with it and begins with an option."""
-    only = [(line, line[2]) for line in lines if line[0] == "only" and line[1] == word]
-    back = [(line, line[1]) for line in lines if line[0] == "all" and line[2] == word and line[1] in options]
-    return only + back
-
-
 def solve(name: str, lines: list[Line], options: list[str], rng: random.Random | None, wrong_way_rate: float) -> str:
     """A response, one step a line, from the content of Thought 1 on. With an rng it is the teacher's: wrong ways at
     `wrong_way_rate`."""
     word = next(other for kind, one, other in lines if kind == "is" and one == name)
-    steps = [f" {name} is {word}"]
+    steps = [f" {name} {word}"]
     turn = 1
     while word not in options:
-        rule = next(line for line in lines if line[0] == "all" and line[1] == word)
-        after = rule[2]
-        tempting = wrong_ways(lines, options, word)
-        if rng is not None and tempting and rng.random() < wrong_way_rate:
-            rule, after = rng.choice(tempting)
-        told = tell(rule)
-        steps += [f"Action {turn}: Use {told[0].lower()}{told[1:]}", f"Observation {turn}: {name} is {after}"]
+        leads = {kind: other for kind, one, other in lines if one == word}
+        is_wrong = rng is not None and "only" in leads and rng.random() < wrong_way_rate
+        after = leads["only" if is_wrong else "all"]
+        steps += [f"Action {turn}: Use {word}", f"Observation {turn}: {word} {after}"]
         word = after
         turn += 1
-        is_end = word in options
-        steps.append(f"Thought {turn}: {word} is {LETTERS[options.index(word)] if is_end else 'no option'}")
+        ending = f" {LETTERS[options.index(word)]}" if word in options else ""
+        steps.append(f"Thought {turn}: {word}{ending}")
     return "\n".join([*steps, f"Action {turn}: Finish[{LETTERS[options.index(word)]}]"])
 
 
