@@ -1,6 +1,7 @@
 """Preference pairs by outcome, by process rewards and from a shared state, by hand."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,16 +10,11 @@ import pytest
 
 from data.jsonl import write_records
 from data.records import BadInput, PreferencePair, StepScores, StepValues, Trajectory
-from pipeline.build_preferences import (
-    OutcomePreferences,
-    ProcessPreferences,
-    StepPreferences,
-    group_distinct,
-    outcome_pairs,
-    process_pairs,
-    step_pairs,
-)
+from pipeline.build_preferences import OutcomePreferences, ProcessPreferences, StepPreferences, outcome_pairs
+from pipeline.process_pairs import ProcessRule, Scored, process_pairs, rejection_sample
 from pipeline.stage import StageContext
+from pipeline.state_pairs import step_pairs
+from pipeline.trajectory_groups import group_distinct, sample_order
 from rewards.aggregate import BadAggregate, aggregate
 
 
@@ -43,6 +39,10 @@ def ids_of(pairs: list[PreferencePair]) -> list[str]:
 
 def context() -> StageContext:
     return StageContext(None, Path("unused"), 10.0)
+
+
+def paired(scored: Sequence[Scored], seed: int = 0, **rule: Any) -> list[PreferencePair]:
+    return process_pairs(scored, ProcessRule(**rule), random.Random(seed))
 
 
 # --- which trajectories -------------------------------------------------------------------------------------
@@ -103,36 +103,36 @@ SCORED = [(RIGHT[0], 0.9), (RIGHT[1], 0.4), (WRONG[0], 0.3), (WRONG[1], 0.6)]
 
 
 def test_process_pairs_are_the_best_right_over_the_hardest_wrong_and_over_worse_right_ones() -> None:
-    pairs = process_pairs(SCORED, max_chosen=1, max_rejected=1, margin=0.4, max_pairs=0)
+    pairs = paired(SCORED, max_chosen=1, max_rejected=1, margin=0.4)
     assert ids_of(pairs) == ["p/0>p/3", "p/0>p/1"]
     assert [(pair.chosen_score, pair.rejected_score) for pair in pairs] == [(0.9, 0.6), (0.9, 0.4)]
-    assert {pair.kind for pair in pairs} == {"process"}
+    assert [pair.kind for pair in pairs] == ["process", "process_correct"]
 
 
 def test_every_chosen_one_meets_every_rejected_one() -> None:
-    pairs = process_pairs(SCORED, max_chosen=2, max_rejected=2, margin=0.4, max_pairs=0)
+    pairs = paired(SCORED, max_chosen=2, max_rejected=2, margin=0.4)
     assert ids_of(pairs) == ["p/0>p/3", "p/0>p/2", "p/0>p/1", "p/1>p/3", "p/1>p/2"]
 
 
 @pytest.mark.parametrize(("better", "worse"), [(0.9, 0.4), (1.0, 0.5), (0.5, 0.0)])
 def test_a_gap_of_just_the_margin_makes_no_pair_of_right_ones(better: float, worse: float) -> None:
-    assert process_pairs([(RIGHT[0], better), (RIGHT[1], worse)], 2, 2, 0.5, 0) == []
-    assert ids_of(process_pairs([(RIGHT[0], better), (RIGHT[1], worse)], 2, 2, 0.499, 0)) == ["p/0>p/1"]
+    assert paired([(RIGHT[0], better), (RIGHT[1], worse)], margin=0.5) == []
+    assert ids_of(paired([(RIGHT[0], better), (RIGHT[1], worse)], margin=0.499)) == ["p/0>p/1"]
 
 
 def test_the_margin_is_strict_in_tenths_too() -> None:
     """0.9 - 0.6 is 0.30000000000000004 in floats."""
-    assert process_pairs([(RIGHT[0], 0.9), (RIGHT[1], 0.6)], 2, 2, 0.3, 0) == []
+    assert paired([(RIGHT[0], 0.9), (RIGHT[1], 0.6)], margin=0.3) == []
 
 
 def test_the_cap_keeps_the_first_pairs_of_a_problem() -> None:
-    assert ids_of(process_pairs(SCORED, 2, 2, 0.4, max_pairs=3)) == ["p/0>p/3", "p/0>p/2", "p/0>p/1"]
+    assert ids_of(paired(SCORED, margin=0.4, max_pairs=3)) == ["p/0>p/3", "p/0>p/2", "p/0>p/1"]
 
 
 def test_equal_scores_are_ordered_by_id_whatever_the_order_read() -> None:
     scored = [(one, 0.5) for one in (*RIGHT, *WRONG)]
-    assert ids_of(process_pairs(scored, 1, 1, 0.0, 0)) == ["p/0>p/2"]
-    assert ids_of(process_pairs(scored[::-1], 1, 1, 0.0, 0)) == ["p/0>p/2"]
+    assert ids_of(paired(scored, max_chosen=1, max_rejected=1, margin=0.0)) == ["p/0>p/2"]
+    assert ids_of(paired(scored[::-1], max_chosen=1, max_rejected=1, margin=0.0)) == ["p/0>p/2"]
 
 
 @pytest.mark.parametrize(("how", "value"), [("product", 0.1), ("minimum", 0.25), ("last", 0.5), ("mean", 31 / 60)])
@@ -224,7 +224,15 @@ def test_the_outcome_stage_reads_each_distinct_whole_trajectory_once(files: dict
     counted = context()
     pairs = OutcomePreferences(max_pairs=4).run(files["trajectories"], counted)
     assert sorted(ids_of(pairs)) == ["p/0>p/1", "p/0>p/2"]
-    assert counted.counts == {"problems": 2, "problems_with_pairs": 1, "mean_margin": 1.0}
+    assert counted.counts == {
+        "read": 6, "cut": 1, "repeated": 1, "problems": 2, "problems_all_right": 1, "problems_all_wrong": 0,
+        "pairs": 2, "pairs_outcome": 2, "problems_with_pairs": 1, "most_pairs_of_a_problem": 2,
+        "distinct_chosen": 1, "distinct_rejected": 2,
+        "margin_mean": 1.0, "margin_lowest": 1.0, "margin_median": 1.0, "margin_highest": 1.0,
+        "chosen_tokens_mean": 5, "chosen_tokens_lowest": 5, "chosen_tokens_median": 5, "chosen_tokens_highest": 5,
+        "rejected_tokens_mean": 4.5, "rejected_tokens_lowest": 4, "rejected_tokens_median": 4.5,
+        "rejected_tokens_highest": 5, "chosen_is_longer": 0.5,
+    }  # fmt: skip
 
 
 def test_one_problem_draws_the_same_pairs_whatever_stands_beside_it(tmp_path: Path) -> None:
@@ -238,29 +246,30 @@ def test_one_problem_draws_the_same_pairs_whatever_stands_beside_it(tmp_path: Pa
 
 def test_the_process_stage_ranks_by_aggregated_scores(files: dict[str, str]) -> None:
     counted = context()
-    stage = ProcessPreferences(files["scores"], "product", max_chosen=1, max_rejected=1, margin=0.4)
+    stage = ProcessPreferences(scores=files["scores"], max_chosen=1, max_rejected=1, margin=0.4)
     (pair,) = stage.run(files["trajectories"], counted)
     assert (pair.id, pair.chosen_score, pair.rejected_score) == ("p/0>p/2", 0.5, 0.25)
-    assert counted.counts == {"problems": 2, "problems_with_pairs": 1, "mean_margin": 0.25, "over_correct": 0}
+    assert (counted.counts["pairs_process"], counted.counts["margin_mean"]) == (1, 0.25)
 
 
 def test_the_process_stage_counts_pairs_over_right_ones(tmp_path: Path) -> None:
     trajectories, scores = str(tmp_path / "t.jsonl"), str(tmp_path / "s.jsonl")
     write_records(trajectories, [*RIGHT, WRONG[0]])
-    write_records(scores, [StepScores(one.id, "p", [score]) for one, score in SCORED])
+    write_records(scores, [StepScores(one.id, "p", [1.0, score]) for one, score in SCORED])
     counted = context()
-    pairs = ProcessPreferences(scores, "last", 1, 1, 0.4).run(trajectories, counted)
+    stage = ProcessPreferences(scores=scores, how="last", max_chosen=1, max_rejected=1, margin=0.4)
+    pairs = stage.run(trajectories, counted)
     assert ids_of(pairs) == ["p/0>p/2", "p/0>p/1"]
-    assert counted.counts["over_correct"] == 1
+    assert (counted.counts["pairs_process"], counted.counts["pairs_process_correct"]) == (1, 1)
 
 
 def test_a_trajectory_without_scores_is_refused(files: dict[str, str], tmp_path: Path) -> None:
     scores = str(tmp_path / "few.jsonl")
     write_records(scores, [StepScores("p/0", "p", [1.0, 1.0, 1.0])])
     with pytest.raises(BadInput, match=r"few.jsonl: no scores for trajectory 'p/1'"):
-        ProcessPreferences(scores, "product", 1, 1, 0.4).run(files["trajectories"], context())
+        ProcessPreferences(scores=scores).run(files["trajectories"], context())
 
 
 def test_the_step_stage_joins_values_by_id(files: dict[str, str]) -> None:
-    pairs = StepPreferences(files["values"], margin=0.4).run(files["trajectories"], context())
+    pairs = StepPreferences(values=files["values"], margin=0.4).run(files["trajectories"], context())
     assert ids_of(pairs) == ["p/0#1>p/1#1", "p/0#2>p/2#2"]
