@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -26,13 +27,20 @@ log = logging.getLogger("stage")
 ORDERS = ("sampled", "best", "drawn")
 DISTINCT = ("text", "equations", "none")
 
-_EQUATION = re.compile(r"[-+*/().0-9,%$ ]*[0-9)%][ ]*=[ ]*\$?-?[0-9][0-9,.]*")
+_OF_AN_EXPRESSION = "-+*/().,%$ 0123456789"
+_RESULT = re.compile(r" *\$? *-?[0-9][0-9,.]*")
 
 
 def equations(response: str) -> tuple[str, ...]:
     """The calculations of a response in their order, without white space, `$`, `%` and thousands: `48/2=24`."""
-    found = (re.sub(r"[\s,$%]", "", text).strip(".") for text in _EQUATION.findall(response))
-    return tuple(text for text in found if text)
+    parts = response.split("=")
+    found = []
+    for before, after in pairwise(parts):
+        left = before[len(before.rstrip(_OF_AN_EXPRESSION)) :]
+        right = _RESULT.match(after)
+        if right and left.rstrip()[-1:] in tuple("0123456789)%"):
+            found.append(re.sub(r"[\s,$%]", "", f"{left}={right[0]}").strip("."))
+    return tuple(found)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeVar
 
 from data.records import BadInput, PreferencePair, Trajectory
@@ -88,7 +89,7 @@ class Prefix:
     num_steps: int
     value: float
 
-    @property
+    @cached_property
     def ids(self) -> list[int]:
         """Response tokens, the end token too where the prefix is the whole solution."""
         return self.trajectory.response_ids[: self.trajectory.step_ends[self.num_steps - 1]]
@@ -199,7 +200,9 @@ def _may_meet(good: Prefix, bad: Prefix, rule: PartialRule) -> bool:
     if rule.full == "apart" and good.is_full != bad.is_full:
         return False
     shorter, longer = sorted((good.ids, bad.ids), key=len)
-    return rule.pairs_nested or longer[: len(shorter)] != shorter
+    if rule.pairs_nested or longer[len(shorter) - 1] != shorter[-1]:  # the last token tells most apart
+        return True
+    return longer[: len(shorter)] != shorter
 
 
 def partial_pairs(

@@ -20,7 +20,7 @@ PARTS = ("all", "train", "held_out")
 
 def sample_order(identity: str) -> tuple[Any, ...]:
     """Sorts ids as they were given out: `p/2` before `p/10`."""
-    parts = re.split(r"([0-9]+)", identity)
+    parts = re.split(r"([0-9]{1,18})", identity)
     return (*(int(part) if place % 2 else part for place, part in enumerate(parts)), identity)
 
 
