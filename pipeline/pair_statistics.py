@@ -15,8 +15,9 @@ def _spread(name: str, values: Sequence[float], digits: int) -> dict[str, float]
 
 def pair_statistics(pairs: Sequence[PreferencePair]) -> dict[str, Any]:
     """Flat figures: `pairs`, `pairs_<kind>`, `problems_with_pairs`, `most_pairs_of_a_problem`, `distinct_chosen` and
-    `distinct_rejected` sides, and mean, lowest, median, highest of the margin (chosen less rejected score) and of
-    the tokens of either side. `chosen_is_longer` is the share of pairs that a length alone would tell apart so.
+    `distinct_rejected` sides, pairs `against_scores` (the rejected side scores higher), and mean, lowest, median,
+    highest of the margin (chosen less rejected score) and of the tokens of either side. `chosen_is_longer` is the
+    share of pairs whose chosen side has more tokens.
 
     Without pairs only the counts stand there.
     """
@@ -34,7 +35,9 @@ def pair_statistics(pairs: Sequence[PreferencePair]) -> dict[str, Any]:
     for side, ids in (("chosen", "chosen_ids"), ("rejected", "rejected_ids")):
         sides = {(p.problem_id, tuple(p.prompt_ids), tuple(getattr(p, ids))) for p in pairs}
         found[f"distinct_{side}"] = len(sides)
-    found |= _spread("margin", [pair.chosen_score - pair.rejected_score for pair in pairs], 4)
+    margins = [pair.chosen_score - pair.rejected_score for pair in pairs]
+    found["against_scores"] = sum(margin < 0 for margin in margins)
+    found |= _spread("margin", margins, 4)
     found |= _spread("chosen_tokens", chosen, 1) | _spread("rejected_tokens", rejected, 1)
     longer = sum(good > bad for good, bad in zip(chosen, rejected, strict=True))
     return found | {"chosen_is_longer": round(longer / len(pairs), 4)}

@@ -234,7 +234,7 @@ def test_the_outcome_stage_reads_each_distinct_whole_trajectory_once(files: dict
     assert counted.counts == {
         "read": 6, "cut": 1, "repeated": 1, "problems": 2, "problems_all_right": 1, "problems_all_wrong": 0,
         "pairs": 2, "pairs_outcome": 2, "problems_with_pairs": 1, "most_pairs_of_a_problem": 2,
-        "distinct_chosen": 1, "distinct_rejected": 2,
+        "distinct_chosen": 1, "distinct_rejected": 2, "against_scores": 0,
         "margin_mean": 1.0, "margin_lowest": 1.0, "margin_median": 1.0, "margin_highest": 1.0,
         "chosen_tokens_mean": 5, "chosen_tokens_lowest": 5, "chosen_tokens_median": 5, "chosen_tokens_highest": 5,
         "rejected_tokens_mean": 4.5, "rejected_tokens_lowest": 4, "rejected_tokens_median": 4.5,

@@ -266,7 +266,7 @@ NUM_PROBLEMS = 4
 
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[..., list[list[str]]]:
-    """`script(*settings)` runs iterate.sh and returns what it asked python for."""
+    """`script(*settings)` runs iterate.sh (or another) and returns what it asked python for."""
     root = tmp_path / "checkout"
     shutil.copytree(ROOT / "scripts", root / "scripts")
     (root / "scripts" / "install.sh").write_text("exit 0\n")
@@ -274,11 +274,11 @@ def script(tmp_path: Path) -> Callable[..., list[list[str]]]:
     (root / ".venv" / "bin" / "python").write_text(FAKE_PYTHON)
     (root / ".venv" / "bin" / "python").chmod(0o755)
 
-    def run(*settings: str, code: int = 0) -> list[list[str]]:
+    def run(*settings: str, name: str = "iterate.sh", code: int = 0) -> list[list[str]]:
         log = tmp_path / "commands"
         log.write_text("")
         done = subprocess.run(
-            ["bash", str(root / "scripts" / "iterate.sh"), *settings],
+            ["bash", str(root / "scripts" / name), *settings],
             env={"PATH": "/usr/bin:/bin", "COMMANDS": str(log)},
             capture_output=True,
             text=True,
@@ -452,6 +452,18 @@ def test_other_settings_in_the_same_run_are_refused(
     run_here(script(*settings), {"0": 0.2, "4": 0.4, "12": 0.3})
     with pytest.raises(BadInput, match=r"policy was made otherwise \(stage.rule was 'first_non_improvement'"):
         run_here(script(*settings, "rule=best"), {"0": 0.2, "4": 0.4, "12": 0.3})
+
+
+@pytest.mark.parametrize("pairs", ["outcome", "process", "step", "partial", "dpo_positive"])
+def test_preference_learning_composes_for_every_kind_of_pair(
+    pairs: str, script: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    register_schemas()
+    (tmp_path / "run").mkdir()
+    build_pairs, train = script(f"pairs={pairs}", "policy=a", f"run={tmp_path}/run", name="step_dpo.sh")
+    config = typed(build_pairs)
+    build(config.stage)
+    assert typed(train).examples["path"] == config.output
 
 
 @pytest.mark.parametrize("bad", [["method=ppo", "policy=a", "run=b"], ["method=restem", "run=b"],
