@@ -81,6 +81,17 @@ def test_an_example_without_a_response_counts_nothing() -> None:
         assert float(objective.loss(Fixed(random_logits(1, 2, 10)), batch).total) == 0.0
 
 
+def test_a_temperature_divides_the_logits_of_sft() -> None:
+    logits = random_logits(2, 4, 10)
+    batch = SupervisedFineTuning().collate(DEMONSTRATIONS, PAD)
+    want = float(SupervisedFineTuning().loss(Fixed(logits / 0.6), batch).total)
+    assert float(SupervisedFineTuning(temperature=0.6).loss(Fixed(logits), batch).total) == pytest.approx(
+        want, abs=1e-5
+    )
+    with pytest.raises(BadInput, match=r"objective.temperature must be above 0"):
+        SupervisedFineTuning(temperature=0.0)
+
+
 def test_an_unknown_reduction_is_refused() -> None:
     with pytest.raises(BadInput, match=r"reduction must be token, sequence or batch, got 'mean'"):
         SupervisedFineTuning("mean")

@@ -122,6 +122,20 @@ def test_reference_free_means_with_a_target_margin_are_simpo() -> None:
     assert loss.metrics["chosen_reward"] == (pytest.approx(2 * (means[0] + means[2]), abs=1e-5), 2.0)
 
 
+def test_a_temperature_divides_the_logits_of_policy_and_reference() -> None:
+    policy, reference = random_logits(4, 5, 10), random_logits(4, 5, 10, seed=1)
+    hot = DirectPreference(Fixed(reference), 0.5, temperature=0.6)
+    cold = DirectPreference(Fixed(reference / 0.6), 0.5)
+    batch = hot.collate(PAIRS, PAD)
+    want = cold.loss(Fixed(policy / 0.6), batch)
+    assert float(hot.loss(Fixed(policy), batch).total) == pytest.approx(float(want.total), abs=1e-5)
+    unpaired, scaled = KahnemanTversky(Fixed(reference), temperature=0.6), KahnemanTversky(Fixed(reference / 0.6))
+    batch = unpaired.collate(OUTCOMES, PAD)
+    assert unpaired.measure(Fixed(policy), batch)[0] == pytest.approx(
+        scaled.measure(Fixed(policy / 0.6), batch)[0], abs=1e-5
+    )
+
+
 @pytest.mark.parametrize("flip_rate", [0.1, 0.3])
 def test_robust_dpo_is_unbiased_under_flipped_labels(flip_rate: float) -> None:
     objective = RobustPreference(None, 0.5, flip_rate=flip_rate)

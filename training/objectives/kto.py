@@ -39,7 +39,8 @@ def kto_losses(
 class KahnemanTversky:
     """Count = responses (their weights). Examples need `has_mismatched: true` unless `has_baseline` is false.
 
-    `step_mean` is set by the loop: the mean log-ratio of mismatched responses over a step.
+    `temperature` divides the logits of both models. `step_mean` is set by the loop: the mean log-ratio of
+    mismatched responses over a step.
     """
 
     reference: Any
@@ -47,9 +48,11 @@ class KahnemanTversky:
     desirable_weight: float = 1.0
     undesirable_weight: float = 1.0
     has_baseline: bool = True
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
         check_range("beta", self.beta, self.beta > 0, "above 0")
+        check_range("temperature", self.temperature, self.temperature > 0, "above 0")
         for name in ("desirable_weight", "undesirable_weight"):
             check_range(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
         self.step_mean = 0.0
@@ -101,6 +104,6 @@ class KahnemanTversky:
             attention_mask=batch.attention_mask[rows],
             response_mask=batch.response_mask[rows],
         )
-        logprobs, _ = response_logprobs(model, part.ids, part.attention_mask)
+        logprobs, _ = response_logprobs(model, part.ids, part.attention_mask, self.temperature)
         sums = (logprobs * part.response_mask[:, 1:]).sum(-1)
-        return sums - reference_sums(self.reference, part, sums)
+        return sums - reference_sums(self.reference, part, sums, self.temperature)

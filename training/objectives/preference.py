@@ -10,6 +10,8 @@ its own. Options common to all:
 - `reference` null: **reference-free**, ref(y) = 0. Else a frozen copy of the policy at the start: before the first
   step d is exactly 0.
 - `is_length_normalised`: lp and ref are means over a side's tokens instead of sums (LN-DPO, Lambert et al. 2024).
+- `temperature` divides the logits of both models: the sampling temperature, where the margins are to be of the
+  distribution that is sampled from (VinePPO).
 - `sft_weight` adds, for every pair, that many times the mean negative log-prob of the chosen tokens (the
   regulariser of RPO, Pang et al. 2024): it keeps chosen solutions likely while margins grow.
 
@@ -52,13 +54,13 @@ def check_range(name: str, value: float, is_good: bool, need: str) -> None:
         raise BadInput(f"objective.{name} must be {need}, got {value}")
 
 
-def reference_sums(reference: Any, batch: Batch, like: torch.Tensor) -> torch.Tensor:
+def reference_sums(reference: Any, batch: Batch, like: torch.Tensor, temperature: float) -> torch.Tensor:
     """Summed log-probs [B] of the response tokens under the reference, without a graph; 0 without a reference."""
     if reference is None:
         return torch.zeros_like(like)
     with torch.no_grad():
         reference.to(batch.ids.device)
-        logprobs, _ = response_logprobs(reference, batch.ids, batch.attention_mask)
+        logprobs, _ = response_logprobs(reference, batch.ids, batch.attention_mask, temperature)
     return (logprobs * batch.response_mask[:, 1:]).sum(-1)
 
 
@@ -70,10 +72,12 @@ class PairObjective(ABC):
     beta: float = 0.1
     sft_weight: float = 0.0
     is_length_normalised: bool = False
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
         check_range("beta", self.beta, self.beta > 0, "above 0")
         check_range("sft_weight", self.sft_weight, self.sft_weight >= 0, "at least 0")
+        check_range("temperature", self.temperature, self.temperature > 0, "above 0")
 
     @abstractmethod
     def pair_losses(self, pairs: PairLogprobs) -> torch.Tensor:
@@ -95,9 +99,9 @@ class PairObjective(ABC):
         """Also logs rewards beta * (lp - ref), their margins and accuracy (a tie is none), log-probs as summed, the
         share of pairs whose chosen side is the likelier one (`likelier`), and the entropy of the tokens."""
         mask = batch.response_mask[:, 1:]
-        logprobs, entropy = response_logprobs(model, batch.ids, batch.attention_mask)
+        logprobs, entropy = response_logprobs(model, batch.ids, batch.attention_mask, self.temperature)
         sums = (logprobs * mask).sum(-1)
-        reference = reference_sums(self.reference, batch, sums)
+        reference = reference_sums(self.reference, batch, sums, self.temperature)
         lengths = mask.sum(-1)
         means = sums / lengths
         policy, frozen = (means, reference / lengths) if self.is_length_normalised else (sums, reference)

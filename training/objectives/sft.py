@@ -27,13 +27,16 @@ from training.objectives.objective import Loss
 @dataclass
 class SupervisedFineTuning:
     """`reduction`: token, sequence or batch. Prompts are masked. An example without a response token counts in
-    none of them."""
+    none of them. `temperature` divides the logits (the sampling temperature in VinePPO's RestEM)."""
 
     reduction: str = "token"
+    temperature: float = 1.0
 
     def __post_init__(self) -> None:
         if self.reduction not in ("token", "sequence", "batch"):
             raise BadInput(f"objective.reduction must be token, sequence or batch, got '{self.reduction}'")
+        if self.temperature <= 0:
+            raise BadInput(f"objective.temperature must be above 0, got {self.temperature}")
 
     def collate(self, examples: Sequence[TokenExample], pad_id: int) -> Batch:
         """One row an example."""
@@ -46,7 +49,7 @@ class SupervisedFineTuning:
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         """Also logs means over response tokens: of the log-prob without weights, and of the entropy."""
-        logprobs, entropy = response_logprobs(model, batch.ids, batch.attention_mask)
+        logprobs, entropy = response_logprobs(model, batch.ids, batch.attention_mask, self.temperature)
         mask = batch.response_mask[:, 1:]
         losses = -(logprobs * batch.token_weights[:, 1:])
         if self.reduction == "sequence":
