@@ -360,6 +360,15 @@ def test_the_learning_rate_warms_up_and_falls() -> None:
     assert learning_rate(3, 6, config) == pytest.approx(4 * (1 + math.sqrt(0.5)))
 
 
+def test_a_warm_up_may_be_a_share_of_all_steps() -> None:
+    config = train_config(learning_rate=8.0, warmup_steps=5, warmup_share=0.35)
+    config.schedule = "linear"
+    assert [learning_rate(step, 6, config) for step in range(7)] == [4.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0]
+    config.warmup_share = 1.0
+    with pytest.raises(BadInput, match=r"warmup_share must be in \[0, 1\), got 1.0"):
+        learning_rate(0, 6, config)
+
+
 def test_a_misspelt_schedule_or_precision_fails_in_the_first_step(tiny_policy: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="schedule must be one of constant, linear, cosine, got 'cosin'"):
         make_loop(tiny_policy, tmp_path, schedule="cosin").run()

@@ -42,12 +42,15 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 
 def learning_rate(step: int, max_steps: int, config: TrainConfig) -> float:
-    """Linear warm-up over `warmup_steps`, then constant, linear to 0 or cosine to 0. `step` from 0."""
+    """Linear warm-up over `warmup_steps` (or `warmup_share` of all steps, rounded down), then constant, linear to 0 or cosine to 0. `step` from 0."""
+    if not 0 <= config.warmup_share < 1:
+        raise BadInput(f"warmup_share must be in [0, 1), got {config.warmup_share}")
     if config.schedule not in SCHEDULES:
         raise BadInput(f"schedule must be one of {', '.join(SCHEDULES)}, got '{config.schedule}'")
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
-    progress = (step - config.warmup_steps) / max(1, max_steps - config.warmup_steps)
+    warmup = int(config.warmup_share * max_steps) if config.warmup_share > 0 else config.warmup_steps
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    progress = (step - warmup) / max(1, max_steps - warmup)
     return config.learning_rate * SCHEDULES[config.schedule](progress)
 
 
