@@ -23,6 +23,7 @@ class TrainConfig:
     """`trainer_base_ds_mul.py`: one model on one fixed dataset.
 
     `batch_size` examples make one optimizer step over all ranks, in micro-batches of `micro_batch_size`.
+    The warm-up lasts `warmup_share` of all steps if that is above 0, else `warmup_steps`.
     Training lasts `max_steps` if that is above 0, else `num_epochs`. `deepspeed` is null for one process
     (or several with plain gradient sums), else DeepSpeed's own JSON.
     """
@@ -42,6 +43,7 @@ class TrainConfig:
     num_epochs: float = 1.0
     learning_rate: float = 1e-5
     warmup_steps: int = 10
+    warmup_share: float = 0.0
     schedule: str = "cosine"
     max_grad_norm: float = 1.0
     log_every: int = 10

@@ -7,7 +7,7 @@ moment and started again goes on from its last checkpoint, bit for bit on CPU.
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from runtime.schemas import TrainConfig
 from runtime.tracking import Metrics, Progress
 from training import checkpoint
 from training.engine import Engine, autocast
-from training.objectives.objective import Objective
+from training.objectives.objective import MeasuresStep, Objective, finish_metrics
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +42,15 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 
 def learning_rate(step: int, max_steps: int, config: TrainConfig) -> float:
-    """Linear warm-up over `warmup_steps`, then constant, linear to 0 or cosine to 0. `step` from 0."""
+    """Linear warm-up over `warmup_steps` (or `warmup_share` of all steps, rounded down), then constant, linear to 0 or cosine to 0. `step` from 0."""
+    if not 0 <= config.warmup_share < 1:
+        raise BadInput(f"warmup_share must be in [0, 1), got {config.warmup_share}")
     if config.schedule not in SCHEDULES:
         raise BadInput(f"schedule must be one of {', '.join(SCHEDULES)}, got '{config.schedule}'")
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
-    progress = (step - config.warmup_steps) / max(1, max_steps - config.warmup_steps)
+    warmup = int(config.warmup_share * max_steps) if config.warmup_share > 0 else config.warmup_steps
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    progress = (step - warmup) / max(1, max_steps - warmup)
     return config.learning_rate * SCHEDULES[config.schedule](progress)
 
 
@@ -68,7 +71,8 @@ class Sums:
         names = sorted(self.rows)
         totals = sum_over_ranks([value for name in names for value in self.rows[name]])
         pairs = zip(totals[0::2], totals[1::2], strict=True)
-        return {name: total / max(count, 1e-12) for name, (total, count) in zip(names, pairs, strict=True)}
+        means = {name: total / max(count, 1e-12) for name, (total, count) in zip(names, pairs, strict=True)}
+        return finish_metrics(means)
 
 
 @dataclass
@@ -128,6 +132,7 @@ class Loop:
         count, tokens = sum_over_ranks([sum(counts), tokens])
         if count <= 0:
             raise NotFinite(f"step {step + 1}: nothing to learn from in {', '.join(batches[0].example_ids[:4])} ...")
+        self._measure([(batch, True) for batch in batches])
         sums = Sums()
         bad: list[str] = []
         for batch in batches:
@@ -145,6 +150,19 @@ class Loop:
         speed = tokens / (time.monotonic() - started)
         return {**values, "grad_norm": norm, "learning_rate": rate, "tokens_per_second": speed}
 
+    @torch.no_grad()
+    def _measure(self, batches: Iterable[tuple[Batch, bool]]) -> None:
+        """Give an objective that needs it its mean over the whole step; False: a batch that is not counted."""
+        if not isinstance(self.objective, MeasuresStep):
+            return
+        total, count = 0.0, 0.0
+        for batch, is_counted in batches:
+            with autocast(self.engine.device, self.config.precision):
+                measured = self.objective.measure(self.engine.model, batch.to(self.engine.device))
+            total, count = (total + measured[0], count + measured[1]) if is_counted else (total, count)
+        total, count = sum_over_ranks([total, count])
+        self.objective.step_mean = total / max(count, 1e-12)
+
     def _loss(self, batch: Batch) -> tuple[torch.Tensor, dict[str, tuple[float, float]]]:
         """The summed loss of one batch, and the (sum, count) of it and of what the objective logs."""
         batch = batch.to(self.engine.device)
@@ -161,14 +179,19 @@ class Loop:
         """
         self.engine.model.eval()
         sums = Sums()
+        self._measure(self._evaluation_batches(loader))
+        for batch, is_counted in self._evaluation_batches(loader):
+            _, metrics = self._loss(batch)
+            sums.add(metrics if is_counted else dict.fromkeys(metrics, (0.0, 0.0)))
+        return sums.means()
+
+    def _evaluation_batches(self, loader: Loader) -> Iterator[tuple[Batch, bool]]:
+        """(batch, whether it is counted) of this rank."""
         size, ranks = loader.micro_batch_size, loader.world_size
         starts = list(range(0, len(loader.examples), size))
         for place in range(loader.rank, math.ceil(len(starts) / ranks) * ranks, ranks):
             start = starts[place] if place < len(starts) else 0
-            batch = self.objective.collate(loader.examples[start : start + size], self.pad_id)
-            _, metrics = self._loss(batch)
-            sums.add(metrics if place < len(starts) else dict.fromkeys(metrics, (0.0, 0.0)))
-        return sums.means()
+            yield self.objective.collate(loader.examples[start : start + size], self.pad_id), place < len(starts)
 
 
 def _is_due(step: int, every: int) -> bool:
