@@ -11,7 +11,8 @@ Every state is asked n times in round 0 (n = `params.n`), then n more a round wh
 
 With `mean_completions` above 0 a run asks at most that many completions a state on average, n a state in round 0
 included: each further round spends `round_share` of them on the open states whose interval width times weight is
-largest. The weight of a state is the number of trajectories that pass through it, where `trajectories` are given.
+largest. The weight of a state is the number of trajectories that pass through it, where `trajectories` are given and
+`weighs_visits` holds, else 1.
 
 Stopping by the outcome biases the mean of a state's own completions a little (a state that starts with a streak
 closes with it): for unbiased values ask plain K.
@@ -49,6 +50,7 @@ class AdaptiveCompletions(RoundCompletions):
     estimator: str = "counted"
     mean_completions: float = 0.0
     round_share: float = 0.2
+    weighs_visits: bool = True
     _counts: dict[str, Count] = field(default_factory=dict, init=False, repr=False)
     _weights: dict[str, int] = field(default_factory=dict, init=False, repr=False)
     _tree: StateTree | None = field(default=None, init=False, repr=False)
@@ -81,11 +83,12 @@ class AdaptiveCompletions(RoundCompletions):
             self._tree = state_tree(rows, map(self._key, self._states))
             self._outcomes = [row.is_correct for row in rows]
             visits = dict(zip(self._tree.keys, self._tree.num_visits(), strict=True))
-            self._weights = {state_id: visits.get(self._key(state_id), 1) for state_id in self._states}
-            lost = [state_id for state_id, visits in self._weights.items() if not visits]
+            found = {state_id: visits[self._key(state_id)] for state_id in self._states}
+            lost = [state_id for state_id, number in found.items() if not number]
             if lost:
                 raise BadInput(f"{self.trajectories}: no trajectory passes through state '{lost[0]}': give the file "
                                "that the states were cut from")  # fmt: skip
+            self._weights = found if self.weighs_visits else self._weights
         return list(self._states)
 
     def choose(self, number: int, rows: Sequence[Completion], num_samples: int) -> list[str]:
