@@ -17,7 +17,7 @@ import torch
 from data.loader import Loader
 from models.load import load_tokenizer
 from runtime.distributed import barrier, device, process_group, rank, world_size
-from runtime.entrypoint import build, entrypoint
+from runtime.entrypoint import BadConfig, build, entrypoint
 from runtime.life import exclusive
 from runtime.logs import set_up_logging
 from runtime.run_dir import check_run_dir, is_finished, open_run_dir
@@ -53,6 +53,8 @@ def main(config: TrainConfig) -> None:
     set_up_logging()
     run_dir = check_run_dir(config.output_dir, config)
     if is_finished(run_dir, config):
+        if config.resume not in ("auto", "latest"):
+            raise BadConfig(f"{run_dir} is finished: choose another output_dir to go on from resume={config.resume}")
         log.info("%s is finished: %s/model", run_dir, run_dir)
         return
     torch.manual_seed(config.seed)
