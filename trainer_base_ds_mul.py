@@ -2,9 +2,10 @@
 
     python trainer_base_ds_mul.py -cn exp/sft/word_arithmetic output_dir=experiments/sft
     torchrun --nproc_per_node 2 trainer_base_ds_mul.py -cn ... deepspeed=zero2
+    python trainer_base_ds_mul.py -cn ... lora=dora resume=step-40
 
 The run directory holds config.yaml, metrics.jsonl, checkpoints/ and, last of all, model/: a run with a
-model/ is finished and is not done again.
+model/ is finished and is not done again. SIGTERM saves and exits 143; the same command goes on.
 """
 
 import logging
@@ -16,6 +17,7 @@ import torch
 
 from data.loader import Loader
 from models.load import load_tokenizer
+from models.lora import PolicyWithoutAdapters, merge_adapter
 from runtime.distributed import barrier, device, process_group, rank, world_size
 from runtime.entrypoint import BadConfig, build, entrypoint
 from runtime.life import exclusive
@@ -32,7 +34,8 @@ log = logging.getLogger("train")
 
 def make_engine(config: TrainConfig, model: Any) -> Engine:
     """DeepSpeed where the config has its JSON, else plain torch."""
-    optimizer = build(config.optimizer, params=model.parameters(), lr=config.learning_rate)
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = build(config.optimizer, params=trained, lr=config.learning_rate)
     if not config.deepspeed:
         return TorchEngine(model, optimizer, device(), config.max_grad_norm)
     num_micro_batches = config.batch_size // (config.micro_batch_size * world_size())
@@ -45,6 +48,23 @@ def make_engine(config: TrainConfig, model: Any) -> Engine:
         max_grad_norm=config.max_grad_norm,
         precision=config.precision,
     )
+
+
+def make_model(config: TrainConfig) -> Any:
+    """The model, with adapters where the config has them."""
+    model = build(config.model)
+    return (build(config.lora).wrap(model) if config.lora else model).to(device())
+
+
+def make_objective(config: TrainConfig, policy: Any) -> Any:
+    """The objective. Where adapters are trained, a reference of the policy's own path is the policy without them."""
+    node = config.objective
+    reference = node.get("reference")
+    if not config.lora or not reference or reference.get("path") != config.model["path"]:
+        return build(node)
+    objective = build({**node, "reference": None})
+    objective.reference = PolicyWithoutAdapters(policy)
+    return objective
 
 
 @entrypoint(TrainConfig, config_name="train")
@@ -65,26 +85,40 @@ def main(config: TrainConfig) -> None:
         sizes = (config.batch_size, config.micro_batch_size, config.seed, rank(), world_size())
         loader = Loader(examples, *sizes)
         eval_loader = Loader(build(config.eval_examples).load(tokenizer), *sizes) if config.eval_examples else None
-        model = build(config.model).to(device())
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        objective = build(config.objective)
+        model = make_model(config)
+        numbers = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
         engine = make_engine(config, model)
+        objective = make_objective(config, engine.model)
         open_run_dir(config.output_dir, config)  # only now: a mistake above leaves nothing behind
         set_up_logging(run_dir / "run.log")
         loop = Loop(config, engine, objective, loader, eval_loader, int(tokenizer.pad_token_id), run_dir)
-        log.info("%s: %d examples, %d steps, %.2fM parameters", run_dir, len(examples), loop.max_steps,
-                 parameters / 1e6)  # fmt: skip
+        trained, total = sum(count for count, is_trained in numbers if is_trained), sum(row[0] for row in numbers)
+        share = f" ({trained:,} trained)" if trained < total else ""
+        log.info("%s: %d examples, %d steps, %.2fM parameters%s", run_dir, len(examples), loop.max_steps,
+                 total / 1e6, share)  # fmt: skip
         loop.run()
         _save_model(loop, tokenizer)
         barrier()
 
 
 def _save_model(loop: Loop, tokenizer: Any) -> None:
-    def write(folder: Path) -> None:
+    """model/, a standard folder; with adapters also adapter/, from which model/ is merged."""
+    config, adapter = loop.config, loop.run_dir / "adapter"
+
+    def write_adapter(folder: Path) -> None:
         loop.engine.save_model(folder)
+        (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card
+
+    def write(folder: Path) -> None:
+        if not config.lora:
+            loop.engine.save_model(folder)
+        elif rank() == 0:
+            merge_adapter(adapter, lambda: build(config.model)).save_pretrained(folder)
         if rank() == 0:
             tokenizer.save_pretrained(folder)
 
+    if config.lora:
+        checkpoint.write_folder(adapter, write_adapter)
     checkpoint.write_folder(loop.run_dir / "model", write)
     log.info("saved %s/model", loop.run_dir)
 

@@ -126,5 +126,5 @@ def full_weights(folder: Path) -> dict[str, torch.Tensor]:
         return dict(stored["module"])
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
-    with open(os.devnull, "w") as silent, contextlib.redirect_stdout(silent):
+    with open(os.devnull, "w") as no, contextlib.redirect_stdout(no), contextlib.redirect_stderr(no):
         return dict(get_fp32_state_dict_from_zero_checkpoint(str(folder), tag=TAG))
