@@ -103,3 +103,11 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
         _fsync(folder.parent)
         shutil.rmtree(replaced, ignore_errors=True)
     barrier()
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder; killed half-way, what is left no longer has its name."""
+    replaced = folder.with_name(folder.name + REPLACED)
+    shutil.rmtree(replaced, ignore_errors=True)
+    folder.replace(replaced)
+    shutil.rmtree(replaced)

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.forked import exit_code, start
 from data.collate import Batch
 from data.examples import TokenExample
 from data.loader import Loader
@@ -111,27 +111,6 @@ def test_dropout_makes_the_random_state_matter(tiny_policy: Path, tmp_path: Path
     assert not all(torch.equal(one, other) for one, other in zip(final(loop), straight[0], strict=True))
 
 
-def forked(work: Callable[[], None]) -> int:
-    """The process id of a child that does `work` and ends with its exit code."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 0
-    try:
-        work()
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    except BaseException:
-        traceback.print_exc()
-        code = 99
-    finally:
-        os._exit(code)
-
-
-def exit_code(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
 def test_killed_at_random_moments_a_run_ends_with_the_same_bits(
     tiny_policy: Path, tmp_path: Path, straight: Any
 ) -> None:
@@ -142,7 +121,7 @@ def test_killed_at_random_moments_a_run_ends_with_the_same_bits(
 
     kills = 0
     while kills < 6:
-        pid = forked(train)
+        pid = start(train)
         time.sleep(rng.uniform(0.02, 0.4))
         os.kill(pid, signal.SIGKILL)
         code = exit_code(pid)
@@ -371,7 +350,7 @@ def test_a_second_signal_ends_the_process_at_once(tiny_policy: Path, tmp_path: P
         loop.objective.before = lambda call: os.kill(os.getpid(), signal.SIGTERM)  # type: ignore[attr-defined]
         loop.run()
 
-    assert exit_code(forked(train)) == -signal.SIGTERM
+    assert exit_code(start(train)) == -signal.SIGTERM
     assert checkpoints(tmp_path / "run") == []
 
 
@@ -388,7 +367,7 @@ def test_a_signal_to_one_rank_stops_both_with_one_checkpoint(tiny_policy: Path, 
                 loop.objective.before = lambda call: call == 3 and os.kill(os.getpid(), signal.SIGTERM)  # type: ignore[attr-defined]
             loop.run()
 
-    pids = [forked(lambda rank=rank: train(rank)) for rank in (0, 1)]  # type: ignore[misc]
+    pids = [start(lambda rank=rank: train(rank)) for rank in (0, 1)]  # type: ignore[misc]
     assert [exit_code(pid) for pid in pids] == [143, 143]
     assert [path.name for path in checkpoints(tmp_path / "run")] == ["step-00000003"]
     assert find_damage(checkpoints(tmp_path / "run")[0]) == ""

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from runtime.distributed import barrier, gather_over_ranks, is_main_rank, rank, world_size
-from runtime.manifest import PARTIAL, REPLACED, find_damage, write_folder
+from runtime.manifest import PARTIAL, REPLACED, find_damage, remove_folder, write_folder
 from training.engine import BadCheckpoint, Engine
 from training.random_state import load_random_state, save_random_state
 
@@ -117,7 +117,7 @@ def save(run: Path, engine: Engine, state: TrainState, keep: int, best: Best | N
         kept = {row.step for row in (best or Best()).among(_states(run))}
         for old in checkpoints(run)[: -max(keep, 1)]:
             if int(old.name.removeprefix("step-")) not in kept:
-                shutil.rmtree(old)
+                remove_folder(old)
         for ending in (PARTIAL, REPLACED):  # what a killed save left behind
             for left in (run / "checkpoints").glob(f"step-*{ending}"):
                 shutil.rmtree(left)
