@@ -8,6 +8,7 @@ manifest; neither torch nor safetensors notices a flipped bit.
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -83,14 +84,21 @@ def find_damage(folder: Path) -> str:
 def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     """Call `write(partial)` on every rank; then manifest, fsync and rename on rank 0: complete or absent.
 
-    An older folder of that name is moved aside only once its successor is complete, and then removed.
+    An older folder of that name is moved aside only once its successor is complete, and then removed. Raises
+    OSError where the disk is full, also where safetensors says so in words of its own.
     """
     partial, replaced = (folder.with_name(folder.name + ending) for ending in (PARTIAL, REPLACED))
     if is_main_rank():
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
     barrier()
-    write(partial)
+    try:
+        write(partial)
+    except Exception as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None or isinstance(error, OSError):
+            raise
+        raise OSError(int(number.group(1)), os.strerror(int(number.group(1))), str(partial)) from error
     barrier()
     if is_main_rank():
         write_manifest(partial)

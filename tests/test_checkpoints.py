@@ -1,10 +1,12 @@
 """Checkpoints under attack: kill -9, faults at every call of a save, damaged files, signals, losses that are not
 numbers. What is left is whole, and what a run goes on to is, bit for bit, what it would have been."""
 
+import errno
 import json
 import math
 import os
 import random
+import resource
 import shutil
 import signal
 import socket
@@ -184,6 +186,23 @@ def test_a_fault_at_any_call_of_a_save_leaves_whole_folders(tmp_path: Path, monk
         break
     assert 15 < point < 59
     assert seen == {"old a", "new a", "absent"}
+
+
+def test_a_full_disk_is_an_error_of_storage_and_leaves_the_older_checkpoint(tiny_policy: Path, tmp_path: Path) -> None:
+    def train() -> None:
+        engine = make_loop(tiny_policy, tmp_path).engine
+        checkpoint.save(tmp_path, engine, TrainState(1, "data"), keep=1)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+        try:
+            checkpoint.save(tmp_path, engine, TrainState(2, "data"), keep=1)
+        except OSError as error:
+            raise SystemExit(
+                7 if error.errno == errno.EFBIG and "step-00000002.partial" in error.filename else 8
+            ) from None
+
+    assert exit_code(start(train)) == 7
+    assert select(tmp_path, "latest") == tmp_path / "checkpoints" / "step-00000001"
 
 
 def attack(kind: str, path: Path) -> None:
