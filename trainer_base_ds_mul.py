@@ -2,49 +2,29 @@
 
     python trainer_base_ds_mul.py -cn exp/sft/word_arithmetic output_dir=experiments/sft
     torchrun --nproc_per_node 2 trainer_base_ds_mul.py -cn ... deepspeed=zero2
+    python trainer_base_ds_mul.py -cn ... lora=dora resume=step-40
 
 The run directory holds config.yaml, metrics.jsonl, checkpoints/ and, last of all, model/: a run with a
-model/ is finished and is not done again.
+model/ is finished and is not done again. SIGTERM saves and exits 143; the same command goes on.
 """
 
 import logging
 from contextlib import nullcontext
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from data.loader import Loader
 from models.load import load_tokenizer
-from runtime.distributed import barrier, device, process_group, rank, world_size
-from runtime.entrypoint import build, entrypoint
+from runtime.distributed import barrier, process_group, rank, world_size
+from runtime.entrypoint import BadConfig, build, entrypoint
 from runtime.life import exclusive
 from runtime.logs import set_up_logging
 from runtime.run_dir import check_run_dir, is_finished, open_run_dir
 from runtime.schemas import TrainConfig
-from training import checkpoint
-from training.deepspeed_engine import DeepSpeedEngine
-from training.engine import Engine, TorchEngine
+from training.assembly import make_engine, make_model, make_objective, save_model
 from training.loop import Loop
 
 log = logging.getLogger("train")
-
-
-def make_engine(config: TrainConfig, model: Any) -> Engine:
-    """DeepSpeed where the config has its JSON, else plain torch."""
-    optimizer = build(config.optimizer, params=model.parameters(), lr=config.learning_rate)
-    if not config.deepspeed:
-        return TorchEngine(model, optimizer, device(), config.max_grad_norm)
-    num_micro_batches = config.batch_size // (config.micro_batch_size * world_size())
-    return DeepSpeedEngine(
-        model,
-        optimizer,
-        config.deepspeed,
-        micro_batch_size=config.micro_batch_size,
-        num_micro_batches=num_micro_batches,
-        max_grad_norm=config.max_grad_norm,
-        precision=config.precision,
-    )
 
 
 @entrypoint(TrainConfig, config_name="train")
@@ -53,6 +33,8 @@ def main(config: TrainConfig) -> None:
     set_up_logging()
     run_dir = check_run_dir(config.output_dir, config)
     if is_finished(run_dir, config):
+        if config.resume not in ("auto", "latest"):
+            raise BadConfig(f"{run_dir} is finished: choose another output_dir to go on from resume={config.resume}")
         log.info("%s is finished: %s/model", run_dir, run_dir)
         return
     torch.manual_seed(config.seed)
@@ -63,28 +45,20 @@ def main(config: TrainConfig) -> None:
         sizes = (config.batch_size, config.micro_batch_size, config.seed, rank(), world_size())
         loader = Loader(examples, *sizes)
         eval_loader = Loader(build(config.eval_examples).load(tokenizer), *sizes) if config.eval_examples else None
-        model = build(config.model).to(device())
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        objective = build(config.objective)
+        model = make_model(config)
+        numbers = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
         engine = make_engine(config, model)
+        objective = make_objective(config, engine.model)
         open_run_dir(config.output_dir, config)  # only now: a mistake above leaves nothing behind
         set_up_logging(run_dir / "run.log")
         loop = Loop(config, engine, objective, loader, eval_loader, int(tokenizer.pad_token_id), run_dir)
-        log.info("%s: %d examples, %d steps, %.2fM parameters", run_dir, len(examples), loop.max_steps,
-                 parameters / 1e6)  # fmt: skip
+        trained, total = sum(count for count, is_trained in numbers if is_trained), sum(row[0] for row in numbers)
+        share = f" ({trained:,} trained)" if trained < total else ""
+        log.info("%s: %d examples, %d steps, %.2fM parameters%s", run_dir, len(examples), loop.max_steps,
+                 total / 1e6, share)  # fmt: skip
         loop.run()
-        _save_model(loop, tokenizer)
+        save_model(loop, tokenizer)
         barrier()
-
-
-def _save_model(loop: Loop, tokenizer: Any) -> None:
-    def write(folder: Path) -> None:
-        loop.engine.save_model(folder)
-        if rank() == 0:
-            tokenizer.save_pretrained(folder)
-
-    checkpoint.write_folder(loop.run_dir / "model", write)
-    log.info("saved %s/model", loop.run_dir)
 
 
 if __name__ == "__main__":

@@ -1,49 +1,76 @@
 """Records → token examples: ids with what the loss reads. Built once, before training.
 
-Text is tokenised in one place only (demonstrations, which no sampler has tokenised); trajectories, values
-and pairs carry the sampler's ids. An example that does not fit `max_length` is left out and counted.
+Here are the kinds of examples, demonstrations and preference pairs; step values and judged steps are in
+`data.step_examples`, judged responses in `data.outcome_examples`. Trajectories, values and pairs carry the
+sampler's ids; only text that no sampler has tokenised is tokenised here, once. An example that does not fit
+`max_length` is left out and counted.
 """
 
 import hashlib
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from data.jsonl import read_records
 from data.prompts import encode_text
-from data.records import BadInput, Demonstration, PreferencePair, StepValues
+from data.records import BadInput, Demonstration, PreferencePair
 
 log = logging.getLogger(__name__)
+E = TypeVar("E")
 
 
 @dataclass(frozen=True)
 class TokenExample:
-    """`ids` [T]; the loss reads tokens `prompt_length`..T-1."""
+    """`ids` [T]; the loss reads tokens `prompt_length`..T-1, each times its weight in `weights` (empty: all 1).
+
+    A token of weight 0 is masked: it is not counted either.
+    """
 
     id: str
     ids: list[int]
     prompt_length: int
+    weights: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class StepExample:
-    """`ids` [T]; `positions` [S] are indices into ids of step ends, `values` [S] their targets in [0, 1]."""
+    """`ids` [T]; `positions` [S] are indices into ids of step ends, `values` [S] their targets in [0, 1].
+
+    `weights` [S] weigh the reads (empty: all 1).
+    """
 
     id: str
     ids: list[int]
     positions: list[int]
     values: list[float]
+    weights: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class OutcomeExample:
+    """`ids` [T] of a prompt and a response from token `prompt_length` on; `value` in [0, 1] judges the response.
+
+    `weight` weighs the example. `mismatched_ids`: a response to another prompt, for objectives that compare.
+    """
+
+    id: str
+    ids: list[int]
+    prompt_length: int
+    value: float
+    weight: float = 1.0
+    mismatched_ids: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class PairExample:
-    """Two continuations of one prompt, as ids."""
+    """Two continuations of one prompt, as ids; `margin`: how much better the chosen one is held to be."""
 
     id: str
     prompt_ids: list[int]
     chosen_ids: list[int]
     rejected_ids: list[int]
+    margin: float = 0.0
 
 
 def is_held_out(problem_id: str, share: float) -> bool:
@@ -52,17 +79,22 @@ def is_held_out(problem_id: str, share: float) -> bool:
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
-def _in_part(problem_id: str, part: str, held_out_share: float) -> bool:
+def is_in_part(problem_id: str, part: str, held_out_share: float) -> bool:
+    """Whether a problem belongs to `part`: all, train or held_out. Raises BadInput on another word."""
     if part not in ("all", "train", "held_out"):
         raise BadInput(f"part must be all, train or held_out, got '{part}'")
     return part == "all" or is_held_out(problem_id, held_out_share) == (part == "held_out")
 
 
-def _keep_short(examples: list[Any], length: Callable[[Any], int], max_length: int, path: str) -> list[Any]:
-    kept = [example for example in examples if length(example) <= max_length]
+def keep_short(examples: list[E], max_length: int, path: str) -> list[E]:
+    """The examples of at most `max_length` tokens. What is left out is counted in a warning, and how many of it
+    have a prompt that fills the window alone. Raises BadInput where none is left."""
+    kept = [example for example in examples if example_length(example) <= max_length]
     if len(kept) < len(examples):
-        log.warning("%s: %d of %d examples are longer than %d tokens and left out", path,
-                    len(examples) - len(kept), len(examples), max_length)  # fmt: skip
+        hopeless = sum(prompt_tokens(example) >= max_length for example in examples)
+        alone = f" ({hopeless} by their prompt alone)" if hopeless else ""
+        log.warning("%s: %d of %d examples are longer than %d tokens and left out%s", path,
+                    len(examples) - len(kept), len(examples), max_length, alone)  # fmt: skip
     if not kept:
         raise BadInput(f"{path}: no example to train on (of {len(examples)} read)")
     return kept
@@ -77,67 +109,105 @@ def encode_demonstration(tokenizer: Any, demonstration: Demonstration) -> TokenE
 
 @dataclass(frozen=True)
 class DemonstrationExamples:
-    """SFT examples of a file of `Demonstration`."""
+    """SFT examples of a file of `Demonstration`.
+
+    `max_length`: tokens of prompt, completion and end; `min_completion_tokens`: those of the completion with
+    its end. `is_completion_only` false also trains on the prompt (all its tokens but the first).
+    """
 
     path: str
     max_length: int
+    min_completion_tokens: int = 0
+    is_completion_only: bool = True
 
     def load(self, tokenizer: Any) -> list[TokenExample]:
         """Examples in file order."""
         records = read_records(Demonstration, self.path)
         examples = [encode_demonstration(tokenizer, record) for record in records]
-        return _keep_short(examples, lambda example: len(example.ids), self.max_length, self.path)
+        long = [e for e in examples if len(e.ids) - e.prompt_length >= self.min_completion_tokens]
+        if len(long) < len(examples):
+            log.warning("%s: %d of %d completions are shorter than %d tokens and left out", self.path,
+                        len(examples) - len(long), len(examples), self.min_completion_tokens)  # fmt: skip
+        if not self.is_completion_only:
+            long = [replace(example, prompt_length=1) for example in long]
+        return keep_short(long, self.max_length, self.path)
 
 
 @dataclass(frozen=True)
-class StepValueExamples:
-    """PRM examples of a file of `StepValues`: the problems of one part, each distinct text once.
+class WeightedResponse:
+    """A line of a file of weighted responses: `weights[i]` multiplies the loss of `response_ids[i]`, as the
+    advantages of an episode do; 0 masks a token (an observation that a tool wrote)."""
 
-    Trajectories of one problem with the same ids carry the same values, and a tiny policy repeats itself:
-    `is_distinct` keeps the first.
+    id: str
+    problem_id: str
+    prompt_ids: list[int]
+    response_ids: list[int]
+    weights: list[float]
+
+
+@dataclass(frozen=True)
+class WeightedExamples:
+    """SFT examples of a file of `WeightedResponse`. `has_mean_one_weights` rescales the weights of each response
+    so that the mean of those that are not 0 is 1."""
+
+    path: str
+    max_length: int
+    part: str = "all"
+    held_out_share: float = 0.0
+    has_mean_one_weights: bool = False
+
+    def load(self, tokenizer: Any) -> list[TokenExample]:
+        """Examples in file order; `tokenizer` is not used."""
+        examples = []
+        for row in read_records(WeightedResponse, self.path):
+            if not is_in_part(row.problem_id, self.part, self.held_out_share):
+                continue
+            if not row.prompt_ids or len(row.weights) != len(row.response_ids):
+                numbers = f"{len(row.prompt_ids)} prompt tokens, {len(row.response_ids)} response tokens"
+                raise BadInput(f"{self.path}: '{row.id}' has {numbers} and {len(row.weights)} weights: at least one "
+                               "prompt token and one weight a response token are wanted")  # fmt: skip
+            weights = self._scaled(row) if self.has_mean_one_weights else row.weights
+            ids = row.prompt_ids + row.response_ids
+            examples.append(TokenExample(row.id, ids, len(row.prompt_ids), weights))
+        return keep_short(examples, self.max_length, self.path)
+
+    def _scaled(self, row: WeightedResponse) -> list[float]:
+        live = [weight for weight in row.weights if weight != 0]
+        mean = sum(live) / len(live) if live else 1.0
+        if mean == 0:
+            raise BadInput(f"{self.path}: the weights of '{row.id}' sum to 0 and cannot be scaled to a mean of 1: "
+                           "set examples.has_mean_one_weights=false")  # fmt: skip
+        return [weight / mean for weight in row.weights]
+
+
+@dataclass(frozen=True)
+class PreferenceExamples:
+    """Examples of a file of `PreferencePair`; every pair of the file is one example.
+
+    `has_score_margin`: the example's margin is the chosen score less the rejected one (Bradley-Terry's).
     """
 
     path: str
     max_length: int
     part: str = "all"
     held_out_share: float = 0.0
-    is_distinct: bool = True
-
-    def load(self, tokenizer: Any) -> list[StepExample]:
-        """Examples in file order; `tokenizer` is not used: ids come from the sampler."""
-        examples: list[StepExample] = []
-        seen: set[tuple[str, tuple[int, ...]]] = set()
-        for record in read_records(StepValues, self.path):
-            key = (record.problem_id, tuple(record.response_ids))
-            if not _in_part(record.problem_id, self.part, self.held_out_share):
-                continue
-            if not record.steps or (self.is_distinct and key in seen):
-                continue
-            seen.add(key)
-            start = len(record.prompt_ids)
-            positions = [start + end - 1 for end in record.step_ends]
-            ids = record.prompt_ids + record.response_ids
-            examples.append(StepExample(record.id, ids, positions, record.values))
-        return _keep_short(examples, lambda example: len(example.ids), self.max_length, self.path)
-
-
-@dataclass(frozen=True)
-class PreferenceExamples:
-    """DPO examples of a file of `PreferencePair`; every pair of the file is one example."""
-
-    path: str
-    max_length: int
-    part: str = "all"
-    held_out_share: float = 0.0
+    has_score_margin: bool = False
 
     def load(self, tokenizer: Any) -> list[PairExample]:
-        """Examples in file order; `tokenizer` is not used."""
+        """Examples in file order; `tokenizer` is not used. Raises BadInput on a pair with an empty part."""
         examples = [
-            PairExample(pair.id, pair.prompt_ids, pair.chosen_ids, pair.rejected_ids)
+            self._example(pair)
             for pair in read_records(PreferencePair, self.path)
-            if _in_part(pair.problem_id, self.part, self.held_out_share)
+            if is_in_part(pair.problem_id, self.part, self.held_out_share)
         ]
-        return _keep_short(examples, pair_length, self.max_length, self.path)
+        return keep_short(examples, self.max_length, self.path)
+
+    def _example(self, pair: PreferencePair) -> PairExample:
+        for name in ("prompt_ids", "chosen_ids", "rejected_ids"):
+            if not getattr(pair, name):
+                raise BadInput(f"{self.path}: {name} of pair '{pair.id}' is empty: build the pairs with token ids")
+        margin = pair.chosen_score - pair.rejected_score if self.has_score_margin else 0.0
+        return PairExample(pair.id, pair.prompt_ids, pair.chosen_ids, pair.rejected_ids, margin)
 
 
 def pair_length(pair: PairExample) -> int:
@@ -147,7 +217,18 @@ def pair_length(pair: PairExample) -> int:
 
 def example_length(example: Any) -> int:
     """Tokens of any example, for batching by length."""
-    return pair_length(example) if isinstance(example, PairExample) else len(example.ids)
+    if isinstance(example, PairExample):
+        return pair_length(example)
+    if isinstance(example, OutcomeExample):
+        return max(len(example.ids), example.prompt_length + len(example.mismatched_ids))
+    return len(example.ids)
+
+
+def prompt_tokens(example: Any) -> int:
+    """Tokens of any example's prompt; 0 where it does not say."""
+    if isinstance(example, PairExample):
+        return len(example.prompt_ids)
+    return getattr(example, "prompt_length", 0)
 
 
 def fingerprint(examples: Sequence[Any]) -> str:

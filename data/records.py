@@ -8,7 +8,10 @@ stages join by id, resume by set difference and shard by hash:
     trajectory         `{problem}/{sample}`
     state              `{trajectory}#{step}`     the prompt and the first `step` steps of the trajectory
     completion         `{state}/{sample}`
-    preference pair    `{trajectory}>{trajectory}`
+    preference pair    `{trajectory}>{trajectory}`    `~2` behind it: repeated; `@round3`: taken from an earlier round
+                       `{trajectory}#{steps}>...`    a pair whose prompt ends mid-solution
+
+A completion that a later round of an adaptive run asked for is `{state}@{round}/{sample}`.
 
 Token ids travel with the text from the sampler to the trainer; nothing is ever re-tokenised.
 """

@@ -105,8 +105,19 @@ def load_policy(path: str, attention: str = "sdpa", is_checkpointing_gradients: 
     model = from_pretrained(AutoModelForCausalLM, path, attn_implementation=attention)
     model.config.use_cache = False
     if is_checkpointing_gradients:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        checkpoint_gradients(model)
     return model
+
+
+def checkpoint_gradients(model: PreTrainedModel) -> None:
+    """Keep only each layer's input for the backward pass and compute the rest again: less memory, same gradient.
+
+    Chen et al. 2016. Raises BadModel where the network cannot.
+    """
+    try:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    except ValueError as error:
+        raise BadModel(f"{type(model).__name__}: {_first_line(error)}: set is_checkpointing_gradients=false") from None
 
 
 def load_reference(path: str, attention: str = "sdpa") -> PreTrainedModel:

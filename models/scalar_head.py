@@ -9,10 +9,12 @@ labels class k means "k of K completions are correct" and the score is the expec
 import torch
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 
-from models.load import BadModel, from_pretrained, load_config
+from models.load import BadModel, checkpoint_gradients, from_pretrained, load_config
 
 
-def load_process_reward(path: str, num_labels: int | None = None, attention: str = "sdpa") -> PreTrainedModel:
+def load_process_reward(
+    path: str, num_labels: int | None = None, attention: str = "sdpa", is_checkpointing_gradients: bool = False
+) -> PreTrainedModel:
     """A process reward model: a trained folder, or a policy's body with a fresh head of `num_labels`.
 
     The fresh head is zero: before training every score is 1/2 (one label) or the middle of the classes.
@@ -36,6 +38,8 @@ def load_process_reward(path: str, num_labels: int | None = None, attention: str
         attn_implementation=attention,
     )
     model.config.use_cache = False
+    if is_checkpointing_gradients:
+        checkpoint_gradients(model)
     if not is_trained:
         for parameter in model.get_submodule("score").parameters():
             torch.nn.init.zeros_(parameter)

@@ -1,208 +1,229 @@
-"""Scored trajectories → PreferencePair, three ways: by outcome, by process rewards, from a state.
+"""Trajectories → PreferencePair, four ways: by outcome, by process rewards, from a state, between partial solutions.
 
-- **outcome**: correct over incorrect, nothing else known; pairs are drawn by a seeded shuffle.
-- **process** (Jiao et al. 2024): trajectories ranked by their aggregated step scores. The best correct ones
-  over the highest-scored incorrect ones, and over correct ones whose score is lower by more than `margin`
-  (a right answer reached by wrong steps).
-- **step**: two next steps from one shared state whose values differ by more than `margin`; the prompt ends
-  mid-solution, chosen and rejected are one step each (Lai et al. 2024).
+- **outcome**: correct over incorrect, nothing else known; pairs are drawn by a seeded shuffle. With `keeps_cut` and 64
+  pairs a problem these are the pairs of DPO-positive in VinePPO (Kazemnejad et al. 2024).
+- **process**: whole solutions ranked by their aggregated step scores (`pipeline.process_pairs`).
+- **step** and **partial**: from inside the solutions, by values or scores (`pipeline.state_pairs`).
 
-Scores and values are joined by trajectory id, never by text. Trajectories with the same tokens are one.
+Scores and values are joined by trajectory id, never by text. Trajectories with the same tokens are one. The pairs are
+a function of the samples and the seed alone: the order of the rows and other problems in the file change nothing.
+`max_pairs` is a cap on the pairs of one problem, 0 for none. `part` and `held_out_share` read a part of the problems.
 """
 
 import logging
+import math
 import random
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from data.jsonl import read_records
+from data.jsonl import iter_rows, read_records
 from data.records import BadInput, PreferencePair, StepScores, StepValues, Trajectory
-from data.steps import check_ends
+from data.splitters.react import react_steps
+from pipeline.pair_statistics import pair_statistics
+from pipeline.process_pairs import ProcessRule, Scored, make_pair, process_pairs
 from pipeline.stage import StageContext
-from rewards.aggregate import aggregate
+from pipeline.state_pairs import WHICH, PartialRule, drawn, partial_pairs, step_pairs
+from pipeline.trajectory_groups import Groups, ProblemPart, check_choice, check_counts, read_groups
+from rewards.aggregate import aggregate, check_aggregate
 
 log = logging.getLogger("stage")
 
-Scored = tuple[Trajectory, float]
 
-
-def group_distinct(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]]:
-    """Problem id → its trajectories, each distinct token sequence once; cut ones (no end) are left out.
-
-    Raises BadInput for a trajectory without token ids.
-    """
-    groups: dict[str, dict[tuple[int, ...], Trajectory]] = defaultdict(dict)
-    for trajectory in trajectories:
-        if trajectory.finish_reason == "stop" and trajectory.steps:
-            check_ends(trajectory.steps, trajectory.step_ends, trajectory.id)
-            groups[trajectory.problem_id].setdefault(tuple(trajectory.response_ids), trajectory)
-    return {problem: list(group.values()) for problem, group in groups.items()}
-
-
-def make_pair(kind: str, chosen: Scored, rejected: Scored) -> PreferencePair:
-    """Two whole solutions of one problem."""
-    (good, good_score), (bad, bad_score) = chosen, rejected
-    return PreferencePair(
-        id=f"{good.id}>{bad.id}",
-        problem_id=good.problem_id,
-        kind=kind,
-        prompt=good.prompt,
-        chosen=good.response,
-        rejected=bad.response,
-        prompt_ids=good.prompt_ids,
-        chosen_ids=good.response_ids,
-        rejected_ids=bad.response_ids,
-        chosen_score=good_score,
-        rejected_score=bad_score,
-    )
-
-
-def is_clear(gap: float, margin: float) -> bool:
-    """Whether a gap is above the margin by more than rounding: 0.9 - 0.6 does not exceed 0.3."""
-    return gap > margin + 1e-9
-
-
-def outcome_pairs(group: list[Trajectory], max_pairs: int, rng: random.Random) -> list[PreferencePair]:
-    """Up to `max_pairs` of all correct x incorrect pairs of a problem, drawn without replacement."""
+def outcome_pairs(group: Sequence[Trajectory], max_pairs: int, rng: random.Random) -> list[PreferencePair]:
+    """Up to `max_pairs` (0: all) of all correct x incorrect pairs of a problem, drawn without replacement."""
     correct = [t for t in group if t.is_correct]
     wrong = [t for t in group if not t.is_correct]
     everything = [(good, bad) for good in correct for bad in wrong]
-    rng.shuffle(everything)
-    return [make_pair("outcome", (good, 1.0), (bad, 0.0)) for good, bad in everything[:max_pairs]]
+    return [make_pair("outcome", (good, 1.0), (bad, 0.0)) for good, bad in drawn(everything, max_pairs, rng)]
 
 
-def process_pairs(
-    scored: list[Scored], max_chosen: int, max_rejected: int, margin: float, max_pairs: int
-) -> list[PreferencePair]:
-    """The `max_chosen` best correct over the `max_rejected` hardest incorrect and over worse correct ones."""
-    correct = sorted((s for s in scored if s[0].is_correct), key=lambda s: (-s[1], s[0].id))
-    wrong = sorted((s for s in scored if not s[0].is_correct), key=lambda s: (-s[1], s[0].id))
-    pairs: list[PreferencePair] = []
-    for chosen in correct[:max_chosen]:
-        pairs += [make_pair("process", chosen, rejected) for rejected in wrong[:max_rejected]]
-        worse = [other for other in correct if is_clear(chosen[1] - other[1], margin)]
-        pairs += [make_pair("process", chosen, other) for other in worse[:max_rejected]]
-    return pairs[:max_pairs] if max_pairs else pairs
-
-
-def step_pairs(group: list[Trajectory], values: dict[str, list[float]], margin: float) -> list[PreferencePair]:
-    """Best against worst next step of every state that two trajectories share and then leave differently."""
-    children: dict[tuple[int, ...], dict[tuple[int, ...], tuple[Trajectory, int, float]]] = defaultdict(dict)
-    for trajectory in group:
-        starts = [0, *trajectory.step_ends[:-1]]
-        rows = zip(starts, trajectory.step_ends, values[trajectory.id], strict=True)
-        for step, (start, end, value) in enumerate(rows):
-            prefix = tuple(trajectory.response_ids[:start])
-            children[prefix].setdefault(tuple(trajectory.response_ids[start:end]), (trajectory, step, value))
-    pairs = []
-    for prefix, options in children.items():
-        best = max(options.values(), key=lambda option: (option[2], option[0].id))
-        worst = min(options.values(), key=lambda option: (option[2], option[0].id))
-        if is_clear(best[2] - worst[2], margin):
-            pairs.append(_step_pair(list(prefix), best, worst))
-    return pairs
-
-
-def _step_pair(
-    prefix: list[int], best: tuple[Trajectory, int, float], worst: tuple[Trajectory, int, float]
-) -> PreferencePair:
-    (good, step, good_value), (bad, bad_step, bad_value) = best, worst
-    return PreferencePair(
-        id=f"{good.id}#{step}>{bad.id}#{bad_step}",
-        problem_id=good.problem_id,
-        kind="step",
-        prompt=good.prompt + "".join(good.steps[:step]),
-        chosen=good.steps[step],
-        rejected=bad.steps[bad_step],
-        prompt_ids=good.prompt_ids + prefix,
-        chosen_ids=good.response_ids[len(prefix) : good.step_ends[step]],
-        rejected_ids=bad.response_ids[len(prefix) : bad.step_ends[bad_step]],
-        chosen_score=good_value,
-        rejected_score=bad_value,
-    )
-
-
-def _report(pairs: list[PreferencePair], num_problems: int, context: StageContext) -> list[PreferencePair]:
-    used = {pair.problem_id for pair in pairs}
-    mean_margin = sum(pair.chosen_score - pair.rejected_score for pair in pairs) / max(len(pairs), 1)
-    context.counts.update(problems=num_problems, problems_with_pairs=len(used), mean_margin=round(mean_margin, 4))
+def report(pairs: list[PreferencePair], groups: Groups, context: StageContext) -> list[PreferencePair]:
+    """The pairs, their figures told: what was read and left out, and what the pairs are."""
+    context.counts.update(groups.counts)
+    context.counts["problems"] = len(groups.by_problem)
+    context.counts["problems_all_right"] = groups.num_of(right=True)
+    context.counts["problems_all_wrong"] = groups.num_of(right=False)
+    context.counts.update(pair_statistics(pairs))
     if not pairs:
         log.warning("no pair: no problem has trajectories that differ enough (all right, or all wrong?)")
     return pairs
 
 
-@dataclass(frozen=True)
-class OutcomePreferences:
-    """Correct over incorrect; at most `max_pairs` a problem."""
+def problem_ids(path: str) -> set[str]:
+    """The problems of any file whose rows have a `problem_id`. Raises BadInput on a row without one."""
+    found = set()
+    for place, row in iter_rows(path):
+        if not isinstance(row.get("problem_id"), str):
+            raise BadInput(f"{place}: no problem_id: name trajectories, step values or pairs")
+        found.add(row["problem_id"])
+    return found
 
-    max_pairs: int
+
+def read_steps(values: str, scores: str) -> dict[str, tuple[str, list[float]]]:
+    """Trajectory id → (problem id, one number a step), from StepValues or StepScores, whichever is named.
+
+    Raises BadInput where both or none are.
+    """
+    if bool(values) == bool(scores):
+        raise BadInput("name one of stage.values (StepValues) and stage.scores (StepScores)")
+    if values:
+        return {row.id: (row.problem_id, row.values) for row in read_records(StepValues, values)}
+    return {row.id: (row.problem_id, row.scores) for row in read_records(StepScores, scores)}
+
+
+def check_steps(trajectory: Trajectory, found: Mapping[str, tuple[str, list[float]]], path: str) -> list[float]:
+    """The numbers of a trajectory's steps. Raises BadInput where they are missing or another trajectory's."""
+    if trajectory.id not in found:
+        raise BadInput(f"{path}: no scores for trajectory '{trajectory.id}': score these trajectories")
+    problem, numbers = found[trajectory.id]
+    if problem != trajectory.problem_id or len(numbers) != len(trajectory.steps):
+        raise BadInput(
+            f"{path}: '{trajectory.id}' has {len(numbers)} steps of problem '{problem}', its trajectory "
+            f"{len(trajectory.steps)} of '{trajectory.problem_id}': score these trajectories"
+        )
+    if not all(map(math.isfinite, numbers)):
+        raise BadInput(f"{path}: '{trajectory.id}' has a score that is no finite number: score again")
+    return numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutcomePreferences(ProblemPart):
+    """Correct over incorrect; at most `max_pairs` a problem. `keeps_cut`: responses cut by their length are wrong
+    ones too, as in VinePPO's generator; without it they take no part."""
+
+    max_pairs: int = 0
+    keeps_cut: bool = False
     seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.check_part()
+        check_counts(max_pairs=self.max_pairs)
 
     def inputs(self) -> list[str]:
         """None beside the trajectories."""
         return []
 
     def run(self, input_path: str, context: StageContext) -> list[PreferencePair]:
-        """Pairs in the order of their problems."""
-        groups = group_distinct(read_records(Trajectory, input_path))
+        """Pairs in the order of their problems' ids."""
+        groups = read_groups(input_path, self, keeps_cut=self.keeps_cut)
         pairs: list[PreferencePair] = []
-        for problem, group in groups.items():
+        for problem, group in groups.by_problem.items():
             pairs += outcome_pairs(group, self.max_pairs, random.Random(f"{self.seed}/{problem}"))
-        return _report(pairs, len(groups), context)
+        return report(pairs, groups, context)
 
 
-@dataclass(frozen=True)
-class ProcessPreferences:
-    """By aggregated step scores; `max_pairs` a problem, 0 for no cap."""
+@dataclass(frozen=True, kw_only=True)
+class ProcessPreferences(ProcessRule, ProblemPart):
+    """By step scores made one (`how`): see `pipeline.process_pairs.ProcessRule` for which pairs.
+
+    `skips_types` (ReAct's Thought, Action, Observation, State), `drop_first` and `drop_last` leave steps out of the
+    score; where nothing would be left, all steps count. `exclude` names a file whose problems make no pair of two
+    right solutions (the reward model's training data, whose scores flatter).
+    """
 
     scores: str
-    how: str
-    max_chosen: int
-    max_rejected: int
-    margin: float
+    how: str = "product"
+    skips_types: Sequence[str] = ()
+    drop_first: int = 0
+    drop_last: int = 0
+    exclude: str = ""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.check_part()
+        self.check_rule()
+        check_aggregate(self.how)
+        check_counts(drop_first=self.drop_first, drop_last=self.drop_last)
+        for name in self.skips_types:
+            check_choice("skips_types", name, ("Thought", "Action", "Observation", "State"))
+
+    def inputs(self) -> list[str]:
+        """The step scores, and the problems to exclude."""
+        return [path for path in (self.scores, self.exclude) if path]
+
+    def run(self, input_path: str, context: StageContext) -> list[PreferencePair]:
+        """Pairs in the order of their problems' ids. Raises BadInput for a trajectory without scores."""
+        scores = read_steps("", self.scores)
+        excluded = problem_ids(self.exclude) if self.exclude else set()
+        groups = read_groups(input_path, self)
+        pairs: list[PreferencePair] = []
+        for problem, group in groups.by_problem.items():
+            scored: list[Scored] = [(t, self.score(t, check_steps(t, scores, self.scores))) for t in group]
+            made = process_pairs(scored, self, random.Random(f"{self.seed}/{problem}"))
+            pairs += [p for p in made if not (problem in excluded and p.kind == "process_correct")]
+        context.counts["problems_excluded"] = len(excluded & groups.by_problem.keys())
+        return report(pairs, groups, context)
+
+    def score(self, trajectory: Trajectory, scores: Sequence[float]) -> float:
+        """One score of the steps that count. Raises BadAggregate as `rewards.aggregate` does."""
+        places = range(self.drop_first, len(scores) - self.drop_last)
+        if self.skips_types:
+            kinds = [react_steps(step)[0].type if step else "" for step in trajectory.steps]
+            places = [place for place in places if kinds[place] not in self.skips_types]  # type: ignore[assignment]
+        return aggregate([scores[place] for place in places] or scores, self.how)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPreferences(ProblemPart):
+    """From a shared state, by Monte-Carlo `values` (a StepValues file) or a reward model's `scores` (StepScores).
+
+    `which`: best_over_worst or all next steps that differ by more than `margin`. Trajectories that are not in the
+    file take no part and are counted as `unknown`.
+    """
+
+    values: str = ""
+    scores: str = ""
+    margin: float = 0.5
+    which: str = "best_over_worst"
     max_pairs: int = 0
 
-    def inputs(self) -> list[str]:
-        """The step scores."""
-        return [self.scores]
-
-    def run(self, input_path: str, context: StageContext) -> list[PreferencePair]:
-        """Pairs in the order of their problems. Raises BadInput for a trajectory without scores."""
-        scores = {row.id: aggregate(row.scores, self.how) for row in read_records(StepScores, self.scores)}
-        groups = group_distinct(read_records(Trajectory, input_path))
-        pairs: list[PreferencePair] = []
-        for group in groups.values():
-            missing = [t.id for t in group if t.id not in scores]
-            if missing:
-                raise BadInput(f"{self.scores}: no scores for trajectory '{missing[0]}': score these trajectories")
-            scored = [(t, scores[t.id]) for t in group]
-            pairs += process_pairs(scored, self.max_chosen, self.max_rejected, self.margin, self.max_pairs)
-        context.counts["over_correct"] = sum(_is_over_correct(pair, groups) for pair in pairs)
-        return _report(pairs, len(groups), context)
-
-
-def _is_over_correct(pair: PreferencePair, groups: dict[str, list[Trajectory]]) -> bool:
-    correct = {t.id for t in groups[pair.problem_id] if t.is_correct}
-    return pair.id.split(">")[1] in correct
-
-
-@dataclass(frozen=True)
-class StepPreferences:
-    """From a shared state, by Monte-Carlo values (`values`, a StepValues file)."""
-
-    values: str
-    margin: float
+    def __post_init__(self) -> None:
+        self.check_part()
+        check_choice("which", self.which, WHICH)
+        check_counts(max_pairs=self.max_pairs)
 
     def inputs(self) -> list[str]:
-        """The step values."""
-        return [self.values]
+        """The step values, or the step scores."""
+        return [path for path in (self.values, self.scores) if path]
 
     def run(self, input_path: str, context: StageContext) -> list[PreferencePair]:
-        """Pairs in the order of their problems."""
-        values = {row.id: row.values for row in read_records(StepValues, self.values)}
-        groups = group_distinct(read_records(Trajectory, input_path))
+        """Pairs in the order of their problems' ids."""
+        groups, values = _with_values(self, input_path)
         pairs: list[PreferencePair] = []
-        for group in groups.values():
-            pairs += step_pairs([t for t in group if t.id in values], values, self.margin)
-        return _report(pairs, len(groups), context)
+        for group in groups.by_problem.values():
+            pairs += step_pairs(group, values, self.margin, self.which, self.max_pairs)
+        return report(pairs, groups, context)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartialPreferences(PartialRule, ProblemPart):
+    """Partial solutions of one problem, by `values` or `scores`: see `pipeline.state_pairs.PartialRule`."""
+
+    values: str = ""
+    scores: str = ""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self.check_part()
+        self.check_rule()
+
+    def inputs(self) -> list[str]:
+        """The step values, or the step scores."""
+        return [path for path in (self.values, self.scores) if path]
+
+    def run(self, input_path: str, context: StageContext) -> list[PreferencePair]:
+        """Pairs in the order of their problems' ids."""
+        groups, values = _with_values(self, input_path)
+        pairs: list[PreferencePair] = []
+        for problem, group in groups.by_problem.items():
+            pairs += partial_pairs(group, values, self, random.Random(f"{self.seed}/{problem}"))
+        return report(pairs, groups, context)
+
+
+def _with_values(stage: Any, input_path: str) -> tuple[Groups, dict[str, list[float]]]:
+    """The trajectories that have values, and the values of theirs."""
+    found = read_steps(stage.values, stage.scores)
+    groups = read_groups(input_path, stage, known=found)
+    path = stage.values or stage.scores
+    return groups, {t.id: check_steps(t, found, path) for group in groups.by_problem.values() for t in group}

@@ -1,33 +1,71 @@
-"""Trajectory → State: the distinct intermediate states of every trajectory."""
+"""Trajectory → State: the distinct intermediate states, all or a sample, in the order that serves a prefix cache."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from data.jsonl import read_records
-from data.records import State, Trajectory
+from data.prefix_tree import num_distinct_tokens, tree_order
+from data.records import BadInput, State, Trajectory
 from pipeline.stage import StageContext
-from rewards.monte_carlo import distinct_states
+from rewards.monte_carlo import StateKey, state_key
+from rewards.state_sampling import StateSampler, shard_of
 
 
 @dataclass(frozen=True)
 class CutStates:
-    """`first_step` 1 leaves out the prompt state (its value is the mean of the samples that exist).
+    """The options of `rewards.state_sampling.StateSampler`; `first_step` 1 leaves out the prompt state (its value is
+    the mean of the samples that exist).
 
-    The terminal state is never cut: its value is the outcome. States that several trajectories share are
-    written once.
+    The terminal state is never cut: its value is the outcome. States that several trajectories share are written
+    once, under the id of the first that reached them. `order` is "tree" (depth first over the token ids of a
+    problem: what shares most is sent together) or "trajectory". `shard` of `num_shards` cuts that part of the
+    problems.
     """
 
     first_step: int = 1
+    start_ratio: float = 0.0
+    end_ratio: float = 1.0
+    keep_ratio: float = 1.0
+    min_steps: int = 0
+    step_types: list[str] = field(default_factory=list)
+    removes_actions: bool = False
+    sample_seed: int = 0
+    shard: int = 0
+    num_shards: int = 1
+    order: str = "tree"
 
     def inputs(self) -> list[str]:
         """None beside the trajectories."""
         return []
 
     def run(self, input_path: str, context: StageContext) -> Iterable[State]:
-        """States in the order of their trajectories."""
-        trajectories = read_records(Trajectory, input_path)
-        states = distinct_states(trajectories, self.first_step)
+        """The states. Raises BadInput on settings out of range and on trajectories without token ids."""
+        if self.order not in ("tree", "trajectory"):
+            raise BadInput(f"order must be tree or trajectory, got '{self.order}'")
+        sampler = StateSampler(self.first_step, self.start_ratio, self.end_ratio, self.keep_ratio, self.min_steps,
+                               self.step_types, self.removes_actions, self.sample_seed)  # fmt: skip
+        trajectories = shard_of(read_records(Trajectory, input_path), self.shard, self.num_shards)
+        found: dict[StateKey, State] = {}
+        num_states = 0
+        for trajectory in trajectories:
+            for state in sampler.states(trajectory):
+                num_states += 1
+                found.setdefault(state_key(state.problem_id, state.prefix_ids), state)
+        states = list(found.values())
+        if self.order == "tree":
+            states = in_tree_order(states)
+        tokens = [state.prompt_ids + state.prefix_ids for state in states]
         context.counts["trajectories"] = len(trajectories)
-        context.counts["states"] = sum(max(0, len(t.steps) - self.first_step) for t in trajectories)
+        context.counts["states"] = num_states
         context.counts["distinct_states"] = len(states)
+        context.counts["prompt_tokens"] = sum(map(len, tokens))
+        context.counts["distinct_prompt_tokens"] = num_distinct_tokens(tokens)
         return states
+
+
+def in_tree_order(states: list[State]) -> list[State]:
+    """Problems in the order they come, the states of each depth first over the tree of their tokens."""
+    groups: dict[str, list[State]] = {}
+    for state in states:
+        groups.setdefault(state.problem_id, []).append(state)
+    return [group[i] for group in groups.values() for i in tree_order([s.prompt_ids + s.prefix_ids for s in group])]

@@ -69,18 +69,27 @@ class Count:
 
 def count_completions(states: Sequence[State], completions: Iterable[Completion]) -> dict[StateKey, Count]:
     """Right completions of every state. Raises BadInput for a completion of no state, or a state of none."""
+    counts = count_sampled(states, completions)
+    empty = [state.id for state in states if state_key(state.problem_id, state.prefix_ids) not in counts]
+    if empty:
+        raise BadInput(f"state '{empty[0]}' has no completion ({len(empty)} such states): finish sampling first")
+    return counts
+
+
+def count_sampled(states: Sequence[State], completions: Iterable[Completion]) -> dict[StateKey, Count]:
+    """Right completions of the states that have any, in the order of the states: some states may have been left out.
+
+    Raises BadInput for a completion of no state.
+    """
     keys = {state.id: state_key(state.problem_id, state.prefix_ids) for state in states}
-    correct: dict[str, int] = dict.fromkeys(keys, 0)
-    total: dict[str, int] = dict.fromkeys(keys, 0)
+    correct: dict[StateKey, int] = dict.fromkeys(keys.values(), 0)
+    total: dict[StateKey, int] = dict.fromkeys(keys.values(), 0)
     for completion in completions:
         if completion.state_id not in keys:
             raise BadInput(f"completion '{completion.id}': there is no state '{completion.state_id}'")
-        total[completion.state_id] += 1
-        correct[completion.state_id] += completion.is_correct
-    empty = [state_id for state_id, number in total.items() if number == 0]
-    if empty:
-        raise BadInput(f"state '{empty[0]}' has no completion ({len(empty)} such states): finish sampling first")
-    return {keys[state_id]: Count(correct[state_id], total[state_id]) for state_id in keys}
+        total[keys[completion.state_id]] += 1
+        correct[keys[completion.state_id]] += completion.is_correct
+    return {key: Count(correct[key], number) for key, number in total.items() if number}
 
 
 def step_values(trajectory: Trajectory, counts: Mapping[StateKey, Count]) -> StepValues:

@@ -23,8 +23,15 @@ class TrainConfig:
     """`trainer_base_ds_mul.py`: one model on one fixed dataset.
 
     `batch_size` examples make one optimizer step over all ranks, in micro-batches of `micro_batch_size`.
+    The warm-up lasts `warmup_share` of all steps if that is above 0, else `warmup_steps`.
     Training lasts `max_steps` if that is above 0, else `num_epochs`. `deepspeed` is null for one process
-    (or several with plain gradient sums), else DeepSpeed's own JSON.
+    (or several with plain gradient sums), else DeepSpeed's own JSON. `lora` trains adapters instead of
+    the weights.
+
+    `resume` says where to go on: `auto` (the newest whole checkpoint, or the start), `latest`, `best`,
+    `step-N`, `none`. The newest `keep_checkpoints` are kept, and the `keep_best` with the best `best_metric`
+    (`best_is` lowest or highest; each evaluation that is one of them is saved). `on_nonfinite`: a loss or
+    gradient that is not finite stops the run, or (skip) its step is left out, `max_skipped` times at most.
     """
 
     output_dir: str = MISSING
@@ -35,6 +42,7 @@ class TrainConfig:
     eval_examples: Any = None
     optimizer: Any = MISSING
     deepspeed: Any = None
+    lora: Any = None
     precision: str = "bf16"
     batch_size: int = 64
     micro_batch_size: int = 64
@@ -42,12 +50,19 @@ class TrainConfig:
     num_epochs: float = 1.0
     learning_rate: float = 1e-5
     warmup_steps: int = 10
+    warmup_share: float = 0.0
     schedule: str = "cosine"
     max_grad_norm: float = 1.0
     log_every: int = 10
     eval_every: int = 0
     save_every: int = 0
     keep_checkpoints: int = 1
+    keep_best: int = 0
+    best_metric: str = "eval/loss"
+    best_is: str = "lowest"
+    resume: str = "auto"
+    on_nonfinite: str = "stop"
+    max_skipped: int = 10
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 

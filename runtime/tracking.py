@@ -4,6 +4,7 @@ On a terminal progress is a bar; elsewhere a plain line every few seconds, with 
 """
 
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -86,6 +87,7 @@ class Metrics:
         """One line for one step."""
         if self.is_silent:
             return
+        values = {name: value for name, value in values.items() if math.isfinite(value)}  # JSON has no NaN
         row = {"step": step, **{name: round(float(value), 8) for name, value in values.items()}}
         with self.path.open("a") as file:
             file.write(json.dumps(row) + "\n")

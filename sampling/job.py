@@ -22,6 +22,7 @@ from runtime.run_dir import model_fingerprint, provenance, same_origin
 from runtime.schemas import SampleConfig
 from runtime.tracking import Progress
 from sampling.client import Client, SampleRequest, SamplingParams
+from sampling.rounds import Rounds, RoundSource, run_rounds
 from sampling.runner import Runner, Tally, finished_requests, write_failed
 
 log = logging.getLogger("sample")
@@ -57,7 +58,12 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
         return 0
     tokenizer = load_tokenizer(config.policy)
     requests: list[SampleRequest] = source.load(task, tokenizer)
+    rounds = Rounds(source, output, params.n) if isinstance(source, RoundSource) else None
+    if rounds is not None:
+        requests = rounds.begin(requests)
     finished = finished_requests(output, requests, params.n)
+    if rounds is not None:
+        requests = rounds.go_on(requests, finished)
     output.parent.mkdir(parents=True, exist_ok=True)
     meta = provenance(config, inputs, {}, 0.0)
     write_json(meta_path, {**meta, "is_complete": False})
@@ -69,7 +75,7 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
         def make_records(request: SampleRequest, samples: Any) -> Any:
             return source.records(task, tokenizer, request, samples)
 
-        tally = _sample(config, params, make_records, requests, finished, check_model)
+        tally = _sample(config, params, make_records, requests, finished, check_model, rounds)
     return _finish(config, output, tally, {**meta, "seconds": stored.get("seconds", 0.0)}, time.monotonic() - started)
 
 
@@ -95,8 +101,9 @@ def _sample(
     requests: list[SampleRequest],
     finished: set[str],
     check_model: Callable[[str], None],
+    rounds: Rounds | None,
 ) -> Tally:
-    """Start the server if there is one to start, then run."""
+    """Start the server if there is one to start, then run, in rounds where the source has several."""
     with ExitStack() as stack:
         client_arguments: dict[str, Any] = {}
         check_server: Callable[[], None] = lambda: None  # noqa: E731
@@ -118,6 +125,11 @@ def _sample(
         def on_progress(done: int, fields: dict[str, float]) -> None:
             progress.update(done, tokens_per_second=fields["tokens"] / max(time.monotonic() - began, 1e-9))
 
+        def on_round(total: int) -> None:
+            progress.total = total
+            if progress.bar is not None:
+                progress.bar.total = total
+
         runner = Runner(
             client,
             params,
@@ -128,6 +140,8 @@ def _sample(
             on_progress=on_progress,
             check_server=check_server,
         )
+        if rounds is not None:
+            return asyncio.run(run_rounds(runner, rounds, requests, finished, on_round))
         return asyncio.run(runner.run(requests, finished))
 
 

@@ -131,7 +131,12 @@ class CompletionRequests:
 
     def records(self, task: Task, tokenizer: Any, request: SampleRequest, samples: list[Sample]) -> list[Any]:
         """Completions, graded on the prefix and the continuation together."""
-        state = self._states[request.id]
+        return self.completions(task, tokenizer, self._states[request.id], request.id, samples)
+
+    def completions(
+        self, task: Task, tokenizer: Any, state: State, request_id: str, samples: list[Sample]
+    ) -> list[Completion]:
+        """The graded completions of a state; ids `{request}/{k}`."""
         records = []
         for k, answered in enumerate(samples):
             sample = cut_at_text(answered, tokenizer)
@@ -139,7 +144,7 @@ class CompletionRequests:
             is_correct = grade.is_correct and sample.finish_reason == "stop"
             records.append(
                 Completion(
-                    f"{state.id}/{k}",
+                    f"{request_id}/{k}",
                     state.id,
                     state.problem_id,
                     sample.text,

@@ -4,11 +4,15 @@
 #   bash scripts/process_rewards.sh task=word_arithmetic policy=experiments/quickstart/sft/model run=experiments/mine
 #   bash scripts/process_rewards.sh task=gsm8k task.path=FOLDER num_problems=32 policy=... run=...
 #
+# first=N leaves out the first N problems. As part of scripts/iterate.sh: round=K rounds=RUN replay_share=0.1 trains the
+# reward model on a share of earlier rounds' values too, prm_start=MODEL from that model instead of the policy.
 # Safe to run again from the top: finished stages are kept, a broken one goes on where it was.
 set -euo pipefail
-settings="task policy run num_problems num_samples num_completions max_tokens max_length held_out_share seed exp"
+settings="task policy run num_problems num_samples num_completions max_tokens max_length held_out_share seed exp \
+  first rounds round replay_share prm_start"
 task=word_arithmetic policy='' run='' num_problems=1000 num_samples=8 num_completions=4 max_tokens=128
 max_length=512 held_out_share=0.1 seed=0 exp=''
+first=0 rounds='' round=0 replay_share=0.1 prm_start=''
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
@@ -18,14 +22,21 @@ out=$run/process_rewards
 ask=(policy="$policy" task="$task" seed="$seed" params.max_tokens="$max_tokens" server.max_model_len="$max_length" "${extra[@]}")
 
 stage sample_trajectories "$python" service_api_caller_v1.py -cn api/vllm/trajectories output="$out/trajectories.jsonl" \
-  requests.limit="$num_problems" params.n="$num_samples" "${ask[@]}"
+  requests.first="$first" requests.limit="$num_problems" params.n="$num_samples" "${ask[@]}"
 stage cut_states "$python" run_stage.py -cn cut_states input="$out/trajectories.jsonl" output="$out/states.jsonl"
 stage complete_states "$python" service_api_caller_v1.py -cn api/vllm/completions output="$out/completions.jsonl" \
   requests.states="$out/states.jsonl" params.n="$num_completions" "${ask[@]}"
 stage estimate_values "$python" run_stage.py -cn estimate_values input="$out/completions.jsonl" \
   output="$out/step_values.jsonl" stage.trajectories="$out/trajectories.jsonl" stage.states="$out/states.jsonl"
-stage train_prm "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/prm" model.path="$policy" seed="$seed" \
-  examples.path="$out/step_values.jsonl" examples.max_length="$max_length" examples.held_out_share="$held_out_share"
+values=$out/step_values.jsonl
+if [[ -n $rounds ]]; then
+  values=$out/replayed_step_values.jsonl
+  stage replay_step_values "$python" run_stage.py -cn replay_rounds input="$out/step_values.jsonl" output="$values" \
+    stage.run_dir="$rounds" stage.round="$round" stage.file=process_rewards/step_values.jsonl stage.kind=StepValues \
+    stage.share="$replay_share" seed="$seed"
+fi
+stage train_prm "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/prm" model.path="${prm_start:-$policy}" \
+  seed="$seed" examples.path="$values" examples.max_length="$max_length" examples.held_out_share="$held_out_share"
 stage score_steps "$python" run_stage.py -cn score_steps input="$out/trajectories.jsonl" \
   output="$out/step_scores.jsonl" stage.model="$run/prm/model"
 stage evaluate_prm "$python" run_stage.py -cn evaluate_prm input="$out/step_values.jsonl" output="$out/prm.json" \

@@ -6,6 +6,8 @@
 # pairs=outcome   correct over incorrect                      -> $run/dpo
 # pairs=process   ranked by the process reward model          -> $run/process_dpo
 # pairs=step      two next steps from one shared state        -> $run/step_dpo
+# pairs=partial   partial solutions by their values           -> $run/partial_dpo
+# pairs=dpo_positive   correct over incorrect, 64 a problem   -> $run/dpo_positive
 # Safe to run again from the top.
 set -euo pipefail
 settings="task policy run pairs max_length seed exp"
@@ -19,7 +21,9 @@ case $pairs in
 outcome) name=dpo known=(seed="$seed") ;;
 process) name=process_dpo known=(seed="$seed" stage.scores="$data/step_scores.jsonl") ;;
 step) name=step_dpo known=(seed="$seed" stage.values="$data/step_values.jsonl") ;;
-*) echo "error: pairs must be outcome, process or step, got '$pairs'" >&2; exit 2 ;;
+partial) name=partial_dpo known=(seed="$seed" stage.values="$data/step_values.jsonl") ;;
+dpo_positive) name=dpo_positive known=(seed="$seed") ;;
+*) echo "error: pairs must be outcome, process, step, partial or dpo_positive, got '$pairs'" >&2; exit 2 ;;
 esac
 
 stage "build_${pairs}_pairs" "$python" run_stage.py -cn "${pairs}_preferences" input="$data/trajectories.jsonl" \

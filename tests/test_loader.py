@@ -15,7 +15,6 @@ from data.examples import (
     PairExample,
     PreferenceExamples,
     StepExample,
-    StepValueExamples,
     TokenExample,
     encode_demonstration,
     fingerprint,
@@ -23,6 +22,7 @@ from data.examples import (
 )
 from data.loader import Loader
 from data.records import BadInput, Demonstration, PreferencePair, StepValues
+from data.step_examples import StepValueExamples
 
 EXAMPLES = [TokenExample(f"e{i}", list(range(1, 2 + (7 * i) % 10)), 1) for i in range(10)]
 
@@ -48,6 +48,7 @@ def test_demonstrations_are_padded_on_the_right_with_the_prompt_masked() -> None
     assert rows(batch.response_mask) == [[0, 0, 1, 1], [0, 1, 0, 0]]
     assert batch.response_mask.dtype == torch.bool
     assert batch.rows.tolist() == batch.positions.tolist() == batch.values.tolist() == []
+    assert batch.token_weights.tolist() == [[0, 0, 1, 1], [0, 1, 0, 0]]
 
 
 def test_step_values_are_read_at_step_ends() -> None:

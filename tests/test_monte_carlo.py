@@ -126,7 +126,8 @@ def test_the_stages_cut_and_value_files(tmp_path: Path) -> None:
     write_records(trajectories, [ONE, TWO, THREE])
     cut, valued = context(), context()
     write_records(states, CutStates().run(trajectories, cut))
-    assert cut.counts == {"trajectories": 3, "states": 5, "distinct_states": 2}
+    tokens = {"prompt_tokens": 11, "distinct_prompt_tokens": 7}
+    assert cut.counts == {"trajectories": 3, "states": 5, "distinct_states": 2, **tokens}
     write_records(sampled, [*completions("p/0#1", True, False), *completions("p/0#2", True, True)])
     rows = list(EstimateValues(trajectories, states).run(sampled, valued))
     assert [row.values for row in rows] == [[0.5, 1.0, 1.0], [0.5, 0.0], [0.5, 1.0, 0.0]]

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForTokenClassification
 
 from data.collate import Batch
-from data.examples import PairExample, StepExample, TokenExample
+from data.examples import OutcomeExample, PairExample, StepExample, TokenExample
 from data.loader import Loader
 from data.records import BadInput
 from models.load import load_policy, load_reference
@@ -22,8 +22,12 @@ from training import checkpoint
 from training.checkpoint import BadCheckpoint, TrainState, checkpoints, write_folder
 from training.engine import BadPrecision, TorchEngine
 from training.loop import Loop, NotFinite, learning_rate
+from training.objectives.bradley_terry import BradleyTerry
 from training.objectives.dpo import DirectPreference
+from training.objectives.dpo_positive import PositivePreference
+from training.objectives.kto import KahnemanTversky
 from training.objectives.objective import Loss
+from training.objectives.outcome_reward import OutcomeReward
 from training.objectives.process_reward import ProcessReward
 from training.objectives.sft import SupervisedFineTuning
 
@@ -51,13 +55,42 @@ def train_config(**changes: Any) -> TrainConfig:
     return TrainConfig(**{**settings, **changes})
 
 
+OUTCOMES = [
+    OutcomeExample(f"o{i}", tokens(i, 6 + i % 5), 3, float(i % 3 == 0), 1.0 + i % 2, tokens(i + 70, 2 + i % 3))
+    for i in range(24)
+]
+WEIGHTED = [
+    TokenExample(f"w{i}", tokens(i, 6 + i % 5), 3, [0.5 * (j % 4) - 0.5 for j in range(3 + i % 5)]) for i in range(24)
+]
+KINDS = ["sft", "sft by sequence", "process reward", "classes", "outcome", "bradley-terry", "dpo", "positive", "kto"]
+
+
 def parts(kind: str, policy: Path) -> tuple[Any, Any, list[Any]]:
     """(objective, model, examples)."""
-    if kind == "sft":
-        return SupervisedFineTuning(), load_policy(str(policy)), DEMONSTRATIONS
+    path = str(policy)
+    if kind.startswith("sft"):
+        is_token = kind == "sft"
+        objective = SupervisedFineTuning("token" if is_token else "sequence")
+        return objective, load_policy(path), DEMONSTRATIONS if is_token else WEIGHTED
     if kind == "dpo":
-        return DirectPreference(load_reference(str(policy)), beta=0.5), load_policy(str(policy)), PAIRS
-    return ProcessReward(), load_process_reward(str(policy), 1), STEPS
+        return DirectPreference(load_reference(path), beta=0.5), load_policy(path), PAIRS
+    if kind == "positive":
+        return PositivePreference(load_reference(path), beta=0.5, sft_weight=0.5), load_policy(path), PAIRS
+    if kind == "kto":
+        return KahnemanTversky(_moved(load_reference(path)), beta=0.5), load_policy(path), OUTCOMES
+    if kind == "bradley-terry":
+        return BradleyTerry(margin_scale=1.0, centring=0.1), load_process_reward(path, 1), PAIRS
+    if kind == "outcome":
+        return OutcomeReward(), load_process_reward(path, 2), OUTCOMES
+    return ProcessReward(), load_process_reward(path, 5 if kind == "classes" else 1), STEPS
+
+
+def _moved(model: Any) -> Any:
+    """The model, away from the policy: a divergence above 0 from the first step on."""
+    generator = torch.Generator().manual_seed(3)
+    for parameter in model.parameters():
+        parameter.add_(0.03 * torch.randn(parameter.shape, generator=generator))
+    return model
 
 
 def make_loop(policy: Path, run_dir: Path, kind: str = "sft", engine: Any = TorchEngine, **changes: Any) -> Loop:
@@ -114,7 +147,7 @@ class Spoilt:
         return Loss(self.spoil(loss.total, self.calls), loss.metrics)
 
 
-@pytest.mark.parametrize("kind", ["sft", "process reward", "dpo"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_gradient_does_not_depend_on_the_split_into_micro_batches(
     kind: str, tiny_policy: Path, tmp_path: Path
 ) -> None:
@@ -132,7 +165,7 @@ def test_the_gradient_does_not_depend_on_the_split_into_micro_batches(
         assert other_norm == pytest.approx(norm, abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", ["sft", "process reward", "dpo"])
+@pytest.mark.parametrize("kind", ["sft", "process reward", "bradley-terry", "dpo", "kto"])
 def test_stopped_and_resumed_equals_never_stopped_bit_for_bit(kind: str, tiny_policy: Path, tmp_path: Path) -> None:
     straight = make_loop(tiny_policy, tmp_path / "straight", kind, save_every=3)
     (tmp_path / "straight").mkdir()
@@ -178,7 +211,8 @@ def test_a_run_keeps_the_newest_checkpoints(tiny_policy: Path, tmp_path: Path) -
     make_loop(tiny_policy, tmp_path, save_every=1, keep_checkpoints=2).run()
     assert [path.name for path in checkpoints(tmp_path)] == ["step-00000004", "step-00000005"]
     assert sorted(path.name for path in checkpoints(tmp_path)[0].iterdir()) == [
-        "engine.pt", "random-0.pt", "state.json",
+        "manifest.json", "optimizer.json", "optimizer.safetensors", "random-0.json", "state.json",
+        "weights.safetensors",
     ]  # fmt: skip
 
 
@@ -191,7 +225,7 @@ def test_a_checkpoint_is_complete_or_absent(tiny_policy: Path, tmp_path: Path) -
     loop = make_loop(tiny_policy, tmp_path, engine=DyingEngine, save_every=3)
     with pytest.raises(KeyboardInterrupt):
         loop.run()
-    assert (tmp_path / "checkpoints" / "step-00000003.partial" / "engine.pt").is_file()
+    assert (tmp_path / "checkpoints" / "step-00000003.partial" / "weights.safetensors").is_file()
     assert checkpoints(tmp_path) == []
     again = make_loop(tiny_policy, tmp_path, save_every=3)
     assert checkpoint.resume(tmp_path, again.engine, "any") == 0
@@ -210,7 +244,7 @@ def test_a_folder_is_replaced_only_by_a_complete_one(tmp_path: Path) -> None:
         write_folder(tmp_path / "model", torn)
     assert (tmp_path / "model" / "a").read_text() == "first"
     write_folder(tmp_path / "model", lambda folder: (folder / "b").write_text("third") and None)
-    assert [path.name for path in (tmp_path / "model").iterdir()] == ["b"]
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["b", "manifest.json"]
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
@@ -222,11 +256,13 @@ def test_a_resume_on_other_examples_is_refused(tiny_policy: Path, tmp_path: Path
         other.run()
 
 
-def test_a_resume_on_another_number_of_ranks_is_refused(tiny_policy: Path, tmp_path: Path) -> None:
+def test_a_resume_on_another_number_of_ranks_is_refused(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     loop = make_loop(tiny_policy, tmp_path)
     checkpoint.save(tmp_path, loop.engine, TrainState(1, "data"), keep=1)
-    (tmp_path / "checkpoints" / "step-00000001" / "random-1.pt").touch()
-    with pytest.raises(BadCheckpoint, match="was written by 2 ranks, not 1: start as many again"):
+    monkeypatch.setattr(checkpoint, "world_size", lambda: 2)
+    with pytest.raises(BadCheckpoint, match="was written by 1 ranks, not 2: start as many again"):
         checkpoint.resume(tmp_path, loop.engine, "data")
 
 
@@ -264,6 +300,33 @@ def test_a_step_with_nothing_to_learn_from_stops_the_run(tiny_policy: Path, tmp_
         loop.run()
 
 
+def test_the_baseline_of_kto_is_one_number_for_the_whole_step(tiny_policy: Path, tmp_path: Path) -> None:
+    found = []
+    for size in (8, 2):
+        loop = make_loop(tiny_policy, tmp_path, "kto", micro_batch_size=size)
+        values = loop.train_step(0)
+        found.append((values["baseline"], values["margin"], loop.objective.step_mean))  # type: ignore[attr-defined]
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
+    assert found[0][0] == max(0.0, found[0][2]) > 0
+
+
+def test_the_baseline_of_kto_in_evaluation_is_that_of_all_its_examples(tiny_policy: Path, tmp_path: Path) -> None:
+    loop = make_loop(tiny_policy, tmp_path, "kto")
+    measured = [
+        loop.objective.measure(loop.engine.model, loop.objective.collate(OUTCOMES[:7], PAD))  # type: ignore[attr-defined]
+    ]
+    loss = loop.evaluate(Loader(OUTCOMES[:7], 8, 8, 0))["loss"]
+    assert loop.evaluate(Loader(OUTCOMES[:7], 8, 2, 0))["loss"] == pytest.approx(loss, abs=1e-6)
+    mean = measured[0][0] / measured[0][1]
+    assert loop.objective.step_mean == pytest.approx(mean, abs=1e-5)  # type: ignore[attr-defined]
+
+
+def test_what_is_logged_is_finished_from_its_parts(tiny_policy: Path, tmp_path: Path) -> None:
+    values = make_loop(tiny_policy, tmp_path, "bradley-terry").train_step(0)
+    assert {"margin", "margin_std", "reward_std", "accuracy", "calibration_error"} <= values.keys()
+    assert not [name for name in values if "|" in name]
+
+
 def test_evaluation_counts_every_example_once(tiny_policy: Path, tmp_path: Path) -> None:
     loop = make_loop(tiny_policy, tmp_path)
     held_out = Loader(DEMONSTRATIONS[:7], batch_size=8, micro_batch_size=4, seed=0)
@@ -298,6 +361,15 @@ def test_the_learning_rate_warms_up_and_falls() -> None:
     config.schedule = "cosine"
     assert learning_rate(4, 6, config) == pytest.approx(4.0)
     assert learning_rate(3, 6, config) == pytest.approx(4 * (1 + math.sqrt(0.5)))
+
+
+def test_a_warm_up_may_be_a_share_of_all_steps() -> None:
+    config = train_config(learning_rate=8.0, warmup_steps=5, warmup_share=0.35)
+    config.schedule = "linear"
+    assert [learning_rate(step, 6, config) for step in range(7)] == [4.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0]
+    config.warmup_share = 1.0
+    with pytest.raises(BadInput, match=r"warmup_share must be in \[0, 1\), got 1.0"):
+        learning_rate(0, 6, config)
 
 
 def test_a_misspelt_schedule_or_precision_fails_in_the_first_step(tiny_policy: Path, tmp_path: Path) -> None:

@@ -1,106 +1,214 @@
-"""Checkpoints: written under another name, fsynced and renamed, so a folder that exists is complete.
+"""Checkpoints: which are kept, which one a run goes on from, and what in them makes the resume exact.
 
-`<run>/checkpoints/step-00000100/` holds the engine's state, the random states and `state.json`; the trained
-model stands apart in `<run>/model/`, a standard Hugging Face folder, written last.
+`<run>/checkpoints/step-00000100/` holds the engine's state (model and optimizer), `random-<rank>.json`,
+`state.json` and `manifest.json`; it is complete or absent (runtime.manifest). The schedule and the data's
+position are functions of the step, so `state.json` restores them. A damaged checkpoint is skipped with its
+reason and the next older one is used. What is newer than the one a run goes on from is moved to
+`checkpoints/aside/`: a run has one past. The trained model stands apart in `<run>/model/`, written last.
 """
 
 import json
-import os
+import logging
+import math
+import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-import torch
+from runtime.distributed import barrier, gather_over_ranks, is_main_rank, rank, world_size
+from runtime.manifest import PARTIAL, REPLACED, find_damage, remove_folder, write_folder
+from training.engine import BadCheckpoint, Engine
+from training.random_state import load_random_state, save_random_state
 
-from runtime.distributed import barrier, is_main_rank, rank, world_size
-from training.engine import Engine
+__all__ = ["BadCheckpoint", "Best", "TrainState", "checkpoints", "load", "resume", "save", "select", "write_folder"]
 
+log = logging.getLogger(__name__)
 
-class BadCheckpoint(ValueError):
-    """A checkpoint that does not belong to this run."""
-
-    exit_code = 2
+RESUME = "auto, latest, best, none or step-N"
 
 
 @dataclass(frozen=True)
 class TrainState:
-    """`step`: optimizer steps done. `data`: the fingerprint of the examples."""
+    """What is true at a checkpoint.
+
+    `step`: optimizer steps done. `data`: the fingerprint of the examples. `metrics`: of the evaluation after
+    this step, empty without one. `num_skipped`: steps left out because they were not finite.
+    `is_evaluation_due`: a signal cut the evaluation after this step short.
+    """
 
     step: int
     data: str
+    metrics: dict[str, float] = field(default_factory=dict)
+    num_skipped: int = 0
+    is_evaluation_due: bool = False
 
 
-def _fsync_tree(folder: Path) -> None:
-    for path in [folder, *folder.rglob("*")]:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+@dataclass(frozen=True)
+class Best:
+    """`keep` checkpoints with the best `metric` are kept beside the newest ones; 0 keeps none."""
+
+    metric: str = ""
+    is_lowest: bool = True
+    keep: int = 0
+
+    def rank(self, state: TrainState) -> float:
+        """The smaller the better; infinite where the step was not evaluated."""
+        value = state.metrics.get(self.metric, math.nan)
+        return math.inf if not math.isfinite(value) else value if self.is_lowest else -value
+
+    def among(self, states: list[TrainState]) -> list[TrainState]:
+        """The best `keep`, the best first; of equal ones the earlier."""
+        found = sorted((self.rank(state), state.step, state) for state in states if self.rank(state) < math.inf)
+        return [state for _, _, state in found][: self.keep]
 
 
-def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
-    """Call `write(partial)` on every rank, then fsync and rename on rank 0: complete or absent.
-
-    An older folder of that name is removed only once its successor is complete.
-    """
-    partial = folder.with_name(folder.name + ".partial")
-    if is_main_rank():
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    barrier()
-    write(partial)
-    barrier()
-    if is_main_rank():
-        _fsync_tree(partial)
-        if folder.exists():
-            shutil.rmtree(folder)
-        partial.replace(folder)
-    barrier()
+def folder_of(run: Path, step: int) -> Path:
+    """Where the checkpoint after `step` steps stands."""
+    return run / "checkpoints" / f"step-{step:08d}"
 
 
 def checkpoints(run: Path) -> list[Path]:
     """Complete checkpoints, oldest first."""
-    return sorted(path for path in (run / "checkpoints").glob("step-*") if not path.name.endswith(".partial"))
+    return sorted(path for path in (run / "checkpoints").glob("step-*") if re.fullmatch(r"step-\d{8,}", path.name))
 
 
-def save(run: Path, engine: Engine, state: TrainState, keep: int) -> None:
-    """Write a checkpoint, then drop all but the newest `keep`."""
+def read_state(folder: Path) -> TrainState:
+    """What `state.json` says. Raises BadCheckpoint where it is not ours."""
+    try:
+        stored = json.loads((folder / "state.json").read_text())
+        stored.pop("num_ranks", None)
+        return TrainState(**stored)
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise BadCheckpoint(f"{folder}/state.json cannot be read ({error}): remove the folder") from None
+
+
+def _states(run: Path) -> list[TrainState]:
+    """The states of all checkpoints that can be read."""
+    found = []
+    for folder in checkpoints(run):
+        try:
+            found.append(read_state(folder))
+        except BadCheckpoint as error:
+            log.warning("%s", error)
+    return found
+
+
+def is_among_best(run: Path, state: TrainState, best: Best) -> bool:
+    """Whether `state` would be one of the best that are kept: rank 0 looks, all ranks get its answer."""
+    answer = False
+    if is_main_rank() and best.keep > 0:
+        answer = state in best.among([row for row in _states(run) if row.step != state.step] + [state])
+    return gather_over_ranks(answer)[0]
+
+
+def save(run: Path, engine: Engine, state: TrainState, keep: int, best: Best | None = None) -> None:
+    """Write a checkpoint, then drop all but the newest `keep` and the best of `best`."""
 
     def write(partial: Path) -> None:
         engine.save_state(partial)
-        random_state = {"torch": torch.get_rng_state()}
-        if torch.cuda.is_available():
-            random_state["cuda"] = torch.cuda.get_rng_state()
-        torch.save(random_state, partial / f"random-{rank()}.pt")
+        save_random_state(partial / f"random-{rank()}.json")
         if is_main_rank():
-            (partial / "state.json").write_text(json.dumps(asdict(state)))
+            stored = {**asdict(state), "num_ranks": world_size()}
+            (partial / "state.json").write_text(json.dumps(stored, indent=1) + "\n")
 
-    write_folder(run / "checkpoints" / f"step-{state.step:08d}", write)
+    write_folder(folder_of(run, state.step), write)
     if is_main_rank():
+        kept = {row.step for row in (best or Best()).among(_states(run))}
         for old in checkpoints(run)[: -max(keep, 1)]:
-            shutil.rmtree(old)
+            if int(old.name.removeprefix("step-")) not in kept:
+                remove_folder(old)
+        for ending in (PARTIAL, REPLACED):  # what a killed save left behind
+            for left in (run / "checkpoints").glob(f"step-*{ending}"):
+                shutil.rmtree(left)
+
+
+def select(run: Path, wanted: str, best: Best | None = None) -> Path | None:
+    """The checkpoint that `wanted` means, read through and found whole; None to begin at step 0.
+
+    `auto`: the newest whole one, or none where the run has none yet. `latest`: the newest whole one.
+    `best`: the whole one with the best metric. `step-N`: that one. `none`: begin. Raises BadCheckpoint
+    where what was asked for is not there or damaged.
+    """
+    found = checkpoints(run)
+    if wanted == "none" or (wanted == "auto" and not found):
+        return None
+    number = re.fullmatch(r"(?:step-)?0*(\d+)", wanted)
+    if number:
+        folder = folder_of(run, int(number.group(1)))
+        if folder not in found:
+            there = ", ".join(path.name for path in found) or "none"
+            raise BadCheckpoint(f"{run} has no checkpoint {wanted}: there are {there}")
+        damage = find_damage(folder)
+        if damage:
+            raise BadCheckpoint(f"{folder} is damaged: {damage}: choose another step, or resume=latest")
+        return folder
+    if wanted not in ("auto", "latest", "best"):
+        raise BadCheckpoint(f"resume must be {RESUME}, got '{wanted}'")
+    candidates = found[::-1]
+    if wanted == "best":
+        rule = Best(best.metric, best.is_lowest, len(found)) if best else Best()
+        candidates = [folder_of(run, state.step) for state in rule.among(_states(run))]
+    reasons = []
+    for folder in candidates:
+        damage = find_damage(folder)
+        if not damage:
+            return folder
+        reasons.append(f"{folder.name}: {damage}")
+        log.warning("skipping %s: %s", folder, damage)
+    why = f" ({'; '.join(reasons)})" if reasons else ""
+    what = "whole checkpoint" if wanted != "best" else f"whole checkpoint with {best.metric if best else 'a metric'}"
+    raise BadCheckpoint(f"{run}/checkpoints has no {what}{why}: resume=none begins again at step 0")
+
+
+def _on_rank_0(call: Callable[[], Path | None]) -> Path | None:
+    """The answer of rank 0 on every rank, or its error on every rank."""
+    answer: tuple[Path | None, str] = (None, "")
+    if is_main_rank():
+        try:
+            answer = (call(), "")
+        except BadCheckpoint as error:
+            answer = (None, str(error))
+    found, error_text = gather_over_ranks(answer)[0]
+    if error_text:
+        raise BadCheckpoint(error_text)
+    return found
+
+
+def load(run: Path, engine: Engine, data: str, wanted: str = "auto", best: Best | None = None) -> TrainState:
+    """Restore what `select` finds; the state it was written in, that of step 0 where there is none.
+
+    Raises BadCheckpoint where there is nothing to load, or where the examples or the number of ranks are
+    not those of the checkpoint.
+    """
+    folder = _on_rank_0(lambda: select(run, wanted, best))
+    state = TrainState(0, data)
+    if folder is not None:
+        state = read_state(folder)
+        if state.data != data:
+            raise BadCheckpoint(f"{folder} was trained on other examples: choose another output_dir, or remove it")
+        num_ranks = json.loads((folder / "state.json").read_text())["num_ranks"]
+        if num_ranks != world_size():
+            raise BadCheckpoint(f"{folder} was written by {num_ranks} ranks, not {world_size()}: start as many again")
+        engine.load_state(folder)
+        load_random_state(folder / f"random-{rank()}.json")
+    barrier()
+    if is_main_rank():
+        _set_aside(run, state.step)
+    return state
 
 
 def resume(run: Path, engine: Engine, data: str) -> int:
-    """Load the newest checkpoint of the run, if there is one; the number of steps done.
+    """Go on from the newest whole checkpoint, if the run has any; the number of steps done."""
+    return load(run, engine, data).step
 
-    Raises BadCheckpoint where the examples or the number of ranks are not those of the checkpoint.
-    """
-    found = checkpoints(run)
-    if not found:
-        return 0
-    folder = found[-1]
-    state = TrainState(**json.loads((folder / "state.json").read_text()))
-    if state.data != data:
-        raise BadCheckpoint(f"{folder} was trained on other examples: choose another output_dir, or remove it")
-    num_ranks = len(list(folder.glob("random-*.pt")))
-    if num_ranks != world_size():
-        raise BadCheckpoint(f"{folder} was written by {num_ranks} ranks, not {world_size()}: start as many again")
-    engine.load_state(folder)
-    random_state = torch.load(folder / f"random-{rank()}.pt", weights_only=True)
-    torch.set_rng_state(random_state["torch"])
-    if "cuda" in random_state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(random_state["cuda"])
-    return state.step
+
+def _set_aside(run: Path, step: int) -> None:
+    """Move what is newer than `step` out of the way: the run will not come from there any more."""
+    aside = run / "checkpoints" / "aside"
+    for folder in checkpoints(run):
+        if int(folder.name.removeprefix("step-")) > step:
+            aside.mkdir(exist_ok=True)
+            shutil.rmtree(aside / folder.name, ignore_errors=True)
+            folder.replace(aside / folder.name)
+            log.warning("moved %s to %s: the run goes on from step %d", folder, aside, step)

@@ -5,6 +5,7 @@ optimizer is ours (torch.optim) and the loop sets the learning rate, so that one
 DeepSpeed averages gradients over ranks; losses are scaled by the number of ranks to make that a sum.
 """
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ from typing import Any
 import torch
 
 from runtime.distributed import device, is_main_rank, world_size
+from training.engine import BadCheckpoint
+
+TAG = "deepspeed"
 
 
 class BadSettings(ValueError):
@@ -57,6 +61,8 @@ class DeepSpeedEngine:
             )
         except ValueError as error:
             raise BadSettings(f"DeepSpeed refuses its settings: {' '.join(str(error).split())}") from error
+        # Frozen weights (all but the adapters of LoRA) stay out of checkpoints.
+        self.has_frozen = any(not parameter.requires_grad for parameter in model.parameters())
         self.zero_stage = int(settings.get("zero_optimization", {}).get("stage", 0))
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -89,10 +95,36 @@ class DeepSpeedEngine:
                 state = {name: value.detach().cpu() for name, value in module.state_dict().items()}
                 module.save_pretrained(folder, state_dict=state)
 
+    def discard(self) -> None:
+        """Not with DeepSpeed, which keeps its sums of gradients to itself."""
+        raise BadSettings("on_nonfinite=skip cannot be had with DeepSpeed: set on_nonfinite=stop or deepspeed=none")
+
     def save_state(self, folder: Path) -> None:
         """DeepSpeed's own checkpoint, one part a rank."""
-        self.model.save_checkpoint(str(folder), tag="deepspeed")
+        self.model.save_checkpoint(str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=self.has_frozen)
 
     def load_state(self, folder: Path) -> None:
         """What `save_state` wrote, on the same number of ranks."""
-        self.model.load_checkpoint(str(folder), tag="deepspeed")
+        found, _ = self.model.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self.has_frozen)
+        if found is None:
+            raise BadCheckpoint(f"{folder}: DeepSpeed finds nothing to load there: choose another checkpoint")
+
+
+def is_deepspeed_checkpoint(folder: Path) -> bool:
+    """Whether `DeepSpeedEngine.save_state` wrote it."""
+    return (folder / TAG).is_dir()
+
+
+def full_weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The float32 weights of a checkpoint of any ZeRO stage and any number of ranks, put together on the CPU.
+
+    DeepSpeed's files are pickles: check the folder's manifest before.
+    """
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+    if not list((folder / TAG).glob("*zero_pp_rank_*optim_states.pt")):  # stage 0: every rank holds all of it
+        stored = torch.load(folder / TAG / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=True)
+        return dict(stored["module"])
+    from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
+
+    with open(os.devnull, "w") as no, contextlib.redirect_stdout(no), contextlib.redirect_stderr(no):
+        return dict(get_fp32_state_dict_from_zero_checkpoint(str(folder), tag=TAG))

@@ -4,14 +4,23 @@ Losses arrive already divided by the global count (over micro-batches and ranks)
 over ranks, never averaged.
 """
 
+import json
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from runtime.distributed import is_main_rank, sum_gradients
+
+
+class BadCheckpoint(ValueError):
+    """A checkpoint that is not there, is damaged, or does not belong to this run."""
+
+    exit_code = 2
 
 
 class BadPrecision(ValueError):
@@ -41,6 +50,9 @@ class Engine(Protocol):
     def step(self, learning_rate: float) -> float:
         """Clip, update, clear, once all micro-batches have gone backward; the norm before clipping."""
 
+    def discard(self) -> None:
+        """Forget the gradients of this step."""
+
     def save_model(self, folder: Path) -> None:
         """A standard Hugging Face folder; called on every rank, written by rank 0."""
 
@@ -69,14 +81,21 @@ class TorchEngine:
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, learning_rate: float) -> float:
-        """Sum over ranks, clip to `max_grad_norm`, update."""
+        """Sum over ranks, clip to `max_grad_norm`, update; a norm that is not finite updates nothing."""
         sum_gradients(self.parameters)
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.max_grad_norm)
+        if not math.isfinite(norm):
+            self.discard()
+            return float(norm)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return float(norm)
+
+    def discard(self) -> None:
+        """Clear the gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
 
     def save_model(self, folder: Path) -> None:
         """Rank 0 writes safetensors."""
@@ -84,13 +103,58 @@ class TorchEngine:
             self.model.save_pretrained(folder)
 
     def save_state(self, folder: Path) -> None:
-        """Rank 0 writes model and optimizer; the ranks are equal."""
+        """Rank 0 writes what is trained and the optimizer, as safetensors and JSON; the ranks are equal."""
         if is_main_rank():
-            state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-            torch.save(state, folder / "engine.pt")
+            save_file(trained_tensors(self.model), folder / "weights.safetensors")
+            _save_optimizer(self.optimizer, folder)
 
     def load_state(self, folder: Path) -> None:
         """Restore model and optimizer bit for bit."""
-        state = torch.load(folder / "engine.pt", map_location=self.device, weights_only=True)
-        self.model.load_state_dict(state["model"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        load_weights(self.model, load_file(folder / "weights.safetensors"), str(folder))
+        _load_optimizer(self.optimizer, folder)
+
+
+def trained_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Trainable parameters (tied ones once, under their first name) and persistent buffers."""
+    every_name = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    found = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    buffers = {name: value for name, value in model.state_dict().items() if name not in every_name}
+    return {name: value.detach().contiguous() for name, value in {**found, **buffers}.items()}
+
+
+@torch.no_grad()
+def load_weights(model: torch.nn.Module, stored: dict[str, torch.Tensor], where: str) -> None:
+    """Copy `stored` over the model's `trained_tensors`, which must have the same names and shapes."""
+    own = {name: (value.shape, value) for name, value in model.state_dict().items() if name in stored}
+    lacking = [name for name in trained_tensors(model) if name not in stored]
+    strange = [name for name, value in stored.items() if name not in own or own[name][0] != value.shape]
+    if lacking or strange:
+        raise BadCheckpoint(f"{where} is of another model: {(lacking or strange)[0]} does not fit: choose another "
+                            "output_dir")  # fmt: skip
+    for name, value in stored.items():
+        own[name][1].copy_(value)
+
+
+def _save_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    """Tensors `<parameter>.<name>` as safetensors, all else as JSON."""
+    state = optimizer.state_dict()
+    rows = {f"{index}.{name}": value for index, row in state["state"].items() for name, value in row.items()}
+    tensors = {name: value.contiguous() for name, value in rows.items() if isinstance(value, torch.Tensor)}
+    save_file(tensors, folder / "optimizer.safetensors")
+    plain = {name: value for name, value in rows.items() if name not in tensors}
+    text = json.dumps({"names": list(rows), "plain": plain, "param_groups": state["param_groups"]}, indent=1)
+    (folder / "optimizer.json").write_text(text + "\n")
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, folder: Path) -> None:
+    stored = json.loads((folder / "optimizer.json").read_text())
+    state: dict[int, dict[str, Any]] = {}
+    values = {**stored["plain"], **load_file(folder / "optimizer.safetensors")}
+    for key in stored["names"]:
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = values[key]
+    groups = [
+        {name: tuple(value) if isinstance(value, list) and name != "params" else value for name, value in row.items()}
+        for row in stored["param_groups"]
+    ]
+    optimizer.load_state_dict({"state": state, "param_groups": groups})

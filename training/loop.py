@@ -1,15 +1,17 @@
 """The loop for fixed datasets: steps, accumulation, evaluation, checkpoints. It knows no objective.
 
 A step sums its losses over micro-batches and ranks and divides by the summed count. A run stopped at any
-moment and started again goes on from its last checkpoint, bit for bit on CPU.
+moment and started again goes on from its last checkpoint, bit for bit on CPU. SIGTERM and SIGINT end it after
+the step at hand (or at once in an evaluation, which is then made up for), with a checkpoint.
 """
 
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 
@@ -22,7 +24,8 @@ from runtime.schemas import TrainConfig
 from runtime.tracking import Metrics, Progress
 from training import checkpoint
 from training.engine import Engine, autocast
-from training.objectives.objective import Objective
+from training.objectives.objective import MeasuresStep, Objective, finish_metrics
+from training.stopping import Stopped, StopSignals
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +45,15 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 
 def learning_rate(step: int, max_steps: int, config: TrainConfig) -> float:
-    """Linear warm-up over `warmup_steps`, then constant, linear to 0 or cosine to 0. `step` from 0."""
+    """Linear warm-up over `warmup_steps` (or `warmup_share` of all steps, rounded down), then constant, linear to 0 or cosine to 0. `step` from 0."""
+    if not 0 <= config.warmup_share < 1:
+        raise BadInput(f"warmup_share must be in [0, 1), got {config.warmup_share}")
     if config.schedule not in SCHEDULES:
         raise BadInput(f"schedule must be one of {', '.join(SCHEDULES)}, got '{config.schedule}'")
-    if step < config.warmup_steps:
-        return config.learning_rate * (step + 1) / config.warmup_steps
-    progress = (step - config.warmup_steps) / max(1, max_steps - config.warmup_steps)
+    warmup = int(config.warmup_share * max_steps) if config.warmup_share > 0 else config.warmup_steps
+    if step < warmup:
+        return config.learning_rate * (step + 1) / warmup
+    progress = (step - warmup) / max(1, max_steps - warmup)
     return config.learning_rate * SCHEDULES[config.schedule](progress)
 
 
@@ -68,7 +74,8 @@ class Sums:
         names = sorted(self.rows)
         totals = sum_over_ranks([value for name in names for value in self.rows[name]])
         pairs = zip(totals[0::2], totals[1::2], strict=True)
-        return {name: total / max(count, 1e-12) for name, (total, count) in zip(names, pairs, strict=True)}
+        means = {name: total / max(count, 1e-12) for name, (total, count) in zip(names, pairs, strict=True)}
+        return finish_metrics(means)
 
 
 @dataclass
@@ -82,6 +89,20 @@ class Loop:
     eval_loader: Loader | None
     pad_id: int
     run_dir: Path
+    stop: StopSignals = field(default_factory=StopSignals, init=False)
+    num_skipped: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.best = checkpoint.Best(config.best_metric, config.best_is == "lowest", config.keep_best)
+        for name, choices in (("best_is", ("lowest", "highest")), ("on_nonfinite", ("stop", "skip"))):
+            if getattr(config, name) not in choices:
+                raise BadInput(f"{name} must be {' or '.join(choices)}, got '{getattr(config, name)}'")
+        if config.on_nonfinite == "skip" and config.deepspeed:
+            raise BadInput("on_nonfinite=skip cannot be had with DeepSpeed, which keeps its sums of gradients to "
+                           "itself: set on_nonfinite=stop or deepspeed=none")  # fmt: skip
+        if config.keep_best > 0 and (self.eval_loader is None or config.eval_every <= 0):
+            raise BadInput(f"keep_best={config.keep_best} needs evaluations: set eval_examples and eval_every")
 
     @property
     def max_steps(self) -> int:
@@ -91,30 +112,63 @@ class Loop:
         return max(1, math.ceil(len(self.loader.examples) * self.config.num_epochs / self.config.batch_size))
 
     def run(self) -> None:
-        """Train, evaluate, save."""
+        """Train, evaluate, save. Raises SystemExit, 143 or 130, after a signal."""
         config, max_steps = self.config, self.max_steps
-        data = fingerprint(self.loader.examples)
-        first = checkpoint.resume(self.run_dir, self.engine, data)
+        self.data = fingerprint(self.loader.examples)
+        state = checkpoint.load(self.run_dir, self.engine, self.data, config.resume, self.best)
+        first, self.num_skipped = state.step, state.num_skipped
         if first > max_steps:
             raise checkpoint.BadCheckpoint(f"{self.run_dir} has done {first} steps, more than {max_steps}")
         if first:
             log.info("resuming %s at step %d of %d", self.run_dir, first, max_steps)
         metrics = Metrics(self.run_dir, config.tracking.tensorboard, first)
-        with Progress("train", max_steps, "step", first, config.tracking.line_every_seconds) as progress:
-            for step in range(first, max_steps):
-                values = self.train_step(step)
-                done = step + 1
-                is_last = done == max_steps
-                if _is_due(done, config.log_every) or is_last or done == 1:
-                    metrics.log(done, {f"train/{name}": value for name, value in values.items()})
-                progress.update(done, loss=values["loss"], tokens_per_second=values["tokens_per_second"])
-                if self.eval_loader is not None and (is_last or _is_due(done, config.eval_every)):
-                    evaluated = self.evaluate(self.eval_loader)
-                    metrics.log(done, {f"eval/{name}": value for name, value in evaluated.items()})
-                if not is_last and _is_due(done, config.save_every):
-                    state = checkpoint.TrainState(done, data)
-                    checkpoint.save(self.run_dir, self.engine, state, config.keep_checkpoints)
-        metrics.close()
+        progress = Progress("train", max_steps, "step", first, config.tracking.line_every_seconds)
+        with progress, self.stop:
+            try:
+                if state.is_evaluation_due:
+                    self._evaluate_and_save(first, metrics)
+                for step in range(first, max_steps):
+                    values = self.train_step(step)
+                    done = step + 1
+                    if _is_due(done, config.log_every) or done in (1, max_steps):
+                        metrics.log(done, {f"train/{name}": value for name, value in values.items()})
+                    progress.update(done, loss=values["loss"], tokens_per_second=values["tokens_per_second"])
+                    is_saved = self._evaluate_and_save(done, metrics)
+                    if self.stop.agreed():
+                        self._save_and_exit(checkpoint.TrainState(done, self.data), is_saved)
+            finally:
+                metrics.close()
+
+    def _evaluate_and_save(self, done: int, metrics: Metrics) -> bool:
+        """What follows step `done` where it is due; whether a checkpoint was saved."""
+        config, values = self.config, {}
+        is_last = done == self.max_steps
+        if self.eval_loader is not None and (is_last or _is_due(done, config.eval_every)):
+            try:
+                found = self.evaluate(self.eval_loader)
+            except Stopped:
+                self._save_and_exit(checkpoint.TrainState(done, self.data, is_evaluation_due=True))
+            values = {f"eval/{name}": value for name, value in found.items()}
+            metrics.log(done, values)
+            if self.best.keep and self.best.metric not in values:
+                raise BadInput(f"best_metric {self.best.metric} is none of {', '.join(values)}")
+        state = checkpoint.TrainState(done, self.data, values)
+        is_due = not is_last and _is_due(done, config.save_every)
+        if is_due or (values and checkpoint.is_among_best(self.run_dir, state, self.best)):
+            self._save(state)
+            return True
+        return False
+
+    def _save(self, state: checkpoint.TrainState) -> None:
+        state = replace(state, num_skipped=self.num_skipped)
+        checkpoint.save(self.run_dir, self.engine, state, self.config.keep_checkpoints, self.best)
+
+    def _save_and_exit(self, state: checkpoint.TrainState, is_saved: bool = False) -> NoReturn:
+        """After a signal."""
+        if not is_saved:
+            self._save(state)
+        log.info("stopped by a signal after step %d of %d: the same command goes on", state.step, self.max_steps)
+        raise SystemExit(self.stop.exit_code)
 
     def train_step(self, step: int) -> dict[str, float]:
         """One optimizer step; means over all ranks of the loss and of what the objective logs."""
@@ -128,6 +182,7 @@ class Loop:
         count, tokens = sum_over_ranks([sum(counts), tokens])
         if count <= 0:
             raise NotFinite(f"step {step + 1}: nothing to learn from in {', '.join(batches[0].example_ids[:4])} ...")
+        self._measure([(batch, True) for batch in batches])
         sums = Sums()
         bad: list[str] = []
         for batch in batches:
@@ -135,15 +190,41 @@ class Loop:
             sums.add(metrics)
             bad += [] if math.isfinite(metrics["loss"][0]) else batch.example_ids
             self.engine.backward(loss / count)
-        values = sums.means()
-        if not math.isfinite(values["loss"]):  # on every rank alike
-            raise NotFinite(f"step {step + 1}: the loss is {values['loss']}: examples {_first(bad)}")
-        norm = self.engine.step(rate)
-        if not math.isfinite(norm):
-            ids = [name for batch in batches for name in batch.example_ids]
-            raise NotFinite(f"step {step + 1}: the gradient norm is {norm}: examples {_first(ids)}")
-        speed = tokens / (time.monotonic() - started)
-        return {**values, "grad_norm": norm, "learning_rate": rate, "tokens_per_second": speed}
+        values = {**sums.means(), "learning_rate": rate}
+        if math.isfinite(values["loss"]):  # on every rank alike
+            norm = self.engine.step(rate)
+            values["grad_norm"] = norm
+            if not math.isfinite(norm):
+                ids = [name for batch in batches for name in batch.example_ids]
+                self._leave_out(f"step {step + 1}: the gradient norm is {norm}: examples {_first(ids)}")
+        else:
+            self._leave_out(f"step {step + 1}: the loss is {values['loss']}: examples {_first(bad)}")
+        if self.num_skipped:
+            values["skipped_steps"] = float(self.num_skipped)
+        return {**values, "tokens_per_second": tokens / (time.monotonic() - started)}
+
+    def _leave_out(self, reason: str) -> None:
+        """Skip a step that is not finite, its data with it, where that is asked for and not once too often."""
+        if self.config.on_nonfinite != "skip":
+            raise NotFinite(reason)
+        if self.num_skipped >= self.config.max_skipped:
+            raise NotFinite(f"{reason}: {self.num_skipped} steps were skipped before it (max_skipped)")
+        self.engine.discard()
+        self.num_skipped += 1
+        log.warning("skipped %s", reason)
+
+    @torch.no_grad()
+    def _measure(self, batches: Iterable[tuple[Batch, bool]]) -> None:
+        """Give an objective that needs it its mean over the whole step; False: a batch that is not counted."""
+        if not isinstance(self.objective, MeasuresStep):
+            return
+        total, count = 0.0, 0.0
+        for batch, is_counted in batches:
+            with autocast(self.engine.device, self.config.precision):
+                measured = self.objective.measure(self.engine.model, batch.to(self.engine.device))
+            total, count = (total + measured[0], count + measured[1]) if is_counted else (total, count)
+        total, count = sum_over_ranks([total, count])
+        self.objective.step_mean = total / max(count, 1e-12)
 
     def _loss(self, batch: Batch) -> tuple[torch.Tensor, dict[str, tuple[float, float]]]:
         """The summed loss of one batch, and the (sum, count) of it and of what the objective logs."""
@@ -161,14 +242,21 @@ class Loop:
         """
         self.engine.model.eval()
         sums = Sums()
+        self._measure(self._evaluation_batches(loader))
+        for batch, is_counted in self._evaluation_batches(loader):
+            _, metrics = self._loss(batch)
+            sums.add(metrics if is_counted else dict.fromkeys(metrics, (0.0, 0.0)))
+        return sums.means()
+
+    def _evaluation_batches(self, loader: Loader) -> Iterator[tuple[Batch, bool]]:
+        """(batch, whether it is counted) of this rank."""
         size, ranks = loader.micro_batch_size, loader.world_size
         starts = list(range(0, len(loader.examples), size))
         for place in range(loader.rank, math.ceil(len(starts) / ranks) * ranks, ranks):
+            if self.stop.agreed():
+                raise Stopped
             start = starts[place] if place < len(starts) else 0
-            batch = self.objective.collate(loader.examples[start : start + size], self.pad_id)
-            _, metrics = self._loss(batch)
-            sums.add(metrics if place < len(starts) else dict.fromkeys(metrics, (0.0, 0.0)))
-        return sums.means()
+            yield self.objective.collate(loader.examples[start : start + size], self.pad_id), place < len(starts)
 
 
 def _is_due(step: int, every: int) -> bool:

@@ -1,74 +1,37 @@
 """Direct preference optimisation (Rafailov et al. 2023) on pairs, whole solutions or from a state.
 
-With lp(y) the summed log-prob of y's tokens after the prompt, and
-d = [lp_pi(chosen) - lp_ref(chosen)] - [lp_pi(rejected) - lp_ref(rejected)],
-the loss of a pair is -log sigmoid(beta * d). A pair whose prompt ends mid-solution makes this step-DPO
-(Lai et al. 2024); the formula is the same.
+With d as in `training.objectives.preference` and z = beta * d - target_margin, the loss of a pair is
 
-`sft_weight` adds, for every pair, that many times the mean negative log-prob of the chosen tokens (the
-regulariser of RPO, Pang et al. 2024): it keeps chosen solutions likely while margins grow.
+    -(1 - eps) log sigmoid(z) - eps log sigmoid(-z).
+
+eps = `label_smoothing` > 0 is conservative DPO (Mitchell 2023): a label is wrong with probability eps. A
+`target_margin` with means of log-probs and no reference is SimPO (Meng et al. 2024).
 """
 
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch.nn.functional import logsigmoid
 
-from data.collate import Batch, collate_pairs
-from data.examples import PairExample
-from models.logprobs import response_logprobs
-from training.objectives.objective import Loss, sum_and_count
+from training.objectives.preference import PairLogprobs, PairObjective, check_range
 
 
-def dpo_losses(
-    policy_chosen: torch.Tensor,
-    policy_rejected: torch.Tensor,
-    reference_chosen: torch.Tensor,
-    reference_rejected: torch.Tensor,
-    beta: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(losses, chosen rewards, rejected rewards) [B] from summed log-probs [B]; rewards have no graph."""
-    chosen = beta * (policy_chosen - reference_chosen)
-    rejected = beta * (policy_rejected - reference_rejected)
-    return -logsigmoid(chosen - rejected), chosen.detach(), rejected.detach()
+def smoothed_sigmoid_losses(margins: torch.Tensor, label_smoothing: float) -> torch.Tensor:
+    """Losses [P] of margins z [P]."""
+    return -(1 - label_smoothing) * logsigmoid(margins) - label_smoothing * logsigmoid(-margins)
 
 
-class DirectPreference:
-    """Count = pairs. `reference` is a frozen copy of the policy at the start: margins begin at 0."""
+@dataclass
+class DirectPreference(PairObjective):
+    """DPO, cDPO, and with the common options LN-DPO, RPO and SimPO."""
 
-    def __init__(self, reference: Any, beta: float = 0.1, sft_weight: float = 0.0):
-        self.reference = reference
-        self.beta = beta
-        self.sft_weight = sft_weight
+    label_smoothing: float = 0.0
+    target_margin: float = 0.0
 
-    def collate(self, examples: Sequence[PairExample], pad_id: int) -> Batch:
-        """Two rows a pair."""
-        return collate_pairs(examples, pad_id)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range("label_smoothing", self.label_smoothing, 0 <= self.label_smoothing < 0.5, "in [0, 0.5)")
 
-    def count(self, batch: Batch) -> float:
-        """Pairs."""
-        return float(len(batch.example_ids))
-
-    def loss(self, model: Any, batch: Batch) -> Loss:
-        """Also logs rewards, margins, accuracies and the log-prob of the chosen side."""
-        mask = batch.response_mask[:, 1:]
-        policy, _ = response_logprobs(model, batch.ids, batch.attention_mask)
-        with torch.no_grad():
-            self.reference.to(batch.ids.device)
-            reference, _ = response_logprobs(self.reference, batch.ids, batch.attention_mask)
-        policy_sums, reference_sums = (policy * mask).sum(-1), (reference * mask).sum(-1)
-        losses, chosen, rejected = dpo_losses(
-            policy_sums[0::2], policy_sums[1::2], reference_sums[0::2], reference_sums[1::2], self.beta
-        )
-        total = losses.sum()
-        if self.sft_weight:
-            total = total - self.sft_weight * (policy_sums[0::2] / mask[0::2].sum(-1)).sum()
-        metrics = {
-            "margin": sum_and_count(chosen - rejected),
-            "accuracy": sum_and_count((chosen > rejected).float()),
-            "chosen_reward": sum_and_count(chosen),
-            "rejected_reward": sum_and_count(rejected),
-            "chosen_logprob": sum_and_count(policy_sums[0::2]),
-        }
-        return Loss(total, metrics)
+    def pair_losses(self, pairs: PairLogprobs) -> torch.Tensor:
+        """Losses [P]."""
+        return smoothed_sigmoid_losses(self.beta * pairs.differences - self.target_margin, self.label_smoothing)

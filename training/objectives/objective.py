@@ -1,16 +1,26 @@
 """What an objective offers the loop: batches, and a loss as a sum and a count, never a mean.
 
 The loop divides by the count over all micro-batches and ranks of a step. That one rule makes accumulation,
-ragged batches and many ranks agree.
+ragged batches and many ranks agree. What an objective logs travels as sums and counts too. Some figures are no
+means: their parts are logged under `name|part` and `finish_metrics` makes one figure of them.
+
+- the standard deviation of x: with x itself, the mean of its square, `x|square`, becomes `x_std`;
+- the expected calibration error: the mean of (score - outcome) over all reads whose score lies in bin k,
+  `calibration_error|k`, becomes `calibration_error` = sum over k of the absolute values;
+- a difference of two means over different rows: `x|plus` less `x|minus`.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from data.collate import Batch
+
+NUM_BINS = 10
+Metrics = dict[str, tuple[float, float]]
 
 
 @dataclass
@@ -18,7 +28,7 @@ class Loss:
     """`total`: the summed loss, a scalar with a graph. `metrics`: name → (sum, count), for the log."""
 
     total: torch.Tensor
-    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
+    metrics: Metrics = field(default_factory=dict)
 
 
 class Objective(Protocol):
@@ -34,6 +44,47 @@ class Objective(Protocol):
         """The summed loss of a batch."""
 
 
+@runtime_checkable
+class MeasuresStep(Protocol):
+    """An objective whose loss reads a mean over the whole step (all micro-batches and ranks): the loop calls
+    `measure` on every batch, without a graph, and sets `step_mean` before the first loss."""
+
+    step_mean: float
+
+    def measure(self, model: Any, batch: Batch) -> tuple[float, float]:
+        """(sum, count) of a batch."""
+
+
 def sum_and_count(values: torch.Tensor) -> tuple[float, float]:
     """A metric's (sum, count) from its values."""
     return float(values.detach().double().sum()), float(values.numel())
+
+
+def with_deviation(name: str, values: torch.Tensor) -> Metrics:
+    """The mean of the values, and the parts of their standard deviation."""
+    return {name: sum_and_count(values), f"{name}|square": sum_and_count(values.detach().double() ** 2)}
+
+
+def calibration(scores: torch.Tensor, outcomes: torch.Tensor) -> Metrics:
+    """The parts of the expected calibration error (Naeini et al. 2015) of scores [R] in [0, 1] against outcomes
+    [R] in [0, 1], in ten bins of equal width."""
+    bins = (scores.detach() * NUM_BINS).long().clamp(0, NUM_BINS - 1)
+    gaps = torch.zeros(NUM_BINS, dtype=torch.float64, device=scores.device)
+    gaps.index_add_(0, bins, (scores.detach() - outcomes).double())
+    return {f"calibration_error|{index}": (gap, float(scores.numel())) for index, gap in enumerate(gaps.tolist())}
+
+
+def finish_metrics(means: Mapping[str, float]) -> dict[str, float]:
+    """What is logged, from the means of what the objective gave."""
+    finished: dict[str, float] = {}
+    for name, value in means.items():
+        base, _, part = name.partition("|")
+        if part == "square":
+            finished[f"{base}_std"] = math.sqrt(max(0.0, value - means[base] ** 2))
+        elif part in ("plus", "minus"):
+            finished[base] = finished.get(base, 0.0) + (value if part == "plus" else -value)
+        elif part:
+            finished[base] = finished.get(base, 0.0) + abs(value)
+        else:
+            finished[name] = value
+    return finished

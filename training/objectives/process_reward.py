@@ -1,27 +1,30 @@
 """Process rewards: predict, at every step end, the value of the state the step leads to.
 
-One forward pass a trajectory. Two forms, told apart by the model's number of labels:
-
-- one label, **soft labels**: binary cross-entropy against the Monte-Carlo value itself (a 0.875 trains as
-  0.875), as in soft estimation of Math-Shepherd (Wang et al. 2024);
-- K + 1 labels, **classes**: cross-entropy with the class round(value * K), the number of correct
-  completions (Jiao et al. 2024).
+One forward pass a trajectory, read at all its step ends; examples made with `one_example_per: prefix` are read at
+their last token instead, a pass a step, with the same loss. Soft labels or K + 1 classes by the model's number of
+labels, hard labels by `hard_above`: formulas in `training.objectives.scalar_targets`. A step that nobody judged has
+no read. Classes are balanced by the weights of the examples (`balanced_classes` there).
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from data.collate import Batch, collate_steps
 from data.examples import StepExample
-from models.scalar_head import scores_from_logits
-from training.objectives.objective import Loss, sum_and_count
+from training.objectives.objective import Loss
+from training.objectives.scalar_targets import check_threshold, sum_of_weights, weighted_scalar_loss
 
 
+@dataclass
 class ProcessReward:
-    """Summed cross-entropy over step ends; count = step ends."""
+    """Summed cross-entropy over step ends; count = step ends (their weights). `hard_above`: null is soft labels, a
+    number makes labels hard: good above it."""
+
+    hard_above: float | None = None
+
+    def __post_init__(self) -> None:
+        check_threshold(self.hard_above)
 
     def collate(self, examples: Sequence[StepExample], pad_id: int) -> Batch:
         """One row an example, one read a step."""
@@ -29,22 +32,11 @@ class ProcessReward:
 
     def count(self, batch: Batch) -> float:
         """Step ends."""
-        return float(batch.values.numel())
+        return sum_of_weights(batch.weights)
 
     def loss(self, model: Any, batch: Batch) -> Loss:
-        """Also logs the mean absolute error against the value and the accuracy at the threshold 1/2."""
+        """Also logs errors against the value, accuracy and calibration."""
         logits = model(input_ids=batch.ids, attention_mask=batch.attention_mask).logits
-        read = logits[batch.rows, batch.positions].float()
-        num_labels = read.shape[-1]
-        if num_labels == 1:
-            total = binary_cross_entropy_with_logits(read.squeeze(-1), batch.values, reduction="sum")
-        else:
-            classes = torch.round(batch.values * (num_labels - 1)).long()
-            total = cross_entropy(read, classes, reduction="sum")
-        scores = scores_from_logits(read.detach())
-        is_right = (scores > 0.5) == (batch.values > 0.5)
-        metrics = {
-            "value_mae": sum_and_count((scores - batch.values).abs()),
-            "accuracy": sum_and_count(is_right.float()),
-        }
+        read = logits[batch.rows, batch.positions]
+        total, metrics = weighted_scalar_loss(read, batch.values, batch.weights, self.hard_above)
         return Loss(total, metrics)

@@ -1,29 +1,62 @@
-"""Supervised fine-tuning: cross-entropy on the response's tokens, averaged over all tokens of a step."""
+"""Supervised fine-tuning: cross-entropy on the response's tokens, each times its weight.
+
+With l(b, t) = -weight(b, t) * log pi(token t of example b) over the response tokens (a token of weight 0 is none),
+the three reductions of a step, each a sum and a count:
+
+| reduction | sum                                     | count     |                                                |
+|-----------|-----------------------------------------|-----------|------------------------------------------------|
+| token     | of all l(b, t)                          | tokens    | every token counts alike                       |
+| sequence  | over b of mean over t of l(b, t)        | examples  | every example counts alike                     |
+| batch     | of all l(b, t)                          | examples  | the summed log-prob of an example, as in RL    |
+
+They are VinePPO's (Kazemnejad et al. 2024) `total_non_pad_tokens`, `per_instance_non_pad_tokens_then_batch` (what
+its published runs use) and `batch`; its per-token advantages are the weights.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from data.collate import Batch, collate_tokens
 from data.examples import TokenExample
+from data.records import BadInput
 from models.logprobs import response_logprobs
 from training.objectives.objective import Loss
 
 
+@dataclass
 class SupervisedFineTuning:
-    """Loss = -sum of log pi(token) over response tokens; count = those tokens. Prompts are masked."""
+    """`reduction`: token, sequence or batch. Prompts are masked. An example without a response token counts in
+    none of them. `temperature` divides the logits (the sampling temperature in VinePPO's RestEM)."""
+
+    reduction: str = "token"
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.reduction not in ("token", "sequence", "batch"):
+            raise BadInput(f"objective.reduction must be token, sequence or batch, got '{self.reduction}'")
+        if self.temperature <= 0:
+            raise BadInput(f"objective.temperature must be above 0, got {self.temperature}")
 
     def collate(self, examples: Sequence[TokenExample], pad_id: int) -> Batch:
         """One row an example."""
         return collate_tokens(examples, pad_id)
 
     def count(self, batch: Batch) -> float:
-        """Response tokens."""
-        return float(batch.response_mask[:, 1:].sum())
+        """Response tokens, or examples that have one."""
+        mask = batch.response_mask[:, 1:]
+        return float(mask.sum() if self.reduction == "token" else mask.any(-1).sum())
 
     def loss(self, model: Any, batch: Batch) -> Loss:
-        """Also logs the mean entropy of the response's tokens."""
-        logprobs, entropy = response_logprobs(model, batch.ids, batch.attention_mask)
+        """Also logs means over response tokens: of the log-prob without weights, and of the entropy."""
+        logprobs, entropy = response_logprobs(model, batch.ids, batch.attention_mask, self.temperature)
         mask = batch.response_mask[:, 1:]
-        total = -(logprobs * mask).sum()
-        entropy_sum = float((entropy * mask).double().sum())
-        return Loss(total, {"entropy": (entropy_sum, float(mask.sum()))})
+        losses = -(logprobs * batch.token_weights[:, 1:])
+        if self.reduction == "sequence":
+            losses = losses / mask.sum(-1, keepdim=True).clamp(min=1)
+        num_tokens = float(mask.sum())
+        metrics = {
+            "entropy": (float((entropy * mask).double().sum()), num_tokens),
+            "logprob": (float((logprobs.detach() * mask).double().sum()), num_tokens),
+        }
+        return Loss(losses.sum(), metrics)

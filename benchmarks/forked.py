@@ -1,0 +1,53 @@
+"""Programs of this project in forked children: the libraries are loaded once, so that a start takes no seconds."""
+
+import os
+import runpy
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def start(work: Callable[[], None]) -> int:
+    """The process id of a child that does `work` and ends with its exit code; 99 after an error."""
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 99
+    try:
+        work()
+        code = 0
+    except SystemExit as stop:
+        code = stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def start_program(name: str, settings: Sequence[str], log: Path) -> int:
+    """The process id of `python <name> <settings>`; what it prints is appended to `log`."""
+
+    def work() -> None:
+        descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(descriptor, 1)
+        os.dup2(descriptor, 2)
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        sys.argv = [str(ROOT / name), *settings]
+        try:
+            runpy.run_path(str(ROOT / name), run_name="__main__")
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+    return start(work)
+
+
+def exit_code(pid: int) -> int:
+    """Wait for a child; its exit code, or minus the signal that ended it."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

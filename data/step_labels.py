@@ -1,0 +1,77 @@
+"""Labelled steps of our own trajectories: what a process reward model is trained on, with what it rests on."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from data.examples import StepExample, is_held_out
+from data.jsonl import read_records
+from data.records import BadInput
+
+
+@dataclasses.dataclass(frozen=True)
+class StepLabels:
+    """One trajectory of S steps with labels, weights and the counts they were made of; all lists have S entries.
+
+    `labels[i]` in [0, 1] is the target of step i, None where it is left out. `weights[i]` in [0, 1] says how much
+    it should count. `values[i]` is the estimated value of the state after step i (None: not known), `low[i]` to
+    `high[i]` its 95 % interval, `num_correct[i]` of `num_completions[i]` the completions of that very state (the
+    last state is terminal: its outcome, counted once). `prompt_value` is the share of right trajectories of the
+    problem.
+    """
+
+    id: str
+    problem_id: str
+    prompt: str
+    steps: list[str]
+    prompt_ids: list[int]
+    response_ids: list[int]
+    step_ends: list[int]
+    labels: list[float | None]
+    weights: list[float]
+    values: list[float | None]
+    low: list[float]
+    high: list[float]
+    num_correct: list[int]
+    num_completions: list[int]
+    prompt_value: float
+    is_correct: bool
+
+
+@dataclass(frozen=True)
+class StepLabelExamples:
+    """PRM examples of a file of `StepLabels`: the problems of one `part` ("all", "train", "held_out"), each distinct
+    text once; steps without a label are not read. Weights are not used by the objectives yet: steps of a weight
+    below `min_weight` are left out instead."""
+
+    path: str
+    max_length: int
+    part: str = "all"
+    held_out_share: float = 0.0
+    min_weight: float = 0.0
+
+    def load(self, tokenizer: Any) -> list[StepExample]:
+        """Examples in file order; `tokenizer` is not used. Raises BadInput where nothing is left to train on."""
+        if self.part not in ("all", "train", "held_out"):
+            raise BadInput(f"part must be all, train or held_out, got '{self.part}'")
+        examples: list[StepExample] = []
+        seen: set[tuple[str, tuple[int, ...]]] = set()
+        num_long = 0
+        for record in read_records(StepLabels, self.path):
+            key = (record.problem_id, tuple(record.response_ids))
+            is_held = is_held_out(record.problem_id, self.held_out_share)
+            if key in seen or (self.part != "all" and is_held != (self.part == "held_out")):
+                continue
+            seen.add(key)
+            start = len(record.prompt_ids)
+            rows = zip(record.step_ends, record.labels, record.weights, strict=True)
+            kept = [(start + end - 1, label) for end, label, weight in rows
+                    if label is not None and weight >= self.min_weight]  # fmt: skip
+            ids = record.prompt_ids + record.response_ids
+            num_long += len(ids) > self.max_length
+            if kept and len(ids) <= self.max_length:
+                examples.append(StepExample(record.id, ids, [place for place, _ in kept], [label for _, label in kept]))
+        if not examples:
+            raise BadInput(f"{self.path}: no labelled step to train on ({num_long} trajectories are longer than "
+                           f"{self.max_length} tokens)")  # fmt: skip
+        return examples

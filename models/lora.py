@@ -1,0 +1,165 @@
+"""Adapters instead of full weights: LoRA (Hu et al. 2022) and DoRA (Liu et al. 2024), through peft.
+
+Only the adapters (and a fresh scalar head) are trained. They start as the identity, so at step 0 the model is
+its base. The reference of DPO is the policy with its adapters off: no second copy of the weights. A saved
+adapter is peft's own folder; `merge_adapter` makes a standard Hugging Face folder of it and its base.
+"""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
+
+from models.load import BadModel, from_pretrained, load_policy
+from models.scalar_head import load_process_reward
+
+HEADS = ("score", "classifier")
+# What peft calls the tasks of our models, by the ending of the network's name.
+TASKS = {"ForCausalLM": "CAUSAL_LM", "ForTokenClassification": "TOKEN_CLS", "ForSequenceClassification": "SEQ_CLS"}
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Adapters of rank `rank` on the linear layers named in `targets` ("all-linear": all but the head).
+
+    The update of a weight is `alpha / rank` times B A; with `is_dora` its direction only, beside a trained
+    magnitude. `dropout` is applied to the adapters' input. `bits` 4 or 8 keeps the frozen base quantised
+    (QLoRA, Dettmers et al. 2023), 0 as it is.
+    """
+
+    rank: int = 16
+    alpha: float = 32.0
+    dropout: float = 0.0
+    targets: str | list[str] = "all-linear"
+    is_dora: bool = False
+    bits: int = 0
+
+    def __post_init__(self) -> None:
+        if self.rank < 1 or self.alpha <= 0 or not 0 <= self.dropout < 1:
+            raise BadModel(f"lora: rank must be at least 1, alpha above 0 and dropout in [0, 1), got {self.rank}, "
+                           f"{self.alpha} and {self.dropout}")  # fmt: skip
+        if self.bits:
+            check_quantised(self.bits)
+
+    def wrap(self, model: PreTrainedModel) -> Any:
+        """The model with adapters, all else frozen; a scalar head is trained and saved whole.
+
+        Raises BadModel where `targets` names no layer of the model.
+        """
+        from peft import LoraConfig, get_peft_model
+
+        name = type(model).__name__
+        task = next((task for ending, task in TASKS.items() if name.endswith(ending)), None)
+        if task is None:
+            raise BadModel(f"lora: a {name} cannot have adapters here: {', '.join(TASKS)} can")
+        heads = [head for head in HEADS if hasattr(model, head)]
+        config = LoraConfig(
+            r=self.rank,
+            lora_alpha=self.alpha,  # type: ignore[arg-type]
+            lora_dropout=self.dropout,
+            target_modules=self.targets,
+            use_dora=self.is_dora,
+            task_type=task,  # type: ignore[arg-type]
+            modules_to_save=heads or None,
+        )
+        try:
+            return get_peft_model(model, config)
+        except ValueError as error:
+            names = sorted({path.rpartition(".")[2] for path, part in model.named_modules()
+                            if isinstance(part, torch.nn.Linear)})  # fmt: skip
+            raise BadModel(f"lora.targets {self.targets} is not in the model: its layers are {', '.join(names)}, or "
+                           f"all-linear ({str(error)[:80]})") from None  # fmt: skip
+
+
+def check_quantised(bits: int) -> None:
+    """Raise BadModel: a quantised base is not to be had, and why."""
+    if bits not in (4, 8):
+        raise BadModel(f"lora.bits must be 0, 4 or 8, got {bits}")
+    missing = [] if importlib.util.find_spec("bitsandbytes") else ["the package bitsandbytes is not installed"]
+    missing += [] if torch.cuda.is_available() else ["there is no CUDA GPU"]
+    if missing:
+        raise BadModel(f"QLoRA (lora.bits={bits}) cannot run: {' and '.join(missing)}: set lora.bits=0")
+    raise BadModel(f"QLoRA (lora.bits={bits}) is not built: set lora.bits=0, which keeps the base as it is")
+
+
+class PolicyWithoutAdapters:
+    """The frozen reference that costs no memory: calls `model()` with its adapters off and without dropout.
+
+    `model` is what the loop calls (a peft model, or an engine's wrapper of one); heads that are trained whole
+    are those of the start. Calls have no graph.
+    """
+
+    def __init__(self, model: Any):
+        self.model = model
+
+    def to(self, device: torch.device) -> "PolicyWithoutAdapters":
+        """It stands where the policy does."""
+        return self
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """The base model's output."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad(), self.model.disable_adapter():
+                return self.model(*arguments, **named)
+        finally:
+            self.model.train(was_training)
+
+
+def read_adapter(adapter: Path) -> dict[str, Any]:
+    """`adapter_config.json`. Raises BadModel where the folder holds no adapter."""
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        if not (adapter / name).is_file():
+            raise BadModel(f"{adapter}: no {name} there: an adapter folder is needed (adapter/ of a run with lora)")
+    try:
+        settings: dict[str, Any] = json.loads((adapter / "adapter_config.json").read_text())
+        settings["task_type"] = str(settings["task_type"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadModel(f"{adapter}/adapter_config.json cannot be read ({error}): save the adapter again") from None
+    return settings
+
+
+def base_of_adapter(adapter: Path, base: str = "") -> PreTrainedModel:
+    """The model an adapter stands on: `base`, or the folder the adapter itself names; a head of its size."""
+    settings = read_adapter(adapter)
+    path = base or settings.get("base_model_name_or_path") or ""
+    if not path:
+        raise BadModel(f"{adapter} does not name its base model: set stage.base")
+    if settings["task_type"] == "CAUSAL_LM":
+        return load_policy(path)
+    if settings["task_type"] == "TOKEN_CLS":
+        return load_process_reward(path, _num_labels(adapter))
+    if settings["task_type"] == "SEQ_CLS":
+        labels = {"num_labels": _num_labels(adapter)}
+        return from_pretrained(AutoModelForSequenceClassification, path, ["score."], ["lm_head.", "score."], **labels)
+    raise BadModel(f"{adapter}: an adapter of task {settings['task_type']} cannot be merged here")
+
+
+def _num_labels(adapter: Path) -> int | None:
+    """The rows of the head that is saved with an adapter."""
+    from safetensors import safe_open
+
+    with safe_open(adapter / "adapter_model.safetensors", "pt") as file:
+        for name in file.keys():  # noqa: SIM118
+            if name.endswith("score.weight"):
+                return int(file.get_slice(name).get_shape()[0])
+    return None
+
+
+def merge_adapter(adapter: Path, load_base: Callable[[], Any]) -> Any:
+    """The adapter's base with the adapter added to its weights, in float32: a plain model. Errors as BadModel."""
+    from peft import PeftModel
+
+    read_adapter(adapter)
+    base = load_base()
+    try:
+        return PeftModel.from_pretrained(base, str(adapter)).merge_and_unload(safe_merge=True)
+    except Exception as error:  # safetensors, torch and peft raise many kinds; each is one bad adapter
+        shown = str(error).strip().split("\n")[0][:200]
+        raise BadModel(f"{adapter}: cannot merge it with {base.config._name_or_path}: {shown}") from error

@@ -1,0 +1,261 @@
+"""Config → JSON: the bill of process rewards before it is paid, and afterwards what it was against what was foretold.
+
+    python run_stage.py -cn plan task=word_arithmetic stage.policy=MODEL output=plan.json
+    python run_stage.py -cn plan ... stage.pilot=trajectories.jsonl stage.measured=[trajectories.meta.json]
+    python run_stage.py -cn plan ... stage.actual=[trajectories.meta.json,completions.meta.json] output=paid.json
+
+Prompt lengths are those of the problems themselves, with the policy's own tokenizer. Lengths of solutions, their
+steps, and how many states several of them share come from a `pilot` (some trajectories of the policy, which is best)
+or else from the task's demonstrations. Seconds are tokens over measured rates, and `start_seconds` for each start of
+a server. Nothing is asked of any server.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean, linear_regression
+from typing import Any
+
+from data.jsonl import read_records
+from data.prefix_tree import least_prompt_tokens
+from data.prompts import encode_prompt
+from data.records import BadInput, Problem, State, Trajectory
+from data.steps import Decoder, token_step_ends
+from models.load import load_tokenizer
+from pipeline.stage import StageContext
+from rewards.monte_carlo import StateKey, state_key
+from rewards.state_sampling import StateSampler
+
+log = logging.getLogger("stage")
+
+METHODS = ("plain", "first_error")
+_STATE_BYTES = 0.7  # a state, or a completion, against a trajectory
+_ROW_BYTES = 320  # names of fields, ids, punctuation of one row
+_ID_BYTES = 5.2  # a token id and its comma
+
+
+@dataclass(frozen=True)
+class _Cost:
+    """What one problem of the pilot costs, as if it had `num_samples` trajectories; bytes are those of a row each."""
+
+    prompt_length: int
+    response_tokens: float
+    response_bytes: float
+    states: float
+    prompt_tokens: float
+    least_prompt_tokens: float
+    generated_tokens: float  # of one completion of each state
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of sampling `num_samples` solutions for problems `first` .. `first + num_problems - 1` (0: all) of a
+    split and completing their states, `mean_completions` a state.
+
+    `method` "plain" completes every state that the sampler's options keep, "first_error" those of a bisection over
+    wrong trajectories. `tokens_per_second` 0 takes the rate of the `measured` sampling runs (their meta.json).
+    Raises BadInput where nothing tells the length of a solution or the rate.
+    """
+
+    policy: str
+    split: str = "train"
+    first: int = 0
+    num_problems: int = 0
+    num_samples: int = 8
+    mean_completions: float = 4.0
+    method: str = "plain"
+    first_step: int = 1
+    start_ratio: float = 0.0
+    end_ratio: float = 1.0
+    keep_ratio: float = 1.0
+    block_size: int = 16
+    pilot: str = ""
+    max_pilot_problems: int = 300
+    tokens_per_second: float = 0.0
+    prompt_tokens_per_second: float = 0.0
+    start_seconds: float = 30.0
+    measured: list[str] = field(default_factory=list)
+    actual: list[str] = field(default_factory=list)
+
+    def inputs(self) -> list[str]:
+        """The pilot, and the provenance of measured and of finished runs."""
+        return [*([self.pilot] if self.pilot else []), *self.measured, *self.actual]
+
+    def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
+        """`{"stages": [...], "total": {...}, "basis": {...}}`, with `actual` and `error` where runs are given."""
+        if context.task is None:
+            raise BadInput("plan needs a task: add task=NAME")
+        if self.method not in METHODS:
+            raise BadInput(f"there is no method '{self.method}': choose from {', '.join(METHODS)}")
+        rate = self._rate()
+        tokenizer = load_tokenizer(self.policy)
+        problems = context.task.problems(self.split)[self.first :]
+        problems = problems[: self.num_problems] if self.num_problems else problems
+        if not problems:
+            raise BadInput(f"{context.task.name}/{self.split} has no problem from {self.first} on")
+        pilot = self._pilot(context.task, tokenizer, problems)
+        prompts = [encode_prompt(context.task, tokenizer, problem).ids for problem in problems]
+        costs = [self._cost(rows) for rows in pilot]
+        lengths = [len(ids) for ids in prompts]
+        mean = {name: _mean_for(costs, name, fmean(lengths)) for name in vars(costs[0])}
+        scale, rows = len(problems), len(problems) * self.num_samples
+        states = scale * mean["states"]
+        stages = [
+            self._stage("sample", rate, requests=scale, rows=rows, prompt=sum(lengths),
+                        least=least_prompt_tokens(prompts, self.num_samples, self.block_size),
+                        generated=rows * mean["response_tokens"], size=rows * mean["response_bytes"]),
+            self._stage("complete", rate, requests=states, rows=states * self.mean_completions,
+                        prompt=scale * mean["prompt_tokens"], least=scale * mean["least_prompt_tokens"],
+                        generated=scale * mean["generated_tokens"] * self.mean_completions,
+                        size=states * _STATE_BYTES * mean["response_bytes"] * (1 + self.mean_completions)),
+        ]  # fmt: skip
+        names = [name for name in stages[0] if name != "stage"]
+        total = {name: sum(stage[name] for stage in stages) for name in names}
+        basis = {"problems": scale, "pilot": self.pilot or "demonstrations", "pilot_problems": len(pilot),
+                 "mean_response_tokens": round(mean["response_tokens"], 2),
+                 "states_per_problem": round(mean["states"], 2),
+                 "tokens_per_second": round(rate, 1)}  # fmt: skip
+        for stage in [*stages, {"stage": "total", **total}]:
+            log.info("%s: %s", stage["stage"], ", ".join(f"{name} {stage[name]:,}" for name in names))
+        context.counts.update(total)
+        result = {"stages": stages, "total": total, "basis": basis}
+        return result | ({"actual": self._actual(stages)} if self.actual else {})
+
+    def _stage(
+        self, name: str, rate: float, *, requests: float, rows: float, prompt: float, least: float, generated: float,
+        size: float,
+    ) -> dict[str, Any]:  # fmt: skip
+        seconds = self.start_seconds + generated / rate
+        if self.prompt_tokens_per_second:
+            seconds += least / self.prompt_tokens_per_second
+        return {"stage": name, "requests": round(requests), "rows": round(rows), "prompt_tokens": round(prompt),
+                "least_prompt_tokens": round(least), "generated_tokens": round(generated), "seconds": round(seconds),
+                "bytes": round(size)}  # fmt: skip
+
+    def _rate(self) -> float:
+        """Generated tokens per second, given or measured (without the servers' starts)."""
+        if self.tokens_per_second > 0:
+            return self.tokens_per_second
+        if not self.measured:
+            raise BadInput("no rate to reckon seconds with: set stage.tokens_per_second, or stage.measured to the "
+                           "meta.json files of earlier sampling runs")  # fmt: skip
+        tokens = seconds = 0.0
+        for path in self.measured:
+            counts, spent = _meta(path)
+            tokens += counts["generated_tokens"]
+            seconds += max(spent - self.start_seconds, 0.1 * spent)
+        if tokens <= 0 or seconds <= 0:
+            raise BadInput(f"{self.measured[0]}: nothing was generated in these runs: measure another")
+        return tokens / seconds
+
+    def _pilot(self, task: Any, tokenizer: Any, problems: Sequence[Problem]) -> list[list[Trajectory]]:
+        """Trajectories to count on: of every problem of the pilot, at most `num_samples`."""
+        rows = (
+            read_records(Trajectory, self.pilot) if self.pilot else self._from_demonstrations(task, tokenizer, problems)
+        )
+        groups: dict[str, list[Trajectory]] = {}
+        for row in rows:
+            if row.steps and len(row.step_ends) == len(row.steps):
+                groups.setdefault(row.problem_id, []).append(row)
+        found = [group[: self.num_samples] for group in groups.values()][: self.max_pilot_problems]
+        if not found:
+            raise BadInput("nothing tells how long a solution is: give stage.pilot, some trajectories of the policy "
+                           "with token ids")  # fmt: skip
+        if self.num_samples > 1 and max(map(len, found)) == 1:
+            log.warning("the pilot holds one solution a problem: states are reckoned as if no two shared any, and "
+                        "a policy that repeats itself costs less: give stage.pilot some of its rows")  # fmt: skip
+        return found
+
+    def _from_demonstrations(self, task: Any, tokenizer: Any, problems: Sequence[Problem]) -> list[Trajectory]:
+        """Demonstrations of the same split as trajectories, all right."""
+        decode, found = Decoder(tokenizer), []
+        for row in task.demonstrations(self.split)[: self.max_pilot_problems * self.num_samples]:
+            prompt = tokenizer(row.prompt, add_special_tokens=False).input_ids
+            ids = [*tokenizer(row.completion, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
+            steps = task.split_steps(row.completion)
+            ends = token_step_ends(steps, prompt, ids, decode)
+            found.append(
+                Trajectory(
+                    row.id, row.prompt, row.prompt, row.completion, steps, prompt, ids, ends, "stop", "", None, True
+                )
+            )
+        return found
+
+    def _cost(self, rows: Sequence[Trajectory]) -> _Cost:
+        """One problem; fewer trajectories than planned are scaled up, their sharing kept."""
+        sampler = StateSampler(self.first_step, self.start_ratio, self.end_ratio, self.keep_ratio)
+        rests: dict[StateKey, list[int]] = {}
+        prompts: dict[StateKey, list[int]] = {}
+        for row in rows:
+            states = sampler.states(row)
+            if self.method == "first_error":
+                states = [] if row.is_correct else _spread(states)
+            for state in states:
+                key = state_key(state.problem_id, state.prefix_ids)
+                rests.setdefault(key, []).append(len(row.response_ids) - len(state.prefix_ids))
+                prompts[key] = state.prompt_ids + state.prefix_ids
+        scale = self.num_samples / len(rows)
+        least = least_prompt_tokens(list(prompts.values()), max(1, round(self.mean_completions)), self.block_size)
+        return _Cost(
+            prompt_length=len(rows[0].prompt_ids),
+            response_tokens=fmean(len(row.response_ids) for row in rows),
+            response_bytes=fmean(map(_row_bytes, rows)),
+            states=scale * len(rests),
+            prompt_tokens=scale * sum(map(len, prompts.values())),
+            least_prompt_tokens=scale * least,
+            generated_tokens=scale * sum(map(fmean, rests.values())),
+        )
+
+    def _actual(self, stages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Of every finished run, in the order of the stages: what was paid, and foretold over paid less one."""
+        if len(self.actual) > len(stages):
+            raise BadInput(
+                f"there are {len(stages)} stages and {len(self.actual)} finished runs: name one a stage, in order"
+            )
+        found = []
+        for path, stage in zip(self.actual, stages, strict=False):
+            counts, seconds = _meta(path)
+            paid = {**counts, "seconds": seconds}
+            error = {name: round(stage[name] / value - 1, 4) if value else None for name, value in paid.items()}
+            found.append({"stage": stage["stage"], "file": path, "paid": paid, "error": error})
+            log.info(
+                "%s: %s", stage["stage"], ", ".join(f"{name} {100 * (one or 0):+.1f} %" for name, one in error.items())
+            )
+        return found
+
+
+def _mean_for(costs: Sequence[_Cost], name: str, length: float) -> float:
+    """The mean of a cost, moved to problems whose prompts are `length` tokens long on average: longer problems have
+    longer solutions, and a pilot's problems are not quite the plan's (regression estimator; at most by half)."""
+    values = [float(getattr(cost, name)) for cost in costs]
+    lengths = [float(cost.prompt_length) for cost in costs]
+    mean = fmean(values)
+    if len(costs) < 20 or len(set(lengths)) == 1:
+        return mean
+    moved = mean + linear_regression(lengths, values).slope * (length - fmean(lengths))
+    return min(1.5 * mean, max(0.5 * mean, moved))
+
+
+def _spread(states: Sequence[State]) -> list[State]:
+    """As many states as a bisection over all of them asks, evenly spread: which ones, nobody knows before."""
+    number = math.ceil(math.log2(len(states) + 1)) if states else 0
+    return [states[(2 * place + 1) * len(states) // (2 * number)] for place in range(number)]
+
+
+def _row_bytes(row: Trajectory) -> float:
+    """About the size of the row on disk: prompt, response twice (steps), ids."""
+    text = len(row.prompt.encode()) + 2 * len(row.response.encode())
+    return _ROW_BYTES + text + _ID_BYTES * (len(row.prompt_ids) + len(row.response_ids))
+
+
+def _meta(path: str) -> tuple[dict[str, float], float]:
+    """Counts and seconds of a sampling run. Raises BadInput on a file that is not its provenance."""
+    try:
+        row = json.loads(Path(path).read_bytes())
+        counts, seconds = row["counts"], float(row["seconds"])
+        return {name: float(counts[name]) for name in ("requests", "rows", "generated_tokens")}, seconds
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path}: is not the meta.json of a sampling run ({error!r})") from None

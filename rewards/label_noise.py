@@ -1,0 +1,74 @@
+"""What to do with labels that few completions carry: keep, leave out, weight, or denoise them.
+
+- "keep": every label counts in full;
+- "drop": labels whose interval is wider than `max_width`, or, for hard labels and classes, reaches over more than one
+  label, are left out;
+- "weight": the weight of a label is one minus the width of its interval;
+- "denoise": after the self-denoising annotation of SCAN (arXiv 2509.16548, 2025), which found that the first error is
+  misplaced late where the policy mends its errors, and early where it is too weak for the problem. Problems that
+  the policy solves less often than `min_confidence` are left out; right trajectories of the others are right in
+  every step; in wrong ones a value is taken relative to the prompt's, min(1, V(s) / V(prompt)), and is the label of
+  the steps up to `tolerance` before and after the first step of value 0 (of the last step where there is none);
+  steps before that are right, steps after it wrong.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from data.records import BadInput
+from rewards.labels import LabelRule
+
+POLICIES = ("keep", "drop", "weight", "denoise")
+
+
+@dataclass(frozen=True)
+class NoiseRule:
+    """See the module. Raises BadInput on an unknown policy and on values out of range."""
+
+    policy: str = "keep"
+    max_width: float = 0.6
+    min_confidence: float = 0.25
+    tolerance: int = 1
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise BadInput(f"there is no noise policy '{self.policy}': choose from {', '.join(POLICIES)}")
+        if not 0 <= self.max_width <= 1 or not 0 <= self.min_confidence <= 1:
+            raise BadInput(f"max_width and min_confidence must be from 0 to 1, got {self.max_width} and "
+                           f"{self.min_confidence}")  # fmt: skip
+        if self.tolerance < 0:
+            raise BadInput(f"tolerance is a number of steps of at least 0, got {self.tolerance}")
+
+    def apply(
+        self, rule: LabelRule, values: Sequence[float | None], low: Sequence[float], high: Sequence[float],
+        prompt_value: float, is_correct: bool,
+    ) -> tuple[list[float | None], list[float]]:  # fmt: skip
+        """(labels, weights) of the S steps of a trajectory from their values and intervals, S each."""
+        if self.policy == "denoise":
+            return self._denoised(rule, values, prompt_value, is_correct)
+        labels = [None if value is None else rule.label(value) for value in values]
+        widths = [above - below for below, above in zip(low, high, strict=True)]
+        if self.policy == "drop":
+            for step, (below, above) in enumerate(zip(low, high, strict=True)):
+                if widths[step] > self.max_width or (rule.kind != "soft" and not rule.is_clear(below, above)):
+                    labels[step] = None
+        weights = [1.0 - width for width in widths] if self.policy == "weight" else [1.0] * len(labels)
+        return labels, [0.0 if label is None else weight for label, weight in zip(labels, weights, strict=True)]
+
+    def _denoised(
+        self, rule: LabelRule, values: Sequence[float | None], prompt_value: float, is_correct: bool
+    ) -> tuple[list[float | None], list[float]]:
+        num = len(values)
+        if prompt_value < self.min_confidence or not num:
+            return [None] * num, [0.0] * num
+        if is_correct:
+            return [1.0] * num, [1.0] * num
+        error = next((step for step, value in enumerate(values) if value == 0), num - 1)
+        labels: list[float | None] = []
+        for step, value in enumerate(values):
+            if abs(step - error) > self.tolerance:
+                labels.append(float(step < error))
+            else:
+                relative = None if value is None else min(1.0, value / max(prompt_value, 1e-9))
+                labels.append(None if relative is None else rule.label(relative))
+        return labels, [0.0 if label is None else 1.0 for label in labels]

@@ -1,0 +1,109 @@
+"""Which intermediate states of a trajectory are completed: all of them, or a sample.
+
+Planning-based trajectory collection (Jiao et al. 2024) drops the last step, starts at a share of the others, stops at
+a share, and keeps each state with a probability; some of its forms leave out short responses, take states after
+certain step types only, or take Action steps out. All of it is an option here; the defaults keep every state.
+A state that a rule on later text lets in or keeps out (a ratio of the length, a least number of steps) is no longer
+chosen by its prefix alone: see `rewards.pooled_values` for what that forbids.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from data.records import BadInput, State, Trajectory
+from data.splitters.react import react_steps
+from rewards.monte_carlo import states_of
+
+STEP_TYPES = ("Thought", "Action", "Observation", "State")
+
+
+@dataclass(frozen=True)
+class StateSampler:
+    """The states of a trajectory of S steps, terminal state never among them.
+
+    Candidates are the states after steps 1 .. S - 1. Of these C candidates the first int(C * start_ratio) and those
+    from int(C * end_ratio) on are left out; each other one is kept with probability `keep_ratio`, drawn from a hash
+    of `seed` and its id, so that neither order nor sharding changes the draw. A state stays only from step
+    `first_step` on (0 adds the prompt state, which no ratio touches) and after one of `step_types` ([]: any).
+    Trajectories of fewer than `min_steps` steps give none.
+
+    `removes_actions` takes Action steps out before positions are counted, so ratios count the other steps; the
+    text of a state still holds the actions before it: states are prefixes of sampled tokens. `step_types` filters
+    after positions were counted. Both read the ReAct layout. Raises BadInput on values out of range.
+    """
+
+    first_step: int = 1
+    start_ratio: float = 0.0
+    end_ratio: float = 1.0
+    keep_ratio: float = 1.0
+    min_steps: int = 0
+    step_types: list[str] = field(default_factory=list)
+    removes_actions: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("start_ratio", "end_ratio", "keep_ratio"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise BadInput(f"{name} must be from 0 to 1, got {getattr(self, name)}")
+        if self.start_ratio > self.end_ratio:
+            raise BadInput(
+                f"start_ratio {self.start_ratio} is above end_ratio {self.end_ratio}: no state would be left"
+            )
+        for name, number in (("first_step", self.first_step), ("min_steps", self.min_steps)):
+            if number < 0:
+                raise BadInput(f"{name} must be at least 0, got {number}")
+        unknown = [name for name in self.step_types if name not in STEP_TYPES]
+        if unknown:
+            raise BadInput(f"there is no step type '{unknown[0]}': choose from {', '.join(STEP_TYPES)}")
+
+    @property
+    def is_by_prefix(self) -> bool:
+        """Whether a prefix alone decides that it is a state, whatever follows it."""
+        return (self.start_ratio, self.end_ratio, self.min_steps) == (0.0, 1.0, 0)
+
+    def states(self, trajectory: Trajectory) -> list[State]:
+        """The chosen states in the order of their steps. Raises BadInput for a trajectory without token ids."""
+        found = states_of(trajectory, first_step=0)
+        if len(trajectory.steps) < self.min_steps:
+            return []
+        types = self._types(trajectory) if self.step_types or self.removes_actions else []
+        steps = list(range(1, len(trajectory.steps)))
+        if self.removes_actions:
+            steps = [step for step in steps if types[step - 1] != "Action"]
+        # a ratio written in decimals can fall a hair below the whole number it means: 0.29 * 100
+        first, last = (int(len(steps) * ratio + 1e-9) for ratio in (self.start_ratio, self.end_ratio))
+        chosen = {step for step in steps[first:last] if not self.step_types or types[step - 1] in self.step_types}
+        if trajectory.steps:
+            chosen.add(0)
+        return [
+            state for state in found if state.step in chosen and state.step >= self.first_step and self._is_kept(state)
+        ]
+
+    def _types(self, trajectory: Trajectory) -> list[str]:
+        """The ReAct type of every step. Raises BadInput where the steps are not those of the layout."""
+        steps = react_steps(trajectory.response)
+        if [step.text for step in steps] != trajectory.steps:
+            raise BadInput(f"trajectory '{trajectory.id}': its steps are not ReAct steps: split them with the "
+                           "react splitter, or leave step_types and removes_actions out")  # fmt: skip
+        return [step.type for step in steps]
+
+    def _is_kept(self, state: State) -> bool:
+        if self.keep_ratio >= 1 or state.step == 0:
+            return True
+        digest = hashlib.sha256(f"state/{self.seed}/{state.id}".encode()).digest()
+        return int.from_bytes(digest[:8], "big") < self.keep_ratio * 2**64
+
+
+def shard_of(trajectories: Sequence[Trajectory], shard: int, num_shards: int) -> list[Trajectory]:
+    """Shard `shard` (from 0) of `num_shards`: contiguous problems in file order, whole problems together.
+
+    Of N problems shard i takes those from floor(i N / k) to floor((i + 1) N / k): sizes differ by at most one and
+    nothing is left over. Raises BadInput on a shard that does not exist.
+    """
+    if num_shards < 1 or not 0 <= shard < num_shards:
+        raise BadInput(f"shard {shard} of {num_shards} does not exist: shards count from 0")
+    names = list(dict.fromkeys(trajectory.problem_id for trajectory in trajectories))
+    size = len(names)
+    chosen = set(names[shard * size // num_shards : (shard + 1) * size // num_shards])
+    return [trajectory for trajectory in trajectories if trajectory.problem_id in chosen]

@@ -1,0 +1,223 @@
+"""Labels of steps by hand: intervals, rules, what is done with noisy ones, and the stage that writes them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from data.jsonl import read_records, write_records
+from data.records import BadInput, Completion, State, Trajectory
+from data.step_labels import StepLabelExamples, StepLabels
+from pipeline.label_steps import LabelSteps
+from pipeline.stage import StageContext
+from rewards.first_error import ErrorSearch, search_state, states_on_right_ways
+from rewards.label_noise import NoiseRule
+from rewards.labels import LabelRule, wilson_interval
+from rewards.monte_carlo import Count, distinct_states, state_key
+
+# Four steps of one token, then the answer; p/0 and p/1 share two steps.
+RIGHT = Trajectory(
+    "p/0", "p", "Q\n", "abcd", ["a", "b", "c", "d"], [90], [1, 2, 3, 4], [1, 2, 3, 4], "stop", "7", "7", True
+)
+WRONG = replace(RIGHT, id="p/1", response="abxyz", steps=["a", "b", "x", "y", "z"], response_ids=[1, 2, 5, 6, 7],
+                step_ends=[1, 2, 3, 4, 5], answer="8", is_correct=False)  # fmt: skip
+
+
+def completions(state_id: str, *rights: int) -> list[Completion]:
+    return [
+        Completion(f"{state_id}/{k}", state_id, "p", "x", [5], "stop", None, bool(one)) for k, one in enumerate(rights)
+    ]
+
+
+def files(folder: Path, rows: list[Completion], name: str = "c.jsonl") -> tuple[str, str, str]:
+    """(trajectories, states, completions)."""
+    paths = tuple(str(folder / one) for one in ("t.jsonl", "s.jsonl", name))
+    write_records(paths[0], [RIGHT, WRONG])
+    write_records(paths[1], distinct_states([RIGHT, WRONG]))
+    write_records(paths[2], rows)
+    return paths  # type: ignore[return-value]
+
+
+def label(folder: Path, rows: list[Completion], **settings: object) -> list[StepLabels]:
+    trajectories, states, sampled = files(folder, rows)
+    stage = LabelSteps(trajectories, states, **settings)  # type: ignore[arg-type]
+    return list(stage.run(sampled, StageContext(None, Path("unused"), 10.0)))
+
+
+ALL = [
+    *completions("p/0#1", 1, 1, 0, 0),
+    *completions("p/0#2", 1, 0, 0, 0),
+    *completions("p/0#3", 1, 1, 1, 1),
+    *completions("p/1#3", 0, 0, 0, 0),
+    *completions("p/1#4", 0, 0, 0, 0),
+]
+
+
+def test_wilsons_interval_against_published_numbers() -> None:
+    """Wilson's interval of 81 of 263: 0.2553 to 0.3662 (Newcombe 1998, table I); of 0 of 20: 0 to 0.1611."""
+    assert wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
+    assert wilson_interval(20, 20) == pytest.approx((0.8389, 1.0), abs=5e-5)
+    assert wilson_interval(0, 0) == (0.0, 1.0)
+
+
+def test_labels_by_hand() -> None:
+    assert LabelRule("soft").label(0.3) == 0.3
+    assert [LabelRule("hard").label(value) for value in (0.0, 0.1, 1.0)] == [0.0, 1.0, 1.0]
+    assert LabelRule("hard", threshold=0.5).label(0.5) == 0.0
+    assert [LabelRule("classes", num_classes=4).label(value) for value in (0.1, 1 / 3, 0.5, 1.0)] == [
+        0.0,
+        1 / 3,
+        2 / 3,
+        1.0,
+    ]
+
+
+def test_a_label_is_settled_when_nothing_left_can_change_it() -> None:
+    any_right = LabelRule("hard")
+    assert any_right.is_settled(1, 2, 9)
+    assert not any_right.is_settled(0, 8, 9)
+    half = LabelRule("hard", threshold=0.5)
+    assert half.is_settled(5, 5, 9)
+    assert not half.is_settled(4, 8, 9)
+    assert half.is_settled(3, 8, 9)
+    assert not LabelRule("soft").is_settled(1, 8, 9)
+
+
+@pytest.mark.parametrize("threshold", [0.0, 0.25, 0.5, 0.8])
+def test_a_settled_label_is_the_label_of_every_way_to_go_on(threshold: float) -> None:
+    rule = LabelRule("hard", threshold)
+    for total in range(10):
+        for right in range(total + 1):
+            ends = {rule.label((right + more) / 9) for more in range(9 - total + 1)}
+            assert rule.is_settled(right, total, 9) == (len(ends) == 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("fuzzy",), "there are no labels of kind 'fuzzy'"),
+        (("hard", 1.0), "threshold of hard labels"),
+        (("classes", 0.0, 1), "num_classes must be at least 2"),
+    ],
+)
+def test_impossible_rules_are_refused(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        LabelRule(*arguments)  # type: ignore[arg-type]
+
+
+def test_noise_is_kept_dropped_or_weighted() -> None:
+    rule, values, low, high = LabelRule("hard", 0.5), [0.9, 0.6, None], [0.7, 0.3, 0.0], [1.0, 0.8, 1.0]
+    assert NoiseRule("keep").apply(rule, values, low, high, 0.5, True) == ([1.0, 1.0, None], [1.0, 1.0, 0.0])
+    assert NoiseRule("drop").apply(rule, values, low, high, 0.5, True)[0] == [1.0, None, None]
+    assert NoiseRule("drop", max_width=0.2).apply(rule, values, low, high, 0.5, True)[0] == [None, None, None]
+    weights = NoiseRule("weight").apply(rule, values, low, high, 0.5, True)[1]
+    assert weights == pytest.approx([0.7, 0.5, 0.0])
+
+
+def test_denoising_by_hand() -> None:
+    """First value of 0 at step 3 (from 0); one step around it keeps its value over the prompt's 0.5, at most 1."""
+    noise, rule = NoiseRule("denoise", tolerance=1), LabelRule("soft")
+    span = [0.0] * 5
+    values = [0.1, 0.6, 0.2, 0.0, 0.3]
+    assert noise.apply(rule, values, span, span, 0.5, False) == ([1.0, 1.0, 0.4, 0.0, 0.6], [1.0] * 5)
+    assert noise.apply(rule, values, span, span, 0.5, True)[0] == [1.0] * 5
+    assert noise.apply(rule, values, span, span, 0.2, True) == ([None] * 5, [0.0] * 5)
+    wide = [0.1, 0.6, 0.0, 0.4, 0.3]
+    assert NoiseRule("denoise", tolerance=0).apply(rule, wide, span, span, 0.5, False)[0] == [1.0, 1.0, 0.0, 0.0, 0.0]
+
+
+def test_the_stage_keeps_counts_and_intervals(tmp_path: Path) -> None:
+    right, wrong = label(tmp_path, ALL)
+    assert right.labels == [0.5, 0.25, 1.0, 1.0]
+    assert (right.num_correct, right.num_completions) == ([2, 1, 4, 1], [4, 4, 4, 1])
+    assert (right.low[0], right.high[0]) == pytest.approx(wilson_interval(2, 4))
+    assert (right.low[-1], right.high[-1], right.prompt_value) == (1.0, 1.0, 0.5)
+    assert wrong.labels == [0.5, 0.25, 0.0, 0.0, 0.0]
+
+
+def test_hard_labels_and_classes(tmp_path: Path) -> None:
+    assert label(tmp_path, ALL, label="hard")[1].labels == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert label(tmp_path, ALL, label="classes", num_classes=3)[1].labels == [0.5, 0.5, 0.0, 0.0, 0.0]
+
+
+def test_states_that_were_not_completed_have_no_label_where_nothing_is_known_of_them(tmp_path: Path) -> None:
+    some = [row for row in ALL if row.state_id != "p/0#2"]
+    assert label(tmp_path, some)[0].labels == [0.5, None, 1.0, 1.0]
+    pooled = label(tmp_path, some, estimator="pooled")[0]
+    # (1,2,3): 4 of 4 and a right way: 1. (1,2,5): 0 of 4, a way by (1,2,5,6), which is 0 of 4 and a wrong way: 0.
+    assert pooled.labels == pytest.approx([(2 + 2 * 0.5) / 6, (1.0 + 0.0) / 2, 1.0, 1.0])
+    smoothed = label(tmp_path, some, estimator="smoothed")[0]
+    assert all(one is not None and 0 <= one <= 1 for one in smoothed.labels)
+
+
+def test_the_terminal_step_can_be_left_out(tmp_path: Path) -> None:
+    assert label(tmp_path, ALL, has_terminal=False)[0].labels == [0.5, 0.25, 1.0, None]
+
+
+def test_labels_by_a_search_of_the_first_error(tmp_path: Path) -> None:
+    """The right trajectory passes steps 1 and 2; step 3 of the wrong one is lost."""
+    rows = completions("p/1#3", 0, 0, 0, 0)
+    right, wrong = label(tmp_path, rows, estimator="first_error")
+    assert right.labels == [1.0] * 4
+    assert wrong.labels == [1.0, 1.0, 0.0, 0.0, 0.0]
+    none = label(tmp_path, [], estimator="first_error")[1]
+    assert none.labels == [1.0, 1.0, None, None, 0.0]
+    assert none.weights == [1.0, 1.0, 0.0, 0.0, 1.0]
+
+
+def test_the_search_halves_what_is_not_known() -> None:
+    good = states_on_right_ways([RIGHT, WRONG])
+    assert search_state(WRONG, {}) == ErrorSearch(0, 5)
+    assert search_state(WRONG, {}, good) == ErrorSearch(2, 5)
+    assert search_state(WRONG, {}, good).middle == 3
+    lost = {state_key("p", [1, 2, 5]): Count(0, 4)}
+    assert search_state(WRONG, lost, good).is_over
+    found = {state_key("p", [1, 2, 5, 6]): Count(1, 4), **lost}
+    assert search_state(WRONG, found, good) == ErrorSearch(4, 5), "a right completion is a proof, none is not"
+    assert search_state(RIGHT, {}, good).labels(4) == [1.0] * 4
+
+
+def test_unknown_settings_and_files_of_others_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="there is no estimator 'guessed': choose from counted"):
+        label(tmp_path, ALL, estimator="guessed")
+    with pytest.raises(BadInput, match="there is no noise policy 'ignore'"):
+        label(tmp_path, ALL, noise="ignore")
+    with pytest.raises(BadInput, match="completion 'p/9#1/0': there is no state 'p/9#1'"):
+        label(tmp_path, completions("p/9#1", 1))
+
+
+def test_bad_lines_are_told_with_their_place(tmp_path: Path) -> None:
+    trajectories, states, sampled = files(tmp_path, ALL)
+    stage, context = LabelSteps(trajectories, states), StageContext(None, Path("unused"), 10.0)
+    good = Path(sampled).read_bytes()
+    for content, message in (
+        (b"\x00" + good, r"c.jsonl:1: not a JSON object"),
+        (good[:-20], r"c.jsonl:20: not a JSON object"),
+        (good.replace(b'"is_correct":true', b'"is_correct":1', 1), r"c.jsonl:1: is_correct must be bool, got '1'"),
+        (good + good.splitlines(keepends=True)[0], r"c.jsonl:21: id 'p/0#1/0' stands already"),
+    ):
+        Path(sampled).write_bytes(content)
+        with pytest.raises(BadInput, match=message):
+            list(stage.run(sampled, context))
+    for content in (good.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + good):
+        Path(sampled).write_bytes(content)
+        assert next(iter(stage.run(sampled, context))).labels == [0.5, 0.25, 1.0, 1.0]
+
+
+def test_labelled_steps_become_examples_of_the_steps_that_have_labels(tmp_path: Path) -> None:
+    path = str(tmp_path / "labels.jsonl")
+    write_records(path, label(tmp_path, [row for row in ALL if row.state_id != "p/0#2"]))
+    assert [row.id for row in read_records(StepLabels, path)] == ["p/0", "p/1"]
+    first = StepLabelExamples(path, 100).load(None)[0]
+    assert (first.ids, first.positions, first.values) == ([90, 1, 2, 3, 4], [1, 3, 4], [0.5, 1.0, 1.0])
+    with pytest.raises(BadInput, match="no labelled step to train on"):
+        StepLabelExamples(path, 3).load(None)
+
+
+def test_states_cut_from_other_trajectories_give_no_label(tmp_path: Path) -> None:
+    state = State("q/0#1", "q", "q/0", 1, "Q", "a", [90], [1], "7")
+    trajectories, states, sampled = files(tmp_path, [Completion("q/0#1/0", "q/0#1", "q", "", [], "stop", None, True)])
+    write_records(states, [state])
+    rows = list(LabelSteps(trajectories, states).run(sampled, StageContext(None, Path("unused"), 10.0)))
+    assert rows[0].labels == [None, None, None, 1.0]

@@ -1,0 +1,182 @@
+"""Which states are cut: the published samplers by hand, shards without a remainder, the order of the prefix tree."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from data.jsonl import write_records
+from data.prefix_tree import least_prompt_tokens, num_distinct_tokens, shared_length, tree_order
+from data.records import BadInput, Trajectory
+from pipeline.cut_states import CutStates
+from pipeline.stage import StageContext
+from rewards.state_sampling import StateSampler, shard_of
+
+
+def trajectory(steps: Sequence[str], name: str = "p/0") -> Trajectory:
+    """A step a token."""
+    ids = list(range(1, len(steps) + 1))
+    return Trajectory(
+        name, name.partition("/")[0], "Q\n", "".join(steps), list(steps), [90], ids, ids, "stop", "7", "7", True
+    )
+
+
+TEN = trajectory([f"s{number}\n" for number in range(10)])
+REACT = trajectory(
+    [
+        "First thought here\n",
+        "Action 1: look up the rule\n",
+        "Observation 1: the rule says so\n",
+        "Thought 2: so it follows\n",
+        "Action 2: Finish[The answer is B.]",
+    ]
+)
+
+
+def steps_of(sampler: StateSampler, one: Trajectory = TEN) -> list[int]:
+    return [state.step for state in sampler.states(one)]
+
+
+def test_by_default_every_state_between_prompt_and_end_is_cut() -> None:
+    assert steps_of(StateSampler()) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert steps_of(StateSampler(first_step=0)) == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_ratios_count_the_steps_without_the_last() -> None:
+    """Nine candidates: int(9 * 0.2) = 1 is left out at the start, those from int(9 * 0.8) = 7 on at the end."""
+    assert steps_of(StateSampler(start_ratio=0.2)) == [2, 3, 4, 5, 6, 7, 8, 9]
+    assert steps_of(StateSampler(end_ratio=0.8)) == [1, 2, 3, 4, 5, 6, 7]
+    assert steps_of(StateSampler(start_ratio=1.0)) == []
+
+
+def test_a_ratio_in_decimals_means_the_whole_number_it_says() -> None:
+    """In floating point 0.29 * 100 is 28.999999999999996."""
+    long = trajectory(["x"] * 101)
+    assert steps_of(StateSampler(start_ratio=0.29), long)[0] == 30
+
+
+def test_short_trajectories_are_left_out() -> None:
+    assert steps_of(StateSampler(min_steps=10)) == list(range(1, 10))
+    assert steps_of(StateSampler(min_steps=11)) == []
+
+
+def test_each_state_is_kept_with_its_probability_whatever_stands_around_it() -> None:
+    many = [replace(TEN, id=f"p/{number}") for number in range(300)]
+    sampler = StateSampler(keep_ratio=0.4, seed=3)
+    kept = [[state.id for state in sampler.states(one)] for one in many]
+    assert 0.36 < sum(map(len, kept)) / (9 * 300) < 0.44
+    assert kept[7] == [state.id for state in StateSampler(keep_ratio=0.4, seed=3).states(many[7])]
+    assert kept != [[state.id for state in StateSampler(keep_ratio=0.4, seed=4).states(one)] for one in many]
+    assert steps_of(StateSampler(keep_ratio=0.0, first_step=0)) == [0]
+
+
+def test_states_are_filtered_by_the_type_of_their_last_step() -> None:
+    assert steps_of(StateSampler(), REACT) == [1, 2, 3, 4]
+    assert steps_of(StateSampler(step_types=["Thought", "Observation"]), REACT) == [1, 3, 4]
+    assert steps_of(StateSampler(step_types=["Action"]), REACT) == [2]
+
+
+def test_types_filter_after_positions_are_counted_and_removed_actions_before() -> None:
+    """Candidates 1 2 3 4, two left out: 3 4. Without the action: 1 3 4, int(3 * 0.5) = 1 left out: 3 4."""
+    assert steps_of(StateSampler(start_ratio=0.5, step_types=["Observation"]), REACT) == [3]
+    assert steps_of(StateSampler(start_ratio=0.5, removes_actions=True), REACT) == [3, 4]
+    assert steps_of(StateSampler(start_ratio=0.25, removes_actions=True), REACT) == [1, 3, 4]
+    assert "Action 1" in StateSampler(removes_actions=True).states(REACT)[1].prefix
+
+
+def test_step_types_need_react_steps() -> None:
+    with pytest.raises(BadInput, match="trajectory 'p/0': its steps are not ReAct steps"):
+        StateSampler(removes_actions=True).states(TEN)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"keep_ratio": 1.5}, "keep_ratio must be from 0 to 1, got 1.5"),
+        ({"start_ratio": 0.9, "end_ratio": 0.2}, "start_ratio 0.9 is above end_ratio 0.2"),
+        ({"min_steps": -1}, "min_steps must be at least 0"),
+        ({"step_types": ["thought"]}, "there is no step type 'thought': choose from Thought, Action"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        StateSampler(**settings)  # type: ignore[arg-type]
+
+
+def test_a_sampler_knows_whether_it_looks_ahead() -> None:
+    assert StateSampler(keep_ratio=0.5).is_by_prefix
+    assert not StateSampler(start_ratio=0.2).is_by_prefix
+    assert not StateSampler(min_steps=8).is_by_prefix
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 3, 5, 7, 11])
+def test_shards_hold_every_problem_once_and_differ_by_one_at_most(num_shards: int) -> None:
+    rows = [replace(TEN, id=f"q{problem}/{k}", problem_id=f"q{problem}") for problem in range(7) for k in range(2)]
+    shards = [shard_of(rows, shard, num_shards) for shard in range(num_shards)]
+    assert [row.id for shard in shards for row in shard] == [row.id for row in rows]
+    sizes = [len(shard) // 2 for shard in shards]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def test_a_shard_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(BadInput, match="shard 3 of 3 does not exist"):
+        shard_of([TEN], 3, 3)
+
+
+def test_the_stage_cuts_shards_that_join_to_the_whole(tmp_path: Path) -> None:
+    path = str(tmp_path / "t.jsonl")
+    write_records(path, [replace(TEN, id=f"q{problem}/0", problem_id=f"q{problem}") for problem in range(5)])
+
+    def cut(**settings: object) -> list[str]:
+        context = StageContext(None, Path("unused"), 10.0)
+        return [state.id for state in CutStates(keep_ratio=0.5, **settings).run(path, context)]  # type: ignore[arg-type]
+
+    assert [one for shard in range(3) for one in cut(shard=shard, num_shards=3)] == cut()
+
+
+# --- the prefix tree ----------------------------------------------------------------------------------------
+
+
+def random_sequences(seed: int, count: int = 40) -> list[list[int]]:
+    rng = random.Random(seed)
+    return [[rng.randrange(2) for _ in range(rng.randrange(1, 12))] for _ in range(count)]
+
+
+def test_the_tree_order_is_depth_first_with_prefixes_first() -> None:
+    rows = [[1, 2, 3], [1], [1, 2], [0, 5], [1, 2, 2]]
+    assert [rows[index] for index in tree_order(rows)] == [[0, 5], [1], [1, 2], [1, 2, 2], [1, 2, 3]]
+    assert shared_length([1, 2, 3], [1, 2, 2, 9]) == 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_distinct_tokens_are_the_distinct_prefixes(seed: int) -> None:
+    rows = random_sequences(seed)
+    assert num_distinct_tokens(rows) == len({tuple(row[:end]) for row in rows for end in range(1, len(row) + 1)})
+    assert num_distinct_tokens([]) == 0
+
+
+def test_least_prompt_tokens_by_hand() -> None:
+    """Blocks of 4, two siblings. Of 10 tokens 2 blocks are cached and 2 tokens computed twice: 8 + 4. The next
+    shares them and has 1 token of its own twice. 8 tokens: one block cached, the other computed twice."""
+    ten = list(range(10))
+    assert least_prompt_tokens([ten], 2, 4) == 12
+    assert least_prompt_tokens([ten, [*range(8), 99]], 2, 4) == 14
+    assert least_prompt_tokens([list(range(8))], 2, 4) == 12
+    assert least_prompt_tokens([list(range(8)), ten], 2, 4) == 12 + 4, "the siblings of the shorter fill its block"
+
+
+@pytest.mark.parametrize("block_size", [1, 2, 4])
+@pytest.mark.parametrize("seed", range(4))
+def test_least_prompt_tokens_against_sets_of_blocks(seed: int, block_size: int) -> None:
+    rows = {tuple(row) for row in random_sequences(seed)}
+    cached = {row[: block_size * number] for row in rows for number in range(1, (len(row) - 1) // block_size + 1)}
+    rests = sum(len(row) - block_size * ((len(row) - 1) // block_size) for row in rows)
+    want = 3 * rests + block_size * len(cached - {row for row in rows if len(row) % block_size == 0})
+    assert least_prompt_tokens([*rows, *rows], 3, block_size) == want
+
+
+def test_an_empty_sequence_cannot_be_completed() -> None:
+    with pytest.raises(BadInput, match="without tokens"):
+        least_prompt_tokens([[]], 1, 16)

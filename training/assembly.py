@@ -1,0 +1,73 @@
+"""The parts of a training run from its config: model, adapters, engine, objective; and the folders it leaves."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from models.lora import PolicyWithoutAdapters, merge_adapter
+from runtime.distributed import device, rank, world_size
+from runtime.entrypoint import build
+from runtime.manifest import write_folder
+from runtime.schemas import TrainConfig
+from training.deepspeed_engine import DeepSpeedEngine
+from training.engine import Engine, TorchEngine
+from training.loop import Loop
+
+log = logging.getLogger("train")
+
+
+def make_engine(config: TrainConfig, model: Any) -> Engine:
+    """DeepSpeed where the config has its JSON, else plain torch."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = build(config.optimizer, params=trained, lr=config.learning_rate)
+    if not config.deepspeed:
+        return TorchEngine(model, optimizer, device(), config.max_grad_norm)
+    num_micro_batches = config.batch_size // (config.micro_batch_size * world_size())
+    return DeepSpeedEngine(
+        model,
+        optimizer,
+        config.deepspeed,
+        micro_batch_size=config.micro_batch_size,
+        num_micro_batches=num_micro_batches,
+        max_grad_norm=config.max_grad_norm,
+        precision=config.precision,
+    )
+
+
+def make_model(config: TrainConfig) -> Any:
+    """The model, with adapters where the config has them."""
+    model = build(config.model)
+    return (build(config.lora).wrap(model) if config.lora else model).to(device())
+
+
+def make_objective(config: TrainConfig, policy: Any) -> Any:
+    """The objective. Where adapters are trained, a reference of the policy's own path is the policy without them."""
+    node = config.objective
+    reference = node.get("reference")
+    if not config.lora or not reference or reference.get("path") != config.model["path"]:
+        return build(node)
+    objective = build({**node, "reference": None})
+    objective.reference = PolicyWithoutAdapters(policy)
+    return objective
+
+
+def save_model(loop: Loop, tokenizer: Any) -> None:
+    """model/, a standard folder; with adapters also adapter/, from which model/ is merged."""
+    config, adapter = loop.config, loop.run_dir / "adapter"
+
+    def write_adapter(folder: Path) -> None:
+        loop.engine.save_model(folder)
+        (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card
+
+    def write(folder: Path) -> None:
+        if not config.lora:
+            loop.engine.save_model(folder)
+        elif rank() == 0:
+            merge_adapter(adapter, lambda: build(config.model)).save_pretrained(folder)
+        if rank() == 0:
+            tokenizer.save_pretrained(folder)
+
+    if config.lora:
+        write_folder(adapter, write_adapter)
+    write_folder(loop.run_dir / "model", write)
+    log.info("saved %s/model", loop.run_dir)

@@ -1,0 +1,95 @@
+"""A checkpoint → a standard Hugging Face folder: `python run_stage.py -cn export_model stage.run_dir=RUN output=DIR`.
+
+The model is built as the run built it (its class, its head, its adapters) and takes the checkpoint's weights, of
+one process or of any DeepSpeed ZeRO stage and number of ranks. Adapters are merged, and stand in `adapter/` too.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from data.records import BadInput
+from models.load import load_tokenizer
+from runtime.entrypoint import build
+from runtime.manifest import write_folder
+from training.checkpoint import Best, read_state, select
+from training.deepspeed_engine import full_weights, is_deepspeed_checkpoint
+from training.engine import load_weights
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class Context(Protocol):
+    """What the stage needs of its context: where to write, and what to say of it."""
+
+    output: Path
+    counts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ExportModel:
+    """`run_dir`: of a training run. `checkpoint`: latest, best (by the run's best_metric) or step-N. `dtype`:
+    float32 or bfloat16."""
+
+    run_dir: str
+    checkpoint: str = "latest"
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise BadInput(f"stage.dtype must be {' or '.join(DTYPES)}, got '{self.dtype}'")
+        if self.checkpoint in ("auto", "none"):
+            raise BadInput(f"stage.checkpoint must be latest, best or step-N, got '{self.checkpoint}'")
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The run's own config."""
+        path = Path(self.run_dir) / "config.yaml"
+        if not path.is_file():
+            raise BadInput(f"{path}: no such file: stage.run_dir must be the directory of a training run")
+        config = yaml.safe_load(path.read_text())
+        if not isinstance(config, dict) or not isinstance(config.get("model"), dict):
+            raise BadInput(f"{path}: is not the config of a training run: it has no model")
+        return config
+
+    @cached_property
+    def folder(self) -> Path:
+        """The checkpoint, read through and found whole."""
+        lowest = self.config.get("best_is", "lowest") == "lowest"
+        found = select(Path(self.run_dir), self.checkpoint, Best(str(self.config.get("best_metric", "")), lowest, 1))
+        assert found is not None  # only auto and none give none
+        return found
+
+    def inputs(self) -> list[str]:
+        """The run's config and the checkpoint's manifest, which stands for all of its files."""
+        return [str(Path(self.run_dir) / "config.yaml"), str(self.folder / "manifest.json")]
+
+    def run(self, input_path: str, context: Context) -> None:
+        """Write the folder, complete or not at all."""
+        if input_path:
+            raise BadInput(f"input={input_path}: this stage reads a run: set stage.run_dir, leave input empty")
+        model = build(self.config["model"])
+        is_adapted = bool(self.config.get("lora"))
+        if is_adapted:
+            model = build(self.config["lora"]).wrap(model)
+        is_sharded = is_deepspeed_checkpoint(self.folder)
+        stored = full_weights(self.folder) if is_sharded else load_file(self.folder / "weights.safetensors")
+        load_weights(model, stored, str(self.folder))
+        tokenizer = load_tokenizer(self.config["model"]["path"])
+
+        def write(partial: Path) -> None:
+            whole = model
+            if is_adapted:
+                model.save_pretrained(partial / "adapter")
+                (partial / "adapter" / "README.md").unlink(missing_ok=True)
+                whole = model.merge_and_unload(safe_merge=True)
+            whole.to(DTYPES[self.dtype]).save_pretrained(partial)
+            tokenizer.save_pretrained(partial)
+
+        write_folder(context.output, write)
+        context.counts.update(step=read_state(self.folder).step, parameters=model.num_parameters())

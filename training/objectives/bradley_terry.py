@@ -1,0 +1,76 @@
+"""Outcome rewards from pairs (Bradley and Terry 1952; Ouyang et al. 2022; margins as in Touvron et al. 2023).
+
+With r the scalar read at the last token, s = r(chosen) - r(rejected) - margin_scale * margin of the pair, the loss
+of a pair is
+
+    -(1 - eps) log sigmoid(s) - eps log sigmoid(-s) + centring * (r(chosen) + r(rejected))^2
+
+`eps` smooths labels that may be wrong; `centring` (Eisenstein et al. 2023) keeps rewards near 0, which pairs alone
+leave open by a constant. Margins are the pairs' scores' differences where the examples have `has_score_margin`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import logsigmoid
+
+from data.collate import Batch, collate_pairs
+from data.examples import PairExample
+from data.records import BadInput
+from training.objectives.objective import Loss, calibration, sum_and_count, with_deviation
+
+
+def bradley_terry_losses(
+    chosen: torch.Tensor, rejected: torch.Tensor, margins: torch.Tensor, label_smoothing: float, centring: float
+) -> torch.Tensor:
+    """Losses [P] of rewards [P] and scaled margins [P]."""
+    differences = chosen - rejected - margins
+    losses = -(1 - label_smoothing) * logsigmoid(differences) - label_smoothing * logsigmoid(-differences)
+    return losses + centring * (chosen + rejected) ** 2
+
+
+@dataclass
+class BradleyTerry:
+    """Count = pairs. The model has one label."""
+
+    margin_scale: float = 0.0
+    label_smoothing: float = 0.0
+    centring: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 0.5:
+            raise BadInput(f"objective.label_smoothing must be in [0, 0.5), got {self.label_smoothing}")
+        if self.centring < 0:
+            raise BadInput(f"objective.centring must be at least 0, got {self.centring}")
+
+    def collate(self, examples: Sequence[PairExample], pad_id: int) -> Batch:
+        """Two rows a pair, each read at its last token."""
+        return collate_pairs(examples, pad_id)
+
+    def count(self, batch: Batch) -> float:
+        """Pairs."""
+        return float(len(batch.example_ids))
+
+    def loss(self, model: Any, batch: Batch) -> Loss:
+        """Also logs rewards and margins with their deviations, accuracy (ties are wrong), and how well the
+        confidence sigmoid(|margin|) is calibrated. Raises BadInput on a model with several labels."""
+        logits = model(input_ids=batch.ids, attention_mask=batch.attention_mask).logits
+        if logits.shape[-1] != 1:
+            raise BadInput(f"pairs train a model of one label, not {logits.shape[-1]}: set model.num_labels=1")
+        rewards = logits[batch.rows, batch.positions].float().squeeze(-1)
+        chosen, rejected = rewards[0::2], rewards[1::2]
+        margins = self.margin_scale * batch.margins
+        losses = bradley_terry_losses(chosen, rejected, margins, self.label_smoothing, self.centring)
+        margin = (chosen - rejected).detach()
+        is_right = (margin > 0).float()
+        metrics = {
+            **with_deviation("margin", margin),
+            **with_deviation("reward", rewards),
+            "accuracy": sum_and_count(is_right),
+            "chosen_reward": sum_and_count(chosen),
+            "rejected_reward": sum_and_count(rejected),
+            **calibration(torch.sigmoid(margin.abs()), is_right),
+        }
+        return Loss(losses.sum(), metrics)

@@ -1,0 +1,136 @@
+"""What the preference objectives on pairs share: log-probs of both sides, the terms beside the loss, the log.
+
+With lp(y) the summed log-prob of y's tokens after the prompt under the policy pi, ref(y) under the reference, and
+
+    d = [lp(chosen) - ref(chosen)] - [lp(rejected) - ref(rejected)],
+
+every objective of the family is a function of beta and d (DPOP also of the chosen side alone); each has a file of
+its own. Options common to all:
+
+- `reference` null: **reference-free**, ref(y) = 0. Else a frozen copy of the policy at the start: before the first
+  step d is exactly 0.
+- `is_length_normalised`: lp and ref are means over a side's tokens instead of sums (LN-DPO, Lambert et al. 2024).
+- `temperature` divides the logits of both models: the sampling temperature, where the margins are to be of the
+  distribution that is sampled from (VinePPO).
+- `sft_weight` adds, for every pair, that many times the mean negative log-prob of the chosen tokens (the
+  regulariser of RPO, Pang et al. 2024): it keeps chosen solutions likely while margins grow.
+
+A pair whose prompt ends mid-solution makes any of them step-wise (step-DPO, Lai et al. 2024); the formulas are the
+same.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from data.collate import Batch, collate_pairs
+from data.examples import PairExample
+from data.records import BadInput
+from models.logprobs import response_logprobs
+from training.objectives.objective import Loss, Metrics, calibration, sum_and_count, with_deviation
+
+
+@dataclass(frozen=True)
+class PairLogprobs:
+    """Log-probs [P] of the sides of pairs, summed over tokens (or their means); the reference's have no graph."""
+
+    chosen: torch.Tensor
+    rejected: torch.Tensor
+    reference_chosen: torch.Tensor
+    reference_rejected: torch.Tensor
+
+    @property
+    def differences(self) -> torch.Tensor:
+        """d [P]."""
+        return (self.chosen - self.reference_chosen) - (self.rejected - self.reference_rejected)
+
+
+def check_range(name: str, value: float, is_good: bool, need: str) -> None:
+    """Raise BadInput unless a setting of an objective is good."""
+    if not is_good:
+        raise BadInput(f"objective.{name} must be {need}, got {value}")
+
+
+def reference_sums(reference: Any, batch: Batch, like: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Summed log-probs [B] of the response tokens under the reference, without a graph; 0 without a reference."""
+    if reference is None:
+        return torch.zeros_like(like)
+    with torch.no_grad():
+        reference.to(batch.ids.device)
+        logprobs, _ = response_logprobs(reference, batch.ids, batch.attention_mask, temperature)
+    return (logprobs * batch.response_mask[:, 1:]).sum(-1)
+
+
+@dataclass
+class PairObjective(ABC):
+    """Count = pairs. `pair_losses` is the objective itself."""
+
+    reference: Any
+    beta: float = 0.1
+    sft_weight: float = 0.0
+    is_length_normalised: bool = False
+    temperature: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_range("beta", self.beta, self.beta > 0, "above 0")
+        check_range("sft_weight", self.sft_weight, self.sft_weight >= 0, "at least 0")
+        check_range("temperature", self.temperature, self.temperature > 0, "above 0")
+
+    @abstractmethod
+    def pair_losses(self, pairs: PairLogprobs) -> torch.Tensor:
+        """Losses [P]."""
+
+    def pair_metrics(self, pairs: PairLogprobs) -> Metrics:
+        """What one objective logs beside the others."""
+        return {}
+
+    def collate(self, examples: Sequence[PairExample], pad_id: int) -> Batch:
+        """Two rows a pair."""
+        return collate_pairs(examples, pad_id)
+
+    def count(self, batch: Batch) -> float:
+        """Pairs."""
+        return float(len(batch.example_ids))
+
+    def loss(self, model: Any, batch: Batch) -> Loss:
+        """Also logs rewards beta * (lp - ref), their margins and accuracy (a tie is none), log-probs as summed, the
+        share of pairs whose chosen side is the likelier one (`likelier`), and the entropy of the tokens."""
+        mask = batch.response_mask[:, 1:]
+        logprobs, entropy = response_logprobs(model, batch.ids, batch.attention_mask, self.temperature)
+        sums = (logprobs * mask).sum(-1)
+        reference = reference_sums(self.reference, batch, sums, self.temperature)
+        lengths = mask.sum(-1)
+        means = sums / lengths
+        policy, frozen = (means, reference / lengths) if self.is_length_normalised else (sums, reference)
+        pairs = PairLogprobs(policy[0::2], policy[1::2], frozen[0::2], frozen[1::2])
+        total = self.pair_losses(pairs).sum()
+        if self.sft_weight:
+            total = total - self.sft_weight * means[0::2].sum()
+        chosen, rejected = sums.detach()[0::2], sums.detach()[1::2]
+        metrics = {
+            **self._reward_metrics(pairs),
+            "chosen_logprob": sum_and_count(chosen),
+            "rejected_logprob": sum_and_count(rejected),
+            "chosen_token_logprob": sum_and_count(means[0::2]),
+            "likelier": sum_and_count((chosen > rejected).float()),
+            "entropy": (float((entropy * mask).double().sum()), float(mask.sum())),
+            **self.pair_metrics(pairs),
+        }
+        return Loss(total, metrics)
+
+    def _reward_metrics(self, pairs: PairLogprobs) -> Metrics:
+        """Rewards and margins; calibration of the confidence sigmoid(|margin|) that the larger reward is right."""
+        chosen = self.beta * (pairs.chosen - pairs.reference_chosen).detach()
+        rejected = self.beta * (pairs.rejected - pairs.reference_rejected).detach()
+        margin = chosen - rejected
+        is_right = (margin > 0).float()
+        return {
+            **with_deviation("margin", margin),
+            "accuracy": sum_and_count(is_right),
+            "chosen_reward": sum_and_count(chosen),
+            "rejected_reward": sum_and_count(rejected),
+            **calibration(torch.sigmoid(margin.abs()), is_right),
+        }

@@ -1,0 +1,57 @@
+"""SIGTERM and SIGINT as a wish: the loop finishes its step, saves and ends with 128 + the signal's number.
+
+A second signal ends the process at once, as without this module.
+"""
+
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from runtime.distributed import sum_over_ranks
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stopped(Exception):
+    """Raised where work is left undone because a signal came."""
+
+
+class StopSignals:
+    """`with StopSignals() as stop: ... if stop.agreed(): ...`."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._old: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # the only one that may set handlers
+            self._old = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.number = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._old.items():
+            signal.signal(number, handler)
+        self._old = {}
+
+    def agreed(self) -> bool:
+        """Whether any rank got a signal; called on every rank at the same place."""
+        counts = sum_over_ranks([float(self.number == number) for number in SIGNALS])
+        found = [number for number, count in zip(SIGNALS, counts, strict=True) if count]
+        if found:  # else nothing is written: a signal may have come since
+            self.number = found[0]
+        return bool(found)
+
+    @property
+    def exit_code(self) -> int:
+        """143 after SIGTERM, 130 after SIGINT."""
+        return 128 + self.number
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
