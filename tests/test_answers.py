@@ -130,7 +130,8 @@ def test_two_letters_are_wrong_and_a_letter_out_of_range_is_unparseable() -> Non
 @pytest.mark.parametrize(
     ("response", "truth"),
     [
-        ("True", "True"), ("The statement is false.", "False"), ("Uncertain", "Unknown"), ("Finish[Unknown]", "Unknown"),
+        ("True", "True"), ("The statement is false.", "False"), ("Uncertain", "Unknown"),
+        ("Finish[Unknown]", "Unknown"),
         ("It cannot be determined from the premises.", "Unknown"), ("The answer is True or False", "False, True"),
         ("It is not true.", None), ("\\boxed{\\text{False}}", "False"), ("hm", None),
     ],
@@ -169,11 +170,13 @@ def test_unwrapping_takes_only_what_stands_around_the_whole_text() -> None:
     ("prediction", "gold", "expected"),
     [
         ("\\frac12", "0.5", "right"), ("x^2+2x+1", "(x+1)^2", "right"), ("(1,2]", "[1,2]", "wrong"),
-        ("12 \\text{ or } 13", "12", "wrong"), ("1200", "12", "wrong"), ("0.12", "12", "wrong"), ("13=12", "12", "wrong"),
-        ("1,2", "12", "wrong"), ("12\\%", "12", "wrong"), ("25", "25\\%", "right"), ("5pi/6", "\\frac{5\\pi}{6}", "right"),
+        ("12 \\text{ or } 13", "12", "wrong"), ("1200", "12", "wrong"), ("0.12", "12", "wrong"),
+        ("13=12", "12", "wrong"), ("1,2", "12", "wrong"), ("12\\%", "12", "wrong"), ("25", "25\\%", "right"),
+        ("5pi/6", "\\frac{5\\pi}{6}", "right"),
         ("\\text{Even}", "even", "right"), ("odd", "even", "wrong"), ("\\{2,1\\}", "\\{1,2\\}", "right"),
         ("The answer is 12. Wait, it is 13.", "12", "wrong"), ("", "12", "unparseable"),
-        ("\\boxed{", "12", "unparseable"), ("x \\ge 5", "x > 5", "wrong"), ("\\frac{3}{4", "\\frac{3}{4}", "unparseable"),
+        ("\\boxed{", "12", "unparseable"), ("x \\ge 5", "x > 5", "wrong"),
+        ("\\frac{3}{4", "\\frac{3}{4}", "unparseable"),
     ],
 )  # fmt: skip
 def test_grades_of_mathematics(prediction: str, gold: str, expected: str) -> None:

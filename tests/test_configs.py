@@ -92,7 +92,7 @@ def test_every_stage_is_found_by_its_bare_name(path: Path) -> None:
 @pytest.mark.parametrize(
     ("base", "group"),
     [("train", "model"), ("train", "objective"), ("train", "examples"), ("train", "optimizer"),
-     ("train", "deepspeed"), ("sample", "task"), ("sample", "client"), ("sample", "server"),
+     ("train", "deepspeed"), ("train", "lora"), ("sample", "task"), ("sample", "client"), ("sample", "server"),
      ("sample", "requests"), ("rl", "advantage"), ("rl", "reward")],
 )  # fmt: skip
 def test_every_option_of_a_group_composes_and_binds(base: str, group: str) -> None:

@@ -442,7 +442,7 @@ def test_a_sample_without_scores_is_refused(tmp_path: Path) -> None:
     [
         (b"", "no trajectory to evaluate"),
         (b'{"id": "p/0", "prob', r"samples.jsonl:1: not a JSON object"),
-        (b"\x1f\x8b\x08\x00\x00", r"samples.jsonl:1: not a JSON object"),
+        (b"\x1f\x8b\x08\x00\x00", r"samples.jsonl: is a gzip file: unpack it first"),
         (b"[1]\n", r"samples.jsonl:1: a line must be a JSON object, got list"),
         (b'{"id": 3}\n', r"samples.jsonl:1: (Trajectory lacks|id must be str)"),
     ],

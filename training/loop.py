@@ -45,7 +45,8 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 
 
 def learning_rate(step: int, max_steps: int, config: TrainConfig) -> float:
-    """Linear warm-up over `warmup_steps` (or `warmup_share` of all steps, rounded down), then constant, linear to 0 or cosine to 0. `step` from 0."""
+    """Linear warm-up over `warmup_steps` (or `warmup_share` of all steps, rounded down), then constant, linear to 0 or
+    cosine to 0. `step` from 0."""
     if not 0 <= config.warmup_share < 1:
         raise BadInput(f"warmup_share must be in [0, 1), got {config.warmup_share}")
     if config.schedule not in SCHEDULES:

@@ -40,10 +40,12 @@ class PoolBroken(RuntimeError):
 
 
 def _processor_seconds(pid: int) -> float:
-    """Processor time a process has had; infinite where it is gone."""
+    """Processor time a process has had; infinite where it is gone or stopped, and will get none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
+        return float("inf")
+    if fields[0] in "TtZX":
         return float("inf")
     return (int(fields[11]) + int(fields[12])) / _TICKS
 
