@@ -6,6 +6,7 @@ from decimal import Decimal, InvalidOperation
 
 from data.answers.final_answer import final_answer
 from data.answers.grade import Grade
+from data.answers.math_answers import grade_math, grade_math_response
 from data.answers.plain_numbers import PlainNumber, is_equal_within_decimals, read_number
 
 _MARKED = re.compile(r"####[ \t]*([^\n]*)")
@@ -109,11 +110,30 @@ def grade_number(prediction: str, gold: str) -> Grade:
     """Kind `number`: the prediction is an answer, perhaps with its unit or in its sentence."""
     found = final_answer(prediction)
     text = found.text if found.text is not None else prediction[-_MAX_TEXT:]
-    return _judge(_one_number(text), gold, found.how if found.text is not None else "the answer")
+    grade = _judge(_one_number(text), gold, found.how if found.text is not None else "the answer")
+    return _or_as_formula(grade, grade_math(prediction, gold) if _is_formula(grade, text) else None)
+
+
+def _is_formula(grade: Grade, text: str) -> bool:
+    """Whether an answer that is not the number as written may be it as a formula (`\\sqrt{16}`, `10^3`)."""
+    return not grade.is_correct and re.search(r"\\[a-zA-Z]|\^", text) is not None
+
+
+def _or_as_formula(grade: Grade, formula: Grade | None) -> Grade:
+    return formula if formula is not None and formula.is_correct else grade
 
 
 def grade_number_response(response: str, gold: str) -> Grade:
-    """Kind `response_number`: after `####`, in the box, after the answer phrase; else the last number."""
+    """Kind `response_number`: after `####`, in the box, after the answer phrase; else the last number.
+
+    A final answer that is a formula is worked out.
+    """
+    grade = _grade_number_response(response, gold)
+    text = final_answer(response).text or response[-1000:]
+    return _or_as_formula(grade, grade_math_response(response, gold) if _is_formula(grade, text) else None)
+
+
+def _grade_number_response(response: str, gold: str) -> Grade:
     found = final_answer(response)
     if found.text is not None:
         answer = _one_number(found.text)
