@@ -49,8 +49,9 @@ def iter_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(`file:line`, object) of every line that is not blank. Raises BadInput on a missing file."""
     path = Path(path)
     if not path.is_file():
-        what = "is a folder: name one file in it" if path.is_dir() else "no such file"
-        raise BadInput(f"{path}: {what}: check the path, or run the stage that writes it")
+        if path.is_dir():
+            raise BadInput(f"{path}: is a folder: name one file in it")
+        raise BadInput(f"{path}: no such file: check the path, or run the stage that writes it")
     with path.open("rb") as file:
         if file.peek(2)[:2] == b"\x1f\x8b":
             raise BadInput(f"{path}: is a gzip file: unpack it first (gunzip)")

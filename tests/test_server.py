@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from sampling.client import SampleRequest, SamplingParams, ServerGone
-from sampling.server import CannotStart, PortInUse, VLLMServer, check_port, free_port, group_members
+from sampling.server import CannotStart, PortInUse, VLLMServer, check_port, free_port
 from sampling.vllm_client import VLLMClient
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,6 +69,19 @@ def busy_port() -> Iterator[int]:
 def is_listening(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def group_members(group: int) -> list[int]:
+    """Processes of a process group that are not zombies."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, process_group = path.read_text().rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue
+        if int(process_group) == group and state != "Z":
+            found.append(int(path.parent.name))
+    return found
 
 
 def wait_until(is_true: Callable[[], bool], seconds: float) -> None:

@@ -10,12 +10,16 @@
 Math-Shepherd (some completion succeeded).
 """
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax
 
+from data.collate import Batch
 from data.records import BadInput
 from models.scalar_head import scores_from_logits
-from training.objectives.objective import Metrics, calibration, sum_and_count
+from training.objectives.objective import Loss, Metrics, calibration, sum_and_count
 
 
 def check_threshold(hard_above: float | None) -> None:
@@ -71,3 +75,27 @@ def weighted_scalar_loss(
 def sum_of_weights(weights: torch.Tensor) -> float:
     """The count that goes with a weighted sum."""
     return float(weights.double().sum())
+
+
+@dataclass
+class ScalarReward:
+    """What outcome and process rewards share: the summed loss over reads; count = reads (their weights).
+
+    `hard_above`: null is soft labels, a number makes labels hard: good above it.
+    """
+
+    hard_above: float | None = None
+
+    def __post_init__(self) -> None:
+        check_threshold(self.hard_above)
+
+    def count(self, batch: Batch) -> float:
+        """Reads."""
+        return sum_of_weights(batch.weights)
+
+    def loss(self, model: Any, batch: Batch) -> Loss:
+        """Also logs errors against the target, accuracy and calibration."""
+        logits = model(input_ids=batch.ids, attention_mask=batch.attention_mask).logits
+        read = logits[batch.rows, batch.positions]
+        total, metrics = weighted_scalar_loss(read, batch.values, batch.weights, self.hard_above)
+        return Loss(total, metrics)
