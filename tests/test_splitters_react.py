@@ -63,6 +63,12 @@ def test_every_response_is_split_and_cleaned_without_an_error(response: str) -> 
             assert clean_react_response(cleaned.text, joins_lines=joins_lines) == cleaned.text
 
 
+def test_an_unlabelled_finish_that_joining_would_make_a_second_one_rejects_the_response() -> None:
+    response = "Action 2: Read[x]\nFinish[The answer is B.]\nAction 3: Finish[The answer is A.]"
+    assert cleaned_react(response).reason == "2 Finish steps once lines are joined, one is wanted"
+    assert clean_react_response(response, joins_lines=False) == response
+
+
 @pytest.mark.parametrize(
     ("response", "steps"),
     [

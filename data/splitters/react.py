@@ -94,9 +94,9 @@ def cleaned_react(response: str, *, min_steps: int = 0, joins_lines: bool = True
 
     What follows a line that begins with `Context:` (the model goes on to another question) is cut off. Exactly
     one step may be the Finish step. With `joins_lines` blank lines go, unlabelled lines join the line before
-    them by a space, and labelled steps with fewer than 5 characters of content go; without it (the strict
-    form) lines stay as they are. What follows the Finish line goes too, and white space at both ends. A
-    response of fewer than `min_steps` lines is rejected.
+    them by a space (which must not make a second Finish step), and labelled steps with fewer than 5 characters
+    of content go; without it (the strict form) lines stay as they are. What follows the Finish line goes too,
+    and white space at both ends. A response of fewer than `min_steps` lines is rejected.
     """
     other = _OTHER_QUESTION.search(response)
     steps = react_steps(response[: other.start()] if other else response)
@@ -119,7 +119,11 @@ def cleaned_react(response: str, *, min_steps: int = 0, joins_lines: bool = True
     num_lines = sum(bool(line.strip()) for line in lines)
     if num_lines < min_steps:
         return CleanedReact(None, f"{num_lines} lines, at least {min_steps} are wanted")
-    return CleanedReact("\n".join(lines).strip())
+    text = "\n".join(lines).strip()
+    num_finish = sum(step.is_finish for step in react_steps(text))
+    if num_finish != 1:  # joined lines can make a second one: "Action 2: Read[x]", "Finish[…"
+        return CleanedReact(None, f"{num_finish} Finish steps once lines are joined, one is wanted")
+    return CleanedReact(text)
 
 
 def _finish_lines(lines: list[str]) -> list[str]:
