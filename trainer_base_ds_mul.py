@@ -14,6 +14,7 @@ from contextlib import nullcontext
 import torch
 
 from data.loader import Loader
+from data.packing import Layout
 from models.load import load_tokenizer
 from runtime.distributed import barrier, process_group, rank, world_size
 from runtime.entrypoint import BadConfig, build, entrypoint
@@ -51,7 +52,9 @@ def main(config: TrainConfig) -> None:
         objective = make_objective(config, engine.model)
         open_run_dir(config.output_dir, config)  # only now: a mistake above leaves nothing behind
         set_up_logging(run_dir / "run.log")
-        loop = Loop(config, engine, objective, loader, eval_loader, int(tokenizer.pad_token_id), run_dir)
+        loop = Loop(
+            config, engine, objective, loader, eval_loader, Layout(config.layout, int(tokenizer.pad_token_id)), run_dir
+        )
         trained, total = sum(count for count, is_trained in numbers if is_trained), sum(row[0] for row in numbers)
         share = f" ({trained:,} trained)" if trained < total else ""
         log.info("%s: %d examples, %d steps, %.2fM parameters%s", run_dir, len(examples), loop.max_steps,

@@ -17,6 +17,8 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from models.packed_attention import attention_name
+
 log = logging.getLogger(__name__)
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 # `from_pretrained` below checks what the report lists.
@@ -102,7 +104,7 @@ def from_pretrained(
 
 def load_policy(path: str, attention: str = "sdpa", is_checkpointing_gradients: bool = False) -> PreTrainedModel:
     """A causal language model. `attention`: eager, sdpa or flash_attention_2 (which needs a CUDA GPU)."""
-    model = from_pretrained(AutoModelForCausalLM, path, attn_implementation=attention)
+    model = from_pretrained(AutoModelForCausalLM, path, attn_implementation=attention_name(attention))
     model.config.use_cache = False
     if is_checkpointing_gradients:
         checkpoint_gradients(model)

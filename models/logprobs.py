@@ -1,37 +1,278 @@
-"""Token log-probs and entropy of given ids under a causal language model.
+"""Token log-probs and entropy under a causal language model, without logits for the whole batch.
 
-Logits at position t-1 give the log-prob of token t. `temperature` divides the logits, as in sampling.
+The log-prob of a token is read at the token before it. Only where it is asked for is the head computed (not on
+prompts), and its float32 softmax never stands for more than `MAX_SCORES` (tokens x vocabulary) at a time: beyond
+that, chunks of tokens are computed, forgotten, and computed again in the backward pass (Chen et al. 2016), so that
+memory does not grow with the vocabulary. `temperature` divides the logits, as in sampling.
+
+The model is called as a whole (wrappers, ZeRO-3's gathering and adapters work as ever); for the call its head
+answers with log-probs in place of logits. A head that is no plain linear layer, or logits that the network changes
+behind it, go the long way: logits first.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.functional import linear
+from transformers import PreTrainedModel
+
+from data.collate import Batch
+from data.packing import Layout, place_rows
+from models.packed_attention import takes_packed_rows
+
+MAX_SCORES = {"cpu": 2**24, "cuda": 2**28}  # tokens x vocabulary in float32 at a time: 64 MiB, 1 GiB
+# Settings of networks that change the logits after the head.
+_BEHIND_THE_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier_scale")
 
 
-def token_logprobs(
-    logits: torch.Tensor, ids: torch.Tensor, temperature: float = 1.0, chunk_tokens: int = 4096
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(log-prob of ids[:, t] at [:, t-1], entropy of that distribution), both [B, T-1] in float32.
+@dataclass(frozen=True)
+class TokenScores:
+    """About tokens [R], in float32: log-prob, entropy of the distribution it was drawn from, and whether it was the
+    likeliest (0 or 1). Only log-probs and entropies have a graph."""
 
-    `logits` [B, T, V], `ids` [B, T]. The float32 softmax is made for `chunk_tokens` tokens at a time, so
-    that no [B, T, V] stands in float32.
+    logprobs: torch.Tensor
+    entropies: torch.Tensor
+    is_likeliest: torch.Tensor
+
+
+class _ChunkedScores(torch.autograd.Function):
+    """hidden [R, H], weight [V, H], bias [V] or None, targets [R] → [3, R], see `TokenScores`.
+
+    With z the logits divided by the temperature and p = softmax(z): d log p(target) / dz = onehot - p, and
+    d entropy / dz = -p (log p + entropy).
     """
-    batch, length, vocabulary = logits.shape
-    flat = logits[:, :-1].reshape(-1, vocabulary)
-    targets = ids[:, 1:].reshape(-1)
-    logprobs, entropies = [], []
-    for start in range(0, flat.shape[0], chunk_tokens):
-        chunk = torch.log_softmax(flat[start : start + chunk_tokens].float() / temperature, dim=-1)
-        logprobs.append(chunk.gather(1, targets[start : start + chunk_tokens, None]).squeeze(1))
-        with torch.no_grad():
-            entropies.append(-(chunk.exp() * chunk).sum(-1))
-    shape = (batch, length - 1)
-    return torch.cat(logprobs).view(shape), torch.cat(entropies).view(shape)
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        targets: torch.Tensor,
+        temperature: float,
+        max_scores: int,
+    ) -> torch.Tensor:
+        size = max(1, max_scores // weight.shape[0])
+        is_kept = hidden.shape[0] <= size  # one chunk: its softmax stays for the backward pass
+        found = torch.empty(3, hidden.shape[0], dtype=torch.float32, device=hidden.device)
+        for start in range(0, hidden.shape[0], size):
+            rows = slice(start, start + size)
+            shares, scores = _scores(hidden[rows], weight, bias, targets[rows], temperature)
+            found[:, rows] = scores
+        kept = shares if is_kept and hidden.shape[0] else None
+        ctx.save_for_backward(hidden, weight, bias, targets, found[1], kept)
+        ctx.temperature, ctx.size = temperature, size
+        ctx.set_materialize_grads(False)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, bias, targets, entropies, kept = ctx.saved_tensors
+        gradient = gradients[0]
+        if gradient is None:
+            return (None,) * 6
+        for_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        for_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        for_bias = torch.zeros_like(bias, dtype=torch.float32) if bias is not None and ctx.needs_input_grad[2] else None
+        has_entropies = bool(gradient[1].any())
+        for start in range(0, hidden.shape[0], ctx.size):
+            rows = slice(start, start + ctx.size)
+            shares = kept
+            if shares is None:
+                shares, _ = _scores(hidden[rows], weight, bias, targets[rows], ctx.temperature)
+            slopes = shares * -gradient[0, rows].unsqueeze(1)
+            if has_entropies:
+                slopes -= _entropy_slopes(shares, gradient[1, rows], entropies[rows])
+            slopes.scatter_add_(1, targets[rows].unsqueeze(1), gradient[0, rows].unsqueeze(1))
+            slopes = slopes.div_(ctx.temperature).to(hidden.dtype) if ctx.temperature != 1 else slopes.to(hidden.dtype)
+            if for_hidden is not None:
+                for_hidden[rows] = slopes @ weight
+            if for_weight is not None:
+                _add_product(for_weight, slopes, hidden[rows])
+            if for_bias is not None:
+                for_bias += slopes.sum(0)
+        given = (for_weight, for_bias)
+        weights = (None if value is None else value.to(weight.dtype) for value in given)
+        return (for_hidden, *weights, None, None, None)
+
+
+def _scores(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, temperature: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(softmax [R, V], the three scores [3, R]) of a chunk, in float32."""
+    logits = linear(hidden, weight, bias).float()
+    if temperature != 1:
+        logits = logits / temperature
+    highest = logits.max(-1, keepdim=True).values
+    chosen = logits.gather(1, targets.unsqueeze(1)).squeeze(1)
+    logits = logits - highest
+    shares = logits.exp()
+    sums = shares.sum(-1, keepdim=True)
+    shares /= sums
+    logs = sums.squeeze(1).log()
+    entropies = logs - torch.linalg.vecdot(shares, logits)
+    logprobs = chosen - highest.squeeze(1) - logs
+    return shares, torch.stack((logprobs, entropies, (chosen >= highest.squeeze(1)).float()))
+
+
+def _entropy_slopes(shares: torch.Tensor, gradient: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
+    """Minus the entropies' part [R, V] of the gradient."""
+    logs = shares.clamp_min(1e-38).log()
+    return gradient.unsqueeze(1) * shares * (logs + entropies.unsqueeze(1))
+
+
+def _add_product(total: torch.Tensor, slopes: torch.Tensor, hidden: torch.Tensor) -> None:
+    """total [V, H] += slopesᵀ hidden, summed over chunks in float32 without a second [V, H]."""
+    if slopes.dtype == total.dtype:
+        total.addmm_(slopes.t(), hidden)
+        return
+    size = 8192
+    for start in range(0, total.shape[0], size):
+        rows = slice(start, start + size)
+        total[rows] += slopes[:, rows].t() @ hidden
+
+
+def chunked_scores(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    targets: torch.Tensor,
+    *,
+    bias: torch.Tensor | None = None,
+    temperature: float = 1.0,
+    max_scores: int = 0,
+) -> TokenScores:
+    """Scores of `targets` [R] from hidden states [R, H] and a head [V, H], in autocast's precision where it is on.
+
+    At most `max_scores` (0: `MAX_SCORES`) numbers, tokens x vocabulary, stand in float32 at a time.
+    """
+    device = hidden.device.type
+    kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+    limit = max_scores or MAX_SCORES.get(device, MAX_SCORES["cpu"])
+    bias = None if bias is None else bias.to(kind)
+    found = _ChunkedScores.apply(hidden.to(kind), weight.to(kind), bias, targets, temperature, limit)
+    return TokenScores(found[0], found[1], found[2].detach())
+
+
+def network(model: Any) -> Any:
+    """The transformers model under an engine's wrapper, adapters, or a reference that switches them off."""
+    while True:
+        inner = getattr(model, "module", None)
+        if inner is None:
+            if not hasattr(model, "get_base_model"):
+                return model
+            inner = model.get_base_model()
+        model = inner
+
+
+def plain_head(model: Any) -> torch.nn.Linear | None:
+    """The linear layer whose output are the logits; None where something else stands behind it or in its place."""
+    inner = network(model)
+    if not isinstance(inner, PreTrainedModel):
+        return None
+    head = inner.get_output_embeddings()
+    changed = [name for name in _BEHIND_THE_HEAD if getattr(inner.config, name, None) not in (None, 1, 1.0)]
+    return head if type(head) is torch.nn.Linear and not changed else None
+
+
+@contextmanager
+def _answering(
+    head: torch.nn.Linear, places: torch.Tensor, targets: torch.Tensor, temperature: float
+) -> Iterator[None]:
+    """Within: the head gives [1, R, 3], the scores of `targets` read at `places` of the flattened batch."""
+
+    def scores(hidden: torch.Tensor) -> torch.Tensor:
+        read = hidden.flatten(0, -2).index_select(0, places)
+        found = chunked_scores(read, head.weight, targets, bias=head.bias, temperature=temperature)
+        return torch.stack((found.logprobs, found.entropies, found.is_likeliest), dim=-1).unsqueeze(0)
+
+    head.forward = scores  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del head.forward
+
+
+def model_inputs(batch: Any) -> dict[str, Any]:
+    """What the model is called with: `Batch` or `PlacedRows`. Packed rows come with a mask of four dimensions that
+    nothing reads, so that transformers makes none."""
+    if batch.segments is None:
+        return {"input_ids": batch.ids, "attention_mask": batch.attention_mask}
+    nothing = torch.zeros(1, 1, 1, 1, device=batch.ids.device)
+    named = {"position_ids": batch.position_ids, "segments": batch.segments}
+    return {"input_ids": batch.ids, "attention_mask": nothing, **named}
+
+
+def _score_places(
+    model: Any, inputs: dict[str, Any], places: torch.Tensor, targets: torch.Tensor, temperature: float
+) -> TokenScores:
+    head = plain_head(model)
+    if head is None:
+        logits = model(**inputs).logits.flatten(0, 1).index_select(0, places)
+        return logit_scores(logits, targets, temperature)
+    with _answering(head, places, targets, temperature):
+        logprobs, entropies, likeliest = model(**inputs).logits[0].unbind(-1)
+    return TokenScores(logprobs, entropies, likeliest.detach())
+
+
+def logit_scores(logits: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0) -> TokenScores:
+    """Scores of `targets` [R] from logits [R, V], in float32."""
+    logs = torch.log_softmax(logits.float() / temperature, dim=-1)
+    logprobs = logs.gather(1, targets.unsqueeze(1)).squeeze(1)
+    entropies = -(logs.exp() * logs).sum(-1)
+    return TokenScores(logprobs, entropies, (logits.argmax(-1) == targets).float())
+
+
+def target_scores(model: Any, batch: Batch, temperature: float = 1.0) -> TokenScores:
+    """Scores [R] of a batch's targets by one forward pass."""
+    return _score_places(model, model_inputs(batch), batch.target_places, batch.targets, temperature)
+
+
+def read_logits(model: Any, batch: Batch) -> torch.Tensor:
+    """Logits [P, L] of a scalar head at a batch's reads, by one forward pass."""
+    logits: torch.Tensor = model(**model_inputs(batch)).logits
+    return logits.flatten(0, 1).index_select(0, batch.read_places)
 
 
 def response_logprobs(
-    model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, temperature: float = 1.0
+    model: Any,
+    ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    temperature: float = 1.0,
+    response_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`token_logprobs` of a forward pass of `model`; [B, T-1] each, the prompt's tokens included."""
-    logits = model(input_ids=ids, attention_mask=attention_mask).logits
-    return token_logprobs(logits, ids, temperature)
+    """(log-prob of ids[:, t] at [:, t-1], entropy of that distribution), both [B, T-1] in float32.
+
+    `ids`, `attention_mask`, `response_mask` [B, T], padded on the right; 0 where there is no token, and where
+    `response_mask` (default: everywhere) is false. The rows are packed for the pass where the network allows it.
+    """
+    wanted = attention_mask.bool() if response_mask is None else response_mask & attention_mask.bool()
+    rows_at, columns_at = wanted[:, 1:].nonzero(as_tuple=True)
+    lengths = attention_mask.sum(-1).tolist()
+    kind = "shared" if takes_packed_rows(network(model)) else "padded"
+    placed = place_rows([row[:size] for row, size in zip(ids.tolist(), lengths, strict=True)], Layout(kind))
+    starts = torch.zeros(ids.shape, dtype=torch.long)
+    for row, path in enumerate(placed.paths):
+        starts[row, : len(path)] = path
+    inputs = {
+        name: value.to(ids.device) if torch.is_tensor(value) else value for name, value in model_inputs(placed).items()
+    }
+    places = starts.to(ids.device)[rows_at, columns_at]
+    scores = _score_places(model, inputs, places, ids[rows_at, columns_at + 1], temperature)
+    shape = (ids.shape[0], ids.shape[1] - 1)
+    found = (
+        torch.zeros(shape, device=ids.device).index_put((rows_at, columns_at), values)
+        for values in (scores.logprobs, scores.entropies)
+    )
+    return tuple(found)  # type: ignore[return-value]
+
+
+def token_logprobs(
+    logits: torch.Tensor, ids: torch.Tensor, temperature: float = 1.0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `response_logprobs`, from the logits [B, T, V] of a pass that has been made."""
+    scores = logit_scores(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten(), temperature)
+    shape = (ids.shape[0], ids.shape[1] - 1)
+    return scores.logprobs.view(shape), scores.entropies.detach().view(shape)

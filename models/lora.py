@@ -97,6 +97,10 @@ class PolicyWithoutAdapters:
     def __init__(self, model: Any):
         self.model = model
 
+    def get_base_model(self) -> Any:
+        """The model whose adapters are switched off."""
+        return self.model
+
     def to(self, device: torch.device) -> "PolicyWithoutAdapters":
         """It stands where the policy does."""
         return self

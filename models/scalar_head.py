@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 
 from models.load import BadModel, checkpoint_gradients, from_pretrained, load_config
+from models.packed_attention import attention_name
 
 
 def load_process_reward(
@@ -35,7 +36,7 @@ def load_process_reward(
         may_lack=new,
         may_add=dropped,
         config=config,
-        attn_implementation=attention,
+        attn_implementation=attention_name(attention),
     )
     model.config.use_cache = False
     if is_checkpointing_gradients:

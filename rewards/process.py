@@ -5,21 +5,26 @@ from typing import Any
 
 import torch
 
-from data.collate import pad_rows
+from data.packing import Layout, place_rows
 from data.records import Trajectory
 from data.steps import check_ends
+from models.logprobs import model_inputs, network
+from models.packed_attention import takes_packed_rows
 from models.scalar_head import scores_from_logits
 
 
-def _by_length(trajectories: Sequence[Trajectory], batch_tokens: int) -> list[list[int]]:
-    """Indices in batches of similar length whose padded size stays within `batch_tokens`."""
-    lengths = [len(t.prompt_ids) + len(t.response_ids) for t in trajectories]
+def _batches(rows: Sequence[Sequence[int]], is_packed: bool, batch_tokens: int) -> list[list[int]]:
+    """Indices in batches of at most `batch_tokens` tokens (and one row at least). Packed: in order, so that
+    trajectories of one problem share their prompt; padded: of similar length, padding counted."""
+    order = list(range(len(rows))) if is_packed else sorted(range(len(rows)), key=lambda index: len(rows[index]))
     batches: list[list[int]] = []
-    for index in sorted(range(len(trajectories)), key=lengths.__getitem__):
-        if batches and lengths[index] * (len(batches[-1]) + 1) <= batch_tokens:
-            batches[-1].append(index)
-        else:
-            batches.append([index])
+    size = 0
+    for index in order:
+        size = size + len(rows[index]) if is_packed or not batches else len(rows[index]) * (len(batches[-1]) + 1)
+        if not batches or size > batch_tokens:
+            batches.append([])
+            size = len(rows[index])
+        batches[-1].append(index)
     return batches
 
 
@@ -46,15 +51,17 @@ def score_trajectories(
     first = dict(zip(reversed(keys), reversed(trajectories), strict=True))
     chosen = [first[key] for key in distinct]
     scores: dict[Any, list[float]] = {}
-    for batch in _by_length(chosen, batch_tokens):
-        rows = [[*chosen[i].prompt_ids, *chosen[i].response_ids] for i in batch]
-        ids, attention_mask, _ = pad_rows(rows, [0] * len(rows), pad_id)
+    rows = [[*t.prompt_ids, *t.response_ids] for t in chosen]
+    is_packed = takes_packed_rows(network(model))
+    for batch in _batches(rows, is_packed, batch_tokens):
+        placed = place_rows([rows[index] for index in batch], Layout("shared" if is_packed else "padded", pad_id))
+        inputs = {name: v.to(device) if torch.is_tensor(v) else v for name, v in model_inputs(placed).items()}
         with torch.autocast(device.type, torch.bfloat16):
-            logits = model(input_ids=ids.to(device), attention_mask=attention_mask.to(device)).logits
-        table = scores_from_logits(logits).cpu()
-        for row, index in enumerate(batch):
+            logits = model(**inputs).logits
+        table = scores_from_logits(logits.flatten(0, 1)).cpu()
+        for path, index in zip(placed.paths, batch, strict=True):
             start = len(chosen[index].prompt_ids)
-            positions = [start + end - 1 for end in chosen[index].step_ends]
-            scores[distinct[index]] = [round(float(table[row, position]), 6) for position in positions]
+            places = path[[start + end - 1 for end in chosen[index].step_ends]]
+            scores[distinct[index]] = [round(float(value), 6) for value in table[places]]
         on_progress(len(scores))
     return [scores[key] for key in keys]

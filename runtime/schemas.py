@@ -26,7 +26,8 @@ class TrainConfig:
     The warm-up lasts `warmup_share` of all steps if that is above 0, else `warmup_steps`.
     Training lasts `max_steps` if that is above 0, else `num_epochs`. `deepspeed` is null for one process
     (or several with plain gradient sums), else DeepSpeed's own JSON. `lora` trains adapters instead of
-    the weights.
+    the weights. `layout` of a batch: shared (no padding, and tokens that rows begin with in common are computed
+    once), packed (no padding) or padded; no result depends on it.
 
     `resume` says where to go on: `auto` (the newest whole checkpoint, or the start), `latest`, `best`,
     `step-N`, `none`. The newest `keep_checkpoints` are kept, and the `keep_best` with the best `best_metric`
@@ -44,6 +45,7 @@ class TrainConfig:
     deepspeed: Any = None
     lora: Any = None
     precision: str = "bf16"
+    layout: str = "shared"
     batch_size: int = 64
     micro_batch_size: int = 64
     max_steps: int = 0

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from data.examples import OutcomeExample, PairExample, StepExample, TokenExample
+from data.packing import Layout
 from models.load import load_policy, load_reference
 from models.scalar_head import load_process_reward
 from training.objectives.bradley_terry import BradleyTerry
@@ -23,7 +24,7 @@ from training.objectives.preference import PairObjective
 from training.objectives.process_reward import ProcessReward
 from training.objectives.sft import SupervisedFineTuning
 
-PAD = 0
+PADDED = Layout("padded")
 DEMONSTRATIONS = [TokenExample("a", [5, 6, 7, 8], 2), TokenExample("b", [9, 4, 3], 1, [0.5, -2.0])]
 PAIRS = [PairExample("p", [5, 6], [7, 8, 1], [9], 0.5), PairExample("q", [4], [3, 2], [8, 8], 0.25)]
 # The tokens after the prompt of each side, as (ids, start): chosen, rejected, chosen, rejected.

@@ -24,6 +24,7 @@ from benchmarks.forked import exit_code, start
 from data.collate import Batch
 from data.examples import TokenExample
 from data.loader import Loader
+from data.packing import Layout
 from data.records import BadInput
 from models.load import load_policy
 from runtime import manifest
@@ -77,7 +78,7 @@ def make_loop(policy: Path, run_dir: Path, **changes: Any) -> Loop:
     loaders = [Loader(rows, 8, config.micro_batch_size, 0, rank, ranks) for rows in (EXAMPLES, EXAMPLES[:10])]
     held_out = loaders[1] if config.eval_every else None
     run_dir.mkdir(exist_ok=True)
-    return Loop(config, engine, Watched(), loaders[0], held_out, 0, run_dir)
+    return Loop(config, engine, Watched(), loaders[0], held_out, Layout(), run_dir)
 
 
 def final(loop: Loop) -> list[torch.Tensor]:

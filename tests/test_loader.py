@@ -21,10 +21,13 @@ from data.examples import (
     is_held_out,
 )
 from data.loader import Loader
+from data.packing import Layout
 from data.records import BadInput, Demonstration, PreferencePair, StepValues
 from data.step_examples import StepValueExamples
 
 EXAMPLES = [TokenExample(f"e{i}", list(range(1, 2 + (7 * i) % 10)), 1) for i in range(10)]
+
+PADDED = Layout("padded")
 
 
 def ids(groups: list[list[Any]]) -> list[list[str]]:
@@ -41,35 +44,39 @@ def write(path: Path, records: list[Any]) -> str:
 
 
 def test_demonstrations_are_padded_on_the_right_with_the_prompt_masked() -> None:
-    batch = collate_tokens([TokenExample("a", [5, 6, 7, 8], 2), TokenExample("b", [9, 4], 1)], pad_id=0)
+    batch = collate_tokens([TokenExample("a", [5, 6, 7, 8], 2), TokenExample("b", [9, 4], 1)], PADDED)
     assert batch.example_ids == ["a", "b"]
     assert batch.ids.tolist() == [[5, 6, 7, 8], [9, 4, 0, 0]]
     assert rows(batch.attention_mask) == [[1, 1, 1, 1], [1, 1, 0, 0]]
-    assert rows(batch.response_mask) == [[0, 0, 1, 1], [0, 1, 0, 0]]
-    assert batch.response_mask.dtype == torch.bool
-    assert batch.rows.tolist() == batch.positions.tolist() == batch.values.tolist() == []
-    assert batch.token_weights.tolist() == [[0, 0, 1, 1], [0, 1, 0, 0]]
+    assert batch.targets.tolist() == [7, 8, 4]
+    assert batch.target_rows.tolist() == [0, 0, 1]
+    assert batch.target_places.tolist() == [1, 2, 4]  # the token before each, in rows of four
+    assert batch.target_weights.tolist() == [1, 1, 1]
+    assert batch.read_places.tolist() == batch.values.tolist() == []
+    assert (batch.num_rows, batch.num_tokens) == (2, 6)
 
 
 def test_step_values_are_read_at_step_ends() -> None:
     examples = [StepExample("a", [5, 6, 7], [1, 2], [0.5, 1.0]), StepExample("b", [9, 4, 3, 2], [3], [0.0])]
-    batch = collate_steps(examples, pad_id=0)
+    batch = collate_steps(examples, PADDED)
     assert batch.ids.tolist() == [[5, 6, 7, 0], [9, 4, 3, 2]]
-    assert batch.rows.tolist() == [0, 0, 1]
-    assert batch.positions.tolist() == [1, 2, 3]
+    assert batch.read_places.tolist() == [1, 2, 7]
     assert batch.values.tolist() == [0.5, 1.0, 0.0]
 
 
 def test_pairs_take_two_rows_chosen_then_rejected() -> None:
-    batch = collate_pairs([PairExample("p", [5, 6], [7, 8], [9]), PairExample("q", [4], [3], [2, 1])], pad_id=0)
+    batch = collate_pairs([PairExample("p", [5, 6], [7, 8], [9]), PairExample("q", [4], [3], [2, 1])], PADDED)
     assert batch.ids.tolist() == [[5, 6, 7, 8], [5, 6, 9, 0], [4, 3, 0, 0], [4, 2, 1, 0]]
     assert rows(batch.attention_mask) == [[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 0]]
-    assert rows(batch.response_mask) == [[0, 0, 1, 1], [0, 0, 1, 0], [0, 1, 0, 0], [0, 1, 1, 0]]
+    assert batch.targets.tolist() == [7, 8, 9, 3, 2, 1]
+    assert batch.target_rows.tolist() == [0, 0, 1, 2, 3, 3]
+    assert batch.target_places.tolist() == [1, 2, 5, 8, 12, 13]
+    assert batch.read_places.tolist() == [3, 6, 9, 14]
     assert batch.example_ids == ["p", "q"]
 
 
 def test_a_batch_moves_with_all_its_tensors() -> None:
-    batch = collate_steps([StepExample("a", [5, 6], [1], [0.5])], pad_id=0)
+    batch = collate_steps([StepExample("a", [5, 6], [1], [0.5])], PADDED)
     moved = batch.to(torch.device("meta"))
     assert isinstance(moved, Batch)
     assert moved.example_ids == ["a"]

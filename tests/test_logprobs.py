@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 import torch
 
+from models import logprobs as logprobs_module
 from models.load import load_policy
-from models.logprobs import response_logprobs, token_logprobs
+from models.logprobs import chunked_scores, plain_head, response_logprobs, token_logprobs
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 
@@ -36,16 +37,62 @@ def test_the_logits_before_a_token_give_its_logprob() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
-@pytest.mark.parametrize("chunk_tokens", [1, 3, 4096])
-def test_chunks_and_temperature_agree_with_the_loop(chunk_tokens: int, temperature: float) -> None:
+@pytest.mark.parametrize("max_scores", [1, 33, 10**6])  # one token at a time, three, all
+def test_chunks_and_temperature_agree_with_the_loop(max_scores: int, temperature: float) -> None:
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(2, 6, 11, generator=generator) * 3
+    hidden = torch.randn(2, 6, 8, generator=generator)
+    weight = torch.randn(11, 8, generator=generator)
     ids = torch.randint(0, 11, (2, 6), generator=generator)
-    want_logprobs, want_entropies = loop(logits.double(), ids, temperature)
-    logprobs, entropies = token_logprobs(logits, ids, temperature, chunk_tokens)
-    assert logprobs.dtype == torch.float32
-    torch.testing.assert_close(logprobs.double(), want_logprobs, rtol=0, atol=1e-5)
-    torch.testing.assert_close(entropies.double(), want_entropies, rtol=0, atol=1e-5)
+    want_logprobs, want_entropies = loop((hidden @ weight.T).double(), ids, temperature)
+    read, targets = hidden[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+    scores = chunked_scores(read, weight, targets, temperature=temperature, max_scores=max_scores)
+    assert scores.logprobs.dtype == torch.float32
+    torch.testing.assert_close(scores.logprobs.double(), want_logprobs.flatten(), rtol=0, atol=1e-5)
+    torch.testing.assert_close(scores.entropies.double(), want_entropies.flatten(), rtol=0, atol=1e-5)
+    assert scores.is_likeliest.tolist() == ((read @ weight.T).argmax(-1) == targets).float().tolist()
+    logprobs, entropies = token_logprobs(hidden @ weight.T, ids, temperature)
+    torch.testing.assert_close(logprobs.flatten(), scores.logprobs)
+    torch.testing.assert_close(entropies.flatten(), scores.entropies)
+
+
+@pytest.mark.parametrize("max_scores", [1, 33, 10**6])
+def test_gradients_of_chunks_are_those_of_autograd_in_float64(max_scores: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    targets = torch.randint(0, 11, (10,), generator=generator)
+    shapes = ((10, 8), (11, 8), (11,))
+    exact = [torch.randn(*shape, generator=generator).double().requires_grad_() for shape in shapes]
+    single = [tensor.detach().float().requires_grad_() for tensor in exact]
+    factors = torch.randn(2, 10, generator=generator)
+    logs = torch.log_softmax((exact[0] @ exact[1].T + exact[2]) / 0.7, -1)
+    entropies = -(logs.exp() * logs).sum(-1)
+    (factors[0] * logs[range(10), targets] + factors[1] * entropies).sum().backward()
+    scores = chunked_scores(*single[:2], targets, bias=single[2], temperature=0.7, max_scores=max_scores)
+    (factors[0] * scores.logprobs + factors[1] * scores.entropies).sum().backward()
+    for mine, want in zip(single, exact, strict=True):
+        assert mine.grad is not None
+        torch.testing.assert_close(mine.grad.double(), want.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_no_more_scores_stand_at_a_time_than_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    plain = logprobs_module.linear
+
+    def counted(*arguments: Any) -> torch.Tensor:
+        found: torch.Tensor = plain(*arguments)
+        sizes.append(found.numel())
+        return found
+
+    monkeypatch.setattr(logprobs_module, "linear", counted)
+    hidden, weight = torch.randn(50, 8, requires_grad=True), torch.randn(64, 8)
+    chunked_scores(hidden, weight, torch.zeros(50, dtype=torch.long), max_scores=640).logprobs.sum().backward()
+    assert sizes == [640] * 5 * 2  # ten tokens at a time, forward and again backward
+
+
+def test_a_network_that_changes_its_logits_behind_the_head_goes_the_long_way(tiny_policy: Any) -> None:
+    model = load_policy(str(tiny_policy))
+    assert plain_head(model) is model.lm_head
+    model.config.final_logit_softcapping = 30.0
+    assert plain_head(model) is None
 
 
 def test_bfloat16_logits_are_summed_in_float32() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from data.examples import PairExample, TokenExample
 from data.loader import Loader
+from data.packing import Layout
 from models.load import BadModel, load_policy, load_reference
 from models.lora import Lora, PolicyWithoutAdapters, base_of_adapter, merge_adapter
 from models.scalar_head import load_process_reward
@@ -63,7 +64,7 @@ def make_loop(model: Any, objective: Any, examples: list[Any], run_dir: Path, ma
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     engine = TorchEngine(model, torch.optim.AdamW(trained, lr=1e-2), torch.device("cpu"), 1.0)
     run_dir.mkdir(exist_ok=True)
-    return Loop(config, engine, objective, Loader(examples, 8, 4, 0), None, 0, run_dir)
+    return Loop(config, engine, objective, Loader(examples, 8, 4, 0), None, Layout(), run_dir)
 
 
 @pytest.mark.parametrize("is_dora", KINDS)

@@ -11,7 +11,7 @@ from objective_cases import (
     DEMONSTRATIONS,
     OBJECTIVES,
     OUTCOMES,
-    PAD,
+    PADDED,
     PAIRS,
     STEPS,
     Fixed,
@@ -40,7 +40,7 @@ torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each 
 def test_sft_is_the_weighted_cross_entropy_of_response_tokens(reduction: str, count: float) -> None:
     logits = random_logits(2, 4, 10)
     objective = SupervisedFineTuning(reduction)
-    batch = objective.collate(DEMONSTRATIONS, PAD)
+    batch = objective.collate(DEMONSTRATIONS, PADDED)
     first = token_logprobs(logits[0], [5, 6, 7, 8], 2)
     second = token_logprobs(logits[1], [9, 4, 3], 1)  # weights 1/2 and -2
     shares = (2, 2) if reduction == "sequence" else (1, 1)
@@ -54,7 +54,7 @@ def test_sft_is_the_weighted_cross_entropy_of_response_tokens(reduction: str, co
 
 def test_sft_of_uniform_logits_is_log_of_the_vocabulary_a_token() -> None:
     objective = SupervisedFineTuning()
-    batch = objective.collate([DEMONSTRATIONS[0], replace(DEMONSTRATIONS[1], weights=[])], PAD)
+    batch = objective.collate([DEMONSTRATIONS[0], replace(DEMONSTRATIONS[1], weights=[])], PADDED)
     loss = objective.loss(Fixed(torch.zeros(2, 4, 10)), batch)
     assert float(loss.total) == pytest.approx(4 * math.log(10), abs=1e-5)
     assert loss.metrics["entropy"] == (pytest.approx(4 * math.log(10), abs=1e-5), 4.0)
@@ -65,7 +65,7 @@ def test_a_token_of_weight_0_is_masked_and_not_counted() -> None:
     batches = []
     for reduction in ("token", "sequence"):
         objective = SupervisedFineTuning(reduction)
-        batch = objective.collate([TokenExample("a", [5, 6, 7, 8, 3], 2, [1.0, 0.0, 1.0])], PAD)
+        batch = objective.collate([TokenExample("a", [5, 6, 7, 8, 3], 2, [1.0, 0.0, 1.0])], PADDED)
         batches.append((objective.count(batch), float(objective.loss(Fixed(logits), batch).total)))
     logprobs = token_logprobs(logits[0], [5, 6, 7, 8, 3], 2)
     total = -(logprobs[0] + logprobs[2])
@@ -76,14 +76,14 @@ def test_an_example_without_a_response_counts_nothing() -> None:
     empty = TokenExample("e", [5, 6], 2)
     for reduction in ("token", "sequence", "batch"):
         objective = SupervisedFineTuning(reduction)
-        batch = objective.collate([empty], PAD)
+        batch = objective.collate([empty], PADDED)
         assert objective.count(batch) == 0.0
         assert float(objective.loss(Fixed(random_logits(1, 2, 10)), batch).total) == 0.0
 
 
 def test_a_temperature_divides_the_logits_of_sft() -> None:
     logits = random_logits(2, 4, 10)
-    batch = SupervisedFineTuning().collate(DEMONSTRATIONS, PAD)
+    batch = SupervisedFineTuning().collate(DEMONSTRATIONS, PADDED)
     want = float(SupervisedFineTuning().loss(Fixed(logits / 0.6), batch).total)
     assert float(SupervisedFineTuning(temperature=0.6).loss(Fixed(logits), batch).total) == pytest.approx(
         want, abs=1e-5
@@ -102,7 +102,7 @@ def test_soft_labels_are_binary_cross_entropy_with_the_value() -> None:
     logits = torch.full((2, 4, 1), 9.0)
     logits[0, 1], logits[0, 3], logits[1, 1] = math.log(3), -math.log(4), 0.0
     objective = ProcessReward()
-    batch = objective.collate(STEPS, PAD)
+    batch = objective.collate(STEPS, PADDED)
     loss = objective.loss(Fixed(logits), batch)
     want = -math.log(3 / 4) - 2 * (0.25 * math.log(1 / 5) + 0.75 * math.log(4 / 5)) + math.log(2)
     assert objective.count(batch) == 4.0
@@ -116,7 +116,7 @@ def test_soft_labels_are_binary_cross_entropy_with_the_value() -> None:
 
 def test_hard_labels_say_whether_the_value_is_above_the_threshold() -> None:
     logits = random_logits(2, 4, 1)
-    batch = ProcessReward().collate(STEPS, PAD)
+    batch = ProcessReward().collate(STEPS, PADDED)
     for threshold, labels in ((0.0, (1, 1, 1)), (0.25, (1, 0, 1)), (0.5, (1, 0, 0))):
         want = 0.0
         for (row, place), label, weight in zip(((0, 1), (0, 3), (1, 1)), labels, (1, 2, 1), strict=True):
@@ -131,7 +131,7 @@ def test_classes_are_cross_entropy_with_the_number_of_right_completions() -> Non
     # K = 4: the values 1, 1/4 and 1/2 are the classes 4, 1 and 2.
     logits = random_logits(2, 4, 5)
     objective = ProcessReward()
-    loss = objective.loss(Fixed(logits), objective.collate(STEPS, PAD))
+    loss = objective.loss(Fixed(logits), objective.collate(STEPS, PADDED))
     want = 0.0
     for row, position, label, weight in ((0, 1, 4, 1), (0, 3, 1, 2), (1, 1, 2, 1)):
         want -= weight * log_softmax(logits[row, position])[label]
@@ -154,7 +154,7 @@ def test_class_targets_keep_the_value_and_use_at_most_two_neighbours(num_labels:
 @pytest.mark.parametrize("num_labels", [1, 5])
 def test_a_value_of_0_875_trains_as_0_875(num_labels: int, tiny_policy: Path) -> None:
     objective, model = ProcessReward(), load_process_reward(str(tiny_policy), num_labels)
-    batch = objective.collate([StepExample("a", [5, 6, 7, 8], [3], [0.875])], PAD)
+    batch = objective.collate([StepExample("a", [5, 6, 7, 8], [3], [0.875])], PADDED)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     for _ in range(60):
         loss = objective.loss(model, batch)
@@ -167,7 +167,7 @@ def test_a_value_of_0_875_trains_as_0_875(num_labels: int, tiny_policy: Path) ->
 def test_what_is_not_a_step_end_carries_no_process_reward() -> None:
     logits = torch.zeros(2, 4, 1, requires_grad=True)
     objective = ProcessReward()
-    objective.loss(Fixed(logits), objective.collate(STEPS, PAD)).total.backward()  # type: ignore[no-untyped-call]
+    objective.loss(Fixed(logits), objective.collate(STEPS, PADDED)).total.backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
     where = logits.grad.squeeze(-1).nonzero().tolist()
     assert where == [[0, 1], [0, 3]]  # the third value is 1/2, where the gradient at a score of 1/2 is 0
@@ -180,7 +180,7 @@ def test_one_pass_over_all_steps_equals_a_pass_for_each_prefix(num_labels: int, 
     for examples in (STEPS, [part for example in STEPS for part in prefixes(example)]):
         model = load_process_reward(str(tiny_policy), num_labels)
         torch.nn.init.normal_(model.score.weight, std=0.1, generator=torch.Generator().manual_seed(0))
-        batch = objective.collate(examples, PAD)
+        batch = objective.collate(examples, PADDED)
         loss = objective.loss(model, batch)
         loss.total.backward()  # type: ignore[no-untyped-call]
         gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
@@ -194,7 +194,7 @@ def test_one_pass_over_all_steps_equals_a_pass_for_each_prefix(num_labels: int, 
 def test_outcomes_are_read_at_the_last_token() -> None:
     logits = random_logits(2, 4, 1)
     objective = OutcomeReward()
-    batch = objective.collate([OUTCOMES[0], replace(OUTCOMES[1], value=0.25)], PAD)
+    batch = objective.collate([OUTCOMES[0], replace(OUTCOMES[1], value=0.25)], PADDED)
     first, second = sigmoid(float(logits[0, 3])), sigmoid(float(logits[1, 2]))
     want = -math.log(first) - 2 * (0.25 * math.log(second) + 0.75 * math.log(1 - second))
     assert objective.count(batch) == 3.0  # the second example weighs 2
@@ -205,7 +205,9 @@ def test_a_two_class_outcome_model_is_cross_entropy() -> None:
     logits = random_logits(2, 4, 2)
     objective = OutcomeReward()
     want = -log_softmax(logits[0, 3])[1] - 2 * log_softmax(logits[1, 2])[0]
-    assert float(objective.loss(Fixed(logits), objective.collate(OUTCOMES, PAD)).total) == pytest.approx(want, abs=1e-5)
+    assert float(objective.loss(Fixed(logits), objective.collate(OUTCOMES, PADDED)).total) == pytest.approx(
+        want, abs=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -221,7 +223,7 @@ def test_bradley_terry_agrees_with_the_formula(margin_scale: float, label_smooth
         want -= (1 - label_smoothing) * math.log(sigmoid(s)) + label_smoothing * math.log(sigmoid(-s))
         want += centring * (c + r) ** 2
     objective = BradleyTerry(margin_scale, label_smoothing, centring)
-    batch = objective.collate(PAIRS, PAD)
+    batch = objective.collate(PAIRS, PADDED)
     loss = objective.loss(Fixed(logits), batch)
     assert objective.count(batch) == 2.0
     assert float(loss.total) == pytest.approx(want, abs=1e-5)
@@ -233,14 +235,14 @@ def test_bradley_terry_agrees_with_the_formula(margin_scale: float, label_smooth
 
 
 def test_bradley_terry_of_equal_rewards_is_log_2_and_a_tie_is_not_right() -> None:
-    loss = BradleyTerry().loss(Fixed(torch.zeros(4, 5, 1)), BradleyTerry().collate(PAIRS, PAD))
+    loss = BradleyTerry().loss(Fixed(torch.zeros(4, 5, 1)), BradleyTerry().collate(PAIRS, PADDED))
     assert float(loss.total) == pytest.approx(2 * math.log(2), abs=1e-6)
     assert loss.metrics["accuracy"] == (0.0, 2.0)
 
 
 def test_pairs_do_not_train_a_model_of_classes() -> None:
     with pytest.raises(BadInput, match=r"one label, not 2: set model.num_labels=1"):
-        BradleyTerry().loss(Fixed(torch.zeros(4, 5, 2)), BradleyTerry().collate(PAIRS, PAD))
+        BradleyTerry().loss(Fixed(torch.zeros(4, 5, 2)), BradleyTerry().collate(PAIRS, PADDED))
     with pytest.raises(BadInput, match=r"label_smoothing must be in \[0, 0.5\)"):
         BradleyTerry(label_smoothing=0.5)
 
@@ -265,7 +267,7 @@ def test_the_loss_falls_within_a_few_steps(name: str, tiny_policy: Path) -> None
     objective, model, examples = case(name, tiny_policy)
     if name == "sft token":  # with weights below 0 there is no lower bound to fall to
         examples = [replace(example, weights=[]) for example in examples]
-    batch = objective.collate(examples, PAD)
+    batch = objective.collate(examples, PADDED)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     losses: list[float] = []
     for _ in range(8):
@@ -281,8 +283,8 @@ def test_the_loss_falls_within_a_few_steps(name: str, tiny_policy: Path) -> None
 def test_a_loss_is_a_sum_and_its_count_adds_up(name: str, tiny_policy: Path) -> None:
     objective, model, examples = case(name, tiny_policy)
     model.eval()
-    together = objective.collate(examples, PAD)
-    apart = [objective.collate([example], PAD) for example in examples]
+    together = objective.collate(examples, PADDED)
+    apart = [objective.collate([example], PADDED) for example in examples]
     with torch.no_grad():
         whole = objective.loss(model, together)
         parts = [objective.loss(model, batch) for batch in apart]
@@ -295,7 +297,7 @@ def test_a_loss_is_a_sum_and_its_count_adds_up(name: str, tiny_policy: Path) -> 
 
 def gradient(objective: Any, model: Any, examples: list[Any]) -> list[torch.Tensor]:
     model.zero_grad()
-    objective.loss(model, objective.collate(examples, PAD)).total.backward()
+    objective.loss(model, objective.collate(examples, PADDED)).total.backward()
     return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 

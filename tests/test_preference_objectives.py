@@ -9,7 +9,7 @@ import pytest
 import torch
 from objective_cases import (
     OUTCOMES,
-    PAD,
+    PADDED,
     PAIR_OBJECTIVES,
     PAIRS,
     SIDES,
@@ -96,7 +96,7 @@ def test_a_preference_loss_agrees_with_its_formula_in_float64(name: str) -> None
     d = [ratios[0] - ratios[1], ratios[2] - ratios[3]]
     want = sum(formula(name)(d[k], max(0.0, -ratios[2 * k])) for k in (0, 1))
     want -= objective.sft_weight * (sum(pi[0]) / 3 + sum(pi[2]) / 2)
-    batch = objective.collate(PAIRS, PAD)
+    batch = objective.collate(PAIRS, PADDED)
     loss = objective.loss(Fixed(policy), batch)
     assert objective.count(batch) == 2.0
     assert float(loss.total) == pytest.approx(want, abs=1e-5, rel=1e-6)
@@ -117,7 +117,7 @@ def test_reference_free_means_with_a_target_margin_are_simpo() -> None:
     pi = [token_logprobs(policy[i], *side) for i, side in enumerate(SIDES)]
     means = [sum(row) / len(row) for row in pi]
     want = sum(-math.log(sigmoid(2.0 * (means[k] - means[k + 1]) - 1.0)) for k in (0, 2))
-    loss = objective.loss(Fixed(policy), objective.collate(PAIRS, PAD))
+    loss = objective.loss(Fixed(policy), objective.collate(PAIRS, PADDED))
     assert float(loss.total) == pytest.approx(want, abs=1e-5)
     assert loss.metrics["chosen_reward"] == (pytest.approx(2 * (means[0] + means[2]), abs=1e-5), 2.0)
 
@@ -126,11 +126,11 @@ def test_a_temperature_divides_the_logits_of_policy_and_reference() -> None:
     policy, reference = random_logits(4, 5, 10), random_logits(4, 5, 10, seed=1)
     hot = DirectPreference(Fixed(reference), 0.5, temperature=0.6)
     cold = DirectPreference(Fixed(reference / 0.6), 0.5)
-    batch = hot.collate(PAIRS, PAD)
+    batch = hot.collate(PAIRS, PADDED)
     want = cold.loss(Fixed(policy / 0.6), batch)
     assert float(hot.loss(Fixed(policy), batch).total) == pytest.approx(float(want.total), abs=1e-5)
     unpaired, scaled = KahnemanTversky(Fixed(reference), temperature=0.6), KahnemanTversky(Fixed(reference / 0.6))
-    batch = unpaired.collate(OUTCOMES, PAD)
+    batch = unpaired.collate(OUTCOMES, PADDED)
     assert unpaired.measure(Fixed(policy), batch)[0] == pytest.approx(
         scaled.measure(Fixed(policy / 0.6), batch)[0], abs=1e-5
     )
@@ -149,7 +149,7 @@ def test_robust_dpo_is_unbiased_under_flipped_labels(flip_rate: float) -> None:
 def test_margins_are_exactly_zero_before_the_first_step(name: str, is_training: bool, tiny_policy: Path) -> None:
     model = load_policy(str(tiny_policy)).train(is_training)
     objective = PAIR_OBJECTIVES[name](load_reference(str(tiny_policy)))
-    loss = objective.loss(model, objective.collate(PAIRS, PAD))
+    loss = objective.loss(model, objective.collate(PAIRS, PADDED))
     assert loss.metrics["margin"] == loss.metrics["chosen_reward"] == loss.metrics["rejected_reward"] == (0.0, 2.0)
     assert loss.metrics["margin|square"] == (0.0, 2.0)
     assert loss.total.requires_grad
@@ -169,7 +169,7 @@ def test_the_gradient_of_a_preference_loss_is_its_slope(name: str) -> None:
 def test_only_response_tokens_carry_a_preference_gradient() -> None:
     logits = random_logits(4, 5, 10).requires_grad_()
     objective = DirectPreference(None, 0.5)
-    objective.loss(Fixed(logits), objective.collate(PAIRS, PAD)).total.backward()  # type: ignore[no-untyped-call]
+    objective.loss(Fixed(logits), objective.collate(PAIRS, PADDED)).total.backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
     where = [[bool(value) for value in row] for row in logits.grad.abs().sum(-1) > 0]
     read = [range(start - 1, len(ids) - 1) for ids, start in SIDES]
@@ -180,7 +180,7 @@ def test_the_reference_gets_no_gradient(tiny_policy: Path) -> None:
     reference = load_policy(str(tiny_policy))
     objective = DirectPreference(reference)
     model = load_policy(str(tiny_policy))
-    objective.loss(model, objective.collate(PAIRS, PAD)).total.backward()  # type: ignore[no-untyped-call]
+    objective.loss(model, objective.collate(PAIRS, PADDED)).total.backward()  # type: ignore[no-untyped-call]
     assert all(parameter.grad is None for parameter in reference.parameters())
 
 
@@ -212,8 +212,10 @@ def test_kto_of_two_responses_by_hand() -> None:
 def test_kto_agrees_with_its_formula_and_measures_mismatched_responses() -> None:
     policy, reference = random_logits(4, 5, 10), random_logits(4, 5, 10, seed=1)
     objective = KahnemanTversky(Fixed(reference), 0.5, 1.0, 1.5)
-    batch = objective.collate(OUTCOMES, PAD)
-    assert batch.ids.tolist() == [[5, 6, 7, 8, 0], [9, 4, 3, 0, 0], [5, 6, 3, 2, 1], [9, 7, 0, 0, 0]]
+    batch = objective.collate(OUTCOMES, PADDED)
+    assert batch.mismatched is not None
+    assert batch.ids.tolist() == [[5, 6, 7, 8], [9, 4, 3, 0]]
+    assert batch.mismatched.ids.tolist() == [[5, 6, 3, 2, 1], [9, 7, 0, 0, 0]]
 
     def ratio(row: int, ids: list[int], start: int) -> float:
         return sum(token_logprobs(policy[row], ids, start)) - sum(token_logprobs(reference[row], ids, start))
@@ -237,7 +239,7 @@ def test_kto_agrees_with_its_formula_and_measures_mismatched_responses() -> None
 def test_kto_starts_at_one_half_with_a_baseline_of_exactly_zero(tiny_policy: Path) -> None:
     model, reference = load_policy(str(tiny_policy)), load_reference(str(tiny_policy))
     objective = KahnemanTversky(reference)
-    batch = objective.collate(OUTCOMES, PAD)
+    batch = objective.collate(OUTCOMES, PADDED)
     assert objective.measure(model, batch) == (0.0, 2.0)
     loss = objective.loss(model, batch)
     assert float(loss.total.detach()) == pytest.approx(0.5 + 2 * 0.5, abs=1e-6)
@@ -247,8 +249,8 @@ def test_kto_starts_at_one_half_with_a_baseline_of_exactly_zero(tiny_policy: Pat
 def test_kto_without_mismatched_responses_says_what_to_set() -> None:
     example = OutcomeExample("a", [5, 6, 7], 2, 1.0)
     with pytest.raises(BadInput, match=r"'a' has no response to another prompt: set examples.has_mismatched=true"):
-        KahnemanTversky(None).collate([example], PAD)
+        KahnemanTversky(None).collate([example], PADDED)
     objective = KahnemanTversky(None, has_baseline=False)
-    batch = objective.collate([example], PAD)
+    batch = objective.collate([example], PADDED)
     assert batch.ids.shape == (1, 3)
     assert objective.measure(None, batch) == (0.0, 0.0)

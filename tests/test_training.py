@@ -14,6 +14,7 @@ from transformers import AutoModelForTokenClassification
 from data.collate import Batch
 from data.examples import OutcomeExample, PairExample, StepExample, TokenExample
 from data.loader import Loader
+from data.packing import Layout
 from data.records import BadInput
 from models.load import load_policy, load_reference
 from models.scalar_head import load_process_reward, scores_from_logits
@@ -33,7 +34,7 @@ from training.objectives.sft import SupervisedFineTuning
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 
-PAD = 0
+PADDED = Layout("padded")
 CPU = torch.device("cpu")
 
 
@@ -100,7 +101,7 @@ def make_loop(policy: Path, run_dir: Path, kind: str = "sft", engine: Any = Torc
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95))
     loader = Loader(examples, config.batch_size, config.micro_batch_size, config.seed)
     made = engine(model, optimizer, CPU, config.max_grad_norm)
-    return Loop(config, made, objective, loader, None, PAD, run_dir)
+    return Loop(config, made, objective, loader, None, PADDED, run_dir)
 
 
 def weights(loop: Loop) -> dict[str, torch.Tensor]:
@@ -135,8 +136,8 @@ class Spoilt:
     inner: SupervisedFineTuning = field(default_factory=SupervisedFineTuning)
     calls: int = 0
 
-    def collate(self, examples: Any, pad_id: int) -> Batch:
-        return self.inner.collate(examples, pad_id)
+    def collate(self, examples: Any, layout: Layout) -> Batch:
+        return self.inner.collate(examples, layout)
 
     def count(self, batch: Batch) -> float:
         return self.inner.count(batch)
@@ -313,7 +314,7 @@ def test_the_baseline_of_kto_is_one_number_for_the_whole_step(tiny_policy: Path,
 def test_the_baseline_of_kto_in_evaluation_is_that_of_all_its_examples(tiny_policy: Path, tmp_path: Path) -> None:
     loop = make_loop(tiny_policy, tmp_path, "kto")
     measured = [
-        loop.objective.measure(loop.engine.model, loop.objective.collate(OUTCOMES[:7], PAD))  # type: ignore[attr-defined]
+        loop.objective.measure(loop.engine.model, loop.objective.collate(OUTCOMES[:7], PADDED))  # type: ignore[attr-defined]
     ]
     loss = loop.evaluate(Loader(OUTCOMES[:7], 8, 8, 0))["loss"]
     assert loop.evaluate(Loader(OUTCOMES[:7], 8, 2, 0))["loss"] == pytest.approx(loss, abs=1e-6)
@@ -330,7 +331,7 @@ def test_what_is_logged_is_finished_from_its_parts(tiny_policy: Path, tmp_path: 
 def test_evaluation_counts_every_example_once(tiny_policy: Path, tmp_path: Path) -> None:
     loop = make_loop(tiny_policy, tmp_path)
     held_out = Loader(DEMONSTRATIONS[:7], batch_size=8, micro_batch_size=4, seed=0)
-    batch = loop.objective.collate(DEMONSTRATIONS[:7], PAD)
+    batch = loop.objective.collate(DEMONSTRATIONS[:7], PADDED)
     with torch.no_grad():
         total = float(loop.objective.loss(loop.engine.model.eval(), batch).total)
     assert loop.evaluate(held_out)["loss"] == pytest.approx(total / loop.objective.count(batch), abs=1e-6)

@@ -21,11 +21,13 @@ from data.examples import (
     example_length,
 )
 from data.outcome_examples import JudgedResponse, JudgedResponseExamples, TrajectoryOutcomeExamples
+from data.packing import Layout
 from data.process_data.formats import read_labelled, step_format
 from data.prompts import PromptTemplate
 from data.records import BadInput, Demonstration, LabelledSteps, PreferencePair, StepValues, Trajectory
 from data.step_examples import LabelledStepExamples, StepValueExamples, class_weights, encode_labelled, prefixes
 
+PADDED = Layout("padded")
 JUDGED = LabelledSteps("j", "p", "1 + 2?", ["3 \n", "no\n", "#### 3"], [1.0, None, 0.875], -1, True)
 VALUES = StepValues("p/0", "p", "Q", ["a", "b"], [1, 2, 3], [4, 5, 6, 7], [2, 4], [0.5, 1.0], [2, 1], [4, 1], True)
 TRAJECTORY = Trajectory("p/0", "p", "Q", "ab", ["ab"], [1, 2], [3, 4, 5], [3], "stop", "b", "b", True)
@@ -163,7 +165,7 @@ def test_balancing_weighs_the_steps_of_all_trajectories_together(tmp_path: Path)
     path = write(tmp_path / "v.jsonl", [VALUES, bad])
     examples = StepValueExamples(path, 99, balanced_classes=2).load(None)
     assert [e.weights for e in examples] == [pytest.approx([2 / 3, 2 / 3]), pytest.approx([2.0, 2 / 3])]
-    batch = collate_steps(examples, 0)
+    batch = collate_steps(examples, PADDED)
     assert batch.weights.tolist() == pytest.approx([2 / 3, 2 / 3, 2.0, 2 / 3])
     with pytest.raises(BadInput, match=r"balanced_classes must be 0 \(off\) or at least 2, got 1"):
         StepValueExamples(path, 99, balanced_classes=1).load(None)
@@ -175,8 +177,8 @@ def test_trajectories_are_judged_by_their_outcome(tmp_path: Path) -> None:
     path = write(tmp_path / "t.jsonl", [TRAJECTORY, wrong, repeated])
     found = TrajectoryOutcomeExamples(path, 99).load(None)
     assert found == [OutcomeExample("p/0", [1, 2, 3, 4, 5], 2, 1.0), OutcomeExample("q/0", [1, 2, 3, 4, 5], 2, 0.0)]
-    batch = collate_outcomes(found, 0)
-    assert (batch.rows.tolist(), batch.positions.tolist(), batch.values.tolist()) == ([0, 1], [4, 4], [1.0, 0.0])
+    batch = collate_outcomes(found, PADDED)
+    assert (batch.read_places.tolist(), batch.values.tolist()) == ([4, 9], [1.0, 0.0])
     with pytest.raises(BadInput, match="'p/0' has no prompt or no response tokens"):
         TrajectoryOutcomeExamples(write(tmp_path / "e.jsonl", [replace(TRAJECTORY, response_ids=[])]), 99).load(None)
 
@@ -199,12 +201,15 @@ def test_every_response_is_lent_once_to_another_problem(tmp_path: Path) -> None:
         TrajectoryOutcomeExamples(write(tmp_path / "u.jsonl", records[:4]), 9, has_mismatched=True).load(None)
 
 
-def test_unpaired_rows_stand_before_the_mismatched_ones() -> None:
+def test_unpaired_responses_come_with_the_mismatched_ones() -> None:
     examples = [OutcomeExample("a", [5, 6, 7], 2, 1.0, 1.0, [9, 8]), OutcomeExample("b", [4, 3], 1, 0.0, 2.0, [7])]
-    batch = collate_unpaired(examples, 0)
-    assert batch.ids.tolist() == [[5, 6, 7, 0], [4, 3, 0, 0], [5, 6, 9, 8], [4, 7, 0, 0]]
-    assert batch.response_mask.int().tolist() == [[0, 0, 1, 0], [0, 1, 0, 0], [0, 0, 1, 1], [0, 1, 0, 0]]
-    assert (batch.rows.tolist(), batch.positions.tolist()) == ([0, 1], [2, 1])
+    batch = collate_unpaired(examples, PADDED)
+    assert batch.ids.tolist() == [[5, 6, 7], [4, 3, 0]]
+    assert (batch.targets.tolist(), batch.target_places.tolist()) == ([7, 3], [1, 3])
+    assert batch.read_places.tolist() == [2, 4]
+    assert batch.mismatched is not None
+    assert batch.mismatched.ids.tolist() == [[5, 6, 9, 8], [4, 7, 0, 0]]
+    assert (batch.mismatched.targets.tolist(), batch.mismatched.target_places.tolist()) == ([9, 8, 7], [1, 2, 4])
     assert (batch.values.tolist(), batch.weights.tolist()) == ([1.0, 0.0], [1.0, 2.0])
 
 
@@ -226,9 +231,10 @@ def test_weighted_responses_keep_their_weights(tmp_path: Path) -> None:
     path = write(tmp_path / "w.jsonl", [row])
     [example] = WeightedExamples(path, 9).load(None)
     assert example == TokenExample("w", [1, 2, 3, 4, 5], 2, [0.5, 0.0, -1.5])
-    batch = collate_tokens([example, TokenExample("x", [6, 7], 1)], 0)
-    assert batch.token_weights.tolist() == [[0, 0, 0.5, 0, -1.5], [0, 1, 0, 0, 0]]
-    assert batch.response_mask.int().tolist() == [[0, 0, 1, 0, 1], [0, 1, 0, 0, 0]]
+    batch = collate_tokens([example, TokenExample("x", [6, 7], 1)], PADDED)
+    assert batch.targets.tolist() == [3, 5, 7]
+    assert batch.target_places.tolist() == [1, 3, 5]
+    assert batch.target_weights.tolist() == [0.5, -1.5, 1.0]
     [scaled] = WeightedExamples(path, 9, has_mean_one_weights=True).load(None)
     assert scaled.weights == [-1.0, 0.0, 3.0]  # the mean of those that are not 0 was -1/2
 
@@ -250,9 +256,9 @@ def test_pairs_carry_the_margin_of_their_scores_where_asked(tmp_path: Path) -> N
     path = write(tmp_path / "p.jsonl", [PAIR])
     [pair] = PreferenceExamples(path, 9, has_score_margin=True).load(None)
     assert pair == PairExample("a>b", [1, 2], [3], [4, 5, 6], 0.5)
-    batch = collate_pairs([pair], 0)
+    batch = collate_pairs([pair], PADDED)
     assert batch.margins.tolist() == [0.5]
-    assert (batch.rows.tolist(), batch.positions.tolist()) == ([0, 1], [2, 4])  # the last token of each side
+    assert batch.read_places.tolist() == [2, 9]  # the last token of each side, in rows of five
     assert PreferenceExamples(path, 9).load(None)[0].margin == 0.0
 
 

@@ -18,6 +18,7 @@ import torch
 from data.collate import Batch
 from data.examples import fingerprint
 from data.loader import Loader
+from data.packing import Layout
 from data.records import BadInput
 from runtime.distributed import gather_over_ranks, sum_over_ranks
 from runtime.schemas import TrainConfig
@@ -88,7 +89,7 @@ class Loop:
     objective: Objective
     loader: Loader
     eval_loader: Loader | None
-    pad_id: int
+    layout: Layout
     run_dir: Path
     stop: StopSignals = field(default_factory=StopSignals, init=False)
     num_skipped: int = field(default=0, init=False)
@@ -177,9 +178,9 @@ class Loop:
         rate = learning_rate(step, self.max_steps, self.config)
         self.engine.model.train()
         examples = self.loader.micro_batches(step)
-        batches = [self.objective.collate(group, self.pad_id) for group in examples]
+        batches = [self.objective.collate(group, self.layout) for group in examples]
         counts = [self.objective.count(batch) for batch in batches]
-        tokens = sum(float(batch.attention_mask.sum()) for batch in batches)
+        tokens = float(sum(batch.num_tokens for batch in batches))
         count, tokens = sum_over_ranks([sum(counts), tokens])
         if count <= 0:
             raise NotFinite(f"step {step + 1}: nothing to learn from in {', '.join(batches[0].example_ids[:4])} ...")
@@ -257,7 +258,7 @@ class Loop:
             if self.stop.agreed():
                 raise Stopped
             start = starts[place] if place < len(starts) else 0
-            yield self.objective.collate(loader.examples[start : start + size], self.pad_id), place < len(starts)
+            yield self.objective.collate(loader.examples[start : start + size], self.layout), place < len(starts)
 
 
 def _is_due(step: int, every: int) -> bool:

@@ -18,7 +18,9 @@ from torch.nn.functional import logsigmoid
 
 from data.collate import Batch, collate_pairs
 from data.examples import PairExample
+from data.packing import Layout
 from data.records import BadInput
+from models.logprobs import read_logits
 from training.objectives.objective import Loss, calibration, sum_and_count, with_deviation
 
 
@@ -45,9 +47,9 @@ class BradleyTerry:
         if self.centring < 0:
             raise BadInput(f"objective.centring must be at least 0, got {self.centring}")
 
-    def collate(self, examples: Sequence[PairExample], pad_id: int) -> Batch:
+    def collate(self, examples: Sequence[PairExample], layout: Layout) -> Batch:
         """Two rows a pair, each read at its last token."""
-        return collate_pairs(examples, pad_id)
+        return collate_pairs(examples, layout)
 
     def count(self, batch: Batch) -> float:
         """Pairs."""
@@ -56,10 +58,10 @@ class BradleyTerry:
     def loss(self, model: Any, batch: Batch) -> Loss:
         """Also logs rewards and margins with their deviations, accuracy (ties are wrong), and how well the
         confidence sigmoid(|margin|) is calibrated. Raises BadInput on a model with several labels."""
-        logits = model(input_ids=batch.ids, attention_mask=batch.attention_mask).logits
+        logits = read_logits(model, batch)
         if logits.shape[-1] != 1:
             raise BadInput(f"pairs train a model of one label, not {logits.shape[-1]}: set model.num_labels=1")
-        rewards = logits[batch.rows, batch.positions].float().squeeze(-1)
+        rewards = logits.float().squeeze(-1)
         chosen, rejected = rewards[0::2], rewards[1::2]
         margins = self.margin_scale * batch.margins
         losses = bradley_terry_losses(chosen, rejected, margins, self.label_smoothing, self.centring)

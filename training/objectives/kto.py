@@ -13,15 +13,16 @@ desirable_weight * desirable / (undesirable_weight * undesirable) in [1, 4/3].
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from data.collate import Batch, collate_outcomes, collate_unpaired
 from data.examples import OutcomeExample
+from data.packing import Layout
 from data.records import BadInput
-from models.logprobs import response_logprobs
+from models.logprobs import target_scores
 from training.objectives.objective import Loss, calibration, sum_and_count
 from training.objectives.preference import check_range, reference_sums
 
@@ -57,14 +58,14 @@ class KahnemanTversky:
             check_range(name, getattr(self, name), getattr(self, name) >= 0, "at least 0")
         self.step_mean = 0.0
 
-    def collate(self, examples: Sequence[OutcomeExample], pad_id: int) -> Batch:
-        """One row an example; with a baseline as many more for the mismatched. Raises BadInput without them."""
+    def collate(self, examples: Sequence[OutcomeExample], layout: Layout) -> Batch:
+        """One row an example; with a baseline the mismatched too. Raises BadInput without them."""
         if not self.has_baseline:
-            return collate_outcomes(examples, pad_id)
+            return collate_outcomes(examples, layout)
         for example in examples:
             if not example.mismatched_ids:
                 raise BadInput(f"'{example.id}' has no response to another prompt: set examples.has_mismatched=true")
-        return collate_unpaired(examples, pad_id)
+        return collate_unpaired(examples, layout)
 
     def count(self, batch: Batch) -> float:
         """Responses."""
@@ -72,15 +73,15 @@ class KahnemanTversky:
 
     def measure(self, model: Any, batch: Batch) -> tuple[float, float]:
         """(sum, count) of the mismatched responses' log-ratios."""
-        if not self.has_baseline:
+        if batch.mismatched is None:
             return 0.0, 0.0
-        return sum_and_count(self._ratios(model, batch, slice(len(batch.example_ids), None)))
+        return sum_and_count(self._ratios(model, batch.mismatched))
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         """Also logs rewards beta * r of both sides and the margin of their means, the accuracy of r > z0, and how
         well sigmoid(beta (r - z0)) is calibrated as the probability that a response is desirable."""
         baseline = max(0.0, self.step_mean)
-        ratios = self._ratios(model, batch, slice(len(batch.example_ids)))
+        ratios = self._ratios(model, batch)
         weights = (self.desirable_weight, self.undesirable_weight)
         losses = kto_losses(ratios, batch.values, baseline, self.beta, weights)
         rewards, is_good = self.beta * ratios.detach(), batch.values > 0.5
@@ -96,14 +97,7 @@ class KahnemanTversky:
         }
         return Loss((losses * batch.weights).sum(), metrics)
 
-    def _ratios(self, model: Any, batch: Batch, rows: slice) -> torch.Tensor:
-        """lp - ref [B] of some rows."""
-        part = replace(
-            batch,
-            ids=batch.ids[rows],
-            attention_mask=batch.attention_mask[rows],
-            response_mask=batch.response_mask[rows],
-        )
-        logprobs, _ = response_logprobs(model, part.ids, part.attention_mask, self.temperature)
-        sums = (logprobs * part.response_mask[:, 1:]).sum(-1)
-        return sums - reference_sums(self.reference, part, sums, self.temperature)
+    def _ratios(self, model: Any, batch: Batch) -> torch.Tensor:
+        """lp - ref [rows]."""
+        sums = batch.row_sums(target_scores(model, batch, self.temperature).logprobs)
+        return sums - reference_sums(self.reference, batch, sums, self.temperature)

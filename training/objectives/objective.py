@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from data.collate import Batch
+from data.packing import Layout
 
 NUM_BINS = 10
 Metrics = dict[str, tuple[float, float]]
@@ -34,7 +35,7 @@ class Loss:
 class Objective(Protocol):
     """A training objective."""
 
-    def collate(self, examples: Sequence[Any], pad_id: int) -> Batch:
+    def collate(self, examples: Sequence[Any], layout: Layout) -> Batch:
         """Examples → one batch."""
 
     def count(self, batch: Batch) -> float:

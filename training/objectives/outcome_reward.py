@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from data.collate import Batch, collate_outcomes
 from data.examples import OutcomeExample
+from data.packing import Layout
 from training.objectives.scalar_targets import ScalarReward
 
 
@@ -17,6 +18,6 @@ from training.objectives.scalar_targets import ScalarReward
 class OutcomeReward(ScalarReward):
     """One read a response, at its last token."""
 
-    def collate(self, examples: Sequence[OutcomeExample], pad_id: int) -> Batch:
+    def collate(self, examples: Sequence[OutcomeExample], layout: Layout) -> Batch:
         """One row and one read an example."""
-        return collate_outcomes(examples, pad_id)
+        return collate_outcomes(examples, layout)

@@ -28,8 +28,9 @@ import torch
 
 from data.collate import Batch, collate_pairs
 from data.examples import PairExample
+from data.packing import Layout
 from data.records import BadInput
-from models.logprobs import response_logprobs
+from models.logprobs import target_scores
 from training.objectives.objective import Loss, Metrics, calibration, sum_and_count, with_deviation
 
 
@@ -55,13 +56,12 @@ def check_range(name: str, value: float, is_good: bool, need: str) -> None:
 
 
 def reference_sums(reference: Any, batch: Batch, like: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Summed log-probs [B] of the response tokens under the reference, without a graph; 0 without a reference."""
+    """Summed log-probs [rows] of the targets under the reference, without a graph; 0 without a reference."""
     if reference is None:
         return torch.zeros_like(like)
     with torch.no_grad():
         reference.to(batch.ids.device)
-        logprobs, _ = response_logprobs(reference, batch.ids, batch.attention_mask, temperature)
-    return (logprobs * batch.response_mask[:, 1:]).sum(-1)
+        return batch.row_sums(target_scores(reference, batch, temperature).logprobs)
 
 
 @dataclass
@@ -87,9 +87,9 @@ class PairObjective(ABC):
         """What one objective logs beside the others."""
         return {}
 
-    def collate(self, examples: Sequence[PairExample], pad_id: int) -> Batch:
+    def collate(self, examples: Sequence[PairExample], layout: Layout) -> Batch:
         """Two rows a pair."""
-        return collate_pairs(examples, pad_id)
+        return collate_pairs(examples, layout)
 
     def count(self, batch: Batch) -> float:
         """Pairs."""
@@ -98,11 +98,10 @@ class PairObjective(ABC):
     def loss(self, model: Any, batch: Batch) -> Loss:
         """Also logs rewards beta * (lp - ref), their margins and accuracy (a tie is none), log-probs as summed, the
         share of pairs whose chosen side is the likelier one (`likelier`), and the entropy of the tokens."""
-        mask = batch.response_mask[:, 1:]
-        logprobs, entropy = response_logprobs(model, batch.ids, batch.attention_mask, self.temperature)
-        sums = (logprobs * mask).sum(-1)
+        scores = target_scores(model, batch, self.temperature)
+        sums = batch.row_sums(scores.logprobs)
         reference = reference_sums(self.reference, batch, sums, self.temperature)
-        lengths = mask.sum(-1)
+        lengths = batch.row_lengths()
         means = sums / lengths
         policy, frozen = (means, reference / lengths) if self.is_length_normalised else (sums, reference)
         pairs = PairLogprobs(policy[0::2], policy[1::2], frozen[0::2], frozen[1::2])
@@ -116,7 +115,7 @@ class PairObjective(ABC):
             "rejected_logprob": sum_and_count(rejected),
             "chosen_token_logprob": sum_and_count(means[0::2]),
             "likelier": sum_and_count((chosen > rejected).float()),
-            "entropy": (float((entropy * mask).double().sum()), float(mask.sum())),
+            "entropy": sum_and_count(scores.entropies),
             **self.pair_metrics(pairs),
         }
         return Loss(total, metrics)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from data.collate import Batch, collate_steps
 from data.examples import StepExample
+from data.packing import Layout
 from training.objectives.scalar_targets import ScalarReward
 
 
@@ -18,6 +19,6 @@ from training.objectives.scalar_targets import ScalarReward
 class ProcessReward(ScalarReward):
     """One read a step, at its end."""
 
-    def collate(self, examples: Sequence[StepExample], pad_id: int) -> Batch:
+    def collate(self, examples: Sequence[StepExample], layout: Layout) -> Batch:
         """One row an example, one read a step."""
-        return collate_steps(examples, pad_id)
+        return collate_steps(examples, layout)

@@ -18,6 +18,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax
 
 from data.collate import Batch
 from data.records import BadInput
+from models.logprobs import read_logits
 from models.scalar_head import scores_from_logits
 from training.objectives.objective import Loss, Metrics, calibration, sum_and_count
 
@@ -95,7 +96,6 @@ class ScalarReward:
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         """Also logs errors against the target, accuracy and calibration."""
-        logits = model(input_ids=batch.ids, attention_mask=batch.attention_mask).logits
-        read = logits[batch.rows, batch.positions]
+        read = read_logits(model, batch)
         total, metrics = weighted_scalar_loss(read, batch.values, batch.weights, self.hard_above)
         return Loss(total, metrics)

@@ -19,9 +19,10 @@ from typing import Any
 
 from data.collate import Batch, collate_tokens
 from data.examples import TokenExample
+from data.packing import Layout
 from data.records import BadInput
-from models.logprobs import response_logprobs
-from training.objectives.objective import Loss
+from models.logprobs import target_scores
+from training.objectives.objective import Loss, sum_and_count
 
 
 @dataclass
@@ -38,25 +39,24 @@ class SupervisedFineTuning:
         if self.temperature <= 0:
             raise BadInput(f"objective.temperature must be above 0, got {self.temperature}")
 
-    def collate(self, examples: Sequence[TokenExample], pad_id: int) -> Batch:
+    def collate(self, examples: Sequence[TokenExample], layout: Layout) -> Batch:
         """One row an example."""
-        return collate_tokens(examples, pad_id)
+        return collate_tokens(examples, layout)
 
     def count(self, batch: Batch) -> float:
         """Response tokens, or examples that have one."""
-        mask = batch.response_mask[:, 1:]
-        return float(mask.sum() if self.reduction == "token" else mask.any(-1).sum())
+        return float(len(batch.targets) if self.reduction == "token" else len(batch.target_rows.unique()))
 
     def loss(self, model: Any, batch: Batch) -> Loss:
-        """Also logs means over response tokens: of the log-prob without weights, and of the entropy."""
-        logprobs, entropy = response_logprobs(model, batch.ids, batch.attention_mask, self.temperature)
-        mask = batch.response_mask[:, 1:]
-        losses = -(logprobs * batch.token_weights[:, 1:])
+        """Also logs means over response tokens: of the log-prob without weights, of the entropy, and of whether the
+        token was the likeliest one (`token_accuracy`)."""
+        scores = target_scores(model, batch, self.temperature)
+        losses = -(scores.logprobs * batch.target_weights)
         if self.reduction == "sequence":
-            losses = losses / mask.sum(-1, keepdim=True).clamp(min=1)
-        num_tokens = float(mask.sum())
+            losses = losses / batch.row_lengths()[batch.target_rows]
         metrics = {
-            "entropy": (float((entropy * mask).double().sum()), num_tokens),
-            "logprob": (float((logprobs.detach() * mask).double().sum()), num_tokens),
+            "entropy": sum_and_count(scores.entropies),
+            "logprob": sum_and_count(scores.logprobs),
+            "token_accuracy": sum_and_count(scores.is_likeliest),
         }
         return Loss(losses.sum(), metrics)

@@ -1,0 +1,147 @@
+"""Rows of tokens → one packed row without padding, in which a prefix that several rows share stands once.
+
+The rows of a batch form a prefix tree: a **segment** is a run of tokens that the same rows pass through, and a
+token may attend to its own segment up to itself and to the segments above it, nothing else. Two sides of a pair,
+the demonstrations of one problem and the rollouts of a group share their prompt this way; a row without a
+relation is a segment of its own. Exact: every token has the position and the keys that it has alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from data.records import BadInput
+
+MIN_SHARED = 16  # tokens; a shorter common beginning costs more in small pieces than it saves
+
+
+@dataclass(frozen=True)
+class Segments:
+    """`lengths` [S] of the segments in the order of the packed row; `above[s]`: those that lead to segment s,
+    from the root down."""
+
+    lengths: tuple[int, ...]
+    above: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class PackedRows:
+    """`ids` and `position_ids` [T] of the distinct tokens; `paths[b]` [len of row b]: where row b's tokens lie."""
+
+    ids: torch.Tensor
+    position_ids: torch.Tensor
+    segments: Segments
+    paths: list[torch.Tensor]
+
+
+def shared_length(first: np.ndarray, second: np.ndarray) -> int:
+    """Tokens that two rows begin with alike."""
+    size = min(len(first), len(second))
+    differs = first[:size] != second[:size]
+    return int(differs.argmax()) if differs.any() else size
+
+
+class _Tree:
+    """Segments as they are found, depth first; `rows` in lexicographic order."""
+
+    def __init__(self, rows: Sequence[np.ndarray], min_shared: int):
+        self.rows = rows
+        self.min_shared = min_shared
+        self.common = [0, *(shared_length(a, b) for a, b in pairwise(rows))]
+        self.pieces: list[np.ndarray] = []
+        self.depths: list[int] = []
+        self.above: list[tuple[int, ...]] = []
+        self.last: list[tuple[int, ...]] = [()] * len(rows)  # the segments of each row, from the root down
+
+    def grow(self, first: int, end: int, depth: int, above: tuple[int, ...]) -> None:
+        """Segments of rows first..end-1, which agree up to `depth` and stand there below `above`."""
+        while first < end:
+            stop = first + 1
+            while stop < end and self.common[stop] - depth >= self.min_shared:
+                stop += 1
+            self._branch(first, stop, depth, above)
+            first = stop
+
+    def _branch(self, first: int, end: int, depth: int, above: tuple[int, ...]) -> None:
+        agreed = min([len(self.rows[first]), *self.common[first + 1 : end]])
+        path = above
+        if agreed > depth:
+            path = (*above, len(self.pieces))
+            self.pieces.append(self.rows[first][depth:agreed])
+            self.depths.append(depth)
+            self.above.append(above)
+        while first < end and len(self.rows[first]) == agreed:  # rows that end here, one or several alike
+            self.last[first] = path
+            first += 1
+        if first < end:
+            self.grow(first, end, agreed, path)
+
+
+def pack_rows(rows: Sequence[Sequence[int]], *, is_sharing: bool = True, min_shared: int = MIN_SHARED) -> PackedRows:
+    """One packed row of all tokens of `rows` (none of them empty). `is_sharing` false: each row stands alone."""
+    arrays = [np.asarray(row, dtype=np.int64) for row in rows]
+    if is_sharing:
+        order = sorted(range(len(rows)), key=lambda index: list(rows[index]))
+        tree = _Tree([arrays[index] for index in order], min_shared)
+        tree.grow(0, len(rows), 0, ())
+        paths = {index: tree.last[place] for place, index in enumerate(order)}
+        pieces, depths, above = tree.pieces, tree.depths, tree.above
+    else:
+        paths = {index: (index,) for index in range(len(rows))}
+        pieces, depths, above = arrays, [0] * len(rows), [()] * len(rows)
+    starts = np.cumsum([0, *(len(piece) for piece in pieces)])
+    places = [np.arange(start, start + len(piece)) for start, piece in zip(starts, pieces, strict=False)]
+    positions = [np.arange(depth, depth + len(piece)) for depth, piece in zip(depths, pieces, strict=True)]
+    return PackedRows(
+        ids=torch.from_numpy(np.concatenate(pieces)),
+        position_ids=torch.from_numpy(np.concatenate(positions)),
+        segments=Segments(tuple(len(piece) for piece in pieces), tuple(above)),
+        paths=[torch.from_numpy(np.concatenate([places[s] for s in paths[index]])) for index in range(len(rows))],
+    )
+
+
+KINDS = ("shared", "packed", "padded")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a batch lies in memory: `shared` (no padding, common beginnings once), `packed` (no padding) or `padded`
+    with `pad_id`, for networks whose attention cannot be packed. No value depends on it."""
+
+    kind: str = "shared"
+    pad_id: int = 0
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise BadInput(f"layout must be one of {', '.join(KINDS)}, got '{self.kind}'")
+
+
+@dataclass(frozen=True)
+class PlacedRows:
+    """`ids` [1, T] with `position_ids` and `segments`, or padded [B, L] with `attention_mask`; `paths[b]`: where the
+    tokens of row b lie in the flattened ids."""
+
+    ids: torch.Tensor
+    paths: list[torch.Tensor]
+    attention_mask: torch.Tensor | None = None
+    position_ids: torch.Tensor | None = None
+    segments: Segments | None = None
+
+
+def place_rows(rows: Sequence[Sequence[int]], layout: Layout) -> PlacedRows:
+    """Rows of tokens, none of them empty, as a model takes them."""
+    if layout.kind != "padded":
+        packed = pack_rows(rows, is_sharing=layout.kind == "shared")
+        ids, positions = packed.ids.unsqueeze(0), packed.position_ids.unsqueeze(0)
+        return PlacedRows(ids, packed.paths, position_ids=positions, segments=packed.segments)
+    length = max(len(row) for row in rows)
+    ids = torch.full((len(rows), length), layout.pad_id, dtype=torch.long)
+    attention_mask = torch.zeros((len(rows), length), dtype=torch.long)
+    for index, row in enumerate(rows):
+        ids[index, : len(row)] = torch.as_tensor(row)
+        attention_mask[index, : len(row)] = 1
+    paths = [torch.arange(index * length, index * length + len(row)) for index, row in enumerate(rows)]
+    return PlacedRows(ids, paths, attention_mask)

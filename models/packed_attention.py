@@ -1,0 +1,213 @@
+"""Attention over packed rows (`data.packing`): padding-free and exact, on the kernel that the user chose.
+
+`attention_name("sdpa")` is the name under which transformers finds it; padded input (a model called without
+`segments`) goes to transformers' own function for that kernel, so that one model serves both. Every segment attends
+on its own, to the keys of the segments above it and to its own up to itself: no mask over the whole row exists, and
+no token of another example is within reach. On CPUs a loop over segments is faster than padding them into one
+call; flash-attention takes all segments in one call of varying lengths.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch.nn.functional import dropout as drop
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from data.packing import Segments
+
+Kernel = Callable[..., torch.Tensor]
+PREFIX = "packed_"
+# Arguments of transformers' attention functions that change the scores and are not built here.
+_FOREIGN = ("softcap", "s_aux", "position_bias")
+
+
+class BadAttention(ValueError):
+    """An attention kernel that does not exist, or a network whose attention cannot be packed."""
+
+    exit_code = 2
+
+
+@lru_cache(maxsize=4096)
+def _visible(num_queries: int, num_keys: int, device: torch.device) -> torch.Tensor:
+    """[queries, keys] bool: the queries are the last of the keys."""
+    everything = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
+    return everything.tril(num_keys - num_queries)
+
+
+def sdpa_kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, dropout: float
+) -> torch.Tensor:
+    """One segment; query [1, H, Q, D], key and value [1, H, K, D]; torch's fused kernel."""
+    is_root = query.shape[2] == key.shape[2]
+    mask = None if is_root else _visible(query.shape[2], key.shape[2], query.device)
+    found: torch.Tensor = scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_root, scale=scaling
+    )
+    return found
+
+
+def eager_kernel(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, dropout: float
+) -> torch.Tensor:
+    """The same by matrix products, softmax in float32."""
+    scores = (query @ key.transpose(-1, -2)) * scaling
+    hidden = ~_visible(query.shape[2], key.shape[2], query.device)
+    shares = torch.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1, dtype=torch.float32).to(value.dtype)
+    return drop(shares, dropout) @ value if dropout else shares @ value
+
+
+def _by_segments(
+    kernel: Kernel, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, how: Any
+) -> torch.Tensor:
+    """[1, T, H, D]: the kernel on each segment with the keys of those above it."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    parts = [tensor.to(value.dtype).split(segments.lengths, dim=2) for tensor in (query, key, value)]
+    found = []
+    for own, above in enumerate(segments.above):
+        queries, keys, values = (part[own] for part in parts)
+        if above:
+            keys, values = (torch.cat([*(part[s] for s in above), part[own]], dim=2) for part in parts[1:])
+        found.append(kernel(queries, keys, values, *how).transpose(1, 2))
+    return torch.cat(found, dim=1)
+
+
+def _flash(
+    tensors: tuple[torch.Tensor, ...], num_queries: Sequence[int], num_keys: Sequence[int], how: tuple[float, float]
+) -> torch.Tensor:
+    """[T, H, D] by flash-attention 2, whose causal mask is aligned at the end of queries and keys; `tensors`: queries
+    [T, H, D], keys and values [K, H, D] of all sequences, one after the other."""
+    from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
+
+    scaling, dropout = how
+    kind = tensors[2].dtype if tensors[2].dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
+    borders = [
+        torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32).to(tensors[0].device, non_blocking=True)
+        for lengths in (num_queries, num_keys)
+    ]
+    found: torch.Tensor = flash_attn_varlen_func(
+        *(tensor.to(kind) for tensor in tensors),
+        *borders,
+        max(num_queries),
+        max(num_keys),
+        dropout_p=dropout,
+        softmax_scale=scaling,
+        causal=True,
+    )
+    return found
+
+
+def _by_flash(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, how: tuple[float, float]
+) -> torch.Tensor:
+    """[1, T, H, D]; the keys of shared segments are repeated for every segment below them."""
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    places, num_keys = key_layout(segments)
+    if len(places) > len(key):
+        places = places.to(key.device, non_blocking=True)
+        key, value = key.index_select(0, places), value.index_select(0, places)
+    return _flash((query, key, value), segments.lengths, num_keys, how).unsqueeze(0)
+
+
+def _flash_padded(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **how: Any
+) -> tuple[torch.Tensor, None]:
+    """Padded rows with a mask [B, T] (None: no padding): packed for the kernel, and padded again."""
+    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    kept = torch.ones(query.shape[:2], dtype=torch.bool, device=query.device) if mask is None else mask.bool()
+    lengths = kept.sum(-1).tolist()
+    rows = tuple(tensor[kept] for tensor in (query, key, value))
+    found = torch.zeros_like(query)
+    found[kept] = _flash(rows, lengths, lengths, (how["scaling"], how.get("dropout", 0.0))).to(found.dtype)
+    return found, None
+
+
+def key_layout(segments: Segments) -> tuple[torch.Tensor, list[int]]:
+    """(where the keys of all segments lie, segment after segment; the number of keys of each)."""
+    ends = torch.tensor(segments.lengths).cumsum(0).tolist()
+    runs = [torch.arange(end - length, end) for end, length in zip(ends, segments.lengths, strict=True)]
+    chains = [[*above, own] for own, above in enumerate(segments.above)]
+    places = torch.cat([runs[segment] for chain in chains for segment in chain])
+    return places, [sum(segments.lengths[segment] for segment in chain) for chain in chains]
+
+
+def _eager_padded(
+    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **how: Any
+) -> tuple[torch.Tensor, None]:
+    """Plain attention of padded rows with an additive mask, softmax in float32."""
+    groups = query.shape[1] // key.shape[1]
+    if groups > 1:
+        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    scores = (query @ key.transpose(2, 3)) * how["scaling"]
+    scores = scores if mask is None else scores + mask
+    shares = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    return (drop(shares, how.get("dropout", 0.0)) @ value).transpose(1, 2).contiguous(), None
+
+
+class _Attention:
+    """What transformers calls in every layer, under one name a kernel."""
+
+    def __init__(self, packed: Callable[..., torch.Tensor], padded: Callable[..., Any]):
+        self.packed = packed
+        self.padded = padded
+
+    def __call__(
+        self,
+        module: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float,
+        dropout: float = 0.0,
+        segments: Segments | None = None,
+        **foreign: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """(attended [B, T, H, D], None); query [B, H, T, D]."""
+        if segments is None:
+            found = self.padded(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **foreign)
+            return found[0], None
+        strange = [name for name in _FOREIGN if foreign.get(name) is not None]
+        window = foreign.get("sliding_window")
+        if strange or (window is not None and window < query.shape[2]):
+            what = ", ".join(strange) or "a sliding window"
+            raise BadAttention(f"{type(module).__name__} attends with {what}, which packed rows do not have: set "
+                               "layout=padded")  # fmt: skip
+        return self.packed(query, key, value, segments, (scaling, dropout)), None
+
+
+def _segmented(kernel: Kernel) -> Callable[..., torch.Tensor]:
+    return lambda query, key, value, segments, how: _by_segments(kernel, query, key, value, segments, how)
+
+
+for _kernel, _packed, _padded in (
+    ("sdpa", _segmented(sdpa_kernel), sdpa_attention_forward),
+    ("eager", _segmented(eager_kernel), _eager_padded),
+    ("flash_attention_2", _by_flash, _flash_padded),
+):
+    AttentionInterface.register(PREFIX + _kernel, _Attention(_packed, _padded))  # type: ignore[no-untyped-call]
+    AttentionMaskInterface.register(PREFIX + _kernel, ALL_MASK_ATTENTION_FUNCTIONS[_kernel])  # type: ignore[no-untyped-call]
+
+
+def attention_name(kernel: str) -> str:
+    """The name to load a model with. Raises BadAttention on an unknown kernel."""
+    known = ("eager", "sdpa", "flash_attention_2")
+    if kernel not in known:
+        raise BadAttention(f"model.attention must be one of {', '.join(known)}, got '{kernel}'")
+    if kernel == "flash_attention_2" and not (find_spec("flash_attn") and torch.cuda.is_available()):
+        raise BadAttention("model.attention=flash_attention_2 needs a CUDA GPU and the package flash-attn (the README "
+                           "has its line): set model.attention=sdpa")  # fmt: skip
+    return PREFIX + kernel
+
+
+def takes_packed_rows(model: Any) -> bool:
+    """Whether a transformers model attends through this module."""
+    name = getattr(getattr(model, "config", None), "_attn_implementation", None) or ""
+    return name.startswith(PREFIX)

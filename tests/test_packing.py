@@ -1,0 +1,190 @@
+"""Packed rows: every token has the position and the keys it has alone, and so the same log-prob and gradient."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from objective_cases import OBJECTIVES, case
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from data.collate import collate_tokens
+from data.examples import OutcomeExample, PairExample, StepExample, TokenExample
+from data.packing import Layout, pack_rows, place_rows
+from models.load import load_policy
+from models.logprobs import model_inputs, response_logprobs, target_scores
+from models.packed_attention import BadAttention, attention_name, key_layout
+
+torch.set_num_threads(1)
+ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=10), min_size=1, max_size=8)
+NETWORKS = [
+    (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 2}),
+    (Qwen2Config, Qwen2ForCausalLM, {"num_key_value_heads": 4}),
+    (Qwen3Config, Qwen3ForCausalLM, {"num_key_value_heads": 2, "head_dim": 16}),
+    (MistralConfig, MistralForCausalLM, {"num_key_value_heads": 4, "sliding_window": None}),
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(ROWS, st.sampled_from([1, 2, 4]))
+def test_every_token_sees_its_own_row_up_to_itself_and_nothing_else(rows: list[list[int]], min_shared: int) -> None:
+    packed = pack_rows(rows, min_shared=min_shared)
+    ends = torch.tensor(packed.segments.lengths).cumsum(0).tolist()
+    runs = [range(end - length, end) for end, length in zip(ends, packed.segments.lengths, strict=True)]
+    for row, path in zip(rows, packed.paths, strict=True):
+        assert packed.ids[path].tolist() == row
+        assert packed.position_ids[path].tolist() == list(range(len(row)))
+        for place, token in enumerate(path.tolist()):
+            own = next(index for index, run in enumerate(runs) if token in run)
+            keys = [key for above in packed.segments.above[own] for key in runs[above]]
+            assert [*keys, *range(runs[own].start, token + 1)] == path[: place + 1].tolist()
+    if min_shared == 1:  # the nodes of the prefix tree
+        assert len(packed.ids) == len({tuple(row[: end + 1]) for row in rows for end in range(len(row))})
+    alone = pack_rows(rows, is_sharing=False)
+    assert alone.ids.tolist() == [token for row in rows for token in row]
+
+
+def test_keys_of_all_segments_are_laid_out_for_one_call() -> None:
+    packed = pack_rows([[1, 2, 3, 4], [1, 2, 5], [9]], min_shared=2)
+    assert packed.segments.lengths == (2, 2, 1, 1)
+    assert packed.segments.above == ((), (0,), (0,), ())
+    places, sizes = key_layout(packed.segments)
+    assert places.tolist() == [0, 1, 0, 1, 2, 3, 0, 1, 4, 5]
+    assert sizes == [2, 4, 3, 1]
+
+
+def related_rows() -> list[list[int]]:
+    """Rows of 3 to 50 tokens, some with long beginnings in common, one the beginning of another, two alike."""
+    draw = random.Random(1)
+    base = [draw.randrange(97) for _ in range(40)]
+    tails = [[draw.randrange(97) for _ in range(size)] for size in (5, 9, 20)]
+    others = [[draw.randrange(97) for _ in range(size)] for size in (3, 50)]
+    return [*(base[:30] + tail for tail in tails), *others, base[:20] + others[1][:9], base[:25], base, base]
+
+
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+@pytest.mark.parametrize(("config", "network", "extra"), NETWORKS, ids=lambda value: getattr(value, "__name__", ""))
+def test_packed_rows_give_the_logits_and_gradients_of_each_row_alone(
+    kernel: str, config: Any, network: Any, extra: dict[str, Any]
+) -> None:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    plain = network(config(vocab_size=97, **shape, **extra)).eval()
+    plain.set_attn_implementation(kernel)
+    ours = network(plain.config).eval()
+    ours.load_state_dict(plain.state_dict())
+    ours.set_attn_implementation(attention_name(kernel))
+    rows = related_rows()
+    placed = place_rows(rows, Layout("shared"))
+    assert placed.ids.shape[1] < 0.7 * sum(map(len, rows))
+    logits = ours(**model_inputs(placed)).logits[0]
+    mine, want = torch.zeros(()), torch.zeros(())
+    for row, path in zip(rows, placed.paths, strict=True):
+        alone = plain(input_ids=torch.tensor([row])).logits[0]
+        torch.testing.assert_close(logits[path], alone, rtol=0, atol=1e-5)
+        mine, want = mine + logits[path].square().sum(), want + alone.square().sum()
+    mine.backward()  # type: ignore[no-untyped-call]
+    want.backward()  # type: ignore[no-untyped-call]
+    for name, parameter in plain.named_parameters():
+        gradient = ours.get_parameter(name).grad
+        assert float((gradient - parameter.grad).abs().max()) < 1e-5 * float(parameter.grad.abs().max()), name
+    padded = place_rows(rows, Layout("padded"))
+    kept = padded.attention_mask
+    with torch.no_grad():
+        difference = (ours(**model_inputs(padded)).logits - plain(**model_inputs(padded)).logits) * kept[..., None]
+    assert float(difference.abs().max()) < 1e-5
+
+
+def lengthened(example: Any, prefix: list[int]) -> Any:
+    """The example with a longer prompt."""
+    more = len(prefix)
+    match example:
+        case PairExample():
+            return replace(example, prompt_ids=prefix + example.prompt_ids)
+        case StepExample():
+            return replace(example, ids=prefix + example.ids, positions=[more + place for place in example.positions])
+        case TokenExample() | OutcomeExample():
+            return replace(example, ids=prefix + example.ids, prompt_length=more + example.prompt_length)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_no_loss_metric_or_gradient_depends_on_the_layout(name: str, tiny_policy: Path) -> None:
+    found = []
+    prefix = [int(value) for value in torch.randint(5, 60, (24,), generator=torch.Generator().manual_seed(0))]
+    for kind in ("padded", "packed", "shared"):
+        torch.manual_seed(0)
+        objective, model, examples = case(name, tiny_policy)
+        batch = objective.collate([lengthened(example, prefix) for example in examples], Layout(kind))
+        loss = objective.loss(model, batch)
+        loss.total.backward()  # type: ignore[no-untyped-call]
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+        found.append((float(loss.total.detach()), loss.metrics, gradients, objective.count(batch), batch))
+    total, metrics, gradients, count, _ = found[0]
+    largest = max(float(gradient.abs().max()) for gradient in gradients)
+    for other in found[1:]:
+        assert other[0] == pytest.approx(total, abs=1e-5)
+        assert other[3] == count
+        for name_, (value, number) in metrics.items():
+            assert other[1][name_] == (pytest.approx(value, abs=2e-5), number)
+        for mine, want in zip(other[2], gradients, strict=True):
+            assert float((mine - want).abs().max()) <= 1e-5 * max(1.0, largest)
+    assert found[2][4].ids.numel() < found[1][4].ids.numel() == found[1][4].num_tokens  # the prefix stands once
+
+
+def test_padded_rows_of_tensors_are_packed_for_the_pass(tiny_policy: Path) -> None:
+    model = load_policy(str(tiny_policy)).eval()
+    rows = [[5, 9, 30, 31, 7] * 5, [5, 9, 30, 31, 7] * 4 + [8, 8], [40, 41]]
+    placed = place_rows(rows, Layout("padded"))
+    assert placed.attention_mask is not None
+    mask = torch.zeros(placed.ids.shape, dtype=torch.bool)
+    mask[0, 3:9] = mask[2, 1] = True
+    with torch.no_grad():
+        everywhere, entropies = response_logprobs(model, placed.ids, placed.attention_mask, 0.8)
+        some, _ = response_logprobs(model, placed.ids, placed.attention_mask, 0.8, mask)
+        model.set_attn_implementation("sdpa")
+        want, want_entropies = response_logprobs(model, placed.ids, placed.attention_mask, 0.8)
+    torch.testing.assert_close(everywhere, want, rtol=0, atol=1e-5)
+    torch.testing.assert_close(entropies, want_entropies, rtol=0, atol=1e-5)
+    torch.testing.assert_close(some, want * mask[:, 1:], rtol=0, atol=1e-5)
+    assert float(everywhere[2, 1:].abs().sum()) == 0  # padding
+
+
+def test_recomputed_layers_see_the_same_keys(tiny_policy: Path) -> None:
+    found = []
+    examples = [TokenExample(str(k), [7, 9, 30, 31] * 6 + [40 + k, 50, 60], 24) for k in range(3)]
+    for is_checkpointing in (False, True):
+        model = load_policy(str(tiny_policy), "sdpa", is_checkpointing).train()
+        target_scores(model, collate_tokens(examples, Layout())).logprobs.sum().backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    for mine, want in zip(*found, strict=True):
+        torch.testing.assert_close(mine, want)
+
+
+def test_a_sliding_window_shorter_than_the_rows_is_refused() -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = MistralForCausalLM(MistralConfig(vocab_size=97, num_key_value_heads=1, sliding_window=8, **shape))
+    model.set_attn_implementation(attention_name("sdpa"))
+    with pytest.raises(BadAttention, match="a sliding window, which packed rows do not have: set layout=padded"):
+        model(**model_inputs(place_rows([[1] * 20], Layout())))
+    model(**model_inputs(place_rows([[1] * 6], Layout())))
+
+
+@pytest.mark.parametrize("kernel", ["flash", "flash_attention_2"])
+def test_a_kernel_that_is_not_there_is_named(kernel: str) -> None:
+    if kernel == "flash_attention_2" and torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(BadAttention, match=r"model\.attention"):
+        attention_name(kernel)
