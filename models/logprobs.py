@@ -188,7 +188,7 @@ def _answering(
         found = chunked_scores(read, head.weight, targets, bias=head.bias, temperature=temperature)
         return torch.stack((found.logprobs, found.entropies, found.is_likeliest), dim=-1).unsqueeze(0)
 
-    head.forward = scores  # type: ignore[method-assign]
+    head.forward = scores  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
