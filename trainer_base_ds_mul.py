@@ -43,7 +43,14 @@ def main(config: TrainConfig) -> None:
     with lock, process_group(is_needed_alone=bool(config.deepspeed)):
         tokenizer = load_tokenizer(config.model["path"])
         examples = build(config.examples).load(tokenizer)
-        sizes = (config.batch_size, config.micro_batch_size, config.seed, rank(), world_size())
+        sizes = (
+            config.batch_size,
+            config.micro_batch_size,
+            config.seed,
+            rank(),
+            world_size(),
+            config.micro_batch_tokens,
+        )
         loader = Loader(examples, *sizes)
         eval_loader = Loader(build(config.eval_examples).load(tokenizer), *sizes) if config.eval_examples else None
         model = make_model(config)

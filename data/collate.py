@@ -3,10 +3,12 @@
 Places are numbers into the flattened ids, so that no objective knows the layout.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from data.examples import OutcomeExample, PairExample, StepExample, TokenExample
@@ -23,7 +25,8 @@ class Batch:
     outcomes and of both sides of pairs: `read_places`, with `values` and `weights` (float32).
 
     `num_rows`: a pair takes two, chosen in row 2i and rejected in row 2i + 1. `num_tokens` of all rows, shared
-    ones counted in each. `margins` are those of pairs. `mismatched` holds the responses to other prompts.
+    ones counted in each. `margins` are those of pairs. `row_keys` name the rows by content. `mismatched` holds
+    the responses to other prompts.
     """
 
     example_ids: list[str]
@@ -41,6 +44,7 @@ class Batch:
     values: torch.Tensor
     weights: torch.Tensor
     margins: torch.Tensor
+    row_keys: list[str]
     mismatched: "Batch | None" = None
 
     def to(self, device: torch.device) -> Self:
@@ -88,6 +92,12 @@ class _Targets:
     start: int
     weights: Sequence[float] = ()
 
+    def key(self) -> str:
+        """A hash of the tokens and of which of them are targets."""
+        kept = [weight != 0 for weight in self.weights]
+        content = np.array([self.start, len(self.row), *self.row, *kept], dtype=np.int64)
+        return hashlib.blake2b(content.tobytes(), digest_size=12).hexdigest()
+
 
 def _targets(rows: Sequence[_Targets], placed: PlacedRows) -> dict[str, torch.Tensor]:
     """The fields of the targets. A row's first token has nothing before it and is none."""
@@ -129,6 +139,7 @@ def _batch(
         values=torch.tensor([read.value for read in reads], dtype=torch.float32),
         weights=torch.tensor([read.weight for read in reads], dtype=torch.float32),
         margins=torch.tensor(margins, dtype=torch.float32),
+        row_keys=[row.key() for row in rows],
         mismatched=mismatched,
     )
 

@@ -224,6 +224,13 @@ def example_length(example: Any) -> int:
     return len(example.ids)
 
 
+def computed_tokens(example: Any) -> int:
+    """Tokens that a pass over any example computes without padding: a pair's prompt once, both its sides."""
+    if isinstance(example, PairExample):
+        return len(example.prompt_ids) + len(example.chosen_ids) + len(example.rejected_ids)
+    return len(example.ids)
+
+
 def prompt_tokens(example: Any) -> int:
     """Tokens of any example's prompt; 0 where it does not say."""
     if isinstance(example, PairExample):

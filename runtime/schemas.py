@@ -22,12 +22,15 @@ class TrackingConfig:
 class TrainConfig:
     """`trainer_base_ds_mul.py`: one model on one fixed dataset.
 
-    `batch_size` examples make one optimizer step over all ranks, in micro-batches of `micro_batch_size`.
+    `batch_size` examples make one optimizer step over all ranks, in micro-batches of `micro_batch_size`, or of at
+    most `micro_batch_tokens` tokens if that is above 0.
     The warm-up lasts `warmup_share` of all steps if that is above 0, else `warmup_steps`.
     Training lasts `max_steps` if that is above 0, else `num_epochs`. `deepspeed` is null for one process
     (or several with plain gradient sums), else DeepSpeed's own JSON. `lora` trains adapters instead of
     the weights. `layout` of a batch: shared (no padding, and tokens that rows begin with in common are computed
-    once), packed (no padding) or padded; no result depends on it.
+    once), packed (no padding) or padded; no result depends on it. `reference_logprobs` of preferences: precomputed
+    before the first step (and the reference's weights let go), online in every step, or auto: precomputed where an
+    example is read more than once.
 
     `resume` says where to go on: `auto` (the newest whole checkpoint, or the start), `latest`, `best`,
     `step-N`, `none`. The newest `keep_checkpoints` are kept, and the `keep_best` with the best `best_metric`
@@ -48,6 +51,8 @@ class TrainConfig:
     layout: str = "shared"
     batch_size: int = 64
     micro_batch_size: int = 64
+    micro_batch_tokens: int = 0
+    reference_logprobs: str = "auto"
     max_steps: int = 0
     num_epochs: float = 1.0
     learning_rate: float = 1e-5

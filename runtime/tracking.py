@@ -77,7 +77,9 @@ class Metrics:
         if self.path.is_file():
             lines = [line for line in self.path.read_text().split("\n") if line.endswith("}")]
             kept = [line for line in lines if json.loads(line)["step"] <= first_step]
-            self.path.write_text("".join(line + "\n" for line in kept))
+            partial = self.path.with_suffix(".partial")
+            partial.write_text("".join(line + "\n" for line in kept))
+            partial.replace(self.path)  # a kill here loses no line
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 

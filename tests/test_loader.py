@@ -238,3 +238,27 @@ def test_the_fingerprint_changes_with_order_ids_tokens_and_values() -> None:
         [first, replace(second, values=[0.75])],
     ]
     assert start not in {fingerprint(examples) for examples in others}
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_budget_of_tokens_holds_for_every_micro_batch_and_loses_no_example(world_size: int) -> None:
+    examples = [TokenExample(f"t{k}", list(range(3 + 7 * k % 50)), 1) for k in range(40)]
+    parts = [Loader(examples, 20, 1, 0, rank, world_size, 120) for rank in range(world_size)]
+    for step in range(4):
+        cuts = [part.micro_batches(step) for part in parts]
+        assert len({len(cut) for cut in cuts}) == 1  # equally many on every rank
+        loads = [sum(len(example.ids) for example in group) for cut in cuts for group in cut]
+        assert max(loads) <= 120
+        assert max(loads) - min(loads) < 53  # of equal weight, up to one example
+        seen = Counter(example.id for cut in cuts for group in cut for example in group)
+        assert seen == Counter(example.id for example in parts[0].step_examples(step))
+    held = [example.id for group in parts[0].evaluation_batches() for example in group]
+    assert Counter(held) == Counter(example.id for example in examples)
+
+
+def test_an_example_above_the_budget_is_named() -> None:
+    examples = [TokenExample("short", [1, 2], 1), TokenExample("long", [1] * 9, 1)]
+    with pytest.raises(BadInput, match="example 'long' has 9 tokens, more than micro_batch_tokens 8: raise it"):
+        Loader(examples, 2, 1, 0, micro_batch_tokens=8)
+    pair = PairExample("pair", [1] * 5, [2, 3], [4, 5])
+    assert Loader([pair], 1, 1, 0, micro_batch_tokens=9).micro_batches(0) == [[pair]]

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ from training.objectives.objective import Loss
 from training.objectives.outcome_reward import OutcomeReward
 from training.objectives.process_reward import ProcessReward
 from training.objectives.sft import SupervisedFineTuning
+from training.reference_logprobs import FILE, ReferenceLogprobs
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 
@@ -99,9 +100,10 @@ def make_loop(policy: Path, run_dir: Path, kind: str = "sft", engine: Any = Torc
     config = train_config(**changes)
     objective, model, examples = parts(kind, policy)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95))
-    loader = Loader(examples, config.batch_size, config.micro_batch_size, config.seed)
+    sizes = (config.batch_size, config.micro_batch_size, config.seed)
+    loader = Loader(examples, *sizes, micro_batch_tokens=config.micro_batch_tokens)
     made = engine(model, optimizer, CPU, config.max_grad_norm)
-    return Loop(config, made, objective, loader, None, PADDED, run_dir)
+    return Loop(config, made, objective, loader, None, Layout(config.layout), run_dir)
 
 
 def weights(loop: Loop) -> dict[str, torch.Tensor]:
@@ -146,6 +148,61 @@ class Spoilt:
         self.calls += 1
         loss = self.inner.loss(model, batch)
         return Loss(self.spoil(loss.total, self.calls), loss.metrics)
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo", "process reward"])
+def test_the_gradient_does_not_depend_on_a_budget_of_tokens(kind: str, tiny_policy: Path, tmp_path: Path) -> None:
+    found = []
+    for changes in (
+        {"micro_batch_size": 8},
+        {"micro_batch_tokens": 24},
+        {"micro_batch_tokens": 24, "layout": "padded"},
+    ):
+        loop = make_loop(tiny_policy, tmp_path, kind, RecordingEngine, **changes)
+        values = loop.train_step(0)
+        found.append((loop.engine.gradients, values["loss"]))  # type: ignore[attr-defined]
+    for gradients, loss in found[1:]:
+        assert loss == pytest.approx(found[0][1], abs=1e-5)
+        for mine, want in zip(gradients, found[0][0], strict=True):
+            torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["dpo", "positive", "kto"])
+def test_a_reference_asked_once_trains_as_one_asked_in_every_step(kind: str, tiny_policy: Path, tmp_path: Path) -> None:
+    ends = []
+    for how in ("online", "precomputed"):
+        (tmp_path / how).mkdir()
+        loop = make_loop(tiny_policy, tmp_path / how, kind, max_steps=7, reference_logprobs=how)  # two epochs
+        loop.run()
+        ends.append((metric_rows(tmp_path / how), weights(loop)))
+        asked = getattr(loop.objective, "reference", None)
+        assert isinstance(asked, ReferenceLogprobs) == (how == "precomputed")
+    first_steps = [rows[0] for rows, _ in ends]
+    if kind != "kto":  # whose reference of these tests is another model
+        assert [row["train/margin"] for row in first_steps] == [0.0, 0.0]
+    for name, value in ends[0][1].items():
+        torch.testing.assert_close(ends[1][1][name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_a_resumed_run_reads_the_log_probs_of_its_reference_back(tiny_policy: Path, tmp_path: Path) -> None:
+    for name in ("whole", "parted", "other"):
+        (tmp_path / name).mkdir()
+    whole = make_loop(tiny_policy, tmp_path / "whole", "dpo", max_steps=8)
+    whole.run()
+    parted = make_loop(tiny_policy, tmp_path / "parted", "dpo", max_steps=8, save_every=5)
+    parted.run()
+    file = tmp_path / "parted" / FILE
+    written = file.stat().st_mtime_ns
+    again = make_loop(tiny_policy, tmp_path / "parted", "dpo", max_steps=8, save_every=5)
+    again.run()  # from step 5
+    assert file.stat().st_mtime_ns == written
+    for name, value in weights(whole).items():
+        assert torch.equal(value, weights(again)[name]), name
+    other = make_loop(tiny_policy, tmp_path / "other", "dpo", max_steps=8)
+    (other.run_dir / FILE).write_text(file.read_text())
+    other.loader.examples = [*PAIRS[:-1], replace(PAIRS[-1], chosen_ids=[9, 9])]
+    with pytest.raises(BadInput, match=r"does not hold all of .*: delete it, or choose another output_dir"):
+        other.run()
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -22,12 +22,13 @@ def make_engine(config: TrainConfig, model: Any) -> Engine:
     optimizer = build(config.optimizer, params=trained, lr=config.learning_rate)
     if not config.deepspeed:
         return TorchEngine(model, optimizer, device(), config.max_grad_norm)
-    num_micro_batches = config.batch_size // (config.micro_batch_size * world_size())
+    size = config.micro_batch_size if not config.micro_batch_tokens else 1  # of its own books only: see start_step
+    num_micro_batches = config.batch_size // (size * world_size())
     return DeepSpeedEngine(
         model,
         optimizer,
         config.deepspeed,
-        micro_batch_size=config.micro_batch_size,
+        micro_batch_size=size,
         num_micro_batches=num_micro_batches,
         max_grad_norm=config.max_grad_norm,
         precision=config.precision,

@@ -64,17 +64,25 @@ class DeepSpeedEngine:
         # Frozen weights (all but the adapters of LoRA) stay out of checkpoints.
         self.has_frozen = any(not parameter.requires_grad for parameter in model.parameters())
         self.zero_stage = int(settings.get("zero_optimization", {}).get("stage", 0))
+        self.start_step(num_micro_batches)
+
+    def start_step(self, num_micro_batches: int) -> None:
+        """The number of micro-batches may differ from step to step."""
+        self.num_left = num_micro_batches
+        self.model.set_gradient_accumulation_boundary(num_micro_batches == 1)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add one micro-batch's gradients; the last of a step reduces them over the ranks."""
         self.model.backward(loss * world_size(), scale_wrt_gas=False)
         if not self.model.is_gradient_accumulation_boundary():
             self.model.step()
+            self.num_left -= 1
+            self.model.set_gradient_accumulation_boundary(self.num_left == 1)
 
     def step(self, learning_rate: float) -> float:
         """Clip and update, on every rank its part; the norm before clipping."""
         if not self.model.is_gradient_accumulation_boundary():
-            raise RuntimeError("a step with DeepSpeed needs exactly num_micro_batches calls of backward")
+            raise RuntimeError("a step with DeepSpeed needs as many calls of backward as start_step was told")
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = self._grad_norm() if self.zero_stage == 0 else None

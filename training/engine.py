@@ -44,6 +44,9 @@ class Engine(Protocol):
     model: Any
     device: torch.device
 
+    def start_step(self, num_micro_batches: int) -> None:
+        """Say how many calls of `backward` the next step consists of, the same number on every rank."""
+
     def backward(self, loss: torch.Tensor) -> None:
         """Add one micro-batch's gradients."""
 
@@ -75,6 +78,9 @@ class TorchEngine:
         self.device = device
         self.max_grad_norm = max_grad_norm if max_grad_norm > 0 else float("inf")
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def start_step(self, num_micro_batches: int) -> None:
+        """Any number will do."""
 
     def backward(self, loss: torch.Tensor) -> None:
         """Accumulate gradients."""

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +27,7 @@ from runtime.tracking import Metrics, Progress
 from training import checkpoint
 from training.engine import Engine, autocast
 from training.objectives.objective import MeasuresStep, Objective, finish_metrics
+from training.reference_logprobs import ReferenceLogprobs
 from training.stopping import Stopped, StopSignals
 
 log = logging.getLogger(__name__)
@@ -93,13 +95,18 @@ class Loop:
     run_dir: Path
     stop: StopSignals = field(default_factory=StopSignals, init=False)
     num_skipped: int = field(default=0, init=False)
+    _prepared: dict[int, Future[list[Batch]]] = field(default_factory=dict, init=False)
+    _background: ThreadPoolExecutor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         config = self.config
         self.best = checkpoint.Best(config.best_metric, config.best_is == "lowest", config.keep_best)
-        for name, choices in (("best_is", ("lowest", "highest")), ("on_nonfinite", ("stop", "skip"))):
+        for name, choices in (("best_is", ("lowest", "highest")), ("on_nonfinite", ("stop", "skip")),
+                              ("reference_logprobs", ("auto", "precomputed", "online"))):  # fmt: skip
             if getattr(config, name) not in choices:
-                raise BadInput(f"{name} must be {' or '.join(choices)}, got '{getattr(config, name)}'")
+                raise BadInput(
+                    f"{name} must be {', '.join(choices[:-1])} or {choices[-1]}, got '{getattr(config, name)}'"
+                )
         if config.on_nonfinite == "skip" and config.deepspeed:
             raise BadInput("on_nonfinite=skip cannot be had with DeepSpeed, which keeps its sums of gradients to "
                            "itself: set on_nonfinite=stop or deepspeed=none")  # fmt: skip
@@ -125,8 +132,9 @@ class Loop:
             log.info("resuming %s at step %d of %d", self.run_dir, first, max_steps)
         metrics = Metrics(self.run_dir, config.tracking.tensorboard, first)
         progress = Progress("train", max_steps, "step", first, config.tracking.line_every_seconds)
-        with progress, self.stop:
+        with progress, self.stop, ThreadPoolExecutor(1) as self._background:
             try:
+                self._ask_reference()
                 if state.is_evaluation_due:
                     self._evaluate_and_save(first, metrics)
                 for step in range(first, max_steps):
@@ -140,6 +148,29 @@ class Loop:
                         self._save_and_exit(checkpoint.TrainState(done, self.data), is_saved)
             finally:
                 metrics.close()
+
+    def _ask_reference(self) -> None:
+        """Compute the reference's log-probs once, where they are read more than once (or always, or never)."""
+        how, reference = self.config.reference_logprobs, getattr(self.objective, "reference", None)
+        num_read = self.max_steps * self.config.batch_size
+        is_wanted = how == "precomputed" or (how == "auto" and num_read > len(self.loader.examples))
+        if reference is None or not is_wanted:
+            return
+        temperature = getattr(self.objective, "temperature", 1.0)
+        asked = ReferenceLogprobs(reference, temperature, self.run_dir)
+        with autocast(self.engine.device, self.config.precision):
+            asked.fill(self._reference_batches)
+        self.objective.reference = asked  # type: ignore[attr-defined]
+
+    def _reference_batches(self) -> Iterator[Batch]:
+        """This rank's batches of the first epoch, and of an evaluation."""
+        one_epoch = math.ceil(len(self.loader.examples) / self.config.batch_size)
+        evaluation = self._evaluation_batches(self.eval_loader) if self.eval_loader is not None else iter(())
+        for step in range(min(self.max_steps, one_epoch)):
+            if self.stop.agreed():
+                raise SystemExit(self.stop.exit_code)
+            yield from (batch.to(self.engine.device) for batch in self._collate(step))
+        yield from (batch.to(self.engine.device) for batch, _ in evaluation)
 
     def _evaluate_and_save(self, done: int, metrics: Metrics) -> bool:
         """What follows step `done` where it is due; whether a checkpoint was saved."""
@@ -177,8 +208,8 @@ class Loop:
         started = time.monotonic()
         rate = learning_rate(step, self.max_steps, self.config)
         self.engine.model.train()
-        examples = self.loader.micro_batches(step)
-        batches = [self.objective.collate(group, self.layout) for group in examples]
+        batches = self._batches(step)
+        self.engine.start_step(len(batches))
         counts = [self.objective.count(batch) for batch in batches]
         tokens = float(sum(batch.num_tokens for batch in batches))
         count, tokens = sum_over_ranks([sum(counts), tokens])
@@ -204,6 +235,18 @@ class Loop:
         if self.num_skipped:
             values["skipped_steps"] = float(self.num_skipped)
         return {**values, "tokens_per_second": tokens / (time.monotonic() - started)}
+
+    def _collate(self, step: int) -> list[Batch]:
+        return [self.objective.collate(group, self.layout) for group in self.loader.micro_batches(step)]
+
+    def _batches(self, step: int) -> list[Batch]:
+        """This rank's micro-batches of a step; those of the next one are made while this one is computed."""
+        at_hand = self._prepared.pop(step, None)
+        batches = at_hand.result() if at_hand is not None else self._collate(step)
+        self._prepared.clear()
+        if self._background is not None and step + 1 < self.max_steps:
+            self._prepared[step + 1] = self._background.submit(self._collate, step + 1)
+        return batches
 
     def _leave_out(self, reason: str) -> None:
         """Skip a step that is not finite, its data with it, where that is asked for and not once too often."""
@@ -252,13 +295,12 @@ class Loop:
 
     def _evaluation_batches(self, loader: Loader) -> Iterator[tuple[Batch, bool]]:
         """(batch, whether it is counted) of this rank."""
-        size, ranks = loader.micro_batch_size, loader.world_size
-        starts = list(range(0, len(loader.examples), size))
-        for place in range(loader.rank, math.ceil(len(starts) / ranks) * ranks, ranks):
+        groups, ranks = loader.evaluation_batches(), loader.world_size
+        for place in range(loader.rank, math.ceil(len(groups) / ranks) * ranks, ranks):
             if self.stop.agreed():
                 raise Stopped
-            start = starts[place] if place < len(starts) else 0
-            yield self.objective.collate(loader.examples[start : start + size], self.layout), place < len(starts)
+            group = groups[place] if place < len(groups) else groups[0]
+            yield self.objective.collate(group, self.layout), place < len(groups)
 
 
 def _is_due(step: int, every: int) -> bool:

@@ -32,6 +32,7 @@ from data.packing import Layout
 from data.records import BadInput
 from models.logprobs import target_scores
 from training.objectives.objective import Loss, Metrics, calibration, sum_and_count, with_deviation
+from training.reference_logprobs import ReferenceLogprobs
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,8 @@ def reference_sums(reference: Any, batch: Batch, like: torch.Tensor, temperature
     """Summed log-probs [rows] of the targets under the reference, without a graph; 0 without a reference."""
     if reference is None:
         return torch.zeros_like(like)
+    if isinstance(reference, ReferenceLogprobs):
+        return reference.sums(batch)
     with torch.no_grad():
         reference.to(batch.ids.device)
         return batch.row_sums(target_scores(reference, batch, temperature).logprobs)

@@ -1,0 +1,94 @@
+"""What the frozen reference thinks of the data, computed once: sums of log-probs by the content of a row.
+
+The passes are those of the first epoch, micro-batch by micro-batch, and of an evaluation: before the first step a
+margin is exactly 0 as it is when reference and policy run side by side. Then the reference's weights are let go. The
+sums lie in the run directory under the reference's own digest, so that a resume reads them back bit for bit.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from data.collate import Batch
+from data.records import BadInput
+from models.logprobs import network, target_scores
+from runtime.distributed import gather_over_ranks, is_main_rank
+
+log = logging.getLogger(__name__)
+FILE = "reference_logprobs.json"
+_SAMPLED = 256  # numbers of each weight that its digest reads
+
+
+def weights_digest(model: Any) -> str:
+    """A hash of the names and shapes of all weights and of some of their numbers, spread evenly."""
+    digest = hashlib.sha256()
+    for name, value in network(model).named_parameters():
+        flat = value.detach().reshape(-1)
+        sampled = flat[:: max(1, flat.numel() // _SAMPLED)].float().cpu().numpy()
+        digest.update(f"{name} {tuple(value.shape)}".encode() + sampled.tobytes())
+    return digest.hexdigest()[:16]
+
+
+class ReferenceLogprobs:
+    """Stands where an objective has its reference: `sums` instead of passes."""
+
+    def __init__(self, model: Any, temperature: float, folder: Path):
+        self.model = model
+        self.temperature = temperature
+        self.path = folder / FILE
+        self.table: dict[str, float] = {}
+
+    def fill(self, batches: Callable[[], Iterable[Batch]]) -> None:
+        """Read the sums back, or compute those of all `batches`; called on every rank, with batches of its own."""
+        digest = weights_digest(self.model)
+        if not self._read(digest):
+            for batch in batches():
+                for part in (batch, batch.mismatched):
+                    if part is not None:
+                        self._add(part)
+            for table in gather_over_ranks(self.table):
+                self.table = table | self.table
+            self._write(digest)
+        log.info("the reference's log-probs of %d rows are in %s", len(self.table), self.path)
+        self.model = None
+
+    @torch.no_grad()
+    def _add(self, batch: Batch) -> None:
+        sums = batch.row_sums(target_scores(self.model, batch, self.temperature).logprobs)
+        for key, value in zip(batch.row_keys, sums.tolist(), strict=True):
+            self.table.setdefault(key, value)
+
+    def _read(self, digest: str) -> bool:
+        """Whether the file is there and of this reference; it is written whole or not at all."""
+        if not self.path.is_file():
+            return False
+        stored = json.loads(self.path.read_text())
+        if (stored["reference"], stored["temperature"]) != (digest, self.temperature):
+            log.warning("%s is of another reference and computed again", self.path)
+            return False
+        self.table = stored["sums"]
+        return True
+
+    def _write(self, digest: str) -> None:
+        if not is_main_rank():
+            return
+        partial = self.path.with_suffix(".partial")
+        with partial.open("w") as file:
+            json.dump({"reference": digest, "temperature": self.temperature, "sums": self.table}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(self.path)
+
+    def sums(self, batch: Batch) -> torch.Tensor:
+        """Summed log-probs [rows] of a batch's targets, on its device. Raises BadInput for a row that was not there."""
+        if any(key not in self.table for key in batch.row_keys):
+            names = ", ".join(batch.example_ids[:4])
+            raise BadInput(f"{self.path} does not hold all of {names} ...: the data have changed since it was written: "
+                           "delete it, or choose another output_dir")  # fmt: skip
+        return torch.tensor([self.table[key] for key in batch.row_keys], device=batch.ids.device)
