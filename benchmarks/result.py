@@ -36,9 +36,12 @@ def figure(ratios: list[float], *, goal: float, how: str) -> dict[str, Any]:
     }
 
 
-def write_result(name: str, figures: dict[str, Any], detail: dict[str, Any]) -> Path:
-    """Write `results/<name>.json`; `detail` says how the runs were made."""
+def write_result(
+    name: str, figures: dict[str, Any], detail: dict[str, Any], more_versions: dict[str, str] | None = None
+) -> Path:
+    """Write `results/<name>.json`; `detail` says how the runs were made, `more_versions` whose they are beside ours."""
     path = RESULTS / f"{name}.json"
-    stamp = {"machine": machine(), "commit": code_commit(), "date": time.strftime("%Y-%m-%d"), "versions": versions()}
+    found = {**versions(), **(more_versions or {})}
+    stamp = {"machine": machine(), "commit": code_commit(), "date": time.strftime("%Y-%m-%d"), "versions": found}
     write_json(path, {**stamp, "detail": detail, "figures": figures})
     return path

@@ -1,0 +1,16 @@
+"""What every side of a kind has in common: examples a step, learning rate (constant), AdamW's betas, beta of DPO."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`batch_size` examples (pairs, trajectories) a step."""
+
+    batch_size: int
+    learning_rate: float
+
+
+SETTINGS = {"sft": Settings(32, 1e-3), "dpo": Settings(16, 1e-4), "prm": Settings(32, 3e-4)}
+BETAS = (0.9, 0.999)
+DPO_BETA = 0.1
