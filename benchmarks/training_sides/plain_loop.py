@@ -65,7 +65,7 @@ class PlainLoop:
                     logits = model(input_ids=ids, attention_mask=mask).logits
                 part = cross_entropy(logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), reduction="sum")
                 (part / count).backward()
-                loss += float(part) / count
+                loss += float(part.detach()) / count
                 computed += ids.numel()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
