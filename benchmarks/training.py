@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 from benchmarks.forked import ROOT
@@ -56,8 +56,8 @@ class Plan:
     num_scored: int
 
 
-FULL = Plan(Sizes(3200, 512, 1024), {"sft": 12, "dpo": 8, "prm": 8}, 5, logprob_memory.VOCABULARIES, 24)
-QUICK = Plan(Sizes(256, 128, 256), {"sft": 2, "dpo": 2, "prm": 2}, 1, (1_000, 10_000), 3)
+FULL = Plan(Sizes(3200, 512, 1024), {"sft": 12, "dpo": 8, "prm": 32}, 5, logprob_memory.VOCABULARIES, 24)
+QUICK = Plan(Sizes(256, 128, 64), {"sft": 2, "dpo": 2, "prm": 2}, 1, (1_000, 10_000), 3)
 
 
 def block_steps(kind: str, plan: Plan) -> int:
@@ -201,6 +201,45 @@ def kills_figure() -> dict[str, Any]:
     return found
 
 
+SIDES = {"product": "this project", "default": "TRL as it comes", "best": "TRL at its best", "bare": "bare loop"}
+
+
+def rates_table(detail: dict[str, Any], kinds: Sequence[str]) -> dict[str, Any]:
+    """Rates and the losses that go with them, of every side."""
+    rows = []
+    for kind in kinds:
+        found = detail[kind]
+        for side, rates in found["tokens_per_second"].items():
+            losses = found["losses_on_the_same_examples"][side]
+            padded = found["computed_over_non_padding_tokens"].get(side, "")
+            mean = found["mean_loss_of_the_rounds"][side]
+            rows.append([kind, SIDES[side], round(median(rates)), padded, losses[0], losses[-1], mean])
+    losses_of = ["loss of step 1 *", f"of step {CHECKED_STEPS} *", "mean loss of the rounds"]
+    columns = ["kind", "side", "tokens/s", "computed / non-padding tokens", *losses_of]
+    return {
+        "title": "Medians of the rounds (* on the same examples in the same order).",
+        "columns": columns,
+        "rows": rows,
+    }
+
+
+def memory_table(found: dict[str, dict[int, dict[str, int]]]) -> dict[str, Any]:
+    """Peaks in MiB."""
+    rows = [[size, *(round(found[method][size]["peak"] / 2**20, 1) for method in found)] for size in found["product"]]
+    title = (f"Peak memory of {logprob_memory.TOKENS} log-probs, forward and backward, MiB beyond inputs, head and "
+             "their gradients.")  # fmt: skip
+    return {"title": title, "columns": ["vocabulary", "this project", "full logits"], "rows": rows}
+
+
+def scoring_table(found: dict[str, Any]) -> dict[str, Any]:
+    """At once against a prefix at a time."""
+    steps, at_once, one_by_one = (sum(column) for column in zip(*found["passes"], strict=True))
+    rows = [[len(found["passes"]), steps, at_once, one_by_one, found["seconds_ratio"], found["score_difference"]]]
+    columns = ["trajectories", "steps", "passes at once", "passes a prefix at a time", "seconds, ratio",
+               "largest difference of a score (bf16)"]  # fmt: skip
+    return {"title": "Scoring every step of a trajectory.", "columns": columns, "rows": rows}
+
+
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser()
@@ -235,11 +274,12 @@ def main() -> None:
     figures["logprob_memory_150k_over_1k"] = memory_figure(memory)
     figures["kills_bit_identical"] = kills_figure()
     detail |= {"scoring": passes, "logprob_memory_bytes": memory}
+    tables = [rates_table(detail, kinds), memory_table(memory), scoring_table(passes)]
     if arguments.quick or kinds != list(SETTINGS):
-        print(json.dumps({"detail": detail, "figures": figures}, indent=1))
+        print(json.dumps({"detail": detail, "figures": figures, "tables": tables}, indent=1))
         return
     versions = {"trl": detail["sft"]["trl"], "trl_with_prm": detail["prm"]["trl"]}
-    print(write_result("training", figures, detail, versions))
+    print(write_result("training", figures, detail, more_versions=versions, tables=tables))
 
 
 if __name__ == "__main__":

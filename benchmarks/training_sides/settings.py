@@ -1,4 +1,9 @@
-"""What every side of a kind has in common: examples a step, learning rate (constant), AdamW's betas, beta of DPO."""
+"""What every side of a kind has in common: examples a step, learning rate (constant), AdamW's betas, beta of DPO.
+
+Process rewards have eight trajectories a step, TRL's own default for a device: its PRMTrainer adds up the means of
+accumulated micro-batches (four of them give four times the loss and the gradient), so that with accumulation it would
+not do the same work.
+"""
 
 from dataclasses import dataclass
 
@@ -11,6 +16,6 @@ class Settings:
     learning_rate: float
 
 
-SETTINGS = {"sft": Settings(32, 1e-3), "dpo": Settings(16, 1e-4), "prm": Settings(32, 3e-4)}
+SETTINGS = {"sft": Settings(32, 1e-3), "dpo": Settings(16, 1e-4), "prm": Settings(8, 3e-4)}
 BETAS = (0.9, 0.999)
 DPO_BETA = 0.1
