@@ -36,9 +36,20 @@ def figure(ratios: list[float], *, goal: float, how: str) -> dict[str, Any]:
     }
 
 
-def write_result(name: str, figures: dict[str, Any], detail: dict[str, Any]) -> Path:
-    """Write `results/<name>.json`; `detail` says how the runs were made."""
+def write_result(
+    name: str,
+    figures: dict[str, Any],
+    detail: dict[str, Any],
+    *,
+    more_versions: dict[str, str] | None = None,
+    tables: list[dict[str, Any]] | None = None,
+) -> Path:
+    """Write `results/<name>.json`; `detail` says how the runs were made, `more_versions` is what they ran beside ours.
+
+    `tables` (title, columns, rows) are shown in docs/benchmarks.md below the figures.
+    """
     path = RESULTS / f"{name}.json"
-    stamp = {"machine": machine(), "commit": code_commit(), "date": time.strftime("%Y-%m-%d"), "versions": versions()}
-    write_json(path, {**stamp, "detail": detail, "figures": figures})
+    found = {**versions(), **(more_versions or {})}
+    stamp = {"machine": machine(), "commit": code_commit(), "date": time.strftime("%Y-%m-%d"), "versions": found}
+    write_json(path, {**stamp, "detail": detail, "figures": figures, **({"tables": tables} if tables else {})})
     return path

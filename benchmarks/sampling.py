@@ -13,16 +13,15 @@ core that the other needs. Look at the machine's load first: a busy core makes t
 import argparse
 import asyncio
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from benchmarks.result import figure, write_result
+from benchmarks.sides import Side, load_before, serve
 from data.tasks.word_arithmetic import WordArithmetic
 from models.load import load_tokenizer
 from sampling.client import SampleRequest, SamplingParams
@@ -84,35 +83,10 @@ class InProcess:
         return tokens / (time.perf_counter() - started)
 
 
-class Side:
-    """One side in a process and session of its own, as its users run it: a client that shares a process group
-    with a busy engine is starved by the kernel's group scheduling."""
-
-    def __init__(self, name: str, arguments: argparse.Namespace, base_url: str = ""):
-        command = [sys.executable, "-m", "benchmarks.sampling", arguments.model, "--side", name, "--base-url", base_url]
-        command += ["--num-problems", str(arguments.num_problems)]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True)
-        self.tokens_per_second()  # up, and warm
-
-    def tokens_per_second(self) -> float:
-        """One round, after a rest."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write("go\n")
-        self.process.stdin.flush()
-        for line in self.process.stdout:
-            if line.startswith("tokens/s "):
-                return float(line.split()[1])
-        raise RuntimeError(f"a side of the benchmark ended with exit code {self.process.wait()}")
-
-    def stop(self) -> None:
-        """End its process group."""
-        if self.process.stdin is not None:
-            self.process.stdin.close()
-        with suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGTERM)
-        self.process.wait(60)
+def side_command(name: str, arguments: argparse.Namespace, base_url: str = "") -> list[str]:
+    """The command line of one side."""
+    command = [sys.executable, "-m", "benchmarks.sampling", arguments.model, "--side", name, "--base-url", base_url]
+    return [*command, "--num-problems", str(arguments.num_problems)]
 
 
 def serve_side(arguments: argparse.Namespace) -> None:
@@ -124,8 +98,7 @@ def serve_side(arguments: argparse.Namespace) -> None:
         side: Any = ServerSide(arguments.model, arguments.base_url, requests, params)
     else:
         side = InProcess(arguments.model, requests, params)
-    for _ in sys.stdin:
-        print(f"tokens/s {side.tokens_per_second()}", flush=True)
+    serve(lambda _: {"tokens_per_second": side.tokens_per_second()})
 
 
 def measure(arguments: argparse.Namespace) -> list[tuple[float, float]]:
@@ -135,12 +108,15 @@ def measure(arguments: argparse.Namespace) -> list[tuple[float, float]]:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         quiet = {**ENGINE, "disable_log_stats": True, "disable_uvicorn_access_log": True}
         server = stack.enter_context(VLLMServer(arguments.model, f"{folder}/server.log", options=quiet))
-        sides = [Side("server", arguments, server.base_url), Side("engine", arguments)]
-        for side in sides:
-            stack.callback(side.stop)
+        commands = [side_command("server", arguments, server.base_url), side_command("engine", arguments)]
+        sides = []
+        for command in commands:
+            sides.append(Side(command))
+            stack.callback(sides[-1].stop)
+            sides[-1].ask()  # up, and warm
         for turn in range(arguments.rounds):
             order = sides if turn % 2 else sides[::-1]
-            rates = {side: side.tokens_per_second() for side in order}
+            rates = {side: side.ask()["tokens_per_second"] for side in order}
             pairs.append((rates[sides[0]], rates[sides[1]]))
             print(f"round {turn}: server {pairs[-1][0]:.0f}, in process {pairs[-1][1]:.0f} tokens/s", file=sys.stderr)
     return pairs
@@ -158,14 +134,14 @@ def main() -> None:
     if arguments.side:
         serve_side(arguments)
         return
-    load = os.getloadavg()[0]
+    load = load_before()
     pairs = measure(arguments)
     ratios = [one / other for one, other in pairs]
     figures = {"server_vs_in_process": figure(ratios, goal=0.9, how="bash scripts/bench.sh sampling MODEL")}
     detail = {
         "requests": f"{arguments.num_problems} prompts x n=8, 64 requests in flight, max_num_seqs 256",
         "tokens_per_second": [[round(one), round(other)] for one, other in pairs],
-        "load_before": round(load, 2),
+        "load_before": load,
     }
     print(write_result("sampling", figures, detail))
     print(f"server / in process: {figures['server_vs_in_process']['value']}")
