@@ -53,8 +53,8 @@ class Loader:
         longest = max(self.examples, key=computed_tokens, default=None)
         if longest is not None and computed_tokens(longest) > budget:
             size = computed_tokens(longest)
-            raise BadInput(f"example '{longest.id}' has {size} tokens, more than micro_batch_tokens {budget}: raise it, "
-                           "or lower examples.max_length")  # fmt: skip
+            raise BadInput(f"example '{longest.id}' has {size} tokens, more than micro_batch_tokens {budget}: raise "
+                           "it, or lower examples.max_length")  # fmt: skip
         if self.batch_size < self.world_size:
             raise BadInput(f"batch_size {self.batch_size} leaves some of {self.world_size} ranks without an example: "
                            f"choose batch_size={self.world_size} at least")  # fmt: skip
