@@ -1,4 +1,7 @@
-"""Two gloo ranks equal one process: plain gradient sums, and DeepSpeed. Real programs, behind torchrun."""
+"""Two gloo ranks equal one process: plain gradient sums, and DeepSpeed's ZeRO 0 to 3, also with offload.
+
+Real programs on real ranks: in forked children that are given what a launcher gives, and behind torchrun.
+"""
 
 import json
 import os
@@ -6,12 +9,18 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM  # noqa: F401  (loaded once, before the forks)
 
+from benchmarks.forked import run_ranks
 from models.load import load_policy, load_tokenizer
+
+torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 240
@@ -38,6 +47,17 @@ def train(run: Path, files: list[str], num_ranks: int, *settings: str) -> subpro
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done
+
+
+def train_forked(run: Path, files: list[str], num_ranks: int, *settings: str) -> str:
+    """The same without the seconds that a launcher and the imports cost; what all ranks printed."""
+    log = run.with_suffix(".log")
+    before = log.stat().st_size if log.exists() else 0
+    mine = [*SETTINGS, f"output_dir={run}", *files, *settings]
+    codes = run_ranks("trainer_base_ds_mul.py", mine, log, num_ranks)
+    printed = log.read_text()[before:]
+    assert codes == [0] * num_ranks, printed[-3000:]
+    return printed
 
 
 def curve(run: Path, name: str) -> list[float]:
@@ -99,32 +119,57 @@ def test_two_processes_equal_one(one_process: Path, files: list[str], tmp_path: 
     assert_same_weights(one_process, tmp_path / "run", tolerance=1e-5)
 
 
-@pytest.mark.parametrize(
-    "engine",
-    ["zero2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero0", "zero1", "zero3"))],
-)
-def test_two_deepspeed_processes_equal_one_also_when_resumed(
-    engine: str, one_process: Path, files: list[str], tmp_path: Path
+def assert_equals_one_process_also_when_resumed(
+    one_process: Path, run: Path, start: Callable[[], str], tolerance: float = 1e-4
 ) -> None:
-    run, settings = tmp_path / "run", f"deepspeed={engine}"
-    assert_quiet(train(run, files, 2, settings))
-    assert_same_run(one_process, run, tolerance=1e-4)
-    assert_same_weights(one_process, run, tolerance=1e-4)
+    """`start` trains in `run` and returns what it printed: once, and again from the checkpoint of step 2."""
+    start()
+    assert_same_run(one_process, run, tolerance)
+    assert_same_weights(one_process, run, tolerance)
     assert load_policy(str(run / "model")).num_parameters() > 0
     assert load_tokenizer(str(run / "model")).pad_token_id is not None
 
     # Stopped after the checkpoint of step 2, as far as the folder knows.
-    (tmp_path / "straight").mkdir()
-    shutil.move(run / "model", tmp_path / "straight" / "model")
+    straight = run.with_name("straight")
+    straight.mkdir()
+    shutil.move(run / "model", straight / "model")
     rows = curve(run, "train/loss")
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000002"]
-    done = train(run, files, 2, settings)
-    assert "resuming" in done.stderr
-    assert "at step 2 of 4" in done.stderr
+    printed = start()
+    assert "resuming" in printed
+    assert "at step 2 of 4" in printed
     assert curve(run, "train/loss") == pytest.approx(rows, abs=1e-6)
-    assert_same_weights(tmp_path / "straight", run, tolerance=1e-6)
+    assert_same_weights(straight, run, tolerance=1e-6)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    ["zero0", "zero1", "zero2", "zero3", "zero3_offload",
+     *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero1_offload", "zero2_offload"))],
+)  # fmt: skip
+def test_zero_on_two_ranks_equals_one_process_also_when_resumed(
+    engine: str, one_process: Path, files: list[str], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert_equals_one_process_also_when_resumed(
+        one_process, run, lambda: train_forked(run, files, 2, f"deepspeed={engine}")
+    )
+
+
+@pytest.mark.slow
+def test_zero_behind_torchrun_is_quiet_and_equals_one_process(
+    one_process: Path, files: list[str], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+
+    def start() -> str:
+        done = train(run, files, 2, "deepspeed=zero2")
+        assert_quiet(done)
+        return done.stderr
+
+    assert_equals_one_process_also_when_resumed(one_process, run, start)
 
 
 def test_deepspeed_needs_no_launcher_for_one_process(one_process: Path, files: list[str], tmp_path: Path) -> None:
-    assert_quiet(train(tmp_path / "run", files, 1, "deepspeed=zero2"))
+    train_forked(tmp_path / "run", files, 1, "deepspeed=zero2")
     assert_same_run(one_process, tmp_path / "run", tolerance=1e-4)

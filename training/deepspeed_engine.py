@@ -1,7 +1,8 @@
 """The same engine over `deepspeed.initialize`: ZeRO 0 to 3, offload, on GPUs (nccl) or CPUs (gloo).
 
 The YAML is DeepSpeed's own JSON; batch sizes and clipping are filled in here from the run's config. The
-optimizer is ours (torch.optim) and the loop sets the learning rate, so that one schedule serves all engines.
+optimizer is ours (torch.optim) and the loop sets the learning rate, so that one schedule serves all engines; with
+offload it runs on the CPU as it is (fused), where DeepSpeed's own would be compiled at its first use.
 DeepSpeed averages gradients over ranks; losses are scaled by the number of ranks to make that a sum.
 """
 
@@ -40,6 +41,7 @@ class DeepSpeedEngine:
     ):
         os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
         import deepspeed
+        from deepspeed.runtime.zero.utils import ZeRORuntimeException
 
         # An operator of inference only, which DeepSpeed would compile (a minute, and a compiler) on CPUs.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -59,7 +61,7 @@ class DeepSpeedEngine:
             self.model, self.optimizer, _, _ = deepspeed.initialize(
                 model=model, optimizer=optimizer, config={**settings, **run_settings}
             )
-        except ValueError as error:
+        except (ValueError, ZeRORuntimeException) as error:
             raise BadSettings(f"DeepSpeed refuses its settings: {' '.join(str(error).split())}") from error
         # Frozen weights (all but the adapters of LoRA) stay out of checkpoints.
         self.has_frozen = any(not parameter.requires_grad for parameter in model.parameters())
