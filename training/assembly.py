@@ -9,11 +9,18 @@ from runtime.distributed import device, rank, world_size
 from runtime.entrypoint import build
 from runtime.manifest import write_folder
 from runtime.schemas import TrainConfig
-from training.deepspeed_engine import DeepSpeedEngine
+from training.deepspeed_engine import BadSettings, DeepSpeedEngine, tensor_parallel_size
 from training.engine import Engine, TorchEngine
 from training.loop import Loop
 
 log = logging.getLogger("train")
+
+
+def data_ranks(config: TrainConfig) -> tuple[int, int]:
+    """(this rank's place, how many there are) among those that read different examples: the ranks over which tensor
+    parallelism cuts a layer read the same ones."""
+    size = tensor_parallel_size(config.deepspeed)
+    return rank() // size, world_size() // size
 
 
 def make_engine(config: TrainConfig, model: Any) -> Engine:
@@ -22,7 +29,9 @@ def make_engine(config: TrainConfig, model: Any) -> Engine:
     optimizer = build(config.optimizer, params=trained, lr=config.learning_rate)
     if not config.deepspeed:
         return TorchEngine(model, optimizer, device(), config.max_grad_norm)
-    num_micro_batches = config.batch_size // (config.micro_batch_size * world_size())
+    if config.lora and tensor_parallel_size(config.deepspeed) > 1:
+        raise BadSettings("adapters cannot be had with tensor parallelism: set lora=none or deepspeed=zero3")
+    num_micro_batches = config.batch_size // (config.micro_batch_size * data_ranks(config)[1])
     return DeepSpeedEngine(
         model,
         optimizer,

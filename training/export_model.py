@@ -78,7 +78,10 @@ class ExportModel:
         if is_adapted:
             model = build(self.config["lora"]).wrap(model)
         is_sharded = is_deepspeed_checkpoint(self.folder)
-        stored = full_weights(self.folder) if is_sharded else load_file(self.folder / "weights.safetensors")
+        if is_sharded:
+            stored = full_weights(self.folder, {name: value.shape for name, value in model.state_dict().items()})
+        else:
+            stored = load_file(self.folder / "weights.safetensors")
         load_weights(model, stored, str(self.folder))
         tokenizer = load_tokenizer(self.config["model"]["path"])
 
