@@ -169,7 +169,13 @@ def test_settings_that_cannot_work_are_refused(tiny_policy: Path) -> None:
         adapted(tiny_policy, targets=["query"])
     with pytest.raises(BadModel, match=r"lora.bits must be 0, 4 or 8, got 3"):
         Lora(bits=3)
-    with pytest.raises(BadModel, match=r"QLoRA \(lora.bits=4\) (cannot run|is not built): .*set lora.bits=0"):
+
+
+def test_a_quantised_base_without_bitsandbytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        BadModel, match=r"QLoRA \(lora.bits=4\) cannot run: .*pip install bitsandbytes, or set lora.bits"
+    ):
         Lora(bits=4)
 
 

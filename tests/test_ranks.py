@@ -220,8 +220,8 @@ def test_a_scalar_head_is_gathered_with_its_config(
     row = {"prompt": "Tom has 3.\n", "steps": ["He buys 2.\n", "#### 5"], "prompt_ids": [5, 9, 11],
            "step_ends": [2, 4], "num_correct": [1, 2], "num_completions": [4, 3]}  # fmt: skip
     rows = [
-        {**row, "id": f"t{i}", "problem_id": f"t{i}", "response_ids": [20 + i, 30, 40, 50], "values": [0.25, float(i % 2)],
-         "is_correct": i % 2 == 1} for i in range(16)
+        {**row, "id": f"t{i}", "problem_id": f"t{i}", "response_ids": [20 + i, 30, 40, 50],
+         "values": [0.25, float(i % 2)], "is_correct": i % 2 == 1} for i in range(16)
     ]  # fmt: skip
     (tmp_path / "values.jsonl").write_text("".join(json.dumps(values) + "\n" for values in rows))
     mine = [f"model.path={tiny_policy}", "model=process_reward", "model.num_labels=4", "objective=process_reward",

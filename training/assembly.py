@@ -4,7 +4,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from models.lora import PolicyWithoutAdapters, merge_adapter
+from models.lora import PolicyWithoutAdapters, merge_adapter, write_bits
 from runtime.distributed import device, rank, world_size
 from runtime.entrypoint import build
 from runtime.manifest import write_folder
@@ -29,6 +29,10 @@ def make_engine(config: TrainConfig, model: Any) -> Engine:
     optimizer = build(config.optimizer, params=trained, lr=config.learning_rate)
     if not config.deepspeed:
         return TorchEngine(model, optimizer, device(), config.max_grad_norm)
+    if config.lora and config.lora.get("bits") and config.deepspeed.get("zero_optimization", {}).get("stage") == 3:
+        raise BadSettings(
+            "lora.bits cannot be had with ZeRO stage 3, which cuts weights as they are: set deepspeed=zero2"
+        )
     if config.lora and tensor_parallel_size(config.deepspeed) > 1:
         raise BadSettings("adapters cannot be had with tensor parallelism: set lora=none or deepspeed=zero3")
     num_micro_batches = config.batch_size // (config.micro_batch_size * data_ranks(config)[1])
@@ -67,6 +71,8 @@ def save_model(loop: Loop, tokenizer: Any) -> None:
     def write_adapter(folder: Path) -> None:
         loop.engine.save_model(folder)
         (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card
+        if rank() == 0:
+            write_bits(folder, int(config.lora.get("bits", 0)))
 
     def write(folder: Path) -> None:
         if not config.lora:
