@@ -3,9 +3,10 @@
 import os
 import runpy
 import signal
+import socket
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,10 +29,11 @@ def start(work: Callable[[], None]) -> int:
         os._exit(code)
 
 
-def start_program(name: str, settings: Sequence[str], log: Path) -> int:
+def start_program(name: str, settings: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> int:
     """The process id of `python <name> <settings>`; what it prints is appended to `log`."""
 
     def work() -> None:
+        os.environ.update(environment or {})
         descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
@@ -46,6 +48,21 @@ def start_program(name: str, settings: Sequence[str], log: Path) -> int:
             sys.stderr.flush()
 
     return start(work)
+
+
+def run_ranks(name: str, settings: Sequence[str], log: Path, num_ranks: int) -> list[int]:
+    """Run a program on CPUs, on `num_ranks` ranks as a launcher would (1: without one); their exit codes."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    pids = []
+    for rank in range(num_ranks):
+        environment = {"CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
+        if num_ranks > 1:
+            environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(num_ranks)}
+            environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        pids.append(start_program(name, settings, log, environment))
+    return [exit_code(pid) for pid in pids]
 
 
 def exit_code(pid: int) -> int:

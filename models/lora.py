@@ -5,7 +5,6 @@ its base. The reference of DPO is the policy with its adapters off: no second co
 adapter is peft's own folder; `merge_adapter` makes a standard Hugging Face folder of it and its base.
 """
 
-import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,9 +15,11 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from models.load import BadModel, from_pretrained, load_policy
+from models.quantised import check_bits, quantise, round_weights
 from models.scalar_head import load_process_reward
 
 HEADS = ("score", "classifier")
+QUANTISATION = "quantisation.json"
 # What peft calls the tasks of our models, by the ending of the network's name.
 TASKS = {"ForCausalLM": "CAUSAL_LM", "ForTokenClassification": "TOKEN_CLS", "ForSequenceClassification": "SEQ_CLS"}
 
@@ -29,7 +30,7 @@ class Lora:
 
     The update of a weight is `alpha / rank` times B A; with `is_dora` its direction only, beside a trained
     magnitude. `dropout` is applied to the adapters' input. `bits` 4 or 8 keeps the frozen base quantised
-    (QLoRA, Dettmers et al. 2023), 0 as it is.
+    (QLoRA, models.quantised), 0 as it is.
     """
 
     rank: int = 16
@@ -43,8 +44,7 @@ class Lora:
         if self.rank < 1 or self.alpha <= 0 or not 0 <= self.dropout < 1:
             raise BadModel(f"lora: rank must be at least 1, alpha above 0 and dropout in [0, 1), got {self.rank}, "
                            f"{self.alpha} and {self.dropout}")  # fmt: skip
-        if self.bits:
-            check_quantised(self.bits)
+        check_bits(self.bits)
 
     def wrap(self, model: PreTrainedModel) -> Any:
         """The model with adapters, all else frozen; a scalar head is trained and saved whole.
@@ -57,6 +57,8 @@ class Lora:
         task = next((task for ending, task in TASKS.items() if name.endswith(ending)), None)
         if task is None:
             raise BadModel(f"lora: a {name} cannot have adapters here: {', '.join(TASKS)} can")
+        if self.bits:
+            model = quantise(model, self.bits)
         heads = [head for head in HEADS if hasattr(model, head)]
         config = LoraConfig(
             r=self.rank,
@@ -74,17 +76,6 @@ class Lora:
                             if isinstance(part, torch.nn.Linear)})  # fmt: skip
             raise BadModel(f"lora.targets {self.targets} is not in the model: its layers are {', '.join(names)}, or "
                            f"all-linear ({str(error)[:80]})") from None  # fmt: skip
-
-
-def check_quantised(bits: int) -> None:
-    """Raise BadModel: a quantised base is not to be had, and why."""
-    if bits not in (4, 8):
-        raise BadModel(f"lora.bits must be 0, 4 or 8, got {bits}")
-    missing = [] if importlib.util.find_spec("bitsandbytes") else ["the package bitsandbytes is not installed"]
-    missing += [] if torch.cuda.is_available() else ["there is no CUDA GPU"]
-    if missing:
-        raise BadModel(f"QLoRA (lora.bits={bits}) cannot run: {' and '.join(missing)}: set lora.bits=0")
-    raise BadModel(f"QLoRA (lora.bits={bits}) is not built: set lora.bits=0, which keeps the base as it is")
 
 
 class PolicyWithoutAdapters:
@@ -129,6 +120,21 @@ def read_adapter(adapter: Path) -> dict[str, Any]:
     return settings
 
 
+def write_bits(adapter: Path, bits: int) -> None:
+    """Leave a note beside an adapter that its base was quantised, which peft's own files do not say."""
+    if bits:
+        (adapter / QUANTISATION).write_text(json.dumps({"bits": bits}) + "\n")
+
+
+def read_bits(adapter: Path) -> int:
+    """The bits of the base that an adapter was trained on; 0: it was not quantised."""
+    path = adapter / QUANTISATION
+    try:
+        return int(json.loads(path.read_text())["bits"]) if path.is_file() else 0
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadModel(f"{path} cannot be read ({error}): save the adapter again") from None
+
+
 def base_of_adapter(adapter: Path, base: str = "") -> PreTrainedModel:
     """The model an adapter stands on: `base`, or the folder the adapter itself names; a head of its size."""
     settings = read_adapter(adapter)
@@ -157,11 +163,15 @@ def _num_labels(adapter: Path) -> int | None:
 
 
 def merge_adapter(adapter: Path, load_base: Callable[[], Any]) -> Any:
-    """The adapter's base with the adapter added to its weights, in float32: a plain model. Errors as BadModel."""
+    """The adapter's base with the adapter added to its weights, in float32: a plain model. Errors as BadModel.
+
+    An adapter of a quantised base is added to the rounded weights it was trained on.
+    """
     from peft import PeftModel
 
     read_adapter(adapter)
-    base = load_base()
+    bits = read_bits(adapter)
+    base = round_weights(load_base(), bits) if bits else load_base()
     try:
         return PeftModel.from_pretrained(base, str(adapter)).merge_and_unload(safe_merge=True)
     except Exception as error:  # safetensors, torch and peft raise many kinds; each is one bad adapter

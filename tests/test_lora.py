@@ -16,7 +16,7 @@ from models.lora import Lora, PolicyWithoutAdapters, base_of_adapter, merge_adap
 from models.scalar_head import load_process_reward
 from runtime.schemas import TrainConfig
 from training import checkpoint
-from training.engine import TorchEngine, load_weights, trained_tensors
+from training.engine import TorchEngine, autocast, load_weights, trained_tensors
 from training.loop import Loop
 from training.objectives.dpo import DirectPreference
 from training.objectives.sft import SupervisedFineTuning
@@ -170,7 +170,13 @@ def test_settings_that_cannot_work_are_refused(tiny_policy: Path) -> None:
         adapted(tiny_policy, targets=["query"])
     with pytest.raises(BadModel, match=r"lora.bits must be 0, 4 or 8, got 3"):
         Lora(bits=3)
-    with pytest.raises(BadModel, match=r"QLoRA \(lora.bits=4\) (cannot run|is not built): .*set lora.bits=0"):
+
+
+def test_a_quantised_base_without_bitsandbytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(
+        BadModel, match=r"QLoRA \(lora.bits=4\) cannot run: .*pip install bitsandbytes, or set lora.bits"
+    ):
         Lora(bits=4)
 
 
@@ -206,3 +212,41 @@ def test_checkpointed_gradients_are_the_same(kind: str, tiny_policy: Path) -> No
     assert all(float(gradient.abs().sum()) > 0 for gradient in found[0])
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_checkpointed_gradients_save_fewer_activations(precision: str, tiny_policy: Path) -> None:
+    saved, gradients = [], []
+    for is_on in (False, True):
+        model = load_policy(str(tiny_policy), is_checkpointing_gradients=is_on).train()
+        own = {parameter.data_ptr() for parameter in model.parameters()}
+        sizes: list[int] = []
+
+        def keep(tensor: torch.Tensor, own: set[int] = own, sizes: list[int] = sizes) -> torch.Tensor:
+            if tensor.data_ptr() not in own:
+                sizes.append(tensor.numel() * tensor.element_size())
+            return tensor
+
+        hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor)
+        with hooks, autocast(torch.device("cpu"), precision):
+            loss = model(input_ids=IDS.repeat(1, 8)).logits.float().square().mean()
+        saved.append(sum(sizes))
+        loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    assert saved[1] < 0.5 * saved[0], saved
+    for one, other in zip(*gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-7)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_with_checkpointed_gradients_is_the_same_run(precision: str, tiny_policy: Path, tmp_path: Path) -> None:
+    curves = []
+    for is_on in (False, True):
+        model = load_policy(str(tiny_policy), is_checkpointing_gradients=is_on)
+        loop = make_loop(model, SupervisedFineTuning(), EXAMPLES, tmp_path / str(is_on))
+        loop.config.precision = precision
+        loop.run()
+        rows = [json.loads(line) for line in (tmp_path / str(is_on) / "metrics.jsonl").read_text().splitlines()]
+        curves.append([row["train/loss"] for row in rows])
+    assert curves[0] == pytest.approx(curves[1], abs=1e-6)
+    assert len(curves[0]) == 4

@@ -1,4 +1,7 @@
-"""Two gloo ranks equal one process: plain gradient sums, and DeepSpeed. Real programs, behind torchrun."""
+"""Two gloo ranks equal one process: plain gradient sums, and DeepSpeed's ZeRO 0 to 3, also with offload.
+
+Real programs on real ranks: in forked children that are given what a launcher gives, and behind torchrun.
+"""
 
 import json
 import os
@@ -6,12 +9,20 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
+from benchmarks.forked import run_ranks
 from models.load import load_policy, load_tokenizer
+from training.export_model import ExportModel
+
+torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 240
@@ -20,6 +31,8 @@ STEPS = 4
 SETTINGS = f"""-cn train +examples@eval_examples=demonstrations model.attention=eager precision=fp32
     max_steps={STEPS} batch_size=8 micro_batch_size=2 learning_rate=0.01 warmup_steps=1 max_grad_norm=0.5
     optimizer.eps=1e-4 log_every=1 eval_every=1 save_every=2""".split()
+# Engines whose ranks hold parts of the weights.
+GATHERED = ["zero3", pytest.param("tensor_parallel", marks=pytest.mark.slow)]
 OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -38,6 +51,17 @@ def train(run: Path, files: list[str], num_ranks: int, *settings: str) -> subpro
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done
+
+
+def train_forked(run: Path, files: list[str], num_ranks: int, *settings: str) -> str:
+    """The same without the seconds that a launcher and the imports cost; what all ranks printed."""
+    log = run.with_suffix(".log")
+    before = log.stat().st_size if log.exists() else 0
+    mine = [*SETTINGS, f"output_dir={run}", *files, *settings]
+    codes = run_ranks("trainer_base_ds_mul.py", mine, log, num_ranks)
+    printed = log.read_text()[before:]
+    assert codes == [0] * num_ranks, printed[-3000:]
+    return printed
 
 
 def curve(run: Path, name: str) -> list[float]:
@@ -99,32 +123,116 @@ def test_two_processes_equal_one(one_process: Path, files: list[str], tmp_path: 
     assert_same_weights(one_process, tmp_path / "run", tolerance=1e-5)
 
 
-@pytest.mark.parametrize(
-    "engine",
-    ["zero2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero0", "zero1", "zero3"))],
-)
-def test_two_deepspeed_processes_equal_one_also_when_resumed(
-    engine: str, one_process: Path, files: list[str], tmp_path: Path
+def assert_same_export(one: Path, other: Path, tolerance: float) -> None:
+    """What the checkpoint of step 2 becomes, put together from the parts of all ranks."""
+    found = []
+    for run in (one, other):
+        output = other.with_name(f"export-{len(found)}")
+        ExportModel(str(run), "step-2").run("", SimpleNamespace(output=output, counts={}))
+        found.append(load_file(output / "model.safetensors"))
+        AutoModelForCausalLM.from_pretrained(output)
+    assert found[0].keys() == found[1].keys()
+    for name, value in found[0].items():
+        torch.testing.assert_close(found[1][name], value, rtol=0, atol=tolerance)
+
+
+def assert_equals_one_process_also_when_resumed(
+    one_process: Path, run: Path, start: Callable[[], str], tolerance: float = 1e-4
 ) -> None:
-    run, settings = tmp_path / "run", f"deepspeed={engine}"
-    assert_quiet(train(run, files, 2, settings))
-    assert_same_run(one_process, run, tolerance=1e-4)
-    assert_same_weights(one_process, run, tolerance=1e-4)
+    """`start` trains in `run` and returns what it printed: once, and again from the checkpoint of step 2."""
+    start()
+    assert_same_run(one_process, run, tolerance)
+    assert_same_weights(one_process, run, tolerance)
     assert load_policy(str(run / "model")).num_parameters() > 0
     assert load_tokenizer(str(run / "model")).pad_token_id is not None
 
     # Stopped after the checkpoint of step 2, as far as the folder knows.
-    (tmp_path / "straight").mkdir()
-    shutil.move(run / "model", tmp_path / "straight" / "model")
+    straight = run.with_name("straight")
+    straight.mkdir()
+    shutil.move(run / "model", straight / "model")
     rows = curve(run, "train/loss")
     assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-00000002"]
-    done = train(run, files, 2, settings)
-    assert "resuming" in done.stderr
-    assert "at step 2 of 4" in done.stderr
+    assert_same_export(one_process, run, tolerance)
+    printed = start()
+    assert "resuming" in printed
+    assert "at step 2 of 4" in printed
     assert curve(run, "train/loss") == pytest.approx(rows, abs=1e-6)
-    assert_same_weights(tmp_path / "straight", run, tolerance=1e-6)
+    assert_same_weights(straight, run, tolerance=1e-6)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    ["zero0", "zero1", "zero2", "zero3", "zero3_offload", "tensor_parallel",
+     *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero1_offload", "zero2_offload"))],
+)  # fmt: skip
+def test_zero_on_two_ranks_equals_one_process_also_when_resumed(
+    engine: str, one_process: Path, files: list[str], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    assert_equals_one_process_also_when_resumed(
+        one_process, run, lambda: train_forked(run, files, 2, f"deepspeed={engine}")
+    )
+
+
+@pytest.mark.slow
+def test_zero_behind_torchrun_is_quiet_and_equals_one_process(
+    one_process: Path, files: list[str], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+
+    def start() -> str:
+        done = train(run, files, 2, "deepspeed=zero2")
+        assert_quiet(done)
+        return done.stderr
+
+    assert_equals_one_process_also_when_resumed(one_process, run, start)
 
 
 def test_deepspeed_needs_no_launcher_for_one_process(one_process: Path, files: list[str], tmp_path: Path) -> None:
-    assert_quiet(train(tmp_path / "run", files, 1, "deepspeed=zero2"))
+    train_forked(tmp_path / "run", files, 1, "deepspeed=zero2")
     assert_same_run(one_process, tmp_path / "run", tolerance=1e-4)
+
+
+@pytest.mark.parametrize("engine", GATHERED)
+def test_tied_weights_are_gathered_and_stay_tied(
+    engine: str, files: list[str], tiny_policy: Path, tmp_path: Path
+) -> None:
+    tied = load_policy(str(tiny_policy))
+    tied.config.tie_word_embeddings = True
+    tied.tie_weights()
+    tied.save_pretrained(tmp_path / "tied")
+    load_tokenizer(str(tiny_policy)).save_pretrained(tmp_path / "tied")
+    mine = [f"model.path={tmp_path}/tied", "eval_examples=null", "eval_every=0"]
+    for name, num_ranks, settings in (("one", 1, []), ("two", 2, [f"deepspeed={engine}"])):
+        train_forked(tmp_path / name, files, num_ranks, *mine, *settings)
+    assert_same_weights(tmp_path / "one", tmp_path / "two", tolerance=1e-4)
+    assert "lm_head.weight" not in load_file(tmp_path / "two" / "model" / "model.safetensors")
+    model, found = AutoModelForCausalLM.from_pretrained(tmp_path / "two" / "model", output_loading_info=True)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert not found["missing_keys"]
+    assert not found["unexpected_keys"]
+
+
+@pytest.mark.parametrize("engine", GATHERED)
+def test_a_scalar_head_is_gathered_with_its_config(
+    engine: str, files: list[str], tiny_policy: Path, tmp_path: Path
+) -> None:
+    row = {"prompt": "Tom has 3.\n", "steps": ["He buys 2.\n", "#### 5"], "prompt_ids": [5, 9, 11],
+           "step_ends": [2, 4], "num_correct": [1, 2], "num_completions": [4, 3]}  # fmt: skip
+    rows = [
+        {**row, "id": f"t{i}", "problem_id": f"t{i}", "response_ids": [20 + i, 30, 40, 50],
+         "values": [0.25, float(i % 2)], "is_correct": i % 2 == 1} for i in range(16)
+    ]  # fmt: skip
+    (tmp_path / "values.jsonl").write_text("".join(json.dumps(values) + "\n" for values in rows))
+    mine = [f"model.path={tiny_policy}", "model=process_reward", "model.num_labels=4", "objective=process_reward",
+            "examples=step_values", f"examples.path={tmp_path}/values.jsonl", "~eval_examples",
+            "eval_every=0"]  # fmt: skip
+    for name, num_ranks, settings in (("one", 1, []), ("two", 2, [f"deepspeed={engine}"])):
+        train_forked(tmp_path / name, [], num_ranks, *mine, *settings)
+    assert_same_weights(tmp_path / "one", tmp_path / "two", tolerance=1e-4)
+    folder = tmp_path / "two" / "model"
+    model, found = AutoModelForTokenClassification.from_pretrained(folder, output_loading_info=True)
+    assert model.config.num_labels == 4
+    assert float(model.score.weight.detach().abs().max()) > 0
+    assert not found["missing_keys"]
+    assert not found["unexpected_keys"]

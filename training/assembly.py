@@ -1,19 +1,34 @@
 """The parts of a training run from its config: model, adapters, engine, objective; and the folders it leaves."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from models.lora import PolicyWithoutAdapters, merge_adapter
+from data.loader import Loader
+from models.lora import PolicyWithoutAdapters, merge_adapter, write_bits
 from runtime.distributed import device, rank, world_size
 from runtime.entrypoint import build
 from runtime.manifest import write_folder
 from runtime.schemas import TrainConfig
-from training.deepspeed_engine import DeepSpeedEngine
+from training.deepspeed_engine import BadSettings, DeepSpeedEngine, tensor_parallel_size
 from training.engine import Engine, TorchEngine
 from training.loop import Loop
 
 log = logging.getLogger("train")
+
+
+def data_ranks(config: TrainConfig) -> tuple[int, int]:
+    """(this rank's place, how many there are) among those that read different examples: the ranks over which tensor
+    parallelism cuts a layer read the same ones."""
+    size = tensor_parallel_size(config.deepspeed)
+    return rank() // size, world_size() // size
+
+
+def make_loader(config: TrainConfig, examples: Sequence[Any]) -> Loader:
+    """This rank's batches of the examples."""
+    sizes = (config.batch_size, config.micro_batch_size, config.seed)
+    return Loader(examples, *sizes, *data_ranks(config), micro_batch_tokens=config.micro_batch_tokens)
 
 
 def make_engine(config: TrainConfig, model: Any) -> Engine:
@@ -22,8 +37,14 @@ def make_engine(config: TrainConfig, model: Any) -> Engine:
     optimizer = build(config.optimizer, params=trained, lr=config.learning_rate)
     if not config.deepspeed:
         return TorchEngine(model, optimizer, device(), config.max_grad_norm)
+    if config.lora and config.lora.get("bits") and config.deepspeed.get("zero_optimization", {}).get("stage") == 3:
+        raise BadSettings(
+            "lora.bits cannot be had with ZeRO stage 3, which cuts weights as they are: set deepspeed=zero2"
+        )
+    if config.lora and tensor_parallel_size(config.deepspeed) > 1:
+        raise BadSettings("adapters cannot be had with tensor parallelism: set lora=none or deepspeed=zero3")
     size = config.micro_batch_size if not config.micro_batch_tokens else 1  # of its own books only: see start_step
-    num_micro_batches = config.batch_size // (size * world_size())
+    num_micro_batches = config.batch_size // (size * data_ranks(config)[1])
     return DeepSpeedEngine(
         model,
         optimizer,
@@ -59,6 +80,8 @@ def save_model(loop: Loop, tokenizer: Any) -> None:
     def write_adapter(folder: Path) -> None:
         loop.engine.save_model(folder)
         (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card
+        if rank() == 0:
+            write_bits(folder, int(config.lora.get("bits", 0)))
 
     def write(folder: Path) -> None:
         if not config.lora:

@@ -1,12 +1,17 @@
 """The same engine over `deepspeed.initialize`: ZeRO 0 to 3, offload, on GPUs (nccl) or CPUs (gloo).
 
 The YAML is DeepSpeed's own JSON; batch sizes and clipping are filled in here from the run's config. The
-optimizer is ours (torch.optim) and the loop sets the learning rate, so that one schedule serves all engines.
+optimizer is ours (torch.optim) and the loop sets the learning rate, so that one schedule serves all engines; with
+offload it runs on the CPU as it is (fused), where DeepSpeed's own would be compiled at its first use.
 DeepSpeed averages gradients over ranks; losses are scaled by the number of ranks to make that a sum.
+
+`tensor_parallel.autotp_size: N` cuts every layer over N neighbouring ranks (AutoTP). They read the same examples
+(`training.assembly.data_ranks`), so losses and counts are both N-fold in the sums over ranks and their quotient stays.
 """
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +27,29 @@ class BadSettings(ValueError):
     """DeepSpeed refuses its JSON."""
 
     exit_code = 2
+
+
+def tensor_parallel_size(settings: Mapping[str, Any] | None) -> int:
+    """Over how many ranks each layer is cut; 1 without tensor parallelism. Raises BadSettings where that cannot be."""
+    size = int(((settings or {}).get("tensor_parallel") or {}).get("autotp_size") or 1)
+    if size == 1 or settings is None:
+        return 1
+    if world_size() % size:
+        raise BadSettings(f"tensor_parallel.autotp_size {size} does not divide the {world_size()} ranks: start a "
+                          f"multiple of {size}")  # fmt: skip
+    stage = int(settings.get("zero_optimization", {}).get("stage", 0))
+    if stage not in (1, 2):
+        raise BadSettings(f"tensor_parallel.autotp_size {size} needs ZeRO stage 1 or 2, not {stage}: set "
+                          "deepspeed.zero_optimization.stage=1")  # fmt: skip
+    return size
+
+
+def check_head_is_whole(model: Any) -> None:
+    """Raise BadSettings where tensor parallelism has cut the output head: log-probs need all of the vocabulary."""
+    head = model.get_output_embeddings()
+    if head is not None and getattr(head.weight, "ds_is_replaced_module", False):
+        raise BadSettings("tensor_parallel cuts the output head, which log-probs need whole: set "
+                          "deepspeed.tensor_parallel.preset_model=llama, or partition_config")  # fmt: skip
 
 
 class DeepSpeedEngine:
@@ -40,6 +68,7 @@ class DeepSpeedEngine:
     ):
         os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
         import deepspeed
+        from deepspeed.runtime.zero.utils import ZeRORuntimeException
 
         # An operator of inference only, which DeepSpeed would compile (a minute, and a compiler) on CPUs.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -59,8 +88,11 @@ class DeepSpeedEngine:
             self.model, self.optimizer, _, _ = deepspeed.initialize(
                 model=model, optimizer=optimizer, config={**settings, **run_settings}
             )
-        except ValueError as error:
+        except (ValueError, ZeRORuntimeException) as error:
             raise BadSettings(f"DeepSpeed refuses its settings: {' '.join(str(error).split())}") from error
+        self.is_tensor_parallel = tensor_parallel_size(settings) > 1
+        if self.is_tensor_parallel:
+            check_head_is_whole(self.model.module)
         # Frozen weights (all but the adapters of LoRA) stay out of checkpoints.
         self.has_frozen = any(not parameter.requires_grad for parameter in model.parameters())
         self.zero_stage = int(settings.get("zero_optimization", {}).get("stage", 0))
@@ -98,6 +130,12 @@ class DeepSpeedEngine:
         import deepspeed
 
         module = self.model.module
+        if self.is_tensor_parallel:
+            # Puts the parts of each layer together, in the precision of the weights whatever its name says.
+            whole = self.model._consolidated_16bit_state_dict()
+            if is_main_rank():
+                module.save_pretrained(folder, state_dict=whole)
+            return
         with deepspeed.zero.GatheredParameters(list(module.parameters())):
             if is_main_rank():
                 state = {name: value.detach().cpu() for name, value in module.state_dict().items()}
@@ -123,16 +161,31 @@ def is_deepspeed_checkpoint(folder: Path) -> bool:
     return (folder / TAG).is_dir()
 
 
-def full_weights(folder: Path) -> dict[str, torch.Tensor]:
+def full_weights(folder: Path, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Tensor]:
     """The float32 weights of a checkpoint of any ZeRO stage and any number of ranks, put together on the CPU.
 
-    DeepSpeed's files are pickles: check the folder's manifest before.
+    `shapes` are those of the whole model's weights. DeepSpeed's files are pickles: check the folder's manifest before.
     """
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-    if not list((folder / TAG).glob("*zero_pp_rank_*optim_states.pt")):  # stage 0: every rank holds all of it
-        stored = torch.load(folder / TAG / "mp_rank_00_model_states.pt", map_location="cpu", weights_only=True)
-        return dict(stored["module"])
+    parts = sorted((folder / TAG).glob("mp_rank_*_model_states.pt"))
+    is_sharded = bool(list((folder / TAG).glob("*zero_pp_rank_*optim_states.pt")))
+    if len(parts) > 1 or not is_sharded:  # every data rank holds all of its part: tensor parallelism, or stage 0
+        stored = [_stored_module(path, is_sharded) for path in parts]
+        return {name: _joined([part[name] for part in stored], shapes.get(name)) for name in stored[0]}
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
     with open(os.devnull, "w") as no, contextlib.redirect_stdout(no), contextlib.redirect_stderr(no):
         return dict(get_fp32_state_dict_from_zero_checkpoint(str(folder), tag=TAG))
+
+
+def _stored_module(path: Path, is_sharded: bool) -> dict[str, torch.Tensor]:
+    """The weights in one of DeepSpeed's files; with ZeRO it also holds objects of DeepSpeed's own."""
+    return dict(torch.load(path, map_location="cpu", weights_only=not is_sharded)["module"])
+
+
+def _joined(parts: list[torch.Tensor], shape: torch.Size | None) -> torch.Tensor:
+    """A weight from the parts of the tensor-parallel ranks: the one dimension that is shorter than in `shape`."""
+    if shape is None or parts[0].shape == shape:
+        return parts[0]
+    short = [place for place, (mine, whole) in enumerate(zip(parts[0].shape, shape, strict=True)) if mine != whole]
+    return torch.cat(parts, dim=short[0])

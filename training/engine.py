@@ -122,9 +122,9 @@ class TorchEngine:
 
 def trained_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Trainable parameters (tied ones once, under their first name) and persistent buffers."""
-    every_name = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    persistent = model.state_dict().keys()
     found = {name: value for name, value in model.named_parameters() if value.requires_grad}
-    buffers = {name: value for name, value in model.state_dict().items() if name not in every_name}
+    buffers = {name: value for name, value in model.named_buffers(remove_duplicate=False) if name in persistent}
     return {name: value.detach().contiguous() for name, value in {**found, **buffers}.items()}
 
 

@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 
 from data.records import BadInput
 from models.load import load_tokenizer
+from models.lora import write_bits
+from models.quantised import round_weights
 from runtime.entrypoint import build
 from runtime.manifest import write_folder
 from training.checkpoint import Best, read_state, select
@@ -74,18 +76,23 @@ class ExportModel:
         if input_path:
             raise BadInput(f"input={input_path}: this stage reads a run: set stage.run_dir, leave input empty")
         model = build(self.config["model"])
-        is_adapted = bool(self.config.get("lora"))
-        if is_adapted:
-            model = build(self.config["lora"]).wrap(model)
+        lora = self.config.get("lora")
+        bits = int(lora.get("bits", 0)) if lora else 0
+        if lora:  # adapters of a quantised base belong to its rounded weights
+            model = build({**lora, "bits": 0}).wrap(round_weights(model, bits) if bits else model)
         is_sharded = is_deepspeed_checkpoint(self.folder)
-        stored = full_weights(self.folder) if is_sharded else load_file(self.folder / "weights.safetensors")
+        if is_sharded:
+            stored = full_weights(self.folder, {name: value.shape for name, value in model.state_dict().items()})
+        else:
+            stored = load_file(self.folder / "weights.safetensors")
         load_weights(model, stored, str(self.folder))
         tokenizer = load_tokenizer(self.config["model"]["path"])
 
         def write(partial: Path) -> None:
             whole = model
-            if is_adapted:
+            if lora:
                 model.save_pretrained(partial / "adapter")
+                write_bits(partial / "adapter", bits)
                 (partial / "adapter" / "README.md").unlink(missing_ok=True)
                 whole = model.merge_and_unload(safe_merge=True)
             whole.to(DTYPES[self.dtype]).save_pretrained(partial)

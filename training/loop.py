@@ -21,7 +21,7 @@ from data.examples import fingerprint
 from data.loader import Loader
 from data.packing import Layout
 from data.records import BadInput
-from runtime.distributed import gather_over_ranks, sum_over_ranks
+from runtime.distributed import gather_over_ranks, sum_over_ranks, world_size
 from runtime.schemas import TrainConfig
 from runtime.tracking import Metrics, Progress
 from training import checkpoint
@@ -211,7 +211,8 @@ class Loop:
         batches = self._batches(step)
         self.engine.start_step(len(batches))
         counts = [self.objective.count(batch) for batch in batches]
-        tokens = float(sum(batch.num_tokens for batch in batches))
+        # Ranks that share their examples (tensor parallelism) count them once in the speed.
+        tokens = sum(batch.num_tokens for batch in batches) * self.loader.world_size / world_size()
         count, tokens = sum_over_ranks([sum(counts), tokens])
         if count <= 0:
             raise NotFinite(f"step {step + 1}: nothing to learn from in {', '.join(batches[0].example_ids[:4])} ...")
