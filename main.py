@@ -27,6 +27,7 @@ from runtime.schemas import RLConfig
 from sampling.server import VLLMServer
 from sampling.vllm_client import VLLMClient
 from training.engine import TorchEngine
+from training.guards import check_tokenizer, model_limits
 
 log = logging.getLogger("rl")
 
@@ -85,6 +86,7 @@ def main(config: RLConfig) -> None:
         return
     torch.manual_seed(config.seed)
     tokenizer = load_tokenizer(config.model["path"])
+    check_tokenizer(tokenizer, model_limits(config.model["path"], tokenizer))
     server, client = build(config.server), build(config.client, seed=config.seed)
     if not isinstance(client, VLLMClient):
         raise BadConfig("reinforcement learning needs client=vllm: new weights are delivered over HTTP")

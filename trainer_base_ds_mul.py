@@ -16,12 +16,12 @@ import torch
 from data.loader import Loader
 from models.load import load_tokenizer
 from runtime.distributed import barrier, process_group, rank, world_size
-from runtime.entrypoint import BadConfig, build, entrypoint
+from runtime.entrypoint import BadConfig, entrypoint
 from runtime.life import exclusive
 from runtime.logs import set_up_logging
 from runtime.run_dir import check_run_dir, is_finished, open_run_dir
 from runtime.schemas import TrainConfig
-from training.assembly import make_engine, make_model, make_objective, save_model
+from training.assembly import load_data, make_engine, make_model, make_objective, save_model
 from training.loop import Loop
 
 log = logging.getLogger("train")
@@ -41,10 +41,10 @@ def main(config: TrainConfig) -> None:
     lock = exclusive(run_dir) if rank() == 0 else nullcontext()
     with lock, process_group(is_needed_alone=bool(config.deepspeed)):
         tokenizer = load_tokenizer(config.model["path"])
-        examples = build(config.examples).load(tokenizer)
+        examples, eval_examples = load_data(config, tokenizer)
         sizes = (config.batch_size, config.micro_batch_size, config.seed, rank(), world_size())
         loader = Loader(examples, *sizes)
-        eval_loader = Loader(build(config.eval_examples).load(tokenizer), *sizes) if config.eval_examples else None
+        eval_loader = Loader(eval_examples, *sizes) if eval_examples else None
         model = make_model(config)
         numbers = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
         engine = make_engine(config, model)

@@ -11,9 +11,28 @@ from runtime.manifest import write_folder
 from runtime.schemas import TrainConfig
 from training.deepspeed_engine import DeepSpeedEngine
 from training.engine import Engine, TorchEngine
+from training.guards import Limits, check_amount, check_examples, check_held_out, check_tokenizer, model_limits
 from training.loop import Loop
 
 log = logging.getLogger("train")
+
+
+def load_data(config: TrainConfig, tokenizer: Any) -> tuple[list[Any], list[Any]]:
+    """Training and evaluation examples, past the guards; no evaluation examples where the config has none."""
+    limits = model_limits(config.model["path"], tokenizer)
+    check_tokenizer(tokenizer, limits)
+    examples, eval_examples = (_load(node, tokenizer, limits) for node in (config.examples, config.eval_examples))
+    if eval_examples:
+        check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
+    check_amount(examples, config.batch_size)
+    return examples, eval_examples
+
+
+def _load(node: Any, tokenizer: Any, limits: Limits) -> list[Any]:
+    if not node:
+        return []
+    examples: list[Any] = build(node).load(tokenizer)
+    return check_examples(examples, str(node.get("path", "examples")), limits, node.get("max_length"))
 
 
 def make_engine(config: TrainConfig, model: Any) -> Engine:
