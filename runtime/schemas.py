@@ -32,6 +32,8 @@ class TrainConfig:
     `step-N`, `none`. The newest `keep_checkpoints` are kept, and the `keep_best` with the best `best_metric`
     (`best_is` lowest or highest; each evaluation that is one of them is saved). `on_nonfinite`: a loss or
     gradient that is not finite stops the run, or (skip) its step is left out, `max_skipped` times at most.
+
+    `debug` first shows examples with what the loss reads of them (data.example_view).
     """
 
     output_dir: str = MISSING
@@ -63,6 +65,7 @@ class TrainConfig:
     resume: str = "auto"
     on_nonfinite: str = "stop"
     max_skipped: int = 10
+    debug: bool = False
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 

@@ -1,11 +1,15 @@
 """The parts of a training run from its config: model, adapters, engine, objective; and the folders it leaves."""
 
 import logging
+import os
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from data.example_view import of_each_kind, token_text, view
 from models.lora import PolicyWithoutAdapters, merge_adapter
-from runtime.distributed import device, rank, world_size
+from runtime.distributed import device, is_main_rank, rank, world_size
 from runtime.entrypoint import build
 from runtime.manifest import write_folder
 from runtime.schemas import TrainConfig
@@ -25,7 +29,16 @@ def load_data(config: TrainConfig, tokenizer: Any) -> tuple[list[Any], list[Any]
     if eval_examples:
         check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
     check_amount(examples, config.batch_size)
+    if config.debug:
+        show_examples([*examples, *eval_examples], tokenizer)
     return examples, eval_examples
+
+
+def show_examples(examples: Sequence[Any], tokenizer: Any) -> None:
+    """Print one example of each kind, in colour on a terminal (unless NO_COLOR is set); on rank 0."""
+    is_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    for example in of_each_kind(examples) if is_main_rank() else []:
+        print(view(example, token_text(tokenizer), is_colour), end="\n\n", flush=True)
 
 
 def _load(node: Any, tokenizer: Any, limits: Limits) -> list[Any]:
