@@ -21,6 +21,7 @@ from runtime.life import exclusive
 from runtime.logs import set_up_logging
 from runtime.run_dir import check_run_dir, is_finished, open_run_dir
 from runtime.schemas import TrainConfig
+from runtime.tracking import check_tracking
 from training.assembly import load_data, make_engine, make_model, make_objective, save_model
 from training.loop import Loop
 
@@ -31,6 +32,7 @@ log = logging.getLogger("train")
 def main(config: TrainConfig) -> None:
     """Build everything, train, save the model."""
     set_up_logging()
+    check_tracking(config.tracking)
     run_dir = check_run_dir(config.output_dir, config)
     if is_finished(run_dir, config):
         if config.resume not in ("auto", "latest"):

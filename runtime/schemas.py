@@ -12,9 +12,14 @@ from omegaconf import MISSING
 
 @dataclass
 class TrackingConfig:
-    """Where metrics go beside metrics.jsonl, and how often a plain progress line is printed."""
+    """Where metrics go beside metrics.jsonl, and how often a plain progress line is printed.
+
+    `wandb`: null, offline or online, in `project`; the package wandb is an extra (requirements-wandb.txt).
+    """
 
     tensorboard: bool = False
+    wandb: str | None = None
+    project: str = "espalier"
     line_every_seconds: float = 10.0
 
 

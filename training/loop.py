@@ -132,7 +132,7 @@ class Loop:
             raise checkpoint.BadCheckpoint(f"{self.run_dir} has done {first} steps, more than {max_steps}")
         if first:
             log.info("resuming %s at step %d of %d", self.run_dir, first, max_steps)
-        metrics = Metrics(self.run_dir, config.tracking.tensorboard, first)
+        metrics = Metrics(self.run_dir, config.tracking, first, config)
         progress = Progress("train", max_steps, "step", first, config.tracking.line_every_seconds)
         with progress, self.stop:
             try:
