@@ -3,6 +3,7 @@
     python trainer_base_ds_mul.py -cn exp/sft/word_arithmetic output_dir=experiments/sft
     torchrun --nproc_per_node 2 trainer_base_ds_mul.py -cn ... deepspeed=zero2
     python trainer_base_ds_mul.py -cn ... lora=dora resume=step-40
+    python trainer_base_ds_mul.py -cn ... mode=predict 'predict.checkpoints=[RUN]' output_dir=experiments/scores
 
 The run directory holds config.yaml, metrics.jsonl, checkpoints/ and, last of all, model/: a run with a
 model/ is finished and is not done again. SIGTERM saves and exits 143; the same command goes on.
@@ -10,6 +11,7 @@ model/ is finished and is not done again. SIGTERM saves and exits 143; the same 
 
 import logging
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 
@@ -24,6 +26,7 @@ from runtime.schemas import TrainConfig
 from runtime.tracking import check_tracking
 from training.assembly import load_data, make_engine, make_model, make_objective, save_model
 from training.loop import Loop
+from training.predict import predict
 
 log = logging.getLogger("train")
 
@@ -33,6 +36,12 @@ def main(config: TrainConfig) -> None:
     """Build everything, train, save the model."""
     set_up_logging()
     check_tracking(config.tracking)
+    if config.mode == "predict":
+        with exclusive(Path(config.output_dir)) if rank() == 0 else nullcontext(), process_group():
+            predict(config, load_tokenizer(config.model["path"]))
+        return
+    if config.mode != "train":
+        raise BadConfig(f"mode must be train or predict, got '{config.mode}'")
     run_dir = check_run_dir(config.output_dir, config)
     if is_finished(run_dir, config):
         if config.resume not in ("auto", "latest"):

@@ -24,6 +24,15 @@ class TrackingConfig:
 
 
 @dataclass
+class PredictConfig:
+    """Prediction with the `checkpoints`: folders or patterns of them, or a mapping of names to folders (none: the
+    model itself). `batch_tokens`: padded tokens of one forward pass."""
+
+    checkpoints: Any = None
+    batch_tokens: int = 16384
+
+
+@dataclass
 class TrainConfig:
     """`trainer_base_ds_mul.py`: one model on one fixed dataset.
 
@@ -38,7 +47,8 @@ class TrainConfig:
     (`best_is` lowest or highest; each evaluation that is one of them is saved). `on_nonfinite`: a loss or
     gradient that is not finite stops the run, or (skip) its step is left out, `max_skipped` times at most.
 
-    `debug` first shows examples with what the loss reads of them (data.example_view).
+    `debug` first shows examples with what the loss reads of them (data.example_view). `mode` is train, or predict:
+    score `examples` with checkpoints (training.predict), files in `output_dir`.
     """
 
     output_dir: str = MISSING
@@ -71,6 +81,8 @@ class TrainConfig:
     on_nonfinite: str = "stop"
     max_skipped: int = 10
     debug: bool = False
+    mode: str = "train"
+    predict: PredictConfig = field(default_factory=PredictConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 

@@ -15,7 +15,7 @@ from runtime.manifest import write_folder
 from runtime.schemas import TrainConfig
 from training.deepspeed_engine import DeepSpeedEngine
 from training.engine import Engine, TorchEngine
-from training.guards import Limits, check_amount, check_examples, check_held_out, check_tokenizer, model_limits
+from training.guards import check_amount, check_examples, check_held_out, check_tokenizer, model_limits
 from training.loop import Loop
 
 log = logging.getLogger("train")
@@ -23,9 +23,8 @@ log = logging.getLogger("train")
 
 def load_data(config: TrainConfig, tokenizer: Any) -> tuple[list[Any], list[Any]]:
     """Training and evaluation examples, past the guards; no evaluation examples where the config has none."""
-    limits = model_limits(config.model["path"], tokenizer)
-    check_tokenizer(tokenizer, limits)
-    examples, eval_examples = (_load(node, tokenizer, limits) for node in (config.examples, config.eval_examples))
+    examples = load_examples(config, config.examples, tokenizer)
+    eval_examples = load_examples(config, config.eval_examples, tokenizer) if config.eval_examples else []
     if eval_examples:
         check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
     check_amount(examples, config.batch_size)
@@ -34,18 +33,19 @@ def load_data(config: TrainConfig, tokenizer: Any) -> tuple[list[Any], list[Any]
     return examples, eval_examples
 
 
+def load_examples(config: TrainConfig, node: Any, tokenizer: Any) -> list[Any]:
+    """The examples of one source, past the guards."""
+    limits = model_limits(config.model["path"], tokenizer)
+    check_tokenizer(tokenizer, limits)
+    examples: list[Any] = build(node).load(tokenizer)
+    return check_examples(examples, str(node.get("path", "examples")), limits, node.get("max_length"))
+
+
 def show_examples(examples: Sequence[Any], tokenizer: Any) -> None:
     """Print one example of each kind, in colour on a terminal (unless NO_COLOR is set); on rank 0."""
     is_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     for example in of_each_kind(examples) if is_main_rank() else []:
         print(view(example, token_text(tokenizer), is_colour), end="\n\n", flush=True)
-
-
-def _load(node: Any, tokenizer: Any, limits: Limits) -> list[Any]:
-    if not node:
-        return []
-    examples: list[Any] = build(node).load(tokenizer)
-    return check_examples(examples, str(node.get("path", "examples")), limits, node.get("max_length"))
 
 
 def make_engine(config: TrainConfig, model: Any) -> Engine:

@@ -31,6 +31,14 @@ class Context(Protocol):
     counts: dict[str, Any]
 
 
+def stored_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
+    """What a checkpoint's `trained_tensors` were, of one process or gathered from DeepSpeed's shards."""
+    if is_deepspeed_checkpoint(checkpoint):
+        return full_weights(checkpoint)
+    found: dict[str, torch.Tensor] = load_file(checkpoint / "weights.safetensors")
+    return found
+
+
 @dataclass(frozen=True)
 class ExportModel:
     """`run_dir`: of a training run. `checkpoint`: latest, best (by the run's best_metric) or step-N. `dtype`:
@@ -77,9 +85,7 @@ class ExportModel:
         is_adapted = bool(self.config.get("lora"))
         if is_adapted:
             model = build(self.config["lora"]).wrap(model)
-        is_sharded = is_deepspeed_checkpoint(self.folder)
-        stored = full_weights(self.folder) if is_sharded else load_file(self.folder / "weights.safetensors")
-        load_weights(model, stored, str(self.folder))
+        load_weights(model, stored_weights(self.folder), str(self.folder))
         tokenizer = load_tokenizer(self.config["model"]["path"])
 
         def write(partial: Path) -> None:
