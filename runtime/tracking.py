@@ -106,8 +106,8 @@ class Progress:
 class Metrics:
     """Appends `{"step": s, name: value, ...}` to metrics.jsonl on rank 0, and to TensorBoard and W&B when asked.
 
-    After a resume, lines of steps that will be done again are dropped first; W&B keeps the first it was told of a
-    step. `config` is the run's, for W&B.
+    After a resume, lines of steps that will be done again are dropped first; W&B is told of such steps again.
+    `config` is the run's, for W&B.
     """
 
     def __init__(self, folder: Path, tracking: TrackingConfig, first_step: int = 0, config: Any = None):

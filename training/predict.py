@@ -19,7 +19,7 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,8 @@ from training.scoring import Prediction, Scorer, is_scalar, prediction_kind
 log = logging.getLogger("train")
 
 REFERENCE = "reference"
-# What of a config the rows do not depend on.
-_HOW = ("output_dir", "predict", "eval_examples", "optimizer", "deepspeed", "batch_size", "micro_batch_size", "seed",
-        "learning_rate", "warmup_steps", "warmup_share", "schedule", "max_grad_norm", "lora", "model")  # fmt: skip
+# What of a config the rows depend on, beside weights and examples; the rest may differ between two starts.
+_MATTERS = ("precision", "objective", "examples")
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,8 @@ def _begin(
     origin = checkpoint.parts / "meta.json"
     stored = checkpoint.meta if checkpoint.file.exists() else origin
     if stored.is_file():
-        difference = same_origin(json.loads(stored.read_text()), config, inputs, ignore=_HOW)
+        others = [one.name for one in fields(config) if one.name not in _MATTERS]
+        difference = same_origin(json.loads(stored.read_text()), config, inputs, ignore=others)
         if difference:
             raise BadInput(f"{checkpoint.file} was made otherwise ({difference}): choose another output_dir, or remove "
                            f"{stored.parent if stored == origin else checkpoint.file}")  # fmt: skip
