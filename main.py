@@ -24,9 +24,11 @@ from runtime.life import exclusive
 from runtime.logs import set_up_logging
 from runtime.run_dir import check_run_dir, is_finished, open_run_dir
 from runtime.schemas import RLConfig
+from runtime.tracking import check_tracking
 from sampling.server import VLLMServer
 from sampling.vllm_client import VLLMClient
 from training.engine import TorchEngine
+from training.guards import check_tokenizer, model_limits
 
 log = logging.getLogger("rl")
 
@@ -77,6 +79,7 @@ def main(config: RLConfig) -> None:
     """Start the server, train, save the model."""
     if world_size() > 1:
         raise BadConfig("main.py runs on one process: start it with python, not with a launcher")
+    check_tracking(config.tracking)
     check_model_folder(config.model["path"])
     set_up_logging()
     run_dir = check_run_dir(config.output_dir, config)
@@ -85,6 +88,7 @@ def main(config: RLConfig) -> None:
         return
     torch.manual_seed(config.seed)
     tokenizer = load_tokenizer(config.model["path"])
+    check_tokenizer(tokenizer, model_limits(config.model["path"], tokenizer))
     server, client = build(config.server), build(config.client, seed=config.seed)
     if not isinstance(client, VLLMClient):
         raise BadConfig("reinforcement learning needs client=vllm: new weights are delivered over HTTP")

@@ -3,6 +3,7 @@
     python trainer_base_ds_mul.py -cn exp/sft/word_arithmetic output_dir=experiments/sft
     torchrun --nproc_per_node 2 trainer_base_ds_mul.py -cn ... deepspeed=zero2
     python trainer_base_ds_mul.py -cn ... lora=dora resume=step-40
+    python trainer_base_ds_mul.py -cn ... mode=predict 'predict.checkpoints=[RUN]' output_dir=experiments/scores
 
 The run directory holds config.yaml, metrics.jsonl, checkpoints/ and, last of all, model/: a run with a
 model/ is finished and is not done again. SIGTERM saves and exits 143; the same command goes on.
@@ -10,19 +11,22 @@ model/ is finished and is not done again. SIGTERM saves and exits 143; the same 
 
 import logging
 from contextlib import nullcontext
+from pathlib import Path
 
 import torch
 
 from data.packing import Layout
 from models.load import load_tokenizer
 from runtime.distributed import barrier, process_group, rank
-from runtime.entrypoint import BadConfig, build, entrypoint
+from runtime.entrypoint import BadConfig, entrypoint
 from runtime.life import exclusive
 from runtime.logs import set_up_logging
 from runtime.run_dir import check_run_dir, is_finished, open_run_dir
 from runtime.schemas import TrainConfig
-from training.assembly import make_engine, make_loader, make_model, make_objective, save_model
+from runtime.tracking import check_tracking
+from training.assembly import load_data, make_engine, make_loader, make_model, make_objective, save_model
 from training.loop import Loop
+from training.predict import predict
 
 log = logging.getLogger("train")
 
@@ -31,6 +35,13 @@ log = logging.getLogger("train")
 def main(config: TrainConfig) -> None:
     """Build everything, train, save the model."""
     set_up_logging()
+    check_tracking(config.tracking)
+    if config.mode == "predict":
+        with exclusive(Path(config.output_dir)) if rank() == 0 else nullcontext(), process_group():
+            predict(config, load_tokenizer(config.model["path"]))
+        return
+    if config.mode != "train":
+        raise BadConfig(f"mode must be train or predict, got '{config.mode}'")
     run_dir = check_run_dir(config.output_dir, config)
     if is_finished(run_dir, config):
         if config.resume not in ("auto", "latest"):
@@ -41,9 +52,9 @@ def main(config: TrainConfig) -> None:
     lock = exclusive(run_dir) if rank() == 0 else nullcontext()
     with lock, process_group(is_needed_alone=bool(config.deepspeed)):
         tokenizer = load_tokenizer(config.model["path"])
-        examples = build(config.examples).load(tokenizer)
+        examples, eval_examples = load_data(config, tokenizer)
         loader = make_loader(config, examples)
-        eval_loader = make_loader(config, build(config.eval_examples).load(tokenizer)) if config.eval_examples else None
+        eval_loader = make_loader(config, eval_examples) if eval_examples else None
         model = make_model(config)
         numbers = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
         engine = make_engine(config, model)

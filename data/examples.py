@@ -7,17 +7,17 @@ sampler's ids; only text that no sampler has tokenised is tokenised here, once. 
 """
 
 import hashlib
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from data.jsonl import read_records
+from data.left_out import leave_out
 from data.prompts import encode_text
 from data.records import BadInput, Demonstration, PreferencePair
 
-log = logging.getLogger(__name__)
 E = TypeVar("E")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,41 @@ def is_in_part(problem_id: str, part: str, held_out_share: float) -> bool:
     return part == "all" or is_held_out(problem_id, held_out_share) == (part == "held_out")
 
 
+class HasPart(Protocol):
+    """A source of examples that takes the problems of one part of a file."""
+
+    @property
+    def path(self) -> str: ...
+    @property
+    def part(self) -> str: ...
+    @property
+    def held_out_share(self) -> float: ...
+
+
+def of_part(records: Sequence[R], source: HasPart) -> list[R]:
+    """The records of the problems of the source's part (`is_in_part` of their `problem_id`)."""
+    kept = [row for row in records if is_in_part(row.problem_id, source.part, source.held_out_share)]  # type: ignore[attr-defined]
+    reason = f"belong to problems that are not in part {source.part}"
+    leave_out(source.path, len(records) - len(kept), len(records), "rows", reason, is_asked_for=True)
+    return kept
+
+
+def leave_out_repeated(path: str, number: int, total: int, noun: str) -> None:
+    """Count rows that repeat an earlier one (`is_distinct`)."""
+    leave_out(path, number, total, noun, "repeat an earlier one", is_asked_for=True)
+
+
 def keep_short(examples: list[E], max_length: int, path: str) -> list[E]:
     """The examples of at most `max_length` tokens. What is left out is counted in a warning, and how many of it
-    have a prompt that fills the window alone. Raises BadInput where none is left."""
+    have a prompt that fills the window alone; the longest is named. Raises BadInput where none is left."""
     kept = [example for example in examples if example_length(example) <= max_length]
     if len(kept) < len(examples):
-        hopeless = sum(prompt_tokens(example) >= max_length for example in examples)
+        long: list[Any] = [example for example in examples if example_length(example) > max_length]
+        hopeless = sum(prompt_tokens(example) >= max_length for example in long)
         alone = f" ({hopeless} by their prompt alone)" if hopeless else ""
-        log.warning("%s: %d of %d examples are longer than %d tokens and left out%s", path,
-                    len(examples) - len(kept), len(examples), max_length, alone)  # fmt: skip
+        longest = max(long, key=example_length)
+        details = f"{alone}: the longest is '{longest.id}' with {example_length(longest)}"
+        leave_out(path, len(long), len(examples), "examples", f"are longer than {max_length} tokens", details=details)
     if not kept:
         raise BadInput(f"{path}: no example to train on (of {len(examples)} read)")
     return kept
@@ -125,9 +151,8 @@ class DemonstrationExamples:
         records = read_records(Demonstration, self.path)
         examples = [encode_demonstration(tokenizer, record) for record in records]
         long = [e for e in examples if len(e.ids) - e.prompt_length >= self.min_completion_tokens]
-        if len(long) < len(examples):
-            log.warning("%s: %d of %d completions are shorter than %d tokens and left out", self.path,
-                        len(examples) - len(long), len(examples), self.min_completion_tokens)  # fmt: skip
+        short = f"are shorter than {self.min_completion_tokens} tokens"
+        leave_out(self.path, len(examples) - len(long), len(examples), "completions", short)
         if not self.is_completion_only:
             long = [replace(example, prompt_length=1) for example in long]
         return keep_short(long, self.max_length, self.path)
@@ -159,9 +184,7 @@ class WeightedExamples:
     def load(self, tokenizer: Any) -> list[TokenExample]:
         """Examples in file order; `tokenizer` is not used."""
         examples = []
-        for row in read_records(WeightedResponse, self.path):
-            if not is_in_part(row.problem_id, self.part, self.held_out_share):
-                continue
+        for row in of_part(read_records(WeightedResponse, self.path), self):
             if not row.prompt_ids or len(row.weights) != len(row.response_ids):
                 numbers = f"{len(row.prompt_ids)} prompt tokens, {len(row.response_ids)} response tokens"
                 raise BadInput(f"{self.path}: '{row.id}' has {numbers} and {len(row.weights)} weights: at least one "
@@ -195,11 +218,7 @@ class PreferenceExamples:
 
     def load(self, tokenizer: Any) -> list[PairExample]:
         """Examples in file order; `tokenizer` is not used. Raises BadInput on a pair with an empty part."""
-        examples = [
-            self._example(pair)
-            for pair in read_records(PreferencePair, self.path)
-            if is_in_part(pair.problem_id, self.part, self.held_out_share)
-        ]
+        examples = [self._example(pair) for pair in of_part(read_records(PreferencePair, self.path), self)]
         return keep_short(examples, self.max_length, self.path)
 
     def _example(self, pair: PreferencePair) -> PairExample:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from data.examples import OutcomeExample, encode_demonstration, is_in_part, keep_short
+from data.examples import OutcomeExample, encode_demonstration, keep_short, leave_out_repeated, of_part
 from data.jsonl import read_records
 from data.records import BadInput, Demonstration, Trajectory
 from data.step_examples import class_weights
@@ -94,16 +94,18 @@ class TrajectoryOutcomeExamples:
         """Examples in file order; `tokenizer` is not used: ids come from the sampler. Raises BadInput."""
         examples, problem_ids = [], []
         seen: set[tuple[str, tuple[int, ...]]] = set()
-        for record in read_records(Trajectory, self.path):
-            if not is_in_part(record.problem_id, self.part, self.held_out_share):
-                continue
+        records = of_part(read_records(Trajectory, self.path), self)
+        num_repeated = 0
+        for record in records:
             key = (record.problem_id, tuple(record.response_ids))
             if self.is_distinct and key in seen:
+                num_repeated += 1
                 continue
             seen.add(key)
             ids = record.prompt_ids + record.response_ids
             examples.append(OutcomeExample(record.id, ids, len(record.prompt_ids), float(record.is_correct)))
             problem_ids.append(record.problem_id)
+        leave_out_repeated(self.path, num_repeated, len(records), "trajectories")
         rest = (self.path, self.max_length, self.balanced_classes, self.has_mismatched)
         return finish_outcomes(examples, problem_ids, *rest)
 
@@ -123,9 +125,7 @@ class JudgedResponseExamples:
     def load(self, tokenizer: Any) -> list[OutcomeExample]:
         """Examples in file order. Raises BadInput."""
         examples, problem_ids = [], []
-        for record in read_records(JudgedResponse, self.path):
-            if not is_in_part(record.problem_id, self.part, self.held_out_share):
-                continue
+        for record in of_part(read_records(JudgedResponse, self.path), self):
             tokens = encode_demonstration(tokenizer, Demonstration(record.id, record.prompt, record.completion))
             examples.append(OutcomeExample(record.id, tokens.ids, tokens.prompt_length, float(record.label)))
             problem_ids.append(record.problem_id)

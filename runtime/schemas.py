@@ -12,10 +12,24 @@ from omegaconf import MISSING
 
 @dataclass
 class TrackingConfig:
-    """Where metrics go beside metrics.jsonl, and how often a plain progress line is printed."""
+    """Where metrics go beside metrics.jsonl, and how often a plain progress line is printed.
+
+    `wandb`: null, offline or online, in `project`; the package wandb is an extra (requirements-wandb.txt).
+    """
 
     tensorboard: bool = False
+    wandb: str | None = None
+    project: str = "espalier"
     line_every_seconds: float = 10.0
+
+
+@dataclass
+class PredictConfig:
+    """Prediction with the `checkpoints`: folders or patterns of them, or a mapping of names to folders (none: the
+    model itself). `batch_tokens`: padded tokens of one forward pass."""
+
+    checkpoints: Any = None
+    batch_tokens: int = 16384
 
 
 @dataclass
@@ -36,6 +50,9 @@ class TrainConfig:
     `step-N`, `none`. The newest `keep_checkpoints` are kept, and the `keep_best` with the best `best_metric`
     (`best_is` lowest or highest; each evaluation that is one of them is saved). `on_nonfinite`: a loss or
     gradient that is not finite stops the run, or (skip) its step is left out, `max_skipped` times at most.
+
+    `debug` first shows examples with what the loss reads of them (data.example_view). `mode` is train, or predict:
+    score `examples` with checkpoints (training.predict), files in `output_dir`.
     """
 
     output_dir: str = MISSING
@@ -70,6 +87,9 @@ class TrainConfig:
     resume: str = "auto"
     on_nonfinite: str = "stop"
     max_skipped: int = 10
+    debug: bool = False
+    mode: str = "train"
+    predict: PredictConfig = field(default_factory=PredictConfig)
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 

@@ -28,7 +28,7 @@ from data.jsonl import file_sha256, write_records
 from data.records import BadInput
 from runtime.entrypoint import build
 from runtime.life import OWNER_VARIABLE
-from runtime.run_dir import model_fingerprint, same_origin
+from runtime.run_dir import model_fingerprint, name_of, same_origin
 from runtime.schemas import SampleConfig
 from sampling.client import Client, Sample, SampleRequest, SamplingParams
 from sampling.job import run_job
@@ -52,12 +52,6 @@ class Checkpoint:
     def file(self, name: str) -> Path:
         """A file of its evaluation."""
         return self.folder / name
-
-
-def name_of(path: str) -> str:
-    """`runs/a/model` → `runs-a`, `a/checkpoints/step-10` → `a-step-10`: the last two parts that say something."""
-    parts = [part for part in Path(path).parts if part not in ("/", ".", "..", "model", "checkpoints")]
-    return re.sub(r"[^\w.-]+", "-", "-".join(parts[-2:]), flags=re.ASCII).strip("-.") or "model"
 
 
 def _natural(path: str) -> list[Any]:

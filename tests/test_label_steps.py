@@ -211,7 +211,7 @@ def test_labelled_steps_become_examples_of_the_steps_that_have_labels(tmp_path: 
     assert [row.id for row in read_records(StepLabels, path)] == ["p/0", "p/1"]
     first = StepLabelExamples(path, 100).load(None)[0]
     assert (first.ids, first.positions, first.values) == ([90, 1, 2, 3, 4], [1, 3, 4], [0.5, 1.0, 1.0])
-    with pytest.raises(BadInput, match="no labelled step to train on"):
+    with pytest.raises(BadInput, match=r"no example to train on \(of 2 read\)"):
         StepLabelExamples(path, 3).load(None)
 
 

@@ -168,7 +168,7 @@ def test_what_is_too_long_is_left_out_and_counted(
     path = write(tmp_path / "d.jsonl", [Demonstration("a", "1\n", "2"), Demonstration("b", "1\n", "2 " * 50)])
     examples = DemonstrationExamples(path, max_length=20).load(tokenizer)
     assert [example.id for example in examples] == ["a"]
-    assert "1 of 2 examples are longer than 20 tokens and left out" in caplog.text
+    assert "1 of 2 examples are longer than 20 tokens and are left out" in caplog.text
     with pytest.raises(BadInput, match=r"no example to train on \(of 2 read\)"):
         DemonstrationExamples(path, max_length=2).load(tokenizer)
 

@@ -276,7 +276,7 @@ def test_demonstrations_are_filtered_by_length_and_may_train_on_the_prompt(
     path = write(tmp_path / "d.jsonl", rows)
     found = DemonstrationExamples(path, 30, min_completion_tokens=2).load(tokenizer)
     assert [example.id for example in found] == ["a"]
-    assert "1 of 3 completions are shorter than 2 tokens and left out" in caplog.text
-    assert "1 of 2 examples are longer than 30 tokens and left out (1 by their prompt alone)" in caplog.text
+    assert "1 of 3 completions are shorter than 2 tokens and are left out" in caplog.text
+    assert "1 of 2 examples are longer than 30 tokens and are left out (1 by their prompt alone)" in caplog.text
     [example] = DemonstrationExamples(path, 30, 2, is_completion_only=False).load(tokenizer)
     assert example == replace(found[0], prompt_length=1)

@@ -1,18 +1,22 @@
 """The parts of a training run from its config: model, adapters, engine, objective; and the folders it leaves."""
 
 import logging
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from data.example_view import of_each_kind, token_text, view
 from data.loader import Loader
 from models.lora import PolicyWithoutAdapters, merge_adapter, write_bits
-from runtime.distributed import device, rank, world_size
+from runtime.distributed import device, is_main_rank, rank, world_size
 from runtime.entrypoint import build
 from runtime.manifest import write_folder
 from runtime.schemas import TrainConfig
 from training.deepspeed_engine import BadSettings, DeepSpeedEngine, tensor_parallel_size
 from training.engine import Engine, TorchEngine
+from training.guards import check_amount, check_examples, check_held_out, check_tokenizer, model_limits
 from training.loop import Loop
 
 log = logging.getLogger("train")
@@ -29,6 +33,33 @@ def make_loader(config: TrainConfig, examples: Sequence[Any]) -> Loader:
     """This rank's batches of the examples."""
     sizes = (config.batch_size, config.micro_batch_size, config.seed)
     return Loader(examples, *sizes, *data_ranks(config), micro_batch_tokens=config.micro_batch_tokens)
+
+
+def load_data(config: TrainConfig, tokenizer: Any) -> tuple[list[Any], list[Any]]:
+    """Training and evaluation examples, past the guards; no evaluation examples where the config has none."""
+    examples = load_examples(config, config.examples, tokenizer)
+    eval_examples = load_examples(config, config.eval_examples, tokenizer) if config.eval_examples else []
+    if eval_examples:
+        check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
+    check_amount(examples, config.batch_size)
+    if config.debug:
+        show_examples([*examples, *eval_examples], tokenizer)
+    return examples, eval_examples
+
+
+def load_examples(config: TrainConfig, node: Any, tokenizer: Any) -> list[Any]:
+    """The examples of one source, past the guards."""
+    limits = model_limits(config.model["path"], tokenizer)
+    check_tokenizer(tokenizer, limits)
+    examples: list[Any] = build(node).load(tokenizer)
+    return check_examples(examples, str(node.get("path", "examples")), limits, node.get("max_length"))
+
+
+def show_examples(examples: Sequence[Any], tokenizer: Any) -> None:
+    """Print one example of each kind, in colour on a terminal (unless NO_COLOR is set); on rank 0."""
+    is_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    for example in of_each_kind(examples) if is_main_rank() else []:
+        print(view(example, token_text(tokenizer), is_colour), end="\n\n", flush=True)
 
 
 def make_engine(config: TrainConfig, model: Any) -> Engine:

@@ -33,6 +33,15 @@ class Context(Protocol):
     counts: dict[str, Any]
 
 
+def stored_weights(checkpoint: Path, model: Any) -> dict[str, torch.Tensor]:
+    """What a checkpoint's `trained_tensors` were, of one process or gathered from DeepSpeed's shards; `model`: of the
+    kind that was trained, for its shapes."""
+    if is_deepspeed_checkpoint(checkpoint):
+        return full_weights(checkpoint, {name: value.shape for name, value in model.state_dict().items()})
+    found: dict[str, torch.Tensor] = load_file(checkpoint / "weights.safetensors")
+    return found
+
+
 @dataclass(frozen=True)
 class ExportModel:
     """`run_dir`: of a training run. `checkpoint`: latest, best (by the run's best_metric) or step-N. `dtype`:
@@ -80,12 +89,7 @@ class ExportModel:
         bits = int(lora.get("bits", 0)) if lora else 0
         if lora:  # adapters of a quantised base belong to its rounded weights
             model = build({**lora, "bits": 0}).wrap(round_weights(model, bits) if bits else model)
-        is_sharded = is_deepspeed_checkpoint(self.folder)
-        if is_sharded:
-            stored = full_weights(self.folder, {name: value.shape for name, value in model.state_dict().items()})
-        else:
-            stored = load_file(self.folder / "weights.safetensors")
-        load_weights(model, stored, str(self.folder))
+        load_weights(model, stored_weights(self.folder, model), str(self.folder))
         tokenizer = load_tokenizer(self.config["model"]["path"])
 
         def write(partial: Path) -> None:

@@ -54,11 +54,23 @@ def learning_rate(step: int, max_steps: int, config: TrainConfig) -> float:
         raise BadInput(f"warmup_share must be in [0, 1), got {config.warmup_share}")
     if config.schedule not in SCHEDULES:
         raise BadInput(f"schedule must be one of {', '.join(SCHEDULES)}, got '{config.schedule}'")
-    warmup = int(config.warmup_share * max_steps) if config.warmup_share > 0 else config.warmup_steps
+    warmup = num_warmup_steps(config, max_steps)
     if step < warmup:
         return config.learning_rate * (step + 1) / warmup
     progress = (step - warmup) / max(1, max_steps - warmup)
     return config.learning_rate * SCHEDULES[config.schedule](progress)
+
+
+def num_steps(config: TrainConfig, num_examples: int) -> int:
+    """Optimizer steps of a whole run: `max_steps`, or as many as `num_epochs` passes over the examples take."""
+    if config.max_steps > 0:
+        return config.max_steps
+    return max(1, math.ceil(num_examples * config.num_epochs / config.batch_size))
+
+
+def num_warmup_steps(config: TrainConfig, max_steps: int) -> int:
+    """`warmup_share` of all steps, rounded down, or else `warmup_steps`."""
+    return int(config.warmup_share * max_steps) if config.warmup_share > 0 else config.warmup_steps
 
 
 class Sums:
@@ -116,9 +128,7 @@ class Loop:
     @property
     def max_steps(self) -> int:
         """Optimizer steps of the whole run."""
-        if self.config.max_steps > 0:
-            return self.config.max_steps
-        return max(1, math.ceil(len(self.loader.examples) * self.config.num_epochs / self.config.batch_size))
+        return num_steps(self.config, len(self.loader.examples))
 
     def run(self) -> None:
         """Train, evaluate, save. Raises SystemExit, 143 or 130, after a signal."""
@@ -130,7 +140,7 @@ class Loop:
             raise checkpoint.BadCheckpoint(f"{self.run_dir} has done {first} steps, more than {max_steps}")
         if first:
             log.info("resuming %s at step %d of %d", self.run_dir, first, max_steps)
-        metrics = Metrics(self.run_dir, config.tracking.tensorboard, first)
+        metrics = Metrics(self.run_dir, config.tracking, first, config)
         progress = Progress("train", max_steps, "step", first, config.tracking.line_every_seconds)
         with progress, self.stop, ThreadPoolExecutor(1) as self._background:
             try:
@@ -140,7 +150,7 @@ class Loop:
                 for step in range(first, max_steps):
                     values = self.train_step(step)
                     done = step + 1
-                    if _is_due(done, config.log_every) or done in (1, max_steps):
+                    if is_due(done, config.log_every) or done in (1, max_steps):
                         metrics.log(done, {f"train/{name}": value for name, value in values.items()})
                     progress.update(done, loss=values["loss"], tokens_per_second=values["tokens_per_second"])
                     is_saved = self._evaluate_and_save(done, metrics)
@@ -176,7 +186,7 @@ class Loop:
         """What follows step `done` where it is due; whether a checkpoint was saved."""
         config, values = self.config, {}
         is_last = done == self.max_steps
-        if self.eval_loader is not None and (is_last or _is_due(done, config.eval_every)):
+        if self.eval_loader is not None and (is_last or is_due(done, config.eval_every)):
             try:
                 found = self.evaluate(self.eval_loader)
             except Stopped:
@@ -186,8 +196,8 @@ class Loop:
             if self.best.keep and self.best.metric not in values:
                 raise BadInput(f"best_metric {self.best.metric} is none of {', '.join(values)}")
         state = checkpoint.TrainState(done, self.data, values)
-        is_due = not is_last and _is_due(done, config.save_every)
-        if is_due or (values and checkpoint.is_among_best(self.run_dir, state, self.best)):
+        is_save_due = not is_last and is_due(done, config.save_every)
+        if is_save_due or (values and checkpoint.is_among_best(self.run_dir, state, self.best)):
             self._save(state)
             return True
         return False
@@ -304,7 +314,8 @@ class Loop:
             yield self.objective.collate(group, self.layout), place < len(groups)
 
 
-def _is_due(step: int, every: int) -> bool:
+def is_due(step: int, every: int) -> bool:
+    """Whether what happens `every` so many steps (0: never) happens after `step` steps."""
     return every > 0 and step % every == 0
 
 

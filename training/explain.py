@@ -1,0 +1,237 @@
+"""What a training experiment amounts to, before it is run, with the numbers of its real data.
+
+    python run_stage.py -cn explain stage.experiment=exp/sft/word_arithmetic \\
+        'stage.overrides="model.path=M examples.path=F.jsonl"' stage.num_ranks=2 output=explain.json
+
+Reads configurations, tokenizer and data, no weights. Says which examples are kept and why others are not, how a
+step is cut into micro-batches and ranks, how many steps, epochs, warm-up steps, evaluations and checkpoints that
+makes, and how many tokens, padding apart. The guards of a run (training.guards) speak here too.
+"""
+
+import logging
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from data.examples import OutcomeExample, example_length
+from data.left_out import count_left_out
+from data.loader import Loader
+from data.records import BadInput
+from models.load import load_tokenizer
+from runtime.entrypoint import build, compose_config
+from runtime.schemas import TrainConfig
+from training.guards import (
+    Limits,
+    check_amount,
+    check_examples,
+    check_held_out,
+    check_tokenizer,
+    model_limits,
+    read_tokens,
+    token_rows,
+)
+from training.loop import is_due, learning_rate, num_steps, num_warmup_steps
+
+log = logging.getLogger("stage")
+
+
+class Context(Protocol):
+    """What the stage needs of its context."""
+
+    counts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Explain:
+    """`experiment`: a config of a training run, as behind -cn; `overrides`: key=value, as on its command line,
+    in one text with blanks between them or in a list.
+
+    `num_ranks`: processes of the run. Batches of at most `max_counted_steps` steps, from the first on, are made and
+    counted; the tokens of a longer run are scaled up.
+    """
+
+    experiment: str
+    overrides: str | list[str] = ""
+    num_ranks: int = 1
+    max_counted_steps: int = 1000
+
+    def __post_init__(self) -> None:
+        if self.num_ranks < 1 or self.max_counted_steps < 1:
+            raise BadInput(f"stage.num_ranks and stage.max_counted_steps must be at least 1, got {self.num_ranks} and "
+                           f"{self.max_counted_steps}")  # fmt: skip
+
+    @cached_property
+    def config(self) -> TrainConfig:
+        """The experiment's own config."""
+        overrides = shlex.split(self.overrides) if isinstance(self.overrides, str) else self.overrides
+        return compose_config(TrainConfig, self.experiment, overrides, unused=("output_dir",))
+
+    def inputs(self) -> list[str]:
+        """The files of examples."""
+        nodes = [self.config.examples, self.config.eval_examples]
+        return list(dict.fromkeys(str(node["path"]) for node in nodes if node and node.get("path")))
+
+    def run(self, input_path: str, context: Context) -> dict[str, Any]:
+        """One JSON document, and a line of the log for each part of it."""
+        if input_path:
+            raise BadInput(f"input={input_path}: this stage reads an experiment: leave input empty")
+        config = self.config
+        tokenizer = load_tokenizer(config.model["path"])
+        limits = model_limits(config.model["path"], tokenizer)
+        check_tokenizer(tokenizer, limits)
+        examples, about = _load(config.examples, tokenizer, limits)
+        found: dict[str, Any] = {"experiment": self.experiment, "examples": about}
+        eval_examples: list[Any] = []
+        if config.eval_examples:
+            eval_examples, found["eval_examples"] = _load(config.eval_examples, tokenizer, limits)
+            check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
+        check_amount(examples, config.batch_size)
+        sizes = (config.batch_size, config.micro_batch_size, config.seed)
+        loaders = [Loader(examples, *sizes, rank, self.num_ranks) for rank in range(self.num_ranks)]
+        steps = num_steps(config, len(examples))
+        found["batch"] = {
+            "examples_per_step": config.batch_size,
+            "ranks": self.num_ranks,
+            "micro_batches_per_rank_and_step": len(loaders[0].micro_batches(0)),
+            "examples_per_micro_batch": config.micro_batch_size,
+        }
+        found["steps"] = _steps(config, steps, len(examples))
+        found["evaluations"] = _evaluations(config, steps, len(eval_examples))
+        found["checkpoints"] = _checkpoints(config, steps)
+        found["tokens"] = _tokens(loaders, steps, min(steps, self.max_counted_steps))
+        for line in describe(found):
+            log.info("%s", line)
+        context.counts.update(steps=steps, examples=len(examples), tokens=found["tokens"]["tokens"])
+        return found
+
+
+def _load(node: Any, tokenizer: Any, limits: Limits) -> tuple[list[Any], dict[str, Any]]:
+    """Examples as a run would train on them, and what there is to say of them."""
+    path = str(node.get("path", "examples"))
+    with count_left_out() as left_out:
+        examples: list[Any] = check_examples(build(node).load(tokenizer), path, limits, node.get("max_length"))
+    lengths = sorted(example_length(example) for example in examples)
+    tokens = sum(len(row) for example in examples for row in rows_of(example))
+    return examples, {
+        "path": path,
+        "kind": type(examples[0]).__name__,
+        "kept": len(examples),
+        "left_out": [asdict(row) for row in left_out],
+        "tokens": tokens,
+        "tokens_that_the_loss_reads": sum(map(read_tokens, examples)),
+        "length": {"shortest": lengths[0], "median": lengths[len(lengths) // 2],
+                   "mean": round(sum(lengths) / len(lengths), 1), "longest": lengths[-1],
+                   "max_length": node.get("max_length"), "positions": limits.positions},
+    }  # fmt: skip
+
+
+def rows_of(example: Any) -> list[list[int]]:
+    """All token rows of an example, with the response to another prompt that KTO lends it."""
+    rows = token_rows(example)
+    if isinstance(example, OutcomeExample) and example.mismatched_ids:
+        rows = [*rows, [*example.ids[: example.prompt_length], *example.mismatched_ids]]
+    return rows
+
+
+def _steps(config: TrainConfig, steps: int, num_examples: int) -> dict[str, Any]:
+    why = f"max_steps={config.max_steps}"
+    if config.max_steps <= 0:
+        why = f"ceil({num_examples} examples x {config.num_epochs:g} epochs / {config.batch_size})"
+    return {
+        "steps": steps,
+        "why": why,
+        "examples_seen": steps * config.batch_size,
+        "epochs": round(steps * config.batch_size / num_examples, 4),
+        "warmup_steps": num_warmup_steps(config, steps),
+        "schedule": config.schedule,
+        "learning_rate": {"first": learning_rate(0, steps, config),
+                          "highest": max(learning_rate(step, steps, config) for step in range(steps)),
+                          "last": learning_rate(steps - 1, steps, config)},
+    }  # fmt: skip
+
+
+def _evaluations(config: TrainConfig, steps: int, num_examples: int) -> dict[str, Any]:
+    due = [step for step in range(1, steps + 1) if step == steps or is_due(step, config.eval_every)]
+    due = due if num_examples else []
+    return {"evaluations": len(due), "at_steps": _ends(due), "examples_each": num_examples}
+
+
+def _checkpoints(config: TrainConfig, steps: int) -> dict[str, Any]:
+    due = [step for step in range(1, steps) if is_due(step, config.save_every)]
+    return {"checkpoints": len(due), "at_steps": _ends(due), "kept_newest": max(1, config.keep_checkpoints),
+            "kept_best": config.keep_best, "best_metric": config.best_metric if config.keep_best else None}  # fmt: skip
+
+
+def _ends(steps: Sequence[int]) -> list[int]:
+    """The first three and the last one."""
+    return [*steps[:3], *steps[3:][-1:]]
+
+
+def _tokens(loaders: Sequence[Loader], steps: int, counted: int) -> dict[str, Any]:
+    """Tokens of `counted` steps over all ranks, padded as rows of a micro-batch are to its longest, scaled to all."""
+    per_step, padded_rows, read, longest = [], 0, 0, 0
+    for step in range(counted):
+        groups = [group for loader in loaders for group in loader.micro_batches(step)]
+        lengths = [[len(row) for example in group for row in rows_of(example)] for group in groups]
+        per_step.append(sum(map(sum, lengths)))
+        sizes = [max(rows) * len(rows) for rows in lengths]
+        padded_rows, longest = padded_rows + sum(sizes), max(longest, *sizes)
+        read += sum(read_tokens(example) for group in groups for example in group)
+    total = sum(per_step)
+    return {
+        "tokens": round(total * steps / counted),
+        "tokens_that_the_loss_reads": round(read * steps / counted),
+        "tokens_per_step": {"mean": round(total / counted, 1), "least": min(per_step), "most": max(per_step)},
+        "padding_share_of_padded_batches": round(1 - total / padded_rows, 4),
+        "largest_padded_micro_batch": longest,
+        "counted_steps": counted,
+    }
+
+
+def describe(found: dict[str, Any]) -> list[str]:
+    """The document as lines to read."""
+    batch, steps = found["batch"], found["steps"]
+    lines = [line for name in ("examples", "eval_examples") for line in _describe_examples(name, found.get(name))]
+    lines.append(
+        f"batch: {batch['examples_per_step']} examples a step = {batch['ranks']} ranks x "
+        f"{batch['micro_batches_per_rank_and_step']} micro-batches x {batch['examples_per_micro_batch']} examples"
+    )
+    lines.append(
+        f"steps: {steps['steps']:,} ({steps['why']}), {steps['examples_seen']:,} examples, {steps['epochs']:g} epochs"
+    )
+    rate = steps["learning_rate"]
+    is_cut = steps["warmup_steps"] > steps["steps"]
+    lines.append(
+        f"learning rate: {steps['warmup_steps']} warm-up steps from {rate['first']:.3g} to {rate['highest']:.3g}, "
+        + ("which the run does not get through" if is_cut else f"then {steps['schedule']} to {rate['last']:.3g}")
+    )
+    for name in ("evaluations", "checkpoints"):
+        part = found[name]
+        shown = list(map(str, part["at_steps"]))
+        shown = [*shown[:3], *(["..."] if part[name] > 4 else []), *shown[3:]]
+        lines.append(f"{name}: {part[name]}" + (f" (after steps {', '.join(shown)})" if shown else ""))
+    return [*lines, _describe_tokens(found["tokens"])]
+
+
+def _describe_examples(name: str, part: dict[str, Any] | None) -> list[str]:
+    if part is None:
+        return []
+    length = part["length"]
+    first = (
+        f"{name}: {part['kept']:,} kept ({part['kind']}), {part['tokens']:,} tokens, of which the loss reads "
+        f"{part['tokens_that_the_loss_reads']:,}; {length['shortest']} to {length['longest']} tokens long, "
+        f"{length['mean']} on average"
+    )
+    rest = [f"{name}: left out: {row['number']:,} of {row['total']:,} {row['reason']}" for row in part["left_out"]]
+    return [first, *rest]
+
+
+def _describe_tokens(tokens: dict[str, Any]) -> str:
+    each = tokens["tokens_per_step"]
+    return (
+        f"tokens: {tokens['tokens']:,} in all, {each['mean']:,} a step ({each['least']:,} to {each['most']:,}); "
+        f"padded batches are {100 * tokens['padding_share_of_padded_batches']:.1f} % padding, the largest "
+        f"micro-batch takes {tokens['largest_padded_micro_batch']:,}"
+    )

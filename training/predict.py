@@ -1,0 +1,260 @@
+"""Score a data set with one or many checkpoints: one row an example, resumable by id, on any number of ranks.
+
+    python trainer_base_ds_mul.py -cn exp/dpo/word_arithmetic mode=predict model.path=POLICY examples.path=PAIRS \\
+        'predict.checkpoints=[experiments/dpo/model]' output_dir=experiments/scores
+
+`<output_dir>/<name>.jsonl` holds the rows of a checkpoint in the order of the examples (kinds in `data.predictions`),
+`<name>.meta.json` their provenance. Until a file is complete its rows stand in `<name>.parts/`, one file a rank: a run
+that is stopped goes on from there, with as many ranks as it likes. Every example is scored once by one rank; none is
+repeated to fill a batch. Where the objective has a reference, `reference.jsonl` is made first, once for all.
+
+A checkpoint is a model folder, an adapter folder, a run's directory (its model/), or a checkpoint of a run (of this
+experiment's model) as the trainer wrote it.
+"""
+
+import glob
+import json
+import logging
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from data.examples import example_length, fingerprint
+from data.jsonl import cut_torn_tail, file_sha256, iter_rows, read_records, to_line, write_json, write_records
+from data.records import BadInput, parse_record
+from models.load import BadModel
+from models.lora import merge_adapter
+from runtime.distributed import barrier, device, from_main_rank, is_main_rank, rank, world_size
+from runtime.entrypoint import BadConfig, build
+from runtime.run_dir import model_fingerprint, name_of, provenance, same_origin
+from runtime.schemas import TrainConfig
+from runtime.tracking import Progress
+from training.assembly import load_examples, make_model
+from training.engine import load_weights
+from training.export_model import stored_weights
+from training.guards import token_rows
+from training.scoring import Prediction, Scorer, is_scalar, prediction_kind
+
+log = logging.getLogger("train")
+
+REFERENCE = "reference"
+# What of a config the rows depend on, beside weights and examples; the rest may differ between two starts.
+_MATTERS = ("precision", "objective", "examples")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model to score with, and where its rows go."""
+
+    name: str
+    path: str
+    folder: Path
+
+    @property
+    def file(self) -> Path:
+        """Its rows."""
+        return self.folder / f"{self.name}.jsonl"
+
+    @property
+    def meta(self) -> Path:
+        """Their provenance."""
+        return self.folder / f"{self.name}.meta.json"
+
+    @property
+    def parts(self) -> Path:
+        """Rows of a run that is not complete."""
+        return self.folder / f"{self.name}.parts"
+
+    def fingerprint(self) -> str:
+        """A hash of its weights."""
+        manifest = Path(self.path) / "manifest.json"
+        return file_sha256(manifest) if manifest.is_file() else model_fingerprint(self.path)
+
+
+def find_checkpoints(wanted: Any, folder: Path, model_path: str) -> list[Checkpoint]:
+    """The checkpoints in their order. Raises BadInput where a pattern finds none or two have one name."""
+    if isinstance(wanted, Mapping):
+        named = [(str(name), str(path)) for name, path in wanted.items()]
+    else:
+        items = [wanted] if isinstance(wanted, str) else wanted or [model_path]
+        named = [(name_of(path), path) for item in items for path in _matching(str(item))]
+    found: dict[str, str] = {}
+    for name, path in named:
+        if not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name, re.ASCII) or name == REFERENCE:
+            raise BadInput(f"predict.checkpoints: '{name}' is no name for a file of rows: choose another")
+        if name in found:
+            raise BadInput(f"predict.checkpoints: {found[name]} and {path} would both be '{name}': give names, "
+                           "predict.checkpoints={one: FOLDER, other: FOLDER}")  # fmt: skip
+        is_run = (Path(path) / "model" / "config.json").is_file()
+        found[name] = f"{path.rstrip('/')}/model" if is_run else path
+    return [Checkpoint(name, path, folder) for name, path in found.items()]
+
+
+def _matching(item: str) -> list[str]:
+    if not glob.has_magic(item) or Path(item).exists():
+        return [item]
+    found = sorted(path for path in glob.glob(item, recursive=True) if Path(path).is_dir())
+    if not found:
+        raise BadInput(f"predict.checkpoints: no folder matches {item}: check the pattern, or train first")
+    return found
+
+
+def load_checkpoint(config: TrainConfig, path: str) -> Any:
+    """The model of a checkpoint, in evaluation mode on this rank's device. Raises BadModel."""
+    folder = Path(path)
+    if (folder / "state.json").is_file():
+        model = make_model(config)
+        load_weights(model, stored_weights(folder, model), path)
+    elif (folder / "adapter_config.json").is_file():
+        model = merge_adapter(folder, lambda: build(config.model))
+    else:
+        node = {**config.model, "path": path}
+        if "num_labels" in node:
+            node["num_labels"] = None  # a head that was trained, whatever its size
+        model = build(node)
+    return model.to(device()).requires_grad_(False).eval()
+
+
+def batches_by_length(examples: Sequence[Any], batch_tokens: int) -> list[list[Any]]:
+    """Examples of similar length together, at most `batch_tokens` padded tokens a batch (or one example)."""
+    batches: list[list[Any]] = []
+    for example in sorted(examples, key=example_length):
+        size = example_length(example) * len(token_rows(example))
+        if batches and size * (len(batches[-1]) + 1) <= batch_tokens:
+            batches[-1].append(example)
+        else:
+            batches.append([example])
+    return batches
+
+
+def predict(config: TrainConfig, tokenizer: Any) -> None:
+    """All files of a run, each made once; those that are complete are passed over."""
+    if config.deepspeed:
+        raise BadConfig("prediction keeps a whole model on every rank: set deepspeed=none")
+    folder = Path(config.output_dir)
+    if (folder / "config.yaml").is_file():
+        raise BadConfig(f"{folder} holds a training run: choose another output_dir for predictions")
+    checkpoints = find_checkpoints(config.predict.checkpoints, folder, config.model["path"])
+    examples = load_examples(config, config.examples, tokenizer)
+    settings: dict[str, Any] = {"pad_id": int(tokenizer.pad_token_id), "precision": config.precision}
+    objective = dict(config.objective)
+    settings |= {name: objective[name] for name in ("temperature", "beta", "is_length_normalised") if name in objective}
+    references: dict[str, Prediction] = {}
+    node = objective.get("reference")
+    if node:
+        first = Checkpoint(REFERENCE, str(node["path"]), folder)
+        kind = _write(config, first, examples, lambda: Scorer(build(node).to(device()), **settings))
+        references = {row.id: row for row in read_records(kind, first.file)}
+    for checkpoint in checkpoints:
+
+        def load(path: str = checkpoint.path) -> Scorer:
+            return Scorer(load_checkpoint(config, path), **settings, references=references)
+
+        _write(config, checkpoint, examples, load)
+
+
+def _write(
+    config: TrainConfig, checkpoint: Checkpoint, examples: Sequence[Any], load: Callable[[], Scorer]
+) -> type[Prediction]:
+    """The rows of one checkpoint; their kind."""
+    inputs = {checkpoint.path: checkpoint.fingerprint(), "examples": fingerprint(examples)}
+    done = from_main_rank(lambda: _begin(config, checkpoint, examples, inputs))
+    if done is None:
+        log.info("%s is complete", checkpoint.file)
+        return from_main_rank(lambda: _kind_of(checkpoint))
+    started = time.monotonic()
+    scorer = load()
+    kind = prediction_kind(examples[0], is_scalar(scorer.model))
+    left = [example for example in examples if example.id not in done]
+    mine = batches_by_length(left, config.predict.batch_tokens)[rank() :: world_size()]
+    _score(config, checkpoint, scorer, mine)
+    barrier()
+    if is_main_rank():
+        seconds = time.monotonic() - started
+        rows = _collect(checkpoint, kind, examples)
+        counts = {"rows": len(rows), "kind": kind.__name__, "resumed": len(done), "ranks": world_size()}
+        write_json(checkpoint.meta, provenance(config, inputs, counts, seconds))
+        write_records(checkpoint.file, rows)
+        shutil.rmtree(checkpoint.parts)
+        log.info("%s: %d rows (%.1f s)", checkpoint.file, len(rows), seconds)
+    barrier()
+    return kind
+
+
+def _begin(
+    config: TrainConfig, checkpoint: Checkpoint, examples: Sequence[Any], inputs: dict[str, str]
+) -> set[str] | None:
+    """Ids that are scored already; None where the file is complete. Raises BadInput on rows of something else."""
+    origin = checkpoint.parts / "meta.json"
+    stored = checkpoint.meta if checkpoint.file.exists() else origin
+    if stored.is_file():
+        others = [one.name for one in fields(config) if one.name not in _MATTERS]
+        difference = same_origin(json.loads(stored.read_text()), config, inputs, ignore=others)
+        if difference:
+            raise BadInput(f"{checkpoint.file} was made otherwise ({difference}): choose another output_dir, or remove "
+                           f"{stored.parent if stored == origin else checkpoint.file}")  # fmt: skip
+    if checkpoint.file.exists():
+        return None
+    if not origin.is_file():
+        write_json(origin, provenance(config, inputs, {}, 0.0))
+    known = {example.id for example in examples}
+    found: set[str] = set()
+    for path in sorted(checkpoint.parts.glob("rank-*.jsonl")):
+        cut_torn_tail(path)
+        for place, row in iter_rows(path):
+            if row.get("id") not in known or row["id"] in found:
+                raise BadInput(f"{place}: id '{row.get('id')}' is not of these examples, or stands twice: remove "
+                               f"{checkpoint.parts}")  # fmt: skip
+            found.add(row["id"])
+    if found:
+        log.info("%s: going on after %d of %d rows", checkpoint.file, len(found), len(known))
+    return found
+
+
+def _score(config: TrainConfig, checkpoint: Checkpoint, scorer: Scorer, batches: Sequence[Sequence[Any]]) -> None:
+    """Append this rank's rows to its own file, batch by batch."""
+    path = checkpoint.parts / f"rank-{rank()}.jsonl"
+    total, done, tokens = sum(map(len, batches)), 0, 0
+    started = time.monotonic()
+    progress = Progress(checkpoint.name, total, "row", 0, config.tracking.line_every_seconds)
+    with progress, path.open("a") as file:
+        for batch in batches:
+            for row in scorer.score(batch):
+                file.write(to_line(row))
+            file.flush()
+            done += len(batch)
+            tokens += sum(len(row) for example in batch for row in token_rows(example))
+            progress.update(done, tokens_per_second=tokens / (time.monotonic() - started))
+
+
+def _collect(checkpoint: Checkpoint, kind: type[Prediction], examples: Sequence[Any]) -> list[Prediction]:
+    """The rows of all parts in the order of the examples, each there once."""
+    rows = dict(_rows_of_parts(checkpoint, kind))
+    missing = [example.id for example in examples if example.id not in rows]
+    if missing or len(rows) != len(examples):
+        raise BadInput(f"{checkpoint.parts}: {len(missing)} of {len(examples)} rows are missing: run the command again")
+    return [rows[example.id] for example in examples]
+
+
+def _rows_of_parts(checkpoint: Checkpoint, kind: type[Prediction]) -> Iterator[tuple[str, Prediction]]:
+    seen: set[str] = set()
+    for path in sorted(checkpoint.parts.glob("rank-*.jsonl")):
+        for place, row in iter_rows(path):
+            record = parse_record(kind, row, place)
+            if record.id in seen:
+                raise BadInput(f"{place}: id '{record.id}' was scored twice: remove {checkpoint.parts}")
+            seen.add(record.id)
+            yield record.id, record
+
+
+def _kind_of(checkpoint: Checkpoint) -> type[Prediction]:
+    """The kind of a complete file's rows, by its provenance."""
+    name = json.loads(checkpoint.meta.read_text()).get("counts", {}).get("kind")
+    for kind in Prediction.__args__:  # type: ignore[attr-defined]
+        if kind.__name__ == name:
+            return kind  # type: ignore[no-any-return]
+    raise BadModel(f"{checkpoint.meta}: says no kind of rows: remove {checkpoint.file}")
