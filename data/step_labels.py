@@ -4,9 +4,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from data.examples import StepExample, is_held_out
+from data.examples import StepExample, is_in_part
 from data.jsonl import read_records
 from data.records import BadInput
+from data.step_examples import finish_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,37 +42,49 @@ class StepLabels:
 @dataclass(frozen=True)
 class StepLabelExamples:
     """PRM examples of a file of `StepLabels`: the problems of one `part` ("all", "train", "held_out"), each distinct
-    text once; steps without a label are not read. Weights are not used by the objectives yet: steps of a weight
-    below `min_weight` are left out instead."""
+    text once. A read carries the weight of its label, and the loss is a weighted mean; steps without a label, of the
+    weight 0 or below `min_weight` are not read. `is_weighted` false: all that is read counts in full.
+
+    Trajectories with the same ids can carry different labels where a judge saw each of them: the first one with any
+    stays.
+    `one_example_per` and `balanced_classes` as in `data.step_examples.StepValueExamples`; class weights multiply the
+    labels' own.
+    """
 
     path: str
     max_length: int
     part: str = "all"
     held_out_share: float = 0.0
     min_weight: float = 0.0
+    is_weighted: bool = True
+    one_example_per: str = "trajectory"
+    balanced_classes: int = 0
 
     def load(self, tokenizer: Any) -> list[StepExample]:
         """Examples in file order; `tokenizer` is not used. Raises BadInput where nothing is left to train on."""
-        if self.part not in ("all", "train", "held_out"):
-            raise BadInput(f"part must be all, train or held_out, got '{self.part}'")
         examples: list[StepExample] = []
         seen: set[tuple[str, tuple[int, ...]]] = set()
-        num_long = 0
         for record in read_records(StepLabels, self.path):
             key = (record.problem_id, tuple(record.response_ids))
-            is_held = is_held_out(record.problem_id, self.held_out_share)
-            if key in seen or (self.part != "all" and is_held != (self.part == "held_out")):
+            if key in seen or not is_in_part(record.problem_id, self.part, self.held_out_share):
                 continue
-            seen.add(key)
-            start = len(record.prompt_ids)
-            rows = zip(record.step_ends, record.labels, record.weights, strict=True)
-            kept = [(start + end - 1, label) for end, label, weight in rows
-                    if label is not None and weight >= self.min_weight]  # fmt: skip
-            ids = record.prompt_ids + record.response_ids
-            num_long += len(ids) > self.max_length
-            if kept and len(ids) <= self.max_length:
-                examples.append(StepExample(record.id, ids, [place for place, _ in kept], [label for _, label in kept]))
+            example = self._example(record)
+            if example.values:
+                seen.add(key)
+                examples.append(example)
         if not examples:
-            raise BadInput(f"{self.path}: no labelled step to train on ({num_long} trajectories are longer than "
-                           f"{self.max_length} tokens)")  # fmt: skip
-        return examples
+            raise BadInput(f"{self.path}: no labelled step to train on")
+        return finish_steps(examples, self.path, self.max_length, self.one_example_per, self.balanced_classes)
+
+    def _example(self, record: StepLabels) -> StepExample:
+        start = len(record.prompt_ids)
+        rows = zip(record.step_ends, record.labels, record.weights, strict=True)
+        kept = [(start + end - 1, label, weight) for end, label, weight in rows
+                if label is not None and weight > 0 and weight >= self.min_weight]  # fmt: skip
+        return StepExample(
+            record.id,
+            record.prompt_ids + record.response_ids,
+            [place for place, _, _ in kept],
+            [label for _, label, _ in kept],
+            [weight for _, _, weight in kept] if self.is_weighted else [],
+        )
