@@ -27,7 +27,7 @@ def main(config: SampleConfig) -> int:
     variable = str(config.client.get("key_variable", "OPENAI_API_KEY"))
     check_key_variable(variable)
     refuse_key_in(dataclasses.asdict(config), variable)
-    return run_job(config, load_tokenizer, check_model_folder)
+    return run_job(config, lambda path: load_tokenizer(path) if path else None, check_model_folder)
 
 
 if __name__ == "__main__":
