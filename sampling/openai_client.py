@@ -24,9 +24,9 @@ from typing import Any
 import openai
 
 from data.records import BadInput
+from sampling.api_limits import RateLimit, empty_for, retry_after
 from sampling.bill import Bill, Charge, Prices
 from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
-from sampling.rate_limit import RateLimit, empty_for, retry_after
 
 log = logging.getLogger("sample")
 
@@ -168,8 +168,10 @@ class OpenAIChatClient:
         worst = self.prices.worst_case(messages, params.n, params.max_tokens)
         await self._limit.wait()
         number = await self.bill.reserve(request.id, worst)
-        charge: Charge | None = None  # what a broken or cancelled attempt came to, nobody knows
+        charge: Charge | None = Charge()
         try:
+            await self._limit.wait()  # the bill may have made it wait, and the limit is another one since
+            charge = None  # what a broken or cancelled attempt comes to, nobody knows
             answer = await self._ask(request, messages, params)
             charge = self._charge(answer.usage, request.id, worst)
         except _NeverLeft as error:

@@ -16,14 +16,17 @@ from omegaconf import OmegaConf
 from test_configs import compose_config
 
 from data.jsonl import read_records, to_line
-from data.records import BadInput, Completion
+from data.records import BadInput, Completion, Trajectory
 from models.load import check_model_folder, load_tokenizer
+from pipeline.select_demonstrations import SelectDemonstrations
+from pipeline.stage import StageContext
+from runtime.entrypoint import build
 from runtime.logs import set_up_logging
+from sampling.api_limits import empty_for, parse_seconds, retry_after
 from sampling.bill import Bill, Charge, Prices
 from sampling.client import BudgetSpent, Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from sampling.job import run_job
 from sampling.openai_client import NoKey, OpenAIChatClient, check_key_variable, refuse_key_in
-from sampling.rate_limit import empty_for, parse_seconds, retry_after
 from sampling.runner import Runner, finished_requests
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -319,6 +322,39 @@ def test_a_bill_of_another_model_or_with_a_bad_line_is_refused(tmp_path: Path) -
 def test_a_cap_on_money_needs_prices() -> None:
     with pytest.raises(BadInput, match=r"client\.max_cost needs client\.prompt_price"):
         OpenAIChatClient("m", max_cost=1.0)
+
+
+# --- distillation ---------------------------------------------------------------------------------------------
+
+
+def test_a_teachers_right_solutions_become_demonstrations(tmp_path: Path, tiny_policy: Path) -> None:
+    """The teacher knows every second problem; its wrong answers are kept as trajectories and not imitated."""
+    output = tmp_path / "teacher.jsonl"
+    config = compose_config(
+        ROOT / "conf", "api/openai/distil", f"policy={tiny_policy}", f"output={output}", "client.model=m",
+        "client.base_url=null", "task.num_train=40", "task.num_dev=20", "requests.split=dev", "requests.limit=6",
+        "params.n=2",
+    )  # fmt: skip
+    task = build(config.task)
+    truth = {row.prompt: row.completion for row in task.demonstrations("dev")}
+    known = {problem.id for problem in task.problems("dev")[:6:2]}
+    asked = {task.prompt(problem): problem.id for problem in task.problems("dev")}
+
+    def reply(number: int, body: Any) -> Any:
+        prompt = body["messages"][0]["content"]
+        right = truth[prompt]
+        return chat_answer(right, right if asked[prompt] in known else "#### 77777")
+
+    with ChatServer(reply) as server:
+        config.client.base_url = server.base_url
+        assert run_job(OmegaConf.to_object(config), load_tokenizer, check_model_folder) == 0  # type: ignore[arg-type]
+    rows = read_records(Trajectory, output)
+    assert len(rows) == 12
+    assert {row.problem_id for row in rows if not row.is_correct} == {asked[p] for p in list(truth)[:6]} - known
+    context = StageContext(None, Path("unused"), 10.0)
+    found = list(SelectDemonstrations(distinct_by="none").run(str(output), context))
+    assert len(found) == 9
+    assert all(row.completion == truth[row.prompt] for row in found)
 
 
 # --- the key --------------------------------------------------------------------------------------------------
