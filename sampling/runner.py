@@ -113,9 +113,9 @@ class Runner:
         self.check_server = check_server
         self.tally = Tally()
         self._stop_signal = 0
-        self._spent: BudgetSpent | None = None
         self._last_result = 0.0
         self._last_sync = 0.0
+        self._spent: BudgetSpent | None = None
 
     async def run(self, requests: Sequence[SampleRequest], finished: set[str]) -> Tally:
         """Ask, write, and return what was done. Raises ServerGone, Stopped, BudgetSpent, OSError (a full

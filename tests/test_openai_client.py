@@ -22,7 +22,7 @@ from pipeline.select_demonstrations import SelectDemonstrations
 from pipeline.stage import StageContext
 from runtime.entrypoint import build
 from runtime.logs import set_up_logging
-from sampling.api_limits import empty_for, parse_seconds, retry_after
+from sampling.rate_limit import empty_for, parse_seconds, retry_after
 from sampling.bill import Bill, Charge, Prices
 from sampling.client import BudgetSpent, Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from sampling.job import run_job
