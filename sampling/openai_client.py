@@ -24,9 +24,9 @@ from typing import Any
 import openai
 
 from data.records import BadInput
-from sampling.rate_limit import RateLimit, empty_for, retry_after
 from sampling.bill import Bill, Charge, Prices
 from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from sampling.rate_limit import RateLimit, empty_for, retry_after
 
 log = logging.getLogger("sample")
 

@@ -22,11 +22,11 @@ from pipeline.select_demonstrations import SelectDemonstrations
 from pipeline.stage import StageContext
 from runtime.entrypoint import build
 from runtime.logs import set_up_logging
-from sampling.rate_limit import empty_for, parse_seconds, retry_after
 from sampling.bill import Bill, Charge, Prices
 from sampling.client import BudgetSpent, Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from sampling.job import run_job
 from sampling.openai_client import NoKey, OpenAIChatClient, check_key_variable, refuse_key_in
+from sampling.rate_limit import empty_for, parse_seconds, retry_after
 from sampling.runner import Runner, finished_requests
 
 ROOT = Path(__file__).resolve().parent.parent
