@@ -25,6 +25,8 @@ def check_steps(example: StepExample, path: str) -> StepExample:
     if len(example.positions) != len(example.values):
         numbers = f"{len(example.positions)} step ends and {len(example.values)} values"
         raise BadInput(f"{path}: '{example.id}' has {numbers}: one value a step is wanted")
+    if example.weights and (len(example.weights) != len(example.values) or min(example.weights) < 0):
+        raise BadInput(f"{path}: '{example.id}': weights must be at least 0, one a read, got {example.weights}")
     for step, (position, value) in enumerate(zip(example.positions, example.values, strict=True), 1):
         if not 0 <= value <= 1:
             raise BadInput(f"{path}: '{example.id}': the value of read {step} must be in [0, 1], got {value}")
@@ -70,7 +72,10 @@ def finish_steps(
     if not balanced_classes:
         return examples
     weights = iter(class_weights([value for example in examples for value in example.values], balanced_classes))
-    return [replace(example, weights=[next(weights) for _ in example.values]) for example in examples]
+    return [
+        replace(example, weights=[own * next(weights) for own in example.weights or [1.0] * len(example.values)])
+        for example in examples
+    ]
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from data.examples import StepExample, keep_short, leave_out_repeated, of_part
+from data.examples import StepExample, leave_out_repeated, of_part
 from data.jsonl import read_records
 from data.left_out import leave_out
 from data.records import BadInput
+from data.step_examples import finish_steps
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,14 +43,23 @@ class StepLabels:
 @dataclass(frozen=True)
 class StepLabelExamples:
     """PRM examples of a file of `StepLabels`: the problems of one `part` ("all", "train", "held_out"), each distinct
-    text once; steps without a label are not read. Weights are not used by the objectives yet: steps of a weight
-    below `min_weight` are left out instead."""
+    text once. A read carries the weight of its label, and the loss is a weighted mean; steps without a label, of the
+    weight 0 or below `min_weight` are not read. `is_weighted` false: all that is read counts in full.
+
+    Trajectories with the same ids can carry different labels where a judge saw each of them: the first one with any
+    stays.
+    `one_example_per` and `balanced_classes` as in `data.step_examples.StepValueExamples`; class weights multiply the
+    labels' own.
+    """
 
     path: str
     max_length: int
     part: str = "all"
     held_out_share: float = 0.0
     min_weight: float = 0.0
+    is_weighted: bool = True
+    one_example_per: str = "trajectory"
+    balanced_classes: int = 0
 
     def load(self, tokenizer: Any) -> list[StepExample]:
         """Examples in file order; `tokenizer` is not used. Raises BadInput where nothing is left to train on."""
@@ -62,17 +72,26 @@ class StepLabelExamples:
             if key in seen:
                 num_repeated += 1
                 continue
-            seen.add(key)
-            start = len(record.prompt_ids)
-            rows = zip(record.step_ends, record.labels, record.weights, strict=True)
-            kept = [(start + end - 1, label) for end, label, weight in rows
-                    if label is not None and weight >= self.min_weight]  # fmt: skip
-            ids = record.prompt_ids + record.response_ids
-            num_unread += not kept
-            if kept:
-                examples.append(StepExample(record.id, ids, [place for place, _ in kept], [label for _, label in kept]))
+            example = self._example(record)
+            num_unread += not example.values
+            if example.values:
+                seen.add(key)
+                examples.append(example)
         leave_out_repeated(self.path, num_repeated, len(records), "trajectories")
         leave_out(self.path, num_unread, len(records), "trajectories", "have no labelled step")
         if not examples:
             raise BadInput(f"{self.path}: no labelled step to train on (of {len(records)} trajectories)")
-        return keep_short(examples, self.max_length, self.path)
+        return finish_steps(examples, self.path, self.max_length, self.one_example_per, self.balanced_classes)
+
+    def _example(self, record: StepLabels) -> StepExample:
+        start = len(record.prompt_ids)
+        rows = zip(record.step_ends, record.labels, record.weights, strict=True)
+        kept = [(start + end - 1, label, weight) for end, label, weight in rows
+                if label is not None and weight > 0 and weight >= self.min_weight]  # fmt: skip
+        return StepExample(
+            record.id,
+            record.prompt_ids + record.response_ids,
+            [place for place, _, _ in kept],
+            [label for _, label, _ in kept],
+            [weight for _, _, weight in kept] if self.is_weighted else [],
+        )

@@ -40,8 +40,8 @@ class LabelSteps:
     num_classes: int = 5
     noise: str = "keep"
     max_width: float = 0.6
-    min_confidence: float = 0.25
-    tolerance: int = 1
+    min_confidence: float = 0.75
+    tolerance: int = 2
     has_terminal: bool = True
 
     def inputs(self) -> list[str]:

@@ -4,12 +4,12 @@
 - "drop": labels whose interval is wider than `max_width`, or, for hard labels and classes, reaches over more than one
   label, are left out;
 - "weight": the weight of a label is one minus the width of its interval;
-- "denoise": after the self-denoising annotation of SCAN (arXiv 2509.16548, 2025), which found that the first error is
-  misplaced late where the policy mends its errors, and early where it is too weak for the problem. Problems that
-  the policy solves less often than `min_confidence` are left out; right trajectories of the others are right in
-  every step; in wrong ones a value is taken relative to the prompt's, min(1, V(s) / V(prompt)), and is the label of
-  the steps up to `tolerance` before and after the first step of value 0 (of the last step where there is none);
-  steps before that are right, steps after it wrong.
+- "denoise": the self-denoising annotation of SCAN (arXiv 2509.16548, 2025; the recipe of its released data). The
+  first error by Monte Carlo, the first value of 0, tends to lie late, because the policy mends errors: so problems
+  that the policy solves less often than `min_confidence` (there 0.75) are left out; right trajectories of the others
+  are right in every step; in wrong ones the step of the first 0 is wrong, the `tolerance` (there 2) steps before it
+  carry their value relative to the prompt's, min(1, V(s) / V(prompt)), earlier ones are right and later ones have no
+  label. A wrong trajectory without a value of 0 has none at all.
 """
 
 from collections.abc import Sequence
@@ -27,8 +27,8 @@ class NoiseRule:
 
     policy: str = "keep"
     max_width: float = 0.6
-    min_confidence: float = 0.25
-    tolerance: int = 1
+    min_confidence: float = 0.75
+    tolerance: int = 2
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -63,12 +63,11 @@ class NoiseRule:
             return [None] * num, [0.0] * num
         if is_correct:
             return [1.0] * num, [1.0] * num
-        error = next((step for step, value in enumerate(values) if value == 0), num - 1)
-        labels: list[float | None] = []
-        for step, value in enumerate(values):
-            if abs(step - error) > self.tolerance:
-                labels.append(float(step < error))
-            else:
-                relative = None if value is None else min(1.0, value / max(prompt_value, 1e-9))
-                labels.append(None if relative is None else rule.label(relative))
+        error = next((step for step, value in enumerate(values) if value == 0), None)
+        if error is None:
+            return [None] * num, [0.0] * num
+        labels: list[float | None] = [1.0] * error + [0.0] + [None] * (num - error - 1)
+        for step in range(max(0, error - self.tolerance), error):
+            value = values[step]
+            labels[step] = None if value is None else rule.label(min(1.0, value / max(prompt_value, 1e-9)))
         return labels, [0.0 if label is None else 1.0 for label in labels]

@@ -9,7 +9,8 @@
 - what is wrong in a config or an input ends in one line and an exit code, never in a traceback.
 
 Exit codes: 0 done; 1 some rows failed (listed); 2 bad input or config; 3 server unreachable or stalled;
-4 storage; 130/143 stopped by a signal, resumable. An exception class states its own in `exit_code`.
+4 storage; 5 a cap on tokens or money is reached, resumable; 130/143 stopped by a signal, resumable. An exception
+class states its own in `exit_code`.
 """
 
 import errno

@@ -15,6 +15,12 @@ class ServerGone(RuntimeError):
     exit_code = 3
 
 
+class BudgetSpent(RuntimeError):
+    """The next request does not fit a cap on tokens or money: requests in flight end, what came is written."""
+
+    exit_code = 5
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How to sample: `n` samples a request, `max_tokens` new tokens each.
@@ -69,7 +75,8 @@ class Sample:
 
 
 class Client(Protocol):
-    """A sampler. Raises Refused for a request that can never work, ServerGone when nobody answers."""
+    """A sampler. Raises Refused for a request that can never work, ServerGone when nobody answers, BudgetSpent
+    where the request would cost more than may be spent."""
 
     async def open(self) -> None:
         """Connect or load; called once before the first request."""

@@ -17,7 +17,7 @@ from typing import Any
 
 from data.jsonl import cut_torn_tail, iter_rows, to_line
 from data.records import BadInput
-from sampling.client import Client, Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from sampling.client import BudgetSpent, Client, Refused, Sample, SampleRequest, SamplingParams, ServerGone
 
 MakeRecords = Callable[[SampleRequest, list[Sample]], Sequence[Any]]
 OnProgress = Callable[[int, dict[str, float]], None]
@@ -115,9 +115,11 @@ class Runner:
         self._stop_signal = 0
         self._last_result = 0.0
         self._last_sync = 0.0
+        self._spent: BudgetSpent | None = None
 
     async def run(self, requests: Sequence[SampleRequest], finished: set[str]) -> Tally:
-        """Ask, write, and return what was done. Raises ServerGone, Stopped, OSError (a full disk)."""
+        """Ask, write, and return what was done. Raises ServerGone, Stopped, BudgetSpent, OSError (a full
+        disk)."""
         waiting = deque(request for request in requests if request.id not in finished)
         self.tally = Tally(before=len(finished))
         loop = asyncio.get_running_loop()
@@ -133,6 +135,8 @@ class Runner:
             await self.client.close()
         if self._stop_signal:
             raise Stopped(self._stop_signal)
+        if self._spent is not None:
+            raise self._spent
         return self.tally
 
     def _on_signal(self, number: int) -> None:
@@ -155,10 +159,13 @@ class Runner:
             os.fsync(file.fileno())
 
     async def _worker(self, waiting: deque[SampleRequest], file: Any) -> None:
-        while waiting and not self._stop_signal:
+        while waiting and not self._stop_signal and self._spent is None:
             request = waiting.popleft()
             try:
                 samples = await self.client.sample(request, self.params)
+            except BudgetSpent as error:
+                self._spent = error  # nothing new leaves; what was paid for is still written
+                return
             except Refused as error:
                 self.tally.failed.append((request.id, str(error)))
             else:

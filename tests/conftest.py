@@ -77,15 +77,17 @@ def tiny_policy(demonstration_texts: list[str], tmp_path_factory: pytest.TempPat
 
 @pytest.fixture(scope="session")
 def real_server(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A vLLM server that serves `tiny_policy`, with the controls that take new weights."""
+    """A vLLM server that serves `tiny_policy`, with the controls that take new weights, and as a chat API."""
     from sampling.server import VLLMServer
 
+    template = tmp_path_factory.mktemp("template") / "template.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
     server = VLLMServer(
         model=str(tiny_policy),
         log=str(tmp_path_factory.mktemp("server") / "server.log"),
         max_model_len=256,
         has_controls=True,
-        options={"enforce_eager": True, "max_num_seqs": 32},
+        options={"enforce_eager": True, "max_num_seqs": 32, "chat_template": str(template)},
     )
     with server:
         yield server

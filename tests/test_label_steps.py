@@ -116,15 +116,24 @@ def test_noise_is_kept_dropped_or_weighted() -> None:
 
 
 def test_denoising_by_hand() -> None:
-    """First value of 0 at step 3 (from 0); one step around it keeps its value over the prompt's 0.5, at most 1."""
-    noise, rule = NoiseRule("denoise", tolerance=1), LabelRule("soft")
+    """First value of 0 at step 3 (from 0): wrong; the two before it keep their value over the prompt's 0.8, at most 1;
+    what follows has no label."""
+    noise, rule = NoiseRule("denoise"), LabelRule("soft")
     span = [0.0] * 5
-    values = [0.1, 0.6, 0.2, 0.0, 0.3]
-    assert noise.apply(rule, values, span, span, 0.5, False) == ([1.0, 1.0, 0.4, 0.0, 0.6], [1.0] * 5)
-    assert noise.apply(rule, values, span, span, 0.5, True)[0] == [1.0] * 5
-    assert noise.apply(rule, values, span, span, 0.2, True) == ([None] * 5, [0.0] * 5)
-    wide = [0.1, 0.6, 0.0, 0.4, 0.3]
-    assert NoiseRule("denoise", tolerance=0).apply(rule, wide, span, span, 0.5, False)[0] == [1.0, 1.0, 0.0, 0.0, 0.0]
+    values = [0.1, 0.9, 0.2, 0.0, 0.3]
+    assert noise.apply(rule, values, span, span, 0.8, False) == (
+        [1.0, 1.0, pytest.approx(0.25), 0.0, None],
+        [1.0, 1.0, 1.0, 1.0, 0.0],
+    )
+    assert noise.apply(rule, values, span, span, 0.8, True) == ([1.0] * 5, [1.0] * 5)
+    assert noise.apply(rule, values, span, span, 0.7, True) == ([None] * 5, [0.0] * 5), "below 0.75: left out"
+    hard = NoiseRule("denoise", min_confidence=0.2, tolerance=0)
+    assert hard.apply(rule, values, span, span, 0.5, False)[0] == [1.0, 1.0, 1.0, 0.0, None]
+    early = [0.4, 0.0, 0.4, 0.0, 0.0]
+    assert noise.apply(rule, early, span, span, 0.8, False)[0] == [pytest.approx(0.5), 0.0, None, None, None]
+    assert noise.apply(rule, [0.1, 0.2], [0.0] * 2, [0.0] * 2, 0.8, False) == ([None] * 2, [0.0] * 2), "no 0: none"
+    unknown = noise.apply(rule, [0.1, None, 0.4, 0.0, 0.0], span, span, 0.8, False)
+    assert unknown == ([1.0, None, pytest.approx(0.5), 0.0, None], [1.0, 0.0, 1.0, 1.0, 0.0])
 
 
 def test_the_stage_keeps_counts_and_intervals(tmp_path: Path) -> None:

@@ -1,0 +1,60 @@
+"""StepLabels and a judge's StepJudgement → StepLabels that both agree on (`rewards.consensus`)."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from data.jsonl import read_records
+from data.judgements import StepJudgement
+from data.records import BadInput
+from data.step_labels import StepLabels
+from pipeline.stage import StageContext
+from rewards.consensus import ConsensusRule, judged_shares
+
+
+def votes_by_trajectory(rows: Sequence[StepJudgement]) -> dict[str, list[StepJudgement]]:
+    """Trajectory → its judgements, in file order."""
+    found: dict[str, list[StepJudgement]] = {}
+    for row in rows:
+        found.setdefault(row.trajectory_id, []).append(row)
+    return found
+
+
+@dataclass(frozen=True)
+class ConsensusLabels:
+    """Input: labels; `judgements` of the same trajectories. `policy`, `threshold`, `has_unjudged` are those of
+    `rewards.consensus.ConsensusRule`."""
+
+    judgements: str
+    policy: str = "drop"
+    threshold: float = 0.0
+    has_unjudged: bool = False
+
+    def inputs(self) -> list[str]:
+        """The judgements."""
+        return [self.judgements]
+
+    def run(self, input_path: str, context: StageContext) -> Iterable[StepLabels]:
+        """One record a trajectory. Raises BadInput where no trajectory was judged, or with other steps."""
+        rule = ConsensusRule(self.policy, self.threshold, self.has_unjudged)
+        rows = read_records(StepLabels, input_path)
+        votes = votes_by_trajectory(read_records(StepJudgement, self.judgements))
+        judged = sum(row.id in votes for row in rows)
+        if not judged:
+            raise BadInput(f"{self.judgements}: none of the {len(rows)} trajectories of {input_path} is judged there")
+        records: list[StepLabels] = []
+        agreements: list[bool | None] = []
+        for row in rows:
+            shares = judged_shares(votes.get(row.id, []), len(row.steps))
+            labels, weights = rule.apply(row.labels, row.weights, shares)
+            agreements += rule.agreements(row.labels, shares)
+            records.append(replace(row, labels=labels, weights=weights))
+        compared = [agrees for agrees in agreements if agrees is not None]
+        context.counts.update(
+            trajectories=len(rows),
+            judged=judged,
+            labels_before=sum(label is not None for row in rows for label in row.labels),
+            labels_after=sum(label is not None for row in records for label in row.labels),
+            compared=len(compared),
+            agreement=round(sum(compared) / max(len(compared), 1), 5),
+        )
+        return records
