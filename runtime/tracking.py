@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from runtime.distributed import is_main_rank
+from runtime.ranks import is_main_rank
 
 
 class Progress:

@@ -104,7 +104,7 @@ class TrajectoryRequests:
         self._problems = {problem.id: problem for problem in problems}
         prompts = [encode_prompt(task, tokenizer, problem) for problem in problems]
         return [
-            SampleRequest(problem.id, prompt.text, prompt.ids, messages_of(task, problem))
+            SampleRequest(problem.id, prompt.text, prompt.ids, messages_of(task, problem), problem.id)
             for problem, prompt in zip(problems, prompts, strict=True)
         ]
 
@@ -128,7 +128,12 @@ class CompletionRequests:
         """One request a state; the prompt is the state's own ids."""
         states = read_records(State, self.states)
         self._states = {state.id: state for state in states}
-        return [SampleRequest(s.id, s.prompt + s.prefix, s.prompt_ids + s.prefix_ids) for s in states]
+        return [self.request(state.id, state) for state in states]
+
+    def request(self, request_id: str, state: State) -> SampleRequest:
+        """A request for completions of a state."""
+        ids = state.prompt_ids + state.prefix_ids
+        return SampleRequest(request_id, state.prompt + state.prefix, ids, problem_id=state.problem_id)
 
     def records(self, task: Task, tokenizer: Any, request: SampleRequest, samples: list[Sample]) -> list[Any]:
         """Completions, graded on the prefix and the continuation together."""

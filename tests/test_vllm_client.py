@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from data.records import BadInput
 from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from sampling.vllm_client import VLLMClient
 
@@ -20,7 +21,7 @@ def with_client(url: str, use: Callable[[VLLMClient], Awaitable[Any]], **options
     """Open a client, use it, close it."""
 
     async def run() -> Any:
-        client = VLLMClient(url, **{"patience_seconds": 0.5, "request_seconds": 5.0, **options})
+        client = VLLMClient(url, **{"patience_seconds": 0.5, "request_seconds": 5.0, "probe_seconds": 0.3, **options})
         await client.open()
         try:
             return await use(client)
@@ -42,6 +43,7 @@ def test_the_body_says_all_that_was_asked(completion_server: Any) -> None:
         body = with_client(server.base_url, lambda client: asyncio.sleep(0, client.body(REQUEST, asked)), seed=3)
     assert body == {
         "model": "policy", "prompt": [5, 6, 7], "n": 2, "max_tokens": 50, "temperature": 1.0, "top_p": 0.9,
+        "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
         "return_token_ids": True, "stop": ["\n\n"], "logprobs": 0, "seed": REQUEST.seed(3),
     }  # fmt: skip
 
@@ -108,7 +110,9 @@ def test_a_fault_that_stays_ends_in_server_gone_after_the_attempts(fault: str, c
     with completion_server(faults=(fault,), fault_share=1.0) as server:
         with pytest.raises(ServerGone, match="3 attempts failed, the last with: "):
             with_client(server.base_url, lambda client: client.sample(REQUEST, params()), max_attempts=3)
-        assert len(server.bodies) == 3
+        asked = [body for body in server.bodies if body["prompt"] == REQUEST.prompt_ids]
+        assert len(asked) == 3
+        assert all(body["max_tokens"] == 1 for body in server.bodies if body not in asked), "signs of life"
 
 
 def test_a_server_that_goes_away_is_waited_for_no_longer_than_the_patience(completion_server: Any) -> None:
@@ -155,7 +159,7 @@ def test_a_server_of_another_kind_is_server_gone(models: Any, completion_server:
 
 
 def test_a_model_that_is_not_served_is_named(completion_server: Any) -> None:
-    with completion_server() as server, pytest.raises(ServerGone, match="serves policy, not 'other'"):
+    with completion_server() as server, pytest.raises(BadInput, match="serves policy, not 'other'"):
         with_client(server.base_url, lambda client: asyncio.sleep(0), model="other")
 
 
