@@ -42,6 +42,12 @@ class Progress:
             self.last_line = now
             self._print_line()
 
+    def extend(self, total: int) -> None:
+        """There is more to do than was known."""
+        self.total = total
+        if self.bar is not None:
+            self.bar.total = total
+
     def _print_line(self) -> None:
         seconds = time.monotonic() - self.started
         rate = (self.done - self.initial) / max(seconds, 1e-9)

@@ -115,17 +115,19 @@ class Connection:
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
             return None
 
-    async def is_working(self, seconds: float) -> bool:
-        """Whether, within `seconds`, the engine samples one token for us or its counts grow."""
+    async def is_working(self, seconds: float, has_to_answer: bool = False) -> bool:
+        """Whether, within `seconds`, the engine samples one token for us or (unless `has_to_answer`) its count of
+        generated tokens grows: a busy one may let our question wait."""
         deadline = asyncio.get_running_loop().time() + seconds
-        before, probe = await self.counters(), asyncio.create_task(self._sample_one_token())
+        before = None if has_to_answer else await self.counters()
+        probe = asyncio.create_task(self._sample_one_token())
         try:
             while True:
                 left = deadline - asyncio.get_running_loop().time()
                 await asyncio.wait({probe}, timeout=max(0.0, min(1.0, left)))
                 if probe.done() and probe.result():
                     return True
-                now = await self.counters()
+                now = await self.counters() if before is not None else None
                 if before is not None and now is not None and now.generated_tokens > before.generated_tokens:
                     return True
                 if left <= 0:

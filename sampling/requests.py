@@ -1,7 +1,7 @@
 """Problems and states → requests; samples → records. Graded at once: a record says whether it is right."""
 
 import bisect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ from data.records import BadInput, Completion, Problem, State, Trajectory
 from data.steps import Decoder, check_join, token_step_ends
 from data.tasks.task import Task
 from sampling.client import Sample, SampleRequest
+from sampling.input_checks import check_state_tokens
 
 
 class RequestSource(Protocol):
@@ -120,13 +121,16 @@ class TrajectoryRequests:
 
 @dataclass
 class CompletionRequests:
-    """Continuations of the states in a file."""
+    """Continuations of the states in a file. `is_of_any_policy`: they may have been sampled by another policy than the
+    one that completes them (values are then the completing policy's), if its tokenizer is the same."""
 
     states: str
+    is_of_any_policy: bool = field(default=False, kw_only=True)
 
     def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
         """One request a state; the prompt is the state's own ids."""
         states = read_records(State, self.states)
+        check_state_tokens(states, decode(tokenizer), self.states)
         self._states = {state.id: state for state in states}
         return [self.request(state.id, state) for state in states]
 

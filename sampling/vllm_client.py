@@ -85,7 +85,7 @@ class VLLMClient:
         self._session: aiohttp.ClientSession | None = None
         self._servers: list[_Server] = []
         self._tasks: list[asyncio.Task[None]] = []
-        self._counted = EngineCounters()
+        self.counted: EngineCounters | None = None
         self._counters_before: dict[str, EngineCounters] = {}
 
     @property
@@ -155,7 +155,9 @@ class VLLMClient:
             )
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; the engines' counts are read once more."""
+        if self._tasks:
+            await self.read_counters()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -297,7 +299,7 @@ class VLLMClient:
                 return samples
         failed = f"{self.max_attempts} attempts failed, the last with: {reason}"
         # a request that fails at a server that answers others is the row's failure, not the server's
-        if connection.num_answers > num_before or await connection.is_working(self.probe_seconds / 3):
+        if connection.num_answers > num_before or await connection.is_working(self.probe_seconds / 3, True):
             raise Refused(failed)
         raise ServerGone(f"{connection.url}: {failed}")
 
@@ -308,22 +310,20 @@ class VLLMClient:
             await asyncio.sleep(5.0)
             await self.read_counters()
 
-    async def read_counters(self) -> EngineCounters | None:
-        """What the servers' engines counted since `open`, None where none of them shows its counters."""
-        total, is_known = EngineCounters(), False
+    async def read_counters(self) -> None:
+        """Set `counted` to what the servers' engines counted since `open`; as it was where none shows its counters."""
+        total: EngineCounters | None = None
         for server in self._living():
             before = self._counters_before.get(server.connection.url)
             now = await server.connection.counters() if before is not None else None
             if before is not None and now is not None:
-                total, is_known = total + (now - before), True
-        if is_known:
-            self._counted = total
-        return total if is_known else None
+                total = (total or EngineCounters()) + (now - before)
+        self.counted = total or self.counted
 
     @property
     def cache_hit_rate(self) -> float | None:
         """The share of prompt tokens served by the prefix cache since `open`, as last read; None where unknown."""
-        return self._counted.hit_rate if self._counted.cache_queries else None
+        return self.counted.hit_rate if self.counted is not None and self.counted.cache_queries else None
 
 
 def _pause(attempt: int, told: float | None) -> float:
