@@ -86,7 +86,6 @@ class VLLMServers:
             if number not in self._dead and not server.is_alive():
                 self._dead.add(number)
                 if len(self._dead) == len(self.servers):
-                    raise ServerGone(
-                        f"all {len(self.servers)} servers have died; of the last: {server.death_message()}"
-                    )
-                log.warning("%s: its problems go to the other servers", server.death_message())
+                    raise ServerGone(f"no server lives any more; the last to die: {server.death_message()}")
+                first_line = server.death_message().split("\n")[0]
+                log.warning("%s (%s): its problems go to the other servers", first_line, server.log)

@@ -96,12 +96,13 @@ class CompletionServer:
     """`/v1/models` and `/v1/completions` on a free loopback port, in a thread of its own.
 
     The answer is a function of the prompt's ids alone, so any row can be checked. `faults` (kinds of
-    `_fault`, in turn) hit `fault_share` of the requests; `refuses(prompt_ids)` answers 400; after
+    `_fault`, in turn) hit the `first_faults` and `fault_share` of the requests; `refuses(prompt_ids)` answers 400; after
     `hang_after` answers nothing is answered any more (`hangs_behind`: but /v1/models is, as with a frozen
     engine); after `die_after` answers the port is closed and every connection dropped; where
     `hangs(prompt_ids)` there is no answer, where `breaks(prompt_ids)` a 500. `key` is the API key that is
     wanted, `tokenize` stands behind /tokenize (None: there is none), `headers` come with injected faults,
-    /metrics counts tokens. A request lasts `seconds` on average; `models` is what /v1/models answers.
+    /metrics counts tokens. A request lasts `seconds` on average and `slow(prompt_ids)` more;
+    `models` is what /v1/models answers.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class CompletionServer:
         *,
         faults: tuple[str, ...] = (),
         fault_share: float = 0.0,
+        first_faults: int = 0,
         refuses: Callable[[list[int]], bool] = lambda prompt_ids: False,
         answer: Callable[[list[int], int], tuple[str, list[int]]] | None = None,
         hang_after: int | None = None,
@@ -121,9 +123,11 @@ class CompletionServer:
         hangs: Callable[[list[int]], bool] = lambda prompt_ids: False,
         headers: dict[str, str] | None = None,
         hangs_behind: bool = False,
+        slow: Callable[[list[int]], float] = lambda prompt_ids: 0.0,
         breaks: Callable[[list[int]], bool] = lambda prompt_ids: False,
     ):
         self.faults, self.fault_share, self.refuses = faults, fault_share, refuses
+        self.first_faults = first_faults
         self.answer = answer or self.samples
         self.hang_after, self.die_after, self.seconds = hang_after, die_after, seconds
         self.models = models
@@ -133,6 +137,7 @@ class CompletionServer:
         self.headers, self.hangs_behind = headers or {}, hangs_behind
         self.bodies: list[dict[str, Any]] = []
         self.times: list[float] = []
+        self.slow, self.num_now, self.most_at_once = slow, 0, 0
         self.counters = {"prompt_tokens": 0, "generation_tokens": 0, "prefix_cache_queries": 0, "prefix_cache_hits": 0}
         self.num_answers = 0
         self.num_faults: Counter[str] = Counter()
@@ -212,7 +217,12 @@ class CompletionServer:
         self.times.append(time.monotonic())
         if "messages" in body:
             body["prompt"] = [len(turn["content"]) for turn in body["messages"]]
-        await asyncio.sleep(self.seconds * self._rng.random() * 2)
+        self.num_now += 1
+        self.most_at_once = max(self.most_at_once, self.num_now)
+        try:
+            await asyncio.sleep(self.seconds * self._rng.random() * 2 + self.slow(body["prompt"]))
+        finally:
+            self.num_now -= 1
         if self.die_after is not None and self.num_answers >= self.die_after:
             await self._site.stop()
             for connection in list(self._runner.server.connections):  # type: ignore[union-attr]
@@ -235,7 +245,7 @@ class CompletionServer:
                 choice |= {"logprobs": {"content": [{"logprob": -token / 8} for token in ids]}}
             choices.append(choice)
             self.counters["generation_tokens"] += len(ids)
-        if self._rng.random() < self.fault_share:
+        if self._rng.random() < self.fault_share or len(self.bodies) <= self.first_faults:
             kind = self.faults[self.num_faults.total() % len(self.faults)]
             return await self._fault(kind, request, {"choices": choices})
         self.num_answers += 1
