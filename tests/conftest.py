@@ -96,8 +96,8 @@ class CompletionServer:
     """`/v1/models` and `/v1/completions` on a free loopback port, in a thread of its own.
 
     The answer is a function of the prompt's ids alone, so any row can be checked. `faults` (kinds of
-    `_fault`, in turn) hit the `first_faults` and `fault_share` of the requests; `refuses(prompt_ids)` answers 400; after
-    `hang_after` answers nothing is answered any more (`hangs_behind`: but /v1/models is, as with a frozen
+    `_fault`, in turn) hit the `first_faults` and `fault_share` of the requests; `refuses(prompt_ids)` answers 400;
+    after `hang_after` answers nothing is answered any more (`hangs_behind`: but /v1/models is, as with a frozen
     engine); after `die_after` answers the port is closed and every connection dropped; where
     `hangs(prompt_ids)` there is no answer, where `breaks(prompt_ids)` a 500. `key` is the API key that is
     wanted, `tokenize` stands behind /tokenize (None: there is none), `headers` come with injected faults,
