@@ -6,7 +6,7 @@ The program is `service_api_caller_v1.py` itself, in forked children that need n
 its own defaults where not said otherwise. The server (`benchmarks.answering_server`) is a process of its own whose
 answers depend on the prompt alone, so the rows of any two runs can be compared byte for byte. Writes
 benchmarks/results/faults.json and the table of docs/reliability.md. As root the full disk is a small tmpfs with
-0, 1, 2 … pages free; else a limit on the size of files (RLIMIT_FSIZE).
+1, 2, 3 … pages free, and files are limited to random sizes (RLIMIT_FSIZE); else the latter alone.
 """
 
 import argparse
@@ -26,6 +26,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from transformers import PreTrainedTokenizerFast  # noqa: F401  (loaded once, before the forks)
 
 import sampling.job
 import sampling.requests  # noqa: F401
@@ -137,9 +139,10 @@ def kills(folder: Path, number: int, seed: int) -> Counter[str]:
             while True:
                 pid = start_program(PROGRAM, command, folder / "runs.log")
                 if counts["kills"] < number:
-                    if counts["kills"] % 4:
+                    counts["starts"] += 1
+                    if counts["starts"] % 4:
                         wait_for_row(output, pid)
-                    time.sleep(rng.uniform(0.0, writing if counts["kills"] % 4 else seconds))
+                    time.sleep(rng.uniform(0.0, writing if counts["starts"] % 4 else seconds))
                     os.kill(pid, signal.SIGKILL)
                 code = exit_code(pid)
                 if code not in (0, -signal.SIGKILL):
@@ -161,16 +164,20 @@ def kills(folder: Path, number: int, seed: int) -> Counter[str]:
 
 
 def flaky(folder: Path) -> dict[str, Any]:
-    """1,000 good problems and some that are always refused, through 30 % of faults."""
-    problems = WordArithmetic(num_train=1050).problems("train")
-    tokenizer = load_tokenizer(str(folder / "tiny"))
-    prompts = {problem.id: list(tokenizer(WordArithmetic().prompt(problem)).input_ids) for problem in problems}
-    refused = {name for name, ids in prompts.items() if is_refused(ids, 0.05)}
+    """1,000 good problems and those between them that are always refused, through 30 % of faults."""
+    task, tokenizer = WordArithmetic(num_train=1200), load_tokenizer(str(folder / "tiny"))
+    prompts: dict[str, list[int]] = {}
+    refused: set[str] = set()
+    for problem in task.problems("train"):
+        if len(prompts) - len(refused) == 1000:
+            break
+        prompts[problem.id] = encode_prompt(task, tokenizer, problem).ids
+        refused |= {problem.id} if is_refused(prompts[problem.id], REFUSED) else set()
     output = folder / "flaky.jsonl"
-    with Server(
-        folder, "--fault-share", "0.3", "--refused-share", "0.05", "--late", "4", "--seconds", "0.02"
-    ) as server:
-        command = settings(folder, server.url, output, 1050, 1, "client.request_seconds=2")
+    faults = f"--fault-share 0.3 --refused-share {REFUSED} --late 4 --seconds 0.02"
+    with Server(folder, *faults.split()) as server:
+        command = settings(folder, server.url, output, 1200, 1, f"requests.limit={len(prompts)}")
+        command.append("client.request_seconds=2")
         code = exit_code(start_program(PROGRAM, command, folder / "flaky.log"))
         ledger = server.ledger()
     rows = read_records(Trajectory, output)
@@ -241,46 +248,52 @@ def small_disk(folder: Path) -> Iterator[Path | None]:
             subprocess.run(["umount", str(folder)], check=False)
 
 
-def start_limited(command: list[str], log: Path, num_bytes: int) -> int:
-    """The program with files of at most `num_bytes`."""
+@contextmanager
+def at_most_bytes(place: Path, is_disk: bool, num_bytes: int) -> Iterator[None]:
+    """The tmpfs shrunk to so many bytes; or files that may not be longer."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
+    if is_disk:
+        subprocess.run(["mount", "-o", f"remount,size={num_bytes}", str(place)], check=True)
+    else:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (num_bytes, before[1]))
     try:
-        return start_program(PROGRAM, command, log)
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        if is_disk:
+            subprocess.run(["mount", "-o", "remount,size=64m", str(place)], check=True)
 
 
-def full_disk(folder: Path) -> dict[str, Any]:
-    """The disk is full after 0, 1, 2 … pages; what stands there is read, then the run goes on with room."""
+def full_disk(folder: Path, seed: int) -> dict[str, Any]:
+    """The disk is full after 1, 2, 3 ... pages, and files after random numbers of bytes; what stands there is read,
+    then the run goes on with room."""
     counts: Counter[str] = Counter()
+    rng = random.Random(seed)
     with Server(folder) as server, small_disk(folder / "disk") as disk:
-        place = disk or folder
         output = folder / "straight-disk.jsonl"
-        straight, _ = straight_run(settings(folder, server.url, output, 12, 2), output, folder)
-        for pages in range(1, 200):
-            output = place / f"full-{pages}.jsonl"
-            command = settings(folder, server.url, output, 12, 2, "num_in_flight=2")
-            if disk:
-                subprocess.run(["mount", "-o", f"remount,size={pages * PAGE}", str(disk)], check=True)
-                code = exit_code(start_program(PROGRAM, command, folder / "disk.log"))
-            else:
-                code = exit_code(start_limited(command, folder / "disk.log", pages * PAGE // 4))
-            found = lines_of(output)
-            is_whole = not output.is_file() or output.read_bytes().endswith(b"\n") or not output.stat().st_size
+        straight, _ = straight_run(settings(folder, server.url, output, 50, 2), output, folder)
+        size = output.stat().st_size
+        pages = range(PAGE, size + 3 * PAGE, PAGE) if disk else ()
+        places = [(disk, num_bytes) for num_bytes in pages]
+        places += [(None, rng.randrange(10, size)) for _ in range(20)]
+        for number, (tmpfs, num_bytes) in enumerate(places):
+            place = tmpfs or folder
+            output = place / f"full-{number}.jsonl"
+            command = settings(folder, server.url, output, 50, 2, "num_in_flight=2")
+            with at_most_bytes(place, tmpfs is not None, num_bytes):
+                pid = start_program(PROGRAM, command, folder / f"disk-{number}.log")
+                code = exit_code(pid)
+                found, content = lines_of(output), output.read_bytes() if output.is_file() else b""
             is_same = all(straight[name] == line for name, line in found.items()) and len(found) % 2 == 0
-            if disk:
-                subprocess.run(["mount", "-o", "remount,size=64m", str(disk)], check=True)
-            if code == 0:
-                break
-            again = exit_code(start_program(PROGRAM, command, folder / "disk.log"))
-            counts["places"] += 1
-            counts["exit_code_4"] += code == 4
-            counts["valid"] += is_whole and is_same
-            counts["resumed_identical"] += again == 0 and lines_of(output) == straight
-            for path in place.glob(f"*full-{pages}.*"):
+            again = exit_code(start_program(PROGRAM, command, folder / "disk-again.log"))
+            if code:  # a last size may hold it all
+                counts["places"] += 1
+                counts["exit_code_4"] += code == 4
+                counts["valid"] += is_same and (not content or content.endswith(b"\n"))
+                counts["resumed_identical"] += again == 0 and lines_of(output) == straight
+            for path in place.glob(f"*full-{number}.*"):
                 path.unlink()
-    return {"by": "tmpfs" if disk else "RLIMIT_FSIZE", **counts}
+    return {"by": "tmpfs and RLIMIT_FSIZE" if disk else "RLIMIT_FSIZE", **counts}
 
 
 def share(value: float, unit: str = "share") -> dict[str, Any]:
@@ -311,7 +324,7 @@ def main() -> None:
         "kills": lambda: dict(kills(folder, arguments.kills, arguments.seed)),
         "flaky": lambda: flaky(folder),
         "lost_servers": lambda: lost_servers(folder),
-        "full_disk": lambda: full_disk(folder),
+        "full_disk": lambda: full_disk(folder, arguments.seed),
     }.items():
         began = time.monotonic()
         found[name] = work()
