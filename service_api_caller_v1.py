@@ -7,7 +7,7 @@ By default a server is started for the run and stopped after it; `server=none cl
 asks one that runs already. Stopped at any moment, the same command goes on where it was.
 """
 
-from models.load import check_model_folder, load_tokenizer
+from models.tokenizer import check_model_folder, load_tokenizer
 from runtime.entrypoint import entrypoint
 from runtime.logs import set_up_logging
 from runtime.schemas import SampleConfig

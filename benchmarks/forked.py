@@ -41,6 +41,7 @@ def start_program(name: str, settings: Sequence[str], log: Path, environment: Ma
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         signal.signal(signal.SIGINT, signal.default_int_handler)
         sys.argv = [str(ROOT / name), *settings]
+        sys.orig_argv = [sys.executable, *sys.argv]  # what a message calls the command
         try:
             runpy.run_path(str(ROOT / name), run_name="__main__")
         finally:

@@ -90,8 +90,10 @@ def open_atomic(path: str | Path, encoding: str = "ascii") -> Iterator[IO[str]]:
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
-    except BaseException:
+    except BaseException as error:
         partial.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename is None:  # a full disk, said without its place
+            error.filename = str(path)
         raise
 
 

@@ -13,22 +13,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
+from runtime.ranks import is_main_rank as is_main_rank
+from runtime.ranks import rank as rank
+from runtime.ranks import world_size as world_size
+
 T = TypeVar("T")
-
-
-def rank() -> int:
-    """This process's rank, 0 without a launcher."""
-    return int(os.environ.get("RANK", "0"))
-
-
-def world_size() -> int:
-    """The number of processes, 1 without a launcher."""
-    return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def is_main_rank() -> bool:
-    """Whether this process is the one that writes and speaks."""
-    return rank() == 0
 
 
 def device() -> torch.device:

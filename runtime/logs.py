@@ -9,7 +9,7 @@ import sys
 import warnings
 from pathlib import Path
 
-from runtime.distributed import is_main_rank
+from runtime.ranks import is_main_rank
 
 _OURS = ("train", "rl", "sample", "stage", "evaluate")
 _OUR_PACKAGES = ("data", "models", "runtime", "sampling", "rewards", "pipeline", "training", "analysis")

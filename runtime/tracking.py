@@ -17,11 +17,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import torch
 from tqdm import tqdm
 
-from runtime.distributed import is_main_rank
 from runtime.entrypoint import BadConfig
+from runtime.ranks import is_main_rank
 from runtime.schemas import TrackingConfig
 
 WANDB_MODES = ("offline", "online")
@@ -41,7 +40,8 @@ def check_tracking(tracking: TrackingConfig) -> None:
 def peak_memory() -> dict[str, float]:
     """`rss_gib`: the most memory this process has had, in GiB; with a GPU `gpu_gib`: the most its tensors took."""
     found = {"rss_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}  # Linux counts KiB
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    torch = sys.modules.get("torch")  # a program that samples from a server does without
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
         found["gpu_gib"] = torch.cuda.max_memory_allocated() / 2**30
     return found
 
@@ -82,6 +82,12 @@ class Progress:
         if self.bar is None and not self.is_silent and now - self.last_line >= self.line_every_seconds:
             self.last_line = now
             self._print_line()
+
+    def extend(self, total: int) -> None:
+        """There is more to do than was known."""
+        self.total = total
+        if self.bar is not None:
+            self.bar.total = total
 
     def _print_line(self) -> None:
         seconds = time.monotonic() - self.started

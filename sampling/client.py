@@ -52,12 +52,14 @@ class SamplingParams:
 @dataclass(frozen=True)
 class SampleRequest:
     """One prompt; its samples become the records `{id}/0` .. `{id}/{n-1}`. `messages` are the same prompt as
-    chat turns (`role`, `content`), for chat APIs; empty where the task has no template."""
+    chat turns (`role`, `content`), for chat APIs; empty where the task has no template. Requests of one
+    `problem_id` go to one server, whose prefix cache then serves them all; empty: the request is its own."""
 
     id: str
     prompt: str
     prompt_ids: list[int]
     messages: list[dict[str, str]] = field(default_factory=list)
+    problem_id: str = ""
 
     def seed(self, base: int) -> int:
         """A seed that depends on the id and the run's seed alone."""

@@ -5,9 +5,12 @@ with other parameters is refused and a finished file costs nothing, not even a s
 """
 
 import asyncio
+import dataclasses
 import json
 import logging
 import os
+import shlex
+import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -21,9 +24,13 @@ from runtime.life import exclusive
 from runtime.run_dir import model_fingerprint, provenance, same_origin
 from runtime.schemas import SampleConfig
 from runtime.tracking import Progress
-from sampling.client import Client, SampleRequest, SamplingParams
+from sampling.client import Client, SampleRequest, SamplingParams, ServerGone
+from sampling.input_checks import PROBE_TEXT, check_origin, check_unique
+from sampling.requests import CompletionRequests
 from sampling.rounds import Rounds, RoundSource, run_rounds
-from sampling.runner import Runner, Tally, finished_requests, write_failed
+from sampling.runner import Runner, Tally, count_rows, finished_requests, write_failed
+from sampling.server import CannotStart
+from sampling.vllm_client import VLLMClient
 
 log = logging.getLogger("sample")
 
@@ -35,9 +42,17 @@ _HOW = ("client", "server", "num_in_flight", "stall_seconds", "tracking")
 
 
 def run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_model: Callable[[str], None]) -> int:
-    """Sample what `config.output` does not hold yet; the exit code (1 if some requests were refused)."""
+    """Sample what `config.output` does not hold yet; the exit code (1 if some requests were refused).
+
+    Raises BadInput, CannotStart and ServerGone (with the command to go on), Stopped, OSError (a full disk).
+    """
     with exclusive(Path(config.output)):
-        return _run_job(config, load_tokenizer, check_model)
+        try:
+            return _run_job(config, load_tokenizer, check_model)
+        except (CannotStart, ServerGone) as error:
+            rows = count_rows(Path(config.output))
+            raise type(error)(f"{error}\n{config.output} holds {rows} rows; to go on:\n  {shlex.join(sys.orig_argv)}"
+                              ) from None  # fmt: skip
 
 
 def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_model: Callable[[str], None]) -> int:
@@ -57,7 +72,10 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
         log.info("%s is complete: %s rows", output, stored["counts"]["rows"])
         return 0
     tokenizer = load_tokenizer(config.policy)
+    if isinstance(source, CompletionRequests):
+        check_origin(source.states, config.policy, inputs[config.policy], source.is_of_any_policy)
     requests: list[SampleRequest] = source.load(task, tokenizer)
+    check_unique(requests)
     rounds = Rounds(source, output, params.n) if isinstance(source, RoundSource) else None
     if rounds is not None:
         requests = rounds.begin(requests)
@@ -75,7 +93,8 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
         def make_records(request: SampleRequest, samples: Any) -> Any:
             return source.records(task, tokenizer, request, samples)
 
-        tally = _sample(config, params, make_records, requests, finished, check_model, rounds)
+        tally, engine = _sample(config, params, make_records, requests, finished, tokenizer, check_model, rounds)
+        meta |= {"engine": engine} if engine else {}
     return _finish(config, output, tally, {**meta, "seconds": stored.get("seconds", 0.0)}, time.monotonic() - started)
 
 
@@ -100,10 +119,12 @@ def _sample(
     make_records: Callable[[SampleRequest, Any], Any],
     requests: list[SampleRequest],
     finished: set[str],
+    tokenizer: Any,
     check_model: Callable[[str], None],
     rounds: Rounds | None,
-) -> Tally:
-    """Start the server if there is one to start, then run, in rounds where the source has several."""
+) -> tuple[Tally, dict[str, int]]:
+    """Start the server if there is one to start, then run, in rounds where the source has several; what was done, and
+    what the engines counted while it was."""
     with ExitStack() as stack:
         client_arguments: dict[str, Any] = {}
         check_server: Callable[[], None] = lambda: None  # noqa: E731
@@ -117,19 +138,8 @@ def _sample(
             client_arguments["base_url"] = server.base_url
             check_server = server.check
         client: Client = build(config.client, seed=config.seed, **client_arguments)
-        progress = stack.enter_context(
-            Progress("sample", len(requests), "request", len(finished), config.tracking.line_every_seconds)
-        )
-        began = time.monotonic()
-
-        def on_progress(done: int, fields: dict[str, float]) -> None:
-            progress.update(done, tokens_per_second=fields["tokens"] / max(time.monotonic() - began, 1e-9))
-
-        def on_round(total: int) -> None:
-            progress.total = total
-            if progress.bar is not None:
-                progress.bar.total = total
-
+        progress = stack.enter_context(Progress("sample", len(requests) * params.n, "row", len(finished) * params.n,
+                                                config.tracking.line_every_seconds))  # fmt: skip
         runner = Runner(
             client,
             params,
@@ -137,12 +147,44 @@ def _sample(
             Path(config.output),
             num_in_flight=config.num_in_flight,
             stall_seconds=config.stall_seconds,
-            on_progress=on_progress,
+            on_progress=_live_line(progress, params.n, client),
             check_server=check_server,
         )
-        if rounds is not None:
-            return asyncio.run(run_rounds(runner, rounds, requests, finished, on_round))
-        return asyncio.run(runner.run(requests, finished))
+        if isinstance(client, VLLMClient):
+            runner.lane_of, runner.is_working = client.lane_of, client.is_working
+            client.expect_tokens(PROBE_TEXT, list(tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids))
+        try:
+            if rounds is None:
+                tally = asyncio.run(runner.run(requests, finished))
+            else:
+                on_round = lambda total: progress.extend(total * params.n)  # noqa: E731
+                tally = asyncio.run(run_rounds(runner, rounds, requests, finished, on_round))
+        finally:
+            write_failed(Path(config.output), runner.tally.failed)
+        return tally, _engine_counts(client)
+
+
+def _live_line(progress: Progress, num_samples: int, client: Client) -> Callable[[int, dict[str, float]], None]:
+    """Rows done, generated tokens a second and the prefix cache's hit rate; the line itself adds rate and time left."""
+    began = time.monotonic()
+
+    def on_progress(done: int, fields: dict[str, float]) -> None:
+        shown = {"tokens_per_second": fields["tokens"] / max(time.monotonic() - began, 1e-9)}
+        hit_rate = getattr(client, "cache_hit_rate", None)
+        if hit_rate is not None:
+            shown["cache_hits"] = round(hit_rate, 3)
+        progress.update(done * num_samples, **shown)
+
+    return on_progress
+
+
+def _engine_counts(client: Client) -> dict[str, int]:
+    """What the engines counted during the run, {} where they do not say; requests with less room than asked."""
+    if not isinstance(client, VLLMClient):
+        return {}
+    if client.num_shortened:
+        log.warning("%d requests had less room in the model's window than params.max_tokens", client.num_shortened)
+    return dataclasses.asdict(client.counted) if client.counted is not None else {}
 
 
 def _finish(config: SampleConfig, output: Path, tally: Tally, meta: dict[str, Any], seconds: float) -> int:

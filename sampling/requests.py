@@ -1,7 +1,7 @@
 """Problems and states → requests; samples → records. Graded at once: a record says whether it is right."""
 
 import bisect
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ from data.records import BadInput, Completion, Problem, State, Trajectory
 from data.steps import Decoder, check_join, token_step_ends
 from data.tasks.task import Task
 from sampling.client import Sample, SampleRequest
+from sampling.input_checks import check_state_tokens
 
 
 class RequestSource(Protocol):
@@ -83,6 +84,7 @@ def make_trajectory(
         answer=grade.answer,
         is_correct=grade.is_correct and sample.finish_reason == "stop",
         num_options=len(problem.options),
+        logprobs=sample.logprobs,
     )
 
 
@@ -103,7 +105,7 @@ class TrajectoryRequests:
         self._problems = {problem.id: problem for problem in problems}
         prompts = [encode_prompt(task, tokenizer, problem) for problem in problems]
         return [
-            SampleRequest(problem.id, prompt.text, prompt.ids, messages_of(task, problem))
+            SampleRequest(problem.id, prompt.text, prompt.ids, messages_of(task, problem), problem.id)
             for problem, prompt in zip(problems, prompts, strict=True)
         ]
 
@@ -119,15 +121,23 @@ class TrajectoryRequests:
 
 @dataclass
 class CompletionRequests:
-    """Continuations of the states in a file."""
+    """Continuations of the states in a file. `is_of_any_policy`: they may have been sampled by another policy than the
+    one that completes them (values are then the completing policy's), if its tokenizer is the same."""
 
     states: str
+    is_of_any_policy: bool = field(default=False, kw_only=True)
 
     def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
         """One request a state; the prompt is the state's own ids."""
         states = read_records(State, self.states)
+        check_state_tokens(states, decode(tokenizer), self.states)
         self._states = {state.id: state for state in states}
-        return [SampleRequest(s.id, s.prompt + s.prefix, s.prompt_ids + s.prefix_ids) for s in states]
+        return [self.request(state.id, state) for state in states]
+
+    def request(self, request_id: str, state: State) -> SampleRequest:
+        """A request for completions of a state."""
+        ids = state.prompt_ids + state.prefix_ids
+        return SampleRequest(request_id, state.prompt + state.prefix, ids, problem_id=state.problem_id)
 
     def records(self, task: Task, tokenizer: Any, request: SampleRequest, samples: list[Sample]) -> list[Any]:
         """Completions, graded on the prefix and the continuation together."""
@@ -152,6 +162,7 @@ class CompletionRequests:
                     sample.finish_reason,
                     grade.answer,
                     is_correct,
+                    sample.logprobs,
                 )
             )
         return records

@@ -75,7 +75,7 @@ class RoundCompletions(CompletionRequests):
         for request_id in request_ids:
             state = self._states[request_id if request_id in self._states else request_id.rpartition("@")[0]]
             self._by_request[request_id] = state
-            found.append(SampleRequest(request_id, state.prompt + state.prefix, state.prompt_ids + state.prefix_ids))
+            found.append(self.request(request_id, state))
         return found
 
     def records(self, task: Task, tokenizer: Any, request: SampleRequest, samples: list[Sample]) -> list[Any]:

@@ -1,16 +1,19 @@
 """Bounded requests in flight, results appended as they come, resume by id: never a lost or a doubled row.
 
-The rows of one request are written together. On opening a file that exists, a torn last line is cut, and
-so is a last request whose rows are not all there; what remains is finished and not asked again.
+The rows of one request are written together; where the disk takes a part of them only, that part is cut off. On
+opening a file that exists, a torn last line is cut, and so is a last request whose rows are not all there; what
+remains is finished and not asked again.
 """
 
 import asyncio
+import contextlib
 import json
+import logging
 import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +21,8 @@ from typing import Any
 from data.jsonl import cut_torn_tail, iter_rows, to_line
 from data.records import BadInput
 from sampling.client import BudgetSpent, Client, Refused, Sample, SampleRequest, SamplingParams, ServerGone
+
+log = logging.getLogger("sample")
 
 MakeRecords = Callable[[SampleRequest, list[Sample]], Sequence[Any]]
 OnProgress = Callable[[int, dict[str, float]], None]
@@ -86,8 +91,21 @@ def _starts_of_rows(path: Path) -> list[int]:
     return starts
 
 
+def count_rows(path: Path) -> int:
+    """The whole lines of a file, 0 where there is none."""
+    if not path.is_file():
+        return 0
+    with path.open("rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
 class Runner:
-    """One sampling run: asks `client` for every request that the file does not hold yet."""
+    """One sampling run: asks `client` for every request that the file does not hold yet.
+
+    `lane_of` splits the requests into lanes (servers), each with `num_in_flight` of its own. Where no result comes
+    for `stall_seconds`, `is_working` is asked whether the sampler is slow or gone. After a first signal what is in
+    flight has `drain_seconds` to end; a second one ends it at once.
+    """
 
     def __init__(
         self,
@@ -100,6 +118,9 @@ class Runner:
         stall_seconds: float,
         on_progress: OnProgress,
         check_server: Callable[[], None] = lambda: None,
+        lane_of: Callable[[SampleRequest], int] = lambda request: 0,
+        is_working: Callable[[], Awaitable[bool]] | None = None,
+        drain_seconds: float = 20.0,
     ):
         if num_in_flight < 1:
             raise BadInput(f"num_in_flight must be at least 1, got {num_in_flight}")
@@ -111,8 +132,13 @@ class Runner:
         self.stall_seconds = stall_seconds
         self.on_progress = on_progress
         self.check_server = check_server
+        self.lane_of = lane_of
+        self.is_working = is_working
+        self.drain_seconds = drain_seconds
         self.tally = Tally()
         self._stop_signal = 0
+        self._stop_at = 0.0
+        self._write_error: OSError | None = None
         self._last_result = 0.0
         self._last_sync = 0.0
         self._spent: BudgetSpent | None = None
@@ -127,7 +153,7 @@ class Runner:
             loop.add_signal_handler(number, self._on_signal, number)
         try:
             await self.client.open()
-            with self.path.open("ab") as file:
+            with self.path.open("ab", buffering=0) as file:  # no buffer that a close could write once more
                 await self._work(waiting, file)
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
@@ -140,11 +166,20 @@ class Runner:
         return self.tally
 
     def _on_signal(self, number: int) -> None:
-        self._stop_signal = number
+        is_second = bool(self._stop_signal)
+        self._stop_signal = self._stop_signal or number
+        self._stop_at = time.monotonic() + (0.0 if is_second else self.drain_seconds)
 
     async def _work(self, waiting: deque[SampleRequest], file: Any) -> None:
         self._last_result = self._last_sync = time.monotonic()
-        workers = [asyncio.create_task(self._worker(waiting, file)) for _ in range(self.num_in_flight)]
+        lanes: dict[int, deque[SampleRequest]] = {}
+        for request in waiting:
+            lanes.setdefault(self.lane_of(request), deque()).append(request)
+        workers = [
+            asyncio.create_task(self._worker(lane, file))
+            for lane in lanes.values()
+            for _ in range(min(self.num_in_flight, len(lane)))
+        ]
         watch = asyncio.create_task(self._watch())
         everyone: asyncio.Future[list[None]] = asyncio.gather(*workers)
         either: list[asyncio.Future[Any]] = [everyone, watch]
@@ -155,8 +190,7 @@ class Runner:
             for task in (*workers, watch):
                 task.cancel()
             await asyncio.gather(*workers, watch, everyone, return_exceptions=True)
-            file.flush()
-            os.fsync(file.fileno())
+            self._sync(file)
 
     async def _worker(self, waiting: deque[SampleRequest], file: Any) -> None:
         while waiting and not self._stop_signal and self._spent is None:
@@ -181,20 +215,58 @@ class Runner:
             self.on_progress(done, {"tokens": float(self.tally.tokens)})
 
     def _write(self, file: Any, records: Sequence[Any]) -> None:
-        file.write("".join(to_line(record) for record in records).encode("ascii"))
-        file.flush()
+        """Append all rows or none. Raises OSError (with path and size) where the disk does not take them."""
+        if self._write_error is not None:
+            raise self._write_error  # what that write left may not be continued
+        rows = "".join(to_line(record) for record in records).encode("ascii")
+        start = file.seek(0, os.SEEK_END)
+        written = 0
+        try:
+            while written < len(rows):
+                written += file.write(rows[written:])
+        except OSError as error:
+            with contextlib.suppress(OSError):  # a tail that stays is cut by the next run
+                file.truncate(start)
+            self._write_error = OSError(error.errno, f"{error.strerror} ({len(rows)} bytes to write)", str(self.path))
+            raise self._write_error from None
         if time.monotonic() - self._last_sync > 1.0:
+            self._sync(file)
+
+    def _sync(self, file: Any) -> None:
+        try:
             os.fsync(file.fileno())
-            self._last_sync = time.monotonic()
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from None
+        self._last_sync = time.monotonic()
 
     async def _watch(self) -> None:
-        """Ends the run when our own server has died, or when no result came for `stall_seconds`."""
-        while True:
-            await asyncio.sleep(0.5)
-            self.check_server()
-            if time.monotonic() - self._last_result > self.stall_seconds:
-                raise ServerGone(f"no answer for {self.stall_seconds:g} s: what was written is kept in {self.path}; "
-                                 "run the same command to go on")  # fmt: skip
+        """Ends the run when our own server has died, when no result came for `stall_seconds` and the sampler gives
+        no sign of life, or when draining takes too long."""
+        asked: asyncio.Task[bool] | None = None
+        try:
+            while True:
+                await asyncio.sleep(min(0.5, self.stall_seconds / 4))
+                self.check_server()
+                if self._stop_signal and time.monotonic() > self._stop_at:
+                    raise Stopped(self._stop_signal)
+                if time.monotonic() - self._last_result <= self.stall_seconds:
+                    continue
+                if asked is None and self.is_working is not None:
+                    asked = asyncio.create_task(_answer_of(self.is_working))
+                if asked is not None and not asked.done():
+                    continue
+                if asked is None or not asked.result():
+                    kept = f"what was written is kept in {self.path}; run the same command to go on"
+                    raise ServerGone(f"no answer for {self.stall_seconds:g} s: {kept}")
+                log.info("no answer for %g s, but the sampler works: waiting on", self.stall_seconds)
+                self._last_result, asked = time.monotonic(), None
+        finally:
+            if asked is not None:
+                asked.cancel()
+
+
+async def _answer_of(question: Callable[[], Awaitable[bool]]) -> bool:
+    return await question()
 
 
 def write_failed(path: Path, failed: Sequence[tuple[str, str]]) -> Path:

@@ -87,7 +87,8 @@ class VLLMServer:
     """`with VLLMServer(model=..., log=...) as server: server.base_url`.
 
     `options` are the server's own flags (`max_num_seqs: 256` → `--max-num-seqs 256`). `has_controls` opens
-    the development endpoints that take new weights (loopback only). `kv_cache_gib` counts on CPUs only.
+    the development endpoints that take new weights (loopback only). `kv_cache_gib` and `num_threads` (from
+    `first_core` on; 0: all cores) count on CPUs only. `devices` are the GPUs it may see ("0,1"; empty: all).
     """
 
     def __init__(
@@ -102,6 +103,8 @@ class VLLMServer:
         has_controls: bool = False,
         num_threads: int = 0,
         options: dict[str, Any] | None = None,
+        devices: str = "",
+        first_core: int = 0,
     ):
         self.model = model
         self.log = Path(log)
@@ -113,6 +116,8 @@ class VLLMServer:
         self.has_controls = has_controls
         self.num_threads = num_threads
         self.options = options or {}
+        self.devices = devices
+        self.first_core = first_core
         self.host = "127.0.0.1"
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -146,7 +151,9 @@ class VLLMServer:
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", str(self.kv_cache_gib))
         environment.update(VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", TOKENIZERS_PARALLELISM="false")
         if self.num_threads:
-            environment["VLLM_CPU_OMP_THREADS_BIND"] = f"0-{self.num_threads - 1}"
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = f"{self.first_core}-{self.first_core + self.num_threads - 1}"
+        if self.devices:
+            environment["CUDA_VISIBLE_DEVICES"] = self.devices
         if self.has_controls:
             environment["VLLM_SERVER_DEV_MODE"] = "1"
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
@@ -155,6 +162,12 @@ class VLLMServer:
 
     def start(self) -> Self:
         """Start and wait until it has answered a request. Raises PortInUse, CannotStart."""
+        self.launch()
+        self.wait_until_ready()
+        return self
+
+    def launch(self) -> None:
+        """Start and return at once. Raises PortInUse, CannotStart."""
         if importlib.util.find_spec("vllm") is None:
             raise CannotStart("vllm is not installed: run bash scripts/install.sh")
         if self.port:
@@ -173,17 +186,16 @@ class VLLMServer:
                 preexec_fn=_die_with_parent,
             )
         atexit.register(self.stop)
+
+    def wait_until_ready(self) -> None:
+        """Return when it has answered a request; stopped where it does not. Raises CannotStart."""
+        deadline = time.monotonic() + self.start_seconds
         try:
-            self._wait_until_ready()
+            self._poll(deadline, lambda: self._get("/health"), "healthy")
+            self._poll(deadline, self._warm_up, "answering")
         except BaseException:
             self.stop()
             raise
-        return self
-
-    def _wait_until_ready(self) -> None:
-        deadline = time.monotonic() + self.start_seconds
-        self._poll(deadline, lambda: self._get("/health"), "healthy")
-        self._poll(deadline, self._warm_up, "answering")
 
     def _poll(self, deadline: float, probe: Callable[[], Any], state: str) -> None:
         while True:

@@ -1,174 +1,333 @@
-"""A running vLLM server over HTTP: `/v1/completions` with token ids in and out, retries in one place.
+"""Running vLLM servers over HTTP: token ids in and out, or chat turns in; retries in one place.
 
 What a request can meet: 429, 5xx, broken connections and garbled bodies are tried again with full-jitter
-back-off; other 4xx are final for the row; a server that stays away for `patience_seconds` ends the run.
+back-off, not before the moment that Retry-After names; other 4xx are final for the row, and so are failures that
+stay while the server answers others; a server that stays away for `patience_seconds` is gone.
+
+With several servers a problem always goes to the same one, so that its prefix cache serves all states of the
+problem: each has a rank for every problem, a hash of its address and the problem's id (rendezvous hashing), and the
+first that lives is asked. A server that is gone or frozen is left out for the rest of the run, which a log line says;
+its problems move to the next of their ranks and no others do. The run ends when no server is left.
 """
 
 import asyncio
-import json
+import contextlib
+import hashlib
+import logging
+import os
 import random
+from collections.abc import Sequence
 from typing import Any
 
 import aiohttp
 
+from data.records import BadInput
 from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from sampling.completion_api import PATHS, Transient, read_samples, write_request
+from sampling.connection import Connection
+from sampling.engine_counters import EngineCounters
 
-_RETRY = {408, 409, 425, 429}
+log = logging.getLogger("sample")
+
+_LONGEST_WAIT = 60.0
 
 
-class _Transient(RuntimeError):
-    """Worth another try."""
+class _Server:
+    """A server of several: its connection, its share of the requests in flight, and why it was left out."""
+
+    def __init__(self, connection: Connection, num_in_flight: int):
+        self.connection = connection
+        self.room = asyncio.Semaphore(num_in_flight) if num_in_flight else contextlib.nullcontext()
+        self.num_waiting = 0
+        self.last_sign = 0.0
+        self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
 
 class VLLMClient:
-    """Args: `base_url` such as `http://127.0.0.1:8000`; times in seconds; `model` null takes the served one."""
+    """Args: `base_url` such as `http://127.0.0.1:8000`, or a list of them; times in seconds; `model` null takes the
+    served one. `endpoint` is completions (ids in and out) or chat (the prompt's turns in, ids out; the server's chat
+    template must write the very ids of the prompt). `in_flight_each` bounds the requests at one server, 0 does not.
+    `silence_seconds`: how long a server may owe answers before it is asked for a sign of life, which it has
+    `probe_seconds` to give; without one it is gone. `key_variable` names the environment variable of the servers'
+    API key, if they want one.
+    """
 
     def __init__(
         self,
-        base_url: str | None = None,
+        base_url: str | Sequence[str] | None = None,
         model: str | None = None,
-        request_seconds: float = 300.0,
-        patience_seconds: float = 30.0,
+        endpoint: str = "completions",
+        in_flight_each: int = 0,
+        request_seconds: float = 600.0,
+        patience_seconds: float = 60.0,
+        silence_seconds: float = 60.0,
+        probe_seconds: float = 30.0,
         max_attempts: int = 12,
+        key_variable: str = "VLLM_API_KEY",
         seed: int = 0,
     ):
+        if endpoint not in PATHS:
+            raise BadInput(f"client.endpoint must be completions or chat, got '{endpoint}'")
         self.base_url = base_url
         self.model = model
+        self.endpoint = endpoint
+        self.in_flight_each = in_flight_each
         self.request_seconds = request_seconds
         self.patience_seconds = patience_seconds
+        self.silence_seconds = silence_seconds
+        self.probe_seconds = probe_seconds
         self.max_attempts = max_attempts
+        self.key_variable = key_variable
         self.seed = seed
         self.max_model_length: int | None = None
+        self.num_shortened = 0
+        self._probe: tuple[str, list[int]] | None = None
         self._session: aiohttp.ClientSession | None = None
+        self._servers: list[_Server] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self.counted: EngineCounters | None = None
+        self._counters_before: dict[str, EngineCounters] = {}
+
+    @property
+    def urls(self) -> list[str]:
+        """The servers' addresses, in the order given."""
+        given = [self.base_url] if isinstance(self.base_url, str) else list(self.base_url or [])
+        return [url.rstrip("/") for url in given if url]
+
+    def expect_tokens(self, text: str, ids: list[int]) -> None:
+        """Have `open` compare what the servers' tokenizer makes of `text`, without special tokens, with `ids`."""
+        self._probe = (text, ids)
 
     async def open(self) -> None:
-        """Ask the server what it serves. Raises ServerGone where nobody answers."""
-        if not self.base_url:
+        """Ask every server what it serves. Raises ServerGone where none answers, BadInput on a wrong model, key or
+        tokenizer; one of several that does not answer is left out."""
+        if not self.urls:
             raise ServerGone("no server to ask: set client.base_url=http://HOST:PORT, or a server to start")
         timeout = aiohttp.ClientTimeout(total=self.request_seconds, connect=5.0)
-        self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+        key = os.environ.get(self.key_variable)
+        # uvicorn drops a connection that was idle for 5 s: let go of it first, not while it is closed under a request
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0)
+        headers = {"Authorization": f"Bearer {key}"} if key else None
+        self._session = aiohttp.ClientSession(timeout=timeout, connector=connector, headers=headers)
         try:
-            served = (await self.get_json("/v1/models"))["data"]
-            names = [row["id"] for row in served]
-            if not names:
-                raise ValueError("no model is served")
-        except (aiohttp.ClientError, TimeoutError, OSError, KeyError, TypeError, ValueError) as error:
+            for url in self.urls:
+                connection = Connection(url, self._session, self.patience_seconds, self.key_variable)
+                self._servers.append(_Server(connection, self.in_flight_each))
+            for server in self._servers:
+                await self._open_one(server)
+        except BaseException:
             await self.close()
-            raise ServerGone(f"{self.base_url} does not answer ({error}): is the vLLM server running?") from None
-        self.model = self.model or names[0]
-        if self.model not in names:
-            await self.close()
-            raise ServerGone(f"{self.base_url} serves {', '.join(names)}, not '{self.model}'")
-        self.max_model_length = served[names.index(self.model)].get("max_model_len")
+            raise
+        lengths = [server.connection.max_model_length for server in self._living()]
+        self.max_model_length = min((length for length in lengths if length is not None), default=None)
+        self._tasks = [asyncio.create_task(self._watch()), asyncio.create_task(self._follow_counters())]
+
+    async def _open_one(self, server: _Server) -> None:
+        connection = server.connection
+        try:
+            await connection.open(self.model)
+            await self._compare_tokens(connection)
+        except ServerGone as error:
+            self._leave_out(server, error)
+            return
+        self.model = self.model or connection.model
+        before = await connection.counters()
+        if before is not None:
+            self._counters_before[connection.url] = before
+
+    async def _compare_tokens(self, connection: Connection) -> None:
+        if self._probe is None:
+            return
+        text, ids = self._probe
+        body = {"model": connection.model, "prompt": text, "add_special_tokens": False}
+        try:
+            found = (await connection.post_once("/tokenize", body))["tokens"]
+        except (ServerGone, aiohttp.ClientError, TimeoutError, OSError, KeyError, TypeError, ValueError):
+            log.warning("%s does not say how it tokenises: that it has the policy's tokenizer is taken on trust",
+                        connection.url)  # fmt: skip
+            return
+        if found != ids:
+            first = next((k for k, (a, b) in enumerate(zip(found, ids, strict=False)) if a != b), 0)
+            raise BadInput(
+                f"{connection.url} has another tokenizer than policy: of one text it makes {len(found)} tokens "
+                f"(from token {first} on {found[first : first + 4]}), policy {len(ids)} ({ids[first : first + 4]}): "
+                "serve the policy, or set policy= to what is served"
+            )
 
     async def close(self) -> None:
-        """Close the connections."""
+        """Close the connections; the engines' counts are read once more."""
+        if self._tasks:
+            await self.read_counters()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for server in self._servers:
+            await server.connection.close()
+            server.gone.cancel()
+        self._servers, self._tasks = [], []
         if self._session is not None:
             await self._session.close()
             self._session = None
 
     @property
-    def session(self) -> aiohttp.ClientSession:
-        """The open session."""
-        if self._session is None:
+    def _first(self) -> Connection:
+        if not self._servers:
             raise RuntimeError("VLLMClient.open() has not been called")
-        return self._session
+        return self._servers[0].connection
 
     async def get_json(self, path: str) -> Any:
-        """GET a JSON document."""
-        async with self.session.get(f"{self.base_url}{path}") as response:
-            response.raise_for_status()
-            return await response.json()
+        """GET a JSON document of the first server."""
+        return await self._first.get_json(path)
 
     async def post_json(self, path: str, body: dict[str, Any]) -> Any:
-        """POST once, without retries; for the server's own controls."""
-        async with self.session.post(f"{self.base_url}{path}", json=body) as response:
-            text = await response.text()
-            if response.status != 200:
-                raise ServerGone(f"{self.base_url}{path} answered {response.status}: {text[:300]}")
-            return json.loads(text) if text.strip() else None
+        """POST once, without retries, to the first server; for its own controls."""
+        return await self._first.post_once(path, body)
+
+    # --- which server -------------------------------------------------------------------------------------------
+
+    def _ranked(self, problem_id: str) -> list[int]:
+        """The servers' numbers in the order in which this problem goes to them: a hash of address and problem."""
+
+        def weight(number: int) -> bytes:
+            return hashlib.sha256(f"{self.urls[number]}\n{problem_id}".encode(errors="surrogatepass")).digest()
+
+        return sorted(range(len(self.urls)), key=weight)
+
+    def lane_of(self, request: SampleRequest) -> int:
+        """The number of the server that the request goes to while all live."""
+        return self._ranked(request.problem_id or request.id)[0] if len(self.urls) > 1 else 0
+
+    def _server_of(self, request: SampleRequest) -> _Server:
+        for number in self._ranked(request.problem_id or request.id) if len(self._servers) > 1 else [0]:
+            if not self._servers[number].gone.done():
+                return self._servers[number]
+        raise ServerGone(f"no server is left of {len(self._servers)}: {self._servers[-1].gone.result()}")
+
+    def _living(self) -> list[_Server]:
+        return [server for server in self._servers if not server.gone.done()]
+
+    def _leave_out(self, server: _Server, error: ServerGone) -> None:
+        """No more requests for this server; raises the error where it was the last."""
+        if server.gone.done():
+            return
+        server.gone.set_result(str(error))
+        left = self._living()
+        if not left:
+            raise error
+        log.warning("%s: left out, its problems go to the other %d", error, len(left))
+
+    async def _watch(self) -> None:
+        """Leave out a server that owes answers and gives no sign of life."""
+        while True:
+            await asyncio.sleep(min(1.0, self.silence_seconds / 4))
+            now = asyncio.get_running_loop().time()
+            for server in self._living():
+                if server.num_waiting and now - server.last_sign > self.silence_seconds:
+                    if await server.connection.is_working(self.probe_seconds):
+                        server.last_sign = asyncio.get_running_loop().time()
+                        continue
+                    with contextlib.suppress(ServerGone):  # those who wait for it are told by `gone`
+                        self._leave_out(server, ServerGone(
+                            f"{server.connection.url} gave no answer for {self.silence_seconds:g} s, nor one token for "
+                            f"a sign of life in {self.probe_seconds:g} s"))  # fmt: skip
+
+    async def is_working(self) -> bool:
+        """Whether any server gives a sign of life within `probe_seconds`."""
+        asked = [server.connection.is_working(self.probe_seconds) for server in self._living()]
+        return any(await asyncio.gather(*asked))
+
+    # --- requests -----------------------------------------------------------------------------------------------
 
     def body(self, request: SampleRequest, params: SamplingParams) -> dict[str, Any]:
-        """The JSON of one request; raises Refused where the prompt leaves no room for an answer."""
-        max_tokens = params.max_tokens
-        if self.max_model_length is not None:
-            max_tokens = min(max_tokens, self.max_model_length - len(request.prompt_ids))
-            if max_tokens < 1:
-                length = len(request.prompt_ids)
-                raise Refused(f"prompt of {length} tokens leaves no room in a window of {self.max_model_length}")
-        body: dict[str, Any] = {
-            "model": self.model,
-            "prompt": request.prompt_ids,
-            "n": params.n,
-            "max_tokens": max_tokens,
-            "temperature": params.temperature,
-            "top_p": params.top_p,
-            "return_token_ids": True,
-        }
-        if params.stop:
-            body["stop"] = params.stop
-        if params.has_logprobs:
-            body["logprobs"] = 0
-        if params.is_seeded:
-            body["seed"] = request.seed(self.seed)
-        return body
+        """The JSON of one request; raises Refused where the prompt leaves no room for an answer. `max_tokens` shrinks
+        to the room there is (counted in `num_shortened`)."""
+        room = None if self.max_model_length is None else self.max_model_length - len(request.prompt_ids)
+        if room is not None and room < 1:
+            length = len(request.prompt_ids)
+            raise Refused(f"prompt of {length} tokens leaves no room in a window of {self.max_model_length}")
+        self.num_shortened += room is not None and room < params.max_tokens
+        seed = request.seed(self.seed) if params.is_seeded else None
+        return {"model": self.model, **write_request(self.endpoint, request, params, room, seed)}
 
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        """`params.n` samples; tries again what is worth it."""
+        """`params.n` samples; tries again what is worth it, at another server where one is gone."""
+        _ = self._first
         body = self.body(request, params)
+        while True:
+            server = self._server_of(request)
+            try:
+                async with server.room:
+                    if not server.num_waiting:
+                        server.last_sign = asyncio.get_running_loop().time()
+                    server.num_waiting += 1
+                    try:
+                        return await self._unless_gone(server, self._sample_at(server, body, request, params))
+                    finally:
+                        server.num_waiting -= 1
+            except ServerGone as error:
+                self._leave_out(server, error)
+
+    async def _unless_gone(self, server: _Server, asked: Any) -> list[Sample]:
+        """What `asked` returns; raises ServerGone as soon as the server is left out (one that hangs never answers)."""
+        asking = asyncio.ensure_future(asked)
+        try:
+            waited: list[asyncio.Future[Any]] = [asking, server.gone]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if asking.done():
+                return asking.result()
+            raise ServerGone(server.gone.result())
+        finally:
+            asking.cancel()
+
+    async def _sample_at(
+        self, server: _Server, body: dict[str, Any], request: SampleRequest, params: SamplingParams
+    ) -> list[Sample]:
+        connection, num_before = server.connection, server.connection.num_answers
         reason = ""
         for attempt in range(self.max_attempts):
             try:
-                return self._samples(await self._post(body), params)
-            except (aiohttp.ClientConnectionError, TimeoutError, OSError) as error:
-                await self._wait_for_server(error)
-                reason = repr(error)
-            except (_Transient, aiohttp.ClientError) as error:
+                answer = await connection.ask(PATHS[self.endpoint], body)
+                samples = read_samples(self.endpoint, answer, request, params)
+            except Transient as error:
                 reason = str(error)
-            await asyncio.sleep(random.uniform(0, min(8.0, 0.25 * 2**attempt)))
-        raise ServerGone(f"{self.base_url}: {self.max_attempts} attempts failed, the last with: {reason}")
+                if error.is_broken:
+                    await connection.wait_until_back(reason)
+                await asyncio.sleep(_pause(attempt, error.seconds))
+            else:
+                connection.num_answers += 1
+                server.last_sign = asyncio.get_running_loop().time()
+                return samples
+        failed = f"{self.max_attempts} attempts failed, the last with: {reason}"
+        # a request that fails at a server that answers others is the row's failure, not the server's
+        if connection.num_answers > num_before or await connection.is_working(self.probe_seconds / 3, True):
+            raise Refused(failed)
+        raise ServerGone(f"{connection.url}: {failed}")
 
-    async def _post(self, body: dict[str, Any]) -> dict[str, Any]:
-        async with self.session.post(f"{self.base_url}/v1/completions", json=body) as response:
-            raw = await response.read()
-            if response.status in _RETRY or response.status >= 500:
-                raise _Transient(f"HTTP {response.status}: {raw[:200].decode(errors='replace')}")
-            if response.status != 200:
-                raise Refused(f"HTTP {response.status}: {raw[:300].decode(errors='replace')}")
-        try:
-            answer: dict[str, Any] = json.loads(raw)
-        except ValueError:
-            raise _Transient("the answer is not JSON") from None
-        return answer
+    # --- the engines' own counts --------------------------------------------------------------------------------
 
-    def _samples(self, answer: dict[str, Any], params: SamplingParams) -> list[Sample]:
-        try:
-            choices = sorted(answer["choices"], key=lambda choice: choice["index"])
-            samples = [
-                Sample(
-                    choice["text"],
-                    list(choice["token_ids"]),
-                    choice["finish_reason"],
-                    list(choice["logprobs"]["token_logprobs"]) if params.has_logprobs else None,
-                )
-                for choice in choices
-            ]
-        except (KeyError, TypeError) as error:
-            raise _Transient(f"the answer lacks {error}") from None
-        if len(samples) != params.n or any(s.finish_reason not in ("stop", "length") for s in samples):
-            reasons = [sample.finish_reason for sample in samples]
-            raise _Transient(f"{len(samples)} samples of {params.n}, finished {reasons}")
-        return samples
+    async def _follow_counters(self) -> None:
+        while self._counters_before:
+            await asyncio.sleep(5.0)
+            await self.read_counters()
 
-    async def _wait_for_server(self, error: BaseException) -> None:
-        """Wait until the server answers again; raises ServerGone after `patience_seconds`."""
-        deadline = asyncio.get_running_loop().time() + self.patience_seconds
-        while True:
-            try:
-                await asyncio.wait_for(self.get_json("/v1/models"), 5.0)
-                return
-            except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-                if asyncio.get_running_loop().time() > deadline:
-                    raise ServerGone(f"{self.base_url} has not answered for {self.patience_seconds:g} s ({error!r})"
-                                     ) from None  # fmt: skip
-                await asyncio.sleep(0.5)
+    async def read_counters(self) -> None:
+        """Set `counted` to what the servers' engines counted since `open`; as it was where none shows its counters."""
+        total: EngineCounters | None = None
+        for server in self._living():
+            before = self._counters_before.get(server.connection.url)
+            now = await server.connection.counters() if before is not None else None
+            if before is not None and now is not None:
+                total = (total or EngineCounters()) + (now - before)
+        self.counted = total or self.counted
+
+    @property
+    def cache_hit_rate(self) -> float | None:
+        """The share of prompt tokens served by the prefix cache since `open`, as last read; None where unknown."""
+        return self.counted.hit_rate if self.counted is not None and self.counted.cache_queries else None
+
+
+def _pause(attempt: int, told: float | None) -> float:
+    """Seconds until the next try: full jitter under a doubling bound, and never before the moment told, which is
+    taken for a minute at most."""
+    own = random.uniform(0, min(8.0, 0.25 * 2**attempt))
+    return own if told is None else min(told, _LONGEST_WAIT) + random.uniform(0, min(1.0, 0.1 * told) + 0.05)

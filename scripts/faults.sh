@@ -1,6 +1,11 @@
 #!/usr/bin/env bash
 # Break things on purpose and look for damage; writes benchmarks/results/NAME.json.
 #
-#   bash scripts/faults.sh kills [--kills 10]
+#   bash scripts/faults.sh sampling [--kills 200]     sampling runs: kills, bad servers, a full disk -> faults.json
+#   bash scripts/faults.sh kills [--kills 10]         the whole quick start
+#   bash scripts/faults.sh training_kills [--kills 50]
 set -euo pipefail
-exec bash "$(dirname "${BASH_SOURCE[0]}")/bench.sh" "$@"
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+name=${1:-}
+if [[ -f benchmarks/${name}_faults.py ]]; then set -- "${name}_faults" "${@:2}"; fi
+exec bash scripts/bench.sh "$@"

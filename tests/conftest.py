@@ -10,6 +10,7 @@ import json
 import os
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -97,9 +98,13 @@ class CompletionServer:
     """`/v1/models` and `/v1/completions` on a free loopback port, in a thread of its own.
 
     The answer is a function of the prompt's ids alone, so any row can be checked. `faults` (kinds of
-    `_fault`, in turn) hit `fault_share` of the requests; `refuses(prompt_ids)` answers 400; after
-    `hang_after` answers nothing is answered any more; after `die_after` answers the port is closed and every
-    connection dropped. A request lasts `seconds` on average; `models` is what /v1/models answers.
+    `_fault`, in turn) hit the `first_faults` and `fault_share` of the requests; `refuses(prompt_ids)` answers 400;
+    after `hang_after` answers nothing is answered any more (`hangs_behind`: but /v1/models is, as with a frozen
+    engine); after `die_after` answers the port is closed and every connection dropped; where
+    `hangs(prompt_ids)` there is no answer, where `breaks(prompt_ids)` a 500. `key` is the API key that is
+    wanted, `tokenize` stands behind /tokenize (None: there is none), `headers` come with injected faults,
+    /metrics counts tokens. A request lasts `seconds` on average and `slow(prompt_ids)` more;
+    `models` is what /v1/models answers.
     """
 
     def __init__(
@@ -107,6 +112,7 @@ class CompletionServer:
         *,
         faults: tuple[str, ...] = (),
         fault_share: float = 0.0,
+        first_faults: int = 0,
         refuses: Callable[[list[int]], bool] = lambda prompt_ids: False,
         answer: Callable[[list[int], int], tuple[str, list[int]]] | None = None,
         hang_after: int | None = None,
@@ -114,14 +120,27 @@ class CompletionServer:
         seconds: float = 0.0,
         max_model_len: int = 100,
         models: Any = ...,
+        key: str = "",
+        tokenize: Callable[[str], list[int]] | None = None,
+        hangs: Callable[[list[int]], bool] = lambda prompt_ids: False,
+        headers: dict[str, str] | None = None,
+        hangs_behind: bool = False,
+        slow: Callable[[list[int]], float] = lambda prompt_ids: 0.0,
+        breaks: Callable[[list[int]], bool] = lambda prompt_ids: False,
     ):
         self.faults, self.fault_share, self.refuses = faults, fault_share, refuses
+        self.first_faults = first_faults
         self.answer = answer or self.samples
         self.hang_after, self.die_after, self.seconds = hang_after, die_after, seconds
         self.models = models
         if models is ...:
             self.models = {"data": [{"id": "policy", "max_model_len": max_model_len}]}
+        self.key, self.tokenize, self.hangs, self.breaks = key, tokenize, hangs, breaks
+        self.headers, self.hangs_behind = headers or {}, hangs_behind
         self.bodies: list[dict[str, Any]] = []
+        self.times: list[float] = []
+        self.slow, self.num_now, self.most_at_once = slow, 0, 0
+        self.counters = {"prompt_tokens": 0, "generation_tokens": 0, "prefix_cache_queries": 0, "prefix_cache_hits": 0}
         self.num_answers = 0
         self.num_faults: Counter[str] = Counter()
         self._rng = random.Random(0)
@@ -155,6 +174,9 @@ class CompletionServer:
         app = web.Application(client_max_size=1 << 26)
         app.router.add_get("/v1/models", self._models)
         app.router.add_post("/v1/completions", self._completions)
+        app.router.add_post("/v1/chat/completions", self._completions)
+        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_get("/metrics", self._metrics)
         self._runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=0)
         self._loop.run_until_complete(self._runner.setup())
         self._site = web.TCPSite(self._runner, "127.0.0.1", 0)
@@ -168,11 +190,25 @@ class CompletionServer:
         self._loop.close()
 
     async def _models(self, request: web.Request) -> web.Response:
-        if self._is_hanging():
+        if self._is_hanging() and not self.hangs_behind:
             await asyncio.sleep(3600)
+        if self.key and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.json_response({"error": "Unauthorized"}, status=401)
         if isinstance(self.models, bytes):
             return web.Response(body=self.models, content_type="application/json")
         return web.json_response(self.models)
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        if self.tokenize is None:
+            return web.Response(status=404)
+        ids = self.tokenize((await request.json())["prompt"])
+        return web.json_response({"count": len(ids), "tokens": ids})
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        names = {"engine": "0", "model_name": "policy"}
+        labels = ",".join(f'{name}="{value}"' for name, value in names.items())
+        rows = [f"vllm:{name}_total{{{labels}}} {float(value)}" for name, value in self.counters.items()]
+        return web.Response(text="# HELP vllm:prompt_tokens_total Number of tokens.\n" + "\n".join(rows) + "\n")
 
     def _is_hanging(self) -> bool:
         return self.hang_after is not None and self.num_answers >= self.hang_after
@@ -180,31 +216,51 @@ class CompletionServer:
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.bodies.append(body)
-        await asyncio.sleep(self.seconds * self._rng.random() * 2)
+        self.times.append(time.monotonic())
+        if "messages" in body:
+            body["prompt"] = [len(turn["content"]) for turn in body["messages"]]
+        self.num_now += 1
+        self.most_at_once = max(self.most_at_once, self.num_now)
+        try:
+            await asyncio.sleep(self.seconds * self._rng.random() * 2 + self.slow(body["prompt"]))
+        finally:
+            self.num_now -= 1
         if self.die_after is not None and self.num_answers >= self.die_after:
             await self._site.stop()
             for connection in list(self._runner.server.connections):  # type: ignore[union-attr]
                 connection.force_close()
                 connection.transport and connection.transport.abort()
-        if self._is_hanging():
+        if self._is_hanging() or self.hangs(body["prompt"]):
             await asyncio.sleep(3600)
+        if self.breaks(body["prompt"]):
+            return web.json_response({"error": "injected"}, status=500)
         if self.refuses(body["prompt"]):
             return web.json_response({"error": "this prompt is refused"}, status=400)
         choices = []
         for index in range(body["n"]):
             text, ids = self.answer(body["prompt"], index)
-            choices.append({"index": index, "text": text, "token_ids": ids, "finish_reason": "stop"})
-        if self._rng.random() < self.fault_share:
+            choice: dict[str, Any] = {"index": index, "text": text, "token_ids": ids, "finish_reason": "stop"}
+            if "logprobs" in body:
+                choice["logprobs"] = {"token_logprobs": [-token / 8 for token in ids]}
+            if "messages" in body:
+                choice["message"] = {"role": "assistant", "content": choice.pop("text")}
+                choice |= {"logprobs": {"content": [{"logprob": -token / 8} for token in ids]}}
+            choices.append(choice)
+            self.counters["generation_tokens"] += len(ids)
+        if self._rng.random() < self.fault_share or len(self.bodies) <= self.first_faults:
             kind = self.faults[self.num_faults.total() % len(self.faults)]
             return await self._fault(kind, request, {"choices": choices})
         self.num_answers += 1
-        return web.json_response({"choices": choices})
+        self.counters["prompt_tokens"] += len(body["prompt"])
+        self.counters["prefix_cache_queries"] += len(body["prompt"])
+        self.counters["prefix_cache_hits"] += len(body["prompt"]) // 2
+        return web.json_response({"choices": choices, "prompt_token_ids": body["prompt"]})
 
     async def _fault(self, kind: str, request: web.Request, good: dict[str, Any]) -> web.StreamResponse:
         self.num_faults[kind] += 1
         text = json.dumps(good)
         if kind.isdigit():
-            return web.json_response({"error": "injected"}, status=int(kind))
+            return web.json_response({"error": "injected"}, status=int(kind), headers=self.headers)
         if kind == "garbled":
             return web.Response(text=text[: len(text) // 2], content_type="application/json")
         if kind == "fewer choices":

@@ -366,7 +366,8 @@ def test_a_disk_that_is_full_ends_cleanly_and_the_file_goes_on(tmp_path: Path, c
         output, _ = process.communicate(timeout=30)
         assert process.returncode == 4
         assert output.startswith(f"OSError({errno.EFBIG}")
-        assert path.stat().st_size == 7000
+        assert path.stat().st_size <= 7000
+        assert len(read_records(Completion, path)) % NUM_SAMPLES == 0, "whole requests, nothing torn"
         tally = sample_all(server.base_url, requests, path)
         assert 0 < tally.before < 60
     check_complete(path, requests, server)
@@ -421,6 +422,26 @@ def test_a_job_writes_graded_trajectories_and_their_provenance(
         "requests": 12, "rows": 24, "correct": num_correct, "unparseable": 0.0, "failed": 0, "generated_tokens": tokens,
     }  # fmt: skip
     assert run_the_job(config) == 0, "a complete file needs no server: this one is gone"
+
+
+@pytest.mark.parametrize("has_logprobs", [True, False])
+def test_log_probs_are_kept_one_a_token_where_they_are_asked_for(
+    has_logprobs: bool, tmp_path: Path, tiny_policy: Path, completion_server: Any, answer: Any
+) -> None:
+    output = tmp_path / "t.jsonl"
+    with completion_server(answer=answer, max_model_len=256) as server:
+        config = job_config(server.base_url, tiny_policy, output)
+        assert run_the_job(replace(config, params={**config.params, "has_logprobs": has_logprobs})) == 0
+    for row in read_records(Trajectory, output):
+        assert row.logprobs == ([-token / 8 for token in row.response_ids] if has_logprobs else None)
+
+
+def test_rows_written_before_log_probs_were_kept_still_read(tmp_path: Path) -> None:
+    old = {"id": "p/0", "problem_id": "p", "prompt": "Q", "response": "ab", "steps": ["ab"], "prompt_ids": [1],
+           "response_ids": [2], "step_ends": [1], "finish_reason": "stop", "gold": "5", "answer": None,
+           "is_correct": False, "num_options": 0}  # fmt: skip
+    (tmp_path / "t.jsonl").write_text(json.dumps(old) + "\n")
+    assert read_records(Trajectory, tmp_path / "t.jsonl")[0].logprobs is None
 
 
 def test_a_job_with_refused_rows_ends_with_one_and_asks_them_again(

@@ -1,0 +1,86 @@
+"""What a sampling run is given, checked before the first request: ids, and whose states and tokens they are."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from data.records import BadInput, State
+from data.steps import Decode
+from sampling.client import SampleRequest
+
+# Words, digits, code, mathematics, other scripts and white space: two tokenizers seldom cut all of it alike.
+PROBE_TEXT = (
+    "Mia has 12 apples; she buys 3.75 more and gives away 1,048. How many now?\n\n"
+    "Step 1: \\frac{x^2 - 4}{x + 2} = \\boxed{x - 2}\t#### -17\r\n"
+    "def f(a_b): return [a_b ** 2 for _ in range(10)]  // naïve Übung, 数学, Привет, مرحبا 🙂"
+)
+_MANY = 32
+
+
+def check_unique(requests: Sequence[SampleRequest]) -> None:
+    """Raise BadInput on an id that two requests have: their rows could not be told apart."""
+    seen: set[str] = set()
+    for request in requests:
+        if request.id in seen:
+            raise BadInput(f"two problems have the id '{request.id}': ids must be unique, mend the problems' file")
+        seen.add(request.id)
+
+
+def check_state_tokens(states: Sequence[State], decode: Decode, place: str) -> None:
+    """Raise BadInput where the token ids of most of the first states do not read as their text: they are another
+    tokenizer's. A prefix may end inside a token, and some tokenizers drop a leading space."""
+    looked = [state for state in states if state.prefix.strip() and state.prefix_ids][:_MANY]
+    wrong = []
+    for state in looked:
+        try:
+            text = decode(state.prefix_ids)
+        except (IndexError, OverflowError, TypeError, ValueError):  # an id that the tokenizer does not have
+            text = ""
+        if not text.lstrip().startswith(state.prefix.strip()):
+            wrong.append(state.id)
+    if len(wrong) * 2 > len(looked):
+        remedy = "the states were cut for another policy: set policy= to that, or cut them again"
+        raise BadInput(f"{place}: token ids and text of state '{wrong[0]}' differ in policy's tokenizer: {remedy}")
+
+
+def check_origin(states: str, policy: str, fingerprint: str, is_of_any_policy: bool) -> None:
+    """Raise BadInput where the provenance of a states file leads to trajectories of another policy.
+
+    `X.meta.json` names the inputs of X; theirs name the policy and its weights. What does not stand there cannot be
+    asked, and passes.
+    """
+    if is_of_any_policy:
+        return
+    for trajectories in _inputs(Path(states)):
+        found = _sampled_by(Path(trajectories))
+        if found is None:
+            found = _sampled_by(Path(states).parent / Path(trajectories).name)
+        if found is None:
+            continue
+        name, weights = found
+        is_same = weights == fingerprint if weights and fingerprint else Path(name) == Path(policy)
+        if not is_same:
+            now = "" if name != policy else ", which has changed since"
+            remedy = "set policy= to that, or requests.is_of_any_policy=true to complete them with another policy"
+            raise BadInput(f"{states}: its trajectories were sampled by {name}{now}, policy is {policy}: {remedy}")
+
+
+def _meta(path: Path) -> dict[str, Any]:
+    beside = path.with_name(path.stem + ".meta.json")
+    try:
+        found = json.loads(beside.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _inputs(path: Path) -> list[str]:
+    return [str(name) for name in _meta(path).get("inputs", {})]
+
+
+def _sampled_by(trajectories: Path) -> tuple[str, str] | None:
+    """(policy, fingerprint of its weights) of a file of trajectories, None where its provenance does not say."""
+    meta = _meta(trajectories)
+    policy = meta.get("config", {}).get("policy")
+    return (policy, str(meta["inputs"].get(policy, ""))) if policy and "inputs" in meta else None

@@ -1,0 +1,91 @@
+"""Several vLLM servers of our own on one machine: started side by side, each on a port, cores and GPUs of its own."""
+
+import logging
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from data.records import BadInput
+from sampling.client import ServerGone
+from sampling.server import VLLMServer, free_port
+
+log = logging.getLogger("sample")
+
+
+class VLLMServers:
+    """`with VLLMServers(model=..., log=..., num_servers=2) as servers: servers.base_url`, a list of addresses.
+
+    `log` gets the server's number before its ending. Each server sees `gpus_each` GPUs of its own, in order (0: no
+    GPU is dealt out); without GPUs it computes with `num_threads` threads (0: an equal share of the cores). A server
+    that dies is left to the client, which sends its problems to the others; only when none lives is the run over.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        log: str,
+        num_servers: int,
+        gpus_each: int = 0,
+        max_model_len: int = 512,
+        dtype: str = "bfloat16",
+        start_seconds: float = 300.0,
+        kv_cache_gib: int = 1,
+        num_threads: int = 0,
+        options: dict[str, Any] | None = None,
+    ):
+        if num_servers < 1:
+            raise BadInput(f"server.num_servers must be at least 1, got {num_servers}")
+        path = Path(log)
+        if not gpus_each and not num_threads:
+            num_threads = max(1, (os.cpu_count() or 1) // num_servers)
+        self.servers = [
+            VLLMServer(
+                model,
+                str(path.with_name(f"{path.stem}-{number}{path.suffix}")),
+                max_model_len=max_model_len,
+                dtype=dtype,
+                start_seconds=start_seconds,
+                kv_cache_gib=kv_cache_gib,
+                num_threads=num_threads,
+                options=options,
+                devices=",".join(map(str, range(number * gpus_each, (number + 1) * gpus_each))),
+                first_core=number * num_threads,
+            )
+            for number in range(num_servers)
+        ]
+        self._stack = ExitStack()
+        self._dead: set[int] = set()
+
+    @property
+    def base_url(self) -> list[str]:
+        """Where they answer."""
+        return [server.base_url for server in self.servers]
+
+    def __enter__(self) -> Self:
+        """Start all, then wait for each. Raises CannotStart where one does not come up; none stays behind then."""
+        with self._stack:
+            ports: set[int] = set()
+            for server in self.servers:
+                while server.port in ports or not server.port:
+                    server.port = free_port(server.host)
+                ports.add(server.port)
+                self._stack.callback(server.stop)
+                server.launch()
+            for server in self.servers:
+                server.wait_until_ready()
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def check(self) -> None:
+        """Say it once where a server has died; raise ServerGone where all have."""
+        for number, server in enumerate(self.servers):
+            if number not in self._dead and not server.is_alive():
+                self._dead.add(number)
+                if len(self._dead) == len(self.servers):
+                    raise ServerGone(f"no server lives any more; the last to die: {server.death_message()}")
+                first_line = server.death_message().split("\n")[0]
+                log.warning("%s (%s): its problems go to the other servers", first_line, server.log)
