@@ -62,7 +62,9 @@ class Demonstration:
 class Trajectory:
     """One sampled solution. `"".join(steps) == response`; `step_ends[i]` counts the response tokens up
     to and including step i, so `response_ids[:step_ends[i]]` are the first i + 1 steps. The last step
-    holds the end-of-sequence token if there is one. `answer` is None where none could be extracted."""
+    holds the end-of-sequence token if there is one. `answer` is None where none could be extracted.
+    `logprobs`, kept when asked, are the sampler's own log-probs of `response_ids`, one a token (nats; of the
+    model before temperature and top_p, unless the engine was told otherwise); None where they were not kept."""
 
     id: str
     problem_id: str
@@ -77,6 +79,7 @@ class Trajectory:
     answer: str | None
     is_correct: bool
     num_options: int = 0
+    logprobs: list[float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +100,8 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """A continuation sampled from a state; `response` is the continuation alone."""
+    """A continuation sampled from a state; `response` is the continuation alone. `logprobs`, kept when asked,
+    are those of `response_ids`, as in Trajectory."""
 
     id: str
     state_id: str
@@ -107,6 +111,7 @@ class Completion:
     finish_reason: str
     answer: str | None
     is_correct: bool
+    logprobs: list[float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,6 +210,8 @@ def _fits(value: Any, hint: Any) -> bool:
         return value is None
     if hint in (list[int], list[str]):  # the long lists: one pass in C
         return isinstance(value, list) and set(map(type, value)) <= {args[0]}
+    if hint == list[float]:
+        return isinstance(value, list) and set(map(type, value)) <= {float, int}
     if origin is list:
         return isinstance(value, list) and all(_fits(item, args[0]) for item in value)
     if origin is dict:

@@ -83,6 +83,7 @@ def make_trajectory(
         answer=grade.answer,
         is_correct=grade.is_correct and sample.finish_reason == "stop",
         num_options=len(problem.options),
+        logprobs=sample.logprobs,
     )
 
 
@@ -152,6 +153,7 @@ class CompletionRequests:
                     sample.finish_reason,
                     grade.answer,
                     is_correct,
+                    sample.logprobs,
                 )
             )
         return records

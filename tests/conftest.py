@@ -192,6 +192,8 @@ class CompletionServer:
         for index in range(body["n"]):
             text, ids = self.answer(body["prompt"], index)
             choices.append({"index": index, "text": text, "token_ids": ids, "finish_reason": "stop"})
+            if "logprobs" in body:
+                choices[-1]["logprobs"] = {"token_logprobs": [-token / 8 for token in ids]}
         if self._rng.random() < self.fault_share:
             kind = self.faults[self.num_faults.total() % len(self.faults)]
             return await self._fault(kind, request, {"choices": choices})

@@ -423,6 +423,26 @@ def test_a_job_writes_graded_trajectories_and_their_provenance(
     assert run_the_job(config) == 0, "a complete file needs no server: this one is gone"
 
 
+@pytest.mark.parametrize("has_logprobs", [True, False])
+def test_log_probs_are_kept_one_a_token_where_they_are_asked_for(
+    has_logprobs: bool, tmp_path: Path, tiny_policy: Path, completion_server: Any, answer: Any
+) -> None:
+    output = tmp_path / "t.jsonl"
+    with completion_server(answer=answer, max_model_len=256) as server:
+        config = job_config(server.base_url, tiny_policy, output)
+        assert run_the_job(replace(config, params={**config.params, "has_logprobs": has_logprobs})) == 0
+    for row in read_records(Trajectory, output):
+        assert row.logprobs == ([-token / 8 for token in row.response_ids] if has_logprobs else None)
+
+
+def test_rows_written_before_log_probs_were_kept_still_read(tmp_path: Path) -> None:
+    old = {"id": "p/0", "problem_id": "p", "prompt": "Q", "response": "ab", "steps": ["ab"], "prompt_ids": [1],
+           "response_ids": [2], "step_ends": [1], "finish_reason": "stop", "gold": "5", "answer": None,
+           "is_correct": False, "num_options": 0}  # fmt: skip
+    (tmp_path / "t.jsonl").write_text(json.dumps(old) + "\n")
+    assert read_records(Trajectory, tmp_path / "t.jsonl")[0].logprobs is None
+
+
 def test_a_job_with_refused_rows_ends_with_one_and_asks_them_again(
     tmp_path: Path, tiny_policy: Path, completion_server: Any, answer: Any
 ) -> None:
