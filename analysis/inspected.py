@@ -2,7 +2,8 @@
 
 Only the trajectories must be there. Values come from a file of labels (StepLabels), of values (StepValues), or from
 the completions themselves; completions belong to a state by its tokens, so that a state which several trajectories
-share shows the same ones in each. A judge's verdicts are `LabelledSteps` under the trajectory's id.
+share shows the same ones in each. A judge's verdicts are one label a step, under
+the trajectory's id (`LabelledSteps`) or its `trajectory_id` (a row a vote: the mean of the votes is shown).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,13 +11,13 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeVar
 
-from data.jsonl import read_records
-from data.records import BadInput, Completion, LabelledSteps, State, StepScores, StepValues, Trajectory
+from data.jsonl import iter_rows, read_records
+from data.records import BadInput, Completion, State, StepScores, StepValues, Trajectory
 from data.step_labels import StepLabels
 from rewards.labels import wilson_interval
 from rewards.monte_carlo import Count, StateKey, state_key
 
-R = TypeVar("R", StepLabels, StepValues, StepScores, LabelledSteps)
+R = TypeVar("R", StepLabels, StepValues, StepScores)
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def read_inspection(input_path: str, files: InspectedFiles) -> Inspection:
     labels = _rows_of(StepLabels, files.labels, trajectories, "labels")
     values = _rows_of(StepValues, files.values, trajectories, "values")
     scores = _rows_of(StepScores, files.scores, trajectories, "scores")
-    verdicts = _rows_of(LabelledSteps, files.verdicts, trajectories, "labels")
+    verdicts = _verdicts(files.verdicts, trajectories)
     outcomes: dict[str, list[bool]] = {}
     for one in trajectories:
         outcomes.setdefault(one.problem_id, []).append(one.is_correct)
@@ -94,8 +95,8 @@ def read_inspection(input_path: str, files: InspectedFiles) -> Inspection:
         keys = _states_of(one)
         counts = values.get(one.id)
         known = labels.get(one.id) or _labels_of(one, _counts(one, counts, keys, completions), means[one.problem_id])
-        score, verdict = scores.get(one.id), verdicts.get(one.id)
-        rows.append(Inspected(one, known, score.scores if score else None, verdict.labels if verdict else None, keys))
+        score = scores.get(one.id)
+        rows.append(Inspected(one, known, score.scores if score else None, verdicts.get(one.id), keys))
     return Inspection(rows, completions)
 
 
@@ -116,6 +117,32 @@ def _rows_of(kind: type[R], path: str, trajectories: Sequence[Trajectory], name:
     if not found:
         raise BadInput(f"{path}: holds none of these trajectories: make this file from these trajectories")
     return found
+
+
+def _verdicts(path: str, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
+    """Trajectory id → the mean of its votes on each step, None where no vote says anything of it. Votes without a
+    verdict (no labels) are passed over. Raises BadInput."""
+    lengths = {one.id: len(one.steps) for one in trajectories}
+    votes: dict[str, list[list[float | None]]] = {}
+    num_known = 0
+    for place, row in iter_rows(path) if path else ():
+        name, labels = row.get("trajectory_id", row.get("id")), row.get("labels")
+        if not isinstance(labels, list) or not all(isinstance(label, int | float | None) for label in labels):
+            raise BadInput(f"{place}: labels must be a list with a number or null for every step")
+        num_known += name in lengths
+        if name in lengths and labels:
+            if len(labels) != lengths[name]:
+                told = f"{len(labels)} labels of '{name}', which has {lengths[name]} steps"
+                raise BadInput(f"{place}: {told}: let these trajectories be judged")
+            votes.setdefault(name, []).append(labels)
+    if path and not num_known:
+        raise BadInput(f"{path}: holds none of these trajectories: let these trajectories be judged")
+    return {name: [_mean_known(step) for step in zip(*rows, strict=True)] for name, rows in votes.items()}
+
+
+def _mean_known(labels: Sequence[float | None]) -> float | None:
+    known = [label for label in labels if label is not None]
+    return fmean(known) if known else None
 
 
 def _completions(files: InspectedFiles) -> dict[StateKey, list[Completion]]:

@@ -151,6 +151,24 @@ def test_labels_are_shown_as_their_file_says(write: Write, tmp_path: Path) -> No
     assert second["steps"][0][1] is None, "the file says nothing of this one"
 
 
+def test_the_votes_of_a_judge_are_averaged(write: Write, tmp_path: Path) -> None:
+    stage = write([GOOD], verdicts={"p/0": [1.0, 0.0, None]})
+    (one,) = read_inspection(str(tmp_path / "trajectories.jsonl"), stage.files).rows
+    assert one.verdicts == [1.0, 0.0, None]
+    votes = [[1, 1, None], [1, 0, None], []]
+    rows = [{"id": f"p/0/{k}", "trajectory_id": "p/0", "labels": labels} for k, labels in enumerate(votes)]
+    write_records(tmp_path / "verdicts.jsonl", rows)
+    (one,) = read_inspection(str(tmp_path / "trajectories.jsonl"), stage.files).rows
+    assert one.verdicts == [1.0, 0.5, None]
+    for bad, said in (
+        ([1], r"verdicts.jsonl:1: 1 labels of 'p/0', which has 3 steps"),
+        ("good", "labels must be a list"),
+    ):
+        write_records(tmp_path / "verdicts.jsonl", [{"id": "p/0", "labels": bad}])
+        with pytest.raises(BadInput, match=said):
+            read_inspection(str(tmp_path / "trajectories.jsonl"), stage.files)
+
+
 def test_trajectories_alone_can_be_read(write: Write, tmp_path: Path) -> None:
     chat = trajectory("p/2", ["x\n", "y"], prompt_ids=[], response_ids=[], step_ends=[])
     page, counts = page_of(write([GOOD, chat]), tmp_path)
