@@ -4,6 +4,7 @@ import base64
 import gzip
 import html
 import json
+import random
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -432,3 +433,28 @@ def test_the_page_fits_a_narrow_screen(write: Write, tmp_path: Path) -> None:
     match = re.search(r'<pre id="found">\[(\d+),(\d+)\]', done.stdout)
     assert match is not None, done.stdout[-500:]
     assert int(match[1]) <= int(match[2])
+
+
+@pytest.mark.slow
+def test_two_thousand_trajectories_with_all_their_completions_open_at_once(write: Write, tmp_path: Path) -> None:
+    """10 steps each and 8 completions of each of 9 states: 144,000 completions, none left out."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("abcdefghijklmnop", k=rng.randint(2, 9))) for _ in range(4000)]
+
+    def text(number: int) -> str:
+        return " ".join(rng.choices(words, k=number)) + "\n"
+
+    rows = []
+    for number in range(2000):
+        steps = [text(12) for _ in range(10)]
+        one = trajectory(f"p{number // 8}/{number % 8}", steps, is_correct=rng.random() < 0.5)
+        ids = [rng.randrange(30_000) for _ in one.response_ids]
+        rows.append(replace(one, response_ids=ids))
+    rights = {f"{row.id}#{step}": [rng.random() < 0.5 for _ in range(8)] for row in rows for step in range(1, 10)}
+    page, counts = page_of(write(rows, rights), tmp_path)
+    assert (counts["shown"], counts["completions"]) == (2000, 144_000)
+    assert "144,000 completions in" in page
+    assert len(page) < 30e6
+    dom = dom_of(tmp_path, "t=p249/7&sort=longest")
+    assert "8 completions shown" in dom
+    assert len(shown_in(dom)) <= 51, "no more of the list than is looked at"
