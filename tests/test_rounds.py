@@ -459,6 +459,7 @@ def test_other_settings_in_the_same_run_are_refused(
 
 def objective_of(commands: Sequence[Sequence[str]]) -> dict[str, Any]:
     """The objective of the policy's training."""
+    register_schemas()
     (command,) = [c for c in commands if c[0].startswith("trainer") and not c[2].startswith("exp/reward")]
     found: dict[str, Any] = typed(command).objective
     return found
@@ -476,6 +477,20 @@ def test_the_objective_of_a_round_and_its_settings_are_chosen(
     assert (ranked["_target_"].split(".")[-1], ranked["penalty"]) == ("PositivePreference", 50.0)
     published = objective_of(script("method=dpo_positive", *common, "exp=exp/dpo/positive_rho_gsm8k"))
     assert (published["penalty"], published["beta"], published["temperature"]) == (50.0, 0.3, 0.6)
+
+
+def test_states_at_cut_points_come_from_samples_with_their_log_probs(
+    script: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    register_schemas()
+    settings = ["policy=a", f"run={tmp_path}/run", "num_rounds=1", "steps=cut_points", "cut_threshold=0.8", *COMMON]
+    commands = script(*settings)
+    sample, split, cut = (typed(command) for command in commands[:3])
+    assert sample.params["has_logprobs"]
+    assert (split.input, split.output) == (sample.output, cut.input)
+    assert split.stage["_target_"].endswith("SplitSteps")
+    assert (split.stage["policy"], split.stage["threshold"], split.stage["cut_points_per_segment"]) == ("a", 0.8, 1)
+    assert not typed(script(*settings[:2], "num_rounds=1", *COMMON)[0]).params["has_logprobs"]
 
 
 @pytest.mark.parametrize("rule", ["first_non_improvement", "best"])
@@ -509,7 +524,8 @@ def test_preference_learning_composes_for_every_kind_of_pair(
 
 @pytest.mark.parametrize("bad", [["method=ppo", "policy=a", "run=b"], ["method=restem", "run=b"],
                                  ["policy=a", "run=b", "start_from=middle"], ["policy=a", "run=b", "sed=1"],
-                                 ["policy=a", "run=b", "prm_from=me"]])  # fmt: skip
+                                 ["policy=a", "run=b", "prm_from=me"],
+                                 ["policy=a", "run=b", "objectiv.beta=1"]])  # fmt: skip
 def test_a_wrong_setting_ends_the_script_before_anything_runs(
     bad: list[str], script: Callable[..., list[list[str]]]
 ) -> None:
