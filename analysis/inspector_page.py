@@ -18,9 +18,9 @@ from analysis.inspected import Inspected
 from analysis.markup import Markup, join, printable, tag
 from analysis.page import STYLE
 from analysis.sections import note, section, table, tiles
-from analysis.step_charts import Column, column_chart, value_class
+from analysis.step_figures import figures, length_tables
 from analysis.suspicions import KINDS, Suspicion
-from pipeline.step_statistics import BINS, first_errors, impossible_patterns, length_bias, positions, widths
+from pipeline.step_statistics import impossible_patterns
 
 _SCRIPT = Path(__file__).with_name("inspector.js")
 _OWN_STYLE = Path(__file__).with_name("inspector.css")
@@ -35,128 +35,6 @@ class InspectorData:
     found: Sequence[Sequence[Suspicion]]
     embedded: Embedded
     num_completions: int
-
-
-def _figure(title: str, told: str, chart: Markup) -> Markup:
-    caption = tag("figcaption", tag("b", title), tag("span", told, class_="muted"))
-    return tag("figure", caption, chart, class_="card")
-
-
-def _positions_figure(data: InspectorData) -> Markup:
-    columns = []
-    for row in positions([one.steps for one in data.rows]):
-        total = row["count"]
-        shares = [(value_class((place + 0.5) / BINS), number) for place, number in enumerate(row["histogram"])]
-        place = "last" if row["place"] == "last step" else row["place"]
-        title = f"{row['place']}: {total:,} steps, mean value {_number(row['mean_value'])}, mean label "
-        parts = [(kind, 100 * number / total) for kind, number in shares if number] if total else []
-        columns.append(Column(place, parts, title + _number(row["mean_label"])))
-    chart = column_chart(columns, "share of the way", "% of steps", "Values by position")
-    return _figure("Values by position", "red 0 to green 1; the last step is the outcome", chart)
-
-
-def _first_error_figures(data: InspectorData) -> list[Markup]:
-    found = first_errors([one.steps for one in data.rows])
-    known, wrong, last = found["known"], found["wrong"], found["at_last_step"]
-    told = f"known of {known:,} of {wrong:,} wrong trajectories; {last:,} at the last step"
-    steps = {int(step): number for step, number in found["by_step"].items()}
-    columns = [
-        Column(str(step), [("v0", steps.get(step, 0))], f"step {step}: {steps.get(step, 0):,} trajectories")
-        for step in range(1, min(max(steps, default=1), 60) + 1)
-    ]
-    tenths = [
-        Column(f"{place / BINS:.1f}", [("v0", number)], f"from {place / BINS:.1f} of the way: {number:,} trajectories")
-        for place, number in enumerate(found["by_tenth"])
-    ]
-    return [
-        _figure("First error by step", told, column_chart(columns, "step", "trajectories", "First error by step")),
-        _figure(
-            "First error by share of the way",
-            "from there on every value is 0",
-            column_chart(tenths, "share of the way", "trajectories", "First error by share of the way"),
-        ),
-    ]
-
-
-def _length_figures(data: InspectorData) -> list[Markup]:
-    lengths = [row.length for row in data.rows]
-    low, high = min(lengths), max(lengths)
-    size = max(1, -(-(high - low + 1) // BINS))
-    right: Counter[int] = Counter()
-    total: Counter[int] = Counter()
-    for row, length in zip(data.rows, lengths, strict=True):
-        total[(length - low) // size] += 1
-        right[(length - low) // size] += row.trajectory.is_correct
-    places = range(max(total) + 1)
-    names = [f"{low + place * size:,} to {low + (place + 1) * size - 1:,}" for place in places]
-    counts = [
-        Column(f"{low + place * size}", [("v4", right[place]), ("v0", total[place] - right[place])],
-               f"{name}: {right[place]:,} of {total[place]:,} right")
-        for place, name in zip(places, names, strict=True)
-    ]  # fmt: skip
-    shares = [
-        Column(f"{low + place * size}", [("v4", 100 * right[place] / total[place])] if total[place] else [],
-               f"{name}: {right[place]:,} of {total[place]:,} right")
-        for place, name in zip(places, names, strict=True)
-    ]  # fmt: skip
-    unit = "tokens" if any(row.trajectory.response_ids for row in data.rows) else "characters"
-    return [
-        _figure(
-            "Length", "green right, red wrong", column_chart(counts, unit, "trajectories", "Trajectories by length")
-        ),
-        _figure(
-            "Share right by length", "flat: no bias", column_chart(shares, unit, "% right", "Share right by length")
-        ),
-    ]
-
-
-def _length_table(data: InspectorData) -> Markup:
-    found = length_bias([one.steps for one in data.rows])
-    rows = [
-        [name, f"{found[name]['count']:,}", _number(found[name]["mean_steps"]), _number(found[name]["mean_tokens"])]
-        for name in ("right", "wrong")
-    ]
-    correlations = [
-        ["steps and outcome", _number(found["steps_and_outcome"])],
-        ["tokens and outcome", _number(found["tokens_and_outcome"])],
-        ["position and value", _number(found["position_and_value"])],
-    ]
-    return tag(
-        "div",
-        tag("div", table(["trajectories", "number", "mean steps", "mean tokens"], rows, "Length of right and wrong")),
-        tag("div", table(["correlation", "Pearson"], correlations, "What length says")),
-        class_="two",
-    )
-
-
-def _width_figure(data: InspectorData) -> Markup:
-    found = widths([one.steps for one in data.rows])
-    columns = [
-        Column(
-            f"{place / BINS:.1f}", [("c0", number)], f"{place / BINS:.1f} to {(place + 1) / BINS:.1f}: {number:,} steps"
-        )
-        for place, number in enumerate(found["histogram"])
-    ]
-    told = f"mean {_number(found['mean'])}; labels left out {found['left_out']:,}"
-    return _figure("Width of the intervals", told, column_chart(columns, "width", "steps", "Width of the intervals"))
-
-
-def _gap_figures(data: InspectorData) -> list[Markup]:
-    figures = []
-    for name, attribute in (("PRM", "scores"), ("Judge", "verdicts")):
-        gaps: Counter[int] = Counter()
-        for row in data.rows:
-            for target, said in zip(row.targets(), getattr(row, attribute) or [], strict=False):
-                if target is not None and said is not None:
-                    gaps[min(9, max(-10, int((said - target) * 10 // 1)))] += 1
-        if gaps:
-            columns = [
-                Column(f"{place / 10:+.1f}", [("c3", gaps[place])], f"from {place / 10:+.1f}: {gaps[place]:,} steps")
-                for place in range(-10, 10)
-            ]
-            chart = column_chart(columns, f"{name} less label", "steps", f"{name} less label")
-            figures.append(_figure(f"{name} against label", f"{sum(gaps.values()):,} steps", chart))
-    return figures
 
 
 def _suspicion_table(data: InspectorData) -> Markup:
@@ -199,10 +77,6 @@ def _impossible_list(data: InspectorData) -> Markup:
             table(["trajectory", "step", "right after step", "completions", "chance"], rows),
         ]
     )
-
-
-def _number(value: float | None) -> str:
-    return "none" if value is None else f"{value:.2f}"
 
 
 def _key_figures(data: InspectorData) -> Markup:
@@ -263,18 +137,11 @@ def _controls() -> Markup:
 
 
 def _statistics(data: InspectorData) -> Markup:
-    figures = [
-        _positions_figure(data),
-        *_first_error_figures(data),
-        _width_figure(data),
-        *_length_figures(data),
-        *_gap_figures(data),
-    ]
     return section(
         "statistics",
         "Statistics of every step",
-        tag("div", *figures, class_="many"),
-        _length_table(data),
+        tag("div", *figures(data.rows), class_="many"),
+        length_tables(data.rows),
         _impossible_list(data),
     )
 
