@@ -16,9 +16,14 @@ class Markup(str):
     """Text that is markup already; only this module and constants of `analysis` make it."""
 
 
+def printable(text: str) -> str:
+    """Text without what UTF-8 or HTML cannot hold."""
+    return _UNPRINTABLE.sub("\ufffd", text)
+
+
 def escape(text: str) -> Markup:
     """Text as HTML text or as an attribute's value."""
-    return text if isinstance(text, Markup) else Markup(html.escape(_UNPRINTABLE.sub("\ufffd", text)))
+    return text if isinstance(text, Markup) else Markup(html.escape(printable(text)))
 
 
 def join(parts: Iterable[str]) -> Markup:

@@ -19,7 +19,7 @@ class CutStates:
     The terminal state is never cut: its value is the outcome. States that several trajectories share are written
     once, under the id of the first that reached them. `order` is "tree" (depth first over the token ids of a
     problem: what shares most is sent together) or "trajectory". `shard` of `num_shards` cuts that part of the
-    problems.
+    problems. States at improbable tokens are those of trajectories that `pipeline.split_steps` has split there.
     """
 
     first_step: int = 1
@@ -29,6 +29,10 @@ class CutStates:
     min_steps: int = 0
     step_types: list[str] = field(default_factory=list)
     removes_actions: bool = False
+    labelled_only: bool = False
+    rejects_malformed: bool = False
+    drop_last: int = 1
+    which: str = "all"
     sample_seed: int = 0
     shard: int = 0
     num_shards: int = 1
@@ -38,12 +42,27 @@ class CutStates:
         """None beside the trajectories."""
         return []
 
+    def _sampler(self) -> StateSampler:
+        return StateSampler(
+            first_step=self.first_step,
+            start_ratio=self.start_ratio,
+            end_ratio=self.end_ratio,
+            keep_ratio=self.keep_ratio,
+            min_steps=self.min_steps,
+            step_types=self.step_types,
+            removes_actions=self.removes_actions,
+            seed=self.sample_seed,
+            labelled_only=self.labelled_only,
+            rejects_malformed=self.rejects_malformed,
+            drop_last=self.drop_last,
+            which=self.which,
+        )
+
     def run(self, input_path: str, context: StageContext) -> Iterable[State]:
         """The states. Raises BadInput on settings out of range and on trajectories without token ids."""
         if self.order not in ("tree", "trajectory"):
             raise BadInput(f"order must be tree or trajectory, got '{self.order}'")
-        sampler = StateSampler(self.first_step, self.start_ratio, self.end_ratio, self.keep_ratio, self.min_steps,
-                               self.step_types, self.removes_actions, self.sample_seed)  # fmt: skip
+        sampler = self._sampler()
         trajectories = shard_of(read_records(Trajectory, input_path), self.shard, self.num_shards)
         found: dict[StateKey, State] = {}
         num_states = 0

@@ -29,8 +29,8 @@ experiment() {
 }
 
 # Arguments `key=value` become shell variables, so that scripts take their settings as the programs do.
-# Keys that are not among the script's own (listed in $settings) go to $extra, for the sampling programs.
-extra=()
+# Keys task.* go to $extra, for the sampling programs; objective.*, where a script trains by $objective, to the trainer.
+extra=() objective_settings=()
 read_settings() {
   local argument key
   for argument in "$@"; do
@@ -42,9 +42,20 @@ read_settings() {
       printf -v "$key" '%s' "${argument#*=}"
     elif [[ $key == task.* ]]; then
       extra+=("$argument")
+    elif [[ $key == objective.* && " $settings " == *" objective "* ]]; then
+      objective_settings+=("$argument")
     else
       echo "error: there is no setting '$key'; the settings are: $settings, and task.*" >&2
       exit 2
     fi
   done
+}
+
+# $chosen_objective: what the trainer is told of $objective and its settings. DPO-positive's penalty takes the place of
+# the embedded experiments' pull towards the chosen solutions.
+choose_objective() {
+  chosen_objective=()
+  if [[ -n $objective ]]; then chosen_objective=(objective="$objective"); fi
+  if [[ $objective == dpo_positive ]]; then chosen_objective+=(objective.sft_weight=0.0); fi
+  chosen_objective+=("${objective_settings[@]}")
 }

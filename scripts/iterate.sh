@@ -12,6 +12,9 @@
 # rule=first_non_improvement|best|last   which of them is policy k+1
 # prm_replay, policy_replay   the shares of every earlier round's step values, and of its pairs or solutions
 # prm_from=policy|last  what the reward model starts from: policy k, or the reward model of the round before
+# objective=NAME        another of conf/objective/ for training (dpo_positive has its own); objective.penalty=50 and
+#                       the like are its settings
+# steps=cut_points      process_dpo: states at improbable tokens (scripts/process_rewards.sh)
 # stride=N              every round takes N problems further on; 0 the same ones again
 #
 # Round k stands in $run/round<k>, its policy in $run/round<k>/policy, the manifest in $run/rounds.json.
@@ -19,20 +22,20 @@
 set -euo pipefail
 settings="method task policy run num_rounds num_problems stride num_samples num_completions max_tokens max_length \
   held_out_share seed build exp reward_exp start_from candidates rule metric prm_replay policy_replay prm_from \
-  split num_dev num_dev_samples dev_temperature"
+  split num_dev num_dev_samples dev_temperature objective steps cut_threshold cuts_per_step"
 method=process_dpo task=word_arithmetic policy='' run='' num_rounds=2 num_problems=1000 stride=0 num_samples=8
 num_completions=4 max_tokens=128 max_length=512 held_out_share=0.1 seed=0 build='' exp='' start_from='' candidates=''
 reward_exp=exp/reward/word_arithmetic rule='' metric=mean prm_replay=0.1 policy_replay=0.0 prm_from=policy
-split=dev num_dev=200 num_dev_samples=16 dev_temperature=0.35
+split=dev num_dev=200 num_dev_samples=16 dev_temperature=0.35 objective='' steps=task cut_threshold=0.9 cuts_per_step=1
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
-objective=() kind=PreferencePair
+kind=PreferencePair
 case $method in
 process_dpo) defaults=(process_preferences exp/dpo/word_arithmetic last last last) ;;
 dpo_positive)
   defaults=(dpo_positive_preferences exp/dpo/word_arithmetic last last last)
-  objective=() # the penalty of DPO-positive goes here
+  objective=${objective:-dpo_positive}
   ;;
 restem)
   defaults=(restem_demonstrations exp/sft/restem_word_arithmetic sft all first_non_improvement)
@@ -40,6 +43,7 @@ restem)
   ;;
 *) echo "error: method must be process_dpo, dpo_positive or restem, got '$method'" >&2; exit 2 ;;
 esac
+choose_objective
 build=${build:-${defaults[0]}} exp=${exp:-${defaults[1]}} start_from=${start_from:-${defaults[2]}}
 candidates=${candidates:-${defaults[3]}} rule=${rule:-${defaults[4]}}
 [[ $start_from == sft || $start_from == last ]] || { echo "error: start_from must be sft or last" >&2; exit 2; }
@@ -58,7 +62,8 @@ for ((round = 0; round < num_rounds; round++)); do
     bash scripts/process_rewards.sh task="$task" policy="$policy" run="$out" num_problems="$num_problems" \
       first="$first" num_samples="$num_samples" num_completions="$num_completions" max_tokens="$max_tokens" \
       max_length="$max_length" held_out_share="$held_out_share" seed="$round_seed" exp="$reward_exp" rounds="$run" \
-      round="$round" replay_share="$prm_replay" prm_start="${prm_starts[$prm_from]}" "${extra[@]}"
+      round="$round" replay_share="$prm_replay" prm_start="${prm_starts[$prm_from]}" steps="$steps" \
+      cut_threshold="$cut_threshold" cuts_per_step="$cuts_per_step" "${extra[@]}"
     known=(stage.scores="$data/step_scores.jsonl")
     last_prm=$out/prm/model
   else
@@ -74,7 +79,7 @@ for ((round = 0; round < num_rounds; round++)); do
     stage.share="$policy_replay" seed="$round_seed"
   stage train_policy "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$out/train" model.path="$start" \
     seed="$round_seed" examples.path="$out/replayed.jsonl" examples.max_length="$max_length" keep_checkpoints=1000 \
-    "${objective[@]}"
+    "${chosen_objective[@]}"
   stage export_checkpoints "$python" run_stage.py -cn export_checkpoints output="$out/candidates" \
     stage.run_dir="$out/train" stage.which="$candidates"
   stage evaluate_candidates "$python" vllm_inference.py -cn api/vllm/evaluate policies="$out/candidates/*" \
@@ -85,7 +90,7 @@ for ((round = 0; round < num_rounds; round++)); do
     output="$out/policy" stage.candidates="$out/candidates" stage.rule="$rule" stage.metric="$metric"
   stage record_round "$python" run_stage.py -cn record_round input="$out/selection/policies.json" \
     output="$out/round.json" stage.folder="$out" stage.round="$round" stage.policy_before="$policy" \
-    stage.start="$start" stage.settings="{method: $method, build: $build, exp: $exp, start_from: $start_from, \
+    stage.start="$start" stage.settings="{method: $method, build: $build, exp: $exp, objective: '$objective', start_from: $start_from, \
 candidates: $candidates, rule: $rule, prm_from: $prm_from, prm_replay: $prm_replay, policy_replay: $policy_replay}"
   policy=$out/policy
 done

@@ -4,25 +4,33 @@
 #   bash scripts/process_rewards.sh task=word_arithmetic policy=experiments/quickstart/sft/model run=experiments/mine
 #   bash scripts/process_rewards.sh task=gsm8k task.path=FOLDER num_problems=32 policy=... run=...
 #
+# steps=cut_points   steps end at tokens sampled with a probability below cut_threshold, after every cuts_per_step of them
 # first=N leaves out the first N problems. As part of scripts/iterate.sh: round=K rounds=RUN replay_share=0.1 trains the
 # reward model on a share of earlier rounds' values too, prm_start=MODEL from that model instead of the policy.
 # Safe to run again from the top: finished stages are kept, a broken one goes on where it was.
 set -euo pipefail
 settings="task policy run num_problems num_samples num_completions max_tokens max_length held_out_share seed exp \
-  first rounds round replay_share prm_start"
+  first rounds round replay_share prm_start steps cut_threshold cuts_per_step"
 task=word_arithmetic policy='' run='' num_problems=1000 num_samples=8 num_completions=4 max_tokens=128
 max_length=512 held_out_share=0.1 seed=0 exp=''
-first=0 rounds='' round=0 replay_share=0.1 prm_start=''
+first=0 rounds='' round=0 replay_share=0.1 prm_start='' steps=task cut_threshold=0.9 cuts_per_step=1
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
+[[ $steps == task || $steps == cut_points ]] || { echo "error: steps must be task or cut_points" >&2; exit 2; }
 mkdir -p "$run"
 exp=${exp:-$(experiment reward)}
 out=$run/process_rewards
 ask=(policy="$policy" task="$task" seed="$seed" params.max_tokens="$max_tokens" server.max_model_len="$max_length" "${extra[@]}")
 
-stage sample_trajectories "$python" service_api_caller_v1.py -cn api/vllm/trajectories output="$out/trajectories.jsonl" \
-  requests.first="$first" requests.limit="$num_problems" params.n="$num_samples" "${ask[@]}"
+sampled=$out/trajectories.jsonl kept=()
+if [[ $steps == cut_points ]]; then sampled=$out/sampled.jsonl kept=(params.has_logprobs=true); fi
+stage sample_trajectories "$python" service_api_caller_v1.py -cn api/vllm/trajectories output="$sampled" \
+  requests.first="$first" requests.limit="$num_problems" params.n="$num_samples" "${kept[@]}" "${ask[@]}"
+if [[ $steps == cut_points ]]; then
+  stage split_steps "$python" run_stage.py -cn split_steps input="$sampled" output="$out/trajectories.jsonl" \
+    stage.policy="$policy" stage.threshold="$cut_threshold" stage.cut_points_per_segment="$cuts_per_step"
+fi
 stage cut_states "$python" run_stage.py -cn cut_states input="$out/trajectories.jsonl" output="$out/states.jsonl"
 stage complete_states "$python" service_api_caller_v1.py -cn api/vllm/completions output="$out/completions.jsonl" \
   requests.states="$out/states.jsonl" params.n="$num_completions" "${ask[@]}"
@@ -39,5 +47,8 @@ stage train_prm "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/prm
   seed="$seed" examples.path="$values" examples.max_length="$max_length" examples.held_out_share="$held_out_share"
 stage score_steps "$python" run_stage.py -cn score_steps input="$out/trajectories.jsonl" \
   output="$out/step_scores.jsonl" stage.model="$run/prm/model"
+stage inspect_steps "$python" run_stage.py -cn inspect_steps input="$out/trajectories.jsonl" output="$out/inspect.html" \
+  stage.values="$out/step_values.jsonl" stage.states="$out/states.jsonl" stage.completions="$out/completions.jsonl" \
+  stage.scores="$out/step_scores.jsonl"
 stage evaluate_prm "$python" run_stage.py -cn evaluate_prm input="$out/step_values.jsonl" output="$out/prm.json" \
   stage.scores="$out/step_scores.jsonl" stage.held_out_share="$held_out_share"

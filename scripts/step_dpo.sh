@@ -7,11 +7,12 @@
 # pairs=process   ranked by the process reward model          -> $run/process_dpo
 # pairs=step      two next steps from one shared state        -> $run/step_dpo
 # pairs=partial   partial solutions by their values           -> $run/partial_dpo
-# pairs=dpo_positive   correct over incorrect, 64 a problem   -> $run/dpo_positive
+# pairs=dpo_positive   correct over incorrect, 64 a problem   -> $run/dpo_positive, by the objective of that name
+# objective=NAME  another of conf/objective/; its settings are objective.beta=0.1 and the like
 # Safe to run again from the top.
 set -euo pipefail
-settings="task policy run pairs max_length seed exp"
-task=word_arithmetic policy='' run='' pairs=process max_length=512 seed=0 exp=''
+settings="task policy run pairs max_length seed exp objective"
+task=word_arithmetic policy='' run='' pairs=process max_length=512 seed=0 exp='' objective=''
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
@@ -22,11 +23,14 @@ outcome) name=dpo known=(seed="$seed") ;;
 process) name=process_dpo known=(seed="$seed" stage.scores="$data/step_scores.jsonl") ;;
 step) name=step_dpo known=(seed="$seed" stage.values="$data/step_values.jsonl") ;;
 partial) name=partial_dpo known=(seed="$seed" stage.values="$data/step_values.jsonl") ;;
-dpo_positive) name=dpo_positive known=(seed="$seed") ;;
+dpo_positive) name=dpo_positive known=(seed="$seed") objective=${objective:-dpo_positive} ;;
 *) echo "error: pairs must be outcome, process, step, partial or dpo_positive, got '$pairs'" >&2; exit 2 ;;
 esac
+
+choose_objective
 
 stage "build_${pairs}_pairs" "$python" run_stage.py -cn "${pairs}_preferences" input="$data/trajectories.jsonl" \
   output="$run/pairs/$pairs.jsonl" "${known[@]}"
 stage "train_$name" "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/$name" model.path="$policy" \
-  seed="$seed" examples.path="$run/pairs/$pairs.jsonl" examples.max_length="$max_length"
+  seed="$seed" examples.path="$run/pairs/$pairs.jsonl" examples.max_length="$max_length" \
+  "${chosen_objective[@]}"

@@ -77,6 +77,7 @@ def test_the_eight_stages_run_end_to_end_and_again_for_nothing(policy: Path, tmp
     first = next(row for row in values if f"{row.id}#1" in states)
     assert first.values[0] == sum(by_state[f"{first.id}#1"]) / 2
     assert read_records(PreferencePair, run_dir / "pairs" / "outcome.jsonl")
+    assert f"{len(trajectories)} trajectories and {len(completions)} completions" in (data / "inspect.html").read_text()
     assert (run_dir / "process_dpo" / "model" / "model.safetensors").is_file()
     assert (run_dir / "dpo" / "model" / "model.safetensors").is_file()
 

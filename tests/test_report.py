@@ -4,13 +4,13 @@ import html
 import json
 import re
 import shutil
-import subprocess
 import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import browse
 
 from analysis.example_trajectories import ScoredTrajectory, choose_examples, largest_drop
 from analysis.markup import tag
@@ -26,9 +26,6 @@ from runtime.schemas import StageConfig
 SHARE = 0.5
 HELD_OUT = [name for name in (f"wa-train-{number}" for number in range(40)) if is_held_out(name, SHARE)]
 TESTED = ["wa-test-0", "wa-test-1", "wa-test-2", "wa-test-3"]
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
-FLAGS += ["--disable-background-networking", "--disable-component-update", "--enable-logging=stderr"]
 HOSTILE = "</td></table><script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'>\ud800\x00"
 
 
@@ -291,14 +288,6 @@ def test_largest_drop_and_duration() -> None:
         "3 min 05 s",
         "1 h 02 min",
     ]
-
-
-def browse(folder: Path, page: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """Headless Chromium on a file; a browser that hangs fails the test."""
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on PATH: install chromium to see the report rendered")
-    command = [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", *options, page.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
 
 
 # Shows the page unchanged in frames of several widths and tells what each frame made of it.

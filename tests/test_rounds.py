@@ -304,7 +304,7 @@ def typed(command: Sequence[str]) -> Any:
     """The config of a command as the program gets it: settings by Hydra's grammar, none that does not exist."""
     program, flag, name, *settings = command
     assert flag == "-cn"
-    choices = [setting for setting in settings if setting.startswith("task=")]
+    choices = [setting for setting in settings if setting.startswith(("task=", "objective="))]
     config = copy.deepcopy(composed(program, name, *choices))
     OmegaConf.set_struct(config, True)
     for setting in OverridesParser.create().parse_overrides([s for s in settings if s not in choices]):
@@ -435,6 +435,9 @@ def test_a_broken_stage_is_done_again_and_nothing_else(
     run_here(commands, {"12": 0.5})
     (pair, *_) = read_records(PreferencePair, run / "round0" / "examples.jsonl")
     assert pair.kind == "outcome"
+    objective = objective_of(commands)
+    assert objective["_target_"].endswith("PositivePreference")
+    assert (objective["penalty"], objective["beta"], objective["sft_weight"]) == (50.0, 0.1, 0.0)
     before = state_of(run)
     (run / "round0" / "policy").unlink()
     (run / "round0" / "policy.meta.json").unlink()
@@ -454,6 +457,57 @@ def test_other_settings_in_the_same_run_are_refused(
         run_here(script(*settings, "rule=best"), {"0": 0.2, "4": 0.4, "12": 0.3})
 
 
+def objective_of(commands: Sequence[Sequence[str]]) -> dict[str, Any]:
+    """The objective of the policy's training."""
+    register_schemas()
+    (command,) = [c for c in commands if c[0].startswith("trainer") and not c[2].startswith("exp/reward")]
+    found: dict[str, Any] = typed(command).objective
+    return found
+
+
+def test_the_objective_of_a_round_and_its_settings_are_chosen(
+    script: Callable[..., list[list[str]]], tiny_policy: Path, tmp_path: Path
+) -> None:
+    common = [f"policy={tiny_policy}", f"run={tmp_path / 'run'}", "num_rounds=1", *COMMON]
+    positive = objective_of(script("method=dpo_positive", *common, "objective.penalty=5", "objective.beta=0.3"))
+    assert (positive["penalty"], positive["beta"]) == (5, 0.3)
+    plain = objective_of(script("method=process_dpo", *common))
+    assert (plain["_target_"].split(".")[-1], plain["sft_weight"]) == ("DirectPreference", 2.0)
+    ranked = objective_of(script("method=process_dpo", *common, "objective=dpo_positive"))
+    assert (ranked["_target_"].split(".")[-1], ranked["penalty"]) == ("PositivePreference", 50.0)
+    published = objective_of(script("method=dpo_positive", *common, "exp=exp/dpo/positive_rho_gsm8k"))
+    assert (published["penalty"], published["beta"], published["temperature"]) == (50.0, 0.3, 0.6)
+
+
+def test_states_at_cut_points_come_from_samples_with_their_log_probs(
+    script: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    register_schemas()
+    settings = ["policy=a", f"run={tmp_path}/run", "num_rounds=1", "steps=cut_points", "cut_threshold=0.8", *COMMON]
+    commands = script(*settings)
+    sample, split, cut = (typed(command) for command in commands[:3])
+    assert sample.params["has_logprobs"]
+    assert (split.input, split.output) == (sample.output, cut.input)
+    assert split.stage["_target_"].endswith("SplitSteps")
+    assert (split.stage["policy"], split.stage["threshold"], split.stage["cut_points_per_segment"]) == ("a", 0.8, 1)
+    assert not typed(script(*settings[:2], "num_rounds=1", *COMMON)[0]).params["has_logprobs"]
+
+
+@pytest.mark.parametrize("rule", ["first_non_improvement", "best"])
+def test_both_rules_of_restem_choose_and_start_again_from_the_first_policy(
+    rule: str, script: Callable[..., list[list[str]]], tiny_policy: Path, tmp_path: Path
+) -> None:
+    """Accuracy falls after the start and rises above it at the end: one rule stays, the other goes."""
+    run = tmp_path / "run"
+    settings = ["method=restem", f"policy={tiny_policy}", f"run={run}", "num_rounds=2", f"rule={rule}", *COMMON]
+    run_here(script(*settings), {"0": 0.3, "4": 0.2, "12": 0.5})
+    chosen = {"first_non_improvement": "step-00000000", "best": "step-00000012"}[rule]
+    manifest = json.loads((run / "rounds.json").read_text())["rounds"]
+    assert (run / "round1" / "policy").readlink() == Path("candidates") / chosen
+    assert [row["trained_from"] for row in manifest] == [str(tiny_policy)] * 2
+    assert manifest[1]["policy_before"] == f"{run}/round0/policy"
+
+
 @pytest.mark.parametrize("pairs", ["outcome", "process", "step", "partial", "dpo_positive"])
 def test_preference_learning_composes_for_every_kind_of_pair(
     pairs: str, script: Callable[..., list[list[str]]], tmp_path: Path
@@ -464,11 +518,14 @@ def test_preference_learning_composes_for_every_kind_of_pair(
     config = typed(build_pairs)
     build(config.stage)
     assert typed(train).examples["path"] == config.output
+    is_positive = typed(train).objective["_target_"].endswith("PositivePreference")
+    assert is_positive == (pairs == "dpo_positive")
 
 
 @pytest.mark.parametrize("bad", [["method=ppo", "policy=a", "run=b"], ["method=restem", "run=b"],
                                  ["policy=a", "run=b", "start_from=middle"], ["policy=a", "run=b", "sed=1"],
-                                 ["policy=a", "run=b", "prm_from=me"]])  # fmt: skip
+                                 ["policy=a", "run=b", "prm_from=me"],
+                                 ["policy=a", "run=b", "objectiv.beta=1"]])  # fmt: skip
 def test_a_wrong_setting_ends_the_script_before_anything_runs(
     bad: list[str], script: Callable[..., list[list[str]]]
 ) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from data.jsonl import write_records
 from data.prefix_tree import least_prompt_tokens, num_distinct_tokens, shared_length, tree_order
@@ -13,6 +14,8 @@ from data.records import BadInput, Trajectory
 from pipeline.cut_states import CutStates
 from pipeline.stage import StageContext
 from rewards.state_sampling import StateSampler, shard_of
+
+CONF = Path(__file__).resolve().parent.parent / "conf"
 
 
 def trajectory(steps: Sequence[str], name: str = "p/0") -> Trajectory:
@@ -86,6 +89,52 @@ def test_types_filter_after_positions_are_counted_and_removed_actions_before() -
     assert "Action 1" in StateSampler(removes_actions=True).states(REACT)[1].prefix
 
 
+def test_an_unlabelled_first_step_may_be_left_out_of_the_count() -> None:
+    """REACT's first step bears no label. Labelled candidates: 2 3 4; int(3 * 0.4) = 1 is left out."""
+    assert steps_of(StateSampler(labelled_only=True), REACT) == [2, 3, 4]
+    assert steps_of(StateSampler(labelled_only=True, start_ratio=0.4), REACT) == [3, 4]
+    labelled = trajectory(["Thought 1: so it is\n", *REACT.steps[1:]])
+    assert steps_of(StateSampler(labelled_only=True), labelled) == [1, 2, 3, 4]
+
+
+def test_malformed_responses_may_give_no_states() -> None:
+    twice = trajectory([*REACT.steps, "\nAction 3: Finish[The answer is A.]"])
+    never = trajectory(REACT.steps[:-1])
+    sampler = StateSampler(rejects_malformed=True, first_step=0)
+    assert [steps_of(sampler, one) for one in (REACT, twice, never)] == [[0, 1, 2, 3, 4], [], []]
+
+
+def test_more_than_the_last_step_may_be_left_out() -> None:
+    assert steps_of(StateSampler(drop_last=2)) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert steps_of(StateSampler(drop_last=10)) == []
+    assert steps_of(StateSampler(drop_last=12, first_step=0)) == [0]
+
+
+def test_the_middle_state_alone() -> None:
+    """Nine candidates: the one at int(9 / 2) = 4, step 5; of the three from int(9 * 0.7) = 6 on, step 8."""
+    assert steps_of(StateSampler(which="middle")) == [5]
+    assert steps_of(StateSampler(which="middle", start_ratio=0.7)) == [8]
+    assert steps_of(StateSampler(which="middle"), trajectory(["a"])) == []
+
+
+@pytest.mark.parametrize("name", ["cut_states_sampled", "cut_states_without_actions"])
+def test_the_published_samplers_are_configs(name: str) -> None:
+    """A ReAct trajectory of 12 steps, its first unlabelled: candidates 2 .. 11, int(10 * 0.2) = 2 left out: 4 .. 11."""
+    text = yaml.safe_load((CONF / "stage" / "cut_states_sampled.yaml").read_text())["stage"]
+    if name == "cut_states_without_actions":
+        text |= yaml.safe_load((CONF / "stage" / f"{name}.yaml").read_text())["stage"]
+    kinds = ["Thought", "Action", "Observation"]
+    steps = ["so much is clear\n", *(f"{kinds[k % 3]} {k}: it follows that {k}\n" for k in range(1, 11))]
+    one = trajectory([*steps, "Action 9: Finish[The answer is A.]"])
+    kept = StateSampler(**(text | {"keep_ratio": 1.0}))
+    if name == "cut_states_sampled":
+        assert steps_of(kept, one) == [4, 5, 6, 7, 8, 9, 10, 11]
+    else:
+        # without the actions 2, 5, 8, 11 six are left: int(6 * 0.2) = 1 is left out
+        assert steps_of(kept, one) == [4, 6, 7, 9, 10]
+        assert steps_of(kept, REACT) == [], "fewer than 8 steps"
+
+
 def test_step_types_need_react_steps() -> None:
     with pytest.raises(BadInput, match="trajectory 'p/0': its steps are not ReAct steps"):
         StateSampler(removes_actions=True).states(TEN)
@@ -96,6 +145,8 @@ def test_step_types_need_react_steps() -> None:
     [
         ({"keep_ratio": 1.5}, "keep_ratio must be from 0 to 1, got 1.5"),
         ({"start_ratio": 0.9, "end_ratio": 0.2}, "start_ratio 0.9 is above end_ratio 0.2"),
+        ({"drop_last": 0}, "drop_last must be at least 1"),
+        ({"which": "first"}, "which must be all or middle, got 'first'"),
         ({"min_steps": -1}, "min_steps must be at least 0"),
         ({"step_types": ["thought"]}, "there is no step type 'thought': choose from Thought, Action"),
     ],
@@ -109,6 +160,9 @@ def test_a_sampler_knows_whether_it_looks_ahead() -> None:
     assert StateSampler(keep_ratio=0.5).is_by_prefix
     assert not StateSampler(start_ratio=0.2).is_by_prefix
     assert not StateSampler(min_steps=8).is_by_prefix
+    assert not StateSampler(which="middle").is_by_prefix
+    assert not StateSampler(rejects_malformed=True).is_by_prefix
+    assert StateSampler(labelled_only=True).is_by_prefix
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 3, 5, 7, 11])

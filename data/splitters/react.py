@@ -31,7 +31,8 @@ class ReactStep:
     `type` is Thought, Action, Observation or State. `index` is the number its label bears, 1 for a first line
     without a label (it is the content of Thought 1), None for a label without a number. `is_finish`: an Action
     whose line gives the final answer, `Finish[…`. `is_duplicate`: an earlier step has its type
-    and content, white space aside. `is_short`: fewer than 5 characters of content, except for Thought 1.
+    and content, white space aside. `is_short`: fewer than 5 characters of content, except for Thought 1. `is_labelled`:
+    its line has a label; only a first step may have none.
     """
 
     text: str
@@ -40,6 +41,7 @@ class ReactStep:
     is_finish: bool = False
     is_duplicate: bool = False
     is_short: bool = False
+    is_labelled: bool = True
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ def react_steps(response: str) -> list[ReactStep]:
                 is_finish=kind == "Action" and FINISH in text.strip().partition("\n")[0],
                 is_duplicate=key in seen,
                 is_short=len(key[1]) < SHORTEST_CONTENT and (kind, index) != ("Thought", 1),
+                is_labelled=label is not None,
             )
         )
         seen.add(key)

@@ -1,0 +1,206 @@
+"""What the inspector reads: trajectories joined with whatever is known of their steps, by id, never by text.
+
+Only the trajectories must be there. Values come from a file of labels (StepLabels), of values (StepValues), or from
+the completions themselves; completions belong to a state by its tokens, so that a state which several trajectories
+share shows the same ones in each. A judge's verdicts are one label a step, under
+the trajectory's id (`LabelledSteps`) or its `trajectory_id` (a row a vote: the mean of the votes is shown).
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, TypeVar
+
+from data.jsonl import iter_rows, read_records
+from data.records import BadInput, Completion, State, StepScores, StepValues, Trajectory
+from data.step_labels import StepLabels
+from rewards.labels import wilson_interval
+from rewards.monte_carlo import Count, StateKey, state_key
+
+R = TypeVar("R", StepLabels, StepValues, StepScores)
+
+
+@dataclass(frozen=True)
+class InspectedFiles:
+    """Paths; "" where there is no such file. `labels` and `values` say the same thing: name one of them."""
+
+    labels: str = ""
+    values: str = ""
+    states: str = ""
+    completions: str = ""
+    scores: str = ""
+    verdicts: str = ""
+
+    def check(self) -> None:
+        """Raise BadInput where two files exclude or need each other."""
+        if self.labels and self.values:
+            raise BadInput("name one of stage.labels (StepLabels) and stage.values (StepValues)")
+        if bool(self.states) != bool(self.completions):
+            raise BadInput("stage.states and stage.completions belong together: name both or none")
+
+    def paths(self) -> list[str]:
+        """Those that are given."""
+        named = (self.labels, self.values, self.states, self.completions, self.scores, self.verdicts)
+        return [path for path in named if path]
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """One trajectory of S steps. `steps` has S labels and values, None (and a weight of 0) where nothing is known;
+    `scores` and `verdicts` have S entries or are None. `states` has S keys: that of the state each step starts
+    from; [] where there are no token ids."""
+
+    trajectory: Trajectory
+    steps: StepLabels
+    scores: list[float] | None
+    verdicts: list[float | None] | None
+    states: list[StateKey]
+
+    @property
+    def length(self) -> int:
+        """Response tokens; characters where a chat API gave no ids."""
+        return len(self.trajectory.response_ids) or len(self.trajectory.response)
+
+    def targets(self) -> list[float | None]:
+        """What a reward model or a judge should have said of each step: its label, else its value."""
+        return [
+            value if label is None else label for label, value in zip(self.steps.labels, self.steps.values, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """All trajectories in the order of their file, and the completions of every state that has any."""
+
+    rows: list[Inspected]
+    completions: Mapping[StateKey, list[Completion]]
+
+
+def read_inspection(input_path: str, files: InspectedFiles) -> Inspection:
+    """Read and join. Raises BadInput on a file that is not of these trajectories."""
+    trajectories = read_records(Trajectory, input_path)
+    if not trajectories:
+        raise BadInput(f"{input_path}: no trajectory to inspect")
+    completions = _completions(files)
+    labels = _rows_of(StepLabels, files.labels, trajectories, "labels")
+    values = _rows_of(StepValues, files.values, trajectories, "values")
+    scores = _rows_of(StepScores, files.scores, trajectories, "scores")
+    verdicts = _verdicts(files.verdicts, trajectories)
+    outcomes: dict[str, list[bool]] = {}
+    for one in trajectories:
+        outcomes.setdefault(one.problem_id, []).append(one.is_correct)
+    means = {problem: fmean(found) for problem, found in outcomes.items()}
+    rows = []
+    for one in trajectories:
+        keys = _states_of(one)
+        counts = values.get(one.id)
+        known = labels.get(one.id) or _labels_of(one, _counts(one, counts, keys, completions), means[one.problem_id])
+        score = scores.get(one.id)
+        rows.append(Inspected(one, known, score.scores if score else None, verdicts.get(one.id), keys))
+    return Inspection(rows, completions)
+
+
+def _rows_of(kind: type[R], path: str, trajectories: Sequence[Trajectory], name: str) -> dict[str, R]:
+    """Trajectory id → its row, with an entry of `name` for every step. Raises BadInput."""
+    if not path:
+        return {}
+    lengths = {one.id: len(one.steps) for one in trajectories}
+    found = {}
+    for row in read_records(kind, path):
+        if row.id not in lengths:
+            continue
+        number = len(getattr(row, name))
+        if number != lengths[row.id]:
+            told = f"'{row.id}' has {number} {name}, its trajectory {lengths[row.id]} steps"
+            raise BadInput(f"{path}: {told}: make this file from these trajectories")
+        found[row.id] = row
+    if not found:
+        raise BadInput(f"{path}: holds none of these trajectories: make this file from these trajectories")
+    return found
+
+
+def _verdicts(path: str, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
+    """Trajectory id → the mean of its votes on each step, None where no vote says anything of it. Votes without a
+    verdict (no labels) are passed over. Raises BadInput."""
+    lengths = {one.id: len(one.steps) for one in trajectories}
+    votes: dict[str, list[list[float | None]]] = {}
+    num_known = 0
+    for place, row in iter_rows(path) if path else ():
+        name, labels = row.get("trajectory_id", row.get("id")), row.get("labels")
+        if not isinstance(labels, list) or not all(isinstance(label, int | float | None) for label in labels):
+            raise BadInput(f"{place}: labels must be a list with a number or null for every step")
+        num_known += name in lengths
+        if name in lengths and labels:
+            if len(labels) != lengths[name]:
+                told = f"{len(labels)} labels of '{name}', which has {lengths[name]} steps"
+                raise BadInput(f"{place}: {told}: let these trajectories be judged")
+            votes.setdefault(name, []).append(labels)
+    if path and not num_known:
+        raise BadInput(f"{path}: holds none of these trajectories: let these trajectories be judged")
+    return {name: [_mean_known(step) for step in zip(*rows, strict=True)] for name, rows in votes.items()}
+
+
+def _mean_known(labels: Sequence[float | None]) -> float | None:
+    known = [label for label in labels if label is not None]
+    return fmean(known) if known else None
+
+
+def _completions(files: InspectedFiles) -> dict[StateKey, list[Completion]]:
+    if not files.states:
+        return {}
+    keys = {state.id: state_key(state.problem_id, state.prefix_ids) for state in read_records(State, files.states)}
+    found: dict[StateKey, list[Completion]] = {}
+    for one in read_records(Completion, files.completions):
+        if one.state_id not in keys:
+            raise BadInput(f"{files.completions}: completion '{one.id}': there is no state '{one.state_id}'")
+        found.setdefault(keys[one.state_id], []).append(one)
+    return found
+
+
+def _states_of(one: Trajectory) -> list[StateKey]:
+    """The state every step starts from."""
+    if len(one.step_ends) != len(one.steps):
+        return []
+    return [state_key(one.problem_id, one.response_ids[:end]) for end in [0, *one.step_ends][: len(one.steps)]]
+
+
+def _counts(
+    one: Trajectory, values: StepValues | None, keys: Sequence[StateKey], completions: Mapping[StateKey, Any]
+) -> list[Count]:
+    """Counts of the states after every step, (0, 0) where nothing is known; the outcome after the last."""
+    if values is not None:
+        return [Count(*row) for row in zip(values.num_correct, values.num_completions, strict=True)]
+    known = [_count(completions.get(key, ())) for key in keys[1:]]
+    missing = [Count(0, 0)] * (len(one.steps) - 1 - len(known))
+    return [*known, *missing, Count(int(one.is_correct), 1)] if one.steps else []
+
+
+def _count(rows: Iterable[Completion]) -> Count:
+    outcomes = [row.is_correct for row in rows]
+    return Count(sum(outcomes), len(outcomes))
+
+
+def _labels_of(one: Trajectory, counts: Sequence[Count], prompt_value: float) -> StepLabels:
+    """Soft labels from counts; the last step's is the outcome, which is known exactly."""
+    spans = [wilson_interval(count.num_correct, count.num_completions) for count in counts]
+    values = [count.value if count.num_completions else None for count in counts]
+    if spans:
+        spans[-1] = (float(one.is_correct), float(one.is_correct))
+    return StepLabels(
+        id=one.id,
+        problem_id=one.problem_id,
+        prompt=one.prompt,
+        steps=one.steps,
+        prompt_ids=one.prompt_ids,
+        response_ids=one.response_ids,
+        step_ends=one.step_ends,
+        labels=list(values),
+        weights=[float(value is not None) for value in values],
+        values=values,
+        low=[low for low, _ in spans],
+        high=[high for _, high in spans],
+        num_correct=[count.num_correct for count in counts],
+        num_completions=[count.num_completions for count in counts],
+        prompt_value=prompt_value,
+        is_correct=one.is_correct,
+    )

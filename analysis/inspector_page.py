@@ -1,0 +1,183 @@
+"""The inspector's page: statistics of every step as charts, then the trajectories themselves.
+
+One file without a network. The only script that may run is the page's own (the policy names its hash), and every
+text of a model stands in packed blocks (`analysis.embedded`) or is escaped.
+"""
+
+import base64
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from analysis.embedded import Embedded, block, pack
+from analysis.inspected import Inspected
+from analysis.markup import Markup, join, printable, tag
+from analysis.page import STYLE
+from analysis.sections import note, section, table, tiles
+from analysis.step_figures import figures, length_tables
+from analysis.suspicions import KINDS, Suspicion
+from pipeline.step_statistics import impossible_patterns
+
+_SCRIPT = Path(__file__).with_name("inspector.js")
+_OWN_STYLE = Path(__file__).with_name("inspector.css")
+
+
+@dataclass(frozen=True)
+class InspectorData:
+    """`rows` and `found` are all trajectories with their suspicions; `embedded` holds those the page shows."""
+
+    name: str
+    rows: Sequence[Inspected]
+    found: Sequence[Sequence[Suspicion]]
+    embedded: Embedded
+    num_completions: int
+
+
+def _suspicion_table(data: InspectorData) -> Markup:
+    counts = Counter(kind for found in data.found for kind in {one.kind for one in found})
+    rows = [
+        [tag("a", name, href=f"#kinds={key}"), f"{counts[key]:,}", f"{100 * counts[key] / len(data.rows):.1f}", meaning]
+        for key, (name, meaning) in KINDS.items()
+    ]
+    head = tag("tr", *(tag("th", name, scope="col") for name in ("suspicion", "trajectories", "%", "what it means")))
+    body = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", cell) for cell in row[1:])) for row in rows]
+    return tag("div", tag("table", tag("thead", head), tag("tbody", *body), class_="kinds"), class_="scroll")
+
+
+def _impossible_list(data: InspectorData) -> Markup:
+    patterns = [found for row in data.rows for found in impossible_patterns(row.steps)]
+    if not patterns:
+        return note("No state without a right completion is followed by a right one.")
+    patterns.sort(key=lambda found: found["chance"])
+    improbable = sum(found["chance"] < 0.01 for found in patterns)
+    shown = set(data.embedded.index.get("id", ()))
+    rows = []
+    for found in patterns[:12]:
+        name = printable(str(found["trajectory"]))
+        link = tag("a", name, href=f"#t={quote(name, safe='')}") if name in shown else name
+        cells = (
+            f"{found['step']}",
+            f"{found['later_step']}",
+            f"0 of {found['num_completions']}",
+            f"{found['chance']:.2g}",
+        )
+        rows.append([link, *cells])
+    told = (
+        f"{len(patterns):,} steps without a right completion are followed by a right one; of {improbable:,} the "
+        "chance is below 1 % (look for a fault in grading or joining). The least possible:"
+    )
+    return join(
+        [
+            tag("h3", "Impossible patterns"),
+            note(told),
+            table(["trajectory", "step", "right after step", "completions", "chance"], rows),
+        ]
+    )
+
+
+def _key_figures(data: InspectorData) -> Markup:
+    rights = sum(row.trajectory.is_correct for row in data.rows)
+    known = [value for row in data.rows for value in row.steps.values[:-1] if value is not None]
+    suspicious = sum(bool(found) for found in data.found)
+    return tiles(
+        [
+            (
+                f"{len(data.rows):,}",
+                f"trajectories of {len({row.trajectory.problem_id for row in data.rows}):,} problems",
+            ),
+            (f"{100 * rights / len(data.rows):.1f} %", "right"),
+            (
+                f"{sum(len(row.trajectory.steps) for row in data.rows):,}",
+                f"steps, {len(known):,} with a value before the last",
+            ),
+            (f"{data.num_completions:,}", "completions"),
+            (f"{suspicious:,}", "suspicious"),
+        ]
+    )
+
+
+def size_told(data: InspectorData) -> list[str]:
+    """What the page holds and what was left out, in sentences."""
+    embedded = data.embedded
+    num = len(embedded.index.get("id", ()))
+    told = [f"This page holds {num:,} trajectories and {embedded.num_completions:,} completions "
+            f"in {embedded.num_bytes / 1e6:.1f} MB."]  # fmt: skip
+    if num < len(data.rows):
+        told.append(f"{len(data.rows) - num:,} trajectories are left out (stage.max_trajectories), "
+                    "the least suspicious first; the statistics are of all.")  # fmt: skip
+    if embedded.num_left_out:
+        told.append(f"{embedded.num_left_out:,} completions are left out (stage.max_completions, stage.max_megabytes).")
+    return told
+
+
+def _controls() -> Markup:
+    where = [("ids", "ids"), ("text", "prompts and steps"), ("completions", "completions")]
+    outcomes = [("", "right and wrong"), ("1", "right"), ("0", "wrong")]
+
+    def select(name: str, label: str, options: Sequence[tuple[str, str]]) -> Markup:
+        written = (tag("option", text, value=key) for key, text in options)
+        return tag("label", label, tag("select", *written, id=name))
+
+    search = Markup('<input id="q" type="search" placeholder="search" aria-label="search" autocomplete="off">')
+    return join(
+        [
+            tag("div", search, select("in", "in", where), select("right", "outcome", outcomes),
+                select("sort", "sorted by", []), class_="controls"),
+            tag("div", id="chips"),
+            tag("p", "reading …", id="told", role="status"),
+            tag("noscript", note("The trajectories need JavaScript; the statistics do not.")),
+            tag("div", id="list"),
+            Markup('<button id="more" type="button" hidden>show more</button>'),
+        ]
+    )  # fmt: skip
+
+
+def _statistics(data: InspectorData) -> Markup:
+    return section(
+        "statistics",
+        "Statistics of every step",
+        tag("div", *figures(data.rows), class_="many"),
+        length_tables(data.rows),
+        _impossible_list(data),
+    )
+
+
+def render_inspector(data: InspectorData) -> str:
+    """The whole document."""
+    script = _SCRIPT.read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
+    style = STYLE.read_text(encoding="utf-8") + _OWN_STYLE.read_text(encoding="utf-8")
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("meta", http_equiv="Content-Security-Policy", content=policy),
+        tag("link", rel="icon", href="data:,"),
+        tag("title", f"Espalier: {data.name}"),
+        tag("style", Markup(style)),
+    )
+    told = [tag("p", text, class_="lead" if number == 0 else "cut") for number, text in enumerate(size_told(data))]
+    main = tag(
+        "main",
+        tag("h1", "Steps, read one by one"),
+        *told,
+        _key_figures(data),
+        section("suspicions", "What is suspicious", _suspicion_table(data)),
+        _statistics(data),
+        section("trajectories", "Trajectories", _controls()),
+    )
+    brand = tag("div", tag("b", "Espalier"), tag("span", data.name, class_="muted"), class_="brand")
+    names = ("suspicions", "statistics", "trajectories")
+    links = tag("nav", *(tag("a", name, href=f"#{name}") for name in names), aria_label="sections")
+    header = tag("header", brand, links)
+    kinds = [[key, *told] for key, told in KINDS.items()]
+    index: Mapping[str, Any] = {"kinds": kinds, "index": data.embedded.index}
+    blocks = [block("index", pack(index))]
+    blocks += [block(f"block-{number}", packed) for number, packed in enumerate(data.embedded.blocks)]
+    body = tag("body", header, main, *blocks, tag("script", Markup(script)))
+    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
