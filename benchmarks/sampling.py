@@ -1,150 +1,113 @@
-"""Sampling through a server against sampling in process, the same requests side by side in one run.
+"""The sampling figures, part by part; each part's figures are written as soon as it is done, the others' stay.
 
-    bash scripts/bench.sh sampling MODEL
+    bash scripts/bench.sh sampling                          all parts, on a finished quick start
+    bash scripts/bench.sh sampling prefill values           some of them
+    bash scripts/bench.sh sampling plan --run experiments/quickstart
 
-A: all that service_api_caller_v1.py does once its server is up: requests over HTTP, answers graded, steps
-cut, records written. B: `vllm.LLM.generate` on the same prompts, nothing else done. Each side has a process
-of its own. Both engines live through the whole run and take turns (A B, B A, A B ...), seven rounds after
-one warm-up, so that what else happens on the machine meets both alike; tokens are generated tokens. Each
-waits first until the other is at rest: vLLM's processes spin for a second after their last answer, on the
-core that the other needs. Look at the machine's load first: a busy core makes the figure worthless.
+Parts: `throughput` (HTTP against in process), `prefill` (prompt tokens that the engine computes), `values` (tokens for
+equal value error), `prm` (a reward model on half the tokens), `plan` (foretold against paid). About 20 minutes on two
+quiet cores. The policy is the quick start's SFT model; `plan` compares with what that run paid, so let it have run on
+the machine in the same state.
 """
 
 import argparse
-import asyncio
-import os
-import sys
+import json
 import tempfile
-import time
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.result import figure, write_result
-from benchmarks.sides import Side, load_before, serve
-from data.tasks.word_arithmetic import WordArithmetic
-from models.load import load_tokenizer
-from sampling.client import SampleRequest, SamplingParams
-from sampling.requests import TrajectoryRequests
-from sampling.runner import Runner
-from sampling.server import VLLMServer
-from sampling.vllm_client import VLLMClient
+from benchmarks import plan_error, prefill, prm_budget, throughput, value_budget
+from benchmarks.result import RESULTS, write_result
 
-REST_SECONDS = 2.5
-ENGINE = {"enforce_eager": True, "max_num_seqs": 256}
+Part = Callable[[argparse.Namespace, Path, str], tuple[dict[str, Any], dict[str, Any]]]
+HOW = "bash scripts/bench.sh sampling"
 
 
-class ServerSide:
-    """A: runner, client, grading and files against a running server."""
-
-    def __init__(self, model: str, base_url: str, requests: list[SampleRequest], params: SamplingParams):
-        self.tokenizer = load_tokenizer(model)
-        self.task = WordArithmetic()
-        self.base_url, self.requests, self.params = base_url, requests, params
-        self.source = TrajectoryRequests("train", 0, len(requests))
-        self.source.load(self.task, self.tokenizer)
-
-    def tokens_per_second(self) -> float:
-        """One pass over all requests into a fresh file."""
-        with tempfile.TemporaryDirectory() as folder:
-            runner = Runner(
-                VLLMClient(self.base_url),
-                self.params,
-                lambda request, samples: self.source.records(self.task, self.tokenizer, request, samples),
-                Path(folder) / "trajectories.jsonl",
-                num_in_flight=64,
-                stall_seconds=120,
-                on_progress=lambda done, fields: None,
-            )
-            time.sleep(REST_SECONDS)
-            started = time.perf_counter()
-            tally = asyncio.run(runner.run(self.requests, set()))
-            return tally.tokens / (time.perf_counter() - started)
+def model_of(arguments: argparse.Namespace) -> str:
+    """The policy of the run."""
+    return str((arguments.run / "sft" / "model").resolve())
 
 
-class InProcess:
-    """B: `vllm.LLM.generate`."""
-
-    def __init__(self, model: str, requests: list[SampleRequest], params: SamplingParams):
-        os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        from vllm import LLM
-        from vllm import SamplingParams as EngineParams
-
-        self.llm = LLM(model=model, dtype="bfloat16", max_model_len=512, disable_log_stats=True, **ENGINE)
-        self.prompts: list[Any] = [{"prompt_token_ids": request.prompt_ids} for request in requests]
-        self.params = EngineParams(n=params.n, temperature=params.temperature, max_tokens=params.max_tokens)
-
-    def tokens_per_second(self) -> float:
-        """One generate call over all prompts."""
-        time.sleep(REST_SECONDS)
-        started = time.perf_counter()
-        outputs = self.llm.generate(self.prompts, self.params, use_tqdm=False)
-        tokens = sum(len(sample.token_ids) for output in outputs for sample in output.outputs)
-        return tokens / (time.perf_counter() - started)
+def run_throughput(arguments: argparse.Namespace, folder: Path, how: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`http_vs_in_process`."""
+    states = str((arguments.run / "process_rewards" / "states.jsonl").resolve())
+    return throughput.measure(model_of(arguments), states, arguments.rounds, how)
 
 
-def side_command(name: str, arguments: argparse.Namespace, base_url: str = "") -> list[str]:
-    """The command line of one side."""
-    command = [sys.executable, "-m", "benchmarks.sampling", arguments.model, "--side", name, "--base-url", base_url]
-    return [*command, "--num-problems", str(arguments.num_problems)]
+def run_prefill(arguments: argparse.Namespace, folder: Path, how: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`prompt_tokens_over_block_bound`, `prompt_tokens_over_trie_long`."""
+    found = prefill.measure(model_of(arguments), arguments.trajectories // prefill.SAMPLES, arguments.threads)
+    return prefill.figures(found, how), found
 
 
-def serve_side(arguments: argparse.Namespace) -> None:
-    """The child's loop: one round for each line of standard input."""
-    params = SamplingParams(n=8, temperature=1.0, max_tokens=128)
-    tokenizer = load_tokenizer(arguments.model)
-    requests = TrajectoryRequests("train", 0, arguments.num_problems).load(WordArithmetic(), tokenizer)
-    if arguments.side == "server":
-        side: Any = ServerSide(arguments.model, arguments.base_url, requests, params)
-    else:
-        side = InProcess(arguments.model, requests, params)
-    serve(lambda _: {"tokens_per_second": side.tokens_per_second()})
+def run_values(arguments: argparse.Namespace, folder: Path, how: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`tokens_for_equal_value_error` of the way that conf/requests/smoothed_completions.yaml takes."""
+    found, detail = value_budget.measure_recorded(
+        model_of(arguments), arguments.value_problems, arguments.value_seeds, how, arguments.threads
+    )
+    if value_budget.CHOSEN not in found:
+        raise SystemExit(f"'{value_budget.CHOSEN}' never met the error of plain K: nothing is written")
+    return {"tokens_for_equal_value_error": found[value_budget.CHOSEN]}, {**detail, "ways": found}
 
 
-def measure(arguments: argparse.Namespace) -> list[tuple[float, float]]:
-    """(through the server, in process) of every round."""
-    pairs = []
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        quiet = {**ENGINE, "disable_log_stats": True, "disable_uvicorn_access_log": True}
-        server = stack.enter_context(VLLMServer(arguments.model, f"{folder}/server.log", options=quiet))
-        commands = [side_command("server", arguments, server.base_url), side_command("engine", arguments)]
-        sides = []
-        for command in commands:
-            sides.append(Side(command))
-            stack.callback(sides[-1].stop)
-            sides[-1].ask()  # up, and warm
-        for turn in range(arguments.rounds):
-            order = sides if turn % 2 else sides[::-1]
-            rates = {side: side.ask()["tokens_per_second"] for side in order}
-            pairs.append((rates[sides[0]], rates[sides[1]]))
-            print(f"round {turn}: server {pairs[-1][0]:.0f}, in process {pairs[-1][1]:.0f} tokens/s", file=sys.stderr)
-    return pairs
+def run_prm(arguments: argparse.Namespace, folder: Path, how: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`prm_auc_half_budget_minus_plain`."""
+    return prm_budget.measure(model_of(arguments), folder, arguments.prm_problems, arguments.prm_seeds, how)
+
+
+def run_plan(arguments: argparse.Namespace, folder: Path, how: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`plan_tokens_error`, `plan_seconds_error`."""
+    return plan_error.measure(arguments.run, folder, 100, how)
+
+
+PARTS: dict[str, Part] = {
+    "throughput": run_throughput,
+    "prefill": run_prefill,
+    "values": run_values,
+    "prm": run_prm,
+    "plan": run_plan,
+}
+
+
+def merge(name: str, figures: dict[str, Any], detail: dict[str, Any]) -> Path:
+    """Write a part's figures beside those of the other parts that stand in the file."""
+    path = RESULTS / "sampling.json"
+    stored = json.loads(path.read_text()) if path.is_file() else {}
+    parts = {part: row for part, row in stored.get("detail", {}).items() if part in PARTS and part != name}
+    known = {key for row in parts.values() for key in row["figures"]}
+    kept = {key: row for key, row in stored.get("figures", {}).items() if key in known}
+    return write_result("sampling", {**kept, **figures}, {**parts, name: {"figures": [*figures], **detail}})
 
 
 def main() -> None:
-    """Measure and write results/sampling.json."""
+    """Run the parts that are asked for, all where none is."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("model")
-    parser.add_argument("--num-problems", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--side", choices=["server", "engine"], help=argparse.SUPPRESS)
-    parser.add_argument("--base-url", default="", help=argparse.SUPPRESS)
+    parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all where none is named")
+    parser.add_argument("--run", type=Path, default=Path("experiments/quickstart"), help="a finished quick start")
+    parser.add_argument("--folder", type=Path, help="keeps the work of prm and plan, to go on with")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--trajectories", type=int, default=200)
+    parser.add_argument("--value-problems", type=int, default=60)
+    parser.add_argument("--value-seeds", type=int, default=5)
+    parser.add_argument("--prm-problems", type=int, default=300)
+    parser.add_argument("--prm-seeds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=0, help="cores of the engines of prefill and values; 0: all")
     arguments = parser.parse_args()
-    if arguments.side:
-        serve_side(arguments)
-        return
-    load = load_before()
-    pairs = measure(arguments)
-    ratios = [one / other for one, other in pairs]
-    figures = {"server_vs_in_process": figure(ratios, goal=0.9, how="bash scripts/bench.sh sampling MODEL")}
-    detail = {
-        "requests": f"{arguments.num_problems} prompts x n=8, 64 requests in flight, max_num_seqs 256",
-        "tokens_per_second": [[round(one), round(other)] for one, other in pairs],
-        "load_before": load,
-    }
-    print(write_result("sampling", figures, detail))
-    print(f"server / in process: {figures['server_vs_in_process']['value']}")
+    unknown = [name for name in arguments.parts if name not in PARTS]
+    if unknown:
+        parser.error(f"there is no part '{unknown[0]}': choose from {', '.join(PARTS)}")
+    if not (arguments.run / "sft" / "model").is_dir():
+        parser.error(f"{arguments.run} is no finished quick start: run bash scripts/quickstart.sh first, or give --run")
+    for name in arguments.parts or PARTS:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = (arguments.folder or Path(temporary)).resolve() / name
+            folder.mkdir(parents=True, exist_ok=True)
+            figures, detail = PARTS[name](arguments, folder, f"{HOW} {name}")
+        path = merge(name, figures, detail)
+        for key, row in figures.items():
+            print(f"{key}: {row['value']} ({row['low']} to {row['high']}), goal {row['goal']}, met: {row['met']}")
+    print(path)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ prompt state apart. The error is the root mean square over states; tokens are th
 
 `tokens_for_equal_value_error` is the share of the tokens of plain K = 9 that the best way needs for the same error:
 the way is run at several budgets, and tokens are interpolated (log tokens over log error) where it meets that error.
+`bash scripts/bench.sh sampling values` measures the same with a real policy (`benchmarks.recorded_values`).
 """
 
 import argparse
@@ -21,15 +22,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, Protocol
 
 from benchmarks.result import write_result
 from data.jsonl import write_records
-from data.records import Completion, Trajectory
+from data.records import Completion, State, Trajectory
 from rewards.adaptive_completions import AdaptiveCompletions
 from rewards.monte_carlo import Count, StateKey, distinct_states, state_key
 from rewards.pooled_values import pool
 from rewards.smoothed_values import smooth
-from rewards.state_tree import state_tree
+from rewards.state_tree import StateTree, state_tree
 
 GOAL = 0.5
 PLAIN = 9
@@ -148,10 +150,27 @@ class World:
         return math.sqrt(sum((values[key] - self.truth[key]) ** 2 for key in self.keys) / len(self.keys))
 
 
+class Valued(Protocol):
+    """What the ways need of a world: `World`, or recorded completions of a real policy."""
+
+    seed: int
+    trajectories: list[Trajectory]
+    states: list[State]
+    keys: list[StateKey]
+    tree: StateTree
+    outcomes: list[bool]
+
+    def ask(self, key: StateKey, number: int, rng: random.Random) -> tuple[list[bool], int]:
+        """(outcomes, tokens) of `number` completions."""
+
+    def error(self, values: dict[StateKey, float]) -> float:
+        """Root mean square over the states."""
+
+
 Asked = tuple[dict[StateKey, Count], int]
 
 
-def plain(world: World, number: int) -> Asked:
+def plain(world: Valued, number: int) -> Asked:
     """`number` completions of every state."""
     rng = random.Random(f"plain {world.seed} {number}")
     counts, tokens = {}, 0
@@ -161,7 +180,7 @@ def plain(world: World, number: int) -> Asked:
     return counts, tokens
 
 
-def in_rounds(world: World, budget: float, num_samples: int, estimator: str) -> Asked:
+def in_rounds(world: Valued, budget: float, num_samples: int, estimator: str) -> Asked:
     """The adaptive source with `budget` completions a state on average, `num_samples` a request."""
     rng = random.Random(f"rounds {world.seed} {budget} {estimator}")
     with tempfile.TemporaryDirectory() as folder:
@@ -190,23 +209,23 @@ def in_rounds(world: World, budget: float, num_samples: int, estimator: str) -> 
     return counts, tokens
 
 
-def counted(world: World, counts: dict[StateKey, Count]) -> dict[StateKey, float]:
+def counted(world: Valued, counts: dict[StateKey, Count]) -> dict[StateKey, float]:
     """The share of right completions."""
     return {key: count.value for key, count in counts.items()}
 
 
-def pooled(world: World, counts: dict[StateKey, Count]) -> dict[StateKey, float]:
+def pooled(world: Valued, counts: dict[StateKey, Count]) -> dict[StateKey, float]:
     """`rewards.pooled_values`."""
     return {key: one.value for key, one in pool(world.tree, world.outcomes, counts).items()}
 
 
-def smoothed(world: World, counts: dict[StateKey, Count]) -> dict[StateKey, float]:
+def smoothed(world: Valued, counts: dict[StateKey, Count]) -> dict[StateKey, float]:
     """`rewards.smoothed_values`."""
     return {key: one.value for key, one in smooth(world.tree, world.outcomes, counts).items()}
 
 
-Value = Callable[[World, dict[StateKey, Count]], dict[StateKey, float]]
-Ask = Callable[[World, float], Asked]
+Value = Callable[[Valued, dict[StateKey, Count]], dict[StateKey, float]]
+Ask = Callable[[Valued, float], Asked]
 # name -> (how states are asked for a budget of completions a state, how counts become values, budgets)
 WAYS: dict[str, tuple[Ask, Value, list[float]]] = {
     "plain": (lambda world, budget: plain(world, int(budget)), counted, [2, 3, 4, 6, 9, 12]),
@@ -228,7 +247,7 @@ def tokens_at(error: float, points: list[tuple[int, float]]) -> float | None:
     return None
 
 
-def measure(world: World) -> dict[str, list[tuple[int, float]]]:
+def measure(world: Valued) -> dict[str, list[tuple[int, float]]]:
     """Way -> (tokens, error) at every budget."""
     found: dict[str, list[tuple[int, float]]] = {}
     for name, (ask, value, budgets) in WAYS.items():
@@ -237,46 +256,71 @@ def measure(world: World) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
+CHOSEN = "adaptive, smoothed"  # conf/requests/smoothed_completions.yaml with stage/smoothed_labels
+
+
+def shares_of(points: dict[str, list[tuple[int, float]]]) -> dict[str, float]:
+    """Way -> the share of the tokens of plain K = 9 at which it meets its error; ways that do not are left out."""
+    tokens, error = points["plain"][WAYS["plain"][2].index(PLAIN)]
+    needed = {name: tokens_at(error, row) for name, row in points.items() if name != "plain"}
+    return {name: found / tokens for name, found in needed.items() if found is not None}
+
+
+def summary(shares: list[dict[str, float]], how: str) -> dict[str, dict[str, Any]]:
+    """One figure for each way that met the error in every world: median, lowest and highest share."""
+    figures = {}
+    for name in WAYS:
+        ordered = sorted(row[name] for row in shares if name in row)
+        if ordered and len(ordered) == len(shares):
+            median = ordered[len(ordered) // 2]
+            figures[name] = {"value": round(median, 4), "low": round(ordered[0], 4), "high": round(ordered[-1], 4),
+                             "unit": "ratio", "goal": GOAL, "better": "lower", "met": median <= GOAL,
+                             "how": how}  # fmt: skip
+    return figures
+
+
+def measure_recorded(
+    model: str, num_problems: int, num_seeds: int, how: str, num_threads: int = 0
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(figures by way, detail) with a real policy: `benchmarks.recorded_values`."""
+    from benchmarks.recorded_values import RecordedWorld, description, record
+
+    with tempfile.TemporaryDirectory() as folder:
+        trajectories, table = record(model, Path(folder), num_problems, num_threads)
+    points = [measure(RecordedWorld(seed, trajectories, table)) for seed in range(num_seeds)]
+    rows = [{"seed": seed, "way": name, "budget": budget, "tokens": tokens, "error": round(error, 5)}
+            for seed, found in enumerate(points) for name, row in found.items()
+            for budget, (tokens, error) in zip(WAYS[name][2], row, strict=True)]  # fmt: skip
+    return summary([shares_of(found) for found in points], how), {**description(trajectories, table), "table": rows}
+
+
 def main() -> None:
-    """Print the table and write results/value_budget.json."""
+    """Print the table of the synthetic policy and write results/value_budget.json."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--problems", type=int, default=120)
     parser.add_argument("--seeds", type=int, default=5)
     options = parser.parse_args()
     how = f"python -m benchmarks.value_budget --problems {options.problems} --seeds {options.seeds}"
-    shares: dict[str, list[float]] = {name: [] for name in WAYS}
+    shares: list[dict[str, float]] = []
     table: list[dict[str, object]] = []
     for seed in range(options.seeds):
         world = World(seed, options.problems)
         points = measure(world)
         tokens_plain, error_plain = points["plain"][WAYS["plain"][2].index(PLAIN)]
         print(f"seed {seed}: {len(world.keys)} states, plain K={PLAIN}: {tokens_plain} tokens, error {error_plain:.4f}")
+        shares.append(shares_of(points))
         for name, row in points.items():
-            needed = tokens_at(error_plain, row)
-            shares[name] += [needed / tokens_plain] if needed else []
             for budget, (tokens, error) in zip(WAYS[name][2], row, strict=True):
                 table.append({"seed": seed, "way": name, "budget": budget, "tokens": tokens, "error": round(error, 5)})
                 print(f"  {name:20} {budget:5} a state: {tokens / tokens_plain:.3f} of the tokens, error {error:.4f}")
-    figures = {}
-    for name, ratios in shares.items():
-        if name != "plain" and len(ratios) == options.seeds:
-            ordered = sorted(ratios)
-            figures[name] = {
-                "value": round(ordered[len(ordered) // 2], 4), "low": round(ordered[0], 4),
-                "high": round(ordered[-1], 4), "unit": "ratio", "goal": GOAL, "better": "lower",
-                "met": ordered[len(ordered) // 2] <= GOAL, "how": how,
-            }  # fmt: skip
+    figures = summary(shares, how)
     if not figures:
         raise SystemExit("no way meets the error of plain K within its budgets: nothing is written")
-    best = min(figures, key=lambda name: figures[name]["value"])
     named = {f"tokens_for_equal_value_error ({name})": row for name, row in figures.items()}
     for name, row in named.items():
         print(f"{name}: {row['value']} ({row['low']} to {row['high']})")
-    path = write_result(
-        "value_budget", {"tokens_for_equal_value_error": figures[best], **named},
-        {"best": best, "policy": "synthetic, exact values", "problems": options.problems, "table": table},
-    )  # fmt: skip
-    print(path)
+    detail = {"policy": "synthetic, exact values", "problems": options.problems, "table": table}
+    print(write_result("value_budget", named, detail))
 
 
 if __name__ == "__main__":

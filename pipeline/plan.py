@@ -6,14 +6,17 @@
 
 Prompt lengths are those of the problems themselves, with the policy's own tokenizer. Lengths of solutions, their
 steps, and how many states several of them share come from a `pilot` (some trajectories of the policy, which is best)
-or else from the task's demonstrations. Seconds are tokens over measured rates, and `start_seconds` for each start of
-a server. Nothing is asked of any server.
+or else from the task's demonstrations. Where a problem of the pilot has fewer solutions than the plan, how many more
+states the rest would reach is reckoned from how many were reached once and twice (Chao et al. 2014, eq. 9). Seconds
+are tokens over measured rates, of solutions and of completions apart where both were measured, and a server's start
+for each. Nothing is asked of any server.
 """
 
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, linear_regression
@@ -22,7 +25,7 @@ from typing import Any
 from data.jsonl import read_records
 from data.prefix_tree import least_prompt_tokens
 from data.prompts import encode_prompt
-from data.records import BadInput, Problem, State, Trajectory
+from data.records import BadInput, Demonstration, Problem, State, Trajectory
 from data.steps import Decoder, token_step_ends
 from models.load import load_tokenizer
 from pipeline.stage import StageContext
@@ -32,6 +35,7 @@ from rewards.state_sampling import StateSampler
 log = logging.getLogger("stage")
 
 METHODS = ("plain", "first_error")
+_START_SECONDS = 30.0  # of a server, where nothing was measured
 _STATE_BYTES = 0.7  # a state, or a completion, against a trajectory
 _ROW_BYTES = 320  # names of fields, ids, punctuation of one row
 _ID_BYTES = 5.2  # a token id and its comma
@@ -56,7 +60,9 @@ class Plan:
     split and completing their states, `mean_completions` a state.
 
     `method` "plain" completes every state that the sampler's options keep, "first_error" those of a bisection over
-    wrong trajectories. `tokens_per_second` 0 takes the rate of the `measured` sampling runs (their meta.json).
+    wrong trajectories. `tokens_per_second` 0 takes the rates of the `measured` sampling runs (their meta.json), and
+    `start_seconds` 0 the mean start of their servers. Of a pilot that holds more problems than `max_pilot_problems`
+    some are taken that lie evenly apart in the file: those that finished first are the short ones.
     Raises BadInput where nothing tells the length of a solution or the rate.
     """
 
@@ -76,7 +82,7 @@ class Plan:
     max_pilot_problems: int = 300
     tokens_per_second: float = 0.0
     prompt_tokens_per_second: float = 0.0
-    start_seconds: float = 30.0
+    start_seconds: float = 0.0
     measured: list[str] = field(default_factory=list)
     actual: list[str] = field(default_factory=list)
 
@@ -90,7 +96,7 @@ class Plan:
             raise BadInput("plan needs a task: add task=NAME")
         if self.method not in METHODS:
             raise BadInput(f"there is no method '{self.method}': choose from {', '.join(METHODS)}")
-        rate = self._rate()
+        sample_rate, complete_rate, start = self._rates()
         tokenizer = load_tokenizer(self.policy)
         problems = context.task.problems(self.split)[self.first :]
         problems = problems[: self.num_problems] if self.num_problems else problems
@@ -98,16 +104,17 @@ class Plan:
             raise BadInput(f"{context.task.name}/{self.split} has no problem from {self.first} on")
         pilot = self._pilot(context.task, tokenizer, problems)
         prompts = [encode_prompt(context.task, tokenizer, problem).ids for problem in problems]
-        costs = [self._cost(rows) for rows in pilot]
+        growth = self._growth(pilot)
+        costs = [self._cost(rows, growth) for rows in pilot]
         lengths = [len(ids) for ids in prompts]
         mean = {name: _mean_for(costs, name, fmean(lengths)) for name in vars(costs[0])}
         scale, rows = len(problems), len(problems) * self.num_samples
         states = scale * mean["states"]
         stages = [
-            self._stage("sample", rate, requests=scale, rows=rows, prompt=sum(lengths),
+            self._stage("sample", sample_rate, start, requests=scale, rows=rows, prompt=sum(lengths),
                         least=least_prompt_tokens(prompts, self.num_samples, self.block_size),
                         generated=rows * mean["response_tokens"], size=rows * mean["response_bytes"]),
-            self._stage("complete", rate, requests=states, rows=states * self.mean_completions,
+            self._stage("complete", complete_rate, start, requests=states, rows=states * self.mean_completions,
                         prompt=scale * mean["prompt_tokens"], least=scale * mean["least_prompt_tokens"],
                         generated=scale * mean["generated_tokens"] * self.mean_completions,
                         size=states * _STATE_BYTES * mean["response_bytes"] * (1 + self.mean_completions)),
@@ -117,7 +124,8 @@ class Plan:
         basis = {"problems": scale, "pilot": self.pilot or "demonstrations", "pilot_problems": len(pilot),
                  "mean_response_tokens": round(mean["response_tokens"], 2),
                  "states_per_problem": round(mean["states"], 2),
-                 "tokens_per_second": round(rate, 1)}  # fmt: skip
+                 "tokens_per_second": [round(sample_rate, 1), round(complete_rate, 1)],
+                 "start_seconds": round(start, 1)}  # fmt: skip
         for stage in [*stages, {"stage": "total", **total}]:
             log.info("%s: %s", stage["stage"], ", ".join(f"{name} {stage[name]:,}" for name in names))
         context.counts.update(total)
@@ -125,31 +133,34 @@ class Plan:
         return result | ({"actual": self._actual(stages)} if self.actual else {})
 
     def _stage(
-        self, name: str, rate: float, *, requests: float, rows: float, prompt: float, least: float, generated: float,
-        size: float,
+        self, name: str, rate: float, start: float, *, requests: float, rows: float, prompt: float, least: float,
+        generated: float, size: float,
     ) -> dict[str, Any]:  # fmt: skip
-        seconds = self.start_seconds + generated / rate
+        seconds = start + generated / rate
         if self.prompt_tokens_per_second:
             seconds += least / self.prompt_tokens_per_second
         return {"stage": name, "requests": round(requests), "rows": round(rows), "prompt_tokens": round(prompt),
                 "least_prompt_tokens": round(least), "generated_tokens": round(generated), "seconds": round(seconds),
                 "bytes": round(size)}  # fmt: skip
 
-    def _rate(self) -> float:
-        """Generated tokens per second, given or measured (without the servers' starts)."""
+    def _rates(self) -> tuple[float, float, float]:
+        """Generated tokens per second of solutions and of completions, and the seconds of a server's start."""
+        runs = [_measured(path, self.start_seconds) for path in self.measured]
+        starts = [run.start_seconds for run in runs]
+        start = self.start_seconds or (fmean(starts) if starts else _START_SECONDS)
         if self.tokens_per_second > 0:
-            return self.tokens_per_second
-        if not self.measured:
+            return self.tokens_per_second, self.tokens_per_second, start
+        if not runs:
             raise BadInput("no rate to reckon seconds with: set stage.tokens_per_second, or stage.measured to the "
                            "meta.json files of earlier sampling runs")  # fmt: skip
-        tokens = seconds = 0.0
-        for path in self.measured:
-            counts, spent = _meta(path)
-            tokens += counts["generated_tokens"]
-            seconds += max(spent - self.start_seconds, 0.1 * spent)
-        if tokens <= 0 or seconds <= 0:
-            raise BadInput(f"{self.measured[0]}: nothing was generated in these runs: measure another")
-        return tokens / seconds
+        found = []
+        for is_completing in (False, True):
+            kind = [run for run in runs if run.is_completing == is_completing] or runs
+            tokens, seconds = sum(run.tokens for run in kind), sum(run.seconds for run in kind)
+            if tokens <= 0 or seconds <= 0:
+                raise BadInput(f"{self.measured[0]}: nothing was generated in these runs: measure another")
+            found.append(tokens / seconds)
+        return found[0], found[1], start
 
     def _pilot(self, task: Any, tokenizer: Any, problems: Sequence[Problem]) -> list[list[Trajectory]]:
         """Trajectories to count on: of every problem of the pilot, at most `num_samples`."""
@@ -160,7 +171,9 @@ class Plan:
         for row in rows:
             if row.steps and len(row.step_ends) == len(row.steps):
                 groups.setdefault(row.problem_id, []).append(row)
-        found = [group[: self.num_samples] for group in groups.values()][: self.max_pilot_problems]
+        every = [group[: self.num_samples] for group in groups.values()]
+        step = max(1.0, len(every) / self.max_pilot_problems)
+        found = [every[int(place * step)] for place in range(min(len(every), self.max_pilot_problems))]
         if not found:
             raise BadInput("nothing tells how long a solution is: give stage.pilot, some trajectories of the policy "
                            "with token ids")  # fmt: skip
@@ -172,7 +185,12 @@ class Plan:
     def _from_demonstrations(self, task: Any, tokenizer: Any, problems: Sequence[Problem]) -> list[Trajectory]:
         """Demonstrations of the same split as trajectories, all right."""
         decode, found = Decoder(tokenizer), []
-        for row in task.demonstrations(self.split)[: self.max_pilot_problems * self.num_samples]:
+        groups: dict[str, list[Demonstration]] = {}
+        for row in task.demonstrations(self.split):
+            groups.setdefault(row.prompt, []).append(row)
+        step = max(1.0, len(groups) / self.max_pilot_problems)
+        chosen = [list(groups.values())[int(k * step)] for k in range(min(len(groups), self.max_pilot_problems))]
+        for row in (row for group in chosen for row in group[: self.num_samples]):
             prompt = tokenizer(row.prompt, add_special_tokens=False).input_ids
             ids = [*tokenizer(row.completion, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
             steps = task.split_steps(row.completion)
@@ -184,20 +202,35 @@ class Plan:
             )
         return found
 
-    def _cost(self, rows: Sequence[Trajectory]) -> _Cost:
-        """One problem; fewer trajectories than planned are scaled up, their sharing kept."""
-        sampler = StateSampler(self.first_step, self.start_ratio, self.end_ratio, self.keep_ratio)
+    def _states(self, row: Trajectory) -> list[State]:
+        """The states of a trajectory that are completed."""
+        states = StateSampler(self.first_step, self.start_ratio, self.end_ratio, self.keep_ratio).states(row)
+        if self.method == "first_error":
+            return [] if row.is_correct else _spread(states)
+        return states
+
+    def _growth(self, pilot: Sequence[Sequence[Trajectory]]) -> dict[int, float]:
+        """Of n trajectories a problem to `num_samples`: by how much the number of distinct states grows."""
+        found = {}
+        for size in {len(rows) for rows in pilot if len(rows) < self.num_samples}:
+            visits = Counter[int]()
+            for rows in pilot:
+                if len(rows) == size:
+                    keys = Counter(state_key(s.problem_id, s.prefix_ids) for row in rows for s in self._states(row))
+                    visits.update(keys.values())
+            found[size] = state_growth(visits, size, self.num_samples)
+        return found
+
+    def _cost(self, rows: Sequence[Trajectory], growth: dict[int, float]) -> _Cost:
+        """One problem; fewer trajectories than planned are scaled up."""
         rests: dict[StateKey, list[int]] = {}
         prompts: dict[StateKey, list[int]] = {}
         for row in rows:
-            states = sampler.states(row)
-            if self.method == "first_error":
-                states = [] if row.is_correct else _spread(states)
-            for state in states:
+            for state in self._states(row):
                 key = state_key(state.problem_id, state.prefix_ids)
                 rests.setdefault(key, []).append(len(row.response_ids) - len(state.prefix_ids))
                 prompts[key] = state.prompt_ids + state.prefix_ids
-        scale = self.num_samples / len(rows)
+        scale = growth.get(len(rows), 1.0)
         least = least_prompt_tokens(list(prompts.values()), max(1, round(self.mean_completions)), self.block_size)
         return _Cost(
             prompt_length=len(rows[0].prompt_ids),
@@ -227,6 +260,26 @@ class Plan:
         return found
 
 
+def state_growth(visits: Mapping[int, int], size: int, wanted: int) -> float:
+    """By how much distinct states grow from `size` trajectories a problem to `wanted`.
+
+    `visits[v]` is the number of states that v of the `size` trajectories passed through. With F1 and F2 states passed
+    once and twice F0 = (n - 1) / n * F1^2 / (2 F2) were not seen yet, and of these the next m trajectories reach the
+    share 1 - (1 - F1 / (n F0 + F1))^m (Chao et al. 2014, eq. 9). One trajectory shows no sharing: growth is linear.
+    """
+    seen = sum(visits.values())
+    once, twice = visits.get(1, 0), visits.get(2, 0)
+    if not seen or size >= wanted:
+        return 1.0
+    if size == 1:
+        return wanted / size
+    unseen = (size - 1) / size * (once * once / (2 * twice) if twice else once * (once - 1) / 2)
+    if not unseen:
+        return 1.0
+    reached = unseen * (1 - (1 - once / (size * unseen + once)) ** (wanted - size))
+    return min(wanted / size, 1 + reached / seen)
+
+
 def _mean_for(costs: Sequence[_Cost], name: str, length: float) -> float:
     """The mean of a cost, moved to problems whose prompts are `length` tokens long on average: longer problems have
     longer solutions, and a pilot's problems are not quite the plan's (regression estimator; at most by half)."""
@@ -249,6 +302,25 @@ def _row_bytes(row: Trajectory) -> float:
     """About the size of the row on disk: prompt, response twice (steps), ids."""
     text = len(row.prompt.encode()) + 2 * len(row.response.encode())
     return _ROW_BYTES + text + _ID_BYTES * (len(row.prompt_ids) + len(row.response_ids))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A measured sampling run; `seconds` are those of sampling alone."""
+
+    is_completing: bool
+    tokens: float
+    seconds: float
+    start_seconds: float
+
+
+def _measured(path: str, start_seconds: float) -> _Run:
+    """What a run's provenance says. Runs that do not tell sampling apart are taken to start in `start_seconds`."""
+    counts, spent = _meta(path)
+    row = json.loads(Path(path).read_bytes())
+    sampling = row.get("sampling_seconds") or max(spent - (start_seconds or _START_SECONDS), 0.1 * spent)
+    source = str((row.get("config") or {}).get("requests", {}).get("_target_", ""))
+    return _Run("Completion" in source, counts["generated_tokens"], float(sampling), max(0.0, spent - float(sampling)))
 
 
 def _meta(path: str) -> tuple[dict[str, float], float]:

@@ -95,7 +95,8 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
 
         tally, engine = _sample(config, params, make_records, requests, finished, tokenizer, check_model, rounds)
         meta |= {"engine": engine} if engine else {}
-    return _finish(config, output, tally, {**meta, "seconds": stored.get("seconds", 0.0)}, time.monotonic() - started)
+    spent = {name: stored.get(name, 0.0) for name in ("seconds", "sampling_seconds")}
+    return _finish(config, output, tally, {**meta, **spent}, time.monotonic() - started)
 
 
 def _stored_meta(output: Path, meta_path: Path, config: SampleConfig, inputs: dict[str, str]) -> dict[str, Any]:
@@ -205,7 +206,8 @@ def _finish(config: SampleConfig, output: Path, tally: Tally, meta: dict[str, An
         "generated_tokens": tally.tokens,
     }
     failed = write_failed(output, tally.failed)
-    meta = {**meta, "counts": counts, "seconds": round(meta["seconds"] + seconds, 2)}
+    meta = {**meta, "counts": counts, "seconds": round(meta["seconds"] + seconds, 2),
+            "sampling_seconds": round(meta["sampling_seconds"] + tally.seconds, 2)}  # fmt: skip
     write_json(output.with_suffix(".meta.json"), {**meta, "is_complete": not tally.failed})
     log.info("%s: %d rows, %.1f %% right, %.1f %% without an answer that can be read, %d tokens, %.1f s", output, rows,
              100 * correct / max(rows, 1), 100 * counts["unparseable"], tally.tokens, seconds)  # fmt: skip

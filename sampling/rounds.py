@@ -194,6 +194,7 @@ async def run_rounds(
             total.done += tally.done
             total.tokens += tally.tokens
             total.failed += tally.failed
+            total.seconds += tally.seconds
             settled.update(request.id for request in requests)
             fresh = rounds.advance()
             if not fresh:

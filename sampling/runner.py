@@ -38,12 +38,13 @@ class Stopped(RuntimeError):
 
 @dataclass
 class Tally:
-    """What a run did: requests finished before and now, refused ones, generated tokens."""
+    """What a run did: requests finished before and now, refused ones, generated tokens, seconds of asking."""
 
     before: int = 0
     done: int = 0
     tokens: int = 0
     failed: list[tuple[str, str]] = field(default_factory=list)
+    seconds: float = 0.0
 
 
 def finished_requests(path: Path, requests: Iterable[SampleRequest], num_samples: int) -> set[str]:
@@ -153,8 +154,10 @@ class Runner:
             loop.add_signal_handler(number, self._on_signal, number)
         try:
             await self.client.open()
+            began = time.monotonic()
             with self.path.open("ab", buffering=0) as file:  # no buffer that a close could write once more
                 await self._work(waiting, file)
+            self.tally.seconds = time.monotonic() - began
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)

@@ -31,6 +31,7 @@ from typing import Any, Self
 
 from sampling.client import ServerGone
 
+_ROOT = str(Path(__file__).resolve().parent.parent)
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec it could deadlock
 _ERROR = re.compile(r"\w+(?:Error|Exception): .+(?:\n  .+)?")
@@ -150,6 +151,8 @@ class VLLMServer:
         environment = dict(os.environ)
         environment.setdefault("VLLM_CPU_KVCACHE_SPACE", str(self.kv_cache_gib))
         environment.update(VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", TOKENIZERS_PARALLELISM="false")
+        # the engine may load a part of ours: sampling.shared_blocks
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, environment.get("PYTHONPATH", "")]))
         if self.num_threads:
             environment["VLLM_CPU_OMP_THREADS_BIND"] = f"{self.first_core}-{self.first_core + self.num_threads - 1}"
         if self.devices:

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Run one benchmark of benchmarks/, write benchmarks/results/NAME.json and with it docs/benchmarks.md.
 #
-#   bash scripts/bench.sh sampling experiments/quickstart/sft/model
+#   bash scripts/bench.sh sampling [throughput] [prefill] [values] [prm] [plan] [--run experiments/quickstart]
 #   bash scripts/bench.sh training                 installs TRL into .venv-bench first
 #   bash scripts/bench.sh page                     docs/benchmarks.md alone
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 name=${1:-}
 if [[ $name != page && ( -z $name || ! -f benchmarks/$name.py ) ]]; then
-  echo "error: there is no benchmark '$name': choose one of $(cd benchmarks && ls ./*.py | sed 's|./||; s|\.py||' | grep -v -e result -e __init__ -e forked -e sides -e perturb -e hack_batteries -e hostile_answers | xargs)" >&2
+  echo "error: there is no benchmark '$name': choose one of $(cd benchmarks && grep -l "^    bash scripts/bench.sh" ./*.py | sed 's|./||; s|\.py||' | xargs)" >&2
   exit 2
 fi
 shift

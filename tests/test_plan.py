@@ -1,6 +1,8 @@
 """The bill before it is paid, by hand on a pilot whose every length is known, and against finished runs."""
 
 import json
+import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ import pytest
 from data.jsonl import write_records
 from data.records import BadInput, Trajectory
 from data.tasks.word_arithmetic import WordArithmetic
-from pipeline.plan import Plan
+from pipeline.plan import Plan, state_growth
 from pipeline.stage import StageContext
 
 # 10 tokens in steps that end at 2, 5 and 10; the second shares the first state, a third is the first again.
@@ -41,7 +43,9 @@ def test_a_plan_by_hand(tmp_path: Path, task: WordArithmetic, tiny_policy: Path)
     assert found["basis"]["states_per_problem"] == 3
 
 
-def test_a_pilot_with_fewer_samples_is_scaled_up(tmp_path: Path, task: WordArithmetic, tiny_policy: Path) -> None:
+def test_one_sample_a_problem_is_scaled_up_as_if_nothing_were_shared(
+    tmp_path: Path, task: WordArithmetic, tiny_policy: Path
+) -> None:
     found = plan(tmp_path, task, tiny_policy, [ONE], num_samples=4)
     assert found["stages"][1]["requests"] == 5 * 2 * 4
 
@@ -81,10 +85,60 @@ def test_the_rate_is_measured_and_what_was_paid_stands_beside(
     """200 tokens in 27 - 7 seconds are 10 a second. 160 tokens foretold, 200 paid: a fifth too few."""
     path = meta(tmp_path / "t.meta.json")
     found = plan(tmp_path, task, tiny_policy, [ONE, TWO, THREE], tokens_per_second=0.0, measured=[path], actual=[path])
-    assert found["basis"]["tokens_per_second"] == 10.0
+    assert found["basis"]["tokens_per_second"] == [10.0, 10.0]
     error = found["actual"][0]["error"]
     assert (error["requests"], error["generated_tokens"]) == (0.0, -0.2)
     assert error["seconds"] == pytest.approx(23 / 27 - 1, abs=1e-4)
+
+
+def test_how_many_states_more_samples_reach_by_hand() -> None:
+    """n = 2, F1 = 4, F2 = 2: F0 = 1/2 * 16/4 = 2; two more reach 2 * (1 - (1 - 4/8)^2) = 1.5 of 6 + 1.5."""
+    assert state_growth({1: 4, 2: 2}, 2, 4) == pytest.approx(1 + 1.5 / 6)
+    assert state_growth({2: 5}, 2, 8) == 1.0, "every state was seen twice: none is new"
+    assert state_growth({1: 5}, 1, 8) == 8.0
+    assert state_growth({1: 5, 2: 1}, 4, 4) == 1.0
+    assert state_growth({}, 2, 4) == 1.0
+
+
+def test_growth_against_states_that_were_sampled() -> None:
+    """Each of 400 problems has 30 states with chances that fall off; 8 samples of one state each, reckoned from 3."""
+    rng = random.Random(0)
+    chances = [1 / (rank + 1) for rank in range(30)]
+    visits, reached, seen = Counter[int](), 0, 0
+    for _ in range(400):
+        drawn = rng.choices(range(30), chances, k=8)
+        visits.update(Counter(drawn[:3]).values())
+        seen += len(set(drawn[:3]))
+        reached += len(set(drawn))
+    assert state_growth(visits, 3, 8) == pytest.approx(reached / seen, rel=0.08)
+
+
+def test_rates_of_solutions_and_of_completions_are_kept_apart(
+    tmp_path: Path, task: WordArithmetic, tiny_policy: Path
+) -> None:
+    """200 tokens in 20 s of sampling after a start of 7 s, and in 10 s after a start of 17 s: 12 s on average."""
+    paths = []
+    for name, seconds in (("Trajectory", 20.0), ("Completion", 10.0)):
+        paths.append(meta(tmp_path / f"{name}.meta.json"))
+        row = json.loads(Path(paths[-1]).read_text())
+        row |= {"sampling_seconds": seconds, "config": {"requests": {"_target_": f"sampling.requests.{name}Requests"}}}
+        Path(paths[-1]).write_text(json.dumps(row))
+    found = plan(
+        tmp_path, task, tiny_policy, [ONE, TWO, THREE], tokens_per_second=0.0, start_seconds=0.0, measured=paths
+    )
+    assert found["basis"]["tokens_per_second"] == [10.0, 20.0]
+    assert found["basis"]["start_seconds"] == 12.0
+    sample, complete = found["stages"]
+    assert sample["seconds"] == round(12 + sample["generated_tokens"] / 10)
+    assert complete["seconds"] == round(12 + complete["generated_tokens"] / 20)
+
+
+def test_a_long_pilot_is_read_evenly_not_from_its_head(tmp_path: Path, task: WordArithmetic, tiny_policy: Path) -> None:
+    """Rows come in the order they finished: the first ten problems have 10 tokens, the last ten 20."""
+    rows = [replace(ONE, id=f"q{k}/0", problem_id=f"q{k}", response_ids=list(range(10 if k < 10 else 20)),
+                    step_ends=[2, 5, 10 if k < 10 else 20]) for k in range(20)]  # fmt: skip
+    found = plan(tmp_path, task, tiny_policy, rows, num_samples=1, max_pilot_problems=4)
+    assert found["basis"]["mean_response_tokens"] == 15.0
 
 
 @pytest.mark.parametrize(
