@@ -36,6 +36,7 @@ from benchmarks.forked import exit_code, start, start_program
 from benchmarks.reliability_page import write_page
 from benchmarks.result import write_result
 from data.jsonl import read_records
+from data.prompts import encode_prompt
 from data.records import Trajectory
 from data.tasks.word_arithmetic import WordArithmetic
 from models.tokenizer import load_tokenizer

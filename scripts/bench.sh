@@ -8,7 +8,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 name=${1:-}
 if [[ $name != page && ( -z $name || ! -f benchmarks/$name.py ) ]]; then
-  echo "error: there is no benchmark '$name': choose one of $(cd benchmarks && grep -l "^    bash scripts/bench.sh" ./*.py | sed 's|./||; s|\.py||' | xargs)" >&2
+  echo "error: there is no benchmark '$name': choose one of $(cd benchmarks && for file in *.py; do grep -q "bash scripts/bench.sh ${file%.py}\b" "$file" && echo "${file%.py}"; done | xargs)" >&2
   exit 2
 fi
 shift
