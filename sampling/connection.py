@@ -19,6 +19,7 @@ from sampling.rate_limit import retry_after
 RETRIED = {408, 409, 425, 429}
 _BROKEN = (aiohttp.ClientConnectionError, TimeoutError, OSError)
 _GLANCE_SECONDS = 5.0
+OPEN_SECONDS = 20.0
 
 
 class Connection:
@@ -37,7 +38,7 @@ class Connection:
     async def open(self, model: str | None) -> None:
         """Ask what is served. Raises ServerGone where nobody answers, BadInput on another model or a key refused."""
         try:
-            served = (await self.get_json("/v1/models"))["data"]
+            served = (await asyncio.wait_for(self.get_json("/v1/models"), OPEN_SECONDS))["data"]
             names = [row["id"] for row in served]
             if not names:
                 raise ValueError("no model is served")
@@ -46,7 +47,7 @@ class Connection:
                 raise self._key_refused(error.status) from None
             raise ServerGone(f"{self.url} does not answer (HTTP {error.status}): is the vLLM server running?") from None
         except (aiohttp.ClientError, TimeoutError, OSError, KeyError, TypeError, ValueError) as error:
-            raise ServerGone(f"{self.url} does not answer ({error}): is the vLLM server running?") from None
+            raise ServerGone(f"{self.url} does not answer ({error!r}): is the vLLM server running?") from None
         self.model = model or names[0]
         if self.model not in names:
             raise BadInput(f"{self.url} serves {', '.join(names)}, not '{self.model}': set client.model=null or one "

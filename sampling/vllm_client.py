@@ -24,12 +24,13 @@ import aiohttp
 from data.records import BadInput
 from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from sampling.completion_api import PATHS, Transient, read_samples, write_request
-from sampling.connection import Connection
+from sampling.connection import OPEN_SECONDS, Connection
 from sampling.engine_counters import EngineCounters
 
 log = logging.getLogger("sample")
 
 _LONGEST_WAIT = 60.0
+_MAX_GIVEN_UP = 16
 
 
 class _Server:
@@ -81,6 +82,7 @@ class VLLMClient:
         self.seed = seed
         self.max_model_length: int | None = None
         self.num_shortened = 0
+        self._num_given_up = 0
         self._probe: tuple[str, list[int]] | None = None
         self._session: aiohttp.ClientSession | None = None
         self._servers: list[_Server] = []
@@ -141,7 +143,7 @@ class VLLMClient:
         text, ids = self._probe
         body = {"model": connection.model, "prompt": text, "add_special_tokens": False}
         try:
-            found = (await connection.post_once("/tokenize", body))["tokens"]
+            found = (await asyncio.wait_for(connection.post_once("/tokenize", body), OPEN_SECONDS))["tokens"]
         except (ServerGone, aiohttp.ClientError, TimeoutError, OSError, KeyError, TypeError, ValueError):
             log.warning("%s does not say how it tokenises: that it has the policy's tokenizer is taken on trust",
                         connection.url)  # fmt: skip
@@ -298,6 +300,9 @@ class VLLMClient:
                 server.last_sign = asyncio.get_running_loop().time()
                 return samples
         failed = f"{self.max_attempts} attempts failed, the last with: {reason}"
+        self._num_given_up += 1
+        if not connection.num_answers and self._num_given_up > _MAX_GIVEN_UP:
+            raise ServerGone(f"{connection.url} answered none of this run's requests: {failed}")
         # a request that fails at a server that answers others is the row's failure, not the server's
         if connection.num_answers > num_before or await connection.is_working(self.probe_seconds / 3, True):
             raise Refused(failed)

@@ -164,6 +164,24 @@ def test_a_request_that_always_fails_is_listed_even_when_it_is_the_last(tmp_path
     assert [key for key, _ in tally.failed] == ["p3/0#0"]
 
 
+def test_a_server_that_fails_every_request_is_gone_though_it_answers_a_prompt_of_our_own(
+    tmp_path: Path, completion_server: Any
+) -> None:
+    with (
+        completion_server(breaks=lambda ids: len(ids) == 2) as server,
+        pytest.raises(ServerGone, match="answered none of this run's requests: 1 attempts failed"),
+    ):
+        sample_all([server.base_url], states(40, 1), tmp_path / "c.jsonl", max_attempts=1)
+
+
+def test_a_server_that_hangs_from_the_start_is_not_waited_for_long(
+    tmp_path: Path, completion_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sampling.connection.OPEN_SECONDS", 0.3)
+    with completion_server(hang_after=0) as server, pytest.raises(ServerGone, match=r"does not answer .TimeoutError"):
+        sample_all([server.base_url], states(2, 1), tmp_path / "c.jsonl")
+
+
 def test_several_servers_of_our_own_get_logs_cores_and_gpus_of_their_own() -> None:
     servers = VLLMServers("policy", "out/run.server.log", 2, num_threads=3).servers
     assert [str(server.log) for server in servers] == ["out/run.server-0.log", "out/run.server-1.log"]
