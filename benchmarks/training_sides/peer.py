@@ -10,6 +10,7 @@ as one of transformers' blocks of length-sorted batches, so that long and short 
 """
 
 import argparse
+import json
 import logging
 import shutil
 import tempfile
@@ -199,11 +200,12 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("kind", choices=list(SETTINGS))
     parser.add_argument("variant", choices=["default", "best"])
+    parser.add_argument("--options", type=json.loads, default={}, help="JSON: TRL's options, micro, attention")
     arguments = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
     disable_progress_bars()
-    serve(Peer(arguments.folder, arguments.kind, arguments.variant, {}).run)
+    serve(Peer(arguments.folder, arguments.kind, arguments.variant, arguments.options).run)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ not do the same work.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -19,3 +20,18 @@ class Settings:
 SETTINGS = {"sft": Settings(32, 1e-3), "dpo": Settings(16, 1e-4), "prm": Settings(8, 3e-4)}
 BETAS = (0.9, 0.999)
 DPO_BETA = 0.1
+# What `benchmarks.training_sides.tune_peer` tries beside `peer.BEST`, all of it exact. Packing (bfd) is not there: its
+# steps hold as many examples as fit, not as many as were asked for.
+CANDIDATES: dict[str, list[dict[str, Any]]] = {
+    "sft": [
+        {},
+        {"attention": "eager"},
+        {"micro": 4},
+        {"micro": 16},
+        {"micro": 32},
+        {"micro": 4, "padding_free": True, "max_length": None},
+        {"train_sampling_strategy": "batch_rebalance"},
+    ],
+    "dpo": [{}, {"attention": "eager"}, {"micro": 4}, {"micro": 16}],
+    "prm": [{}, {"attention": "eager"}],
+}
