@@ -4,7 +4,7 @@
 
 The program is run whole; only `Loop.train_step` is watched. A run is timed from the begin of its first step to the
 end of its last one, logging between them included. What the loop does before its first step (reference log-probs
-that are computed once, say) is `prepare_seconds`, in proportion to the share of the file that the run trains on.
+that are computed once, say) is `prepare_seconds`, all of it.
 """
 
 import argparse
@@ -111,11 +111,10 @@ class Product:
             except SystemExit as stop:
                 if stop.code:
                     raise
-        distinct = {name for step in watch.step_ids for name in step}
         return {
             "seconds": watch.ended - watch.started,
             "cpu_seconds": watch.cpu_ended - watch.cpu_started,
-            "prepare_seconds": (watch.started - watch.began) * len(distinct) / len(self.tokens),
+            "prepare_seconds": watch.started - watch.began,
             "losses": [values["loss"] for values in watch.values],
             "step_ids": watch.step_ids,
             "tokens": sum(self.tokens[name] for step in watch.step_ids for name in step),
