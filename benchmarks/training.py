@@ -225,7 +225,10 @@ def rates_table(detail: dict[str, Any], kinds: Sequence[str]) -> dict[str, Any]:
 
 def memory_table(found: dict[str, dict[int, dict[str, int]]]) -> dict[str, Any]:
     """Peaks in MiB."""
-    rows = [[size, *(round(found[method][size]["peak"] / 2**20, 1) for method in found)] for size in found["product"]]
+    shown = {
+        method: {size: round(row["peak"] / 2**20, 1) for size, row in rows.items()} for method, rows in found.items()
+    }
+    rows = [[size, *(sizes.get(size, "") for sizes in shown.values())] for size in found["product"]]
     title = (f"Peak memory of {logprob_memory.TOKENS} log-probs, forward and backward, MiB beyond inputs, head and "
              "their gradients.")  # fmt: skip
     return {"title": title, "columns": ["vocabulary", "this project", "full logits"], "rows": rows}

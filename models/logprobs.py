@@ -23,7 +23,7 @@ from data.collate import Batch
 from data.packing import Layout, place_rows
 from models.packed_attention import takes_packed_rows
 
-MAX_SCORES = {"cpu": 2**24, "cuda": 2**28}  # tokens x vocabulary in float32 at a time: 64 MiB, 1 GiB
+MAX_SCORES = {"cpu": 2**22, "cuda": 2**28}  # tokens x vocabulary in float32 at a time: 16 MiB, 1 GiB
 # Settings of networks that change the logits after the head.
 _BEHIND_THE_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier_scale")
 

@@ -18,15 +18,16 @@ import torch
 from torch.autograd.profiler import profile
 
 from benchmarks.forked import ROOT
-from models.logprobs import token_logprobs
+from models.logprobs import chunked_scores
 
 VOCABULARIES = (1_000, 10_000, 50_000, 150_000)
-TOKENS, HIDDEN = 2048, 256
+TOKENS, HIDDEN = 8192, 256
+LARGEST_FULL = 50_000  # all logits of the largest vocabulary would take 15 GiB
 
 
 def product(hidden: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """Log-probs as the product's objectives have them: `hidden` [1, T, H], `weight` [V, H], `ids` [1, T]."""
-    return token_logprobs(torch.nn.functional.linear(hidden, weight), ids)[0]
+    return chunked_scores(hidden[0, :-1], weight, ids[0, 1:]).logprobs
 
 
 def full_logits(hidden: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
@@ -71,7 +72,8 @@ def measure(method: str, vocabulary: int, tokens: int = TOKENS, hidden_size: int
 
 def peaks(vocabularies: tuple[int, ...] = VOCABULARIES) -> dict[str, dict[int, dict[str, int]]]:
     """method → vocabulary → bytes, a child process for each."""
-    return {method: {size: _in_child(method, size) for size in vocabularies} for method in METHODS}
+    sizes = {"product": vocabularies, "full_logits": tuple(size for size in vocabularies if size <= LARGEST_FULL)}
+    return {method: {size: _in_child(method, size) for size in sizes[method]} for method in METHODS}
 
 
 def _in_child(method: str, vocabulary: int) -> dict[str, int]:

@@ -29,7 +29,7 @@ PROGRAM = "trainer_base_ds_mul.py"
 # The settings of each kind that are chosen for speed; all else is given by the comparison.
 FAST = {
     "sft": ["micro_batch_size=16", "model.attention=eager"],
-    "dpo": ["micro_batch_size=8", "model.attention=eager"],
+    "dpo": ["micro_batch_size=8", "model.attention=eager", "reference_logprobs=precomputed"],
     "prm": ["micro_batch_size=8", "model.attention=eager"],
 }
 
