@@ -20,7 +20,8 @@ STAGES = sorted(CONF.glob("stage/*.yaml"))
 BASES = [CONF / f"{name}.yaml" for name in ("train", "sample", "rl", "stage")]
 ALL = sorted(CONF.rglob("*.yaml"))
 # What the programs add to the config's own keys when they build a component.
-GIVEN_BY_CODE = {"optimizer": {"params": [], "lr": 1e-3}, "client": {"seed": 0}}
+GIVEN_BY_CODE = {"client": {"seed": 0}}
+GIVEN_BY_CODE |= {name: {"params": [], "lr": 1e-3} for name in ("optimizer", "critic.optimizer")}
 
 
 def name_of(path: Path) -> str:
@@ -93,7 +94,7 @@ def test_every_stage_is_found_by_its_bare_name(path: Path) -> None:
     ("base", "group"),
     [("train", "model"), ("train", "objective"), ("train", "examples"), ("train", "optimizer"),
      ("train", "deepspeed"), ("train", "lora"), ("sample", "task"), ("sample", "client"), ("sample", "server"),
-     ("sample", "requests"), ("rl", "advantage"), ("rl", "reward")],
+     ("sample", "requests"), ("rl", "advantage"), ("rl", "reward"), ("rl", "critic"), ("rl", "kl")],
 )  # fmt: skip
 def test_every_option_of_a_group_composes_and_binds(base: str, group: str) -> None:
     for path in sorted((CONF / group).glob("*.yaml")):
