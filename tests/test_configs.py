@@ -13,6 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from runtime.entrypoint import BadConfig, check_component, find_component, register_schemas
+from runtime.schemas import RLConfig
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 EXPERIMENTS = sorted([*CONF.glob("exp/**/*.yaml"), *CONF.glob("api/vllm/*.yaml"), *CONF.glob("api/openai/*.yaml")])
@@ -151,3 +152,11 @@ def test_a_component_without_a_needed_key_fails(tmp_path: Path) -> None:
     text = "eval_examples:\n  _target_: data.examples.DemonstrationExamples\n  path: x\n"
     with pytest.raises(BadConfig, match="missing a required argument: 'max_length'"):
         bind_components(compose_config(write(tmp_path, text), "mine"))
+
+
+def test_a_critic_is_there_where_it_is_chosen_and_null_elsewhere() -> None:
+    for path in sorted(CONF.glob("exp/ppo/*.yaml")):
+        config = OmegaConf.to_object(compose_config(CONF, name_of(path), "model.path=M", "output_dir=D"))
+        assert isinstance(config, RLConfig)
+        assert (config.critic is not None) == ("generalized" in str(config.advantage["_target_"])), path
+        assert config.critic is None or config.critic.model["path"] == "M"

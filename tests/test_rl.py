@@ -1,9 +1,7 @@
 """Reinforcement learning: advantages and losses by hand, masks, deliveries that are stale, exact resume."""
 
 import asyncio
-import json
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from rl_cases import PARAMS, FakeClient, FakeEngine, make_trainer, read_metrics
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -27,7 +26,6 @@ from rl.experience import logprob_gap, make_experience
 from rl.kl import KLController, divergence
 from rl.losses import clipped_surrogate, clipped_tokens
 from rl.rollout import BadSampling, Sampler, check_params, draw_problems, score
-from rl.trainer import Trainer
 from rl.types import Experience, Live, Rollout, RolloutGroup
 from rl.update import Update, learning_rate
 from rl.weight_sync import Canary, StaleWeights, WeightSync, named_weights, write_weights
@@ -36,7 +34,6 @@ from sampling.client import Refused, Sample, SampleRequest, SamplingParams, Serv
 from training.engine import TorchEngine
 
 ROOT = Path(__file__).resolve().parent.parent
-PARAMS = SamplingParams(n=4, temperature=1.0, max_tokens=16, has_logprobs=True)
 
 
 @pytest.fixture(autouse=True)
@@ -62,51 +59,6 @@ def make_groups(rows: Sequence[tuple[list[int], list[int]]], rewards: Sequence[f
         RolloutGroup(Problem("p", "", "1"), rollouts[i : i + 2], [Score(x) for x in rewards[i : i + 2]])
         for i in range(0, len(rollouts), 2)
     ]
-
-
-class FakeClient:
-    """Answers `#### d` and the end token, d drawn by the request's id; dies of requests `{dies_at}/...`."""
-
-    def __init__(self, tokenizer: Any, dies_at: str = ""):
-        self.tokenizer = tokenizer
-        self.dies_at = dies_at
-        self.num_open = self.num_most = 0
-
-    async def open(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        if request.id.split("/")[0] == self.dies_at:
-            raise ServerGone("the server has died")
-        self.num_open += 1
-        self.num_most = max(self.num_most, self.num_open)
-        await asyncio.sleep(0)
-        self.num_open -= 1
-        rng = random.Random(request.id)
-        texts = [f"#### {rng.randint(1, 9)}" for _ in range(params.n)]
-        rows = [[*self.tokenizer(text).input_ids, self.tokenizer.eos_token_id] for text in texts]
-        return [Sample(text, ids, "stop", [-1.0] * len(ids)) for text, ids in zip(texts, rows, strict=True)]
-
-
-class FakeEngine:
-    """A copy of the policy that takes every delivered weight but those in `stale`."""
-
-    def __init__(self, path: Path, stale: Sequence[str] = ()):
-        self.model: Any = load_policy(str(path), "eager")
-        self.model.train(False)
-        self.stale = stale
-
-    async def load(self, folder: Path) -> None:
-        weights = load_file(folder / "model.safetensors")
-        kept = {name: value for name, value in weights.items() if name not in self.stale}
-        self.model.load_state_dict(kept, strict=False)
-
-    @torch.no_grad()
-    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
-        row = torch.tensor([ids])
-        found: list[float] = token_logprobs(self.model(input_ids=row).logits, row)[0][0].tolist()
-        return found
 
 
 def make_sync(engine: FakeEngine) -> WeightSync:
@@ -414,38 +366,6 @@ def test_a_tied_head_is_delivered_under_its_own_name(tmp_path: Path) -> None:
     assert set(weights) == {"lm_head.weight"} | {name for name, _ in model.named_parameters()}
 
 
-def make_trainer(tiny_policy: Path, task: WordArithmetic, tokenizer: Any, run_dir: Path, dies_at: str) -> Trainer:
-    config = RLConfig(
-        output_dir=str(run_dir), seed=5, precision="fp32", num_iterations=6, num_problems=6, group_size=4,
-        num_epochs=2, minibatch_size=10, micro_batch_size=4, learning_rate=1e-3, warmup_steps=7,
-        eval_every=2, num_eval_problems=10, save_every=2, max_logprob_gap=0.1,
-    )  # fmt: skip
-    model: Any = load_policy(str(tiny_policy), "eager")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
-    engine = TorchEngine(model, optimizer, torch.device("cpu"), config.max_grad_norm)
-    update = Update(engine, config, temperature=1.0, max_tokens=16, kl=KLController(0.0, 0.0, 1))
-    run_dir.mkdir(exist_ok=True)
-    return Trainer(
-        config,
-        engine,
-        None,
-        task,
-        OutcomeReward(),
-        GroupRelativeAdvantage(divide_by_std=True),
-        Sampler(FakeClient(tokenizer, dies_at), task, tokenizer, num_in_flight=4, stall_seconds=60),
-        PARAMS,
-        update,
-        WeightSync(FakeEngine(tiny_policy), config.max_logprob_gap, "fp32"),
-        int(tokenizer.pad_token_id),
-        run_dir,
-    )
-
-
-def read_metrics(run_dir: Path) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith("seconds/")} for row in rows]
-
-
 def test_a_run_that_is_stopped_and_resumed_ends_with_equal_parameters(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -469,9 +389,12 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_equal_parameters(
 
 @pytest.mark.slow
 @pytest.mark.server
-def test_two_iterations_against_a_real_server_leave_a_model_and_no_process(tiny_policy: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["group_relative", "ppo", "vineppo", "remax"])
+def test_two_iterations_against_a_real_server_leave_a_model_and_no_process(
+    name: str, tiny_policy: Path, tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
-    command = [sys.executable, str(ROOT / "main.py"), "-cn", "exp/ppo/group_relative_word_arithmetic"]
+    command = [sys.executable, str(ROOT / "main.py"), "-cn", f"exp/ppo/{name}_word_arithmetic"]
     command += [f"model.path={tiny_policy}", f"output_dir={run_dir}", "num_iterations=2", "num_problems=8"]
     command += [
         "kl.coefficient=0.01",
@@ -488,5 +411,7 @@ def test_two_iterations_against_a_real_server_leave_a_model_and_no_process(tiny_
     assert [row["step"] for row in rows] == [0, 1, 1, 2, 2]
     assert all(0 <= row["engine/canary_gap"] < 0.1 for row in rows if "rollout/reward" in row)
     assert (run_dir / "model" / "model.safetensors").is_file()
+    assert (run_dir / "critic" / "model.safetensors").is_file() == (name == "ppo")
+    assert ("estimate/num_completions" in rows[1]) == (name == "vineppo")
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tiny_policy) not in listed
