@@ -3,7 +3,8 @@
 It is transformers' own token-classification model (`AutoModelForTokenClassification`), so a trained one is
 a standard Hugging Face folder, and one forward pass scores all steps of a trajectory: the head is read at
 step ends. With one label the score is sigmoid(logit), the value of the state the step leads to; with K + 1
-labels class k means "k of K completions are correct" and the score is the expected share E[k] / K.
+labels class k means "k of K completions are correct" and the score is the expected share E[k] / K. As a critic
+(`load_critic`) the same network is read before every token.
 """
 
 import torch
@@ -44,6 +45,48 @@ def load_process_reward(
     if not is_trained:
         for parameter in model.get_submodule("score").parameters():
             torch.nn.init.zeros_(parameter)
+    return model
+
+
+CRITIC_SOURCES = ("auto", "policy", "reward_model", "scratch")
+
+
+def load_critic(
+    path: str, source: str = "auto", attention: str = "sdpa", is_checkpointing_gradients: bool = False
+) -> PreTrainedModel:
+    """A value at every position. `source` says what `path` is:
+
+    - "policy": a causal language model, whose body gets a fresh head: weights drawn from a normal distribution of
+      standard deviation 1/sqrt(hidden + 1) (Huang et al. 2024, "The N+ implementation details of RLHF"), bias 0;
+    - "reward_model": a trained folder with one label (process or outcome reward model, or an earlier critic): body
+      and head as they are;
+    - "scratch": either; only the sizes are taken, all weights are drawn anew;
+    - "auto": "reward_model" where the folder is one, else "policy".
+
+    Raises BadModel where the folder is not what `source` says, or has several labels.
+    """
+    if source not in CRITIC_SOURCES:
+        raise BadModel(f"critic.model.source must be one of {', '.join(CRITIC_SOURCES)}, got '{source}'")
+    config = load_config(path)
+    is_reward = any(name.endswith("ForTokenClassification") for name in config.architectures or [])
+    if source in ("policy", "reward_model") and is_reward != (source == "reward_model"):
+        raise BadModel(f"{path} is {'a' if is_reward else 'no'} reward model: set critic.model.source=auto")
+    if is_reward and source != "scratch" and config.num_labels != 1:
+        raise BadModel(f"{path} has {config.num_labels} labels: a critic needs one (source=scratch takes sizes alone)")
+    if source == "scratch":
+        config.num_labels, config.classifier_dropout = 1, 0.0
+        model: PreTrainedModel = AutoModelForTokenClassification.from_config(
+            config, attn_implementation=attention, dtype=torch.float32
+        )
+        model.config.use_cache = False
+        if is_checkpointing_gradients:
+            checkpoint_gradients(model)
+    else:
+        model = load_process_reward(path, 1, attention, is_checkpointing_gradients)
+    if source == "scratch" or not is_reward:
+        head = model.get_submodule("score")
+        torch.nn.init.normal_(head.get_parameter("weight"), std=(config.hidden_size + 1) ** -0.5)
+        torch.nn.init.zeros_(head.get_parameter("bias"))
     return model
 
 

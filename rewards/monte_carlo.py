@@ -119,3 +119,24 @@ def step_values(trajectory: Trajectory, counts: Mapping[StateKey, Count]) -> Ste
         num_completions=[count.num_completions for count in found],
         is_correct=trajectory.is_correct,
     )
+
+
+def finished(state: State, completion: Completion) -> Trajectory:
+    """The state's prefix and the completion as one trajectory, of one step: what a reward scores as a whole."""
+    response = state.prefix + completion.response
+    ids = [*state.prefix_ids, *completion.response_ids]
+    return Trajectory(
+        id=completion.id,
+        problem_id=state.problem_id,
+        prompt=state.prompt,
+        response=response,
+        steps=[response],
+        prompt_ids=state.prompt_ids,
+        response_ids=ids,
+        step_ends=[len(ids)],
+        finish_reason=completion.finish_reason,
+        gold=state.gold,
+        answer=completion.answer,
+        is_correct=completion.is_correct,
+        num_options=state.num_options,
+    )

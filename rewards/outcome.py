@@ -1,19 +1,21 @@
 """The outcome reward: is the final answer right."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from data.answers.grade import Gold
-from data.tasks.task import Task
+from data.records import Trajectory
+from rewards.score import Score
 
 
 @dataclass(frozen=True)
 class OutcomeReward:
-    """`right` for a right answer that ended by itself, `wrong` for anything else."""
+    """`right` for a right answer that ended by itself, `wrong` for anything else: a response cut by its length is
+    wrong, whatever it says (`Trajectory.is_correct`)."""
 
     right: float = 1.0
     wrong: float = 0.0
 
-    def score(self, task: Task, gold: Gold, response: str, finish_reason: str, num_options: int = 0) -> float:
-        """The reward of one response; one cut by its length is wrong."""
-        is_right = finish_reason == "stop" and task.grade(gold, response, num_options).is_correct
-        return self.right if is_right else self.wrong
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        """As they were graded when they were sampled."""
+        values = [self.right if trajectory.is_correct else self.wrong for trajectory in trajectories]
+        return [Score(value, parts={"outcome": value}) for value in values]

@@ -1,19 +1,25 @@
-"""A process reward model's score of every step: one forward pass a trajectory, read at step ends."""
+"""A process reward model's score of every step: one forward pass a trajectory, read at step ends.
 
-from collections.abc import Callable, Sequence
+As a reward in reinforcement learning (`ProcessReward`) scores become rewards at step ends in one of three forms.
+A sum of positive scores pays for more steps whatever they say; "progress" cannot, because its sum telescopes.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from data.packing import Layout, place_rows
-from data.records import Trajectory
+from data.records import BadInput, Trajectory
 from data.steps import check_ends
 from models.logprobs import model_inputs, network
 from models.packed_attention import takes_packed_rows
-from models.scalar_head import scores_from_logits
+from models.scalar_head import load_process_reward, scores_from_logits
+from rewards.score import Score
 
 
-def _batches(rows: Sequence[Sequence[int]], is_packed: bool, batch_tokens: int) -> list[list[int]]:
+def in_batches(rows: Sequence[Sequence[int]], is_packed: bool, batch_tokens: int) -> list[list[int]]:
     """Indices in batches of at most `batch_tokens` tokens (and one row at least). Packed: in order, so that
     trajectories of one problem share their prompt; padded: of similar length, padding counted."""
     order = list(range(len(rows))) if is_packed else sorted(range(len(rows)), key=lambda index: len(rows[index]))
@@ -26,6 +32,21 @@ def _batches(rows: Sequence[Sequence[int]], is_packed: bool, batch_tokens: int) 
             size = len(rows[index])
         batches[-1].append(index)
     return batches
+
+
+def row_logits(
+    model: Any, rows: Sequence[Sequence[int]], pad_id: int, batch_tokens: int
+) -> Iterator[list[tuple[int, torch.Tensor]]]:
+    """Batch by batch: (number of a row, its logits [T, L] on the CPU), in bf16, without padding where the network
+    allows it. Call it in inference mode."""
+    device = next(model.parameters()).device
+    is_packed = takes_packed_rows(network(model))
+    for batch in in_batches(rows, is_packed, batch_tokens):
+        placed = place_rows([rows[index] for index in batch], Layout("shared" if is_packed else "padded", pad_id))
+        inputs = {name: v.to(device) if torch.is_tensor(v) else v for name, v in model_inputs(placed).items()}
+        with torch.autocast(device.type, torch.bfloat16):
+            logits = model(**inputs).logits.flatten(0, 1).cpu()
+        yield [(index, logits[path]) for path, index in zip(placed.paths, batch, strict=True)]
 
 
 @torch.inference_mode()
@@ -45,23 +66,94 @@ def score_trajectories(
     for trajectory in trajectories:
         check_ends(trajectory.steps, trajectory.step_ends, trajectory.id)
     model.eval()
-    device = next(model.parameters()).device
     keys = [(tuple(t.prompt_ids), tuple(t.response_ids)) for t in trajectories]
     distinct = list(dict.fromkeys(keys))
     first = dict(zip(reversed(keys), reversed(trajectories), strict=True))
     chosen = [first[key] for key in distinct]
     scores: dict[Any, list[float]] = {}
     rows = [[*t.prompt_ids, *t.response_ids] for t in chosen]
-    is_packed = takes_packed_rows(network(model))
-    for batch in _batches(rows, is_packed, batch_tokens):
-        placed = place_rows([rows[index] for index in batch], Layout("shared" if is_packed else "padded", pad_id))
-        inputs = {name: v.to(device) if torch.is_tensor(v) else v for name, v in model_inputs(placed).items()}
-        with torch.autocast(device.type, torch.bfloat16):
-            logits = model(**inputs).logits
-        table = scores_from_logits(logits.flatten(0, 1)).cpu()
-        for path, index in zip(placed.paths, batch, strict=True):
+    for batch in row_logits(model, rows, pad_id, batch_tokens):
+        for index, logits in batch:
             start = len(chosen[index].prompt_ids)
-            places = path[[start + end - 1 for end in chosen[index].step_ends]]
-            scores[distinct[index]] = [round(float(value), 6) for value in table[places]]
+            read = logits[[start + end - 1 for end in chosen[index].step_ends]]
+            scores[distinct[index]] = [round(float(value), 6) for value in scores_from_logits(read)]
         on_progress(len(scores))
     return [scores[key] for key in keys]
+
+
+def minimum_weights(scores: Sequence[float], temperature: float) -> list[float]:
+    """Shares that sum to 1 and go to the lowest scores: softmax(-score / temperature).
+
+    PURE (Cheng et al. 2025, eq. 8): with process rewards times these shares, the sum over the steps to come is
+    nearly the minimum over them; the temperature says how nearly.
+    """
+    lowest = min(scores, default=0.0)
+    weights = [math.exp((lowest - score) / temperature) for score in scores]
+    total = sum(weights)
+    return [weight / total for weight in weights]
+
+
+def step_rewards(scores: Sequence[float], form: str, offset: float, temperature: float) -> list[float]:
+    """Scores in [0, 1] of S steps → rewards of S steps.
+
+    - "score": score - offset (0.5 makes a doubtful step cost);
+    - "progress": the change of the score from step to step, the first against `offset` (PAV, Setlur et al. 2024):
+      they sum to last - offset, so that more steps pay nothing;
+    - "minimum": (score - offset) times its `minimum_weights`: they sum to nearly the lowest.
+    """
+    moved = [score - offset for score in scores]
+    if form == "progress":
+        return [after - before for before, after in zip([0.0, *moved], moved, strict=False)]
+    if form == "minimum":
+        weights = minimum_weights(moved, temperature)
+        return [value * weight for value, weight in zip(moved, weights, strict=True)]
+    return moved
+
+
+FORMS = ("score", "progress", "minimum")
+
+
+class ProcessReward:
+    """A trained process reward model (`path`) as rewards at step ends; see `step_rewards` for the forms.
+
+    Each reward is clipped to at most `limit` away from 0 where `limit` is above 0. `batch_tokens` bounds the
+    padded size of a forward pass. Raises BadInput on a form that does not exist or a temperature not above 0.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        form: str = "progress",
+        offset: float = 0.5,
+        temperature: float = 0.1,
+        limit: float = 0.0,
+        batch_tokens: int = 16384,
+        attention: str = "sdpa",
+    ):
+        if form not in FORMS:
+            raise BadInput(f"the form of a process reward is one of {', '.join(FORMS)}, got '{form}'")
+        if temperature <= 0:
+            raise BadInput(f"the temperature of a process reward must be above 0, got {temperature:g}")
+        self.model = load_process_reward(path, attention=attention).requires_grad_(False)
+        self.form, self.offset, self.temperature = form, offset, temperature
+        self.limit, self.batch_tokens = limit, batch_tokens
+
+    def to(self, device: torch.device) -> None:
+        """Move the network."""
+        self.model.to(device)  # type: ignore[arg-type]
+
+    def vocabulary_sizes(self) -> dict[str, int]:
+        """Of the one network."""
+        return {"process reward model": int(self.model.config.vocab_size)}
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        """Outcome 0 and one reward a step. Raises BadInput for a trajectory without token ids."""
+        rows = score_trajectories(self.model, trajectories, pad_id=0, batch_tokens=self.batch_tokens)
+        found = []
+        for scores in rows:
+            rewards = step_rewards(scores, self.form, self.offset, self.temperature)
+            if self.limit > 0:
+                rewards = [min(max(value, -self.limit), self.limit) for value in rewards]
+            mean = sum(scores) / len(scores) if scores else 0.0
+            found.append(Score(0.0, rewards, {"process": mean}))
+        return found

@@ -1,10 +1,13 @@
-"""Rollout groups → tensors: padded ids, masks, log-probs by the engine, the trainer and the reference.
+"""Rollout groups → tensors: padded ids, masks, rewards, log-probs by the engine, the trainer and the reference.
 
 The "old" log-probs of the surrogate are the trainer's own, not the engine's: the two differ by bf16 noise,
-and a ratio of one must mean an unchanged policy. The difference is measured (`logprob_gap`), not corrected.
+and a ratio of one must mean an unchanged policy. The difference is measured (`logprob_gap`), and corrected where
+`importance_cap` asks for it.
+
+Every rank holds all rollouts of the iteration and scores its share of them; sums over ranks put the shares together.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +15,9 @@ from torch.nn.functional import pad
 
 from data.collate import pad_rows
 from models.logprobs import response_logprobs
+from rl.kl import divergence, full_divergence
 from rl.types import Experience, RolloutGroup
+from runtime.distributed import rank, sum_tensor_over_ranks, world_size
 from training.engine import autocast
 
 
@@ -25,6 +30,11 @@ def micro_batches(attention_mask: torch.Tensor, rows: torch.Tensor, size: int) -
         yield cut, int(lengths[cut].max())
 
 
+def own_rows(rows: torch.Tensor) -> torch.Tensor:
+    """This rank's share of the rows: every rank's together are all of them, each once."""
+    return rows[rank() :: world_size()]
+
+
 def policy_logprobs(
     model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,27 +43,83 @@ def policy_logprobs(
     return pad(logprobs, (1, 0)), pad(entropies, (1, 0))
 
 
-@torch.no_grad()
-def _score_rows(
-    model: Any,
-    tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    micro_batch_size: int,
-    precision: str,
-    temperature: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(log-probs, entropies) [N, T] on the CPU, 0 outside the response."""
-    ids, attention_mask, response_mask = tensors
-    device = next(model.parameters()).device
-    logprobs, entropies = torch.zeros(ids.shape), torch.zeros(ids.shape)
-    model.eval()
-    for rows, length in micro_batches(attention_mask, torch.arange(len(ids)), micro_batch_size):
-        with autocast(device, precision):
-            found = policy_logprobs(
-                model, ids[rows, :length].to(device), attention_mask[rows, :length].to(device), temperature
-            )
-        for whole, part in zip((logprobs, entropies), found, strict=True):
-            whole[rows, :length] = part.float().cpu() * response_mask[rows, :length]
-    return logprobs, entropies
+def policy_logits(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """[B, T, V] aligned with `ids`: position t is the distribution that token t was drawn from; column 0 is 0."""
+    logits = model(input_ids=ids, attention_mask=attention_mask).logits
+    return pad(logits[:, :-1], (0, 0, 1, 0))
+
+
+Score = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
+
+
+class RowScorer:
+    """Forward passes without gradients over all rollouts, `micro_batch_size` rows at a time."""
+
+    def __init__(self, tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], micro_batch_size: int, precision: str):
+        self.ids, self.attention_mask, self.response_mask = tensors
+        self.micro_batch_size = micro_batch_size
+        self.precision = precision
+
+    @torch.no_grad()
+    def __call__(self, device: torch.device, num_outputs: int, call: Score) -> list[torch.Tensor]:
+        """`num_outputs` tensors [N, T] on the CPU, 0 outside the response: what `call(ids, attention_mask)` gives."""
+        found = [torch.zeros(self.ids.shape) for _ in range(num_outputs)]
+        mine = own_rows(torch.arange(len(self.ids)))
+        for rows, length in micro_batches(self.attention_mask, mine, self.micro_batch_size):
+            ids, attention_mask = self.ids[rows, :length].to(device), self.attention_mask[rows, :length].to(device)
+            with autocast(device, self.precision):
+                parts = call(ids, attention_mask)
+            for whole, part in zip(found, parts, strict=True):
+                whole[rows, :length] = part.float().cpu() * self.response_mask[rows, :length]
+        return [sum_tensor_over_ranks(whole) for whole in found]
+
+    def logprobs(self, model: Any, temperature: float) -> list[torch.Tensor]:
+        """[log-probs, entropies] [N, T] under `model`."""
+        model.eval()
+        return self(device_of(model), 2, lambda ids, mask: policy_logprobs(model, ids, mask, temperature))
+
+
+def device_of(model: Any) -> torch.device:
+    """Where its weights are."""
+    found: torch.device = next(model.parameters()).device
+    return found
+
+
+def token_rewards(groups: Sequence[RolloutGroup], response_mask: torch.Tensor) -> torch.Tensor:
+    """[N, T]: every outcome at the last token of its response, every process reward at the last token of its step.
+
+    A response without tokens has no place for a reward. Raises ValueError where a trajectory has other steps than
+    its score.
+    """
+    rewards = torch.zeros(response_mask.shape)
+    pairs = [pair for group in groups for pair in zip(group.rollouts, group.scores, strict=True)]
+    for row, (rollout, score) in enumerate(pairs):
+        trajectory = rollout.trajectory
+        if score.steps and len(score.steps) != len(trajectory.step_ends):
+            numbers = f"{len(score.steps)} process rewards for {len(trajectory.step_ends)} steps"
+            raise ValueError(f"trajectory '{trajectory.id}' has {numbers}")
+        if not trajectory.response_ids:
+            continue
+        start = len(trajectory.prompt_ids)
+        rewards[row, start + len(trajectory.response_ids) - 1] += score.outcome
+        for end, value in zip(trajectory.step_ends, score.steps, strict=False):
+            rewards[row, start + end - 1] += value
+    return rewards
+
+
+def reference_terms(
+    scorer: RowScorer, experience: Experience, policy: Any, reference: Any, kind: str, temperature: float
+) -> torch.Tensor:
+    """The KL term of every response token [N, T], by the policy before the update."""
+    assert experience.reference_logprobs is not None
+    if kind != "full":
+        return divergence(experience.old_logprobs, experience.reference_logprobs, kind) * experience.response_mask
+
+    def both(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor]:
+        return (full_divergence(policy_logits(policy, ids, mask), policy_logits(reference, ids, mask), temperature),)
+
+    policy.eval()
+    return scorer(device_of(policy), 1, both)[0]
 
 
 def make_experience(
@@ -65,8 +131,8 @@ def make_experience(
     micro_batch_size: int,
     precision: str,
     temperature: float,
-) -> Experience:
-    """The tensors of all rollouts, in order. `reference` is None without a KL penalty."""
+) -> tuple[Experience, RowScorer]:
+    """The tensors of all rollouts, in order, and what scores more of them. `reference` is None without a KL penalty."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rows = [[*rollout.trajectory.prompt_ids, *rollout.trajectory.response_ids] for rollout in rollouts]
     starts = [len(rollout.trajectory.prompt_ids) for rollout in rollouts]
@@ -74,10 +140,13 @@ def make_experience(
     engine_logprobs = torch.zeros(ids.shape)
     sampled = [value for rollout in rollouts for value in rollout.logprobs]
     engine_logprobs[response_mask] = torch.tensor(sampled)
-    how = ((ids, attention_mask, response_mask), micro_batch_size, precision, temperature)
-    old_logprobs, entropies = _score_rows(policy, *how)
-    reference_logprobs = _score_rows(reference, *how)[0] if reference is not None else None
-    return Experience(ids, attention_mask, response_mask, engine_logprobs, old_logprobs, entropies, reference_logprobs)
+    scorer = RowScorer((ids, attention_mask, response_mask), micro_batch_size, precision)
+    old_logprobs, entropies = scorer.logprobs(policy, temperature)
+    reference_logprobs = scorer.logprobs(reference, temperature)[0] if reference is not None else None
+    experience = Experience(
+        ids, attention_mask, response_mask, engine_logprobs, old_logprobs, entropies, reference_logprobs
+    )
+    return experience, scorer
 
 
 def logprob_gap(experience: Experience) -> tuple[float, float]:

@@ -1,9 +1,29 @@
 """The losses of policy optimisation: pure functions on log-probs, each a sum and a count, never a mean.
 
-Log-probs are [B, T] (or any one shape); only positions where `mask` is true are read.
+Log-probs are [B, T] (or any one shape); only positions where `mask` is true are read. `weights`, where given,
+multiply every token's loss: see `token_weights`.
 """
 
 import torch
+
+NORMALISERS = ("token", "sequence", "constant")
+
+
+def token_weights(mask: torch.Tensor, normaliser: str, max_tokens: int) -> tuple[torch.Tensor, float]:
+    """(weight of every token [B, T], what the sum over all of them is divided by), for the whole minibatch [B, T].
+
+    - "token": every token alike (DAPO): 1, and the number of tokens;
+    - "sequence": every response alike (GRPO, Shao et al. 2024): 1 / its tokens, and the number of responses;
+    - "constant": tokens alike, whatever lengths there are (Dr. GRPO, Liu et al. 2025): 1, and B * `max_tokens`.
+    """
+    weights = mask.float()
+    if normaliser == "token":
+        return weights, float(mask.sum())
+    if normaliser == "sequence":
+        return weights / mask.sum(-1, keepdim=True).clamp(min=1), float(len(mask))
+    if normaliser == "constant":
+        return weights, float(len(mask) * max_tokens)
+    raise ValueError(f"loss_normaliser must be one of {', '.join(NORMALISERS)}, got '{normaliser}'")
 
 
 def clipped_surrogate(
@@ -13,16 +33,24 @@ def clipped_surrogate(
     mask: torch.Tensor,
     clip_low: float,
     clip_high: float,
+    dual_clip: float = 0.0,
+    weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, int]:
     """(summed loss, tokens): PPO (Schulman et al. 2017, eq. 7), two clip widths (DAPO, Yu et al. 2025).
 
     With r = pi(token) / pi_old(token) the loss of a token is
-    -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A).
+    -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A). With `dual_clip` c above 0 and A < 0 it is at most
+    -c A (Ye et al. 2020, eq. 5): a ratio that exploded does not make the step.
     """
     ratio = torch.exp(logprobs[mask] - old_logprobs[mask])
     chosen = advantages[mask]
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    return -torch.minimum(ratio * chosen, clipped * chosen).sum(), int(mask.sum())
+    gain = torch.minimum(ratio * chosen, clipped * chosen)
+    if dual_clip > 0:
+        gain = torch.where(chosen < 0, torch.maximum(gain, dual_clip * chosen), gain)
+    if weights is not None:
+        gain = gain * weights[mask]
+    return -gain.sum(), int(mask.sum())
 
 
 def clipped_tokens(
@@ -43,12 +71,45 @@ def clipped_tokens(
     return int(is_cut.sum()), int(mask.sum())
 
 
-def k3_divergence(
-    logprobs: torch.Tensor, reference_logprobs: torch.Tensor, mask: torch.Tensor
-) -> tuple[torch.Tensor, int]:
-    """(summed estimate of KL(pi || reference), tokens): k3 of Schulman 2020, "Approximating KL divergence".
+def importance_weights(old_logprobs: torch.Tensor, engine_logprobs: torch.Tensor, cap: float) -> torch.Tensor:
+    """min(pi_old(token) / pi_engine(token), cap): truncated importance sampling (Yao et al. 2025), a token."""
+    return torch.exp(old_logprobs - engine_logprobs).clamp(max=cap)
 
-    With d = log reference(token) - log pi(token), a token drawn from pi gives exp(d) - d - 1 >= 0.
+
+def value_loss(
+    values: torch.Tensor,
+    old_values: torch.Tensor,
+    returns: torch.Tensor,
+    mask: torch.Tensor,
+    clip_range: float,
+) -> tuple[torch.Tensor, int, int]:
+    """(summed loss, tokens the clip decides, tokens): 1/2 max((V - R)^2, (V_clipped - R)^2) a token.
+
+    V_clipped is V kept within `clip_range` of the value before the update (PPO's published code); 0 clips nothing.
     """
-    difference = reference_logprobs[mask] - logprobs[mask]
-    return (torch.exp(difference) - difference - 1).sum(), int(mask.sum())
+    found, before, targets = values[mask], old_values[mask], returns[mask]
+    error = (found - targets).square()
+    if clip_range <= 0:
+        return 0.5 * error.sum(), 0, int(mask.sum())
+    clipped = (before + (found - before).clamp(-clip_range, clip_range) - targets).square()
+    return 0.5 * torch.maximum(error, clipped).sum(), int((clipped > error).sum()), int(mask.sum())
+
+
+def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:
+    """1 - Var(R - V) / Var(R) of [R] each: 1 is a perfect critic, 0 one that says the mean; 0 where R is constant."""
+    variance = float(returns.double().var(correction=0))
+    return 1 - float((returns - values).double().var(correction=0)) / variance if variance > 1e-12 else 0.0
+
+
+def whiten(values: torch.Tensor, mask: torch.Tensor, shifts_mean: bool = True) -> torch.Tensor:
+    """(values - mean) / std over the masked tokens of the whole iteration; with `shifts_mean` false only scaled.
+
+    Every rank holds all rollouts of the iteration, so these are the mean and variance over all ranks. Variance
+    is that of a sample (n - 1); 1e-8 is added to it.
+    """
+    chosen = values[mask].double()
+    if chosen.numel() < 2:
+        return values
+    scale = torch.rsqrt(chosen.var() + 1e-8)
+    centred = values.double() - chosen.mean() if shifts_mean else values.double()
+    return (centred * scale * mask).to(values.dtype)

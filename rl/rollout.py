@@ -5,34 +5,43 @@ nothing came for `stall_seconds`, ends the run.
 """
 
 import asyncio
+import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from data.prompts import encode_prompt
-from data.records import BadInput, Problem
+from data.records import BadInput, Completion, Problem, State
 from data.tasks.task import Task
-from rewards.outcome import OutcomeReward
+from rewards.score import Reward
 from rl.types import Rollout, RolloutGroup
 from sampling.client import Client, Refused, SampleRequest, SamplingParams, ServerGone
-from sampling.requests import cut_at_text, make_trajectory
+from sampling.requests import cut_at_text, make_completions, make_trajectory
+from sampling.rounds import round_id
+from training.loop import NotFinite
+
+R = TypeVar("R")
 
 
 class BadSampling(ValueError):
-    """Sampling parameters that group-relative learning cannot use."""
+    """Sampling parameters that reinforcement learning cannot use."""
 
     exit_code = 2
 
 
-def check_params(params: SamplingParams, group_size: int) -> None:
-    """Raise BadSampling unless log-probs come back and are those of the distribution that is trained."""
+def check_params(params: SamplingParams, group_size: int, smallest_group: int = 2) -> None:
+    """Raise BadSampling unless log-probs come back and are those of the distribution that is trained.
+
+    `smallest_group` is 2 where a rollout is compared with others of its group, else 1.
+    """
     for is_good, need in (
         (params.n == group_size, f"params.n must be group_size ({group_size}), got {params.n}"),
         (
-            group_size >= 2,
-            f"group_size must be at least 2, got {group_size}: a rollout needs others to compare",
+            group_size >= smallest_group,
+            f"group_size must be at least {smallest_group}, got {group_size}: a rollout needs others to compare",
         ),
         (params.has_logprobs, "params.has_logprobs must be true"),
         (params.temperature > 0, "params.temperature must be above 0: a greedy policy explores nothing"),
@@ -45,24 +54,34 @@ def check_params(params: SamplingParams, group_size: int) -> None:
             raise BadSampling(need)
 
 
-def draw_problems(problems: Sequence[Problem], count: int, seed: int, iteration: int) -> list[Problem]:
-    """`count` distinct problems: a function of (seed, iteration) alone, so that a resume draws the same.
+def draw_problems(
+    problems: Sequence[Problem], count: int, seed: int, iteration: int, round_number: int = 0
+) -> list[Problem]:
+    """`count` distinct problems: a function of (seed, iteration, round) alone, so that a resume draws the same.
 
-    Raises BadInput where there are fewer.
+    Rounds above 0 replace groups whose rewards agreed; they hold no problem of an earlier round of the iteration,
+    and fewer where the problems run out. Raises BadInput where there are fewer in round 0.
     """
     if not 1 <= count <= len(problems):
         raise BadInput(f"num_problems must be 1 to {len(problems)} (what the task has), got {count}")
-    return random.Random(f"{seed}/{iteration}").sample(list(problems), count)
+    drawn = random.Random(f"{seed}/{iteration}").sample(list(problems), count)
+    used = {problem.id for problem in drawn}
+    for number in range(1, round_number + 1):
+        left = [problem for problem in problems if problem.id not in used]
+        drawn = random.Random(f"{seed}/{iteration}/{number}").sample(left, min(count, len(left)))
+        used |= {problem.id for problem in drawn}
+    return drawn
 
 
-def score(groups: Sequence[RolloutGroup], task: Task, reward: OutcomeReward) -> list[RolloutGroup]:
-    """The groups with their rewards."""
-    scored = []
-    for group in groups:
-        trajectories = [rollout.trajectory for rollout in group.rollouts]
-        rewards = [reward.score(task, t.gold, t.response, t.finish_reason, t.num_options) for t in trajectories]
-        scored.append(replace(group, rewards=rewards))
-    return scored
+def score(groups: Sequence[RolloutGroup], reward: Reward) -> list[RolloutGroup]:
+    """The groups with their scores. Raises NotFinite where a reward is no number."""
+    trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
+    scores = reward(trajectories)
+    for trajectory, found in zip(trajectories, scores, strict=True):
+        if not math.isfinite(found.total):
+            raise NotFinite(f"the reward of trajectory {trajectory.id} is {found.total}")
+    rest = iter(scores)
+    return [replace(group, scores=[next(rest) for _ in group.rollouts]) for group in groups]
 
 
 @dataclass
@@ -81,14 +100,28 @@ class Sampler:
         self, problems: Sequence[Problem], params: SamplingParams, name: str, policy_version: int
     ) -> list[RolloutGroup]:
         """One group a problem, in order; ids are `{name}/{problem}/{k}`. Raises ServerGone, BadInput."""
+        return await self._all([partial(self._group, problem, params, name, policy_version) for problem in problems])
+
+    async def complete(
+        self, states: Sequence[State], params: Sequence[SamplingParams], round_number: int = 0
+    ) -> list[list[Completion]]:
+        """The graded completions of every state, in order; ids are those of the offline callers.
+
+        Raises ServerGone, BadInput.
+        """
+        pairs = zip(states, params, strict=True)
+        return await self._all([partial(self._completions, *pair, round_number) for pair in pairs])
+
+    async def _all(self, calls: Sequence[Callable[[], Awaitable[R]]]) -> list[R]:
+        """The results in order, `num_in_flight` at a time; whatever is left undone is cancelled."""
         gate = asyncio.Semaphore(self.num_in_flight)
 
-        async def ask(problem: Problem) -> RolloutGroup:
+        async def ask(call: Callable[[], Awaitable[R]]) -> R:
             async with gate:
-                return await self._group(problem, params, name, policy_version)
+                return await call()
 
         self._last_result = time.monotonic()
-        asked = [asyncio.create_task(ask(problem)) for problem in problems]
+        asked = [asyncio.create_task(ask(call)) for call in calls]
         everyone = asyncio.gather(*asked)
         watch = asyncio.create_task(self._watch())
         try:
@@ -121,7 +154,17 @@ class Sampler:
                 make_trajectory, self.task, self.tokenizer, problem, request, index, sample
             )
             rollouts.append(Rollout(trajectory, sample.logprobs, policy_version))
-        return RolloutGroup(problem, rollouts, rewards=[])
+        return RolloutGroup(problem, rollouts, scores=[])
+
+    async def _completions(self, state: State, params: SamplingParams, round_number: int) -> list[Completion]:
+        request_id = round_id(state.id, round_number)
+        request = SampleRequest(request_id, state.prompt + state.prefix, state.prompt_ids + state.prefix_ids)
+        try:
+            samples = await self.client.sample(request, params)
+        except Refused as error:
+            raise BadInput(f"state {state.id} cannot be completed: {error}") from None
+        self._last_result = time.monotonic()
+        return await asyncio.to_thread(make_completions, self.task, self.tokenizer, state, request_id, samples)
 
     async def _watch(self) -> None:
         """Ends only by raising ServerGone."""

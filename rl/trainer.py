@@ -3,26 +3,35 @@
 A run stopped at any moment and started again goes on from its last checkpoint, an iteration border: problems,
 minibatches and learning rates are functions of the iteration's number, parameters and optimizer come back bit
 for bit. What the engine samples is its own.
+
+With several ranks rank 0 alone talks to the engine and scores; all ranks hold all rollouts, and share the forward
+and backward passes.
 """
 
 import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import torch
 
 from data.records import Problem
 from data.tasks.task import Task
-from rewards.outcome import OutcomeReward
-from rl.experience import logprob_gap, make_experience
+from rewards.score import Reward
+from rl.experience import logprob_gap, make_experience, reference_terms, token_rewards
+from rl.learners import Learners
+from rl.live import LiveSampler
+from rl.losses import whiten
 from rl.rollout import Sampler, draw_problems, score
-from rl.types import AdvantageEstimator, RolloutGroup
-from rl.update import PolicyUpdate
+from rl.types import AdvantageEstimator, Estimate, Experience, RolloutGroup
+from rl.update import Update
 from rl.weight_sync import Canary, WeightSync
+from runtime.distributed import is_main_rank, send_from_main_rank
 from runtime.schemas import RLConfig
 from runtime.tracking import Metrics, Progress
 from sampling.client import SamplingParams
@@ -31,6 +40,7 @@ from training.engine import Engine
 
 log = logging.getLogger(__name__)
 
+R = TypeVar("R")
 _NUM_CANARIES = 8
 
 
@@ -50,19 +60,33 @@ def fingerprint(problems: Sequence[Problem]) -> str:
     return digest.hexdigest()[:16]
 
 
-def describe_groups(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Means over the rollouts of an iteration; `zero_variance` is a share of groups, lengths are tokens."""
-    rewards = [reward for group in groups for reward in group.rewards]
+def describe_rollouts(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Means over the rollouts of an iteration; lengths are tokens."""
     trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
     num = len(trajectories)
     return {
-        "rollout/reward": sum(rewards) / num,
         "rollout/accuracy": sum(t.is_correct for t in trajectories) / num,
         "rollout/unparseable": sum(t.answer is None for t in trajectories) / num,
-        "rollout/zero_variance": sum(len(set(group.rewards)) == 1 for group in groups) / len(groups),
         "rollout/response_length": sum(len(t.response_ids) for t in trajectories) / num,
         "rollout/truncated": sum(t.finish_reason == "length" for t in trajectories) / num,
     }
+
+
+def describe_rewards(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Mean reward, its parts, and the share of groups whose rewards all agree."""
+    scores = [score for group in groups for score in group.scores]
+    names = sorted({name for score in scores for name in score.parts})
+    parts = {f"reward/{name}": sum(score.parts.get(name, 0.0) for score in scores) / len(scores) for name in names}
+    return {
+        "rollout/reward": sum(score.total for score in scores) / len(scores),
+        "rollout/zero_variance": sum(agrees(group) for group in groups) / len(groups),
+        **parts,
+    }
+
+
+def agrees(group: RolloutGroup) -> bool:
+    """Whether all rewards of a group are equal: compared with one another its rollouts teach nothing."""
+    return len(set(group.rewards)) == 1
 
 
 @dataclass
@@ -76,62 +100,118 @@ class Trainer:
     engine: Engine
     reference: Any | None
     task: Task
-    reward: OutcomeReward
+    reward: Reward
     estimator: AdvantageEstimator
     sampler: Sampler
     params: SamplingParams
-    update: PolicyUpdate
+    update: Update
     weight_sync: WeightSync
     pad_id: int
     run_dir: Path
+    _loop: asyncio.Runner | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.problems, self.dev = self.task.problems("train"), self.task.problems("dev")
         draw_problems(self.problems, self.config.num_problems, 0, 0)  # too few are told of at once
+        critic = self.update.critic
+        self.learners = Learners(self.engine, critic.engine if critic else None, self.update.kl)
 
     def run(self) -> None:
-        """Train, evaluate, save checkpoints; every await of the run happens on one event loop."""
+        """Train, evaluate, save checkpoints; every await of the run happens on one event loop, on rank 0."""
         config = self.config
         data = fingerprint(self.problems)
-        first = checkpoint.resume(self.run_dir, self.engine, data)
+        first = checkpoint.resume(self.run_dir, self.learners, data)
         if first:
             log.info("resuming %s after iteration %d of %d", self.run_dir, first, config.num_iterations)
         metrics = Metrics(self.run_dir, config.tracking, first, config)
         line_every = config.tracking.line_every_seconds
         progress = Progress("rl", config.num_iterations, "iteration", first, line_every)
-        with asyncio.Runner() as loop, progress:
+        with asyncio.Runner() if is_main_rank() else nullcontext() as loop, progress:
+            self._loop = loop
             try:
-                loop.run(self._start(first))
+                self._on_main(lambda: self._run(self._start(first)))
                 if first == 0 and config.eval_every > 0:
-                    metrics.log(0, self._evaluate(loop, 0))
+                    metrics.log(0, self._evaluate(0))
                 for iteration in range(first, config.num_iterations):
                     done = iteration + 1
-                    values = self.iterate(loop, iteration)
+                    values = self.iterate(iteration)
                     metrics.log(done, values)
                     seconds = sum(value for name, value in values.items() if name.startswith("seconds/"))
                     tokens = values["rollout/response_length"] * config.num_problems * config.group_size
                     progress.update(done, accuracy=values["rollout/accuracy"], tokens_per_second=tokens / seconds)
                     is_last = done == config.num_iterations
                     if config.eval_every > 0 and (is_last or done % config.eval_every == 0):
-                        metrics.log(done, self._evaluate(loop, done))
+                        metrics.log(done, self._evaluate(done))
                     if config.save_every > 0 and not is_last and done % config.save_every == 0:
                         state = checkpoint.TrainState(done, data)
-                        checkpoint.save(self.run_dir, self.engine, state, config.keep_checkpoints)
+                        checkpoint.save(self.run_dir, self.learners, state, config.keep_checkpoints)
             finally:
-                loop.run(self._stop())
+                if loop is not None:
+                    loop.run(self._stop())
         metrics.close()
 
-    def iterate(self, loop: asyncio.Runner, iteration: int) -> dict[str, float]:
+    def _run(self, coroutine: Any) -> Any:
+        assert self._loop is not None
+        return self._loop.run(coroutine)
+
+    def _on_main(self, call: Callable[[], R]) -> R:
+        """What `call` gives on rank 0, on every rank."""
+        return send_from_main_rank(call() if is_main_rank() else None)  # type: ignore[return-value]
+
+    def iterate(self, iteration: int) -> dict[str, float]:
         """One iteration (from 0); its metrics."""
-        config = self.config
         values: dict[str, float] = {}
-        with timed(values, "rollout"):
-            chosen = draw_problems(self.problems, config.num_problems, config.seed, iteration)
-            groups = loop.run(self.sampler.rollout(chosen, self.params, f"rl-{iteration}", iteration))
-        with timed(values, "reward"):
-            groups = score(groups, self.task, self.reward)
+        groups, drawn = self._on_main(lambda: self._draw(iteration, values))
+        experience = self._make_experience(groups, values)
+        with timed(values, "advantage"):
+            estimate = self._on_main(lambda: self._estimate(groups, experience, iteration))
+            advantages = estimate.advantages
+            if self.config.whitening != "none":
+                shifts_mean = self.config.whitening == "standard"
+                advantages = whiten(advantages, experience.response_mask, shifts_mean)
+            experience = replace(experience, advantages=advantages, returns=estimate.returns)
+        with timed(values, "update"):
+            updated = self.update(experience, iteration)
+        if "kl/per_response" in values:
+            self.update.kl.update(values["kl/per_response"], len(experience.ids))
+        with timed(values, "weight_sync"):
+            synced = self._on_main(lambda: self._run(self.weight_sync.sync(self.engine.model, iteration + 1)))
+        values |= self._describe(experience, estimate, drawn)
+        values |= {f"update/{name}": value for name, value in updated.items()}
+        values |= {f"engine/{name}": value for name, value in synced.items()}
+        return describe_rollouts(groups) | values
+
+    def _draw(self, iteration: int, values: dict[str, float]) -> tuple[list[RolloutGroup], dict[str, float]]:
+        """(the scored groups to train on, what was drawn for them).
+
+        Groups whose rewards agree are replaced, where that is asked for, by groups of other problems; where too
+        few differ in the end, groups that agree fill up.
+        """
+        config = self.config
+        groups: list[RolloutGroup] = []
+        seconds = {"rollout": 0.0, "reward": 0.0}
+        for round_number in range(config.max_resamplings + 1):
+            chosen = draw_problems(self.problems, config.num_problems, config.seed, iteration, round_number)
+            name = f"rl-{iteration}" if round_number == 0 else f"rl-{iteration}-{round_number}"
+            times: dict[str, float] = {}
+            with timed(times, "rollout"):
+                found = self._run(self.sampler.rollout(chosen, self.params, name, iteration))
+            with timed(times, "reward"):
+                groups += score(found, self.reward)
+            seconds = {phase: seconds[phase] + times[f"seconds/{phase}"] for phase in seconds}
+            if sum(not agrees(group) for group in groups) >= config.num_problems or not chosen:
+                break
+        drawn = describe_rewards(groups) | {f"seconds/{phase}": value for phase, value in seconds.items()}
+        drawn["rollout/num_groups"] = float(len(groups))
+        if config.max_resamplings > 0:
+            groups = sorted(groups, key=agrees)[: config.num_problems]  # stable: the order of drawing stays
+        values["rollout/trained_zero_variance"] = sum(agrees(group) for group in groups) / len(groups)
+        return groups, drawn
+
+    def _make_experience(self, groups: Sequence[RolloutGroup], values: dict[str, float]) -> Experience:
+        config = self.config
         with timed(values, "experience"):
-            experience = make_experience(
+            experience, scorer = make_experience(
                 groups,
                 self.engine.model,
                 self.reference,
@@ -140,19 +220,41 @@ class Trainer:
                 precision=config.precision,
                 temperature=self.params.temperature,
             )
-        with timed(values, "advantage"):
-            advantages, returns = self.estimator(groups, experience)
-            experience = replace(experience, advantages=advantages, returns=returns)
-        with timed(values, "update"):
-            updated = self.update(experience, iteration)
-        with timed(values, "weight_sync"):
-            synced = loop.run(self.weight_sync.sync(self.engine.model, iteration + 1))
+            rewards = token_rewards(groups, experience.response_mask)
+            if self.reference is not None:
+                kl = config.kl
+                terms = reference_terms(
+                    scorer, experience, self.engine.model, self.reference, kl.kind, self.params.temperature
+                )
+                if kl.max_token > 0:
+                    terms = terms.clamp(-kl.max_token, kl.max_token)
+                if kl.place == "reward":
+                    rewards = rewards - self.update.kl.coefficient * terms
+                values["kl/coefficient"] = self.update.kl.coefficient
+                values |= _describe_kl(experience, rewards, groups)
+            critic = self.update.critic
+            state_values = critic.values(scorer) if critic is not None else None
+            return replace(experience, rewards=rewards, values=state_values)
+
+    def _estimate(self, groups: Sequence[RolloutGroup], experience: Experience, iteration: int) -> Estimate:
+        assert self._loop is not None
+        live = LiveSampler(self._loop, self.sampler, self.reward, self.params, iteration)
+        return self.estimator(groups, experience, live)
+
+    def _describe(self, experience: Experience, estimate: Estimate, drawn: dict[str, float]) -> dict[str, float]:
+        mask = experience.response_mask
         gap_mean, gap_max = logprob_gap(experience)
-        entropy = float(experience.entropies[experience.response_mask].mean())
-        values |= {f"update/{name}": value for name, value in updated.items()} | {"update/entropy": entropy}
-        values |= {"engine/gap_mean": gap_mean, "engine/gap_max": gap_max}
-        values |= {f"engine/{name}": value for name, value in synced.items()}
-        return describe_groups(groups) | values
+        assert experience.advantages is not None
+        chosen = experience.advantages[mask]
+        return {
+            **drawn,
+            **{f"estimate/{name}": value for name, value in estimate.metrics.items()},
+            "estimate/advantage_mean": float(chosen.mean()),
+            "estimate/advantage_std": float(chosen.std(correction=0)),
+            "update/entropy": float(experience.entropies[mask].mean()),
+            "engine/gap_mean": gap_mean,
+            "engine/gap_max": gap_max,
+        }
 
     async def _start(self, version: int) -> None:
         """Open the client, sample the canaries, prove delivery, and serve the policy of this version."""
@@ -174,25 +276,43 @@ class Trainer:
         await asyncio.gather(*left, return_exceptions=True)
         await self.sampler.client.close()
 
-    def _evaluate(self, loop: asyncio.Runner, version: int) -> dict[str, float]:
+    def _evaluate(self, version: int) -> dict[str, float]:
         """Greedy accuracy on the dev problems."""
         values: dict[str, float] = {}
         dev = self.dev[: self.config.num_eval_problems]
         greedy = replace(self.params, n=1, temperature=0.0)
         with timed(values, "evaluate"):
-            groups = loop.run(self.sampler.rollout(dev, greedy, f"dev-{version}", version))
-        described = describe_groups(score(groups, self.task, self.reward))
+            groups = self._on_main(lambda: self._run(self.sampler.rollout(dev, greedy, f"dev-{version}", version)))
+        described = describe_rollouts(groups)
         accuracy = described["rollout/accuracy"]
         log.info("iteration %d: greedy accuracy %.3f on %d dev problems", version, accuracy, len(dev))
         kept = ("accuracy", "response_length", "truncated")
         return {f"eval/{name}": described[f"rollout/{name}"] for name in kept} | values
 
     def save_model(self, tokenizer: Any) -> None:
-        """`model/`, a standard folder, complete or absent: a run that has one is finished."""
+        """`critic/` where there is one, and `model/`, standard folders, complete or absent: a run that has a model/
+        is finished."""
 
-        def write(folder: Path) -> None:
-            self.engine.save_model(folder)
-            tokenizer.save_pretrained(folder)
+        def write(engine: Engine, folder: Path) -> None:
+            engine.save_model(folder)
+            if is_main_rank():
+                tokenizer.save_pretrained(folder)
 
-        checkpoint.write_folder(self.run_dir / "model", write)
+        if self.update.critic is not None:
+            critic = self.update.critic.engine
+            checkpoint.write_folder(self.run_dir / "critic", lambda folder: write(critic, folder))
+        checkpoint.write_folder(self.run_dir / "model", lambda folder: write(self.engine, folder))
         log.info("saved %s/model", self.run_dir)
+
+
+def _describe_kl(experience: Experience, rewards: torch.Tensor, groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Distances from the reference in nats, k1: a token's mean and a response's mean sum."""
+    assert experience.reference_logprobs is not None
+    mask = experience.response_mask
+    k1 = (experience.old_logprobs - experience.reference_logprobs)[mask]
+    total = sum(score.total for group in groups for score in group.scores)
+    return {
+        "kl/per_token": float(k1.mean()),
+        "kl/per_response": float(k1.sum()) / len(mask),
+        "kl/penalty_in_reward": float(rewards.sum() - total) / len(mask),
+    }

@@ -6,12 +6,15 @@ about token `ids[n, t]`, and is 0 where `response_mask` is false.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
-from data.records import Problem, Trajectory
+from data.records import Completion, Problem, State, Trajectory
+from data.steps import Decode
+from rewards.score import Score
+from sampling.client import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,16 @@ class Rollout:
 
 @dataclass(frozen=True)
 class RolloutGroup:
-    """The rollouts of one problem; `rewards` holds one number a rollout, none until they are scored."""
+    """The rollouts of one problem; `scores` holds one score a rollout, none until they are scored."""
 
     problem: Problem
     rollouts: list[Rollout]
-    rewards: list[float]
+    scores: list[Score]
+
+    @property
+    def rewards(self) -> list[float]:
+        """The reward of each whole rollout."""
+        return [score.total for score in self.scores]
 
 
 @dataclass(frozen=True)
@@ -41,8 +49,10 @@ class Experience:
 
     `ids`, `attention_mask` [N, T] long; `response_mask` [N, T] bool; `engine_logprobs` (at sampling),
     `old_logprobs` and `entropies` (by the trainer, before the update) [N, T]; `reference_logprobs` [N, T],
-    None without a KL penalty. `advantages` [N, T] are None until they are estimated; `returns` [N, T], the
-    targets of a critic, stay None where there is no critic.
+    None without a KL penalty. `rewards` [N, T]: outcomes at last tokens, process rewards at step ends, and the KL
+    penalty where it is part of the reward. `values` [N, T]: the critic's value of the state a token is chosen
+    in, None where there is no critic. `advantages` [N, T] are None until they are estimated; `returns` [N, T],
+    the targets of a critic, stay None where there is no critic.
     """
 
     ids: torch.Tensor
@@ -52,14 +62,61 @@ class Experience:
     old_logprobs: torch.Tensor
     entropies: torch.Tensor
     reference_logprobs: torch.Tensor | None = None
+    rewards: torch.Tensor | None = None
+    values: torch.Tensor | None = None
     advantages: torch.Tensor | None = None
     returns: torch.Tensor | None = None
 
 
-class AdvantageEstimator(Protocol):
-    """Built from conf/advantage/."""
+@dataclass(frozen=True)
+class Estimate:
+    """`advantages` [N, T]; `returns` [N, T], None where there is no critic to fit: None *is* "no critic".
 
-    def __call__(
-        self, groups: Sequence[RolloutGroup], experience: Experience
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(advantages [N, T], returns [N, T]); returns None *is* "no critic"."""
+    `metrics` are means over the iteration. `state_values`: for every rollout the values V_0 .. V_S of its states
+    (V_S the terminal one), empty for estimators that value no states.
+    """
+
+    advantages: torch.Tensor
+    returns: torch.Tensor | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
+    state_values: list[list[float]] = field(default_factory=list)
+
+
+class Live(Protocol):
+    """The sampler and the reward of an iteration, for estimators that ask for more than the rollouts.
+
+    Calls block until everything is answered. Problems are sampled at the iteration's policy version.
+    """
+
+    params: SamplingParams
+
+    @property
+    def decode(self) -> Decode:
+        """Token ids → text."""
+
+    def rollout(self, problems: Sequence[Problem], params: SamplingParams, name: str) -> list[RolloutGroup]:
+        """One scored group a problem."""
+
+    def complete(
+        self, states: Sequence[State], params: Sequence[SamplingParams], round_number: int
+    ) -> list[list[Completion]]:
+        """Graded completions of every state, `params[i].n` of state i."""
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        """By the run's reward."""
+
+
+class AdvantageEstimator(Protocol):
+    """Built from conf/advantage/. An estimator that asks for no more samples leaves `live` alone.
+
+    `needs_critic`: it reads `experience.values`. `reads_token_rewards`: it reads `experience.rewards`, so that a
+    KL penalty placed in the reward is not lost. `smallest_group`: 2 where a rollout is compared with others of its
+    problem, else 1.
+    """
+
+    needs_critic: bool
+    reads_token_rewards: bool
+    smallest_group: int
+
+    def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, live: Live) -> Estimate:
+        """Advantages of the rollouts' response tokens."""

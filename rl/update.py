@@ -1,118 +1,262 @@
-"""Epochs of minibatches over one experience.
+"""Epochs of minibatches over one experience: the policy's steps, and the critic's where there is one.
 
-The loss of a minibatch is the sum over its response tokens divided by their number, over all its
-micro-batches: the gradient does not depend on how it is cut. Which rollouts make which minibatch is a
-function of (seed, iteration, epoch) alone.
+The loss of a minibatch is the weighted sum over its response tokens, over all micro-batches and ranks, divided by
+one number for the whole minibatch: the gradient does not depend on how it is cut. Which rollouts make which
+minibatch is a function of (seed, iteration, epoch) alone.
 
-Without a KL penalty a rollout whose advantages are all 0 (its group agreed) has no gradient: its tokens are
-counted and its forward and backward passes are left out.
+Where nothing but the surrogate has a gradient, a rollout whose advantages are all 0 (its group agreed) has none:
+its tokens are counted and its forward and backward passes are left out.
 """
 
 import math
 import random
-from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from rl.experience import micro_batches, policy_logprobs
-from rl.losses import clipped_surrogate, clipped_tokens, k3_divergence
+from data.records import BadInput
+from rl.critic import Critic
+from rl.experience import micro_batches, own_rows, policy_logits, policy_logprobs
+from rl.kl import KLController, divergence, full_divergence
+from rl.losses import (
+    NORMALISERS,
+    clipped_surrogate,
+    clipped_tokens,
+    importance_weights,
+    token_weights,
+)
 from rl.types import Experience
+from runtime.distributed import gather_over_ranks, sum_over_ranks
+from runtime.schemas import RLConfig
 from training.engine import Engine, autocast
-from training.loop import NotFinite
-
-Sums = dict[str, tuple[float, float]]
+from training.loop import SCHEDULES, NotFinite, Sums
 
 
-def learning_rate(step: int, peak: float, warmup_steps: int) -> float:
-    """Linear warm-up over `warmup_steps` optimizer steps, then constant. `step` from 0."""
-    return peak * min(1.0, (step + 1) / max(1, warmup_steps))
+def learning_rate(step: int, peak: float, warmup_steps: int, schedule: str = "constant", num_steps: int = 0) -> float:
+    """Linear warm-up over `warmup_steps` optimizer steps, then constant, linear to 0 or cosine to 0. `step` from 0."""
+    if step < warmup_steps or schedule == "constant":
+        return peak * min(1.0, (step + 1) / max(1, warmup_steps))
+    return peak * SCHEDULES[schedule]((step - warmup_steps) / max(1, num_steps - warmup_steps))
 
 
 @dataclass
-class PolicyUpdate:
-    """Sizes in rollouts; `temperature` is the sampler's."""
+class Update:
+    """`temperature` and `max_tokens` are the sampler's; `reference` is read where `kl.kind` is full alone."""
 
     engine: Engine
-    precision: str
+    config: RLConfig
     temperature: float
-    num_epochs: int
-    minibatch_size: int
-    micro_batch_size: int
-    learning_rate: float
-    warmup_steps: int
-    clip_low: float
-    clip_high: float
-    kl_coefficient: float
-    seed: int
+    max_tokens: int
+    kl: KLController
+    critic: Critic | None = None
+    reference: Any | None = None
+
+    def __post_init__(self) -> None:
+        config = self.config
+        if config.loss_normaliser not in NORMALISERS:
+            raise BadInput(f"loss_normaliser must be one of {', '.join(NORMALISERS)}, got '{config.loss_normaliser}'")
+        for name, schedule in (("schedule", config.schedule), ("critic.schedule", self._critic_schedule)):
+            if schedule not in SCHEDULES:
+                raise BadInput(f"{name} must be one of {', '.join(SCHEDULES)}, got '{schedule}'")
+        if config.dual_clip and config.dual_clip <= 1:
+            raise BadInput(f"dual_clip must be above 1 (0: none), got {config.dual_clip:g}")
+
+    @property
+    def _critic_schedule(self) -> str:
+        return self.critic.config.schedule if self.critic else "constant"
 
     def __call__(self, experience: Experience, iteration: int) -> dict[str, float]:
         """Train on the experience of `iteration` (from 0); means over its tokens and steps."""
         if experience.advantages is None:
             raise ValueError("advantages have not been estimated")
-        if experience.returns is not None:
-            raise ValueError("this estimator gives returns for a critic, and there is no critic to fit")
-        sums: Sums = defaultdict(lambda: (0.0, 0.0))
-        epochs = [self._cut(len(experience.ids), iteration, epoch) for epoch in range(self.num_epochs)]
-        minibatches = [rows for epoch in epochs for rows in epoch]
-        rate = 0.0
+        if (experience.returns is None) != (self.critic is None):
+            raise ValueError(
+                "this estimator gives returns for a critic, and there is no critic to fit"
+                if self.critic is None
+                else "there is a critic, and this estimator gives no returns to fit it to"
+            )
+        sums = Sums()
+        rates: dict[str, float] = {}
+        warmup = self.critic.config.num_warmup_iterations if self.critic else 0
+        self.largest_ratio = 0.0
+        for step, num_steps, rows in self._minibatches(len(experience.ids), iteration):
+            if iteration >= warmup:
+                rates["learning_rate"] = self._rate(step - warmup * num_steps, num_steps)
+                self._step(experience, rows, rates["learning_rate"], sums)
+            if self.critic is not None:
+                rates["value_learning_rate"] = self._critic_rate(step, num_steps)
+                self.critic.step(experience, rows, rates["value_learning_rate"], sums)
+        return {**sums.means(), **rates, "ratio_max": max(gather_over_ranks(self.largest_ratio))}
+
+    def _minibatches(self, num_rollouts: int, iteration: int) -> Iterator[tuple[int, int, torch.Tensor]]:
+        """(step of the run from 0, steps an iteration, rows)."""
+        size = self.config.minibatch_size
+        num_steps = self.config.num_epochs * math.ceil(num_rollouts / size)
+        step = iteration * num_steps
+        for epoch in range(self.config.num_epochs):
+            order = list(range(num_rollouts))
+            random.Random(f"{self.config.seed}/{iteration}/{epoch}").shuffle(order)
+            for start in range(0, num_rollouts, size):
+                yield step, num_steps, torch.tensor(order[start : start + size])
+                step += 1
+
+    def _rate(self, step: int, num_steps: int) -> float:
+        config = self.config
+        total = config.num_iterations * num_steps
+        return learning_rate(step, config.learning_rate, config.warmup_steps, config.schedule, total)
+
+    def _critic_rate(self, step: int, num_steps: int) -> float:
+        assert self.critic is not None
+        config, total = self.critic.config, self.config.num_iterations * num_steps
+        return learning_rate(step, config.learning_rate, config.warmup_steps, config.schedule, total)
+
+    def _step(self, experience: Experience, rows: torch.Tensor, rate: float, sums: Sums) -> None:
+        """One optimizer step of the policy."""
+        config, mask = self.config, experience.response_mask
+        weights, divisor = token_weights(mask[rows], config.loss_normaliser, self.max_tokens)
+        every_weight = torch.zeros(mask.shape).index_copy(0, rows, weights)
+        mine = own_rows(rows)
+        share = token_weights(mask[mine], config.loss_normaliser, self.max_tokens)[1]
+        sums.add({"surrogate_loss": (0.0, share), "clip_share": (0.0, int(mask[mine].sum()))})
+        sums.add(dict.fromkeys(self._names(experience), (0.0, 0.0)))
+        if experience.advantages is not None and not self._has_more_than_surrogate(experience):
+            mine = mine[experience.advantages[mine].any(dim=1)]
         self.engine.model.train()
-        for index, rows in enumerate(minibatches):
-            rate = learning_rate(iteration * len(minibatches) + index, self.learning_rate, self.warmup_steps)
-            norm = self._step(experience, rows, rate, sums)
-            _add(sums, "grad_norm", norm, 1)
-        means = {name: total / max(count, 1.0) for name, (total, count) in sums.items()}
-        return {**means, "learning_rate": rate}
-
-    def _cut(self, num_rollouts: int, iteration: int, epoch: int) -> list[torch.Tensor]:
-        order = list(range(num_rollouts))
-        random.Random(f"{self.seed}/{iteration}/{epoch}").shuffle(order)
-        size = self.minibatch_size
-        return [torch.tensor(order[start : start + size]) for start in range(0, num_rollouts, size)]
-
-    def _step(self, experience: Experience, rows: torch.Tensor, rate: float, sums: Sums) -> float:
-        """One optimizer step; the gradient norm."""
-        count = int(experience.response_mask[rows].sum())
-        for name in ("surrogate_loss", "clip_share"):
-            _add(sums, name, 0.0, count)
-        if experience.reference_logprobs is None and experience.advantages is not None:
-            rows = rows[experience.advantages[rows].any(dim=1)]
-        for cut, length in micro_batches(experience.attention_mask, rows, self.micro_batch_size):
-            total = self._loss(experience, cut, length, sums)
+        ratios = [0.0, 0.0]
+        for cut, length in micro_batches(experience.attention_mask, mine, config.micro_batch_size):
+            total = self._loss(experience, every_weight, cut, length, sums, ratios)
             if not math.isfinite(float(total.detach())):
                 raise NotFinite(f"the loss is {float(total.detach())} on rollouts {cut.tolist()[:8]}")
-            self.engine.backward(total / count)
+            self.engine.backward(total / max(divisor, 1.0))
+        if self._is_guarded(ratios, sums):
+            return
         norm = self.engine.step(rate)
         if not math.isfinite(norm):
             raise NotFinite(f"the gradient norm is {norm}: try a lower learning_rate")
-        return norm
+        sums.add({"grad_norm": (norm, 1)})
 
-    def _loss(self, experience: Experience, cut: torch.Tensor, length: int, sums: Sums) -> torch.Tensor:
+    def _has_more_than_surrogate(self, experience: Experience) -> bool:
+        """Whether a rollout without advantages can have a gradient all the same."""
+        return self._penalty_kind(experience) != "" or self.config.entropy_bonus != 0
+
+    def _penalty_kind(self, experience: Experience) -> str:
+        """Of the KL penalty in the loss; "" where there is none."""
+        is_there = experience.reference_logprobs is not None and self.config.kl.place == "loss"
+        return self.config.kl.kind if is_there else ""
+
+    def _names(self, experience: Experience) -> list[str]:
+        """Metrics that a rank without rows must name too."""
+        names = ["kl_old", "approximate_kl", "ratio"]
+        return [*names, "kl_reference"] if self._penalty_kind(experience) else names
+
+    def _is_guarded(self, ratios: list[float], sums: Sums) -> bool:
+        """Whether this minibatch is left out because the policy has run away from the one that made it."""
+        limit = self.config.max_mean_ratio
+        if limit <= 0:
+            return False
+        total, tokens = sum_over_ranks(ratios)
+        is_skipped = not total <= limit * max(tokens, 1.0)  # also where it is not a number
+        sums.add({"skipped": (float(is_skipped), 1)})
+        if is_skipped:
+            self.engine.discard()
+        return is_skipped
+
+    def _loss(
+        self,
+        experience: Experience,
+        every_weight: torch.Tensor,
+        cut: torch.Tensor,
+        length: int,
+        sums: Sums,
+        ratios: list[float],
+    ) -> torch.Tensor:
         """The summed loss of a micro-batch, with its graph."""
 
         def take(tensor: Any) -> torch.Tensor:
             part: torch.Tensor = tensor[cut, :length].to(self.engine.device)
             return part
 
-        mask, old = take(experience.response_mask), take(experience.old_logprobs)
-        advantages = take(experience.advantages)
-        with autocast(self.engine.device, self.precision):
-            logprobs, _ = policy_logprobs(
-                self.engine.model, take(experience.ids), take(experience.attention_mask), self.temperature
+        config, kind = self.config, self._penalty_kind(experience)
+        ids, attention_mask = take(experience.ids), take(experience.attention_mask)
+        mask, weights = take(experience.response_mask), take(every_weight)
+        old, advantages = take(experience.old_logprobs), take(experience.advantages)
+        logits = None
+        with autocast(self.engine.device, config.precision):
+            if kind == "full" or config.entropy_bonus:
+                logits = policy_logits(self.engine.model, ids, attention_mask)
+                logprobs = _logprobs_of(logits, ids, self.temperature)
+            else:
+                logprobs, _ = policy_logprobs(self.engine.model, ids, attention_mask, self.temperature)
+        surrogate_weights = weights
+        if config.importance_cap > 0:
+            surrogate_weights = weights * importance_weights(
+                old, take(experience.engine_logprobs), config.importance_cap
             )
-        clip = (mask, self.clip_low, self.clip_high)
-        total, count = clipped_surrogate(logprobs, old, advantages, *clip)
-        _add(sums, "surrogate_loss", float(total.detach()), 0)
-        _add(sums, "clip_share", clipped_tokens(logprobs.detach(), old, advantages, *clip)[0], 0)
-        _add(sums, "kl_old", float(k3_divergence(old, logprobs.detach(), mask)[0]), count)
-        if experience.reference_logprobs is not None:
-            penalty, _ = k3_divergence(logprobs, take(experience.reference_logprobs), mask)
-            _add(sums, "kl_reference", float(penalty.detach()), count)
-            total = total + self.kl_coefficient * penalty
+        clip = (mask, config.clip_low, config.clip_high)
+        total, _ = clipped_surrogate(logprobs, old, advantages, *clip, config.dual_clip, surrogate_weights)
+        self._count(logprobs.detach(), old, advantages, clip, total, sums, ratios)
+        if kind:
+            terms = self._penalty(kind, logits, logprobs, take(experience.reference_logprobs), ids, attention_mask)
+            if config.kl.max_token > 0:
+                terms = terms.clamp(-config.kl.max_token, config.kl.max_token)
+            sums.add({"kl_reference": (float(terms.detach()[mask].sum()), int(mask.sum()))})
+            total = total + self.kl.coefficient * (terms[mask] * weights[mask]).sum()
+        if config.entropy_bonus and logits is not None:
+            shares = torch.log_softmax(logits.float() / self.temperature, dim=-1)
+            entropies = -(shares.exp() * shares).sum(-1)
+            total = total - config.entropy_bonus * (entropies[mask] * weights[mask]).sum()
         return total
 
+    def _penalty(
+        self,
+        kind: str,
+        logits: torch.Tensor | None,
+        logprobs: torch.Tensor,
+        reference_logprobs: torch.Tensor,
+        ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """The KL term of every token [B, T]."""
+        if kind != "full":
+            return divergence(logprobs, reference_logprobs, kind)
+        with torch.no_grad(), autocast(self.engine.device, self.config.precision):
+            reference = policy_logits(self.reference, ids, attention_mask)
+        assert logits is not None
+        return full_divergence(logits, reference, self.temperature)
 
-def _add(sums: Sums, name: str, total: float, count: float) -> None:
-    old = sums[name]
-    sums[name] = (old[0] + total, old[1] + count)
+    def _count(
+        self,
+        logprobs: torch.Tensor,
+        old: torch.Tensor,
+        advantages: torch.Tensor,
+        clip: tuple[torch.Tensor, float, float],
+        surrogate: torch.Tensor,
+        sums: Sums,
+        ratios: list[float],
+    ) -> None:
+        """Add a micro-batch's metrics."""
+        mask = clip[0]
+        tokens = int(mask.sum())
+        ratio = torch.exp(logprobs[mask] - old[mask])
+        ratios[0] += float(ratio.double().sum())
+        ratios[1] += tokens
+        if tokens:
+            self.largest_ratio = max(self.largest_ratio, float(ratio.max()))
+        sums.add(
+            {
+                "surrogate_loss": (float(surrogate.detach()), 0),
+                "clip_share": (clipped_tokens(logprobs, old, advantages, *clip)[0], 0),
+                "kl_old": (float(divergence(old, logprobs, "k3")[mask].sum()), tokens),
+                "approximate_kl": (float(divergence(logprobs, old, "mse")[mask].sum()), tokens),
+                "ratio": (float(ratio.sum()), tokens),
+            }
+        )
+
+
+def _logprobs_of(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Aligned logits [B, T, V] → log-probs [B, T]."""
+    shares = torch.log_softmax(logits.float() / temperature, dim=-1)
+    found = shares.gather(-1, ids[..., None]).squeeze(-1)
+    return torch.cat([torch.zeros_like(found[:, :1]), found[:, 1:]], dim=1)

@@ -89,6 +89,24 @@ def from_main_rank(call: Callable[[], T]) -> T:
     return value
 
 
+def send_from_main_rank(value: T | None) -> T:
+    """The (picklable) value of rank 0 on every rank; what the others give is not looked at."""
+    if world_size() > 1:
+        values: list[Any] = [value if is_main_rank() else None]
+        dist.broadcast_object_list(values, src=0, device=device())
+        value = values[0]
+    return value  # type: ignore[return-value]
+
+
+def sum_tensor_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
+    """The sum of a CPU tensor that has the same shape on every rank."""
+    if world_size() == 1:
+        return tensor
+    moved = tensor.to(device())
+    dist.all_reduce(moved)
+    return moved.cpu()
+
+
 def sum_gradients(parameters: list[torch.nn.Parameter]) -> None:
     """Sum `.grad` over ranks in place (losses are already divided by the global count)."""
     if world_size() == 1:

@@ -130,19 +130,63 @@ class StageConfig:
 
 
 @dataclass
+class KLConfig:
+    """The penalty for leaving the reference; a `coefficient` of 0 has none, and no reference is loaded.
+
+    `kind` (k1, abs, mse, k3, full: rl/kl.py) is estimated a token and stands in the `loss` or, as a cost of each
+    token, in the `reward`. Above 0, `max_token` bounds a token's term, and `target` (nats a response) makes the
+    coefficient adapt itself over `horizon` rollouts.
+    """
+
+    coefficient: float = 0.0
+    kind: str = "k3"
+    place: str = "loss"
+    max_token: float = 0.0
+    target: float = 0.0
+    horizon: int = 10000
+
+
+@dataclass
+class CriticConfig:
+    """The value network: a model with a value at every position, its own optimizer and schedule.
+
+    `form`: a value is the head's output (linear) or its sigmoid (probability, as process reward models are
+    trained). `clip_range` bounds how far a value may move in one iteration (0: nothing is clipped). For the first
+    `num_warmup_iterations` the critic alone is trained.
+    """
+
+    model: Any = MISSING
+    form: str = "linear"
+    optimizer: Any = MISSING
+    learning_rate: float = 1e-5
+    warmup_steps: int = 0
+    schedule: str = "constant"
+    max_grad_norm: float = 1.0
+    clip_range: float = 0.2
+    num_warmup_iterations: int = 0
+
+
+@dataclass
 class RLConfig:
     """`main.py`: reinforcement learning with a live engine.
 
     One iteration samples `num_problems` x `group_size` rollouts and makes `num_epochs` passes over them
-    in minibatches of `minibatch_size` rollouts.
+    in minibatches of `minibatch_size` rollouts. Groups whose rewards agree are replaced by groups of other
+    problems up to `max_resamplings` times an iteration (DAPO's dynamic sampling). `whitening` of advantages
+    over the whole iteration: none, scale or standard. A minibatch's loss is divided by what `loss_normaliser`
+    says: token, sequence or constant (rl/losses.py). One whose mean ratio is above `max_mean_ratio` (0: any)
+    is skipped and counted. `importance_cap` above 0 weighs tokens by the truncated ratio of the trainer's and
+    the engine's policy. `critic` is null where the estimator needs none.
     """
 
     output_dir: str = MISSING
     seed: int = 0
     task: Any = MISSING
     model: Any = MISSING
+    critic: CriticConfig | None = None
     reward: Any = MISSING
     advantage: Any = MISSING
+    kl: KLConfig = field(default_factory=KLConfig)
     server: Any = MISSING
     client: Any = MISSING
     params: Any = MISSING
@@ -151,15 +195,22 @@ class RLConfig:
     num_iterations: int = 10
     num_problems: int = 64
     group_size: int = 8
+    max_resamplings: int = 0
     num_epochs: int = 1
     minibatch_size: int = 512
     micro_batch_size: int = 64
     learning_rate: float = 1e-6
     warmup_steps: int = 0
+    schedule: str = "constant"
     max_grad_norm: float = 1.0
     clip_low: float = 0.2
     clip_high: float = 0.2
-    kl_coefficient: float = 0.0
+    dual_clip: float = 0.0
+    entropy_bonus: float = 0.0
+    max_mean_ratio: float = 0.0
+    importance_cap: float = 0.0
+    loss_normaliser: str = "token"
+    whitening: str = "none"
     eval_every: int = 0
     num_eval_problems: int = 200
     save_every: int = 0

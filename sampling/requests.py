@@ -88,6 +88,31 @@ def make_trajectory(
     )
 
 
+def make_completions(
+    task: Task, tokenizer: Any, state: State, request_id: str, samples: list[Sample]
+) -> list[Completion]:
+    """The graded completions of a state, each graded together with the state's prefix; ids `{request}/{k}`."""
+    records = []
+    for k, answered in enumerate(samples):
+        sample = cut_at_text(answered, tokenizer)
+        grade = task.grade(state.gold, state.prefix + sample.text, state.num_options)
+        is_correct = grade.is_correct and sample.finish_reason == "stop"
+        records.append(
+            Completion(
+                f"{request_id}/{k}",
+                state.id,
+                state.problem_id,
+                sample.text,
+                sample.token_ids,
+                sample.finish_reason,
+                grade.answer,
+                is_correct,
+                sample.logprobs,
+            )
+        )
+    return records
+
+
 @dataclass
 class TrajectoryRequests:
     """Full solutions of a split's problems `first` .. `first + limit - 1` (limit 0: all)."""
@@ -141,31 +166,7 @@ class CompletionRequests:
 
     def records(self, task: Task, tokenizer: Any, request: SampleRequest, samples: list[Sample]) -> list[Any]:
         """Completions, graded on the prefix and the continuation together."""
-        return self.completions(task, tokenizer, self._states[request.id], request.id, samples)
-
-    def completions(
-        self, task: Task, tokenizer: Any, state: State, request_id: str, samples: list[Sample]
-    ) -> list[Completion]:
-        """The graded completions of a state; ids `{request}/{k}`."""
-        records = []
-        for k, answered in enumerate(samples):
-            sample = cut_at_text(answered, tokenizer)
-            grade = task.grade(state.gold, state.prefix + sample.text, state.num_options)
-            is_correct = grade.is_correct and sample.finish_reason == "stop"
-            records.append(
-                Completion(
-                    f"{request_id}/{k}",
-                    state.id,
-                    state.problem_id,
-                    sample.text,
-                    sample.token_ids,
-                    sample.finish_reason,
-                    grade.answer,
-                    is_correct,
-                    sample.logprobs,
-                )
-            )
-        return records
+        return make_completions(task, tokenizer, self._states[request.id], request.id, samples)
 
     def inputs(self) -> list[str]:
         """The states."""

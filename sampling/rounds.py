@@ -19,7 +19,7 @@ from data.jsonl import cut_torn_tail, iter_rows, to_line
 from data.records import BadInput, Completion, State, parse_record
 from data.tasks.task import Task
 from sampling.client import Client, Sample, SampleRequest, SamplingParams
-from sampling.requests import CompletionRequests
+from sampling.requests import CompletionRequests, make_completions
 from sampling.runner import Runner, Tally
 
 
@@ -80,7 +80,7 @@ class RoundCompletions(CompletionRequests):
 
     def records(self, task: Task, tokenizer: Any, request: SampleRequest, samples: list[Sample]) -> list[Any]:
         """Completions of the request's state."""
-        return self.completions(task, tokenizer, self._by_request[request.id], request.id, samples)
+        return make_completions(task, tokenizer, self._by_request[request.id], request.id, samples)
 
 
 class Rounds:

@@ -13,6 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from runtime.entrypoint import BadConfig, check_component, find_component, register_schemas
+from runtime.schemas import RLConfig
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 EXPERIMENTS = sorted([*CONF.glob("exp/**/*.yaml"), *CONF.glob("api/vllm/*.yaml"), *CONF.glob("api/openai/*.yaml")])
@@ -20,7 +21,8 @@ STAGES = sorted(CONF.glob("stage/*.yaml"))
 BASES = [CONF / f"{name}.yaml" for name in ("train", "sample", "rl", "stage")]
 ALL = sorted(CONF.rglob("*.yaml"))
 # What the programs add to the config's own keys when they build a component.
-GIVEN_BY_CODE = {"optimizer": {"params": [], "lr": 1e-3}, "client": {"seed": 0}}
+GIVEN_BY_CODE = {"client": {"seed": 0}}
+GIVEN_BY_CODE |= {name: {"params": [], "lr": 1e-3} for name in ("optimizer", "critic.optimizer")}
 
 
 def name_of(path: Path) -> str:
@@ -93,7 +95,7 @@ def test_every_stage_is_found_by_its_bare_name(path: Path) -> None:
     ("base", "group"),
     [("train", "model"), ("train", "objective"), ("train", "examples"), ("train", "optimizer"),
      ("train", "deepspeed"), ("train", "lora"), ("sample", "task"), ("sample", "client"), ("sample", "server"),
-     ("sample", "requests"), ("rl", "advantage"), ("rl", "reward")],
+     ("sample", "requests"), ("rl", "advantage"), ("rl", "reward"), ("rl", "critic"), ("rl", "kl")],
 )  # fmt: skip
 def test_every_option_of_a_group_composes_and_binds(base: str, group: str) -> None:
     for path in sorted((CONF / group).glob("*.yaml")):
@@ -150,3 +152,11 @@ def test_a_component_without_a_needed_key_fails(tmp_path: Path) -> None:
     text = "eval_examples:\n  _target_: data.examples.DemonstrationExamples\n  path: x\n"
     with pytest.raises(BadConfig, match="missing a required argument: 'max_length'"):
         bind_components(compose_config(write(tmp_path, text), "mine"))
+
+
+def test_a_critic_is_there_where_it_is_chosen_and_null_elsewhere() -> None:
+    for path in sorted(CONF.glob("exp/ppo/*.yaml")):
+        config = OmegaConf.to_object(compose_config(CONF, name_of(path), "model.path=M", "output_dir=D"))
+        assert isinstance(config, RLConfig)
+        assert (config.critic is not None) == ("generalized" in str(config.advantage["_target_"])), path
+        assert config.critic is None or config.critic.model["path"] == "M"

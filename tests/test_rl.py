@@ -1,9 +1,7 @@
 """Reinforcement learning: advantages and losses by hand, masks, deliveries that are stale, exact resume."""
 
 import asyncio
-import json
 import os
-import random
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from rl_cases import PARAMS, FakeClient, FakeEngine, make_trainer, read_metrics
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -21,20 +20,20 @@ from data.tasks.word_arithmetic import WordArithmetic
 from models.load import load_policy
 from models.logprobs import token_logprobs
 from rewards.outcome import OutcomeReward
+from rewards.score import Score
 from rl.advantages.group_relative import GroupRelativeAdvantage, group_advantages
 from rl.experience import logprob_gap, make_experience
-from rl.losses import clipped_surrogate, clipped_tokens, k3_divergence
+from rl.kl import KLController, divergence
+from rl.losses import clipped_surrogate, clipped_tokens
 from rl.rollout import BadSampling, Sampler, check_params, draw_problems, score
-from rl.trainer import Trainer
-from rl.types import Experience, Rollout, RolloutGroup
-from rl.update import PolicyUpdate, learning_rate
+from rl.types import Experience, Live, Rollout, RolloutGroup
+from rl.update import Update, learning_rate
 from rl.weight_sync import Canary, StaleWeights, WeightSync, named_weights, write_weights
-from runtime.schemas import RLConfig
+from runtime.schemas import KLConfig, RLConfig
 from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from training.engine import TorchEngine
 
 ROOT = Path(__file__).resolve().parent.parent
-PARAMS = SamplingParams(n=4, temperature=1.0, max_tokens=16, has_logprobs=True)
 
 
 @pytest.fixture(autouse=True)
@@ -57,54 +56,9 @@ def make_groups(rows: Sequence[tuple[list[int], list[int]]], rewards: Sequence[f
     """Groups of two rollouts; the engine's log-probs are all -1."""
     rollouts = [make_rollout(prompt, response, [-1.0] * len(response)) for prompt, response in rows]
     return [
-        RolloutGroup(Problem("p", "", "1"), rollouts[i : i + 2], list(rewards[i : i + 2]))
+        RolloutGroup(Problem("p", "", "1"), rollouts[i : i + 2], [Score(x) for x in rewards[i : i + 2]])
         for i in range(0, len(rollouts), 2)
     ]
-
-
-class FakeClient:
-    """Answers `#### d` and the end token, d drawn by the request's id; dies of requests `{dies_at}/...`."""
-
-    def __init__(self, tokenizer: Any, dies_at: str = ""):
-        self.tokenizer = tokenizer
-        self.dies_at = dies_at
-        self.num_open = self.num_most = 0
-
-    async def open(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        if request.id.split("/")[0] == self.dies_at:
-            raise ServerGone("the server has died")
-        self.num_open += 1
-        self.num_most = max(self.num_most, self.num_open)
-        await asyncio.sleep(0)
-        self.num_open -= 1
-        rng = random.Random(request.id)
-        texts = [f"#### {rng.randint(1, 9)}" for _ in range(params.n)]
-        rows = [[*self.tokenizer(text).input_ids, self.tokenizer.eos_token_id] for text in texts]
-        return [Sample(text, ids, "stop", [-1.0] * len(ids)) for text, ids in zip(texts, rows, strict=True)]
-
-
-class FakeEngine:
-    """A copy of the policy that takes every delivered weight but those in `stale`."""
-
-    def __init__(self, path: Path, stale: Sequence[str] = ()):
-        self.model: Any = load_policy(str(path), "eager")
-        self.model.train(False)
-        self.stale = stale
-
-    async def load(self, folder: Path) -> None:
-        weights = load_file(folder / "model.safetensors")
-        kept = {name: value for name, value in weights.items() if name not in self.stale}
-        self.model.load_state_dict(kept, strict=False)
-
-    @torch.no_grad()
-    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
-        row = torch.tensor([ids])
-        found: list[float] = token_logprobs(self.model(input_ids=row).logits, row)[0][0].tolist()
-        return found
 
 
 def make_sync(engine: FakeEngine) -> WeightSync:
@@ -113,24 +67,17 @@ def make_sync(engine: FakeEngine) -> WeightSync:
     return sync
 
 
-def make_update(model: Any, **changes: Any) -> PolicyUpdate:
+def make_update(model: Any, **changes: Any) -> Update:
     """Plain gradient descent at rate 1, unclipped: parameters move by exactly the gradient."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     engine = TorchEngine(model, optimizer, torch.device("cpu"), max_grad_norm=1e9)
-    settings: dict[str, Any] = {
-        "precision": "fp32",
-        "temperature": 1.0,
-        "num_epochs": 1,
-        "minibatch_size": 6,
-        "micro_batch_size": 6,
-        "learning_rate": 1.0,
-        "warmup_steps": 0,
-        "clip_low": 0.2,
-        "clip_high": 0.2,
-        "kl_coefficient": 0.0,
-        "seed": 0,
-    }
-    return PolicyUpdate(engine, **{**settings, **changes})
+    settings: dict[str, Any] = {"precision": "fp32", "minibatch_size": 6, "micro_batch_size": 6, "learning_rate": 1.0}
+    config = RLConfig(**{**settings, **changes})
+    kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)
+    return Update(engine, config, temperature=1.0, max_tokens=16, kl=kl)
+
+
+NO_SAMPLER: Live = None  # type: ignore[assignment]
 
 
 def ragged_experience(model: Any, reference: Any = None) -> Experience:
@@ -138,9 +85,9 @@ def ragged_experience(model: Any, reference: Any = None) -> Experience:
     rows = [(list(range(5, 5 + 3 + i)), list(range(30, 30 + 2 * i + 1))) for i in range(6)]
     groups = make_groups(rows, rewards=[1, 0, 1, 1, 0, 1])
     how: dict[str, Any] = {"pad_id": 0, "micro_batch_size": 4, "precision": "fp32", "temperature": 1.0}
-    experience = make_experience(groups, model, reference, **how)
-    advantages, returns = GroupRelativeAdvantage(divide_by_std=True)(groups, experience)
-    return replace(experience, advantages=advantages, returns=returns)
+    experience, _ = make_experience(groups, model, reference, **how)
+    estimate = GroupRelativeAdvantage(divide_by_std=True)(groups, experience, NO_SAMPLER)
+    return replace(experience, advantages=estimate.advantages, returns=estimate.returns)
 
 
 def parameters_after(path: Path, micro_batch_size: int) -> torch.Tensor:
@@ -208,15 +155,13 @@ def test_k3_by_hand_on_two_tokens() -> None:
     # reference / policy = 2 and 1/2: (2 - ln 2 - 1) + (1/2 + ln 2 - 1) = 1/2
     policy = torch.log(torch.tensor([[0.2, 0.8, 0.1]]))
     reference = torch.log(torch.tensor([[0.4, 0.4, 0.9]]))
-    total, count = k3_divergence(policy, reference, torch.tensor([[True, True, False]]))
-    assert float(total) == pytest.approx(0.5)
-    assert count == 2
+    assert float(divergence(policy, reference, "k3")[0, :2].sum()) == pytest.approx(0.5)
 
 
 def test_experience_of_a_written_out_example_has_exact_masks(tiny_policy: Path) -> None:
     rollouts = [make_rollout([5, 6], [7, 1], [-0.1, -0.2]), make_rollout([5], [8, 9, 1], [-0.3, -0.4, -0.5])]
     model: Any = load_policy(str(tiny_policy), "eager")
-    found = make_experience(
+    found, _ = make_experience(
         [RolloutGroup(Problem("p", "", "1"), rollouts, [])], model, model,
         pad_id=0, micro_batch_size=1, precision="fp32", temperature=1.0,
     )  # fmt: skip
@@ -262,7 +207,7 @@ def test_a_kl_penalty_pulls_a_policy_back_to_its_reference(tiny_policy: Path) ->
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
     experience = ragged_experience(model, reference)
     experience = replace(experience, advantages=torch.zeros(experience.ids.shape))
-    update = make_update(model, kl_coefficient=1.0, learning_rate=0.05)
+    update = make_update(model, kl=KLConfig(coefficient=1.0), learning_rate=0.05)
     divergences = [update(experience, iteration)["kl_reference"] for iteration in range(5)]
     assert divergences == sorted(divergences, reverse=True)
     assert divergences[-1] < 0.9 * divergences[0]
@@ -324,7 +269,7 @@ def test_rollouts_come_in_the_order_of_their_problems_with_bounded_requests(
 def test_a_rollouts_reward_is_whether_its_answer_is_right(task: WordArithmetic, tokenizer: Any) -> None:
     sampler = Sampler(FakeClient(tokenizer), task, tokenizer, num_in_flight=8, stall_seconds=60)
     groups = asyncio.run(sampler.rollout(task.problems("train")[:20], PARAMS, "rl-0", 0))
-    scored = score(groups, task, OutcomeReward(right=1.0, wrong=-1.0))
+    scored = score(groups, OutcomeReward(right=1.0, wrong=-1.0))
     pairs = [(r.trajectory, x) for group in scored for r, x in zip(group.rollouts, group.rewards, strict=True)]
     assert {reward for _, reward in pairs} == {1.0, -1.0}
     assert all((t.response == f"#### {t.gold}") == (reward == 1.0) for t, reward in pairs)
@@ -421,40 +366,6 @@ def test_a_tied_head_is_delivered_under_its_own_name(tmp_path: Path) -> None:
     assert set(weights) == {"lm_head.weight"} | {name for name, _ in model.named_parameters()}
 
 
-def make_trainer(tiny_policy: Path, task: WordArithmetic, tokenizer: Any, run_dir: Path, dies_at: str) -> Trainer:
-    config = RLConfig(
-        output_dir=str(run_dir), seed=5, precision="fp32", num_iterations=6, num_problems=6, group_size=4,
-        num_epochs=2, minibatch_size=10, micro_batch_size=4, learning_rate=1e-3, warmup_steps=7,
-        eval_every=2, num_eval_problems=10, save_every=2, max_logprob_gap=0.1,
-    )  # fmt: skip
-    model: Any = load_policy(str(tiny_policy), "eager")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
-    engine = TorchEngine(model, optimizer, torch.device("cpu"), config.max_grad_norm)
-    names = ["precision", "num_epochs", "minibatch_size", "micro_batch_size", "learning_rate", "warmup_steps"]
-    names += ["clip_low", "clip_high", "kl_coefficient", "seed"]
-    update = PolicyUpdate(engine, temperature=1.0, **{name: getattr(config, name) for name in names})
-    run_dir.mkdir(exist_ok=True)
-    return Trainer(
-        config,
-        engine,
-        None,
-        task,
-        OutcomeReward(),
-        GroupRelativeAdvantage(divide_by_std=True),
-        Sampler(FakeClient(tokenizer, dies_at), task, tokenizer, num_in_flight=4, stall_seconds=60),
-        PARAMS,
-        update,
-        WeightSync(FakeEngine(tiny_policy), config.max_logprob_gap, "fp32"),
-        int(tokenizer.pad_token_id),
-        run_dir,
-    )
-
-
-def read_metrics(run_dir: Path) -> list[dict[str, float]]:
-    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in row.items() if not k.startswith("seconds/")} for row in rows]
-
-
 def test_a_run_that_is_stopped_and_resumed_ends_with_equal_parameters(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -478,12 +389,15 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_equal_parameters(
 
 @pytest.mark.slow
 @pytest.mark.server
-def test_two_iterations_against_a_real_server_leave_a_model_and_no_process(tiny_policy: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["group_relative", "ppo", "vineppo", "remax"])
+def test_two_iterations_against_a_real_server_leave_a_model_and_no_process(
+    name: str, tiny_policy: Path, tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
-    command = [sys.executable, str(ROOT / "main.py"), "-cn", "exp/ppo/group_relative_word_arithmetic"]
+    command = [sys.executable, str(ROOT / "main.py"), "-cn", f"exp/ppo/{name}_word_arithmetic"]
     command += [f"model.path={tiny_policy}", f"output_dir={run_dir}", "num_iterations=2", "num_problems=8"]
     command += [
-        "kl_coefficient=0.01",
+        "kl.coefficient=0.01",
         "num_epochs=2",
         "minibatch_size=32",
         "eval_every=1",
@@ -497,5 +411,7 @@ def test_two_iterations_against_a_real_server_leave_a_model_and_no_process(tiny_
     assert [row["step"] for row in rows] == [0, 1, 1, 2, 2]
     assert all(0 <= row["engine/canary_gap"] < 0.1 for row in rows if "rollout/reward" in row)
     assert (run_dir / "model" / "model.safetensors").is_file()
+    assert (run_dir / "critic" / "model.safetensors").is_file() == (name == "ppo")
+    assert ("estimate/num_completions" in rows[1]) == (name == "vineppo")
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tiny_policy) not in listed

@@ -15,10 +15,11 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from runtime.distributed import barrier, gather_over_ranks, is_main_rank, rank, world_size
 from runtime.manifest import PARTIAL, REPLACED, find_damage, remove_folder, write_folder
-from training.engine import BadCheckpoint, Engine
+from training.engine import BadCheckpoint
 from training.random_state import load_random_state, save_random_state
 
 __all__ = ["BadCheckpoint", "Best", "TrainState", "checkpoints", "load", "resume", "save", "select", "write_folder"]
@@ -26,6 +27,16 @@ __all__ = ["BadCheckpoint", "Best", "TrainState", "checkpoints", "load", "resume
 log = logging.getLogger(__name__)
 
 RESUME = "auto, latest, best, none or step-N"
+
+
+class HasState(Protocol):
+    """What is saved: an engine, or several that are trained together."""
+
+    def save_state(self, folder: Path) -> None:
+        """All that a resume needs; called on every rank."""
+
+    def load_state(self, folder: Path) -> None:
+        """What `save_state` wrote."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +113,7 @@ def is_among_best(run: Path, state: TrainState, best: Best) -> bool:
     return gather_over_ranks(answer)[0]
 
 
-def save(run: Path, engine: Engine, state: TrainState, keep: int, best: Best | None = None) -> None:
+def save(run: Path, engine: HasState, state: TrainState, keep: int, best: Best | None = None) -> None:
     """Write a checkpoint, then drop all but the newest `keep` and the best of `best`."""
 
     def write(partial: Path) -> None:
@@ -175,7 +186,7 @@ def _on_rank_0(call: Callable[[], Path | None]) -> Path | None:
     return found
 
 
-def load(run: Path, engine: Engine, data: str, wanted: str = "auto", best: Best | None = None) -> TrainState:
+def load(run: Path, engine: HasState, data: str, wanted: str = "auto", best: Best | None = None) -> TrainState:
     """Restore what `select` finds; the state it was written in, that of step 0 where there is none.
 
     Raises BadCheckpoint where there is nothing to load, or where the examples or the number of ranks are
@@ -198,7 +209,7 @@ def load(run: Path, engine: Engine, data: str, wanted: str = "auto", best: Best 
     return state
 
 
-def resume(run: Path, engine: Engine, data: str) -> int:
+def resume(run: Path, engine: HasState, data: str) -> int:
     """Go on from the newest whole checkpoint, if the run has any; the number of steps done."""
     return load(run, engine, data).step
 

@@ -4,16 +4,14 @@ GRPO (Shao et al. 2024, "DeepSeekMath", section 4.1.2) divides by the group's st
 (Liu et al. 2025, "Understanding R1-Zero-Like Training", section 3.2) does not, because the division gives
 problems that are nearly always or nearly never solved more weight than the rest.
 
-Left out: their different ways to average over tokens. All our losses are sums divided by the token count of
-the whole minibatch, so no token weighs less because its response is long.
+Their different ways to average over tokens are `loss_normaliser`; DAPO's dynamic sampling is `max_resamplings`.
 """
 
 import math
 from collections.abc import Sequence
 
-import torch
-
-from rl.types import Experience, RolloutGroup
+from rl.advantages.token_maps import spread_rollouts
+from rl.types import Estimate, Experience, Live, RolloutGroup
 
 _SMALLEST_STD = 1e-6
 
@@ -34,13 +32,14 @@ def group_advantages(rewards: Sequence[float], divide_by_std: bool) -> list[floa
 class GroupRelativeAdvantage:
     """Every response token of a rollout gets the rollout's advantage."""
 
+    needs_critic = False
+    reads_token_rewards = False
+    smallest_group = 2
+
     def __init__(self, divide_by_std: bool):
         self.divide_by_std = divide_by_std
 
-    def __call__(
-        self, groups: Sequence[RolloutGroup], experience: Experience
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """(advantages [N, T], None)."""
+    def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, live: Live) -> Estimate:
+        """One number a rollout."""
         rows = [value for group in groups for value in group_advantages(group.rewards, self.divide_by_std)]
-        advantages_N = torch.tensor(rows, dtype=torch.float32)
-        return advantages_N[:, None] * experience.response_mask, None
+        return Estimate(spread_rollouts(rows, experience.response_mask))

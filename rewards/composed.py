@@ -1,0 +1,81 @@
+"""Several rewards as one. The order is fixed, and each step sees the result of the one before:
+
+1. every term scores every trajectory;
+2. the score is the sum over terms of weight times the term's outcome, and at every step end of weight times the
+   term's process reward;
+3. the outcome is clipped to at most `limit` away from 0, where `limit` is above 0;
+4. `non_stop_reward`, where there is one, *replaces* the score of a response that did not end by itself: its
+   outcome is exactly that number and its process rewards are 0, whatever the terms said.
+
+The KL penalty of `kl.place=reward` comes last and is the trainer's (`rl.experience.token_rewards`): it is no part
+of a score.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from data.records import BadInput, Trajectory
+from rewards.score import HoldsModels, Reward, Score
+
+
+def compose(scores: Mapping[str, Score], weights: Mapping[str, float], limit: float = 0.0) -> Score:
+    """Steps 2 and 3 for one trajectory. Raises ValueError where two terms have step rewards for other steps."""
+    outcome = sum(weights[name] * score.outcome for name, score in scores.items())
+    numbers = {len(score.steps) for score in scores.values()} - {0}
+    if len(numbers) > 1:
+        raise ValueError(f"process rewards of {' and '.join(map(str, sorted(numbers)))} steps for one trajectory")
+    steps = [0.0] * (numbers.pop() if numbers else 0)
+    for name, score in scores.items():
+        for index, value in enumerate(score.steps):
+            steps[index] += weights[name] * value
+    if limit > 0:
+        outcome = min(max(outcome, -limit), limit)
+    parts = {part: value for score in scores.values() for part, value in score.parts.items()}
+    return Score(outcome, steps, parts)
+
+
+class ComposedReward:
+    """`terms` by name; `weights` by the same names, 1 where a name has none. `non_stop_reward` null replaces nothing.
+
+    Raises BadInput where there is no term, or a weight of no term.
+    """
+
+    def __init__(
+        self,
+        terms: Mapping[str, Reward],
+        weights: Mapping[str, float] | None = None,
+        limit: float = 0.0,
+        non_stop_reward: float | None = None,
+    ):
+        strange = [name for name in weights or {} if name not in terms]
+        if not terms or strange:
+            what = f"reward.weights.{strange[0]} has no term" if strange else "a composed reward has no terms"
+            raise BadInput(f"{what}: name it under reward.terms")
+        self.terms = dict(terms)
+        self.weights = {name: float((weights or {}).get(name, 1.0)) for name in terms}
+        self.limit, self.non_stop_reward = limit, non_stop_reward
+
+    def to(self, device: torch.device) -> None:
+        """Move the terms' networks."""
+        for term in self._with_models():
+            term.to(device)
+
+    def vocabulary_sizes(self) -> dict[str, int]:
+        """Of all networks."""
+        return {name: size for term in self._with_models() for name, size in term.vocabulary_sizes().items()}
+
+    def _with_models(self) -> list[Any]:
+        return [term for term in self.terms.values() if isinstance(term, HoldsModels)]
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        """See the module."""
+        columns = {name: term(trajectories) for name, term in self.terms.items()}
+        found = []
+        for index, trajectory in enumerate(trajectories):
+            score = compose({name: column[index] for name, column in columns.items()}, self.weights, self.limit)
+            if self.non_stop_reward is not None and trajectory.finish_reason != "stop":
+                score = Score(self.non_stop_reward, [0.0] * len(score.steps), score.parts)
+            found.append(score)
+        return found

@@ -1,0 +1,109 @@
+"""A process reward model as value: step-level credit without completions and without a critic.
+
+Its score after a step is its estimate of the value of the state the step leads to. Three forms:
+
+- "value": VinePPO's advantage with these values in place of Monte-Carlo ones: V(s_{i+1}) - V(s_i), the value of
+  the prompt from the group's rewards, that of the terminal state the reward itself. Scores and rewards must be on
+  one scale.
+- "progress" (PAV, Setlur et al. 2024, "Rewarding Progress", eq. 5): the rollout's reward above that of the others
+  of its group, plus `weight` times the change of the score in the step. The prompt's score is the mean over the
+  group of the scores after the first step.
+- "minimum" (PURE, Cheng et al. 2025): a step is credited with the lowest score from it on, not with their sum,
+  so that one wrong step is not paid for by many idle ones: the rollout's reward above that of the others, plus
+  `weight` times (lowest score from here on, minus the mean of the others' lowest scores).
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from data.records import BadInput
+from models.scalar_head import load_process_reward
+from rewards.process import score_trajectories
+from rl.advantages.leave_one_out import leave_one_out
+from rl.advantages.steps import fill_values, prompt_values, step_advantages
+from rl.advantages.token_maps import spread_steps, step_ends_of
+from rl.types import Estimate, Experience, Live, RolloutGroup
+
+FORMS = ("value", "progress", "minimum")
+
+
+def lowest_to_come(scores: Sequence[float]) -> list[float]:
+    """For every step the lowest score from it on."""
+    found: list[float] = []
+    for score in reversed(scores):
+        found.append(min(score, found[-1]) if found else score)
+    return found[::-1]
+
+
+def process_advantages(
+    scores: Sequence[Sequence[float]], rewards: Sequence[float], form: str, weight: float
+) -> list[list[float]]:
+    """Advantages of the steps of every rollout of one group; `scores[i]` are those of rollout i after each step.
+
+    A rollout without scores (nothing but an end token) is one step, with the reward's part alone.
+    """
+    above = leave_one_out(rewards)
+    if form == "value":
+        starts = prompt_values(rewards, "leave_one_out")
+        return [
+            step_advantages(fill_values([start, *row[:-1]], reward))
+            for row, start, reward in zip(scores, starts, rewards, strict=True)
+        ]
+    if form == "progress":
+        firsts = [row[0] for row in scores if row]
+        start = sum(firsts) / max(1, len(firsts))
+        return [
+            [gain + weight * change for change in step_advantages([start, *row])] or [gain]
+            for row, gain in zip(scores, above, strict=True)
+        ]
+    lowest = [min(row, default=0.0) for row in scores]
+    return [
+        [gain + weight * (low - (sum(lowest) - own) / (len(lowest) - 1)) for low in lowest_to_come(row)] or [gain]
+        for row, gain, own in zip(scores, above, lowest, strict=True)
+    ]
+
+
+class ProcessValueAdvantage:
+    """`path` is a trained process reward model. `weight` is not read by the form "value".
+
+    Raises BadInput on a form that does not exist.
+    """
+
+    needs_critic = False
+    reads_token_rewards = False
+    smallest_group = 2
+
+    def __init__(
+        self, path: str, form: str = "value", weight: float = 1.0, batch_tokens: int = 16384, attention: str = "sdpa"
+    ):
+        if form not in FORMS:
+            raise BadInput(f"advantage.form must be one of {', '.join(FORMS)}, got '{form}'")
+        self.model = load_process_reward(path, attention=attention).requires_grad_(False)
+        self.form, self.weight, self.batch_tokens = form, weight, batch_tokens
+
+    def to(self, device: torch.device) -> None:
+        """Move the network."""
+        self.model.to(device)  # type: ignore[arg-type]
+
+    def vocabulary_sizes(self) -> dict[str, int]:
+        """Of the one network."""
+        return {"process reward model": int(self.model.config.vocab_size)}
+
+    def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, live: Live) -> Estimate:
+        """Every response token gets the advantage of its step."""
+        trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
+        scores = score_trajectories(self.model, trajectories, pad_id=0, batch_tokens=self.batch_tokens)
+        rest = iter(scores)
+        rows: list[list[float]] = []
+        for group in groups:
+            own = [next(rest) for _ in group.rollouts]
+            rows += process_advantages(own, group.rewards, self.form, self.weight)
+        ends = [step_ends_of(group, index) for group in groups for index in range(len(group.rollouts))]
+        every = [score for row in scores for score in row]
+        last = [row[-1] for row in scores if row]
+        metrics = {
+            "step_score": sum(every) / max(1, len(every)),
+            "last_score": sum(last) / max(1, len(last)),
+        }
+        return Estimate(spread_steps(ends, rows, experience.response_mask), metrics=metrics, state_values=scores)

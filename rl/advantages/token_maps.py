@@ -1,0 +1,59 @@
+"""From rollouts, steps and states to response tokens: the maps that estimators share."""
+
+from collections.abc import Sequence
+
+import torch
+
+from rl.types import Experience, RolloutGroup
+
+
+def spread_rollouts(values: Sequence[float], response_mask: torch.Tensor) -> torch.Tensor:
+    """[N] → [N, T]: every response token gets its rollout's number."""
+    return torch.tensor(values, dtype=torch.float32)[:, None] * response_mask
+
+
+def step_ends_of(group: RolloutGroup, index: int) -> list[int]:
+    """Token ends of a rollout's steps; a response without steps (nothing but an end token) is one step."""
+    trajectory = group.rollouts[index].trajectory
+    if trajectory.step_ends or not trajectory.response_ids:
+        return trajectory.step_ends
+    return [len(trajectory.response_ids)]
+
+
+def spread_steps(
+    step_ends: Sequence[Sequence[int]], values: Sequence[Sequence[float]], response_mask: torch.Tensor
+) -> torch.Tensor:
+    """[N, T]: every response token gets the number of the step that holds it.
+
+    `step_ends[n]` count response tokens up to and including each step; a token that covers a border belongs to
+    the step its first character is in (`data.steps.token_step_ends`), the end token to the last step. Raises
+    ValueError where a row's steps do not reach its last token.
+    """
+    spread = torch.zeros(response_mask.shape)
+    for row, (ends, numbers) in enumerate(zip(step_ends, values, strict=True)):
+        positions = response_mask[row].nonzero().squeeze(1)
+        if (ends[-1] if ends else 0) != len(positions):
+            raise ValueError(f"rollout {row} has {len(positions)} response tokens and steps up to {list(ends)[-1:]}")
+        if not len(positions):
+            continue
+        start = 0
+        for end, value in zip(ends, numbers, strict=True):
+            spread[row, positions[start:end]] = value
+            start = end
+    return spread
+
+
+def total_rewards(experience: Experience) -> torch.Tensor:
+    """[N] of all rewards of a rollout, with the KL penalty where it is part of the reward."""
+    assert experience.rewards is not None
+    return experience.rewards.sum(-1)
+
+
+def rewards_to_go(rewards: torch.Tensor, response_mask: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:
+    """[N, T]: G_t = r_t + gamma G_{t+1}, 0 outside the response."""
+    found = torch.zeros(rewards.shape, dtype=torch.float64)
+    carried = torch.zeros(len(rewards), dtype=torch.float64)
+    for t in range(rewards.shape[1] - 1, -1, -1):
+        carried = (rewards[:, t].double() + gamma * carried) * response_mask[:, t]
+        found[:, t] = carried
+    return found.float()

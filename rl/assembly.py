@@ -1,0 +1,117 @@
+"""The parts of a run from its config: policy, critic, reference, reward, estimator, sampler; what does not fit together
+is told before anything starts."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.load import load_reference
+from rewards.score import HoldsModels
+from rl.critic import Critic
+from rl.kl import KLController, check_kl
+from rl.rollout import Sampler, check_params
+from rl.trainer import Trainer
+from rl.types import AdvantageEstimator
+from rl.update import Update
+from rl.weight_sync import VLLMEngine, WeightSync
+from runtime.distributed import device
+from runtime.entrypoint import BadConfig, build
+from runtime.schemas import RLConfig
+from sampling.server import VLLMServer
+from sampling.vllm_client import VLLMClient
+from training.engine import Engine, TorchEngine
+
+WHITENINGS = ("none", "scale", "standard")
+
+
+def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer, client: VLLMClient) -> Trainer:
+    """Every component of the run, built from its config, before the server starts."""
+    params, task = build(config.params), build(config.task)
+    estimator: AdvantageEstimator = build(config.advantage)
+    check_params(params, config.group_size, estimator.smallest_group)
+    check_parts(config, estimator)
+    engine = make_engine(build(config.model), config)
+    critic = make_critic(config)
+    reference = make_reference(config)
+    reward = build(config.reward)
+    for part in (reward, estimator):
+        if isinstance(part, HoldsModels):
+            for name, size in part.vocabulary_sizes().items():
+                check_vocabulary(engine.model, size, name)
+            part.to(device())
+    if critic is not None:
+        check_vocabulary(engine.model, int(critic.engine.model.config.vocab_size), "critic")
+    kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)
+    return Trainer(
+        config,
+        engine,
+        reference,
+        task,
+        reward,
+        estimator,
+        Sampler(client, task, tokenizer, config.num_in_flight, config.stall_seconds, server.check),
+        params,
+        Update(engine, config, params.temperature, params.max_tokens, kl, critic, reference),
+        WeightSync(VLLMEngine(client), config.max_logprob_gap, config.precision),
+        int(tokenizer.pad_token_id),
+        Path(config.output_dir),
+    )
+
+
+def check_parts(config: RLConfig, estimator: AdvantageEstimator) -> None:
+    """Raise BadConfig where two settings contradict each other, or one would be silently without effect."""
+    check_kl(config.kl)
+    name = type(estimator).__name__
+    if estimator.needs_critic and config.critic is None:
+        raise BadConfig(f"{name} needs a critic: choose critic=policy, reward_model or scratch")
+    if config.critic is not None and not estimator.needs_critic:
+        raise BadConfig(f"{name} reads no values: a critic would be trained for nothing: set critic=none")
+    if config.kl.coefficient > 0 and config.kl.place == "reward" and not estimator.reads_token_rewards:
+        raise BadConfig(f"{name} does not see a KL penalty in the reward: set kl.place=loss")
+    if config.whitening not in WHITENINGS:
+        raise BadConfig(f"whitening must be one of {', '.join(WHITENINGS)}, got '{config.whitening}'")
+    if config.max_resamplings < 0:
+        raise BadConfig(f"max_resamplings must be at least 0, got {config.max_resamplings}")
+
+
+def check_vocabulary(policy: Any, size: int, name: str) -> None:
+    """Raise BadConfig where another network does not know the policy's token ids."""
+    own = int(policy.config.vocab_size)
+    if size != own:
+        raise BadConfig(f"the policy knows {own} token ids and the {name} {size}: both must have one tokenizer")
+
+
+def without_dropout(model: Any) -> Any:
+    """The model with every dropout off: a ratio of one must mean an unchanged policy."""
+    for part in model.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+        if hasattr(part, "attention_dropout") and isinstance(part.attention_dropout, float):
+            part.attention_dropout = 0.0
+    return model
+
+
+def make_engine(model: Any, config: RLConfig) -> Engine:
+    """The policy's."""
+    model = without_dropout(model).to(device())
+    optimizer = build(config.optimizer, params=model.parameters(), lr=config.learning_rate)
+    return TorchEngine(model, optimizer, device(), config.max_grad_norm)
+
+
+def make_critic(config: RLConfig) -> Critic | None:
+    """The critic with its own engine, None where the config has none."""
+    settings = config.critic
+    if settings is None:
+        return None
+    model = without_dropout(build(settings.model)).to(device())
+    optimizer = build(settings.optimizer, params=model.parameters(), lr=settings.learning_rate)
+    engine = TorchEngine(model, optimizer, device(), settings.max_grad_norm)
+    return Critic(engine, settings, config.precision, config.micro_batch_size)
+
+
+def make_reference(config: RLConfig) -> Any | None:
+    """A frozen copy of the policy at the start, None without a KL penalty."""
+    if config.kl.coefficient <= 0:
+        return None
+    return without_dropout(load_reference(config.model["path"], config.model["attention"])).to(device())

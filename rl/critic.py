@@ -1,0 +1,95 @@
+"""The critic: the value of the state before every token, by a network with an optimizer of its own.
+
+`values[n, t]` is about the state that token t was chosen in, so it is read one position earlier: a value never
+sees the token it is the baseline of.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from data.records import BadInput
+from rl.experience import RowScorer, device_of, micro_batches, own_rows
+from rl.losses import explained_variance, value_loss
+from rl.types import Experience
+from runtime.schemas import CriticConfig
+from training.engine import Engine, autocast
+from training.loop import NotFinite, Sums
+
+FORMS = ("linear", "probability")
+
+
+def critic_values(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, form: str) -> torch.Tensor:
+    """[B, T] in float32, aligned with `ids` as log-probs are; column 0 is 0. `form` probability: sigmoid."""
+    found = model(input_ids=ids, attention_mask=attention_mask).logits[:, :-1, 0].float()
+    return pad(torch.sigmoid(found) if form == "probability" else found, (1, 0))
+
+
+@dataclass
+class Critic:
+    """`engine` trains the network; sizes in rollouts."""
+
+    engine: Engine
+    config: CriticConfig
+    precision: str
+    micro_batch_size: int
+
+    def __post_init__(self) -> None:
+        if self.config.form not in FORMS:
+            raise BadInput(f"critic.form must be one of {', '.join(FORMS)}, got '{self.config.form}'")
+
+    def values(self, scorer: RowScorer) -> torch.Tensor:
+        """[N, T] of all rollouts, before the update."""
+        model = self.engine.model
+        model.eval()
+        return scorer(device_of(model), 1, lambda ids, mask: (critic_values(model, ids, mask, self.config.form),))[0]
+
+    def step(self, experience: Experience, rows: torch.Tensor, rate: float, sums: Sums) -> None:
+        """One optimizer step on a minibatch: the mean loss over its response tokens."""
+        self.engine.model.train()
+        count = max(1, int(experience.response_mask[rows].sum()))
+        sums.add({"value_loss": (0.0, 0.0), "value_clip_share": (0.0, 0.0)})  # on every rank, also on one without rows
+        for cut, length in micro_batches(experience.attention_mask, own_rows(rows), self.micro_batch_size):
+            total, clipped, tokens = self._loss(experience, cut, length)
+            if not math.isfinite(float(total.detach())):
+                raise NotFinite(f"the value loss is {float(total.detach())} on rollouts {cut.tolist()[:8]}")
+            self.engine.backward(total / count)
+            sums.add({"value_loss": (float(total.detach()), tokens), "value_clip_share": (clipped, tokens)})
+        norm = self.engine.step(rate)
+        if not math.isfinite(norm):
+            raise NotFinite(f"the critic's gradient norm is {norm}: try a lower critic.learning_rate")
+        sums.add({"value_grad_norm": (norm, 1)})
+
+    def _loss(self, experience: Experience, cut: torch.Tensor, length: int) -> tuple[torch.Tensor, int, int]:
+        def take(tensor: Any) -> torch.Tensor:
+            part: torch.Tensor = tensor[cut, :length].to(self.engine.device)
+            return part
+
+        with autocast(self.engine.device, self.precision):
+            ids, attention_mask = take(experience.ids), take(experience.attention_mask)
+            values = critic_values(self.engine.model, ids, attention_mask, self.config.form)
+        old, returns, mask = take(experience.values), take(experience.returns), take(experience.response_mask)
+        return value_loss(values, old, returns, mask, self.config.clip_range)
+
+
+def describe_values(experience: Experience) -> dict[str, float]:
+    """How good the critic was before the update, over response tokens.
+
+    `explained_variance` and `error` (mean absolute) are against its own targets; `outcome_error` is the mean
+    absolute distance from the rewards that really came after the state.
+    """
+    if experience.values is None or experience.returns is None or experience.rewards is None:
+        return {}
+    mask = experience.response_mask
+    values, returns = experience.values[mask], experience.returns[mask]
+    to_come = experience.rewards.flip(-1).cumsum(-1).flip(-1)[mask]
+    return {
+        "value": float(values.mean()),
+        "return": float(returns.mean()),
+        "explained_variance": explained_variance(values, returns),
+        "error": float((values - returns).abs().mean()),
+        "outcome_error": float((values - to_come).abs().mean()),
+    }

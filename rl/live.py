@@ -1,0 +1,44 @@
+"""The running engine as the estimators see it: calls that block until the sampler has answered."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from data.records import Completion, Problem, State, Trajectory
+from data.steps import Decode
+from rewards.score import Reward, Score
+from rl.rollout import Sampler, score
+from rl.types import RolloutGroup
+from sampling.client import SamplingParams
+from sampling.requests import decode
+
+
+@dataclass
+class LiveSampler:
+    """One iteration's `rl.types.Live`: `policy_version` is what the engine serves now."""
+
+    loop: asyncio.Runner
+    sampler: Sampler
+    reward: Reward
+    params: SamplingParams
+    policy_version: int
+
+    @property
+    def decode(self) -> Decode:
+        """The tokenizer's."""
+        return decode(self.sampler.tokenizer)
+
+    def rollout(self, problems: Sequence[Problem], params: SamplingParams, name: str) -> list[RolloutGroup]:
+        """One scored group a problem."""
+        groups = self.loop.run(self.sampler.rollout(problems, params, name, self.policy_version))
+        return score(groups, self.reward)
+
+    def complete(
+        self, states: Sequence[State], params: Sequence[SamplingParams], round_number: int
+    ) -> list[list[Completion]]:
+        """Graded completions of every state."""
+        return self.loop.run(self.sampler.complete(states, params, round_number))
+
+    def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        """By the run's reward."""
+        return self.reward(trajectories)

@@ -1,0 +1,137 @@
+"""What the tests of reinforcement learning share: a sampler and an engine that need no server, a small run."""
+
+import asyncio
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from data.tasks.word_arithmetic import WordArithmetic
+from models.load import load_policy, load_reference
+from models.logprobs import token_logprobs
+from models.scalar_head import load_critic
+from rewards.outcome import OutcomeReward
+from rl.advantages.group_relative import GroupRelativeAdvantage
+from rl.critic import Critic
+from rl.kl import KLController
+from rl.rollout import Sampler
+from rl.trainer import Trainer
+from rl.types import AdvantageEstimator
+from rl.update import Update
+from rl.weight_sync import WeightSync
+from runtime.schemas import RLConfig
+from sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
+from training.engine import TorchEngine
+
+PARAMS = SamplingParams(n=4, temperature=1.0, max_tokens=16, has_logprobs=True)
+
+
+class FakeClient:
+    """Answers `#### d` and the end token, d drawn by the request's id; dies of requests `{dies_at}/...`.
+
+    With `num_lines` a whole response has so many lines before it, also drawn by the id.
+    """
+
+    def __init__(self, tokenizer: Any, dies_at: str = "", num_lines: int = 0):
+        self.tokenizer = tokenizer
+        self.dies_at = dies_at
+        self.num_lines = num_lines
+        self.num_open = self.num_most = 0
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+        if request.id.split("/")[0] == self.dies_at:
+            raise ServerGone("the server has died")
+        self.num_open += 1
+        self.num_most = max(self.num_most, self.num_open)
+        await asyncio.sleep(0)
+        self.num_open -= 1
+        rng = random.Random(request.id)
+        num_lines = 0 if "#" in request.id else self.num_lines
+        texts = [
+            "".join(f"{rng.randint(1, 9)} + 1\n" for _ in range(num_lines)) + f"#### {rng.randint(1, 9)}"
+            for _ in range(params.n)
+        ]
+        rows = [[*self.tokenizer(text).input_ids, self.tokenizer.eos_token_id] for text in texts]
+        return [Sample(text, ids, "stop", [-1.0] * len(ids)) for text, ids in zip(texts, rows, strict=True)]
+
+
+class FakeEngine:
+    """A copy of the policy that takes every delivered weight but those in `stale`."""
+
+    def __init__(self, path: Path, stale: Sequence[str] = ()):
+        self.model: Any = load_policy(str(path), "eager")
+        self.model.train(False)
+        self.stale = stale
+
+    async def load(self, folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        kept = {name: value for name, value in weights.items() if name not in self.stale}
+        self.model.load_state_dict(kept, strict=False)
+
+    @torch.no_grad()
+    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+        row = torch.tensor([ids])
+        found: list[float] = token_logprobs(self.model(input_ids=row).logits, row)[0][0].tolist()
+        return found
+
+
+def make_engine(model: Any, config: RLConfig) -> TorchEngine:
+    """With AdamW."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
+    return TorchEngine(model, optimizer, torch.device("cpu"), config.max_grad_norm)
+
+
+def make_trainer(
+    tiny_policy: Path,
+    task: WordArithmetic,
+    tokenizer: Any,
+    run_dir: Path,
+    dies_at: str,
+    estimator: AdvantageEstimator | None = None,
+    num_lines: int = 0,
+    **changes: Any,
+) -> Trainer:
+    """Six iterations by a sampler whose answers are a function of the request's id."""
+    settings: dict[str, Any] = {
+        "output_dir": str(run_dir), "seed": 5, "precision": "fp32", "num_iterations": 6, "num_problems": 6,
+        "group_size": 4, "num_epochs": 2, "minibatch_size": 10, "micro_batch_size": 4, "learning_rate": 1e-3,
+        "warmup_steps": 7, "eval_every": 2, "num_eval_problems": 10, "save_every": 2, "max_logprob_gap": 0.1,
+    }  # fmt: skip
+    config = RLConfig(**{**settings, **changes})
+    engine = make_engine(load_policy(str(tiny_policy), "eager"), config)
+    critic = None
+    if config.critic is not None:
+        torch.manual_seed(0)
+        network = load_critic(str(tiny_policy), "policy", "eager")
+        critic = Critic(make_engine(network, config), config.critic, "fp32", config.micro_batch_size)
+    reference = load_reference(str(tiny_policy), "eager") if config.kl.coefficient > 0 else None
+    kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)
+    run_dir.mkdir(exist_ok=True)
+    client = FakeClient(tokenizer, dies_at, num_lines)
+    return Trainer(
+        config,
+        engine,
+        reference,
+        task,
+        OutcomeReward(),
+        estimator or GroupRelativeAdvantage(divide_by_std=True),
+        Sampler(client, task, tokenizer, num_in_flight=4, stall_seconds=60),
+        PARAMS,
+        Update(engine, config, temperature=1.0, max_tokens=PARAMS.max_tokens, kl=kl, critic=critic),
+        WeightSync(FakeEngine(tiny_policy), config.max_logprob_gap, "fp32"),
+        int(tokenizer.pad_token_id),
+        run_dir,
+    )
+
+
+def read_metrics(run_dir: Path) -> list[dict[str, float]]:
+    rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.startswith("seconds/")} for row in rows]

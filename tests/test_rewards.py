@@ -1,0 +1,127 @@
+"""Rewards: records in and one score each out, in an order that is written down; no cut misaligns them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from data.records import BadInput, Trajectory
+from models.scalar_head import load_process_reward
+from rewards.composed import ComposedReward
+from rewards.format import FormatReward
+from rewards.length import LengthPenalty
+from rewards.outcome import OutcomeReward
+from rewards.outcome_model import OutcomeModelReward
+from rewards.process import ProcessReward, minimum_weights, step_rewards
+from rewards.score import Reward, Score
+
+
+def make_trajectory(name: str, response: str, num_tokens: int, is_correct: bool, finish: str = "stop") -> Trajectory:
+    """Lines are steps; the tokens are shared out evenly, the last step takes the rest."""
+    steps = response.splitlines(keepends=True)
+    ends = [(index + 1) * num_tokens // len(steps) for index in range(len(steps))]
+    ids = [5 + (index * 7 + len(name)) % 200 for index in range(num_tokens)]
+    return Trajectory(name, "p", "?", response, steps, [3, 4], ids, ends, finish, "1", "1", is_correct)
+
+
+RIGHT = make_trajectory("a", "one\ntwo\n#### 3", 9, True)
+CUT = make_trajectory("bb", "one\ntwo\nth", 12, False, finish="length")
+WRONG = make_trajectory("ccc", "one\n#### 4", 4, False)
+
+
+def test_the_outcome_is_how_the_trajectory_was_graded() -> None:
+    assert [score.total for score in OutcomeReward(2.0, -1.0)([RIGHT, CUT, WRONG])] == [2.0, -1.0, -1.0]
+
+
+def test_the_format_is_of_the_whole_response() -> None:
+    found = FormatReward(r".*#### -?\d+\s*", good=1.0, bad=-0.5)([RIGHT, CUT, WRONG])
+    assert [score.outcome for score in found] == [1.0, -0.5, 1.0]
+    with pytest.raises(BadInput, match="no regular expression"):
+        FormatReward("(")
+
+
+def test_the_length_penalty_begins_before_the_end_and_grows_to_its_worst() -> None:
+    found = LengthPenalty(free_tokens=8, max_tokens=12, worst=-2.0)([RIGHT, CUT, WRONG])
+    assert [score.outcome for score in found] == [-0.5, -2.0, 0.0]
+    with pytest.raises(BadInput, match="free_tokens < max_tokens"):
+        LengthPenalty(free_tokens=8, max_tokens=8)
+
+
+def test_forms_of_process_rewards_by_hand() -> None:
+    scores = [0.75, 0.25, 0.5]
+    assert step_rewards(scores, "score", 0.5, 1.0) == [0.25, -0.25, 0.0]
+    assert step_rewards(scores, "progress", 0.5, 1.0) == [0.25, -0.5, 0.25]
+    assert sum(step_rewards(scores, "progress", 0.5, 1.0)) == pytest.approx(scores[-1] - 0.5)
+    assert minimum_weights(scores, 0.001) == pytest.approx([0.0, 1.0, 0.0])
+    assert step_rewards(scores, "minimum", 0.0, 0.001) == pytest.approx([0.0, 0.25, 0.0])
+    assert sum(minimum_weights(scores, 0.3)) == pytest.approx(1.0)
+
+
+class Steps:
+    """1, 2, 3 ... for the steps, and 10 for the whole."""
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        return [Score(10.0, [float(i + 1) for i in range(len(t.steps))], {"steps": 1.0}) for t in trajectories]
+
+
+def test_the_order_of_composition_is_weigh_sum_clip_replace() -> None:
+    terms: dict[str, Reward] = {"outcome": OutcomeReward(), "steps": Steps()}
+    reward = ComposedReward(terms, {"steps": 0.5, "outcome": 3.0}, limit=6.0, non_stop_reward=-10.0)
+    right, cut, wrong = reward([RIGHT, CUT, WRONG])
+    assert right.outcome == 6.0  # 3 * 1 + 0.5 * 10 = 8, clipped
+    assert right.steps == [0.5, 1.0, 1.5]
+    assert wrong.outcome == 5.0
+    # a response without an end is worth exactly the penalty, whatever its steps said
+    assert (cut.total, cut.outcome, cut.steps) == (-10.0, -10.0, [0.0, 0.0, 0.0])
+    assert right.parts == {"outcome": 1.0, "steps": 1.0}
+
+
+def test_a_weight_of_no_term_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"reward\.weights\.proces has no term"):
+        ComposedReward({"outcome": OutcomeReward()}, {"proces": 1.0})
+
+
+@pytest.fixture(scope="module")
+def reward_model(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A reward model of one label whose head says something."""
+    model = load_process_reward(str(tiny_policy), 1)
+    torch.manual_seed(0)
+    for parameter in model.get_submodule("score").parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    path = tmp_path_factory.mktemp("reward") / "model"
+    model.save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("kind", [OutcomeModelReward, ProcessReward])
+def test_models_score_a_record_alike_in_whatever_batch(kind: type, reward_model: Path) -> None:
+    rows = [replace(RIGHT, id=f"{i}", response_ids=[(5 + i + j) % 300 for j in range(9 + i)]) for i in range(7)]
+    rows = [replace(row, step_ends=[3, 6, len(row.response_ids)]) for row in rows]
+    together = kind(str(reward_model), batch_tokens=100_000)(rows)
+    alone = kind(str(reward_model), batch_tokens=1)(rows)
+    assert [score.total for score in together] == pytest.approx([score.total for score in alone], abs=0.02)
+    assert len({round(score.total, 3) for score in alone}) > 3  # else an order could not be seen
+    mixed = kind(str(reward_model), batch_tokens=40)(rows[::-1])
+    assert [score.total for score in mixed[::-1]] == pytest.approx([score.total for score in alone], abs=0.02)
+
+
+def test_an_outcome_model_is_read_at_the_last_token(reward_model: Path) -> None:
+    model = load_process_reward(str(reward_model))
+    ids = torch.tensor([[*WRONG.prompt_ids, *WRONG.response_ids]])
+    with torch.no_grad():
+        logit = float(model(input_ids=ids).logits[0, -1, 0])
+    found = OutcomeModelReward(str(reward_model))([WRONG])[0].outcome
+    assert found == pytest.approx(logit, abs=0.02)  # scored in bfloat16
+    share = OutcomeModelReward(str(reward_model), form="probability")([WRONG])[0].outcome
+    assert share == pytest.approx(1 / (1 + torch.tensor(-logit).exp().item()), abs=0.01)
+    assert OutcomeModelReward(str(reward_model), limit=0.001)([WRONG])[0].outcome in (0.001, -0.001)
+
+
+def test_what_a_reward_model_cannot_do_is_told(tiny_policy: Path, tmp_path: Path) -> None:
+    load_process_reward(str(tiny_policy), 3).save_pretrained(tmp_path / "classes")
+    with pytest.raises(BadInput, match="form=probability"):
+        OutcomeModelReward(str(tmp_path / "classes"))
+    with pytest.raises(BadInput, match="one of score, progress, minimum"):
+        ProcessReward(str(tmp_path / "classes"), form="sum")

@@ -1,0 +1,230 @@
+"""The critic: where it begins, what it may see, what it learns, and that it comes back bit for bit."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rl_cases import PARAMS, make_trainer, read_metrics
+
+from data.tasks.word_arithmetic import WordArithmetic
+from models.load import BadModel, load_policy
+from models.scalar_head import load_critic, load_process_reward
+from rl.advantages.generalized import GeneralizedAdvantage
+from rl.advantages.leave_one_out import LeaveOneOutAdvantage
+from rl.advantages.monte_carlo import MonteCarloAdvantage
+from rl.assembly import check_parts, check_vocabulary
+from rl.critic import Critic, critic_values
+from rl.types import AdvantageEstimator, Experience
+from runtime.entrypoint import BadConfig
+from runtime.schemas import CriticConfig, KLConfig, RLConfig
+from sampling.client import ServerGone
+from training.engine import TorchEngine
+from training.loop import Sums
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """On tiny tensors a second thread only waits for a core that is busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def weights(model: Any) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def test_a_fresh_head_has_the_policys_body_and_the_right_spread(tiny_policy: Path) -> None:
+    critic = load_critic(str(tiny_policy), "policy")
+    head = critic.get_parameter("score.weight")
+    assert head.shape == (1, 64)
+    assert float(head.detach().std()) == pytest.approx(65**-0.5, rel=0.35)  # 64 draws
+    assert float(critic.get_parameter("score.bias").detach()) == 0.0
+    body: Any = load_policy(str(tiny_policy))
+    assert torch.equal(critic.get_parameter("model.norm.weight"), body.model.norm.weight)
+    assert torch.equal(critic.get_parameter("model.embed_tokens.weight"), body.model.embed_tokens.weight)
+
+
+def test_a_critic_from_a_reward_model_is_that_model(tiny_policy: Path, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    trained = load_critic(str(tiny_policy), "policy")
+    trained.save_pretrained(tmp_path / "reward")
+    for source in ("auto", "reward_model"):
+        assert torch.equal(weights(load_critic(str(tmp_path / "reward"), source)), weights(trained))
+
+
+def test_a_critic_from_scratch_takes_the_sizes_alone(tiny_policy: Path) -> None:
+    scratch, body = load_critic(str(tiny_policy), "scratch"), load_critic(str(tiny_policy), "policy")
+    names = [name for name, value in body.named_parameters() if "norm" not in name and "bias" not in name]
+    assert [name for name, _ in scratch.named_parameters()] == [name for name, _ in body.named_parameters()]
+    assert not any(torch.equal(scratch.get_parameter(name), body.get_parameter(name)) for name in names)
+
+
+def test_a_critic_of_the_wrong_folder_is_refused(tiny_policy: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadModel, match="is no reward model"):
+        load_critic(str(tiny_policy), "reward_model")
+    load_process_reward(str(tiny_policy), 3).save_pretrained(tmp_path / "classes")
+    with pytest.raises(BadModel, match="has 3 labels"):
+        load_critic(str(tmp_path / "classes"))
+
+
+def test_a_value_does_not_see_the_token_it_is_the_baseline_of(tiny_policy: Path) -> None:
+    critic = load_critic(str(tiny_policy), "policy", "eager").eval()
+    ids = torch.tensor([[5, 6, 7, 8, 9]])
+    other = torch.tensor([[5, 6, 7, 99, 9]])
+    mask = torch.ones_like(ids)
+    with torch.no_grad():
+        first, second = critic_values(critic, ids, mask, "linear"), critic_values(critic, other, mask, "linear")
+        shares = critic_values(critic, ids, mask, "probability")
+    assert torch.equal(first[:, :4], second[:, :4])
+    assert not torch.equal(first[:, 4], second[:, 4])
+    torch.testing.assert_close(shares[:, 1:], torch.sigmoid(first[:, 1:]))
+
+
+def make_experience() -> Experience:
+    lengths = [(3, 4), (5, 1), (2, 7), (4, 2)]
+    total = max(sum(row) for row in lengths)
+    ids = torch.randint(5, 300, (4, total), generator=torch.Generator().manual_seed(0))
+    places = torch.arange(total)
+    attention = torch.stack([places < a + b for a, b in lengths]).long()
+    mask = torch.stack([(places >= a) & (places < a + b) for a, b in lengths])
+    zeros = torch.zeros(4, total)
+    return Experience(ids, attention, mask, zeros, zeros, zeros, values=zeros, returns=mask.float())
+
+
+def step_once(tiny_policy: Path, micro_batch_size: int) -> tuple[Any, dict[str, float]]:
+    torch.manual_seed(0)
+    model = load_critic(str(tiny_policy), "policy", "eager")
+    engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
+    sums = Sums()
+    Critic(engine, CriticConfig(clip_range=0.0), "fp32", micro_batch_size).step(
+        make_experience(), torch.arange(4), 1.0, sums
+    )
+    return model, sums.means()
+
+
+def test_a_critics_step_is_the_gradient_of_the_mean_squared_error_over_tokens(tiny_policy: Path) -> None:
+    torch.manual_seed(0)
+    model: Any = load_critic(str(tiny_policy), "policy", "eager")
+    experience = make_experience()
+    values = critic_values(model, experience.ids, experience.attention_mask, "linear")[experience.response_mask]
+    loss = 0.5 * (values - 1).square().mean()
+    slopes = torch.autograd.grad(loss, list(model.parameters()))
+    expected = weights(model) - torch.cat([slope.flatten() for slope in slopes])
+    for size in (1, 3, 4):
+        stepped, means = step_once(tiny_policy, size)
+        torch.testing.assert_close(weights(stepped), expected, rtol=0, atol=5e-6)
+        assert means["value_loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+
+
+def test_parts_that_do_not_fit_are_told_before_anything_starts(tiny_policy: Path) -> None:
+    ppo: AdvantageEstimator = GeneralizedAdvantage(1.0, 0.95)
+    vine: AdvantageEstimator = MonteCarloAdvantage(completions_per_state=2)
+    with pytest.raises(BadConfig, match="needs a critic"):
+        check_parts(RLConfig(), ppo)
+    with pytest.raises(BadConfig, match="trained for nothing"):
+        check_parts(RLConfig(critic=CriticConfig()), vine)
+    in_reward = RLConfig(kl=KLConfig(coefficient=0.1, kind="k1", place="reward"))
+    with pytest.raises(BadConfig, match=r"set kl\.place=loss"):
+        check_parts(in_reward, vine)
+    check_parts(in_reward, LeaveOneOutAdvantage())
+    with pytest.raises(BadConfig, match="320 token ids and the critic 400"):
+        check_vocabulary(load_policy(str(tiny_policy)), 400, "critic")
+
+
+CASES: dict[str, dict[str, Any]] = {
+    # critic, adaptive KL in the reward, whitening, resampling, cosine: all that a checkpoint must carry or repeat
+    "ppo": {
+        "estimator": GeneralizedAdvantage(gamma=1.0, lam=0.9),
+        "critic": CriticConfig(learning_rate=1e-3, warmup_steps=2, schedule="linear"),
+        "kl": KLConfig(coefficient=0.05, kind="k1", place="reward", target=0.01, horizon=100),
+        "whitening": "standard",
+        "max_resamplings": 1,
+        "schedule": "cosine",
+    },
+    "vineppo": {
+        "estimator": MonteCarloAdvantage(completions_per_state=3, prompt_value="sampled"),
+        "num_lines": 2,
+        "kl": KLConfig(coefficient=0.01, kind="k3"),
+    },
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ppo_and_vineppo_stopped_and_resumed_end_with_equal_parameters(
+    name: str, tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    def make(folder: str, dies_at: str = "") -> Any:
+        small = {"num_iterations": 3, "num_epochs": 1, "eval_every": 0, "save_every": 2, **CASES[name]}
+        return make_trainer(tiny_policy, task, tokenizer, tmp_path / folder, dies_at, **small)
+
+    whole = make("whole")
+    whole.run()
+    with pytest.raises(ServerGone):
+        make("cut", dies_at="rl-2").run()
+    resumed = make("cut")
+    resumed.run()
+    assert torch.equal(weights(whole.engine.model), weights(resumed.engine.model))
+    assert whole.update.kl.coefficient == resumed.update.kl.coefficient
+    assert read_metrics(tmp_path / "cut") == read_metrics(tmp_path / "whole")
+    last = read_metrics(tmp_path / "whole")[-1]
+    checkpoint = tmp_path / "cut" / "checkpoints" / "step-00000002"
+    if name == "ppo":
+        assert torch.equal(weights(whole.update.critic.engine.model), weights(resumed.update.critic.engine.model))
+        assert json.loads((checkpoint / "kl.json").read_text())["coefficient"] != 0.05
+        assert (checkpoint / "critic" / "optimizer.safetensors").is_file()
+        assert last["estimate/explained_variance"] <= 1
+        assert last["update/value_learning_rate"] < 1e-3
+        whole.save_model(tokenizer)
+        assert torch.equal(weights(load_critic(str(tmp_path / "whole" / "critic"))),
+                           weights(whole.update.critic.engine.model))  # fmt: skip
+    else:
+        assert not (checkpoint / "critic").exists()
+        assert last["estimate/num_completions"] == 3 * last["estimate/num_states"]
+        assert last["estimate/num_steps"] == 3
+
+
+def test_a_critics_warm_up_leaves_the_policy_alone(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    critic = CriticConfig(learning_rate=1e-3, num_warmup_iterations=1)
+    trainer = make_trainer(
+        tiny_policy, task, tokenizer, tmp_path / "run", "", GeneralizedAdvantage(1.0, 1.0), critic=critic,
+        num_iterations=1, num_epochs=1, eval_every=0,
+    )  # fmt: skip
+    assert trainer.update.critic is not None
+    before = weights(trainer.update.critic.engine.model)
+    experience = make_experience()
+    experience = replace(experience, advantages=experience.response_mask.float())
+    found = trainer.update(experience, iteration=0)
+    assert torch.equal(weights(trainer.engine.model), weights(load_policy(str(tiny_policy), "eager")))
+    assert not torch.equal(weights(trainer.update.critic.engine.model), before)
+    assert "learning_rate" not in found
+    assert trainer.update(experience, iteration=1)["learning_rate"] > 0
+    assert not torch.equal(weights(trainer.engine.model), weights(load_policy(str(tiny_policy), "eager")))
+
+
+def test_a_minibatch_whose_ratio_ran_away_is_skipped_and_counted(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    trainer = make_trainer(
+        tiny_policy, task, tokenizer, tmp_path / "run", "", max_mean_ratio=2.0, num_epochs=1, minibatch_size=24
+    )
+    ids = torch.randint(5, 300, (4, 12), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(12).expand(4, 12) > 3
+    zeros = torch.zeros(4, 12)
+    old = torch.full((4, 12), -20.0) * mask  # the policy now gives each token far more than e^-20
+    experience = Experience(ids, torch.ones_like(ids), mask, zeros, old, zeros, advantages=mask.float())
+    before = weights(trainer.engine.model)
+    found = trainer.update(experience, iteration=0)
+    assert found["skipped"] == 1.0
+    assert torch.equal(weights(trainer.engine.model), before)
+    assert "grad_norm" not in found
+    near = replace(experience, old_logprobs=torch.full((4, 12), -5.75) * mask)
+    assert trainer.update(near, iteration=0)["skipped"] == 0.0
+    assert PARAMS.temperature == 1.0
