@@ -46,11 +46,24 @@ def test_batches_ranks_steps_and_epochs_by_hand(explain: Run) -> None:
     found = explain("train", "batch_size=4", "micro_batch_size=1", "num_epochs=3", num_ranks=2)
     assert found["batch"] == {
         "examples_per_step": 4, "ranks": 2, "micro_batches_per_rank_and_step": 2, "examples_per_micro_batch": 1,
+        "tokens_per_micro_batch": None,
     }  # fmt: skip
     steps = found["steps"]
     assert (steps["steps"], steps["why"]) == (7, "ceil(9 examples x 3 epochs / 4)")
     assert (steps["examples_seen"], steps["epochs"]) == (28, round(28 / 9, 4))
     assert found["tokens"]["padding_share_of_padded_batches"] == 0.0, "one example a micro-batch"
+
+
+def test_a_budget_of_tokens_and_a_layout(explain: Run) -> None:
+    found = explain("train", "batch_size=9", "micro_batch_tokens=60", "max_steps=1")
+    assert found["batch"]["tokens_per_micro_batch"] == 60
+    assert found["batch"]["micro_batches_per_rank_and_step"] >= found["tokens"]["tokens"] / 60
+    assert 0.5 < found["tokens"]["computed_share"] < 1, "completions begin alike"
+    packed = explain("train", "batch_size=9", "max_steps=1", "micro_batch_size=9", "layout=packed")["tokens"]
+    assert packed["computed_share"] == 1
+    padded = explain("train", "batch_size=9", "micro_batch_size=9", "max_steps=1", "layout=padded")["tokens"]
+    assert padded["computed_share"] == pytest.approx(padded["largest_padded_micro_batch"] / padded["tokens"], abs=1e-4)
+    assert "layout=padded computes" in "\n".join(describe({**found, "tokens": padded}))
 
 
 def test_the_warm_up_and_the_learning_rate(explain: Run) -> None:

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from data.examples import OutcomeExample, example_length
 from data.left_out import count_left_out
 from data.loader import Loader
+from data.packing import Layout, place_rows
 from data.records import BadInput
 from models.load import load_tokenizer
 from runtime.entrypoint import build, compose_config
@@ -89,18 +90,20 @@ class Explain:
             check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
         check_amount(examples, config.batch_size)
         sizes = (config.batch_size, config.micro_batch_size, config.seed)
-        loaders = [Loader(examples, *sizes, rank, self.num_ranks) for rank in range(self.num_ranks)]
+        ranks, budget = range(self.num_ranks), config.micro_batch_tokens
+        loaders = [Loader(examples, *sizes, rank, self.num_ranks, budget) for rank in ranks]
         steps = num_steps(config, len(examples))
         found["batch"] = {
             "examples_per_step": config.batch_size,
             "ranks": self.num_ranks,
             "micro_batches_per_rank_and_step": len(loaders[0].micro_batches(0)),
-            "examples_per_micro_batch": config.micro_batch_size,
+            "examples_per_micro_batch": None if budget else config.micro_batch_size,
+            "tokens_per_micro_batch": budget or None,
         }
         found["steps"] = _steps(config, steps, len(examples))
         found["evaluations"] = _evaluations(config, steps, len(eval_examples))
         found["checkpoints"] = _checkpoints(config, steps)
-        found["tokens"] = _tokens(loaders, steps, min(steps, self.max_counted_steps))
+        found["tokens"] = _tokens(loaders, steps, min(steps, self.max_counted_steps), config.layout)
         for line in describe(found):
             log.info("%s", line)
         context.counts.update(steps=steps, examples=len(examples), tokens=found["tokens"]["tokens"])
@@ -169,9 +172,10 @@ def _ends(steps: Sequence[int]) -> list[int]:
     return [*steps[:3], *steps[3:][-1:]]
 
 
-def _tokens(loaders: Sequence[Loader], steps: int, counted: int) -> dict[str, Any]:
-    """Tokens of `counted` steps over all ranks, padded as rows of a micro-batch are to its longest, scaled to all."""
-    per_step, padded_rows, read, longest = [], 0, 0, 0
+def _tokens(loaders: Sequence[Loader], steps: int, counted: int, layout: str) -> dict[str, Any]:
+    """Tokens of `counted` steps over all ranks, padded as rows of a micro-batch are to its longest, scaled to all.
+    `computed_share`: of the tokens of all rows, what the run's own layout computes."""
+    per_step, padded_rows, read, longest, computed = [], 0, 0, 0, 0
     for step in range(counted):
         groups = [group for loader in loaders for group in loader.micro_batches(step)]
         lengths = [[len(row) for example in group for row in rows_of(example)] for group in groups]
@@ -179,6 +183,9 @@ def _tokens(loaders: Sequence[Loader], steps: int, counted: int) -> dict[str, An
         sizes = [max(rows) * len(rows) for rows in lengths]
         padded_rows, longest = padded_rows + sum(sizes), max(longest, *sizes)
         read += sum(read_tokens(example) for group in groups for example in group)
+        for group in groups:
+            rows = [row for example in group for row in rows_of(example)]
+            computed += place_rows(rows, Layout(layout)).ids.numel()
     total = sum(per_step)
     return {
         "tokens": round(total * steps / counted),
@@ -186,6 +193,8 @@ def _tokens(loaders: Sequence[Loader], steps: int, counted: int) -> dict[str, An
         "tokens_per_step": {"mean": round(total / counted, 1), "least": min(per_step), "most": max(per_step)},
         "padding_share_of_padded_batches": round(1 - total / padded_rows, 4),
         "largest_padded_micro_batch": longest,
+        "layout": layout,
+        "computed_share": round(computed / total, 4),
         "counted_steps": counted,
     }
 
@@ -194,9 +203,12 @@ def describe(found: dict[str, Any]) -> list[str]:
     """The document as lines to read."""
     batch, steps = found["batch"], found["steps"]
     lines = [line for name in ("examples", "eval_examples") for line in _describe_examples(name, found.get(name))]
+    each = f"{batch['examples_per_micro_batch']} examples"
+    if batch["tokens_per_micro_batch"]:
+        each = f"at most {batch['tokens_per_micro_batch']} tokens (in the first step)"
     lines.append(
         f"batch: {batch['examples_per_step']} examples a step = {batch['ranks']} ranks x "
-        f"{batch['micro_batches_per_rank_and_step']} micro-batches x {batch['examples_per_micro_batch']} examples"
+        f"{batch['micro_batches_per_rank_and_step']} micro-batches x {each}"
     )
     lines.append(
         f"steps: {steps['steps']:,} ({steps['why']}), {steps['examples_seen']:,} examples, {steps['epochs']:g} epochs"
@@ -233,5 +245,6 @@ def _describe_tokens(tokens: dict[str, Any]) -> str:
     return (
         f"tokens: {tokens['tokens']:,} in all, {each['mean']:,} a step ({each['least']:,} to {each['most']:,}); "
         f"padded batches are {100 * tokens['padding_share_of_padded_batches']:.1f} % padding, the largest "
-        f"micro-batch takes {tokens['largest_padded_micro_batch']:,}"
+        f"micro-batch takes {tokens['largest_padded_micro_batch']:,}; layout={tokens['layout']} computes "
+        f"{100 * tokens['computed_share']:.1f} % of the tokens"
     )
