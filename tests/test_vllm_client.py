@@ -10,6 +10,7 @@ from data.records import BadInput
 from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from sampling.completion_api import Transient, read_samples
 from sampling.engine_counters import EngineCounters, parse_counters
+from sampling.input_checks import PROBE_TEXT
 from sampling.vllm_client import VLLMClient, _pause
 
 REQUEST = SampleRequest("p", "prompt", [5, 6, 7])
@@ -330,3 +331,30 @@ def test_requests_with_less_room_than_asked_are_counted(completion_server: Any) 
 
     with completion_server(max_model_len=20) as server:
         assert with_client(server.base_url, use) == 1
+
+
+@pytest.mark.server
+def test_the_real_server_tokenises_as_the_policy_counts_its_tokens_and_gives_signs_of_life(
+    real_server: Any, tokenizer: Any
+) -> None:
+    ids = list(tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids)[:130]
+
+    async def ask(probe: list[int]) -> tuple[VLLMClient, int]:
+        client = VLLMClient(real_server.base_url)
+        client.expect_tokens(PROBE_TEXT, probe)
+        await client.open()
+        asked = params(max_tokens=20, has_logprobs=True)
+        groups = [await client.sample(SampleRequest(f"p{k}", "", ids), asked) for k in range(2)]
+        assert await client.is_working()
+        await client.close()
+        assert all(len(sample.logprobs or []) == len(sample.token_ids) for group in groups for sample in group)
+        return client, sum(len(sample.token_ids) for group in groups for sample in group)
+
+    client, generated = asyncio.run(ask(list(tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids)))
+    assert client.counted is not None
+    assert generated <= client.counted.generated_tokens <= generated + 1, "and one for the sign of life"
+    assert client.counted.prompt_tokens >= 2 * len(ids)
+    assert client.counted.cache_hits > 0
+    assert 0 < (client.cache_hit_rate or 0) < 1
+    with pytest.raises(BadInput, match="has another tokenizer than policy"):
+        asyncio.run(ask([1, 2, 3]))
