@@ -239,6 +239,7 @@ def measure(model: str, num_problems: int = 25, num_threads: int = 0) -> dict[st
                     long = long_trajectories(model, server.base_url, num_problems)
                     sets = [StateSet("short", short, folder, 64), StateSet("long", long, folder, 16)]
                     found = {one.name: one.figures(block_size) for one in sets}
+                    print(json.dumps(found), flush=True)
                 for one in sets:
                     if way == "every_state":
                         found[one.name][way] = one.complete_every(server.base_url)

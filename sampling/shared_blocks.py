@@ -13,8 +13,8 @@ source `external_kv_transfer`, and those it computed with `local_compute`.
 Why a copy is sound. Blocks are copied before a step's forward pass, all read before any is written, so a source holds
 what it held when the step before ended, even where this step gives it to someone else. A block counts from the step
 after the one that computes it: a request that would gain from a block of the running step waits for that step. What
-is known of a block is forgotten as soon as the scheduler hands it out again, and all of it when the engine's own
-prefix cache is reset (new weights).
+is known of a block is forgotten as soon as the scheduler hands it out again (unfinished ones soon after their last
+sample has ended), and all of it when the engine's own prefix cache is reset (new weights).
 """
 
 from bisect import bisect_left, insort
