@@ -57,8 +57,6 @@ class OutcomeModelReward:
             last = attention_mask.sum(-1).to(device) - 1
             read = logits[torch.arange(len(rows), device=device), last]
             found = read.float().squeeze(-1) if self.form == "logit" else scores_from_logits(read)
-            if self.limit > 0:
-                found = found.clamp(-self.limit, self.limit)
             for index, value in zip(batch, found.tolist(), strict=True):
-                values[index] = float(value)
+                values[index] = min(max(value, -self.limit), self.limit) if self.limit > 0 else float(value)
         return [Score(value, parts={"outcome_model": value}) for value in values]
