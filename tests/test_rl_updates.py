@@ -1,0 +1,163 @@
+"""Updates: every term's step is its gradient, whatever the micro-batches; which groups are drawn again."""
+
+import asyncio
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rl_cases import make_trainer
+
+from data.records import Problem
+from data.tasks.word_arithmetic import WordArithmetic
+from models.load import load_policy
+from models.logprobs import token_logprobs
+from rewards.score import Score
+from rl.experience import policy_logits
+from rl.kl import KLController, full_divergence
+from rl.rollout import draw_problems
+from rl.trainer import agrees
+from rl.types import Experience
+from rl.update import Update
+from runtime.schemas import KLConfig, RLConfig
+from training.engine import TorchEngine
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """On tiny tensors a second thread only waits for a core that is busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def make_experience(model: Any) -> Experience:
+    """Four ragged rollouts; old log-probs are the model's own."""
+    lengths = [(3, 4), (5, 1), (2, 7), (4, 2)]
+    total = max(sum(row) for row in lengths)
+    ids = torch.randint(5, 300, (4, total), generator=torch.Generator().manual_seed(0))
+    places = torch.arange(total)
+    attention = torch.stack([places < a + b for a, b in lengths]).long()
+    mask = torch.stack([(places >= a) & (places < a + b) for a, b in lengths])
+    with torch.no_grad():
+        logits = model(input_ids=ids, attention_mask=attention).logits
+        old = torch.nn.functional.pad(token_logprobs(logits, ids)[0], (1, 0)) * mask
+    zeros = torch.zeros(4, total)
+    advantages = torch.tensor([[1.0], [-2.0], [0.5], [0.0]]) * mask
+    return Experience(ids, attention, mask, old, old, zeros, advantages=advantages)
+
+
+def moved(model: Any, experience: Experience, reference: Any = None, **changes: Any) -> torch.Tensor:
+    """The model's parameters minus what they were: plain gradient descent at rate 1."""
+    before = flat(model)
+    engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
+    settings: dict[str, Any] = {"precision": "fp32", "minibatch_size": 4, "micro_batch_size": 4, "learning_rate": 1.0}
+    config = RLConfig(**{**settings, **changes})
+    Update(engine, config, 1.0, 16, KLController(config.kl.coefficient, 0, 1), reference=reference)(experience, 0)
+    return flat(model) - before
+
+
+def flat(model: Any) -> torch.Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def slope(model: Any, loss: torch.Tensor) -> torch.Tensor:
+    return torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))])
+
+
+def noisy(path: Path) -> Any:
+    model: Any = load_policy(str(path), "eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    return model
+
+
+def test_a_full_penaltys_step_is_the_gradient_of_the_exact_divergence(tiny_policy: Path) -> None:
+    reference: Any = load_policy(str(tiny_policy), "eager")
+    model = noisy(tiny_policy)
+    experience = replace(make_experience(model), advantages=torch.zeros(4, 9), reference_logprobs=torch.zeros(4, 9))
+    given = (experience.ids, experience.attention_mask)
+    with torch.no_grad():
+        fixed = policy_logits(reference, *given)
+    exact = full_divergence(policy_logits(model, *given), fixed, 1.0)[experience.response_mask].mean()
+    expected = -0.5 * slope(model, exact)
+    found = moved(model, experience, reference, kl=KLConfig(coefficient=0.5, kind="full"), micro_batch_size=3)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+def test_an_entropy_bonus_step_is_the_gradient_of_the_entropy(tiny_policy: Path) -> None:
+    model = noisy(tiny_policy)
+    experience = replace(make_experience(model), advantages=torch.zeros(4, 9))
+    shares = torch.log_softmax(policy_logits(model, experience.ids, experience.attention_mask), dim=-1)
+    entropy = -(shares.exp() * shares).sum(-1)[experience.response_mask].mean()
+    expected = 0.1 * slope(model, entropy)
+    found = moved(model, experience, entropy_bonus=0.1, micro_batch_size=1)
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("normaliser", "divisors"),
+    [("token", [14, 14, 14, 14]), ("sequence", [16, 4, 28, 8]), ("constant", [64, 64, 64, 64])],
+)
+def test_normalisers_divide_each_rollouts_loss_by_what_they_say(
+    normaliser: str, divisors: list[int], tiny_policy: Path
+) -> None:
+    # at ratio 1 the surrogate's gradient is that of -A log pi; lengths are 4, 1, 7, 2 and max_tokens is 16
+    for micro_batch_size in (4, 1):
+        model = noisy(tiny_policy)
+        experience = make_experience(model)
+        assert experience.advantages is not None
+        logits = model(input_ids=experience.ids, attention_mask=experience.attention_mask).logits
+        per_token = token_logprobs(logits, experience.ids)[0] * experience.advantages[:, 1:]
+        expected = slope(model, (per_token.sum(-1) / torch.tensor(divisors)).sum())
+        found = moved(model, experience, loss_normaliser=normaliser, micro_batch_size=micro_batch_size)
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+def test_truncated_importance_sampling_weighs_tokens_by_the_engines_policy(tiny_policy: Path) -> None:
+    model = noisy(tiny_policy)
+    experience = make_experience(model)
+    plain = moved(noisy(tiny_policy), experience)
+    # the engine drew every token with half, or a tenth, of the trainer's probability: weights 2, and 2 again (capped)
+    for share in (0.5, 0.1):
+        other = replace(experience, engine_logprobs=experience.old_logprobs + torch.log(torch.tensor(share)))
+        torch.testing.assert_close(moved(noisy(tiny_policy), other, importance_cap=2.0), 2 * plain, rtol=0, atol=2e-6)
+
+
+def test_checkpointed_gradients_are_the_same_gradients(tiny_policy: Path) -> None:
+    plain: Any = load_policy(str(tiny_policy), "eager")
+    saving: Any = load_policy(str(tiny_policy), "eager", is_checkpointing_gradients=True)
+    experience = make_experience(plain)
+    torch.testing.assert_close(moved(saving, experience), moved(plain, experience), rtol=0, atol=1e-7)
+
+
+def test_later_rounds_draw_other_problems(task: WordArithmetic) -> None:
+    problems = task.problems("train")
+    rounds = [draw_problems(problems, 60, 1, 3, number) for number in range(5)]
+    assert rounds[0] == draw_problems(problems, 60, 1, 3)
+    names = [problem.id for drawn in rounds for problem in drawn]
+    assert len(names) == len(set(names)) == len(problems) == 200
+    assert [len(drawn) for drawn in rounds] == [60, 60, 60, 20, 0]
+
+
+def test_groups_that_agree_are_replaced_and_counted(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", max_resamplings=8)
+    values: dict[str, float] = {}
+    with asyncio.Runner() as loop:
+        trainer._loop = loop
+        groups, drawn = trainer._draw(0, values)
+        again, _ = trainer._draw(0, {})
+    assert [group.problem for group in groups] == [group.problem for group in again]
+    assert len(groups) == 6
+    assert drawn["rollout/num_groups"] > 6
+    # 4 answers of 9 possible ones: most groups have no right one at all
+    assert drawn["rollout/zero_variance"] > 0.4
+    assert values["rollout/trained_zero_variance"] == sum(map(agrees, groups)) / 6 < drawn["rollout/zero_variance"]
+    assert agrees(replace(groups[0], scores=[Score(0.5)] * 4))
+    assert isinstance(groups[0].problem, Problem)
