@@ -11,6 +11,7 @@ import torch
 from data.jsonl import read_records, write_records
 from data.judgements import StepJudgement
 from data.loader import Loader
+from data.packing import Layout
 from data.records import BadInput
 from data.step_examples import class_weights
 from data.step_labels import StepLabelExamples, StepLabels
@@ -157,7 +158,7 @@ def test_the_loss_is_the_weighted_mean_of_the_reads(tmp_path: Path, tiny_policy:
     targets = [1.0, 0.5, 0.0]
     examples = load(tmp_path / "l.jsonl", [labels("t/0", [*targets], weights)])
     model, objective = reward_model(tiny_policy), ProcessReward()
-    batch = objective.collate(examples, 0)
+    batch = objective.collate(examples, Layout())
     loss = float(objective.loss(model, batch).total.detach()) / objective.count(batch)
     logits = model(input_ids=batch.ids, attention_mask=batch.attention_mask).logits[0, 2:, 0].double().tolist()
     terms = [-t * math.log(1 / (1 + math.exp(-x))) - (1 - t) * math.log(1 - 1 / (1 + math.exp(-x)))
@@ -176,7 +177,7 @@ def trained(examples: list[Any], policy: Path, run_dir: Path) -> dict[str, torch
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     engine = TorchEngine(model, optimizer, torch.device("cpu"), 1.0)
     run_dir.mkdir()
-    Loop(config, engine, ProcessReward(), Loader(examples, 4, 2, 0), None, 0, run_dir).run()
+    Loop(config, engine, ProcessReward(), Loader(examples, 4, 2, 0), None, Layout(), run_dir).run()
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
@@ -206,7 +207,7 @@ def test_a_read_of_weight_zero_in_a_batch_is_out_of_loss_and_gradient(tmp_path: 
     model, objective = reward_model(tiny_policy), ProcessReward()
 
     def gradient(weights: list[float], target: float) -> tuple[float, torch.Tensor]:
-        batch = objective.collate([replace(example, values=[1.0, target, 0.0], weights=weights)], 0)
+        batch = objective.collate([replace(example, values=[1.0, target, 0.0], weights=weights)], Layout())
         loss = objective.loss(model, batch).total / objective.count(batch)
         model.zero_grad()
         loss.backward()
