@@ -75,6 +75,8 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
     if isinstance(source, CompletionRequests):
         check_origin(source.states, config.policy, inputs[config.policy], source.is_of_any_policy)
     requests: list[SampleRequest] = source.load(task, tokenizer)
+    if isinstance(source, CompletionRequests):
+        source.check_tokens(tokenizer)
     check_unique(requests)
     rounds = Rounds(source, output, params.n) if isinstance(source, RoundSource) else None
     if rounds is not None:
@@ -161,7 +163,8 @@ def _sample(
                 on_round = lambda total: progress.extend(total * params.n)  # noqa: E731
                 tally = asyncio.run(run_rounds(runner, rounds, requests, finished, on_round))
         finally:
-            write_failed(Path(config.output), runner.tally.failed)
+            if runner.tally.failed:
+                write_failed(Path(config.output), runner.tally.failed)
         return tally, _engine_counts(client)
 
 

@@ -155,9 +155,12 @@ class CompletionRequests:
     def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
         """One request a state; the prompt is the state's own ids."""
         states = read_records(State, self.states)
-        check_state_tokens(states, decode(tokenizer), self.states)
         self._states = {state.id: state for state in states}
         return [self.request(state.id, state) for state in states]
+
+    def check_tokens(self, tokenizer: Any) -> None:
+        """Raise BadInput where the loaded states hold another tokenizer's ids."""
+        check_state_tokens(list(self._states.values()), decode(tokenizer), self.states)
 
     def request(self, request_id: str, state: State) -> SampleRequest:
         """A request for completions of a state."""

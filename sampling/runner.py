@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.jsonl import cut_torn_tail, iter_rows, to_line
+from data.jsonl import cut_torn_tail, iter_rows, open_atomic, to_line
 from data.records import BadInput
 from sampling.client import BudgetSpent, Client, Refused, Sample, SampleRequest, SamplingParams, ServerGone
 
@@ -278,5 +278,6 @@ def write_failed(path: Path, failed: Sequence[tuple[str, str]]) -> Path:
     if not failed:
         beside.unlink(missing_ok=True)
         return beside
-    beside.write_text("".join(json.dumps({"id": key, "reason": reason}) + "\n" for key, reason in failed))
+    with open_atomic(beside) as file:
+        file.writelines(json.dumps({"id": key, "reason": reason}) + "\n" for key, reason in failed)
     return beside
