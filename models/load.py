@@ -18,6 +18,7 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+from models.fused_norm import fuse_norms
 from models.packed_attention import attention_name
 
 log = logging.getLogger(__name__)
@@ -115,7 +116,7 @@ def from_pretrained(
         if names:
             shown = ", ".join(sorted(names)[:3])
             raise BadModel(f"{path} is not a {type(model).__name__}: it {what} {shown} ({len(names)} weights)")
-    return model
+    return fuse_norms(model)
 
 
 def load_policy(path: str, attention: str = "sdpa", is_checkpointing_gradients: bool = False) -> PreTrainedModel:

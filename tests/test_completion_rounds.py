@@ -27,12 +27,6 @@ from sampling.runner import Runner, Tally, finished_requests
 N = 3
 
 
-@pytest.fixture(autouse=True)
-def no_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """States of these tests have ids without a text."""
-    monkeypatch.setattr("sampling.requests.check_state_tokens", lambda states, decode, place: None)
-
-
 @dataclass
 class Grade:
     answer: str
