@@ -4,8 +4,8 @@
 
 Two kinds of requests: whole solutions, n = 8 a problem, and completions of 2,000 states, n = 4 a state. A: all that
 service_api_caller_v1.py does once its server is up: requests over HTTP, answers graded, steps cut, records written. B:
-`vllm.LLM.generate` on the same prompts, nothing else done. For states a third side asks a plain server, so that what
-`server=shared_blocks` costs or gains in time is seen too. Each side has a process and session of its own. The engines
+`vllm.LLM.generate` on the same prompts, nothing else done. For states a third side asks a `server=shared_blocks`, so that
+what that costs or gains in time is seen too. Each side has a process and session of its own. The engines
 live through the whole run and take turns (A B, B A, A B ...) after one warm-up, so that what else happens on the
 machine meets all alike; tokens are generated tokens. Each waits first until the others are at rest: vLLM's processes
 spin for a second after their last answer, on the core that another needs. Look at the machine's load first: a busy
@@ -128,12 +128,12 @@ def serve_side(side: str, work: Work, base_url: str) -> None:
 
 
 def measure_work(work: Work, rounds: int) -> list[list[float]]:
-    """Tokens per second of every round: through the server, in process, and for states through a plain server."""
+    """Tokens per second of every round: through the server, in process, and for states through one with shared blocks."""
     found = []
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         options = {**ENGINE, "disable_log_stats": True, "disable_uvicorn_access_log": True}
-        kinds = [{**shared_options(), "disable_log_stats": True}, options] if work.states else [options]
+        kinds = [options, {**shared_options(), "disable_log_stats": True}] if work.states else [options]
         servers = [stack.enter_context(VLLMServer(work.model, f"{folder}/server{number}.log", options=kind))
                    for number, kind in enumerate(kinds)]  # fmt: skip
         sides = [side_of("server", work, servers[0].base_url), side_of("engine", work)]
@@ -158,7 +158,7 @@ def measure(model: str, states: str, rounds: int, how: str) -> tuple[dict[str, A
         "tokens_per_second": {name: [[round(rate) for rate in row] for row in rows] for name, rows in rates.items()},
         "load_before": load,
         **{f"http_vs_in_process_{name}": row["value"] for name, row in figures.items()},
-        "shared_vs_plain_server_states": figure([row[0] / row[2] for row in rates["states"]], goal=1.0, how=how)[
+        "shared_vs_plain_server_states": figure([row[2] / row[0] for row in rates["states"]], goal=1.0, how=how)[
             "value"
         ],
     }
