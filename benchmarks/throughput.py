@@ -4,9 +4,9 @@
 
 Two kinds of requests: whole solutions, n = 8 a problem, and completions of 2,000 states, n = 4 a state. A: all that
 service_api_caller_v1.py does once its server is up: requests over HTTP, answers graded, steps cut, records written. B:
-`vllm.LLM.generate` on the same prompts, nothing else done. For states a third side asks a `server=shared_blocks`, so that
-what that costs or gains in time is seen too. Each side has a process and session of its own. The engines
-live through the whole run and take turns (A B, B A, A B ...) after one warm-up, so that what else happens on the
+`vllm.LLM.generate` on the same prompts, nothing else done. For states a third side asks a server with
+shared blocks, so that what those cost or gain in time is seen too. Each side has a process and session of its own.
+The engines live through the whole run and take turns (A B, B A, A B ...) after one warm-up, so that what else happens on the
 machine meets all alike; tokens are generated tokens. Each waits first until the others are at rest: vLLM's processes
 spin for a second after their last answer, on the core that another needs. Look at the machine's load first: a busy
 core makes the figure worthless.
@@ -128,7 +128,7 @@ def serve_side(side: str, work: Work, base_url: str) -> None:
 
 
 def measure_work(work: Work, rounds: int) -> list[list[float]]:
-    """Tokens per second of every round: through the server, in process, and for states through one with shared blocks."""
+    """Tokens per second of every round: server, in process, and for states a server with shared blocks."""
     found = []
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
