@@ -6,10 +6,10 @@ Two kinds of requests: whole solutions, n = 8 a problem, and completions of 2,00
 service_api_caller_v1.py does once its server is up: requests over HTTP, answers graded, steps cut, records written. B:
 `vllm.LLM.generate` on the same prompts, nothing else done. For states a third side asks a server with
 shared blocks, so that what those cost or gain in time is seen too. Each side has a process and session of its own.
-The engines live through the whole run and take turns (A B, B A, A B ...) after one warm-up, so that what else happens on the
-machine meets all alike; tokens are generated tokens. Each waits first until the others are at rest: vLLM's processes
-spin for a second after their last answer, on the core that another needs. Look at the machine's load first: a busy
-core makes the figure worthless.
+The engines live through the whole run and take turns (A B, B A, A B ...) after one warm-up, so that what else
+happens on the machine meets all alike; tokens are generated tokens. Each waits first until the others are at rest:
+vLLM's processes spin for a second after their last answer, on the core that another needs. Look at the load first:
+a busy core makes the figure worthless.
 """
 
 import argparse

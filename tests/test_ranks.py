@@ -162,7 +162,7 @@ def assert_equals_one_process_also_when_resumed(
 
 @pytest.mark.parametrize(
     "engine",
-    ["zero0", "zero1", "zero2", "zero3", "zero3_offload", "tensor_parallel",
+    ["zero0", "zero1 micro_batch_tokens=150", "zero2", "zero3", "zero3_offload", "tensor_parallel",
      *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero1_offload", "zero2_offload"))],
 )  # fmt: skip
 def test_zero_on_two_ranks_equals_one_process_also_when_resumed(
@@ -170,7 +170,7 @@ def test_zero_on_two_ranks_equals_one_process_also_when_resumed(
 ) -> None:
     run = tmp_path / "run"
     assert_equals_one_process_also_when_resumed(
-        one_process, run, lambda: train_forked(run, files, 2, f"deepspeed={engine}")
+        one_process, run, lambda: train_forked(run, files, 2, *f"deepspeed={engine}".split())
     )
 
 
