@@ -37,6 +37,7 @@ log = logging.getLogger(__name__)
 
 _WARN_K3 = 1e-3
 _WARN_GROWTH = 3.0  # times the first iteration's mean
+_MAX_LOGITS = 2**24  # at a time, where rollouts are scored again
 _SURE = 6.0  # standard errors
 
 
@@ -163,8 +164,9 @@ class Watch:
         self.model.eval()
         device = device_of(self.model)
         found = []
-        for row in range(0, len(ids), 4):
-            part, mask = ids[row : row + 4].to(device), attention_mask[row : row + 4].to(device)
+        size = max(1, _MAX_LOGITS // (ids.shape[1] * int(self.model.config.vocab_size)))
+        for row in range(0, len(ids), size):
+            part, mask = ids[row : row + size].to(device), attention_mask[row : row + size].to(device)
             with autocast(device, self.config.precision):
                 logits = policy_logits(self.model, part, mask)
             found.append(truncated_logprobs(logits / temperature, part, top_p).cpu())

@@ -229,6 +229,25 @@ def sharp_policy(path: Path) -> Any:
     return model
 
 
+DRAWN: dict[float, list[tuple[list[int], list[int]]]] = {}
+
+
+def drawn_rollouts(model: Any, temperature: float) -> list[tuple[list[int], list[int]]]:
+    """Ten prompts with responses of 20 to 29 tokens from the sharp policy, drawn once for each temperature."""
+    if temperature not in DRAWN:
+        torch.manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
+        prompts = [torch.randint(5, 300, (4 + number % 5,), generator=generator).tolist() for number in range(10)]
+        DRAWN[temperature] = []
+        for number, prompt in enumerate(prompts):
+            found = model.generate(
+                torch.tensor([prompt]), do_sample=True, temperature=temperature, top_k=0, top_p=1.0,
+                max_new_tokens=20 + number, suppress_tokens=[END], pad_token_id=0,
+            )  # fmt: skip
+            DRAWN[temperature].append((prompt, found[0, len(prompt) :].tolist()))
+    return DRAWN[temperature]
+
+
 def look(
     model: Any,
     say: Callable[[list[int], list[int]], list[float]],
@@ -237,17 +256,9 @@ def look(
     temperature: float = 1.0,
     **limits: Any,
 ) -> dict[str, float]:
-    """The probes' metrics of 12 rollouts drawn from the model; raises ProbeFailed. `say`: the engine's log-probs."""
-    generator = torch.Generator().manual_seed(0)
+    """The probes' metrics of rollouts drawn from the model; raises ProbeFailed. `say`: the engine's log-probs."""
     rollouts = []
-    for number in range(12):
-        prompt = torch.randint(5, 300, (4 + number % 5,), generator=generator).tolist()
-        response: list[int] = []
-        while len(response) < 20 + number:
-            with torch.no_grad():
-                logits = model(input_ids=torch.tensor([prompt + response])).logits[0, -1].float() / temperature
-            logits[END] = -float("inf")
-            response.append(int(torch.multinomial(torch.softmax(logits, -1), 1, generator=generator)))
+    for prompt, response in drawn_rollouts(model, temperature):
         logprobs = say(prompt, response)
         trajectory = Trajectory("p/0", "p", "", "", [], prompt, response, [], "length", gold="1", answer="1",
                                 is_correct=True)  # fmt: skip
