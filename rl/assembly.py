@@ -10,11 +10,13 @@ from models.load import load_reference
 from rewards.score import HoldsModels
 from rl.critic import Critic
 from rl.kl import KLController, check_kl
+from rl.live_engine import VLLMEngine
 from rl.rollout import Sampler, check_params
 from rl.trainer import Trainer
 from rl.types import AdvantageEstimator
 from rl.update import Update
-from rl.weight_sync import VLLMEngine, WeightSync
+from rl.watch import check_probes
+from rl.weight_sync import WeightSync
 from runtime.distributed import device
 from runtime.entrypoint import BadConfig, build
 from runtime.schemas import RLConfig
@@ -53,15 +55,21 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer, client: V
         Sampler(client, task, tokenizer, config.num_in_flight, config.stall_seconds, server.check),
         params,
         Update(engine, config, params.temperature, params.max_tokens, kl, critic, reference),
-        WeightSync(VLLMEngine(client), config.max_logprob_gap, config.precision),
+        WeightSync(VLLMEngine(client, server.check), config.max_logprob_gap, config.precision, config.probes.max_step),
         int(tokenizer.pad_token_id),
         Path(config.output_dir),
     )
 
 
+def _max_step(config: RLConfig) -> float:
+    """How far one version may lie from the one before; 0 (any) where a fault is only to be told."""
+    return config.probes.max_step if config.probes.on_fault == "stop" else 0.0
+
+
 def check_parts(config: RLConfig, estimator: AdvantageEstimator) -> None:
     """Raise BadConfig where two settings contradict each other, or one would be silently without effect."""
     check_kl(config.kl)
+    check_probes(config.probes)
     name = type(estimator).__name__
     if estimator.needs_critic and config.critic is None:
         raise BadConfig(f"{name} needs a critic: choose critic=policy, reward_model or scratch")

@@ -17,11 +17,11 @@ from data.prompts import encode_prompt
 from data.records import BadInput, Completion, Problem, State
 from data.tasks.task import Task
 from rewards.score import Reward
+from rl.probes import REWARD, Fault, ProbeFailed, crashed
 from rl.types import Rollout, RolloutGroup
 from sampling.client import Client, Refused, SampleRequest, SamplingParams, ServerGone
 from sampling.requests import cut_at_text, make_completions, make_trajectory
 from sampling.rounds import round_id
-from training.loop import NotFinite
 
 R = TypeVar("R")
 
@@ -74,12 +74,13 @@ def draw_problems(
 
 
 def score(groups: Sequence[RolloutGroup], reward: Reward) -> list[RolloutGroup]:
-    """The groups with their scores. Raises NotFinite where a reward is no number."""
+    """The groups with their scores. Raises ProbeFailed where a reward is no number."""
     trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
     scores = reward(trajectories)
     for trajectory, found in zip(trajectories, scores, strict=True):
-        if not math.isfinite(found.total):
-            raise NotFinite(f"the reward of trajectory {trajectory.id} is {found.total}")
+        if not all(math.isfinite(value) for value in (found.total, found.outcome, *found.steps)):
+            parts = "".join(f", {name} {value:g}" for name, value in found.parts.items())
+            raise ProbeFailed(Fault(REWARD, f"the reward of trajectory {trajectory.id} is {found.total}{parts}"))
     rest = iter(scores)
     return [replace(group, scores=[next(rest) for _ in group.rollouts]) for group in groups]
 
@@ -130,6 +131,8 @@ class Sampler:
             if not everyone.done():
                 await watch
             return await everyone
+        except ServerGone as error:
+            raise crashed(error, self.check_server) from None
         finally:
             for task in (*asked, watch):
                 task.cancel()

@@ -30,6 +30,7 @@ from rl.losses import whiten
 from rl.rollout import Sampler, draw_problems, score
 from rl.types import AdvantageEstimator, Estimate, Experience, RolloutGroup
 from rl.update import Update
+from rl.watch import Watch
 from rl.weight_sync import Canary, WeightSync
 from runtime.distributed import is_main_rank, send_from_main_rank
 from runtime.schemas import RLConfig
@@ -114,6 +115,7 @@ class Trainer:
         self.problems, self.dev = self.task.problems("train"), self.task.problems("dev")
         draw_problems(self.problems, self.config.num_problems, 0, 0)  # too few are told of at once
         critic = self.update.critic
+        self.watch = Watch(self.config, self.engine.model, self.params, self.sampler.tokenizer, self._ask_again)
         self.learners = Learners(self.engine, critic.engine if critic else None, self.update.kl)
 
     def run(self) -> None:
@@ -163,6 +165,9 @@ class Trainer:
         values: dict[str, float] = {}
         groups, drawn = self._on_main(lambda: self._draw(iteration, values))
         experience = self._make_experience(groups, values)
+        with timed(values, "probes"):
+            values |= self.watch.look(groups, experience, iteration)
+            self.watch.check_kl(values.get("kl/per_token", 0.0))
         with timed(values, "advantage"):
             estimate = self._on_main(lambda: self._estimate(groups, experience, iteration))
             advantages = estimate.advantages
@@ -172,6 +177,7 @@ class Trainer:
             experience = replace(experience, advantages=advantages, returns=estimate.returns)
         with timed(values, "update"):
             updated = self.update(experience, iteration)
+            self.watch.check_update(updated.get("kl_old", 0.0))
         if "kl/per_response" in values:
             self.update.kl.update(values["kl/per_response"], len(experience.ids))
         with timed(values, "weight_sync"):
@@ -195,7 +201,7 @@ class Trainer:
             name = f"rl-{iteration}" if round_number == 0 else f"rl-{iteration}-{round_number}"
             times: dict[str, float] = {}
             with timed(times, "rollout"):
-                found = self._run(self.sampler.rollout(chosen, self.params, name, iteration))
+                found = self._run(self._rollout(chosen, name, iteration))
             with timed(times, "reward"):
                 groups += score(found, self.reward)
             seconds = {phase: seconds[phase] + times[f"seconds/{phase}"] for phase in seconds}
@@ -207,6 +213,17 @@ class Trainer:
             groups = sorted(groups, key=agrees)[: config.num_problems]  # stable: the order of drawing stays
         values["rollout/trained_zero_variance"] = sum(agrees(group) for group in groups) / len(groups)
         return groups, drawn
+
+    async def _rollout(self, problems: Sequence[Problem], name: str, version: int) -> list[RolloutGroup]:
+        """Rollouts of which the engine says, before and after, that this version drew them."""
+        await self.weight_sync.check_version(version)
+        groups = await self.sampler.rollout(problems, self.params, name, version)
+        await self.weight_sync.check_version(version)
+        return groups
+
+    def _ask_again(self, rows: list[list[int]]) -> list[list[float]]:
+        """The engine's log-probs of whole rows, without its prefix cache; on every rank."""
+        return self._on_main(lambda: self._run(self.weight_sync.logprobs_of(rows)))
 
     def _make_experience(self, groups: Sequence[RolloutGroup], values: dict[str, float]) -> Experience:
         config = self.config

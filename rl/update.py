@@ -60,6 +60,8 @@ class Update:
         for name, schedule in (("schedule", config.schedule), ("critic.schedule", self._critic_schedule)):
             if schedule not in SCHEDULES:
                 raise BadInput(f"{name} must be one of {', '.join(SCHEDULES)}, got '{schedule}'")
+        if config.importance_cap and config.importance_cap < 1:
+            raise BadInput(f"importance_cap must be at least 1 (0: none), got {config.importance_cap:g}")
         if config.dual_clip and config.dual_clip <= 1:
             raise BadInput(f"dual_clip must be above 1 (0: none), got {config.dual_clip:g}")
 
@@ -149,6 +151,8 @@ class Update:
     def _names(self, experience: Experience) -> list[str]:
         """Metrics that a rank without rows must name too."""
         names = ["kl_old", "approximate_kl", "ratio"]
+        if self.config.importance_cap > 0:
+            names += ["importance_weight", "importance_capped"]
         return [*names, "kl_reference"] if self._penalty_kind(experience) else names
 
     def _is_guarded(self, ratios: list[float], sums: Sums) -> bool:
@@ -191,9 +195,11 @@ class Update:
                 logprobs, _ = policy_logprobs(self.engine.model, ids, attention_mask, self.temperature)
         surrogate_weights = weights
         if config.importance_cap > 0:
-            surrogate_weights = weights * importance_weights(
-                old, take(experience.engine_logprobs), config.importance_cap
-            )
+            truncated = importance_weights(old, take(experience.engine_logprobs), config.importance_cap)
+            surrogate_weights = weights * truncated
+            chosen = truncated[mask]
+            sums.add({"importance_weight": (float(chosen.sum()), len(chosen))})
+            sums.add({"importance_capped": (float((chosen >= config.importance_cap).sum()), len(chosen))})
         clip = (mask, config.clip_low, config.clip_high)
         total, _ = clipped_surrogate(logprobs, old, advantages, *clip, config.dual_clip, surrogate_weights)
         self._count(logprobs.detach(), old, advantages, clip, total, sums, ratios)

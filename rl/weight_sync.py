@@ -4,7 +4,12 @@ Delivery: all weights as safetensors in a folder in memory, named to the engine,
 then its prefix cache is emptied. Every name is written, `lm_head.weight` of a tied head too: without it vLLM
 (0.32, CPU) goes on with its own stale copy and says nothing.
 
-Two proofs. After every delivery the **canary**: log-probs of fixed responses by the trainer and by the
+The engine answers with a **receipt**, a digest of every tensor it read: all, one, or an older file is told at
+once, however small the step was. A prompt asked just before a delivery must not be **cached** after it. When all is
+proven the engine is **stamped** with the policy's version, and has to show that stamp before and after an
+iteration's rollouts: one that was restarted, or that another program delivers to, is not taken for this one.
+
+Two more proofs. After every delivery the **canary**: log-probs of fixed responses by the trainer and by the
 engine must agree. The gap is a mean over tokens weighted by the trainer's entropy, because a token the policy
 is sure of agrees under any weights. On the tiny policy at lr 1e-4 it was 0.02 at most when fresh, 0.08 to
 0.16 when one iteration stale and above 0.2 after two; the largest gap of one token tells less (0.23 fresh).
@@ -18,19 +23,20 @@ import asyncio
 import logging
 import shutil
 import tempfile
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-import aiohttp
 import torch
 from safetensors.torch import save_file
 
 from data.collate import pad_rows
 from models.logprobs import token_logprobs
-from sampling.client import ServerGone
-from sampling.vllm_client import VLLMClient
+from rl.live_engine import LiveEngine, StaleWeights, StampedEngine
+from rl.probes import CACHE, KL, VERSION, Fault, ProbeFailed
+from sampling.weight_receipt import digest
 from training.engine import autocast
 
 log = logging.getLogger(__name__)
@@ -40,53 +46,6 @@ _MARGIN = 3.0  # a stale parameter must lie this many times farther from the eng
 _SHOWN = 0.3  # nats a token, mean: ten times the bf16 noise of a perturbed tiny model
 _MAX_ATTEMPTS = 3
 _MAX_ROUNDS = 8  # doublings of a perturbation that does not show
-
-
-class StaleWeights(RuntimeError):
-    """The engine does not serve the trainer's policy: the run stops before it learns from wrong samples."""
-
-    exit_code = 1
-
-
-class LiveEngine(Protocol):
-    """An engine that takes new weights while it runs."""
-
-    async def load(self, folder: Path) -> None:
-        """Serve the weights in `folder` (safetensors), all of them, from the next request on."""
-
-    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
-        """The log-prob of every token but the first."""
-
-
-class VLLMEngine:
-    """A vLLM server started with has_controls=true, through its client (which must be open)."""
-
-    def __init__(self, client: VLLMClient):
-        self.client = client
-
-    async def load(self, folder: Path) -> None:
-        """POST /collective_rpc reload_weights, then /reset_prefix_cache. Raises ServerGone, StaleWeights."""
-        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        await self._post("/collective_rpc", body)
-        answer = await self._post("/reset_prefix_cache", {})
-        if not answer or not answer.get("success"):
-            raise StaleWeights(f"{self.client.base_url} did not empty its prefix cache: it answered {answer}")
-
-    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
-        """One request with `prompt_logprobs`, which bypasses the prefix cache."""
-        body = {"model": self.client.model, "prompt": ids, "max_tokens": 1, "prompt_logprobs": 0}
-        rows = (await self._post("/v1/completions", body))["choices"][0]["prompt_logprobs"]
-        return [float(row[str(token)]["logprob"]) for token, row in zip(ids[1:], rows[1:], strict=True)]
-
-    async def _post(self, path: str, body: dict[str, Any]) -> Any:
-        """Tried again, which is harmless here: a connection idle during the update is closed by now."""
-        reason: Exception | None = None
-        for _ in range(_MAX_ATTEMPTS):
-            try:
-                return await self.client.post_json(path, body)
-            except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                reason = error
-        raise ServerGone(f"{self.client.base_url}{path} does not answer ({reason!r})")
 
 
 @dataclass(frozen=True)
@@ -102,10 +61,30 @@ def named_weights(model: Any) -> dict[str, torch.Tensor]:
     return {name: value.detach() for name, value in model.state_dict().items()}
 
 
-def write_weights(weights: Weights, folder: Path) -> None:
-    """`folder/model.safetensors`, each name with memory of its own."""
+def write_weights(weights: Weights, folder: Path) -> dict[str, str]:
+    """`folder/model.safetensors`, each name with memory of its own; name → digest of what was written."""
     copies = {name: value.cpu().contiguous().clone() for name, value in weights.items()}
     save_file(copies, folder / "model.safetensors", metadata={"format": "pt"})
+    return {name: digest(value) for name, value in copies.items()}
+
+
+def check_receipt(sent: Mapping[str, str], receipt: Mapping[str, str], earlier: Sequence[Mapping[str, str]]) -> None:
+    """Raise StaleWeights where the engine did not read what was sent; `earlier` are deliveries, the newest last.
+
+    Named: the tensors, and how many versions old they are where they are known.
+    """
+    missing = [name for name in sent if name not in receipt]
+    wrong = [name for name in sent if name in receipt and receipt[name] != sent[name]]
+    if not missing and not wrong:
+        return
+    found = [*missing, *wrong]
+    names = ", ".join(found[:3]) + (" …" if len(found) > 3 else "")
+    told = f"the engine read {len(sent) - len(found)} of {len(sent)} tensors as they were sent; not {names}"
+    for age, before in enumerate(reversed(earlier), start=1):
+        if wrong and all(receipt[name] == before.get(name) for name in wrong):
+            told += f", which {'is' if len(wrong) == 1 else 'are'} {age} version{'s' if age > 1 else ''} old"
+            break
+    raise StaleWeights(told)
 
 
 @torch.no_grad()
@@ -147,36 +126,78 @@ def perturb(weights: Weights, names: Sequence[str], scales: Mapping[str, float],
 
 
 class WeightSync:
-    """Deliveries to one engine. `canaries` are set once the engine has sampled them."""
+    """Deliveries to one engine. `canaries` are set once the engine has sampled them. `max_step`: how far one version
+    may lie from the one before, in nats a token of the canaries (0: any)."""
 
-    def __init__(self, engine: LiveEngine, max_logprob_gap: float, precision: str):
+    def __init__(self, engine: LiveEngine, max_logprob_gap: float, precision: str, max_step: float = 0.0):
         self.engine = engine
         self.max_logprob_gap = max_logprob_gap
         self.precision = precision
+        self.max_step = max_step
         self.canaries: list[Canary] = []
+        self._sent: deque[dict[str, str]] = deque(maxlen=4)  # digests of the last deliveries
+        self._trainer_before: torch.Tensor | None = None
 
     async def deliver(self, weights: Weights) -> None:
-        """Write, tell the engine, remove: nothing stays in memory behind the run."""
+        """Write, tell the engine, remove: nothing stays in memory behind the run. Raises StaleWeights."""
         memory = Path("/dev/shm")
         folder = Path(tempfile.mkdtemp(prefix="espalier-", dir=memory if memory.is_dir() else None))
         try:
-            write_weights(weights, folder)
-            await self.engine.load(folder)
+            sent = write_weights(weights, folder)
+            receipts = await self.engine.load(folder)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
+        for receipt in receipts or []:
+            check_receipt(sent, receipt, self._sent)
+        self._sent.append(sent)
+
+    async def check_version(self, version: int) -> None:
+        """Raise StaleWeights where the engine does not say that it serves this version (if it can say)."""
+        if isinstance(self.engine, StampedEngine):
+            found = await self.engine.served_version()
+            if found != str(version):
+                raise StaleWeights(f"the engine says that it serves version '{found}', not {version}", VERSION)
+
+    async def _cached(self) -> int | None:
+        if not isinstance(self.engine, StampedEngine) or not self.canaries:
+            return None
+        return await self.engine.cached_tokens(self.canaries[0].ids)
+
+    def _check_step(self, trainer: torch.Tensor, entropies: torch.Tensor, version: int) -> dict[str, float]:
+        """How far the policy moved on the canaries since the last version. Raises ProbeFailed."""
+        before, self._trainer_before = self._trainer_before, trainer
+        if before is None:
+            return {}
+        moved = canary_gap(trainer, before, entropies)
+        if self.max_step > 0 and not moved <= self.max_step:
+            told = f"policy version {version} lies {moved:.3g} nats a token from the one before on fixed responses"
+            raise ProbeFailed(Fault(KL, f"{told} (probes.max_step is {self.max_step:g})"))
+        return {"policy_moved": moved}
 
     async def engine_logprobs(self) -> torch.Tensor:
         """[R], as `trainer_logprobs`."""
-        rows = await asyncio.gather(*(self.engine.prompt_logprobs(canary.ids) for canary in self.canaries))
+        rows = await self.logprobs_of([canary.ids for canary in self.canaries])
         starts = [canary.start for canary in self.canaries]
         return torch.tensor([value for row, start in zip(rows, starts, strict=True) for value in row[start - 1 :]])
 
+    async def logprobs_of(self, rows: Sequence[list[int]]) -> list[list[float]]:
+        """The engine's log-probs of every token but the first of each row."""
+        return list(await asyncio.gather(*(self.engine.prompt_logprobs(row) for row in rows)))
+
     async def sync(self, model: Any, version: int) -> dict[str, float]:
-        """Deliver `model` and ask the canary: the weighted and the largest gap. Raises StaleWeights."""
+        """Deliver `model`, prove it and stamp the engine: the canary's weighted and largest gap, and how far the
+        policy moved since the last version. Raises StaleWeights, and ProbeFailed before a step that is too large is
+        delivered."""
         weights = named_weights(model)
-        await self.deliver(weights)
         model.eval()
         trainer, entropies = trainer_logprobs(model, weights, self.canaries, self.precision)
+        moved = self._check_step(trainer, entropies, version)
+        await self._cached()  # from now on it is cached
+        await self.deliver(weights)
+        cached = await self._cached()
+        if cached:
+            told = f"a prompt asked before policy version {version} came has {cached} cached tokens after it"
+            raise StaleWeights(told, CACHE)
         engine = await self.engine_logprobs()
         gap = canary_gap(engine, trainer, entropies)
         if not gap <= self.max_logprob_gap:  # also where it is not a number
@@ -184,7 +205,9 @@ class WeightSync:
                 f"the engine does not serve policy version {version}: its log-probs of fixed responses are "
                 f"{gap:.3f} from the trainer's (max_logprob_gap is {self.max_logprob_gap:g})"
             )
-        return {"canary_gap": gap, "canary_gap_max": float((engine - trainer).abs().max())}
+        if isinstance(self.engine, StampedEngine):
+            await self.engine.stamp(str(version))
+        return {"canary_gap": gap, "canary_gap_max": float((engine - trainer).abs().max()), **moved}
 
     async def prove_delivery(self, model: Any, seed: int = 0) -> dict[str, float]:
         """Prove that every named parameter reaches the engine; the engine is left with a scratch copy.

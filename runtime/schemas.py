@@ -167,6 +167,31 @@ class CriticConfig:
 
 
 @dataclass
+class ProbesConfig:
+    """What may lie between the engine's log-probs and the trainer's, a token (rl/probes.py), before the run stops
+    (`on_fault`: stop, or warn).
+
+    `max_gap`, `max_gap_p99`: mean and 99th percentile of the absolute difference. `max_bias` of its mean. `max_k3`:
+    KL between the two. `max_outside`: share of ratios outside [0.8, 1.2]. `max_surprise`: how far drawn tokens may
+    lie from the entropy of what they were drawn from. `max_version_lag`: iterations between the policy that sampled
+    and the one that is trained. `max_step`: how far one iteration may move the policy on fixed responses, and
+    `max_update_kl`, `max_reference_kl`, in nats a token (0: any).
+    """
+
+    on_fault: str = "stop"
+    max_gap: float = 0.03
+    max_gap_p99: float = 0.3
+    max_bias: float = 0.005
+    max_k3: float = 0.01
+    max_outside: float = 0.05
+    max_surprise: float = 0.02
+    max_version_lag: int = 0
+    max_step: float = 1.0
+    max_update_kl: float = 1.0
+    max_reference_kl: float = 3.0
+
+
+@dataclass
 class RLConfig:
     """`main.py`: reinforcement learning with a live engine.
 
@@ -175,8 +200,8 @@ class RLConfig:
     problems up to `max_resamplings` times an iteration (DAPO's dynamic sampling). `whitening` of advantages
     over the whole iteration: none, scale or standard. A minibatch's loss is divided by what `loss_normaliser`
     says: token, sequence or constant (rl/losses.py). One whose mean ratio is above `max_mean_ratio` (0: any)
-    is skipped and counted. `importance_cap` above 0 weighs tokens by the truncated ratio of the trainer's and
-    the engine's policy. `critic` is null where the estimator needs none.
+    is skipped and counted. `importance_cap` above 0 weighs tokens by the ratio of the trainer's and the engine's
+    policy, truncated there (Yao et al. 2025). `critic` is null where the estimator needs none.
     """
 
     output_dir: str = MISSING
@@ -216,6 +241,7 @@ class RLConfig:
     save_every: int = 0
     keep_checkpoints: int = 1
     max_logprob_gap: float = 0.1
+    probes: ProbesConfig = field(default_factory=ProbesConfig)
     num_in_flight: int = 64
     stall_seconds: float = 180.0
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

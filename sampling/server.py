@@ -31,6 +31,11 @@ from typing import Any, Self
 
 from sampling.client import ServerGone
 
+# New weights with a receipt; how much of a prompt came from the prefix cache.
+_CONTROLS = {
+    "worker-extension-cls": "sampling.weight_receipt.ReceivesWeights",
+    "enable-prompt-tokens-details": True,
+}
 _ROOT = str(Path(__file__).resolve().parent.parent)
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec it could deadlock
@@ -88,8 +93,9 @@ class VLLMServer:
     """`with VLLMServer(model=..., log=...) as server: server.base_url`.
 
     `options` are the server's own flags (`max_num_seqs: 256` → `--max-num-seqs 256`). `has_controls` opens
-    the development endpoints that take new weights (loopback only). `kv_cache_gib` and `num_threads` (from
-    `first_core` on; 0: all cores) count on CPUs only. `devices` are the GPUs it may see ("0,1"; empty: all).
+    the development endpoints that take new weights (loopback only), and loads `sampling.weight_receipt`.
+    `kv_cache_gib` and `num_threads` (from `first_core` on; 0: all cores) count on CPUs only. `devices` are the GPUs
+    it may see ("0,1"; empty: all).
     """
 
     def __init__(
@@ -136,6 +142,7 @@ class VLLMServer:
             "port": self.port,
             "dtype": self.dtype,
             "max-model-len": self.max_model_len,
+            **(_CONTROLS if self.has_controls else {}),
             **{name.replace("_", "-"): value for name, value in self.options.items()},
         }
         words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]

@@ -3,6 +3,7 @@
 #
 #   bash scripts/faults.sh sampling [--kills 200]     sampling runs: kills, bad servers, a full disk -> faults.json
 #   bash scripts/faults.sh kills [--kills 10]         the whole quick start
+#   bash scripts/faults.sh rl [--clean 200]           reinforcement learning with a real engine -> rl_faults.json
 #   bash scripts/faults.sh training_kills [--kills 50]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

@@ -23,7 +23,7 @@ from rl.trainer import Trainer
 from rl.types import AdvantageEstimator
 from rl.update import Update
 from rl.weight_sync import WeightSync
-from runtime.schemas import RLConfig
+from runtime.schemas import ProbesConfig, RLConfig
 from sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
 from training.engine import TorchEngine
 
@@ -104,6 +104,7 @@ def make_trainer(
         "output_dir": str(run_dir), "seed": 5, "precision": "fp32", "num_iterations": 6, "num_problems": 6,
         "group_size": 4, "num_epochs": 2, "minibatch_size": 10, "micro_batch_size": 4, "learning_rate": 1e-3,
         "warmup_steps": 7, "eval_every": 2, "num_eval_problems": 10, "save_every": 2, "max_logprob_gap": 0.1,
+        "probes": ProbesConfig(on_fault="warn"),  # this sampler's log-probs are no policy's
     }  # fmt: skip
     config = RLConfig(**{**settings, **changes})
     engine = make_engine(load_policy(str(tiny_policy), "eager"), config)

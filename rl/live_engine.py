@@ -1,0 +1,118 @@
+"""A running engine that takes new weights: what it must do, and vLLM's server over HTTP."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import aiohttp
+
+from rl.probes import CACHE, WEIGHTS, Fault, ProbeFailed, crashed
+from sampling.client import ServerGone
+from sampling.vllm_client import VLLMClient
+
+_MAX_ATTEMPTS = 3
+_DYING_SECONDS = 2.0
+
+
+class StaleWeights(ProbeFailed):
+    """The engine does not serve the trainer's policy: the run stops before it learns from wrong samples."""
+
+    def __init__(self, evidence: str, kind: str = WEIGHTS):
+        super().__init__(Fault(kind, evidence))
+
+
+class LiveEngine(Protocol):
+    """An engine that takes new weights while it runs."""
+
+    async def load(self, folder: Path) -> list[dict[str, str]] | None:
+        """Serve the weights in `folder` (safetensors), all of them, from the next request on.
+
+        A receipt of every worker, name → digest of what it read, or None where there is none to be had.
+        """
+
+    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+        """The log-prob of every token but the first."""
+
+
+@runtime_checkable
+class StampedEngine(Protocol):
+    """What an engine may know of itself besides."""
+
+    async def stamp(self, version: str) -> None:
+        """Remember the version; forgotten when the engine ends."""
+
+    async def served_version(self) -> str:
+        """The last stamp."""
+
+    async def cached_tokens(self, ids: list[int]) -> int | None:
+        """How many of a prompt's tokens came from the prefix cache, which then holds it; None where unknown."""
+
+
+class VLLMEngine:
+    """A vLLM server started with has_controls=true, through its client (which must be open). `check_server` raises
+    where its process has ended."""
+
+    def __init__(self, client: VLLMClient, check_server: Callable[[], None] = lambda: None):
+        self.client = client
+        self.check_server = check_server
+
+    async def load(self, folder: Path) -> list[dict[str, str]] | None:
+        """POST /collective_rpc receive_weights, then /reset_prefix_cache. Raises ServerGone, StaleWeights."""
+        receipts = await self.receive(folder)
+        await self.reset_cache()
+        return receipts
+
+    async def receive(self, folder: Path) -> list[dict[str, str]]:
+        """Each worker reads the folder; their receipts."""
+        body = {"method": "receive_weights", "kwargs": {"folder": str(folder)}}
+        found: list[dict[str, str]] = (await self._post("/collective_rpc", body))["results"]
+        return found
+
+    async def reset_cache(self) -> None:
+        """Empty the prefix cache; refused while a request is running."""
+        answer = await self._post("/reset_prefix_cache", {})
+        if not answer or not answer.get("success"):
+            told = f"{self.client.base_url} did not empty its prefix cache: it answered {answer}"
+            raise StaleWeights(told, CACHE)
+
+    async def stamp(self, version: str) -> None:
+        """POST /update_weight_version."""
+        await self._post("/update_weight_version", {"new_version": version})
+
+    async def served_version(self) -> str:
+        """GET /weight_info; "default" on a server that was never stamped."""
+        return str((await self._ask("/weight_info", lambda path: self.client.get_json(path)))["weight_version"])
+
+    async def cached_tokens(self, ids: list[int]) -> int | None:
+        """One token after `ids`, repeated to fill the window: at least a block of it is cached then."""
+        length = max(len(ids), (self.client.max_model_length or 0) - 2)
+        prompt = (ids * (length // max(1, len(ids)) + 1))[:length]
+        body = {"model": self.client.model, "prompt": prompt, "max_tokens": 1}
+        details = (await self._post("/v1/completions", body))["usage"].get("prompt_tokens_details")
+        return None if details is None else int(details["cached_tokens"] or 0)
+
+    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+        """One request with `prompt_logprobs`, which bypasses the prefix cache."""
+        body = {"model": self.client.model, "prompt": ids, "max_tokens": 1, "prompt_logprobs": 0}
+        rows = (await self._post("/v1/completions", body))["choices"][0]["prompt_logprobs"]
+        return [float(row[str(token)]["logprob"]) for token, row in zip(ids[1:], rows[1:], strict=True)]
+
+    async def _post(self, path: str, body: dict[str, Any]) -> Any:
+        return await self._ask(path, lambda path: self.client.post_json(path, body))
+
+    async def _ask(self, path: str, call: Callable[[str], Awaitable[Any]]) -> Any:
+        """Tried again, which is harmless here: a connection idle during the update is closed by now."""
+        gone: ServerGone | None = None
+        has_answered = False
+        for _ in range(_MAX_ATTEMPTS):
+            try:
+                return await call(path)
+            except (aiohttp.ClientError, TimeoutError, OSError) as error:
+                gone = ServerGone(f"{self.client.base_url}{path} does not answer ({error!r})")
+            except ServerGone as error:  # an answer, and none of success
+                gone, has_answered = error, True
+                break
+        assert gone is not None
+        await asyncio.sleep(_DYING_SECONDS)  # a server whose engine died answers 500 first, and ends then
+        raise crashed(gone, self.check_server, has_answered)

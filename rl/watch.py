@@ -1,0 +1,173 @@
+"""The probes of a run: every iteration's rollouts and steps looked at before anything is learnt or kept from them.
+
+`look` stands between the tensors of the rollouts and the update, `check_update` behind the update and before the
+delivery and the checkpoint: what stops the run there leaves the last checkpoint as it was. Every rank looks at the
+same tensors and comes to the same verdict.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from data.records import BadInput
+from rl.diagnosis import AskEngine, Case, diagnose, truncated_logprobs
+from rl.experience import device_of, policy_logits
+from rl.probes import (
+    TEMPERATURE,
+    VERSION,
+    Fault,
+    Gap,
+    ProbeFailed,
+    Row,
+    check_layout,
+    check_steps,
+    crossed,
+    measure_gap,
+    surprise,
+)
+from rl.types import Experience, RolloutGroup
+from runtime.schemas import ProbesConfig, RLConfig
+from sampling.client import SamplingParams
+from training.engine import autocast
+
+log = logging.getLogger(__name__)
+
+_WARN_K3 = 1e-3
+_WARN_GROWTH = 3.0  # times the first iteration's mean
+_MAX_LOGITS = 2**24  # at a time, where rollouts are scored again
+_SURE = 6.0  # standard errors
+
+
+def check_probes(limits: ProbesConfig) -> None:
+    """Raise BadInput on a setting that does not exist."""
+    if limits.on_fault not in ("stop", "warn"):
+        raise BadInput(f"probes.on_fault must be stop or warn, got '{limits.on_fault}'")
+
+
+@dataclass
+class Watch:
+    """`model` is the policy; `ask` (through rank 0) has the engine score tokens again, None where it cannot."""
+
+    config: RLConfig
+    model: Any
+    params: SamplingParams
+    tokenizer: Any
+    ask: AskEngine | None = None
+    _first: Gap | None = field(default=None, init=False)
+    _has_told: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        check_probes(self.config.probes)
+
+    def look(self, groups: Sequence[RolloutGroup], experience: Experience, version: int) -> dict[str, float]:
+        """The metrics `engine/…` of rollouts that the policy of `version` is to learn from. Raises ProbeFailed."""
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        rows = [Row(r.trajectory.prompt_ids, r.trajectory.response_ids, r.trajectory.finish_reason) for r in rollouts]
+        mask = experience.response_mask
+        lag = max((abs(version - rollout.policy_version) for rollout in rollouts), default=0)
+        gap = measure_gap(experience.engine_logprobs, experience.old_logprobs, mask)
+        found = {"version_lag": float(lag), **gap.metrics()}
+        fault = check_layout(
+            rows,
+            experience.ids,
+            experience.attention_mask,
+            mask,
+            end_ids=self._end_ids(),
+            bos_id=getattr(self.tokenizer, "bos_token_id", None),
+            has_stop_strings=bool(self.params.stop),
+        )
+        if fault is None and lag > self.config.probes.max_version_lag:
+            oldest = min(rollout.policy_version for rollout in rollouts)
+            fault = Fault(VERSION, f"rollouts of policy version {oldest} are to train version {version}")
+        if fault is None:
+            fault = self._compare(experience, gap, found)
+        if fault is not None:
+            self._report(fault)
+        self._warn_of_growth(gap)
+        return {f"engine/{name}": value for name, value in found.items()}
+
+    def check_kl(self, per_token: float) -> None:
+        """The policy's distance from its reference, before the update. Raises ProbeFailed."""
+        self._check_steps([("the KL from the reference", per_token, self.config.probes.max_reference_kl)])
+
+    def check_update(self, kl_old: float) -> None:
+        """The policy's distance (k3) from the one before the update. Raises ProbeFailed."""
+        self._check_steps([("the KL from the policy before the update", kl_old, self.config.probes.max_update_kl)])
+
+    def _check_steps(self, values: Sequence[tuple[str, float, float]]) -> None:
+        fault = check_steps(values)
+        if fault is not None:
+            self._report(fault)
+
+    def _report(self, fault: Fault) -> None:
+        if self.config.probes.on_fault == "stop":
+            raise ProbeFailed(fault)
+        log.warning("%s", fault)
+        self._has_told = True
+
+    def _compare(self, experience: Experience, gap: Gap, found: dict[str, float]) -> Fault | None:
+        limits, mask = self.config.probes, experience.response_mask
+        reasons = crossed(gap, limits)
+        if reasons and self._has_told:  # looked into once
+            log.warning("engine and trainer still disagree: %s", ", ".join(reasons))
+        elif reasons:
+            case = Case(
+                experience.ids,
+                experience.attention_mask,
+                mask,
+                experience.engine_logprobs,
+                experience.old_logprobs,
+                self.params.temperature,
+                self._first_ids(experience),
+            )
+            return diagnose(case, self._rescore, self.ask, limits.max_gap, ", ".join(reasons))
+        if reasons or self.config.max_resamplings > 0:  # chosen rollouts are no sample of the policy
+            return None
+        found["surprise"], errors = surprise(experience.old_logprobs, experience.entropies, mask)
+        if abs(errors) > _SURE and abs(found["surprise"]) > limits.max_surprise and not self.params.stop:
+            how = "likelier" if found["surprise"] < 0 else "less likely"
+            told = f"the engine draws tokens that are {how} than their own log-probs say: -log-prob - entropy is "
+            return Fault(TEMPERATURE, f"{told}{found['surprise']:.3g} (or a top-p or top-k cuts; probes.max_surprise "
+                         f"is {limits.max_surprise:g})")  # fmt: skip
+        return None
+
+    def _warn_of_growth(self, gap: Gap) -> None:
+        self._first = self._first or gap
+        if gap.k3 > _WARN_K3 or gap.mean > _WARN_GROWTH * max(self._first.mean, 1e-4):
+            log.warning(
+                "the engine's log-probs drift from the trainer's: mean gap %.3g (at first %.3g), k3 %.2g",
+                gap.mean,
+                self._first.mean,
+                gap.k3,
+            )
+
+    def _end_ids(self) -> list[int]:
+        """Every token that ends a response: the tokenizer's and the model's."""
+        settings = getattr(self.model, "generation_config", None)
+        given = getattr(settings, "eos_token_id", None)
+        found = {getattr(self.tokenizer, "eos_token_id", None), *(given if isinstance(given, list) else [given])}
+        return sorted(int(token) for token in found if token is not None)
+
+    def _first_ids(self, experience: Experience) -> list[int]:
+        """Tokens that a tokenizer may put before a prompt: its own, and the one that is there."""
+        names = ("bos_token_id", "cls_token_id", "eos_token_id")
+        own = [getattr(self.tokenizer, name, None) for name in names]
+        return list(dict.fromkeys(int(t) for t in [*own, int(experience.ids[0, 0])] if t is not None))
+
+    @torch.no_grad()
+    def _rescore(
+        self, ids: torch.Tensor, attention_mask: torch.Tensor, temperature: float, top_p: float
+    ) -> torch.Tensor:
+        self.model.eval()
+        device = device_of(self.model)
+        found = []
+        size = max(1, _MAX_LOGITS // (ids.shape[1] * int(self.model.config.vocab_size)))
+        for row in range(0, len(ids), size):
+            part, mask = ids[row : row + size].to(device), attention_mask[row : row + size].to(device)
+            with autocast(device, self.config.precision):
+                logits = policy_logits(self.model, part, mask)
+            found.append(truncated_logprobs(logits / temperature, part, top_p).cpu())
+        return torch.cat(found)

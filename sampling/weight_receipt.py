@@ -1,0 +1,42 @@
+"""New weights inside the engine, with a receipt: what was read, tensor by tensor.
+
+vLLM (0.32) answers a reload with 200 whatever it found in the folder, and its own checksums of a CPU model are those of
+empty tensors (linear layers are packed after loading). `ReceivesWeights` is mixed into its worker (the flag
+`worker-extension-cls`, set by `sampling.server` where `has_controls` is on) and answers with a digest of every tensor
+it handed on, to be compared with those of what was sent.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """16 hex digits of SHA-256 of the tensor's bytes."""
+    flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
+    return hashlib.sha256(flat.numpy()).hexdigest()[:16]
+
+
+class ReceivesWeights:
+    """Mixed into vLLM's worker."""
+
+    model_runner: Any
+
+    def receive_weights(self, folder: str) -> dict[str, str]:
+        """Serve the weights of `folder/*.safetensors`; name → digest of every one, on every worker."""
+        receipt: dict[str, str] = {}
+
+        def read() -> Iterator[tuple[str, torch.Tensor]]:
+            for path in sorted(Path(folder).glob("*.safetensors")):
+                with safe_open(path, "pt") as file:
+                    for name in file.keys():  # noqa: SIM118 (no mapping)
+                        value = file.get_tensor(name)
+                        receipt[name] = digest(value)
+                        yield name, value
+
+        self.model_runner.reload_weights(weights_iterator=read())
+        return receipt

@@ -1,0 +1,99 @@
+"""Deliveries to vLLM itself: receipts, stamps, the prefix cache. The server serves the tiny policy again afterwards."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models.load import load_policy
+from rl.live_engine import StaleWeights, VLLMEngine
+from rl.probes import CACHE, WEIGHTS
+from rl.weight_sync import Canary, WeightSync, named_weights, write_weights
+from sampling.client import ServerGone
+from sampling.vllm_client import VLLMClient
+
+pytestmark = pytest.mark.server
+
+
+def with_engine(
+    server: Any, model: Any, use: Callable[[WeightSync, VLLMEngine], Awaitable[Any]], engine: type[VLLMEngine]
+) -> Any:
+    """What `use` gives; afterwards the server has the weights of `model` as it was."""
+
+    async def run() -> Any:
+        client = VLLMClient(server.base_url)
+        await client.open()
+        sync = WeightSync(engine(client, server.check), max_logprob_gap=0.2, precision="bf16")
+        sync.canaries = [Canary(list(range(5, 45)), start=8)]
+        before = {name: value.clone() for name, value in named_weights(model).items()}
+        try:
+            return await use(sync, VLLMEngine(client, server.check))
+        finally:
+            await WeightSync(VLLMEngine(client), 1.0, "fp32").deliver(before)
+            await client.close()
+
+    return asyncio.run(run())
+
+
+def moved(model: Any) -> Any:
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(0.01 * torch.randn(value.shape, generator=torch.Generator().manual_seed(0)))
+    return model
+
+
+def test_every_tensor_is_on_the_receipt_and_the_stamp_is_shown(real_server: Any, tiny_policy: Path) -> None:
+    model = load_policy(str(tiny_policy), "eager")
+
+    async def use(sync: WeightSync, engine: VLLMEngine) -> None:
+        found = await sync.sync(moved(model), 3)
+        assert found["canary_gap"] < 0.05
+        assert await engine.served_version() == "3"
+        await sync.check_version(3)
+        with pytest.raises(StaleWeights, match="serves version '3', not 4"):
+            await sync.check_version(4)
+
+    with_engine(real_server, model, use, VLLMEngine)
+
+
+def test_a_server_that_read_another_file_is_named(real_server: Any, tiny_policy: Path, tmp_path: Path) -> None:
+    class Elsewhere(VLLMEngine):
+        async def load(self, folder: Path) -> list[dict[str, str]] | None:
+            return await super().load(tmp_path)
+
+    model = load_policy(str(tiny_policy), "eager")
+    weights = dict(named_weights(model))
+    del weights["model.norm.weight"]
+    write_weights(weights, tmp_path)
+
+    async def use(sync: WeightSync, engine: VLLMEngine) -> None:
+        with pytest.raises(StaleWeights, match=r"as they were sent; not model.norm.weight \(") as caught:
+            await sync.sync(model, 1)
+        assert caught.value.fault.kind == WEIGHTS
+
+    with_engine(real_server, model, use, Elsewhere)
+
+
+def test_a_prefix_cache_that_outlives_a_delivery_is_named(real_server: Any, tiny_policy: Path) -> None:
+    class Keeping(VLLMEngine):
+        async def reset_cache(self) -> None: ...
+
+    model = load_policy(str(tiny_policy), "eager")
+
+    async def use(sync: WeightSync, engine: VLLMEngine) -> None:
+        with pytest.raises(StaleWeights, match="cached tokens after it") as caught:
+            await sync.sync(model, 1)
+        assert caught.value.fault.kind == CACHE
+
+    with_engine(real_server, model, use, Keeping)
+
+
+def test_a_control_the_server_does_not_know_ends_in_one_line(real_server: Any, tiny_policy: Path) -> None:
+    async def use(sync: WeightSync, engine: VLLMEngine) -> None:
+        with pytest.raises(ServerGone, match=r"^http\S+/no_such_path answered 404"):
+            await engine._post("/no_such_path", {})
+
+    with_engine(real_server, load_policy(str(tiny_policy), "eager"), use, VLLMEngine)
