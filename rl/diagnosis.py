@@ -48,7 +48,8 @@ class Case:
         rows = slice(None, step * MAX_ROWS, step)
         width = int(self.attention_mask[rows].sum(-1).max())
         parts = (self.ids, self.attention_mask, self.response_mask, self.engine, self.trainer)
-        return Case(*(part[rows, :width] for part in parts), self.temperature, self.first_ids)
+        ids, attention_mask, response_mask, engine, trainer = (part[rows, :width] for part in parts)
+        return Case(ids, attention_mask, response_mask, engine, trainer, self.temperature, self.first_ids)
 
 
 def truncated_logprobs(logits: torch.Tensor, ids: torch.Tensor, top_p: float) -> torch.Tensor:

@@ -18,7 +18,7 @@ from safetensors import safe_open
 def digest(tensor: torch.Tensor) -> str:
     """16 hex digits of SHA-256 of the tensor's bytes."""
     flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return hashlib.sha256(flat.numpy()).hexdigest()[:16]
+    return hashlib.sha256(flat.numpy().data).hexdigest()[:16]
 
 
 class ReceivesWeights:
