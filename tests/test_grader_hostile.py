@@ -5,6 +5,7 @@ import gc
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
@@ -32,6 +33,16 @@ def grade(case: Hostile) -> tuple[Grade, float]:
     return found, time.perf_counter() - started
 
 
+def graders() -> list[int]:
+    """The grading processes below this one; a server that other tests share may live there too."""
+    found = []
+    for pid in descendants(os.getpid()):
+        with suppress(OSError):
+            if b"data.answers" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
 def test_five_hundred_hostile_answers_are_graded_in_time_and_memory(tmp_path: Path) -> None:
     cases = hostile_answers(seed=1, number=500, path=str(tmp_path / "made"))
     resident = []
@@ -41,7 +52,7 @@ def test_five_hundred_hostile_answers_are_graded_in_time_and_memory(tmp_path: Pa
         gc.collect()
         resident.append(resident_mib("self", "VmRSS"))
     assert resident[-1] - resident[0] < 50
-    assert max(resident_mib(pid, "VmHWM") for pid in descendants(os.getpid())) < 1024
+    assert max(resident_mib(pid, "VmHWM") for pid in graders()) < 1024
     assert list(tmp_path.iterdir()) == []
 
 
