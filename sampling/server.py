@@ -39,7 +39,9 @@ _CONTROLS = {
 _ROOT = str(Path(__file__).resolve().parent.parent)
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec it could deadlock
-_ERROR = re.compile(r"\w+(?:Error|Exception): .+(?:\n  .+)?")
+_ERROR = re.compile(r"\w+(?:Error|Exception): (?!.*Consider increasing with ulimit).+(?:\n  .+)?")
+# What a library says of itself at every end of vLLM, after the lines that matter.
+_NOISE = re.compile(r"^nanobind: .*\n|^ - (?:leaked|\.\.\. skipped).*\n|^See https://nanobind.*\n?", re.MULTILINE)
 
 
 class CannotStart(RuntimeError):
@@ -239,7 +241,8 @@ class VLLMServer:
             text = self.log.read_text(errors="replace")
         except OSError:
             return "(no log)"
-        return "\n".join("  | " + line for line in text.rstrip().split("\n")[-lines:])
+        told = _NOISE.sub("", text + "\n").rstrip()
+        return "\n".join("  | " + line for line in told.split("\n")[-lines:])
 
     def first_error(self) -> str:
         """The first exception its log names: the last lines seldom hold the cause."""

@@ -131,6 +131,16 @@ def test_the_controls_are_closed_unless_asked_for() -> None:
     assert VLLMServer("policy", "log", has_controls=True).environment()["VLLM_SERVER_DEV_MODE"] == "1"
 
 
+def test_the_end_of_a_log_is_shown_without_what_its_libraries_leaked(tmp_path: Path) -> None:
+    server = VLLMServer("policy", str(tmp_path / "log"))
+    lines = ["Found ulimit of 1024: `OSError: [Errno 24] Too many open files`. Consider increasing with ulimit -n",
+             "EngineDeadError: it died", "nanobind: leaked 2 functions!", ' - leaked function "f"',
+             " - ... skipped remainder", "See https://nanobind.readthedocs.io/"]  # fmt: skip
+    server.log.write_text("\n".join(lines))
+    assert server.tail(2).split("\n")[-1] == "  | EngineDeadError: it died"
+    assert server.first_error() == ": EngineDeadError: it died"
+
+
 def test_a_server_that_dies_at_once_is_explained_by_its_last_lines(tmp_path: Path) -> None:
     server = stand_in(tmp_path, "-c", "import sys; print('first'); print('no such model'); sys.exit(3)")
     with pytest.raises(CannotStart) as caught:
