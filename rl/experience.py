@@ -138,8 +138,9 @@ def make_experience(
     starts = [len(rollout.trajectory.prompt_ids) for rollout in rollouts]
     ids, attention_mask, response_mask = pad_rows(rows, starts, pad_id)
     engine_logprobs = torch.zeros(ids.shape)
-    sampled = [value for rollout in rollouts for value in rollout.logprobs]
-    engine_logprobs[response_mask] = torch.tensor(sampled)
+    for number, (start, rollout) in enumerate(zip(starts, rollouts, strict=True)):
+        # not by the mask, which `rl.probes.check_layout` compares with the rollouts
+        engine_logprobs[number, start : start + len(rollout.logprobs)] = torch.tensor(rollout.logprobs)
     scorer = RowScorer((ids, attention_mask, response_mask), micro_batch_size, precision)
     old_logprobs, entropies = scorer.logprobs(policy, temperature)
     reference_logprobs = scorer.logprobs(reference, temperature)[0] if reference is not None else None

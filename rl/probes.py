@@ -196,7 +196,7 @@ def check_layout(
             return Fault(BOS, f"row {number} has token {int(ids[number, 0])} before the prompt that was sampled from")
         kept = response_mask[number].nonzero().flatten().tolist()
         if kept != list(range(start, length)):
-            return _mask_fault(number, row, kept, start, length, end_ids)
+            return _mask_fault(number, kept, start, length)
         if ids[number, :length].tolist() != expected:
             return Fault(SHIFT, f"row {number} does not hold the rollout's ids in its first {length} columns")
         if int(attention_mask[number].sum()) != length:
@@ -208,10 +208,9 @@ def check_layout(
     return None
 
 
-def _mask_fault(
-    number: int, row: Row, kept: list[int], start: int, length: int, end_ids: Sequence[int]
-) -> Fault:  # the mask is not start .. length - 1
-    if kept == list(range(start, length - 1)) and row.response_ids[-1] in end_ids:
+def _mask_fault(number: int, kept: list[int], start: int, length: int) -> Fault:
+    """Of a mask that is not start .. length - 1."""
+    if kept == list(range(start, length - 1)):
         return Fault(STOP, f"the response of row {number} ends at token {length - 1}, its mask one before")
     told = f"the response of row {number} is tokens {start} to {length - 1}, its mask keeps "
     return Fault(SHIFT, told + (f"{len(kept)} tokens from {kept[0]} to {kept[-1]}" if kept else "none"))

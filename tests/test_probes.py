@@ -182,6 +182,13 @@ def test_an_end_token_that_was_thrown_away_is_named() -> None:
     assert layout_fault(response=(8, 9)) == STOP
 
 
+def test_a_mask_without_the_last_token_is_named_for_a_response_that_was_cut_too() -> None:
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["response_mask"][0, 4] = 0
+
+    assert layout_fault(spoil, finish_reason="length", response=(8, 9)) == STOP
+
+
 @pytest.mark.parametrize("by", [-1, 1])
 def test_a_mask_that_is_off_by_one_is_named(by: int) -> None:
     assert layout_fault(rolled("response_mask", by=by)) == SHIFT
