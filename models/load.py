@@ -19,6 +19,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from models.fused_norm import fuse_norms
+from models.last_layer import read_last_layer
 from models.packed_attention import attention_name
 
 log = logging.getLogger(__name__)
@@ -116,7 +117,7 @@ def from_pretrained(
         if names:
             shown = ", ".join(sorted(names)[:3])
             raise BadModel(f"{path} is not a {type(model).__name__}: it {what} {shown} ({len(names)} weights)")
-    return fuse_norms(model)
+    return read_last_layer(fuse_norms(model))
 
 
 def load_policy(path: str, attention: str = "sdpa", is_checkpointing_gradients: bool = False) -> PreTrainedModel:

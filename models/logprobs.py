@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from data.collate import Batch
 from data.packing import Layout, place_rows
+from models.last_layer import reads_of
 from models.packed_attention import takes_packed_rows
 
 MAX_SCORES = {"cpu": 2**22, "cuda": 2**28}  # tokens x vocabulary in float32 at a time: 16 MiB, 1 GiB
@@ -209,6 +210,7 @@ def _score_places(
     model: Any, inputs: dict[str, Any], places: torch.Tensor, targets: torch.Tensor, temperature: float
 ) -> TokenScores:
     head = plain_head(model)
+    inputs = inputs | reads_of(network(model), places, inputs["input_ids"].numel())
     if head is None:
         logits = model(**inputs).logits.flatten(0, 1).index_select(0, places)
         return logit_scores(logits, targets, temperature)
@@ -232,7 +234,8 @@ def target_scores(model: Any, batch: Batch, temperature: float = 1.0) -> TokenSc
 
 def read_logits(model: Any, batch: Batch) -> torch.Tensor:
     """Logits [P, L] of a scalar head at a batch's reads, by one forward pass."""
-    logits: torch.Tensor = model(**model_inputs(batch)).logits
+    reads = reads_of(network(model), batch.read_places, batch.ids.numel())
+    logits: torch.Tensor = model(**model_inputs(batch), **reads).logits
     return logits.flatten(0, 1).index_select(0, batch.read_places)
 
 
