@@ -34,13 +34,15 @@ from data.records import (
     Trajectory,
 )
 from pipeline.choose_checkpoint import ChooseCheckpoint, choose
-from pipeline.export_checkpoints import ExportCheckpoints
 from pipeline.record_round import RecordRound
 from pipeline.replay_rounds import ReplayRounds, kept_share
 from pipeline.stage import StageContext, run_stage
 from runtime.entrypoint import CONF, build, register_schemas
 from runtime.schemas import SampleConfig, StageConfig, TrainConfig
 from sampling.checkpoints import find_checkpoints
+from training import checkpoint
+from training.engine import TorchEngine
+from training.export_checkpoints import ExportCheckpoints
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -181,14 +183,17 @@ def train_in_name_only(config: TrainConfig, step: int = 12) -> None:
     if (run / "model").is_dir():
         return
     run.mkdir(parents=True)
-    (run / "config.yaml").write_text(yaml.safe_dump({"model": {"path": config.model["path"]}}))
+    model_settings = {"_target_": "models.load.load_policy", "path": config.model["path"]}
+    (run / "config.yaml").write_text(yaml.safe_dump({"model": model_settings}))
     (run / "metrics.jsonl").write_text("".join(json.dumps({"step": s, "train/loss": 1 / s}) + "\n" for s in (1, step)))
     shutil.copytree(config.model["path"], run / "model")
     if not config.examples["_target_"].endswith("StepValueExamples"):
         model = AutoModelForCausalLM.from_pretrained(config.model["path"])
-        state = {name: value + 0.5 for name, value in model.state_dict().items()}
-        (run / "checkpoints" / "step-00000004").mkdir(parents=True)
-        torch.save({"model": state, "optimizer": {}}, run / "checkpoints" / "step-00000004" / "engine.pt")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter += 0.5
+        engine = TorchEngine(model, torch.optim.AdamW(model.parameters()), torch.device("cpu"), 0.0)
+        checkpoint.save(run, engine, checkpoint.TrainState(4, "data"), keep=9)
 
 
 @pytest.fixture
@@ -219,14 +224,14 @@ def test_the_last_model_alone_needs_no_checkpoint(trained: Path, tmp_path: Path)
 @pytest.mark.parametrize(("damage", "said"), [
     (lambda run: (run / "metrics.jsonl").write_text("{}\n"), "does not say how many steps"),
     (lambda run: (run / "config.yaml").write_text("model: 3\n"), "does not say where training started"),
-    (lambda run: (run / "checkpoints/step-00000004/engine.pt").unlink(), "no engine.pt there"),
-    (lambda run: torch.save({"model": {}}, run / "checkpoints/step-00000004/engine.pt"), "not a checkpoint of"),
+    (lambda run: (run / "checkpoints/step-00000004/weights.safetensors").unlink(), "weights.safetensors"),
+    (lambda run: (run / "checkpoints/step-00000004/state.json").write_text("{}"), "is damaged"),
 ])  # fmt: skip
 def test_a_damaged_run_is_named_and_leaves_nothing(
     damage: Callable[[Path], Any], said: str, trained: Path, tmp_path: Path
 ) -> None:
     damage(trained)
-    with pytest.raises(BadInput, match=said):
+    with pytest.raises((BadInput, checkpoint.BadCheckpoint), match=said):
         ExportCheckpoints(str(trained)).run("", context(tmp_path / "candidates"))
     assert not list(tmp_path.glob("candidates*"))
 

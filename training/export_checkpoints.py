@@ -4,22 +4,23 @@
     candidates/step-00000020    a checkpoint's weights as a model folder (`which: all`)
     candidates/step-00000060    the trained model, a link
 
-Train with `save_every` above 0 and a large `keep_checkpoints` to have something to choose from. DeepSpeed's own
-checkpoints are not read: train those runs without it, or take the last model alone.
+Train with `save_every` above 0 and a large `keep_checkpoints` to have something to choose from; checkpoints are of one
+process or of DeepSpeed, as `training.export_model` reads them.
 """
 
 import json
 import logging
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from data.records import BadInput
-from pipeline.stage import StageContext
-from pipeline.trajectory_groups import check_choice
+from training.checkpoint import checkpoints
+from training.export_model import Context, ExportModel
 
 log = logging.getLogger("stage")
 
@@ -47,6 +48,14 @@ def start_of(run: Path) -> str:
     return path
 
 
+@dataclass
+class _Place:
+    """Where one candidate goes."""
+
+    output: Path
+    counts: dict[str, Any] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class ExportCheckpoints:
     """`run_dir`: a finished training run. `which`: all, the start and the end with the checkpoints between; or last."""
@@ -55,7 +64,8 @@ class ExportCheckpoints:
     which: str = "all"
 
     def __post_init__(self) -> None:
-        check_choice("which", self.which, WHICH)
+        if self.which not in WHICH:
+            raise BadInput(f"stage.which must be one of {', '.join(WHICH)}, got '{self.which}'")
 
     def inputs(self) -> list[str]:
         """The run's config and its model's weights: a run without them is not finished."""
@@ -63,7 +73,7 @@ class ExportCheckpoints:
         weights = sorted(str(path) for path in (run / "model").glob("*.safetensors"))
         return [str(run / "config.yaml"), *(weights or [str(run / "model" / "model.safetensors")])]
 
-    def run(self, input_path: str, context: StageContext) -> None:
+    def run(self, input_path: str, context: Context) -> None:
         """Writes the folder itself, complete or not at all."""
         run, output = Path(self.run_dir), context.output
         final = last_step(run)
@@ -75,10 +85,10 @@ class ExportCheckpoints:
             if self.which == "all":
                 start = start_of(run)
                 self._link(partial, output, 0, Path(start))
-                for checkpoint in sorted((run / "checkpoints").glob("step-*")):
-                    step = checkpoint.name.removeprefix("step-")
-                    if step.isdigit() and 0 < int(step) < final:
-                        _export(checkpoint, start, partial / _name(int(step)))
+                for checkpoint in checkpoints(run):
+                    step = int(checkpoint.name.removeprefix("step-"))
+                    if 0 < step < final:
+                        ExportModel(str(run), checkpoint.name).run("", _Place(partial / _name(step)))
             context.counts["candidates"] = len(list(partial.iterdir()))
             partial.replace(output)
         except BaseException:
@@ -95,22 +105,3 @@ class ExportCheckpoints:
 
 def _name(step: int) -> str:
     return f"step-{step:08d}"
-
-
-def _export(checkpoint: Path, start: str, folder: Path) -> None:
-    """One checkpoint of the one-process engine as a model folder."""
-    import torch
-
-    from models.load import load_policy, load_tokenizer
-
-    path = checkpoint / "engine.pt"
-    if not path.is_file():
-        raise BadInput(f"{checkpoint}: no engine.pt there (DeepSpeed's checkpoint?): choose stage.which=last")
-    model = load_policy(start)
-    try:
-        model.load_state_dict(torch.load(path, map_location="cpu", weights_only=True)["model"])
-    except (RuntimeError, KeyError, OSError, EOFError) as error:
-        raise BadInput(f"{path}: not a checkpoint of {start} ({str(error).splitlines()[0][:120]})") from None
-    model.config.use_cache = True
-    model.save_pretrained(folder)
-    load_tokenizer(start).save_pretrained(folder)
