@@ -6,7 +6,6 @@ computed, and differentiated, for nothing. Here these are left out; values and g
 same. It saves up to one layer of the network: a third of a benchmark's small model, a few hundredths of a large one.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,6 +15,7 @@ from transformers import PreTrainedModel
 _KNOWN = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 # Beyond this share of tokens that are read, picking them costs what it saves (measured on a CPU at 0.67).
 MAX_SHARE = 0.6
+_CLASSES: dict[type, type] = {}
 
 
 class _ReadLayer:
@@ -44,10 +44,11 @@ class _ReadLayer:
         return nothing.index_copy(0, reads, states[0]).view_as(hidden_states)
 
 
-@lru_cache
 def _reading(layer: type) -> type:
     """The class of such a layer, under the name of its own."""
-    return type(layer.__name__, (_ReadLayer, layer), {"__module__": layer.__module__})
+    if layer not in _CLASSES:
+        _CLASSES[layer] = type(layer.__name__, (_ReadLayer, layer), {"__module__": layer.__module__})
+    return _CLASSES[layer]
 
 
 def _last_layer(model: Any) -> Any:
