@@ -194,7 +194,7 @@ class RLConfig:
     reward: Any = MISSING
     advantage: Any = MISSING
     kl: KLConfig = field(default_factory=KLConfig)
-    server: Any = MISSING
+    server: Any = None
     client: Any = MISSING
     params: Any = MISSING
     optimizer: Any = MISSING
