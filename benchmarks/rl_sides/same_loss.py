@@ -1,7 +1,7 @@
 """One set of rollouts for both sides, and this project's loss and gradient on it.
 
 Rollouts are random ids after random prompts, of unequal lengths, in groups with rewards; their "old" log-probs are
-those of a slightly perturbed policy, so that ratios leave 1 and some are clipped.
+those of a perturbed policy, so that ratios leave 1 and some are clipped.
 """
 
 from pathlib import Path
@@ -46,12 +46,12 @@ def make_groups(vocabulary: int, num_groups: int, seed: int) -> list[RolloutGrou
 
 
 def perturbed(path: str, seed: int) -> Any:
-    """The policy with a little noise on every weight."""
+    """The policy with noise of half its size on every weight."""
     model: Any = load_policy(path, "eager")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
-            scale = 0.1 * parameter.square().mean().sqrt()
+            scale = 0.5 * parameter.square().mean().sqrt()
             parameter.add_(scale * torch.randn(parameter.shape, generator=generator))
     return model
 
