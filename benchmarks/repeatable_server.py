@@ -5,7 +5,7 @@
 prints its port. A local model answers in float32, one request at a time, so no answer depends on what else is in
 flight; sample k of a prompt is drawn with a seed that is a hash of the served weights, the prompt's ids and k. It
 speaks what reinforcement learning asks of vLLM: completions with ids and log-probs, prompt log-probs, new weights
-by /collective_rpc, /reset_prefix_cache.
+by /collective_rpc with a receipt, the stamp of their version, /reset_prefix_cache (there is no cache).
 """
 
 import argparse
@@ -19,6 +19,8 @@ from aiohttp import web
 from safetensors.torch import load
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from sampling.weight_receipt import digest
+
 
 class RepeatableServer:
     """One model; `digest` says which weights it serves."""
@@ -30,7 +32,7 @@ class RepeatableServer:
         self.tokenizer = AutoTokenizer.from_pretrained(path)
         self.end = int(self.tokenizer.eos_token_id)
         self.max_model_len = max_model_len
-        self.digest = ""
+        self.digest, self.version = "", "default"
 
     def app(self) -> web.Application:
         """The routes."""
@@ -40,6 +42,8 @@ class RepeatableServer:
         app.router.add_post("/v1/completions", self._completions)
         app.router.add_post("/collective_rpc", self._load)
         app.router.add_post("/reset_prefix_cache", self._reset)
+        app.router.add_post("/update_weight_version", self._stamp)
+        app.router.add_get("/weight_info", self._show_stamp)
         return app
 
     async def _healthy(self, request: web.Request) -> web.Response:
@@ -51,26 +55,34 @@ class RepeatableServer:
     async def _reset(self, request: web.Request) -> web.Response:
         return web.json_response({"success": True})
 
+    async def _stamp(self, request: web.Request) -> web.Response:
+        self.version = (await request.json())["new_version"]
+        return web.json_response({"success": True})
+
+    async def _show_stamp(self, request: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.version})
+
     async def _load(self, request: web.Request) -> web.Response:
-        folder = Path((await request.json())["kwargs"]["weights_path"])
+        folder = Path((await request.json())["kwargs"]["folder"])
         try:
             data = (folder / "model.safetensors").read_bytes()
         except OSError as error:  # who asked was killed meanwhile, and its folder is gone
             return web.json_response({"error": str(error)}, status=400)
-        self.load_weights(data)
-        return web.json_response({"results": [None]})
+        return web.json_response({"results": [self.load_weights(data)]})
 
-    def load_weights(self, data: bytes) -> None:
-        """Serve the weights in a safetensors file's bytes."""
-        self.model.load_state_dict(load(data))
+    def load_weights(self, data: bytes) -> dict[str, str]:
+        """Serve the weights in a safetensors file's bytes; name → digest of each."""
+        weights = load(data)
+        self.model.load_state_dict(weights)
         self.digest = hashlib.sha256(data).hexdigest()
+        return {name: digest(value) for name, value in weights.items()}
 
     async def _completions(self, request: web.Request) -> web.Response:
         body = await request.json()
         await asyncio.sleep(0)
         if "prompt_logprobs" in body:
             return web.json_response({"choices": [{"prompt_logprobs": self.prompt_logprobs(body["prompt"])}]})
-        return web.json_response({"choices": self.sample(body)})
+        return web.json_response({"choices": self.sample(body), "usage": {}})
 
     @torch.no_grad()
     def prompt_logprobs(self, ids: list[int]) -> list[Any]:

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from data.records import Problem, SampledRollout, Trajectory
 from data.tasks.word_arithmetic import WordArithmetic
 from rewards.score import Score
 from rl.advantages.generalized import GeneralizedAdvantage
-from rl.advantages.monte_carlo import MonteCarloAdvantage
+from rl.advantages.monte_carlo import CutPoints, MonteCarloAdvantage
 from rl.early_stop import evaluations_since_best, read_accuracies
 from rl.samples import samples_path, write_samples
 from rl.trainer import Trainer
@@ -72,11 +72,18 @@ def server(tiny_policy: Path) -> RepeatableServer:
     return RepeatableServer(str(tiny_policy), max_model_len=512)
 
 
+def share_of_even_tokens(trajectories: Sequence[Trajectory]) -> list[Score]:
+    """A reward that an untrained policy gets some of."""
+    rows = [trajectory.response_ids for trajectory in trajectories]
+    return [Score(sum(token % 2 == 0 for token in row) / len(row)) for row in rows]
+
+
 def on_repeatable(trainer: Trainer, server: RepeatableServer, dies_at: str = "") -> Trainer:
     """The trainer, sampling from `server` and delivering to it."""
     both = Repeatable(server, dies_at)
     trainer.sampler.client = both
     trainer.weight_sync.engine = both
+    trainer.reward = share_of_even_tokens
     trainer.params = replace(trainer.params, max_tokens=6)
     return trainer
 
@@ -89,7 +96,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "ppo": (GeneralizedAdvantage(gamma=1.0, lam=0.95),
             {"critic": CriticConfig(learning_rate=1e-3),
              "kl": KLConfig(coefficient=0.1, kind="k1", place="reward", target=1e-4, horizon=100)}),
-    "vineppo": (MonteCarloAdvantage(completions_per_state=2), {}),
+    "vineppo": (MonteCarloAdvantage(completions_per_state=2, cut_points=CutPoints(num_segments=2)), {}),
 }  # fmt: skip
 
 
@@ -110,7 +117,11 @@ def test_a_run_cut_in_every_iteration_ends_bit_for_bit_as_one_that_never_was(
             make("cut", f"rl-{iteration}").run()
     cut = make("cut")
     cut.run()
-    assert read_metrics(tmp_path / "cut") == read_metrics(tmp_path / "whole")
+    rows = read_metrics(tmp_path / "whole")
+    assert read_metrics(tmp_path / "cut") == rows
+    assert all(row["engine/policy_moved"] > 0 for row in rows if "rollout/reward" in row)
+    if kind == "vineppo":
+        assert all(row["estimate/num_states"] > 0 for row in rows if "rollout/reward" in row)
     pairs = [(whole.engine, cut.engine)]
     if whole.update.critic is not None and cut.update.critic is not None:
         pairs.append((whole.update.critic.engine, cut.update.critic.engine))
