@@ -95,7 +95,7 @@ class RepeatableServer:
     def sample(self, body: dict[str, Any]) -> list[dict[str, Any]]:
         """`n` answers to one prompt, all rows in one batch of the same make-up every time."""
         prompt, temperature = body["prompt"], float(body.get("temperature", 1.0))
-        generators = [torch.Generator().manual_seed(self._seed(prompt, k)) for k in range(body["n"])]
+        generators = [torch.Generator().manual_seed(self._seed(prompt, k)) for k in range(int(body.get("n", 1)))]
         rows: list[list[int]] = [[] for _ in generators]
         logprobs: list[list[float]] = [[] for _ in generators]
         ids, cache = torch.tensor([prompt] * len(rows)), None

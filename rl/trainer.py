@@ -108,7 +108,7 @@ class Trainer:
             self._loop = loop
             try:
                 self._on_main(lambda: self._run(self._start(first)))
-                if first == 0 and config.eval_every > 0:
+                if first == 0 and config.eval_every > 0 and not self.accuracies:  # cut early it has been done
                     self._evaluate(0)
                 for iteration in range(first, self._last_iteration):
                     if self._is_patience_over(iteration):

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.forked import ROOT
+from rl.live_engine import VLLMEngine
 from rl.trainer import Trainer
-from rl.weight_sync import VLLMEngine
 from sampling.server import VLLMServer
 
 
