@@ -5,8 +5,9 @@
     torchrun --nproc_per_node 2 main.py -cn exp/ppo/ppo_word_arithmetic model.path=MODEL output_dir=experiments/ppo
 
 PPO, VinePPO, GRPO and their kin differ in `advantage` (and `critic`) alone. The run directory holds config.yaml,
-metrics.jsonl, server.log, checkpoints/, critic/ where there is one and, last of all, model/: a run with a model/
-is finished. Stopped at any moment, the same command goes on from the last checkpoint.
+metrics.jsonl, server.log, samples/, checkpoints/, policies/ where they are asked for, critic/ where there is one and,
+last of all, model/: a run with a model/ is finished. Stopped at any moment, the same command goes on from the last
+checkpoint.
 """
 
 import logging
@@ -44,21 +45,25 @@ def main(config: RLConfig) -> None:
     torch.manual_seed(config.seed)
     tokenizer = load_tokenizer(config.model["path"])
     check_tokenizer(tokenizer, model_limits(config.model["path"], tokenizer))
-    server, client = build(config.server), build(config.client, seed=config.seed)
+    # server=none is a node without a component
+    server = build(config.server) if config.server and "_target_" in config.server else None
+    client = build(config.client, seed=config.seed)
     if not isinstance(client, VLLMClient):
         raise BadConfig("reinforcement learning needs client=vllm: new weights are delivered over HTTP")
+    if server is None and not client.urls:
+        raise BadConfig("server=none: name a running server with controls by client.base_url=http://HOST:PORT")
     trainer = make_trainer(config, tokenizer, server, client)
     with exclusive(run_dir) if is_main_rank() else nullcontext(), process_group():
         barrier()
         open_run_dir(config.output_dir, config)  # only now: a mistake above leaves nothing behind
         set_up_logging(run_dir / "run.log")
         _train(config, trainer, server, client)
-        trainer.save_model(tokenizer)
+        trainer.save_model()
 
 
-def _train(config: RLConfig, trainer: Trainer, server: VLLMServer, client: VLLMClient) -> None:
-    """Rank 0 starts the server; the others wait for its first rollouts."""
-    if not is_main_rank():
+def _train(config: RLConfig, trainer: Trainer, server: VLLMServer | None, client: VLLMClient) -> None:
+    """Rank 0 starts the server, where the run has one of its own; the others wait for its first rollouts."""
+    if not is_main_rank() or server is None:
         trainer.run()
         return
     log.info("starting a vLLM server for %s", config.model["path"])

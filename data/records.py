@@ -115,6 +115,34 @@ class Completion:
 
 
 @dataclasses.dataclass(frozen=True)
+class SampledRollout:
+    """A rollout of reinforcement learning as its iteration saw it, for reading (rl/samples.py).
+
+    `iteration` counts from 1; `policy_version` is the number of iterations behind the policy that drew it.
+    `step_values[i]` is the value of the state that step i starts from (empty where nothing values states),
+    `step_advantages[i]` the mean over the step's tokens of the advantage they were trained with (after whitening),
+    `step_rewards` are process rewards (empty without). `reward` is the total, `reward_parts` its parts, unweighted.
+    """
+
+    id: str
+    problem_id: str
+    iteration: int
+    policy_version: int
+    prompt: str
+    steps: list[str]
+    step_values: list[float]
+    step_advantages: list[float]
+    step_rewards: list[float]
+    reward: float
+    reward_parts: dict[str, float]
+    num_tokens: int
+    finish_reason: str
+    gold: Gold
+    answer: str | None
+    is_correct: bool
+
+
+@dataclasses.dataclass(frozen=True)
 class StepValues:
     """The Monte-Carlo value of the state after every step of a trajectory.
 

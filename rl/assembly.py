@@ -27,8 +27,8 @@ from training.engine import Engine, TorchEngine
 WHITENINGS = ("none", "scale", "standard")
 
 
-def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer, client: VLLMClient) -> Trainer:
-    """Every component of the run, built from its config, before the server starts."""
+def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, client: VLLMClient) -> Trainer:
+    """Every component of the run, built from its config, before the server (None: one that runs already) starts."""
     params, task = build(config.params), build(config.task)
     estimator: AdvantageEstimator = build(config.advantage)
     check_params(params, config.group_size, estimator.smallest_group)
@@ -45,6 +45,7 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer, client: V
     if critic is not None:
         check_vocabulary(engine.model, int(critic.engine.model.config.vocab_size), "critic")
     kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)
+    check_server = server.check if server is not None else lambda: None
     return Trainer(
         config,
         engine,
@@ -52,10 +53,10 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer, client: V
         task,
         reward,
         estimator,
-        Sampler(client, task, tokenizer, config.num_in_flight, config.stall_seconds, server.check),
+        Sampler(client, task, tokenizer, config.num_in_flight, config.stall_seconds, check_server),
         params,
         Update(engine, config, params.temperature, params.max_tokens, kl, critic, reference),
-        WeightSync(VLLMEngine(client, server.check), config.max_logprob_gap, config.precision, config.probes.max_step),
+        WeightSync(VLLMEngine(client, check_server), config.max_logprob_gap, config.precision, _max_step(config)),
         int(tokenizer.pad_token_id),
         Path(config.output_dir),
     )

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from data.records import Completion, Problem, State, Trajectory
 from data.steps import Decode
 from rewards.score import Reward, Score
+from rl.describe import timed
 from rl.rollout import Sampler, score
 from rl.types import RolloutGroup
 from sampling.client import SamplingParams
@@ -15,13 +16,17 @@ from sampling.requests import decode
 
 @dataclass
 class LiveSampler:
-    """One iteration's `rl.types.Live`: `policy_version` is what the engine serves now."""
+    """One iteration's `rl.types.Live`: `policy_version` is what the engine serves now.
+
+    `times` gathers `seconds/completions` and `seconds/reward`.
+    """
 
     loop: asyncio.Runner
     sampler: Sampler
     reward: Reward
     params: SamplingParams
     policy_version: int
+    times: dict[str, float] = field(default_factory=dict)
 
     @property
     def decode(self) -> Decode:
@@ -30,15 +35,19 @@ class LiveSampler:
 
     def rollout(self, problems: Sequence[Problem], params: SamplingParams, name: str) -> list[RolloutGroup]:
         """One scored group a problem."""
-        groups = self.loop.run(self.sampler.rollout(problems, params, name, self.policy_version))
-        return score(groups, self.reward)
+        with timed(self.times, "completions"):
+            groups = self.loop.run(self.sampler.rollout(problems, params, name, self.policy_version))
+        with timed(self.times, "reward"):
+            return score(groups, self.reward)
 
     def complete(
         self, states: Sequence[State], params: Sequence[SamplingParams], round_number: int
     ) -> list[list[Completion]]:
         """Graded completions of every state."""
-        return self.loop.run(self.sampler.complete(states, params, round_number))
+        with timed(self.times, "completions"):
+            return self.loop.run(self.sampler.complete(states, params, round_number))
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """By the run's reward."""
-        return self.reward(trajectories)
+        with timed(self.times, "reward"):
+            return self.reward(trajectories)

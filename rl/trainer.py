@@ -12,26 +12,36 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
-
-from data.records import Problem
+from data.jsonl import read_records, write_records
+from data.records import Problem, Trajectory
 from data.tasks.task import Task
 from rewards.score import Reward
-from rl.experience import logprob_gap, make_experience, reference_terms, token_rewards
+from rl.describe import (
+    agrees,
+    describe_experience,
+    describe_kl,
+    describe_rewards,
+    describe_rollouts,
+    speeds,
+    timed,
+)
+from rl.early_stop import evaluations_since_best, read_accuracies
+from rl.experience import make_experience, reference_terms, token_rewards
 from rl.learners import Learners
 from rl.live import LiveSampler
 from rl.losses import whiten
 from rl.rollout import Sampler, draw_problems, score
+from rl.samples import write_samples
 from rl.types import AdvantageEstimator, Estimate, Experience, RolloutGroup
 from rl.update import Update
 from rl.watch import Watch
-from rl.weight_sync import Canary, WeightSync
+from rl.weight_sync import Canary, WeightSync, named_weights
 from runtime.distributed import is_main_rank, send_from_main_rank
 from runtime.schemas import RLConfig
 from runtime.tracking import Metrics, Progress
@@ -45,49 +55,12 @@ R = TypeVar("R")
 _NUM_CANARIES = 8
 
 
-@contextmanager
-def timed(values: dict[str, float], phase: str) -> Iterator[None]:
-    """Adds the seconds of the block to `values["seconds/{phase}"]`."""
-    started = time.monotonic()
-    yield
-    values[f"seconds/{phase}"] = time.monotonic() - started
-
-
 def fingerprint(problems: Sequence[Problem]) -> str:
     """A hash of the training problems, stored in checkpoints: a resume on others is refused."""
     digest = hashlib.sha256()
     for problem in problems:
         digest.update(f"{problem.id}\t{problem.question}\t{problem.gold}\n".encode())
     return digest.hexdigest()[:16]
-
-
-def describe_rollouts(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Means over the rollouts of an iteration; lengths are tokens."""
-    trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
-    num = len(trajectories)
-    return {
-        "rollout/accuracy": sum(t.is_correct for t in trajectories) / num,
-        "rollout/unparseable": sum(t.answer is None for t in trajectories) / num,
-        "rollout/response_length": sum(len(t.response_ids) for t in trajectories) / num,
-        "rollout/truncated": sum(t.finish_reason == "length" for t in trajectories) / num,
-    }
-
-
-def describe_rewards(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Mean reward, its parts, and the share of groups whose rewards all agree."""
-    scores = [score for group in groups for score in group.scores]
-    names = sorted({name for score in scores for name in score.parts})
-    parts = {f"reward/{name}": sum(score.parts.get(name, 0.0) for score in scores) / len(scores) for name in names}
-    return {
-        "rollout/reward": sum(score.total for score in scores) / len(scores),
-        "rollout/zero_variance": sum(agrees(group) for group in groups) / len(groups),
-        **parts,
-    }
-
-
-def agrees(group: RolloutGroup) -> bool:
-    """Whether all rewards of a group are equal: compared with one another its rollouts teach nothing."""
-    return len(set(group.rewards)) == 1
 
 
 @dataclass
@@ -109,6 +82,8 @@ class Trainer:
     weight_sync: WeightSync
     pad_id: int
     run_dir: Path
+    accuracies: list[float] = field(default_factory=list, init=False)
+    _saved: dict[str, float] = field(default_factory=dict, init=False)
     _loop: asyncio.Runner | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -125,32 +100,57 @@ class Trainer:
         first = checkpoint.resume(self.run_dir, self.learners, data)
         if first:
             log.info("resuming %s after iteration %d of %d", self.run_dir, first, config.num_iterations)
-        metrics = Metrics(self.run_dir, config.tracking, first, config)
+        self.metrics = Metrics(self.run_dir, config.tracking, first, config)
+        self.accuracies = send_from_main_rank(read_accuracies(self.metrics.path))
         line_every = config.tracking.line_every_seconds
-        progress = Progress("rl", config.num_iterations, "iteration", first, line_every)
+        progress = Progress("rl", self._last_iteration, "iteration", first, line_every)
         with asyncio.Runner() if is_main_rank() else nullcontext() as loop, progress:
             self._loop = loop
             try:
                 self._on_main(lambda: self._run(self._start(first)))
-                if first == 0 and config.eval_every > 0:
-                    metrics.log(0, self._evaluate(0))
-                for iteration in range(first, config.num_iterations):
-                    done = iteration + 1
+                if first == 0 and config.eval_every > 0 and not self.accuracies:  # cut early it has been done
+                    self._evaluate(0)
+                for iteration in range(first, self._last_iteration):
+                    if self._is_patience_over(iteration):
+                        break
                     values = self.iterate(iteration)
-                    metrics.log(done, values)
-                    seconds = sum(value for name, value in values.items() if name.startswith("seconds/"))
-                    tokens = values["rollout/response_length"] * config.num_problems * config.group_size
-                    progress.update(done, accuracy=values["rollout/accuracy"], tokens_per_second=tokens / seconds)
-                    is_last = done == config.num_iterations
-                    if config.eval_every > 0 and (is_last or done % config.eval_every == 0):
-                        metrics.log(done, self._evaluate(done))
-                    if config.save_every > 0 and not is_last and done % config.save_every == 0:
-                        state = checkpoint.TrainState(done, data)
-                        checkpoint.save(self.run_dir, self.learners, state, config.keep_checkpoints)
+                    self.metrics.log(iteration + 1, values)
+                    rate = values["rollout/tokens"] / values["seconds/iteration"]
+                    progress.update(iteration + 1, accuracy=values["rollout/accuracy"], tokens_per_second=rate)
+                    self._after(iteration + 1, data)
             finally:
                 if loop is not None:
                     loop.run(self._stop())
-        metrics.close()
+        self.metrics.close()
+
+    @property
+    def _last_iteration(self) -> int:
+        total, stop = self.config.num_iterations, self.config.stop_after
+        return min(total, stop) if stop > 0 else total
+
+    def _is_patience_over(self, done: int) -> bool:
+        """Whether the evaluations say that training ends after `done` iterations."""
+        patience = self.config.patience
+        is_over = patience > 0 and evaluations_since_best(self.accuracies) >= patience
+        if is_over:
+            log.info("stopping after iteration %d: no better accuracy in %d evaluations", done, patience)
+        return is_over
+
+    def _after(self, done: int, data: str) -> None:
+        """Evaluation, exported policy and checkpoint after iteration `done`, where they are due."""
+        config = self.config
+        is_last = done == self._last_iteration
+        found: dict[str, float] = {}
+        if config.eval_every > 0 and (is_last or done % config.eval_every == 0):
+            found = self._evaluate(done)
+        with timed(self._saved, "save"):
+            if config.export_every > 0 and done % config.export_every == 0:
+                self._write_model(self.engine, self.run_dir / "policies" / f"iteration-{done:06d}")
+            if config.save_every > 0 and not is_last and done % config.save_every == 0:
+                metrics = {name: value for name, value in found.items() if name.startswith("eval/")}
+                best = checkpoint.Best("eval/accuracy", is_lowest=False, keep=config.keep_best)
+                state = checkpoint.TrainState(done, data, metrics)
+                checkpoint.save(self.run_dir, self.learners, state, config.keep_checkpoints, best)
 
     def _run(self, coroutine: Any) -> Any:
         assert self._loop is not None
@@ -162,19 +162,21 @@ class Trainer:
 
     def iterate(self, iteration: int) -> dict[str, float]:
         """One iteration (from 0); its metrics."""
-        values: dict[str, float] = {}
+        started = time.monotonic()
+        values, self._saved = self._saved, {}  # what the last checkpoint took
         groups, drawn = self._on_main(lambda: self._draw(iteration, values))
         experience = self._make_experience(groups, values)
         with timed(values, "probes"):
             values |= self.watch.look(groups, experience, iteration)
             self.watch.check_kl(values.get("kl/per_token", 0.0))
         with timed(values, "advantage"):
-            estimate = self._on_main(lambda: self._estimate(groups, experience, iteration))
+            estimate, times = self._on_main(lambda: self._estimate(groups, experience, iteration))
             advantages = estimate.advantages
             if self.config.whitening != "none":
                 shifts_mean = self.config.whitening == "standard"
                 advantages = whiten(advantages, experience.response_mask, shifts_mean)
             experience = replace(experience, advantages=advantages, returns=estimate.returns)
+        values["seconds/advantage"] -= sum(times.values())  # the rest of it is the estimator's own
         with timed(values, "update"):
             updated = self.update(experience, iteration)
             self.watch.check_update(updated.get("kl_old", 0.0))
@@ -182,10 +184,18 @@ class Trainer:
             self.update.kl.update(values["kl/per_response"], len(experience.ids))
         with timed(values, "weight_sync"):
             synced = self._on_main(lambda: self._run(self.weight_sync.sync(self.engine.model, iteration + 1)))
-        values |= self._describe(experience, estimate, drawn)
+        config, done = self.config, iteration + 1
+        if is_main_rank() and config.samples_every > 0 and config.num_samples > 0 and done % config.samples_every == 0:
+            write_samples(self.run_dir, done, groups, experience, estimate, config.num_samples)
+        values |= drawn
+        for name, seconds in times.items():
+            values[name] = values.get(name, 0.0) + seconds
+        values |= describe_rollouts(groups) | describe_experience(experience, estimate)
         values |= {f"update/{name}": value for name, value in updated.items()}
         values |= {f"engine/{name}": value for name, value in synced.items()}
-        return describe_rollouts(groups) | values
+        values["epoch"] = done * config.num_problems / len(self.problems)
+        values |= speeds(values, experience, config.num_epochs)
+        return values | {"seconds/iteration": time.monotonic() - started}
 
     def _draw(self, iteration: int, values: dict[str, float]) -> tuple[list[RolloutGroup], dict[str, float]]:
         """(the scored groups to train on, what was drawn for them).
@@ -209,6 +219,7 @@ class Trainer:
                 break
         drawn = describe_rewards(groups) | {f"seconds/{phase}": value for phase, value in seconds.items()}
         drawn["rollout/num_groups"] = float(len(groups))
+        drawn["rollout/drawn_tokens"] = float(sum(len(r.trajectory.response_ids) for g in groups for r in g.rollouts))
         if config.max_resamplings > 0:
             groups = sorted(groups, key=agrees)[: config.num_problems]  # stable: the order of drawing stays
         values["rollout/trained_zero_variance"] = sum(agrees(group) for group in groups) / len(groups)
@@ -227,7 +238,7 @@ class Trainer:
 
     def _make_experience(self, groups: Sequence[RolloutGroup], values: dict[str, float]) -> Experience:
         config = self.config
-        with timed(values, "experience"):
+        with timed(values, "forward"):
             experience, scorer = make_experience(
                 groups,
                 self.engine.model,
@@ -248,42 +259,38 @@ class Trainer:
                 if kl.place == "reward":
                     rewards = rewards - self.update.kl.coefficient * terms
                 values["kl/coefficient"] = self.update.kl.coefficient
-                values |= _describe_kl(experience, rewards, groups)
+                values |= describe_kl(experience, rewards, groups)
             critic = self.update.critic
             state_values = critic.values(scorer) if critic is not None else None
             return replace(experience, rewards=rewards, values=state_values)
 
-    def _estimate(self, groups: Sequence[RolloutGroup], experience: Experience, iteration: int) -> Estimate:
+    def _estimate(
+        self, groups: Sequence[RolloutGroup], experience: Experience, iteration: int
+    ) -> tuple[Estimate, dict[str, float]]:
+        """(advantages, the seconds that its questions to the sampler and the reward took)."""
         assert self._loop is not None
         live = LiveSampler(self._loop, self.sampler, self.reward, self.params, iteration)
-        return self.estimator(groups, experience, live)
-
-    def _describe(self, experience: Experience, estimate: Estimate, drawn: dict[str, float]) -> dict[str, float]:
-        mask = experience.response_mask
-        gap_mean, gap_max = logprob_gap(experience)
-        assert experience.advantages is not None
-        chosen = experience.advantages[mask]
-        return {
-            **drawn,
-            **{f"estimate/{name}": value for name, value in estimate.metrics.items()},
-            "estimate/advantage_mean": float(chosen.mean()),
-            "estimate/advantage_std": float(chosen.std(correction=0)),
-            "update/entropy": float(experience.entropies[mask].mean()),
-            "engine/gap_mean": gap_mean,
-            "engine/gap_max": gap_max,
-        }
+        return self.estimator(groups, experience, live), live.times
 
     async def _start(self, version: int) -> None:
-        """Open the client, sample the canaries, prove delivery, and serve the policy of this version."""
+        """Open the client, prove delivery on the canaries, and serve the policy of this version."""
         started = time.monotonic()
         await self.sampler.client.open()
-        once = replace(self.params, n=1)
-        groups = await self.sampler.rollout(self.dev[:_NUM_CANARIES], once, "canary", version)
-        sampled = [group.rollouts[0].trajectory for group in groups]
-        self.weight_sync.canaries = [Canary(t.prompt_ids + t.response_ids, len(t.prompt_ids)) for t in sampled]
+        self.weight_sync.canaries = await self._canaries(version)
         await self.weight_sync.prove_delivery(self.engine.model, self.config.seed)
         await self.weight_sync.sync(self.engine.model, version)
         log.info("the engine serves policy version %d (%.1f s)", version, time.monotonic() - started)
+
+    async def _canaries(self, version: int) -> list[Canary]:
+        """Responses of the first policy, sampled once a run: resumed, it is compared on the same ones."""
+        path = self.run_dir / "canaries.jsonl"
+        if not path.is_file():
+            await self.weight_sync.deliver(named_weights(self.engine.model))  # a running engine may serve anything
+            once = replace(self.params, n=1)
+            groups = await self.sampler.rollout(self.dev[:_NUM_CANARIES], once, "canary", version)
+            write_records(path, [group.rollouts[0].trajectory for group in groups])
+        sampled = read_records(Trajectory, path)
+        return [Canary(t.prompt_ids + t.response_ids, len(t.prompt_ids)) for t in sampled]
 
     async def _stop(self) -> None:
         """Close the client, after whatever a signal or an error left waiting for it."""
@@ -294,7 +301,7 @@ class Trainer:
         await self.sampler.client.close()
 
     def _evaluate(self, version: int) -> dict[str, float]:
-        """Greedy accuracy on the dev problems."""
+        """Greedy accuracy on the dev problems, logged."""
         values: dict[str, float] = {}
         dev = self.dev[: self.config.num_eval_problems]
         greedy = replace(self.params, n=1, temperature=0.0)
@@ -303,33 +310,26 @@ class Trainer:
         described = describe_rollouts(groups)
         accuracy = described["rollout/accuracy"]
         log.info("iteration %d: greedy accuracy %.3f on %d dev problems", version, accuracy, len(dev))
-        kept = ("accuracy", "response_length", "truncated")
-        return {f"eval/{name}": described[f"rollout/{name}"] for name in kept} | values
+        kept = ("accuracy", "response_length", "truncated", "unparseable")
+        values |= {f"eval/{name}": described[f"rollout/{name}"] for name in kept}
+        values["tokens_per_second/evaluate"] = described["rollout/tokens"] / max(values["seconds/evaluate"], 1e-9)
+        self.accuracies.append(accuracy)
+        self.metrics.log(version, values)
+        return values
 
-    def save_model(self, tokenizer: Any) -> None:
-        """`critic/` where there is one, and `model/`, standard folders, complete or absent: a run that has a model/
-        is finished."""
+    def _write_model(self, engine: Engine, folder: Path) -> None:
+        """A standard model folder with its tokenizer, complete or absent."""
 
-        def write(engine: Engine, folder: Path) -> None:
-            engine.save_model(folder)
+        def write(partial: Path) -> None:
+            engine.save_model(partial)
             if is_main_rank():
-                tokenizer.save_pretrained(folder)
+                self.sampler.tokenizer.save_pretrained(partial)
 
+        checkpoint.write_folder(folder, write)
+
+    def save_model(self) -> None:
+        """`critic/` where there is one, and last of all `model/`: a run that has a model/ is finished."""
         if self.update.critic is not None:
-            critic = self.update.critic.engine
-            checkpoint.write_folder(self.run_dir / "critic", lambda folder: write(critic, folder))
-        checkpoint.write_folder(self.run_dir / "model", lambda folder: write(self.engine, folder))
+            self._write_model(self.update.critic.engine, self.run_dir / "critic")
+        self._write_model(self.engine, self.run_dir / "model")
         log.info("saved %s/model", self.run_dir)
-
-
-def _describe_kl(experience: Experience, rewards: torch.Tensor, groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Distances from the reference in nats, k1: a token's mean and a response's mean sum."""
-    assert experience.reference_logprobs is not None
-    mask = experience.response_mask
-    k1 = (experience.old_logprobs - experience.reference_logprobs)[mask]
-    total = sum(score.total for group in groups for score in group.scores)
-    return {
-        "kl/per_token": float(k1.mean()),
-        "kl/per_response": float(k1.sum()) / len(mask),
-        "kl/penalty_in_reward": float(rewards.sum() - total) / len(mask),
-    }

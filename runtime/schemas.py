@@ -201,7 +201,14 @@ class RLConfig:
     over the whole iteration: none, scale or standard. A minibatch's loss is divided by what `loss_normaliser`
     says: token, sequence or constant (rl/losses.py). One whose mean ratio is above `max_mean_ratio` (0: any)
     is skipped and counted. `importance_cap` above 0 weighs tokens by the ratio of the trainer's and the engine's
-    policy, truncated there (Yao et al. 2025). `critic` is null where the estimator needs none.
+    policy, truncated there (Yao et al. 2025). `critic` is null where the estimator needs none. `server` is null
+    where `client.base_url` names a running one (with controls).
+
+    The newest `keep_checkpoints` are kept, and of those saved right after an evaluation the `keep_best` with the
+    highest accuracy. Every `export_every` iterations the policy is saved as a model folder that stays
+    (policies/iteration-N), for evaluation apart. Training ends before `num_iterations`, schedules unchanged, after
+    iteration `stop_after`, or after `patience` evaluations in a row without a new best (0: neither). Every
+    `samples_every` iterations the first rollouts of `num_samples` problems are written down (samples/).
     """
 
     output_dir: str = MISSING
@@ -212,7 +219,7 @@ class RLConfig:
     reward: Any = MISSING
     advantage: Any = MISSING
     kl: KLConfig = field(default_factory=KLConfig)
-    server: Any = MISSING
+    server: Any = None
     client: Any = MISSING
     params: Any = MISSING
     optimizer: Any = MISSING
@@ -240,6 +247,12 @@ class RLConfig:
     num_eval_problems: int = 200
     save_every: int = 0
     keep_checkpoints: int = 1
+    keep_best: int = 0
+    export_every: int = 0
+    stop_after: int = 0
+    patience: int = 0
+    num_samples: int = 8
+    samples_every: int = 1
     max_logprob_gap: float = 0.1
     probes: ProbesConfig = field(default_factory=ProbesConfig)
     num_in_flight: int = 64

@@ -3,6 +3,7 @@
 #
 #   bash scripts/bench.sh sampling [throughput] [prefill] [values] [prm] [plan] [--run experiments/quickstart]
 #   bash scripts/bench.sh training                 installs TRL into .venv-bench first
+#   bash scripts/bench.sh rl [trl] [loop] [credit] [--quick]       installs TRL too
 #   bash scripts/bench.sh page                     docs/benchmarks.md alone
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
@@ -12,7 +13,7 @@ if [[ $name != page && ( -z $name || ! -f benchmarks/$name.py ) ]]; then
   exit 2
 fi
 shift
-if [[ $name == training ]]; then bash scripts/install_bench.sh; fi
+if [[ $name == training || $name == rl ]]; then bash scripts/install_bench.sh; fi
 if [[ $name != page ]]; then "$python" -m "benchmarks.$name" "$@"; fi
 page=$(mktemp -d)
 "$python" run_stage.py -cn tabulate_benchmarks output="$page/benchmarks.md"

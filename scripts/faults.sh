@@ -5,6 +5,7 @@
 #   bash scripts/faults.sh kills [--kills 10]         the whole quick start
 #   bash scripts/faults.sh rl [--clean 200]           reinforcement learning with a real engine -> rl_faults.json
 #   bash scripts/faults.sh training_kills [--kills 50]
+#   bash scripts/faults.sh rl_kills [--kills 20]
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 name=${1:-}

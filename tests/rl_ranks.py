@@ -26,7 +26,7 @@ def main() -> None:
             loss_normaliser="sequence", max_mean_ratio=10.0, num_iterations=2, num_epochs=1, eval_every=0, save_every=1,
         )  # fmt: skip
         trainer.run()
-        trainer.save_model(tokenizer)
+        trainer.save_model()
 
 
 if __name__ == "__main__":

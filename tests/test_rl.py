@@ -376,7 +376,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_equal_parameters(
     assert [path.name for path in (tmp_path / "cut" / "checkpoints").iterdir()] == ["step-00000002"]
     resumed = make_trainer(tiny_policy, task, tokenizer, tmp_path / "cut", dies_at="")
     resumed.run()
-    resumed.save_model(tokenizer)
+    resumed.save_model()
     for name, value in whole.engine.model.state_dict().items():
         assert torch.equal(value, resumed.engine.model.state_dict()[name]), name
     assert read_metrics(tmp_path / "cut") == read_metrics(tmp_path / "whole")

@@ -180,7 +180,7 @@ def test_ppo_and_vineppo_stopped_and_resumed_end_with_equal_parameters(
         assert (checkpoint / "critic" / "optimizer.safetensors").is_file()
         assert last["estimate/explained_variance"] <= 1
         assert last["update/value_learning_rate"] < 1e-3
-        whole.save_model(tokenizer)
+        whole.save_model()
         assert torch.equal(weights(load_critic(str(tmp_path / "whole" / "critic"))),
                            weights(whole.update.critic.engine.model))  # fmt: skip
     else:

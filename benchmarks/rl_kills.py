@@ -1,0 +1,163 @@
+"""`kill -9` reinforcement learning at random moments, start it again, and compare the end with an uninterrupted run.
+
+    bash scripts/faults.sh rl_kills [--kills 20]
+
+`main.py` trains a tiny model with PPO (a critic, an adaptive KL penalty, two epochs of minibatches) and with VinePPO
+by turns, against benchmarks/repeatable_server.py: what it samples is a function of the request and the weights that
+were delivered, so a run that comes back exactly samples the same again. A checkpoint every second iteration, an
+evaluation and an exported policy every third. A run is killed and started again until it ends; then the next begins,
+until there were as many kills as asked for. Compared are the final policy and critic, every line of metrics.jsonl
+(seconds left out) and every samples table, bit for bit.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM  # noqa: F401  (loaded once, before the forks)
+
+from benchmarks.forked import ROOT, exit_code, start_program
+from benchmarks.result import write_result
+from data.tasks.word_arithmetic import WordArithmetic
+from models.tiny import build_tiny
+from runtime.manifest import find_damage
+from training.checkpoint import checkpoints
+
+PROGRAM = "main.py"
+KINDS = {
+    "ppo": ["advantage=generalized", "critic=policy", "kl=adaptive", "critic.learning_rate=0.001", "num_epochs=2"],
+    "vineppo": ["advantage=monte_carlo", "advantage.completions_per_state=2", "kl=loss", "whitening=standard"],
+}
+
+
+def prepare(folder: Path) -> list[str]:
+    """Write the model; the settings of every run."""
+    rows = WordArithmetic(num_train=200, num_dev=20, num_test=20, num_demonstrations=200).demonstrations("train")
+    texts = [row.prompt + row.completion for row in rows]
+    shape = {"hidden_size": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 320, "max_length": 512, "seed": 0}
+    build_tiny(folder / "tiny", texts, **shape)
+    return f"""-cn rl model.path={folder}/tiny model.attention=eager server=none task.num_train=200 task.num_dev=20
+        task.num_test=20 task.num_demonstrations=200 precision=fp32 params.max_tokens=12 num_iterations=8
+        num_problems=4 group_size=4 minibatch_size=8 micro_batch_size=4 learning_rate=0.003 schedule=linear
+        warmup_steps=3 eval_every=3 num_eval_problems=4 save_every=2 keep_checkpoints=2 keep_best=1 export_every=3
+        num_samples=2""".split()
+
+
+def start_server(folder: Path) -> tuple[subprocess.Popen[str], str]:
+    """The server and its address."""
+    command = [sys.executable, "-m", "benchmarks.repeatable_server", "--model", str(folder / "tiny")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert process.stdout is not None
+    return process, f"http://127.0.0.1:{process.stdout.readline().strip()}"
+
+
+def digest_of(run: Path) -> str:
+    """SHA-256 of what a finished run leaves behind, seconds left out."""
+    digest = hashlib.sha256()
+    for name in ("model", "critic"):
+        for path in sorted((run / name).glob("*.safetensors")):
+            digest.update(path.read_bytes())
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        row = {k: v for k, v in json.loads(line).items() if not k.startswith(("seconds/", "tokens_per_second/"))}
+        digest.update(json.dumps(row).encode())
+    for path in [*sorted(run.glob("samples/*.jsonl")), *sorted(run.glob("policies/*/*.safetensors"))]:
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def main() -> None:
+    """Kill, restart, compare, write results/rl_kills.json."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    folder = Path(tempfile.mkdtemp(prefix="rl-kills-"))
+    settings, log, rng = prepare(folder), folder / "runs.log", random.Random(arguments.seed)
+    process, address = start_server(folder)
+    settings.append(f"client.base_url={address}")
+    try:
+        counts, steps = kill_runs(folder, settings, log, rng, arguments.kills)
+    finally:
+        process.terminate()
+        process.wait(10)
+    how = f"bash scripts/faults.sh rl_kills --kills {arguments.kills}"
+    detail = {**counts, "newest_checkpoint_at_kill": steps}
+    print(write_result("rl_kills", figures(counts, how), detail))
+    shutil.rmtree(folder)
+
+
+def kill_runs(
+    folder: Path, settings: list[str], log: Path, rng: random.Random, num_kills: int
+) -> tuple[Counter[str], list[int]]:
+    """Undisturbed runs of both kinds, then killed ones; what was counted, and the newest checkpoint at each kill."""
+    straight: dict[str, str] = {}
+    seconds: dict[str, float] = {}
+    for kind, own in KINDS.items():
+        started, run = time.monotonic(), folder / kind
+        code = exit_code(start_program(PROGRAM, [*settings, *own, f"output_dir={run}"], log))
+        if code:
+            raise SystemExit(f"the uninterrupted run ended with exit code {code}: see {log}")
+        straight[kind], seconds[kind] = digest_of(run), time.monotonic() - started
+    counts: Counter[str] = Counter()
+    steps: list[int] = []
+    while counts["kills"] < num_kills or counts["runs"] < len(KINDS):
+        kind = list(KINDS)[counts["runs"] % len(KINDS)]
+        run = folder / f"killed-{counts['runs']}"
+        own = [*settings, *KINDS[kind], f"output_dir={run}"]
+        counts += kill_until_done(run, own, log, steps, rng, seconds[kind], num_kills - counts["kills"])
+        counts["runs"] += 1
+        counts["identical"] += digest_of(run) == straight[kind]
+        print(f"{counts['kills']} kills, {counts['runs']} runs, {counts['identical']} identical", file=sys.stderr)
+        shutil.rmtree(run)
+    return counts, steps
+
+
+def kill_until_done(
+    run: Path, settings: list[str], log: Path, steps: list[int], rng: random.Random, seconds: float, kills_left: int
+) -> Counter[str]:
+    """One run, killed at most `kills_left` times; what was counted. Raises where it ends with an error."""
+    counts: Counter[str] = Counter()
+    while True:
+        pid = start_program(PROGRAM, settings, log)
+        if counts["kills"] < kills_left:
+            time.sleep(rng.uniform(0.0, seconds))
+            os.kill(pid, signal.SIGKILL)
+        code = exit_code(pid)
+        if code == 0:
+            return counts
+        if code != -signal.SIGKILL:
+            raise SystemExit(f"a run ended with exit code {code}: see {log}")
+        found = checkpoints(run)
+        counts["kills"] += 1
+        counts["kills_in_a_save"] += bool(list(run.glob("checkpoints/*.partial")))
+        counts["damaged"] += sum(bool(find_damage(path)) for path in found)
+        steps.append(int(found[-1].name.removeprefix("step-")) if found else 0)
+
+
+def figures(counts: Counter[str], how: str) -> dict[str, Any]:
+    """Kills whose runs ended with the same bits, of all; damaged checkpoints seen."""
+    share = counts["identical"] / counts["runs"]
+    exact = {"value": share, "low": share, "high": share, "unit": "share", "goal": 1.0, "better": "higher"}
+    damaged = counts["damaged"]
+    whole = {"value": damaged, "low": damaged, "high": damaged, "unit": "checkpoints", "goal": 0, "better": "lower"}
+    return {
+        "kills_exact": {**exact, "met": share == 1.0, "how": how},
+        "rl_checkpoints_damaged_by_kills": {**whole, "met": damaged == 0, "how": how},
+    }
+
+
+if __name__ == "__main__":
+    main()

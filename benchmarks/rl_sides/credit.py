@@ -1,0 +1,186 @@
+"""Which credit teaches more: SFT, RestEM, DPO-positive, PPO, GRPO, RLOO and VinePPO from one SFT policy.
+
+Every method gets the same number of rollouts (`iterations` x 64 problems x 8) and of optimizer steps of the policy
+(one an iteration); a seed changes problems, samples and order. Accuracy is greedy, on the same held-out problems.
+RestEM and DPO-positive take their rollouts from the SFT policy at once and train on them. What a method needs beside
+that (critic steps, completions) is counted in its seconds and shown.
+
+Every run is a directory of its own: a finished one is kept, a cut one goes on.
+"""
+
+import json
+import math
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from benchmarks.rl_sides import value_error
+from benchmarks.rl_sides.policy import run_program, train
+
+ONLINE = {
+    "ppo": "exp/ppo/ppo_word_arithmetic",
+    "grpo": "exp/ppo/group_relative_word_arithmetic",
+    "rloo": "exp/ppo/rloo_word_arithmetic",
+    "vineppo": "exp/ppo/vineppo_word_arithmetic",
+}
+METHODS = ("sft", "restem", "dpo_positive", *ONLINE)
+NUM_PROBLEMS, GROUP_SIZE = 64, 8
+# Student's t, two-sided 95 %, by degrees of freedom.
+_T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
+
+
+def interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """(mean, low, high) of a 95 % interval over seeds (Student's t); no interval from one seed: it is nan."""
+    mean = fmean(values)
+    if len(values) < 2:
+        return mean, math.nan, math.nan
+    half = _T95.get(len(values) - 1, 1.96) * stdev(values) / math.sqrt(len(values))
+    return mean, mean - half, mean + half
+
+
+class Credit:
+    """The runs in `folder`, all from `policy`."""
+
+    def __init__(self, folder: Path, policy: Path, iterations: int, num_eval: int, value_problems: int):
+        self.folder, self.policy, self.iterations = folder, policy, iterations
+        self.value_problems = value_problems
+        self.data = [f"task.num_dev={num_eval}", f"num_eval_problems={num_eval}"]
+
+    def run(self, method: str, seed: int) -> dict[str, Any]:
+        """What one run taught: `{accuracy, curve: [[updates, seconds, accuracy], ...], seconds}`."""
+        path = self.folder / f"{method}-{seed}.json"
+        if path.is_file():
+            found: dict[str, Any] = json.loads(path.read_text())
+            return found
+        started = time.monotonic()
+        if method in ONLINE:
+            rows = self._online(method, seed)
+        elif method == "sft":
+            rows = self._evaluated(self.policy, self.folder / f"sft-{seed}", seed)
+        else:
+            rows = self._evaluated(self._offline(method, seed), self.folder / f"{method}-{seed}-evaluation", seed)
+        curve = curve_of(rows)
+        found = {"accuracy": curve[-1][2], "curve": curve, "seconds": round(time.monotonic() - started, 1)}
+        path.write_text(json.dumps(found) + "\n")
+        print(f"{method}, seed {seed}: {found['accuracy']:.3f} in {found['seconds']:.0f} s", file=sys.stderr)
+        return found
+
+    def _online(self, method: str, seed: int) -> list[dict[str, float]]:
+        run = self.folder / f"{method}-{seed}"
+        settings = [f"num_iterations={self.iterations}", f"save_every={max(1, self.iterations // 6)}", "eval_every=4"]
+        self._main(ONLINE[method], run, self.policy, seed, settings)
+        return read_rows(run)
+
+    def _main(self, experiment: str, run: Path, model: Path, seed: int, settings: Sequence[str]) -> None:
+        own = ["-cn", experiment, f"output_dir={run}", f"model.path={model}", f"seed={seed}"]
+        run_program(run.with_suffix(".log"), "main.py", *own, *self.data, *settings)
+
+    def _evaluated(self, model: Path, run: Path, seed: int) -> list[dict[str, float]]:
+        """The evaluation before the first iteration of a run that learns nothing."""
+        settings = ["num_iterations=1", "num_problems=1", "learning_rate=0.0", "eval_every=2", "save_every=0"]
+        self._main(ONLINE["grpo"], run, model, seed, settings)
+        return read_rows(run)[:1]
+
+    def _offline(self, method: str, seed: int) -> Path:
+        """Sample from the SFT policy, choose what to learn from, take as many steps as there are iterations."""
+        run, log = self.folder / f"{method}-{seed}", self.folder / f"{method}-{seed}.log"
+        run.mkdir(parents=True, exist_ok=True)
+        sampled, chosen = run / "trajectories.jsonl", run / "examples.jsonl"
+        asked = self.iterations * NUM_PROBLEMS
+        sampling = [f"policy={self.policy}", f"requests.limit={asked}", f"requests.first={asked * seed}",
+                    f"task.num_train={asked * (seed + 1)}", f"params.n={GROUP_SIZE}", "params.max_tokens=96",
+                    f"seed={seed}"]  # fmt: skip
+        if not chosen.is_file():
+            run_program(log, "service_api_caller_v1.py", "-cn", "api/vllm/trajectories", f"output={sampled}", *sampling)
+            stage = "restem_demonstrations" if method == "restem" else "dpo_positive_preferences"
+            run_program(log, "run_stage.py", "-cn", stage, f"input={sampled}", f"output={chosen}", f"seed={seed}")
+        length = [f"max_steps={self.iterations}", f"seed={seed}", "save_every=0"]
+        if method == "restem":
+            own = ["batch_size=512", "learning_rate=1.0e-4", "warmup_steps=5"]
+            train(run / "train", self.policy, chosen, log, "exp/sft/restem_word_arithmetic", [*own, *length])
+        else:
+            own = ["objective=dpo_positive", "objective.sft_weight=0.0", "batch_size=256", "learning_rate=1.0e-4"]
+            train(run / "train", self.policy, chosen, log, "exp/dpo/word_arithmetic", [*own, *length])
+        return run / "train" / "model"
+
+    def value_errors(self, seed: int) -> dict[str, Any]:
+        """Of the PPO run of this seed, which must be finished."""
+        path = self.folder / f"values-{seed}.json"
+        if not path.is_file():
+            found = value_error.measure(self.folder / f"ppo-{seed}", self.value_problems, self.folder / "values.log")
+            path.write_text(json.dumps(found) + "\n")
+        return json.loads(path.read_text())  # type: ignore[no-any-return]
+
+
+def read_rows(run: Path) -> list[dict[str, float]]:
+    """A run's metrics."""
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def curve_of(rows: Sequence[Mapping[str, float]]) -> list[list[float]]:
+    """[updates, seconds of iterations so far, accuracy] at every evaluation."""
+    seconds, found = 0.0, []
+    for row in rows:
+        seconds += row.get("seconds/iteration", 0.0)
+        if "eval/accuracy" in row:
+            found.append([row["step"], round(seconds, 1), row["eval/accuracy"]])
+    return found
+
+
+def difference(runs: Mapping[str, Sequence[float]], one: str, other: str, goal: float, how: str) -> dict[str, Any]:
+    """A figure: accuracy of `one` minus that of `other`, seed by seed, with its 95 % interval."""
+    pairs = zip(runs[one], runs[other], strict=True)
+    mean, low, high = interval([a - b for a, b in pairs])
+    ends = {"low": None if math.isnan(low) else round(low, 4), "high": None if math.isnan(high) else round(high, 4)}
+    return {"value": round(mean, 4), **ends, "unit": "accuracy, difference, 95 %", "goal": goal, "better": "higher",
+            "met": mean > goal, "how": how}  # fmt: skip
+
+
+def figures(runs: Mapping[str, Sequence[float]], errors: Sequence[Mapping[str, Any]], how: str) -> dict[str, Any]:
+    """What there are runs for."""
+    found = {}
+    pairs = (("vineppo", "ppo"), ("ppo", "sft"), ("grpo", "sft"), ("rloo", "sft"), ("vineppo", "sft"))
+    for one, other in pairs:
+        if one in runs and other in runs:
+            found[f"{one}_minus_{other}"] = difference(runs, one, other, 0.0, how)
+    if errors:
+        ratios = [row["critic"]["error"] / max(row["k9"]["error"], 1e-9) for row in errors]
+        value = fmean(ratios)
+        found["value_error_critic_over_k9"] = {
+            "value": round(value, 4), "low": round(min(ratios), 4), "high": round(max(ratios), 4), "unit": "ratio",
+            "goal": 1.0, "better": "higher", "met": value > 1.0, "how": how,
+        }  # fmt: skip
+    return found
+
+
+def measure(
+    credit: Credit, methods: Sequence[str], seeds: Sequence[int], how: str
+) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
+    """(figures, detail, tables) of the runs; what is there already is read."""
+    found = {method: [credit.run(method, seed) for seed in seeds] for method in methods}
+    errors = [credit.value_errors(seed) for seed in seeds] if "ppo" in methods else []
+    accuracies = {method: [row["accuracy"] for row in rows] for method, rows in found.items()}
+    detail = {"iterations": credit.iterations, "seeds": list(seeds), "runs": found, "value_errors": errors}
+    return figures(accuracies, errors, how), detail, tables(found, errors)
+
+
+def tables(found: Mapping[str, Sequence[Mapping[str, Any]]], errors: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Accuracies with their intervals and seconds; value errors."""
+    rows = []
+    for method, runs in found.items():
+        mean, low, high = interval([run["accuracy"] for run in runs])
+        seconds = fmean(run["curve"][-1][1] for run in runs)
+        rows.append([method, *(f"{100 * value:.1f}" for value in (mean, low, high)), round(seconds)])
+    shown = [{"title": "Greedy accuracy, per cent, from one SFT policy at equal updates and rollouts.",
+              "columns": ["method", "mean", "low", "high", "seconds of iterations"], "rows": rows}]  # fmt: skip
+    if errors:
+        names = ["critic", *(f"k{k}" for k in value_error.KS)]
+        values = [[name, round(fmean(row[name]["error"] for row in errors), 4),
+                   round(fmean(row[name]["better_first"] for row in errors), 3)] for name in names]  # fmt: skip
+        shown.append({"title": f"State values beside the mean of {value_error.NUM_TRUE} completions.",
+                      "columns": ["estimate", "mean absolute error", "better of two steps first"],
+                      "rows": values})  # fmt: skip
+    return shown

@@ -1,0 +1,132 @@
+"""How well states are valued: PPO's value network and Monte-Carlo estimates of K completions, beside the truth.
+
+States are the step ends of rollouts on held-out problems, by the policy that the critic was last fitted to. The truth
+is the mean of `NUM_TRUE` completions, independent of those the estimates are made of. Two figures: mean absolute
+error, and how often of two steps from one state the better comes first (pairs whose true values differ by `MARGIN`
+or more; a tie of the estimate counts one half).
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from data.collate import pad_rows
+from data.records import State, Trajectory
+from data.tasks.word_arithmetic import WordArithmetic
+from models.load import load_tokenizer
+from models.scalar_head import load_critic
+from rewards.monte_carlo import StateKey, state_key, states_of
+from rl.critic import critic_values
+from rl.rollout import Sampler
+from sampling.client import SamplingParams
+from sampling.server import VLLMServer
+from sampling.vllm_client import VLLMClient
+
+KS = (1, 3, 9)
+NUM_TRUE = 64
+MARGIN = 0.1
+
+
+def mean_error(estimates: Mapping[StateKey, float], truth: Mapping[StateKey, float]) -> float:
+    """Mean absolute error over the states."""
+    return fmean(abs(estimates[key] - value) for key, value in truth.items())
+
+
+def siblings(states: Mapping[StateKey, State], parents: Mapping[StateKey, StateKey]) -> list[list[StateKey]]:
+    """States that one step leads to from the same state, where there are several."""
+    found: dict[StateKey, list[StateKey]] = defaultdict(list)
+    for key in states:
+        if key in parents:
+            found[parents[key]].append(key)
+    return [keys for keys in found.values() if len(keys) > 1]
+
+
+def ranked_first(
+    estimates: Mapping[StateKey, float], truth: Mapping[StateKey, float], families: Sequence[Sequence[StateKey]]
+) -> tuple[float, int]:
+    """(share of pairs whose better step is first, pairs)."""
+    points = []
+    for family in families:
+        for one, other in combinations(family, 2):
+            gap = truth[one] - truth[other]
+            if abs(gap) >= MARGIN:
+                guess = (estimates[one] - estimates[other]) * (1 if gap > 0 else -1)
+                points.append(1.0 if guess > 0 else 0.5 if guess == 0 else 0.0)
+    return (fmean(points) if points else float("nan")), len(points)
+
+
+@torch.no_grad()
+def critic_estimates(folder: Path, states: Mapping[StateKey, State], form: str = "linear") -> dict[StateKey, float]:
+    """What the value network says of every state: read at the state's last token."""
+    model: Any = load_critic(str(folder), "reward_model", "eager").eval()
+    keys, rows = list(states), [[*s.prompt_ids, *s.prefix_ids] for s in states.values()]
+    found = {}
+    for start in range(0, len(rows), 64):
+        cut = [[*row, 0] for row in rows[start : start + 64]]  # a token behind the state, of which nothing is read
+        ids, mask, _ = pad_rows(cut, [len(row) - 1 for row in cut], 0)
+        values = critic_values(model, ids, mask, form)
+        for key, row, value in zip(keys[start : start + 64], cut, values, strict=True):
+            found[key] = float(value[len(row) - 1])
+    return found
+
+
+def states_and_parents(
+    trajectories: Sequence[Trajectory],
+) -> tuple[dict[StateKey, State], dict[StateKey, StateKey]]:
+    """Distinct states after at least one step, and the state each is one step behind."""
+    states: dict[StateKey, State] = {}
+    parents: dict[StateKey, StateKey] = {}
+    for trajectory in trajectories:
+        before = state_key(trajectory.problem_id, [])
+        for state in states_of(trajectory):
+            key = state_key(state.problem_id, state.prefix_ids)
+            states.setdefault(key, state)
+            parents.setdefault(key, before)
+            before = key
+    return states, parents
+
+
+async def sample(
+    client: VLLMClient, model: Path, num_problems: int
+) -> tuple[dict[StateKey, State], dict[StateKey, StateKey], dict[StateKey, list[bool]]]:
+    """States, their parents, and whether each of their completions is right."""
+    task = WordArithmetic()
+    sampler = Sampler(client, task, load_tokenizer(str(model)), num_in_flight=32, stall_seconds=180)
+    params = SamplingParams(n=8, temperature=1.0, max_tokens=96, has_logprobs=True)
+    await client.open()
+    try:
+        groups = await sampler.rollout(task.problems("dev")[:num_problems], params, "value-error", 0)
+        trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
+        states, parents = states_and_parents(trajectories)
+        many = replace(params, n=NUM_TRUE + max(KS), has_logprobs=False)
+        rows = await sampler.complete(list(states.values()), [many] * len(states))
+    finally:
+        await client.close()
+    right = {key: [row.is_correct for row in sampled] for key, sampled in zip(states, rows, strict=True)}
+    return states, parents, right
+
+
+def measure(run: Path, num_problems: int, log: Path) -> dict[str, Any]:
+    """The errors of the critic of a finished PPO run and of K completions, by that run's last policy."""
+    model = run / "model"
+    client = VLLMClient()
+    options = {"enforce_eager": True, "max_num_seqs": 256, "disable_uvicorn_access_log": True}
+    with VLLMServer(str(model), str(log), options=options) as server:
+        client.base_url = server.base_url
+        states, parents, right = asyncio.run(sample(client, model, num_problems))
+    truth = {key: fmean(rows[:NUM_TRUE]) for key, rows in right.items()}
+    estimates = {f"k{k}": {key: fmean(rows[NUM_TRUE : NUM_TRUE + k]) for key, rows in right.items()} for k in KS}
+    estimates["critic"] = critic_estimates(run / "critic", states)
+    families = siblings(states, parents)
+    found: dict[str, Any] = {"states": len(states)}
+    for name, values in estimates.items():
+        share, found["pairs"] = ranked_first(values, truth, families)
+        found[name] = {"error": round(mean_error(values, truth), 4), "better_first": round(share, 4)}
+    return found

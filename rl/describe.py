@@ -1,0 +1,109 @@
+"""The metrics of an iteration from what it made: pure functions. docs/metrics.md defines every name."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from rl.experience import logprob_gap
+from rl.kl import divergence
+from rl.types import Estimate, Experience, RolloutGroup
+
+
+@contextmanager
+def timed(values: dict[str, float], phase: str) -> Iterator[None]:
+    """Adds the seconds of the block to `values["seconds/{phase}"]`."""
+    started = time.monotonic()
+    yield
+    name = f"seconds/{phase}"
+    values[name] = values.get(name, 0.0) + time.monotonic() - started
+
+
+def agrees(group: RolloutGroup) -> bool:
+    """Whether all rewards of a group are equal: compared with one another its rollouts teach nothing."""
+    return len(set(group.rewards)) == 1
+
+
+def describe_rollouts(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Means over the rollouts of an iteration; lengths are tokens."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    trajectories = [rollout.trajectory for rollout in rollouts]
+    num, lengths = len(trajectories), [len(t.response_ids) for t in trajectories]
+    right = [[rollout.trajectory.is_correct for rollout in group.rollouts] for group in groups]
+    distinct = sum(len({tuple(rollout.trajectory.response_ids) for rollout in group.rollouts}) for group in groups)
+    return {
+        "rollout/accuracy": sum(t.is_correct for t in trajectories) / num,
+        "rollout/unparseable": sum(t.answer is None for t in trajectories) / num,
+        "rollout/response_length": sum(lengths) / num,
+        "rollout/response_length_min": float(min(lengths)),
+        "rollout/response_length_max": float(max(lengths)),
+        "rollout/truncated": sum(t.finish_reason == "length" for t in trajectories) / num,
+        "rollout/steps": sum(len(t.steps) for t in trajectories) / num,
+        "rollout/distinct": distinct / num,
+        "rollout/solved_once": sum(any(row) for row in right) / len(right),
+        "rollout/solved_always": sum(all(row) for row in right) / len(right),
+        "rollout/logprob": sum(sum(rollout.logprobs) for rollout in rollouts) / num,
+        "rollout/tokens": float(sum(lengths)),
+    }
+
+
+def describe_rewards(groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Mean reward, its parts and spread, and the share of groups whose rewards all agree."""
+    scores = [score for group in groups for score in group.scores]
+    names = sorted({name for score in scores for name in score.parts})
+    parts = {f"reward/{name}": sum(score.parts.get(name, 0.0) for score in scores) / len(scores) for name in names}
+    totals = torch.tensor([score.total for score in scores], dtype=torch.float64)
+    return {
+        "rollout/reward": float(totals.mean()),
+        "rollout/reward_std": float(totals.std(correction=0)),
+        "rollout/zero_variance": sum(agrees(group) for group in groups) / len(groups),
+        **parts,
+    }
+
+
+def describe_kl(experience: Experience, rewards: torch.Tensor, groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Distances from the reference in nats, by the policy before the update: k1 a token and summed over a response,
+    k3 a token."""
+    assert experience.reference_logprobs is not None
+    mask = experience.response_mask
+    own, reference = experience.old_logprobs[mask], experience.reference_logprobs[mask]
+    k1 = own - reference
+    total = sum(score.total for group in groups for score in group.scores)
+    return {
+        "kl/per_token": float(k1.mean()),
+        "kl/per_response": float(k1.sum()) / len(mask),
+        "kl/k3": float(divergence(own, reference, "k3").mean()),
+        "kl/penalty_in_reward": float(rewards.sum() - total) / len(mask),
+    }
+
+
+def describe_experience(experience: Experience, estimate: Estimate) -> dict[str, float]:
+    """Advantages as trained on, entropy, and how far the engine's log-probs are from the trainer's."""
+    mask = experience.response_mask
+    gap_mean, gap_max = logprob_gap(experience)
+    assert experience.advantages is not None
+    chosen = experience.advantages[mask]
+    return {
+        **{f"estimate/{name}": value for name, value in estimate.metrics.items()},
+        "estimate/advantage_mean": float(chosen.mean()),
+        "estimate/advantage_std": float(chosen.std(correction=0)),
+        "estimate/advantage_zero": float((chosen == 0).double().mean()),
+        "update/entropy": float(experience.entropies[mask].mean()),
+        "engine/gap_mean": gap_mean,
+        "engine/gap_max": gap_max,
+    }
+
+
+def speeds(values: Mapping[str, float], experience: Experience, num_epochs: int) -> dict[str, float]:
+    """Tokens a second of every phase that has both: tokens made (rollout, completions), or read with their prompts
+    (forward; update, every epoch counted)."""
+    read = float(experience.attention_mask.sum())
+    tokens = {
+        "rollout": values["rollout/drawn_tokens"],
+        "completions": values.get("estimate/completion_tokens", 0.0),
+        "forward": read,
+        "update": read * num_epochs,
+    }
+    pairs = ((phase, number, values.get(f"seconds/{phase}", 0.0)) for phase, number in tokens.items())
+    return {f"tokens_per_second/{phase}": number / seconds for phase, number, seconds in pairs if number and seconds}
