@@ -13,6 +13,7 @@ from sampling.vllm_client import VLLMClient
 
 _MAX_ATTEMPTS = 3
 _DYING_SECONDS = 2.0
+_PROMPT_SIZES = (34, 66, 130, 258, 514)  # the usual blocks, and two tokens
 
 
 class StaleWeights(ProbeFailed):
@@ -56,6 +57,7 @@ class VLLMEngine:
     def __init__(self, client: VLLMClient, check_server: Callable[[], None] = lambda: None):
         self.client = client
         self.check_server = check_server
+        self._num_asked: int | None = None  # tokens of the shortest prompt that the prefix cache keeps a block of
 
     async def load(self, folder: Path) -> list[dict[str, str]] | None:
         """POST /collective_rpc receive_weights, then /reset_prefix_cache. Raises ServerGone, StaleWeights."""
@@ -85,9 +87,23 @@ class VLLMEngine:
         return str((await self._ask("/weight_info", lambda path: self.client.get_json(path)))["weight_version"])
 
     async def cached_tokens(self, ids: list[int]) -> int | None:
-        """One token after `ids`, repeated to fill the window: at least a block of it is cached then."""
-        length = max(len(ids), (self.client.max_model_length or 0) - 2)
-        prompt = (ids * (length // max(1, len(ids)) + 1))[:length]
+        """One token after `ids`, repeated to the length of a block at least, whatever a block is here."""
+        if self._num_asked is None:
+            self._num_asked = await self._find_size(ids)
+        return await self._cached_of(ids, self._num_asked)
+
+    async def _find_size(self, ids: list[int]) -> int:
+        """The first of `_PROMPT_SIZES` of which a block is cached when it is asked again; the window where none is."""
+        window = max(len(ids), (self.client.max_model_length or 0) - 2)
+        for size in _PROMPT_SIZES:
+            if size < window:
+                await self._cached_of(ids, size)
+                if await self._cached_of(ids, size):
+                    return size
+        return window
+
+    async def _cached_of(self, ids: list[int], size: int) -> int | None:
+        prompt = (ids * (size // max(1, len(ids)) + 1))[:size]
         body = {"model": self.client.model, "prompt": prompt, "max_tokens": 1}
         details = (await self._post("/v1/completions", body))["usage"].get("prompt_tokens_details")
         return None if details is None else int(details["cached_tokens"] or 0)

@@ -141,7 +141,11 @@ class Trainer:
         config = self.config
         is_last = done == self._last_iteration
         found: dict[str, float] = {}
-        if config.eval_every > 0 and (is_last or done % config.eval_every == 0):
+        is_evaluation_due = config.eval_every > 0 and (is_last or done % config.eval_every == 0)
+        is_anything_kept = any(every > 0 and done % every == 0 for every in (config.export_every, config.save_every))
+        if is_last or is_evaluation_due or is_anything_kept:
+            self._on_main(lambda: self._run(self._prove()))
+        if is_evaluation_due:
             found = self._evaluate(done)
         with timed(self._saved, "save"):
             if config.export_every > 0 and done % config.export_every == 0:
@@ -163,8 +167,9 @@ class Trainer:
     def iterate(self, iteration: int) -> dict[str, float]:
         """One iteration (from 0); its metrics."""
         started = time.monotonic()
-        values, self._saved = self._saved, {}  # what the last checkpoint took
+        values: dict[str, float] = {}
         groups, drawn = self._on_main(lambda: self._draw(iteration, values))
+        values, self._saved = values | self._saved, {}
         experience = self._make_experience(groups, values)
         with timed(values, "probes"):
             values |= self.watch.look(groups, experience, iteration)
@@ -183,7 +188,7 @@ class Trainer:
         if "kl/per_response" in values:
             self.update.kl.update(values["kl/per_response"], len(experience.ids))
         with timed(values, "weight_sync"):
-            synced = self._on_main(lambda: self._run(self.weight_sync.sync(self.engine.model, iteration + 1)))
+            synced = self._on_main(lambda: self._run(self.weight_sync.send(self.engine.model, iteration + 1)))
         config, done = self.config, iteration + 1
         if is_main_rank() and config.samples_every > 0 and config.num_samples > 0 and done % config.samples_every == 0:
             write_samples(self.run_dir, done, groups, experience, estimate, config.num_samples)
@@ -228,9 +233,19 @@ class Trainer:
     async def _rollout(self, problems: Sequence[Problem], name: str, version: int) -> list[RolloutGroup]:
         """Rollouts of which the engine says, before and after, that this version drew them."""
         await self.weight_sync.check_version(version)
-        groups = await self.sampler.rollout(problems, self.params, name, version)
+        proof = asyncio.create_task(self._prove())  # first in the engine's line
+        try:
+            groups = await self.sampler.rollout(problems, self.params, name, version)
+            await proof
+        finally:
+            proof.cancel()
         await self.weight_sync.check_version(version)
         return groups
+
+    async def _prove(self) -> None:
+        """The last delivery proven, if it was not: a metric of the iteration that samples from it."""
+        found = await self.weight_sync.prove()
+        self._saved |= {f"engine/{name}": value for name, value in found.items()}
 
     def _ask_again(self, rows: list[list[int]]) -> list[list[float]]:
         """The engine's log-probs of whole rows, without its prefix cache; on every rank."""
@@ -278,7 +293,8 @@ class Trainer:
         await self.sampler.client.open()
         self.weight_sync.canaries = await self._canaries(version)
         await self.weight_sync.prove_delivery(self.engine.model, self.config.seed)
-        await self.weight_sync.sync(self.engine.model, version)
+        await self.weight_sync.send(self.engine.model, version)
+        await self._prove()
         log.info("the engine serves policy version %d (%.1f s)", version, time.monotonic() - started)
 
     async def _canaries(self, version: int) -> list[Canary]:

@@ -5,12 +5,14 @@ then its prefix cache is emptied. Every name is written, `lm_head.weight` of a t
 (0.32, CPU) goes on with its own stale copy and says nothing.
 
 The engine answers with a **receipt**, a digest of every tensor it read: all, one, or an older file is told at
-once, however small the step was. A prompt asked just before a delivery must not be **cached** after it. When all is
-proven the engine is **stamped** with the policy's version, and has to show that stamp before and after an
-iteration's rollouts: one that was restarted, or that another program delivers to, is not taken for this one.
+once, however small the step was. The engine is then **stamped** with the policy's version, and has to show that stamp
+before and after an iteration's rollouts: one that was restarted, or that another program delivers to, is not taken
+for this one.
 
-Two more proofs. After every delivery the **canary**: log-probs of fixed responses by the trainer and by the
-engine must agree. The gap is a mean over tokens weighted by the trainer's entropy, because a token the policy
+Two more proofs of every delivery are asked for beside the first rollouts from it (`prove`), and before anything is
+evaluated or saved: they cost the engine little and would keep it waiting. A prompt asked just before a delivery must
+not be **cached** after it. And the **canary**: log-probs of fixed responses by the trainer and by the engine must
+agree. The gap is a mean over tokens weighted by the trainer's entropy, because a token the policy
 is sure of agrees under any weights. On the tiny policy at lr 1e-4 it was 0.02 at most when fresh, 0.08 to
 0.16 when one iteration stale and above 0.2 after two; the largest gap of one token tells less (0.23 fresh).
 
@@ -54,6 +56,15 @@ class Canary:
 
     ids: list[int]
     start: int
+
+
+@dataclass(frozen=True)
+class Unproven:
+    """A delivered version and the trainer's log-probs and entropies [R] of the canaries under it."""
+
+    version: int
+    logprobs: torch.Tensor
+    entropies: torch.Tensor
 
 
 def named_weights(model: Any) -> dict[str, torch.Tensor]:
@@ -137,6 +148,7 @@ class WeightSync:
         self.canaries: list[Canary] = []
         self._sent: deque[dict[str, str]] = deque(maxlen=4)  # digests of the last deliveries
         self._trainer_before: torch.Tensor | None = None
+        self._unproven: Unproven | None = None
 
     async def deliver(self, weights: Weights) -> None:
         """Write, tell the engine, remove: nothing stays in memory behind the run. Raises StaleWeights."""
@@ -161,7 +173,8 @@ class WeightSync:
     async def _cached(self) -> int | None:
         if not isinstance(self.engine, StampedEngine) or not self.canaries:
             return None
-        return await self.engine.cached_tokens(self.canaries[0].ids)
+        marker = self.canaries[0].ids[::-1]  # what no rollout has in common with it
+        return await self.engine.cached_tokens(marker)
 
     def _check_step(self, trainer: torch.Tensor, entropies: torch.Tensor, version: int) -> dict[str, float]:
         """How far the policy moved on the canaries since the last version. Raises ProbeFailed."""
@@ -184,30 +197,43 @@ class WeightSync:
         """The engine's log-probs of every token but the first of each row."""
         return list(await asyncio.gather(*(self.engine.prompt_logprobs(row) for row in rows)))
 
-    async def sync(self, model: Any, version: int) -> dict[str, float]:
-        """Deliver `model`, prove it and stamp the engine: the canary's weighted and largest gap, and how far the
-        policy moved since the last version. Raises StaleWeights, and ProbeFailed before a step that is too large is
-        delivered."""
+    async def send(self, model: Any, version: int) -> dict[str, float]:
+        """Deliver `model` and stamp the engine: how far the policy moved since the last version. Raises StaleWeights,
+        and ProbeFailed before a step that is too large is delivered."""
         weights = named_weights(model)
         model.eval()
-        trainer, entropies = trainer_logprobs(model, weights, self.canaries, self.precision)
-        moved = self._check_step(trainer, entropies, version)
-        await self._cached()  # from now on it is cached
+        (logprobs, entropies), _ = await asyncio.gather(
+            asyncio.to_thread(trainer_logprobs, model, weights, self.canaries, self.precision),
+            self._cached(),  # from now on it is cached
+        )
+        moved = self._check_step(logprobs, entropies, version)
         await self.deliver(weights)
-        cached = await self._cached()
-        if cached:
-            told = f"a prompt asked before policy version {version} came has {cached} cached tokens after it"
-            raise StaleWeights(told, CACHE)
-        engine = await self.engine_logprobs()
-        gap = canary_gap(engine, trainer, entropies)
-        if not gap <= self.max_logprob_gap:  # also where it is not a number
-            raise StaleWeights(
-                f"the engine does not serve policy version {version}: its log-probs of fixed responses are "
-                f"{gap:.3f} from the trainer's (max_logprob_gap is {self.max_logprob_gap:g})"
-            )
         if isinstance(self.engine, StampedEngine):
             await self.engine.stamp(str(version))
-        return {"canary_gap": gap, "canary_gap_max": float((engine - trainer).abs().max()), **moved}
+        self._unproven = Unproven(version, logprobs, entropies)
+        return moved
+
+    async def prove(self) -> dict[str, float]:
+        """The canary's weighted and largest gap under the last delivery; nothing where that is proven. Raises
+        StaleWeights."""
+        sent, self._unproven = self._unproven, None
+        if sent is None:
+            return {}
+        cached, engine = await asyncio.gather(self._cached(), self.engine_logprobs())
+        if cached:
+            told = f"a prompt asked before policy version {sent.version} came has {cached} cached tokens after it"
+            raise StaleWeights(told, CACHE)
+        gap = canary_gap(engine, sent.logprobs, sent.entropies)
+        if not gap <= self.max_logprob_gap:  # also where it is not a number
+            raise StaleWeights(
+                f"the engine does not serve policy version {sent.version}: its log-probs of fixed responses are "
+                f"{gap:.3f} from the trainer's (max_logprob_gap is {self.max_logprob_gap:g})"
+            )
+        return {"canary_gap": gap, "canary_gap_max": float((engine - sent.logprobs).abs().max())}
+
+    async def sync(self, model: Any, version: int) -> dict[str, float]:
+        """`send`, and `prove` at once."""
+        return await self.send(model, version) | await self.prove()
 
     async def prove_delivery(self, model: Any, seed: int = 0) -> dict[str, float]:
         """Prove that every named parameter reaches the engine; the engine is left with a scratch copy.
