@@ -39,6 +39,8 @@ PARTS = ("trl", "loop", "credit")
 EXPERIMENT = "exp/ppo/group_relative_word_arithmetic"
 # Of TRL on two cores: the whole batch generated at once, then micro-batches of this many rows (its exact settings).
 PEER_MICRO_BATCH = 64
+# Of ours: all problems of an iteration in flight at once.
+FAST = ("num_in_flight=64", "server.options.max_num_seqs=512")
 PHASES = ("rollout", "completions", "reward", "forward", "update")
 
 
@@ -78,19 +80,26 @@ def environment(arguments: argparse.Namespace) -> dict[str, str]:
 
 
 def measure_trl(arguments: argparse.Namespace, plan: Plan, policy: Path, folder: Path) -> Found:
-    """`trl_grpo_over_ours`, `trl_loss_difference`: rounds of one iteration each, turn about, after one warm-up."""
-    settings = {
-        "num_problems": plan.num_problems, "group_size": 8, "micro_batch_size": arguments.peer_micro_batch,
-        "max_tokens": 96, "learning_rate": 1e-6, "num_steps": plan.rounds + 1, "seed": 0, "attention": "eager",
-        "precision": "bf16", "options": arguments.peer_options,
+    """`trl_grpo_over_ours` (TRL as it comes), `trl_best_over_ours`, `trl_loss_difference`: rounds of one iteration
+    each, turn about, after one warm-up."""
+    common = {
+        "num_problems": plan.num_problems, "group_size": 8, "max_tokens": 96, "learning_rate": 1e-6,
+        "num_steps": plan.rounds + 1, "seed": 0, "precision": "bf16",
     }  # fmt: skip
-    path = folder / "peer.json"
-    path.write_text(json.dumps(settings))
-    peer = [arguments.trl_python, "-m", "benchmarks.rl_sides.peer", str(policy), str(path)]
-    own = product_command(policy, folder / "run", plan, plan.rounds + 1, "learning_rate=1.0e-6", "warmup_steps=0")
-    losses = compare_losses(arguments, policy, folder, peer, settings)
+    best = {"attention": "eager", "micro_batch_size": arguments.peer_micro_batch, "options": arguments.peer_options}
+    ways = {"trl": {"attention": "sdpa", "micro_batch_size": 8, "options": {"gradient_checkpointing": True}},
+            "trl_best": best}  # fmt: skip
+    peers = {}
+    for name, way in ways.items():
+        path = folder / f"{name}.json"
+        path.write_text(json.dumps(common | way))
+        peers[name] = [arguments.trl_python, "-m", "benchmarks.rl_sides.peer", str(policy), str(path)]
+    own = product_command(policy, folder / "run", plan, plan.rounds + 1, "learning_rate=1.0e-6", "warmup_steps=0",
+                          *FAST)  # fmt: skip
+    losses = compare_losses(arguments, policy, folder, peers["trl_best"], common | best)
     with ExitStack() as stack:
-        sides = {"product": Side(own, environment(arguments)), "trl": Side(peer, environment(arguments))}
+        commands = {"product": own, **peers}
+        sides = {name: Side(command, environment(arguments)) for name, command in commands.items()}
         for side in sides.values():
             stack.callback(side.stop)
         rounds = []
@@ -100,22 +109,22 @@ def measure_trl(arguments: argparse.Namespace, plan: Plan, policy: Path, folder:
             shown = ", ".join(f"{name} {rounds[-1][name]['seconds']:.2f} s" for name in sides)
             print(f"trl, round {turn}: {shown}", file=sys.stderr)
     rounds = rounds[1:]
-    ratios = [row["trl"]["seconds"] / row["product"]["seconds"] for row in rounds]
-    lengths = {
-        "product": [row["product"]["metrics"]["rollout/response_length"] for row in rounds],
-        "trl": [row["trl"]["response_length"] for row in rounds],
-    }
+    lengths = {name: [row[name]["response_length"] for row in rounds] for name in ways}
+    lengths["product"] = [row["product"]["metrics"]["rollout/response_length"] for row in rounds]
+    seconds = {name: [round(row[name]["seconds"], 3) for row in rounds] for name in sides}
     figures = {
-        "trl_grpo_over_ours": figure(ratios, goal=3.5, how=f"{HOW} trl"),
+        **{f"{name}_over_ours".replace("trl_over", "trl_grpo_over"): figure(
+            [row[name]["seconds"] / row["product"]["seconds"] for row in rounds], goal=goal, how=f"{HOW} trl"
+        ) for name, goal in (("trl", 3.5), ("trl_best", 1.0))},
         "trl_loss_difference": lower(losses["difference"], [losses["difference"]], 1e-4, "relative", f"{HOW} trl"),
-    }
+    }  # fmt: skip
     detail = {
-        "seconds": {name: [round(row[name]["seconds"], 3) for row in rounds] for name in ("product", "trl")},
+        "seconds": seconds,
         "response_length": {name: [round(value, 2) for value in row] for name, row in lengths.items()},
         "losses": losses,
+        "settings": {name: common | way for name, way in ways.items()},
         "trl": rounds[0]["trl"]["trl"],
     }
-    seconds = detail["seconds"]
     rows = [[name, round(median(seconds[name]), 2), round(fmean(lengths[name]), 1)] for name in seconds]
     title = f"One iteration of GRPO, {plan.num_problems} x 8 samples, one step: medians of {plan.rounds} rounds."
     return figures, detail, [{"title": title, "columns": ["side", "seconds", "tokens a response"], "rows": rows}]

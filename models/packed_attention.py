@@ -4,10 +4,13 @@
 `segments`) goes to transformers' own function for that kernel, so that one model serves both. Every segment attends
 on its own, to the keys of the segments above it and to its own up to itself: no mask over the whole row exists, and
 no token of another example is within reach. On CPUs a loop over segments is faster than padding them into one
-call; flash-attention takes all segments in one call of varying lengths.
+call where they are long, and slower where they are short and many (a group's rollouts): short ones of about one
+size are padded to it and computed at once. Flash-attention takes all segments in one call of varying lengths.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
@@ -25,6 +28,8 @@ Kernel = Callable[..., torch.Tensor]
 PREFIX = "packed_"
 # Arguments of transformers' attention functions that change the scores and are not built here.
 _FOREIGN = ("softcap", "s_aux", "position_bias")
+# Segments that are computed at once: at least so many, of at most so many queries x keys, padded to these multiples.
+_FEWEST, _LARGEST, _STEP_QUERIES, _STEP_KEYS = 4, 96 * 192, 16, 32
 
 
 class BadAttention(ValueError):
@@ -72,21 +77,106 @@ def eager_kernel(
     return torch.bmm(drop(shares, dropout) if dropout else shares, value[0]).unsqueeze(0)
 
 
-def _by_segments(
-    kernel: Kernel, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, how: Any
+def sdpa_batch(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor, how: tuple[float, float]
 ) -> torch.Tensor:
-    """[1, T, H, D]: the kernel on each segment with the keys of those above it."""
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    parts = [tensor.to(value.dtype).split(segments.lengths, dim=2) for tensor in (query, key, value)]
-    found = []
+    """Several segments at once; query [N, H, Q, D], key and value [N, H, K, D], visible [N, 1, Q, K] bool."""
+    scaling, dropout = how
+    found: torch.Tensor = scaled_dot_product_attention(
+        query, key, value, attn_mask=visible, dropout_p=dropout, scale=scaling
+    )
+    return found
+
+
+def eager_batch(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor, how: tuple[float, float]
+) -> torch.Tensor:
+    """The same by matrix products."""
+    scaling, dropout = how
+    scores = ((query * scaling) @ key.transpose(2, 3)).masked_fill(~visible, float("-inf"))
+    shares = torch.softmax(scores, dim=-1).to(value.dtype)
+    return (drop(shares, dropout) if dropout else shares) @ value
+
+
+@dataclass(frozen=True)
+class Together:
+    """Short segments of about one size: where their queries [N, Q] and keys [N, K] lie (0 where there is none), which
+    queries are there [N, Q], and what they see [N, 1, Q, K]; a query that is not there sees everything."""
+
+    queries: torch.Tensor
+    keys: torch.Tensor
+    is_query: torch.Tensor
+    visible: torch.Tensor
+
+
+@lru_cache(maxsize=64)
+def _plan(segments: Segments, device: torch.device) -> tuple[list[Together], list[int]]:
+    """(those that are computed at once, the others)."""
+    ends = torch.tensor(segments.lengths).cumsum(0).tolist()
+    runs = [range(end - length, end) for end, length in zip(ends, segments.lengths, strict=True)]
+    sizes = defaultdict(list)
     for own, above in enumerate(segments.above):
+        num_queries = segments.lengths[own]
+        num_keys = num_queries + sum(segments.lengths[segment] for segment in above)
+        sizes[-(-num_queries // _STEP_QUERIES), -(-num_keys // _STEP_KEYS)].append((own, num_queries, num_keys))
+    groups, alone = [], []
+    for (num_queries, num_keys), members in sizes.items():
+        shape = (num_queries * _STEP_QUERIES, num_keys * _STEP_KEYS)
+        if len(members) < _FEWEST or shape[0] * shape[1] > _LARGEST:
+            alone += [own for own, _, _ in members]
+            continue
+        queries, keys = (torch.zeros(len(members), size, dtype=torch.long) for size in shape)
+        is_query = torch.zeros(queries.shape, dtype=torch.bool)
+        visible = torch.ones(len(members), 1, *shape, dtype=torch.bool)
+        for row, (own, own_queries, own_keys) in enumerate(members):
+            chain = [place for segment in (*segments.above[own], own) for place in runs[segment]]
+            queries[row, :own_queries] = torch.tensor(runs[own])
+            keys[row, :own_keys] = torch.tensor(chain)
+            is_query[row, :own_queries] = True
+            visible[row, 0, :own_queries] = False
+            visible[row, 0, :own_queries, :own_keys] = _visible(own_queries, own_keys, torch.device("cpu"))
+        groups.append(Together(*(part.to(device) for part in (queries, keys, is_query, visible))))
+    return groups, sorted(alone)
+
+
+def _by_segments(
+    kernels: tuple[Kernel, Kernel],
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segments: Segments,
+    how: Any,
+) -> torch.Tensor:
+    """[1, T, H, D]: each segment with the keys of those above it."""
+    kernel, batch = kernels
+    repeats = query.shape[1] // key.shape[1]
+    if repeats > 1:
+        key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    groups, alone = _plan(segments, value.device)
+    places, found = [], []
+    if groups:
+        rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
+    for group in groups:
+        picked = [
+            tensor.index_select(0, at.flatten()).view(*at.shape, *tensor.shape[1:]).transpose(1, 2)
+            for tensor, at in zip(rows, (group.queries, group.keys, group.keys), strict=True)
+        ]
+        places.append(group.queries[group.is_query])
+        found.append(batch(*picked, group.visible, how).transpose(1, 2)[group.is_query])
+    parts = [tensor.split(segments.lengths, dim=2) for tensor in (query, key, value)] if alone else []
+    for own in alone:
+        above = segments.above[own]
         queries, keys, values = (part[own] for part in parts)
         if above:
             keys, values = (torch.cat([*(part[s] for s in above), part[own]], dim=2) for part in parts[1:])
-        found.append(kernel(queries, keys, values, *how).transpose(1, 2))
-    return torch.cat(found, dim=1)
+        found.append(kernel(queries, keys, values, *how)[0].transpose(0, 1))
+    if not groups:
+        return torch.cat(found).unsqueeze(0)
+    ends = torch.tensor(segments.lengths).cumsum(0).tolist()
+    places += [torch.arange(ends[own] - segments.lengths[own], ends[own], device=value.device) for own in alone]
+    attended = torch.cat(found)
+    return torch.empty_like(attended).index_copy(0, torch.cat(places), attended).unsqueeze(0)
 
 
 def _flash(
@@ -193,13 +283,13 @@ class _Attention:
         return self.packed(query, key, value, segments, (scaling, dropout)), None
 
 
-def _segmented(kernel: Kernel) -> Callable[..., torch.Tensor]:
-    return lambda query, key, value, segments, how: _by_segments(kernel, query, key, value, segments, how)
+def _segmented(*kernels: Kernel) -> Callable[..., torch.Tensor]:
+    return lambda query, key, value, segments, how: _by_segments(kernels, query, key, value, segments, how)  # type: ignore[arg-type]
 
 
 for _kernel, _packed, _padded in (
-    ("sdpa", _segmented(sdpa_kernel), sdpa_attention_forward),
-    ("eager", _segmented(eager_kernel), _eager_padded),
+    ("sdpa", _segmented(sdpa_kernel, sdpa_batch), sdpa_attention_forward),
+    ("eager", _segmented(eager_kernel, eager_batch), _eager_padded),
     ("flash_attention_2", _by_flash, _flash_padded),
 ):
     AttentionInterface.register(PREFIX + _kernel, _Attention(_packed, _padded))  # type: ignore[no-untyped-call]

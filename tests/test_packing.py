@@ -24,6 +24,7 @@ from transformers import (
 from data.collate import collate_tokens
 from data.examples import OutcomeExample, PairExample, StepExample, TokenExample
 from data.packing import Layout, pack_rows, place_rows
+from models import packed_attention
 from models.load import load_policy
 from models.logprobs import model_inputs, response_logprobs, target_scores
 from models.packed_attention import BadAttention, attention_name, key_layout
@@ -75,11 +76,15 @@ def related_rows() -> list[list[int]]:
     return [*(base[:30] + tail for tail in tails), *others, base[:20] + others[1][:9], base[:25], base, base]
 
 
+@pytest.mark.parametrize("fewest", [1, 3, 1000], ids="at once {}".format)
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
 @pytest.mark.parametrize(("config", "network", "extra"), NETWORKS, ids=lambda value: getattr(value, "__name__", ""))
 def test_packed_rows_give_the_logits_and_gradients_of_each_row_alone(
-    kernel: str, config: Any, network: Any, extra: dict[str, Any]
+    kernel: str, config: Any, network: Any, extra: dict[str, Any], fewest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Segments one by one, short ones of about one size at once, all at once."""
+    monkeypatch.setattr(packed_attention, "_FEWEST", fewest)
+    packed_attention._plan.cache_clear()
     torch.manual_seed(0)
     shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     plain = network(config(vocab_size=97, **shape, **extra)).eval()

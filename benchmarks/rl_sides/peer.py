@@ -46,7 +46,7 @@ class Turns(TrainerCallback):
 def make_trainer(model: str, settings: dict[str, Any], turns: Turns) -> GRPOTrainer:
     """`settings`: num_problems, group_size, micro_batch_size, max_tokens, learning_rate, num_steps, seed, options."""
     task = WordArithmetic()
-    problems = task.problems("train")[: settings["num_problems"]]
+    problems = task.problems("train")[: settings["num_problems"] * settings["num_steps"]]
     gold = {task.prompt(problem): problem.gold for problem in problems}
 
     def reward(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
