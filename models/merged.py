@@ -57,9 +57,9 @@ def merge_weights(weights: Mapping[str, torch.Tensor], scalings: Mapping[str, fl
     for name, value in plain.items():
         owner, _, what = name.partition(".base_layer.")
         if what == "weight":
-            parts = (plain[f"{owner}.lora_{part}.{_ADAPTER}.weight"] for part in "AB")
+            a, b = (plain[f"{owner}.lora_{part}.{_ADAPTER}.weight"] for part in "AB")
             magnitude = plain.get(f"{owner}.lora_magnitude_vector.{_ADAPTER}.weight")
-            found[f"{owner}.weight"] = merged(value, *parts, scalings[owner], magnitude)
+            found[f"{owner}.weight"] = merged(value, a, b, scalings[owner], magnitude)
         elif what:
             found[f"{owner}.{what}"] = value
         elif ".lora_" not in name:
