@@ -52,8 +52,9 @@ def main(config: RLConfig) -> None:
         raise BadConfig("reinforcement learning needs client=vllm: new weights are delivered over HTTP")
     if server is None and not client.urls:
         raise BadConfig("server=none: name a running server with controls by client.base_url=http://HOST:PORT")
-    trainer = make_trainer(config, tokenizer, server, client)
-    with exclusive(run_dir) if is_main_rank() else nullcontext(), process_group():
+    lock = exclusive(run_dir) if is_main_rank() else nullcontext()
+    with lock, process_group(is_needed_alone=bool(config.deepspeed)):
+        trainer = make_trainer(config, tokenizer, server, client)
         barrier()
         open_run_dir(config.output_dir, config)  # only now: a mistake above leaves nothing behind
         set_up_logging(run_dir / "run.log")

@@ -19,6 +19,7 @@ from aiohttp import web
 from safetensors.torch import load
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from data.steps import Decoder
 from sampling.weight_receipt import digest
 
 
@@ -30,6 +31,7 @@ class RepeatableServer:
             path, dtype=torch.float32, attn_implementation="eager"
         ).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(path)
+        self.decode = Decoder(self.tokenizer)
         self.end = int(self.tokenizer.eos_token_id)
         self.max_model_len = max_model_len
         self.digest, self.version = "", "default"
@@ -126,7 +128,7 @@ class RepeatableServer:
 
     def _choice(self, index: int, ids: list[int], logprobs: list[float]) -> dict[str, Any]:
         has_end = bool(ids) and ids[-1] == self.end
-        text = self.tokenizer.decode(ids[:-1] if has_end else ids)
+        text = self.decode(ids[:-1] if has_end else ids)  # without special tokens, as vLLM does
         reason = "stop" if has_end else "length"
         return {"index": index, "text": text, "token_ids": ids, "finish_reason": reason,
                 "logprobs": {"token_logprobs": logprobs}}  # fmt: skip

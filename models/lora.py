@@ -6,7 +6,7 @@ adapter is peft's own folder; `merge_adapter` makes a standard Hugging Face fold
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,14 @@ class PolicyWithoutAdapters:
     def to(self, device: torch.device) -> "PolicyWithoutAdapters":
         """It stands where the policy does."""
         return self
+
+    def eval(self) -> "PolicyWithoutAdapters":
+        """It always is."""
+        return self
+
+    def parameters(self) -> Iterator[torch.nn.Parameter]:
+        """The policy's."""
+        return iter(self.model.parameters())
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The base model's output."""

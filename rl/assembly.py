@@ -4,11 +4,12 @@ is told before anything starts."""
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from models.load import load_reference
+from models.logprobs import network
+from models.lora import PolicyWithoutAdapters
 from rewards.score import HoldsModels
 from rl.critic import Critic
+from rl.engines import check_engines, make_engine, without_dropout
 from rl.kl import KLController, check_kl
 from rl.live_engine import VLLMEngine
 from rl.rollout import Sampler, check_params
@@ -22,7 +23,7 @@ from runtime.entrypoint import BadConfig, build
 from runtime.schemas import RLConfig
 from sampling.server import VLLMServer
 from sampling.vllm_client import VLLMClient
-from training.engine import Engine, TorchEngine
+from training.engine import Engine
 
 WHITENINGS = ("none", "scale", "standard")
 
@@ -33,17 +34,19 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, cl
     estimator: AdvantageEstimator = build(config.advantage)
     check_params(params, config.group_size, estimator.smallest_group)
     check_parts(config, estimator)
-    engine = make_engine(build(config.model), config)
+    model = build(config.model)
+    trained = build(config.lora).wrap(model) if config.lora else model
+    engine = make_engine(config, trained, config.optimizer, config.learning_rate, config.max_grad_norm)
     critic = make_critic(config)
-    reference = make_reference(config)
+    reference = make_reference(config, engine)
     reward = build(config.reward)
     for part in (reward, estimator):
         if isinstance(part, HoldsModels):
             for name, size in part.vocabulary_sizes().items():
-                check_vocabulary(engine.model, size, name)
+                check_vocabulary(model, size, name)
             part.to(device())
     if critic is not None:
-        check_vocabulary(engine.model, int(critic.engine.model.config.vocab_size), "critic")
+        check_vocabulary(model, int(network(critic.engine.model).config.vocab_size), "critic")
     kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)
     check_server = server.check if server is not None else lambda: None
     return Trainer(
@@ -70,6 +73,7 @@ def _max_step(config: RLConfig) -> float:
 def check_parts(config: RLConfig, estimator: AdvantageEstimator) -> None:
     """Raise BadConfig where two settings contradict each other, or one would be silently without effect."""
     check_kl(config.kl)
+    check_engines(config)
     check_probes(config.probes)
     name = type(estimator).__name__
     if estimator.needs_critic and config.critic is None:
@@ -91,36 +95,20 @@ def check_vocabulary(policy: Any, size: int, name: str) -> None:
         raise BadConfig(f"the policy knows {own} token ids and the {name} {size}: both must have one tokenizer")
 
 
-def without_dropout(model: Any) -> Any:
-    """The model with every dropout off: a ratio of one must mean an unchanged policy."""
-    for part in model.modules():
-        if isinstance(part, torch.nn.Dropout):
-            part.p = 0.0
-        if hasattr(part, "attention_dropout") and isinstance(part.attention_dropout, float):
-            part.attention_dropout = 0.0
-    return model
-
-
-def make_engine(model: Any, config: RLConfig) -> Engine:
-    """The policy's."""
-    model = without_dropout(model).to(device())
-    optimizer = build(config.optimizer, params=model.parameters(), lr=config.learning_rate)
-    return TorchEngine(model, optimizer, device(), config.max_grad_norm)
-
-
 def make_critic(config: RLConfig) -> Critic | None:
     """The critic with its own engine, None where the config has none."""
     settings = config.critic
     if settings is None:
         return None
-    model = without_dropout(build(settings.model)).to(device())
-    optimizer = build(settings.optimizer, params=model.parameters(), lr=settings.learning_rate)
-    engine = TorchEngine(model, optimizer, device(), settings.max_grad_norm)
+    rates = (settings.learning_rate, settings.max_grad_norm)
+    engine = make_engine(config, build(settings.model), settings.optimizer, *rates)
     return Critic(engine, settings, config.precision, config.micro_batch_size)
 
 
-def make_reference(config: RLConfig) -> Any | None:
-    """A frozen copy of the policy at the start, None without a KL penalty."""
+def make_reference(config: RLConfig, engine: Engine) -> Any | None:
+    """The policy of the start: without its adapters, or a frozen copy; None without a KL penalty."""
     if config.kl.coefficient <= 0:
         return None
+    if config.lora:
+        return PolicyWithoutAdapters(engine.model)
     return without_dropout(load_reference(config.model["path"], config.model["attention"])).to(device())

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 from data.records import BadInput
-from rl.experience import RowScorer, device_of, micro_batches, own_rows
+from rl.experience import RowScorer, device_of, empty_loss, micro_batches, most_passes, own_rows
 from rl.losses import explained_variance, value_loss
 from rl.types import Experience
 from runtime.schemas import CriticConfig
@@ -52,12 +52,17 @@ class Critic:
         self.engine.model.train()
         count = max(1, int(experience.response_mask[rows].sum()))
         sums.add({"value_loss": (0.0, 0.0), "value_clip_share": (0.0, 0.0)})  # on every rank, also on one without rows
-        for cut, length in micro_batches(experience.attention_mask, own_rows(rows), self.micro_batch_size):
+        cuts = list(micro_batches(experience.attention_mask, own_rows(rows), self.micro_batch_size))
+        num_passes = most_passes(len(cuts))
+        self.engine.start_step(num_passes)
+        for cut, length in cuts:
             total, clipped, tokens = self._loss(experience, cut, length)
             if not math.isfinite(float(total.detach())):
                 raise NotFinite(f"the value loss is {float(total.detach())} on rollouts {cut.tolist()[:8]}")
             self.engine.backward(total / count)
             sums.add({"value_loss": (float(total.detach()), tokens), "value_clip_share": (clipped, tokens)})
+        for _ in range(num_passes - len(cuts)):
+            self.engine.backward(empty_loss(self.engine.model, experience.ids, experience.attention_mask))
         norm = self.engine.step(rate)
         if not math.isfinite(norm):
             raise NotFinite(f"the critic's gradient norm is {norm}: try a lower critic.learning_rate")

@@ -17,7 +17,7 @@ from data.collate import pad_rows
 from models.logprobs import response_logprobs
 from rl.kl import divergence, full_divergence
 from rl.types import Experience, RolloutGroup
-from runtime.distributed import rank, sum_tensor_over_ranks, world_size
+from runtime.distributed import gather_over_ranks, rank, sum_tensor_over_ranks, world_size
 from training.engine import autocast
 
 
@@ -33,6 +33,21 @@ def micro_batches(attention_mask: torch.Tensor, rows: torch.Tensor, size: int) -
 def own_rows(rows: torch.Tensor) -> torch.Tensor:
     """This rank's share of the rows: every rank's together are all of them, each once."""
     return rows[rank() :: world_size()]
+
+
+def most_passes(num_own: int) -> int:
+    """How many forward passes the rank with the most rows makes. ZeRO-3 gathers weights in every pass, and gradients
+    are reduced in every backward pass: a rank with fewer has to make as many."""
+    return max(gather_over_ranks(num_own))
+
+
+def empty_loss(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """A loss of 0 with a graph through all of the model: the pass of a rank that has no rows left."""
+    short = (ids[:1, :2], attention_mask[:1, :2])
+    device = device_of(model)
+    logits = model(input_ids=short[0].to(device), attention_mask=short[1].to(device)).logits
+    loss: torch.Tensor = 0.0 * logits.float().sum()
+    return loss
 
 
 def policy_logprobs(
@@ -65,10 +80,15 @@ class RowScorer:
         """`num_outputs` tensors [N, T] on the CPU, 0 outside the response: what `call(ids, attention_mask)` gives."""
         found = [torch.zeros(self.ids.shape) for _ in range(num_outputs)]
         mine = own_rows(torch.arange(len(self.ids)))
-        for rows, length in micro_batches(self.attention_mask, mine, self.micro_batch_size):
-            ids, attention_mask = self.ids[rows, :length].to(device), self.attention_mask[rows, :length].to(device)
+        cuts = list(micro_batches(self.attention_mask, mine, self.micro_batch_size))
+        none = (torch.zeros(0, dtype=torch.long), 2)
+        for rows, length in cuts + [none] * (most_passes(len(cuts)) - len(cuts)):
+            read = rows if len(rows) else slice(0, 1)  # a pass for the other ranks' sake
+            ids, attention_mask = self.ids[read, :length].to(device), self.attention_mask[read, :length].to(device)
             with autocast(device, self.precision):
                 parts = call(ids, attention_mask)
+            if not len(rows):
+                continue
             for whole, part in zip(found, parts, strict=True):
                 whole[rows, :length] = part.float().cpu() * self.response_mask[rows, :length]
         return [sum_tensor_over_ranks(whole) for whole in found]

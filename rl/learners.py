@@ -1,14 +1,17 @@
-"""What a run trains, saved and resumed as one: the policy, the critic where there is one, the KL coefficient.
+"""What a run trains, saved and resumed as one: the policy, the critic and the moving average where there is one, the KL
+coefficient.
 
-In a checkpoint the policy's state stands at the top, as in every training run, the critic's in `critic/`, and the
-controller's in `kl.json`.
+In a checkpoint the policy's state stands at the top, as in every training run, the critic's in `critic/`, the
+average in `ema.safetensors` and the controller's in `kl.json`.
 """
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from rl.ema import MovingAverage
 from rl.kl import KLController
+from rl.policy import Policy
 from runtime.distributed import barrier, is_main_rank
 from training.engine import BadCheckpoint, Engine
 
@@ -17,15 +20,18 @@ from training.engine import BadCheckpoint, Engine
 class Learners:
     """Implements `training.checkpoint.HasState`."""
 
-    policy: Engine
+    policy: Policy
     critic: Engine | None
     kl: KLController
+    average: MovingAverage | None = None
 
     def save_state(self, folder: Path) -> None:
         """All of it; called on every rank."""
-        self.policy.save_state(folder)
+        self.policy.engine.save_state(folder)
         if is_main_rank():
             (folder / "kl.json").write_text(json.dumps({"coefficient": self.kl.coefficient}) + "\n")
+            if self.average is not None:
+                self.average.save(folder)
             if self.critic is not None:
                 (folder / "critic").mkdir()
         barrier()
@@ -37,7 +43,9 @@ class Learners:
         if (self.critic is not None) != (folder / "critic").is_dir():
             has = "no critic" if self.critic is not None else "a critic"
             raise BadCheckpoint(f"{folder} has {has}: choose another output_dir")
-        self.policy.load_state(folder)
+        self.policy.engine.load_state(folder)
         if self.critic is not None:
             self.critic.load_state(folder / "critic")
+        if self.average is not None:
+            self.average.load(folder, self.policy.weights())
         self.kl.coefficient = float(json.loads((folder / "kl.json").read_text())["coefficient"])

@@ -32,16 +32,19 @@ from rl.describe import (
     timed,
 )
 from rl.early_stop import evaluations_since_best, read_accuracies
+from rl.ema import MovingAverage
 from rl.experience import make_experience, reference_terms, token_rewards
+from rl.exports import save_models, write_model
 from rl.learners import Learners
 from rl.live import LiveSampler
 from rl.losses import whiten
+from rl.policy import Policy
 from rl.rollout import Sampler, draw_problems, score
 from rl.samples import write_samples
 from rl.types import AdvantageEstimator, Estimate, Experience, RolloutGroup
 from rl.update import Update
 from rl.watch import Watch
-from rl.weight_sync import Canary, WeightSync, named_weights
+from rl.weight_sync import Canary, Weights, WeightSync
 from runtime.distributed import is_main_rank, send_from_main_rank
 from runtime.schemas import RLConfig
 from runtime.tracking import Metrics, Progress
@@ -90,8 +93,10 @@ class Trainer:
         self.problems, self.dev = self.task.problems("train"), self.task.problems("dev")
         draw_problems(self.problems, self.config.num_problems, 0, 0)  # too few are told of at once
         critic = self.update.critic
+        self.policy = Policy(self.engine)
         self.watch = Watch(self.config, self.engine.model, self.params, self.sampler.tokenizer, self._ask_again)
-        self.learners = Learners(self.engine, critic.engine if critic else None, self.update.kl)
+        self.average = MovingAverage(self.config.ema.decay) if self.config.ema.decay else None
+        self.learners = Learners(self.policy, critic.engine if critic else None, self.update.kl, self.average)
 
     def run(self) -> None:
         """Train, evaluate, save checkpoints; every await of the run happens on one event loop, on rank 0."""
@@ -107,7 +112,10 @@ class Trainer:
         with asyncio.Runner() if is_main_rank() else nullcontext() as loop, progress:
             self._loop = loop
             try:
-                self._on_main(lambda: self._run(self._start(first)))
+                weights = self.policy.weights()
+                if self.average is not None and first == 0:
+                    self.average.start(weights)
+                self._on_main(lambda: self._run(self._start(first, weights)))
                 if first == 0 and config.eval_every > 0 and not self.accuracies:  # cut early it has been done
                     self._evaluate(0)
                 for iteration in range(first, self._last_iteration):
@@ -149,7 +157,8 @@ class Trainer:
             found = self._evaluate(done)
         with timed(self._saved, "save"):
             if config.export_every > 0 and done % config.export_every == 0:
-                self._write_model(self.engine, self.run_dir / "policies" / f"iteration-{done:06d}")
+                folder = self.run_dir / "policies" / f"iteration-{done:06d}"
+                write_model(self.policy.save_model, self.sampler.tokenizer, folder)
             if config.save_every > 0 and not is_last and done % config.save_every == 0:
                 metrics = {name: value for name, value in found.items() if name.startswith("eval/")}
                 best = checkpoint.Best("eval/accuracy", is_lowest=False, keep=config.keep_best)
@@ -188,7 +197,10 @@ class Trainer:
         if "kl/per_response" in values:
             self.update.kl.update(values["kl/per_response"], len(experience.ids))
         with timed(values, "weight_sync"):
-            synced = self._on_main(lambda: self._run(self.weight_sync.send(self.engine.model, iteration + 1)))
+            weights, network = self.policy.weights(), self.policy.network
+            if self.average is not None:
+                self.average.update(weights)
+            synced = self._on_main(lambda: self._run(self.weight_sync.send(network, iteration + 1, weights)))
         config, done = self.config, iteration + 1
         if is_main_rank() and config.samples_every > 0 and config.num_samples > 0 and done % config.samples_every == 0:
             write_samples(self.run_dir, done, groups, experience, estimate, config.num_samples)
@@ -287,21 +299,21 @@ class Trainer:
         live = LiveSampler(self._loop, self.sampler, self.reward, self.params, iteration)
         return self.estimator(groups, experience, live), live.times
 
-    async def _start(self, version: int) -> None:
+    async def _start(self, version: int, weights: Weights) -> None:
         """Open the client, prove delivery on the canaries, and serve the policy of this version."""
         started = time.monotonic()
         await self.sampler.client.open()
-        self.weight_sync.canaries = await self._canaries(version)
-        await self.weight_sync.prove_delivery(self.engine.model, self.config.seed)
-        await self.weight_sync.send(self.engine.model, version)
+        self.weight_sync.canaries = await self._canaries(version, weights)
+        await self.weight_sync.prove_delivery(self.policy.network, self.config.seed, weights)
+        await self.weight_sync.send(self.policy.network, version, weights)
         await self._prove()
         log.info("the engine serves policy version %d (%.1f s)", version, time.monotonic() - started)
 
-    async def _canaries(self, version: int) -> list[Canary]:
+    async def _canaries(self, version: int, weights: Weights) -> list[Canary]:
         """Responses of the first policy, sampled once a run: resumed, it is compared on the same ones."""
         path = self.run_dir / "canaries.jsonl"
         if not path.is_file():
-            await self.weight_sync.deliver(named_weights(self.engine.model))  # a running engine may serve anything
+            await self.weight_sync.deliver(weights)  # a running engine may serve anything
             once = replace(self.params, n=1)
             groups = await self.sampler.rollout(self.dev[:_NUM_CANARIES], once, "canary", version)
             write_records(path, [group.rollouts[0].trajectory for group in groups])
@@ -333,19 +345,6 @@ class Trainer:
         self.metrics.log(version, values)
         return values
 
-    def _write_model(self, engine: Engine, folder: Path) -> None:
-        """A standard model folder with its tokenizer, complete or absent."""
-
-        def write(partial: Path) -> None:
-            engine.save_model(partial)
-            if is_main_rank():
-                self.sampler.tokenizer.save_pretrained(partial)
-
-        checkpoint.write_folder(folder, write)
-
     def save_model(self) -> None:
-        """`critic/` where there is one, and last of all `model/`: a run that has a model/ is finished."""
-        if self.update.critic is not None:
-            self._write_model(self.update.critic.engine, self.run_dir / "critic")
-        self._write_model(self.engine, self.run_dir / "model")
-        log.info("saved %s/model", self.run_dir)
+        """All that was trained, `model/` last."""
+        save_models(self.policy, self.update.critic, self.average, self.sampler.tokenizer, self.run_dir)

@@ -18,7 +18,7 @@ import torch
 
 from data.records import BadInput
 from rl.critic import Critic
-from rl.experience import micro_batches, own_rows, policy_logits, policy_logprobs
+from rl.experience import empty_loss, micro_batches, most_passes, own_rows, policy_logits, policy_logprobs
 from rl.kl import KLController, divergence, full_divergence
 from rl.losses import (
     NORMALISERS,
@@ -127,14 +127,19 @@ class Update:
             mine = mine[experience.advantages[mine].any(dim=1)]
         self.engine.model.train()
         ratios = [0.0, 0.0]
-        for cut, length in micro_batches(experience.attention_mask, mine, config.micro_batch_size):
+        cuts = list(micro_batches(experience.attention_mask, mine, config.micro_batch_size))
+        num_passes = most_passes(len(cuts))
+        self.engine.start_step(num_passes)
+        for cut, length in cuts:
             total = self._loss(experience, every_weight, cut, length, sums, ratios)
             if not math.isfinite(float(total.detach())):
                 raise NotFinite(f"the loss is {float(total.detach())} on rollouts {cut.tolist()[:8]}")
             self.engine.backward(total / max(divisor, 1.0))
+        for _ in range(num_passes - len(cuts)):
+            self.engine.backward(empty_loss(self.engine.model, experience.ids, experience.attention_mask))
         if self._is_guarded(ratios, sums):
             return
-        norm = self.engine.step(rate)
+        norm = self.engine.step(rate) if num_passes else 0.0  # no rank has anything to learn from
         if not math.isfinite(norm):
             raise NotFinite(f"the gradient norm is {norm}: try a lower learning_rate")
         sums.add({"grad_norm": (norm, 1)})

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from data.records import BadInput
+from models.logprobs import network
 from rl.diagnosis import AskEngine, Case, diagnose, truncated_logprobs
 from rl.experience import device_of, policy_logits
 from rl.probes import (
@@ -146,7 +147,7 @@ class Watch:
 
     def _end_ids(self) -> list[int]:
         """Every token that ends a response: the tokenizer's and the model's."""
-        settings = getattr(self.model, "generation_config", None)
+        settings = getattr(network(self.model), "generation_config", None)
         given = getattr(settings, "eos_token_id", None)
         found = {getattr(self.tokenizer, "eos_token_id", None), *(given if isinstance(given, list) else [given])}
         return sorted(int(token) for token in found if token is not None)
@@ -164,7 +165,7 @@ class Watch:
         self.model.eval()
         device = device_of(self.model)
         found = []
-        size = max(1, _MAX_LOGITS // (ids.shape[1] * int(self.model.config.vocab_size)))
+        size = max(1, _MAX_LOGITS // (ids.shape[1] * int(network(self.model).config.vocab_size)))
         for row in range(0, len(ids), size):
             part, mask = ids[row : row + size].to(device), attention_mask[row : row + size].to(device)
             with autocast(device, self.config.precision):

@@ -40,6 +40,7 @@ from rl.live_engine import LiveEngine, StaleWeights, StampedEngine
 from rl.probes import CACHE, KL, VERSION, Fault, ProbeFailed
 from sampling.weight_receipt import digest
 from training.engine import autocast
+from training.engine import named_weights as named_weights
 
 log = logging.getLogger(__name__)
 
@@ -65,11 +66,6 @@ class Unproven:
     version: int
     logprobs: torch.Tensor
     entropies: torch.Tensor
-
-
-def named_weights(model: Any) -> dict[str, torch.Tensor]:
-    """Every weight by its checkpoint name, without a graph; a tied head stands under its own name too."""
-    return {name: value.detach() for name, value in model.state_dict().items()}
 
 
 def write_weights(weights: Weights, folder: Path) -> dict[str, str]:
@@ -104,7 +100,7 @@ def trainer_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(log-probs, entropies) [R] of all canaries' response tokens under `model` with `weights` put in."""
     ids, attention_mask, response_mask = pad_rows([c.ids for c in canaries], [c.start for c in canaries], 0)
-    device = next(model.parameters()).device
+    device = next(iter(weights.values())).device
     arguments = {"input_ids": ids.to(device), "attention_mask": attention_mask.to(device)}
     with autocast(device, precision):
         logits = torch.func.functional_call(model, dict(weights), kwargs=arguments, tie_weights=False).logits
@@ -197,10 +193,11 @@ class WeightSync:
         """The engine's log-probs of every token but the first of each row."""
         return list(await asyncio.gather(*(self.engine.prompt_logprobs(row) for row in rows)))
 
-    async def send(self, model: Any, version: int) -> dict[str, float]:
-        """Deliver `model` and stamp the engine: how far the policy moved since the last version. Raises StaleWeights,
-        and ProbeFailed before a step that is too large is delivered."""
-        weights = named_weights(model)
+    async def send(self, model: Any, version: int, weights: Weights | None = None) -> dict[str, float]:
+        """Deliver `weights` (None: the `model`'s own), which `model` computes with, and stamp the engine: how far the
+        policy moved since the last version. Raises StaleWeights, and ProbeFailed before a step that is too large is
+        delivered."""
+        weights = named_weights(model) if weights is None else weights
         model.eval()
         (logprobs, entropies), _ = await asyncio.gather(
             asyncio.to_thread(trainer_logprobs, model, weights, self.canaries, self.precision),
@@ -235,7 +232,7 @@ class WeightSync:
         """`send`, and `prove` at once."""
         return await self.send(model, version) | await self.prove()
 
-    async def prove_delivery(self, model: Any, seed: int = 0) -> dict[str, float]:
+    async def prove_delivery(self, model: Any, seed: int = 0, weights: Weights | None = None) -> dict[str, float]:
         """Prove that every named parameter reaches the engine; the engine is left with a scratch copy.
 
         Raises StaleWeights naming the parameter that stays behind. Costs one delivery and, on the trainer, a
@@ -243,7 +240,7 @@ class WeightSync:
         apart (an untrained model): another perturbation is tried then; one that passes is a proof.
         """
         model.eval()
-        weights = named_weights(model)
+        weights = named_weights(model) if weights is None else weights
         for attempt in range(_MAX_ATTEMPTS):
             scratch, stale = self._scratch_copy(model, weights, seed + attempt)
             before = await self.engine_logprobs()

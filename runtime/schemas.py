@@ -167,6 +167,13 @@ class CriticConfig:
 
 
 @dataclass
+class EMAConfig:
+    """A moving average of the policy's versions (rl/ema.py), saved as model_ema/; a `decay` of 0 has none."""
+
+    decay: float = 0.0
+
+
+@dataclass
 class ProbesConfig:
     """What may lie between the engine's log-probs and the trainer's, a token (rl/probes.py), before the run stops
     (`on_fault`: stop, or warn).
@@ -204,6 +211,10 @@ class RLConfig:
     policy, truncated there (Yao et al. 2025). `critic` is null where the estimator needs none. `server` is null
     where `client.base_url` names a running one (with controls).
 
+    `deepspeed` is null for one process (or several with plain gradient sums), else DeepSpeed's own JSON, for the
+    policy and the critic alike. `lora` trains adapters instead of the policy's weights, which are then shared with the
+    reference.
+
     The newest `keep_checkpoints` are kept, and of those saved right after an evaluation the `keep_best` with the
     highest accuracy. Every `export_every` iterations the policy is saved as a model folder that stays
     (policies/iteration-N), for evaluation apart. Training ends before `num_iterations`, schedules unchanged, after
@@ -215,6 +226,9 @@ class RLConfig:
     seed: int = 0
     task: Any = MISSING
     model: Any = MISSING
+    deepspeed: Any = None
+    lora: Any = None
+    ema: EMAConfig = field(default_factory=EMAConfig)
     critic: CriticConfig | None = None
     reward: Any = MISSING
     advantage: Any = MISSING

@@ -4,28 +4,34 @@ import asyncio
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
 
+from benchmarks.repeatable_server import RepeatableServer
+from data.records import Trajectory
 from data.tasks.word_arithmetic import WordArithmetic
 from models.load import load_policy, load_reference
 from models.logprobs import token_logprobs
+from models.lora import PolicyWithoutAdapters
 from models.scalar_head import load_critic
 from rewards.outcome import OutcomeReward
+from rewards.score import Score
 from rl.advantages.group_relative import GroupRelativeAdvantage
 from rl.critic import Critic
+from rl.engines import make_engine
 from rl.kl import KLController
 from rl.rollout import Sampler
 from rl.trainer import Trainer
 from rl.types import AdvantageEstimator
 from rl.update import Update
 from rl.weight_sync import WeightSync
+from runtime.entrypoint import build
 from runtime.schemas import ProbesConfig, RLConfig
 from sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
-from training.engine import TorchEngine
 
 PARAMS = SamplingParams(n=4, temperature=1.0, max_tokens=16, has_logprobs=True)
 
@@ -83,10 +89,56 @@ class FakeEngine:
         return found
 
 
-def make_engine(model: Any, config: RLConfig) -> TorchEngine:
-    """With AdamW."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate)
-    return TorchEngine(model, optimizer, torch.device("cpu"), config.max_grad_norm)
+class Repeatable:
+    """Sampler and live engine in one: what it samples is a function of the request and the delivered weights."""
+
+    def __init__(self, server: RepeatableServer, dies_at: str = ""):
+        self.server, self.dies_at = server, dies_at
+
+    async def open(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+        if self.dies_at and request.id.startswith(f"{self.dies_at}/"):
+            raise ServerGone("the server has died")
+        body = {"prompt": request.prompt_ids, "n": params.n, "temperature": params.temperature,
+                "max_tokens": params.max_tokens}  # fmt: skip
+        await asyncio.sleep(0)
+        return [
+            Sample(row["text"], row["token_ids"], row["finish_reason"], row["logprobs"]["token_logprobs"])
+            for row in self.server.sample(body)
+        ]
+
+    async def load(self, folder: Path) -> None:
+        self.server.load_weights((folder / "model.safetensors").read_bytes())
+
+    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+        rows = self.server.prompt_logprobs(ids)[1:]
+        return [row[str(token)]["logprob"] for token, row in zip(ids[1:], rows, strict=True)]
+
+
+def share_of_even_tokens(trajectories: Sequence[Trajectory]) -> list[Score]:
+    """A reward that an untrained policy gets some of."""
+    rows = [trajectory.response_ids for trajectory in trajectories]
+    return [Score(sum(token % 2 == 0 for token in row) / len(row)) for row in rows]
+
+
+def on_repeatable(trainer: Trainer, server: RepeatableServer, dies_at: str = "") -> Trainer:
+    """The trainer, sampling from `server` and delivering to it."""
+    both = Repeatable(server, dies_at)
+    trainer.sampler.client = both
+    trainer.weight_sync.engine = both
+    trainer.reward = share_of_even_tokens
+    trainer.params = replace(trainer.params, max_tokens=6)
+    return trainer
+
+
+def make_policy(path: Path, config: RLConfig) -> Any:
+    """With the adapters of the config."""
+    torch.manual_seed(0)
+    model = load_policy(str(path), "eager")
+    return build(config.lora).wrap(model) if config.lora else model
 
 
 def make_trainer(
@@ -104,16 +156,21 @@ def make_trainer(
         "output_dir": str(run_dir), "seed": 5, "precision": "fp32", "num_iterations": 6, "num_problems": 6,
         "group_size": 4, "num_epochs": 2, "minibatch_size": 10, "micro_batch_size": 4, "learning_rate": 1e-3,
         "warmup_steps": 7, "eval_every": 2, "num_eval_problems": 10, "save_every": 2, "max_logprob_gap": 0.1,
+        "optimizer": {"_target_": "torch.optim.AdamW"},
         "probes": ProbesConfig(on_fault="warn"),  # this sampler's log-probs are no policy's
     }  # fmt: skip
     config = RLConfig(**{**settings, **changes})
-    engine = make_engine(load_policy(str(tiny_policy), "eager"), config)
+    rates = (config.learning_rate, config.max_grad_norm)
+    engine = make_engine(config, make_policy(tiny_policy, config), config.optimizer, *rates)
     critic = None
     if config.critic is not None:
         torch.manual_seed(0)
         network = load_critic(str(tiny_policy), "policy", "eager")
-        critic = Critic(make_engine(network, config), config.critic, "fp32", config.micro_batch_size)
-    reference = load_reference(str(tiny_policy), "eager") if config.kl.coefficient > 0 else None
+        fitted = make_engine(config, network, config.optimizer, *rates)
+        critic = Critic(fitted, config.critic, "fp32", config.micro_batch_size)
+    reference: Any = load_reference(str(tiny_policy), "eager") if config.kl.coefficient > 0 else None
+    if reference is not None and config.lora:
+        reference = PolicyWithoutAdapters(engine.model)
     kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)
     run_dir.mkdir(exist_ok=True)
     client = FakeClient(tokenizer, dies_at, num_lines)

@@ -1,16 +1,14 @@
 """The life of a reinforcement-learning run: samples, timings, early stop, retention, resume at every iteration."""
 
-import asyncio
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rl_cases import make_trainer, read_metrics
+from rl_cases import make_trainer, on_repeatable, read_metrics
 from safetensors.torch import load_file, save
 
 from benchmarks.repeatable_server import RepeatableServer
@@ -25,7 +23,7 @@ from rl.samples import samples_path, write_samples
 from rl.trainer import Trainer
 from rl.types import Estimate, Experience, Rollout, RolloutGroup
 from runtime.schemas import CriticConfig, KLConfig
-from sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
+from sampling.client import ServerGone
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -38,54 +36,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-class Repeatable:
-    """Sampler and live engine in one: what it samples is a function of the request and the delivered weights."""
-
-    def __init__(self, server: RepeatableServer, dies_at: str = ""):
-        self.server, self.dies_at = server, dies_at
-
-    async def open(self) -> None: ...
-
-    async def close(self) -> None: ...
-
-    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        if self.dies_at and request.id.startswith(f"{self.dies_at}/"):
-            raise ServerGone("the server has died")
-        body = {"prompt": request.prompt_ids, "n": params.n, "temperature": params.temperature,
-                "max_tokens": params.max_tokens}  # fmt: skip
-        await asyncio.sleep(0)
-        return [
-            Sample(row["text"], row["token_ids"], row["finish_reason"], row["logprobs"]["token_logprobs"])
-            for row in self.server.sample(body)
-        ]
-
-    async def load(self, folder: Path) -> None:
-        self.server.load_weights((folder / "model.safetensors").read_bytes())
-
-    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
-        rows = self.server.prompt_logprobs(ids)[1:]
-        return [row[str(token)]["logprob"] for token, row in zip(ids[1:], rows, strict=True)]
-
-
 @pytest.fixture(scope="module")
 def server(tiny_policy: Path) -> RepeatableServer:
     return RepeatableServer(str(tiny_policy), max_model_len=512)
-
-
-def share_of_even_tokens(trajectories: Sequence[Trajectory]) -> list[Score]:
-    """A reward that an untrained policy gets some of."""
-    rows = [trajectory.response_ids for trajectory in trajectories]
-    return [Score(sum(token % 2 == 0 for token in row) / len(row)) for row in rows]
-
-
-def on_repeatable(trainer: Trainer, server: RepeatableServer, dies_at: str = "") -> Trainer:
-    """The trainer, sampling from `server` and delivering to it."""
-    both = Repeatable(server, dies_at)
-    trainer.sampler.client = both
-    trainer.weight_sync.engine = both
-    trainer.reward = share_of_even_tokens
-    trainer.params = replace(trainer.params, max_tokens=6)
-    return trainer
 
 
 SMALL: dict[str, Any] = {

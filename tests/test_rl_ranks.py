@@ -1,38 +1,109 @@
-"""Two gloo ranks of a PPO run with a critic equal one process."""
+"""Ranks and engines of reinforcement learning: two gloo ranks of a PPO run with a critic equal one process, with plain
+gradient sums and with ZeRO 0 to 3, also resumed; what cannot be had together is refused in one line."""
 
-import os
-import subprocess
-import sys
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from rl_cases import read_metrics
 from safetensors.torch import load_file
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks.forked import run_ranks
+from rl.engines import check_engines
+from runtime.entrypoint import BadConfig
+from runtime.schemas import RLConfig
+
+CUT = "+deepspeed.zero_optimization.stage3_param_persistence_threshold=0"  # the smallest weights too
 
 
-def run(policy: Path, run_dir: Path, num_ranks: int) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
-    program = [str(ROOT / "tests" / "rl_ranks.py"), str(policy), str(run_dir)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    environment["PYTHONPATH"] = f"{ROOT}:{ROOT / 'tests'}"
-    done = subprocess.run(
-        [sys.executable, *(launcher if num_ranks > 1 else []), *program],
-        env=environment, capture_output=True, text=True, timeout=280,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(policy: Path, run_dir: Path, num_ranks: int, *settings: str) -> str:
+    """What all ranks printed."""
+    log = run_dir.with_suffix(".log")
+    before = log.stat().st_size if log.exists() else 0
+    codes = run_ranks("tests/rl_ranks.py", [str(policy), str(run_dir), *settings], log, num_ranks)
+    printed = log.read_text()[before:]
+    assert codes == [0] * num_ranks, printed[-3000:]
+    return printed
+
+
+def assert_same_weights(one: Path, other: Path, tolerance: float) -> None:
+    for folder in ("model", "critic"):
+        first, second = (load_file(run_dir / folder / "model.safetensors") for run_dir in (one, other))
+        assert first.keys() == second.keys()
+        apart = {name: float((first[name] - second[name]).abs().max()) for name in first}
+        assert max(apart.values()) <= tolerance, apart
+
+
+def assert_same_metrics(one: Path, other: Path, tolerance: float) -> None:
+    first, second = read_metrics(one), read_metrics(other)
+    assert len(first) == len(second) == 3
+    for alone, together in zip(first, second, strict=True):
+        assert alone == pytest.approx(together, abs=tolerance, rel=tolerance)
+
+
+@pytest.fixture(scope="module")
+def one_process(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that all others are compared with."""
+    folder = tmp_path_factory.mktemp("one") / "run"
+    run(tiny_policy, folder, 1)
+    rows = read_metrics(folder)
+    assert all(row["engine/policy_moved"] > 0.001 for row in rows)
+    assert rows[0]["update/skipped"] == 0.5  # also what is left out is left out by every engine
+    return folder
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [f"zero3 {CUT}", *(pytest.param(name, marks=pytest.mark.slow) for name in
+                       ("none", "zero0", "zero1", "zero2", "zero1_offload", "zero2_offload", f"zero3_offload {CUT}"))],
+)  # fmt: skip
+def test_two_ranks_of_ppo_equal_one_also_when_resumed(
+    engine: str, tiny_policy: Path, one_process: Path, tmp_path: Path
+) -> None:
+    folder, settings = tmp_path / "run", f"deepspeed={engine}".split()
+    run(tiny_policy, folder, 2, *settings)
+    assert_same_metrics(one_process, folder, 1e-4)
+    assert_same_weights(one_process, folder, 1e-4)
+    rows = read_metrics(folder)
+
+    # stopped after the checkpoint of iteration 2, as far as the folder knows
+    (tmp_path / "straight").mkdir()
+    for name in ("model", "critic"):
+        shutil.move(folder / name, tmp_path / "straight" / name)
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000002"]
+    run(tiny_policy, folder, 2, *settings)
+    assert read_metrics(folder) == rows
+    assert_same_weights(tmp_path / "straight", folder, 0.0)
 
 
 @pytest.mark.slow
-def test_two_ranks_of_ppo_equal_one(tiny_policy: Path, tmp_path: Path) -> None:
-    for number in (1, 2):
-        run(tiny_policy, tmp_path / f"{number}", number)
-    for folder in ("model", "critic"):
-        first, second = (load_file(tmp_path / f"{n}" / folder / "model.safetensors") for n in (1, 2))
-        apart = {name: float((first[name] - second[name]).abs().max()) for name in first}
-        assert max(apart.values()) < 1e-5, apart
-    one, two = read_metrics(tmp_path / "1"), read_metrics(tmp_path / "2")
-    assert len(one) == len(two) == 2
-    for alone, together in zip(one, two, strict=True):
-        assert alone == pytest.approx(together, abs=1e-5)
+def test_deepspeed_needs_no_launcher_for_one_process(tiny_policy: Path, one_process: Path, tmp_path: Path) -> None:
+    run(tiny_policy, tmp_path / "run", 1, "deepspeed=zero2")
+    assert_same_metrics(one_process, tmp_path / "run", 1e-4)
+    assert_same_weights(one_process, tmp_path / "run", 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"deepspeed": {"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 2}}},
+         "deals rollouts to all ranks, tensor parallelism wants the same on some: set deepspeed=zero3"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_had_together_is_refused_in_one_line(
+    settings: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BadConfig, match=told):
+        check_engines(RLConfig(output_dir="", model={}, **settings))

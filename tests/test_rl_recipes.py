@@ -43,7 +43,11 @@ MC = {"advantage.completions_per_state": 9, "advantage.prompt_value": "sampled",
 MATH = {"num_iterations": 1000, "warmup_steps": 480, "task.splits.sizes": {"train": 11500, "dev": 500, "test": 500}}
 GSM8K = {"num_iterations": 650, "warmup_steps": 312, "task.splits.sizes": {"train": 7100, "dev": 373}}
 CRITIC_MATH, CRITIC_GSM8K = {"critic.warmup_steps": 480}, {"critic.warmup_steps": 312}
-RHO, DEEPSEEK = {"server.max_model_len": 2047}, {"server.max_model_len": 4095, "micro_batch_size": 8}
+RHO, DEEPSEEK = (
+    {"server.max_model_len": 2047},
+    {"server.max_model_len": 4095, "micro_batch_size": 8, "deepspeed.zero_optimization.stage": 2},
+)
+OFFLOAD = {"deepspeed.zero_optimization.offload_optimizer.device": "cpu"}
 LPR = {
     "task._target_": "data.tasks.logical_reading.LogiQA2", "params.temperature": 1.0, "params.max_tokens": 2048,
     "clip_low": 0.2, "clip_high": 0.2, "whitening": "none", "precision": "bf16",
@@ -52,8 +56,14 @@ LPR = {
 RECIPES: dict[str, dict[str, Any]] = {
     "ppo_rho_math": {**VINE, **PPO, **MATH, **CRITIC_MATH, **RHO, "save_every": 40, "export_every": 40},
     "ppo_rho_gsm8k": {**VINE, **PPO, **GSM8K, **CRITIC_GSM8K, **RHO, "save_every": 40, "export_every": 40},
-    "ppo_deepseek_math": {**VINE, **PPO, **MATH, **CRITIC_MATH, **DEEPSEEK, "save_every": 30, "export_every": 60},
-    "ppo_deepseek_gsm8k": {**VINE, **PPO, **GSM8K, **CRITIC_GSM8K, **DEEPSEEK, "save_every": 30, "export_every": 60},
+    "ppo_deepseek_math": {
+        **VINE, **PPO, **MATH, **CRITIC_MATH, **DEEPSEEK, **OFFLOAD,
+        "save_every": 30, "export_every": 60,
+    },
+    "ppo_deepseek_gsm8k": {
+        **VINE, **PPO, **GSM8K, **CRITIC_GSM8K, **DEEPSEEK, **OFFLOAD,
+        "save_every": 30, "export_every": 60,
+    },
     "vineppo_rho_math": {**VINE, **MC, **MATH, **RHO, "advantage.max_step": None, "save_every": 10, "export_every": 40},
     "vineppo_rho_gsm8k": {**VINE, **MC, **GSM8K, **RHO, "advantage.max_step": 25, "save_every": 10, "export_every": 40},
     "vineppo_deepseek_math": {
@@ -142,6 +152,7 @@ def test_a_published_rl_recipe_loads_with_tiny_models(
     # resolved first: the sampling parameters read the task's stop strings
     plain = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
     plain.task = TINY_TASK
+    plain.deepspeed = None  # engines need a process group, and have tests of their own
     settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(RLConfig), plain))
     assert isinstance(settings, RLConfig)
     check_kl(settings.kl)

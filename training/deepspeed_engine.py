@@ -125,6 +125,20 @@ class DeepSpeedEngine:
         """Of the reduced gradients, which stage 0 leaves whole on every rank and does not measure."""
         return torch.nn.utils.get_total_norm([p.grad for p in self.model.module.parameters() if p.grad is not None])
 
+    def whole_weights(self) -> dict[str, torch.Tensor]:
+        """Gathered one by one where ZeRO-3 cuts them, on rank 0 alone."""
+        import deepspeed
+
+        whole: dict[int, torch.Tensor] = {}  # by the parameter: tied ones are one
+        found: dict[str, torch.Tensor] = {}
+        for name, value in self.model.module.state_dict(keep_vars=True).items():
+            if id(value) not in whole:
+                is_cut = hasattr(value, "ds_id")
+                with deepspeed.zero.GatheredParameters([value]) if is_cut else contextlib.nullcontext():
+                    whole[id(value)] = value.detach().clone() if is_cut and is_main_rank() else value.detach()
+            found[name] = whole[id(value)]
+        return found if is_main_rank() else {}
+
     def save_model(self, folder: Path) -> None:
         """Gather (ZeRO-3) and write a standard folder from rank 0."""
         import deepspeed
@@ -142,8 +156,21 @@ class DeepSpeedEngine:
                 module.save_pretrained(folder, state_dict=state)
 
     def discard(self) -> None:
-        """Not with DeepSpeed, which keeps its sums of gradients to itself."""
-        raise BadSettings("on_nonfinite=skip cannot be had with DeepSpeed: set on_nonfinite=stop or deepspeed=none")
+        """Once all micro-batches have gone backward: DeepSpeed keeps its sums of gradients to itself, but leaves a step
+        out, and all moments as they are, where a gradient is not a number; so one is made that."""
+        from deepspeed.utils import safe_set_full_grad
+
+        if not self.model.is_gradient_accumulation_boundary():
+            raise RuntimeError("with DeepSpeed only a whole step can be left out")
+        if self.zero_stage == 0:
+            self.model.module.zero_grad(set_to_none=True)
+            return
+        first = next(parameter for parameter in self.model.module.parameters() if parameter.requires_grad)
+        shape = getattr(first, "ds_shape", first.shape)
+        safe_set_full_grad(first, torch.full(shape, float("nan"), device=self.device))
+        self.model.step()
+        if self.model.was_step_applied():
+            raise RuntimeError("DeepSpeed took a step that was to be left out")
 
     def save_state(self, folder: Path) -> None:
         """DeepSpeed's own checkpoint, one part a rank."""

@@ -56,6 +56,10 @@ class Engine(Protocol):
     def discard(self) -> None:
         """Forget the gradients of this step."""
 
+    def whole_weights(self) -> dict[str, torch.Tensor]:
+        """Every weight by its name in the model, tied ones sharing memory: complete on rank 0, on the others perhaps
+        empty. Called on every rank; not to be written to."""
+
     def save_model(self, folder: Path) -> None:
         """A standard Hugging Face folder; called on every rank, written by rank 0."""
 
@@ -103,6 +107,10 @@ class TorchEngine:
         """Clear the gradients."""
         self.optimizer.zero_grad(set_to_none=True)
 
+    def whole_weights(self) -> dict[str, torch.Tensor]:
+        """The model's own."""
+        return named_weights(self.model)
+
     def save_model(self, folder: Path) -> None:
         """Rank 0 writes safetensors."""
         if is_main_rank():
@@ -118,6 +126,11 @@ class TorchEngine:
         """Restore model and optimizer bit for bit."""
         load_weights(self.model, load_file(folder / "weights.safetensors"), str(folder))
         _load_optimizer(self.optimizer, folder)
+
+
+def named_weights(model: Any) -> dict[str, torch.Tensor]:
+    """Every weight by its checkpoint name, without a graph; a tied head stands under its own name too."""
+    return {name: value.detach() for name, value in model.state_dict().items()}
 
 
 def trained_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -1,0 +1,67 @@
+"""The weights of a model with adapters as those of a plain one, without touching the model.
+
+For a sampler that follows the policy: peft's own merge writes into the weights, and taking it back leaves rounding
+behind. W' = W + s B A (Hu et al. 2022), and with DoRA (Liu et al. 2024) the rows of W' are then given the length of
+the magnitude vector: W' m / |W'|.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from models.load import BadModel
+
+_PREFIX = "base_model.model."
+_ADAPTER = "default"
+
+
+def adapter_scalings(model: Any) -> dict[str, float]:
+    """s of every layer with an adapter, by the layer's name in the plain model; none without adapters.
+
+    Raises BadModel where a layer is not a plain linear one, or shares its weight with another.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    if not hasattr(model, "get_base_model"):
+        return {}
+    inner = model.get_base_model()
+    owners: dict[int, list[str]] = {}
+    for name, value in inner.named_parameters(remove_duplicate=False):
+        owners.setdefault(id(value), []).append(name)
+    found = {}
+    for name, layer in inner.named_modules():
+        if not isinstance(layer, LoraLayer):
+            continue
+        if type(layer.get_base_layer()) is not torch.nn.Linear:
+            raise BadModel(f"lora.targets: the adapter of {name} cannot be delivered: it is no plain linear layer")
+        if len(owners[id(layer.get_base_layer().weight)]) > 1:
+            raise BadModel(f"lora.targets: {name} shares its weight with the embeddings: leave it out")
+        found[name] = float(layer.scaling[_ADAPTER])
+    return found
+
+
+def merged(
+    weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float, magnitude: torch.Tensor | None
+) -> torch.Tensor:
+    """W [out, in], A [rank, in], B [out, rank], magnitude [out] of DoRA → W' [out, in]."""
+    found = weight + scaling * (b @ a)
+    return found if magnitude is None else found * (magnitude / torch.linalg.norm(found, dim=1)).unsqueeze(1)
+
+
+def merge_weights(weights: Mapping[str, torch.Tensor], scalings: Mapping[str, float]) -> dict[str, torch.Tensor]:
+    """The weights of a model with adapters, by their names there → by the plain model's names, the adapters merged;
+    weights without an adapter are not copied."""
+    plain = {name.removeprefix(_PREFIX): value for name, value in weights.items()}
+    found = {}
+    for name, value in plain.items():
+        owner, _, what = name.partition(".base_layer.")
+        if what == "weight":
+            a, b = (plain[f"{owner}.lora_{part}.{_ADAPTER}.weight"] for part in "AB")
+            magnitude = plain.get(f"{owner}.lora_magnitude_vector.{_ADAPTER}.weight")
+            found[f"{owner}.weight"] = merged(value, a, b, scalings[owner], magnitude)
+        elif what:
+            found[f"{owner}.{what}"] = value
+        elif ".lora_" not in name:
+            found[name] = value
+    return found

@@ -1,0 +1,55 @@
+"""The engines of a run: plain torch or DeepSpeed under the policy and the critic, adapters on the policy; and what
+cannot be had together, told before anything starts."""
+
+from typing import Any
+
+import torch
+
+from runtime.distributed import device
+from runtime.entrypoint import BadConfig, build
+from runtime.schemas import RLConfig
+from training.deepspeed_engine import DeepSpeedEngine, tensor_parallel_size
+from training.engine import Engine, TorchEngine
+
+
+def check_engines(config: RLConfig) -> None:
+    """Raise BadConfig where an engine or adapters cannot do what another setting asks of them."""
+    if config.deepspeed and tensor_parallel_size(config.deepspeed) > 1:
+        raise BadConfig("main.py deals rollouts to all ranks, tensor parallelism wants the same on some: set "
+                        "deepspeed=zero3")  # fmt: skip
+
+    lora = config.lora or {}
+    if lora.get("bits"):
+        raise BadConfig("lora.bits: rounded weights cannot be delivered to the sampler: set lora=lora")
+    if lora.get("dropout"):
+        raise BadConfig("lora.dropout: a ratio of 1 must mean an unchanged policy: set lora.dropout=0")
+    if not 0 <= config.ema.decay < 1:
+        raise BadConfig(f"ema.decay must be in [0, 1) (0: no average), got {config.ema.decay:g}")
+
+
+def without_dropout(model: Any) -> Any:
+    """The model with every dropout off: a ratio of one must mean an unchanged policy."""
+    for part in model.modules():
+        if isinstance(part, torch.nn.Dropout):
+            part.p = 0.0
+        if hasattr(part, "attention_dropout") and isinstance(part.attention_dropout, float):
+            part.attention_dropout = 0.0
+    return model
+
+
+def make_engine(config: RLConfig, model: Any, optimizer: Any, learning_rate: float, max_grad_norm: float) -> Engine:
+    """DeepSpeed where the run has its JSON, else plain torch; `optimizer` is a config node."""
+    model = without_dropout(model).to(device())
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    built = build(optimizer, params=trained, lr=learning_rate)
+    if not config.deepspeed:
+        return TorchEngine(model, built, device(), max_grad_norm)
+    return DeepSpeedEngine(
+        model,
+        built,
+        config.deepspeed,
+        micro_batch_size=1,  # of its own books only: see start_step
+        num_micro_batches=1,
+        max_grad_norm=max_grad_norm,
+        precision=config.precision,
+    )
