@@ -30,6 +30,7 @@ from sampling.vllm_client import VLLMClient
 from training.guards import check_tokenizer, model_limits
 
 log = logging.getLogger("rl")
+OWN_SERVER = "sampling.server.VLLMServer"
 
 
 @entrypoint(RLConfig, config_name="rl")
@@ -46,6 +47,8 @@ def main(config: RLConfig) -> None:
     tokenizer = load_tokenizer(config.model["path"])
     check_tokenizer(tokenizer, model_limits(config.model["path"], tokenizer))
     # server=none is a node without a component
+    if config.server and config.server.get("_target_", OWN_SERVER) != OWN_SERVER:
+        raise BadConfig("reinforcement learning keeps one server in step with the policy: set server=own or none")
     server = build(config.server) if config.server and "_target_" in config.server else None
     client = build(config.client, seed=config.seed)
     if not isinstance(client, VLLMClient):

@@ -415,3 +415,12 @@ def test_two_iterations_against_a_real_server_leave_a_model_and_no_process(
     assert ("estimate/num_completions" in rows[1]) == (name == "vineppo")
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tiny_policy) not in listed
+
+
+def test_several_servers_are_refused_in_one_line(tiny_policy: Path, tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "main.py"), "-cn", "exp/ppo/ppo_word_arithmetic", "server=several"]
+    command += [f"model.path={tiny_policy}", f"output_dir={tmp_path}/run"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "keeps one server in step with the policy: set server=own" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "run").exists()
