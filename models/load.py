@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,10 @@ log = logging.getLogger(__name__)
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 # `from_pretrained` below checks what the report lists.
 logging.getLogger("transformers.modeling_utils").addFilter(lambda row: "LOAD REPORT" not in row.getMessage())
+
+if not torch.cuda.is_available():
+    # Its loading threads race for torch's pool of threads where `torch.set_num_threads` was called ("Invalid thread pool").
+    os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 

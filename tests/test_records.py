@@ -17,6 +17,7 @@ from data.records import (
     LabelledSteps,
     PreferencePair,
     Problem,
+    SampledRollout,
     State,
     StepScores,
     StepValues,
@@ -40,6 +41,9 @@ RECORDS = [
     Completion("p/0#1/0", "p/0#1", "p", "#### 5", [3], "stop", "5", True),
     StepValues("p/0", "p", "2 + 3?\n", ["a\n", "b"], [7], [1, 2], [1, 2], [0.25, 1.0], [1, 1], [4, 1], True),
     StepScores("p/0", "p", [0.25, 1]),
+    SampledRollout(
+        "p/0", "p", 1, 0, "2 + 3?\n", ["a\n", "b"], [0.5, 1.0], [0.1, -0.1], [], 1.0, {"outcome": 1.0}, 2, "stop", "5"
+    ),
     PreferencePair("p/0>p/1", "p", "step", "2 + 3?\n", "a", "b", [7], [1], [2], 1.0, 0.0),
 ]
 

@@ -364,7 +364,7 @@ def test_the_baseline_of_kto_is_one_number_for_the_whole_step(tiny_policy: Path,
         loop = make_loop(tiny_policy, tmp_path, "kto", micro_batch_size=size)
         values = loop.train_step(0)
         found.append((values["baseline"], values["margin"], loop.objective.step_mean))  # type: ignore[attr-defined]
-    assert found[0] == pytest.approx(found[1], abs=1e-6)
+    assert found[0] == pytest.approx(found[1], abs=1e-5)  # sums over other batches, in float32
     assert found[0][0] == max(0.0, found[0][2]) > 0
 
 
