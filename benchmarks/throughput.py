@@ -58,7 +58,7 @@ class ServerSide:
                 self.params,
                 lambda request, samples: self.source.records(self.task, self.tokenizer, request, samples),
                 Path(folder) / "rows.jsonl",
-                num_in_flight=128 if isinstance(self.source, CompletionRequests) else 64,  # as conf/api/vllm/ has it
+                num_in_flight=64,
                 stall_seconds=120,
                 on_progress=lambda done, fields: None,
             )
@@ -154,7 +154,7 @@ def measure(model: str, states: str, rounds: int, how: str) -> tuple[dict[str, A
              "states": measure_work(Work(model, 2000, states), rounds)}  # fmt: skip
     figures = {name: figure([row[0] / row[1] for row in rows], goal=GOAL, how=how) for name, rows in rates.items()}
     detail: dict[str, Any] = {
-        "requests": "256 problems x n=8, 64 in flight; 2000 states x n=4, 128 in flight; max_num_seqs 256",
+        "requests": "256 problems x n=8, 2000 states x n=4, 64 requests in flight, max_num_seqs 256",
         "tokens_per_second": {name: [[round(rate) for rate in row] for row in rows] for name, rows in rates.items()},
         "load_before": load,
         **{f"http_vs_in_process_{name}": row["value"] for name, row in figures.items()},

@@ -29,7 +29,7 @@ transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 logging.getLogger("transformers.modeling_utils").addFilter(lambda row: "LOAD REPORT" not in row.getMessage())
 
 if not torch.cuda.is_available():
-    # Its loading threads race for torch's pool of threads where `torch.set_num_threads` was called ("Invalid thread pool").
+    # transformers' loading threads race for torch's pool where its number of threads was set ("Invalid thread pool").
     os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
 
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
