@@ -10,8 +10,8 @@ iteration spends on weights and on itself; the same run with a server restart in
 beside one another from one SFT policy, over seeds; state values of PPO's critic and of K completions). `kills_exact`
 is read from what `bash scripts/faults.sh rl_kills` wrote.
 
-On two quiet cores `trl` and `loop` take about 5 minutes each; of `credit` a run of PPO, GRPO or RLOO takes about 3
-minutes, VinePPO about 6, the others 1 to 2: an hour for all methods and three seeds. It goes on where it was stopped
+On two quiet cores `trl` takes 3 minutes, `loop` 6. `credit` has not been run whole yet: an hour for all methods and
+three seeds, by the seconds of an iteration. It goes on where it was stopped
 (`--folder`).
 """
 

@@ -13,27 +13,20 @@ until there were as many kills as asked for. Compared are the final policy and c
 import argparse
 import hashlib
 import json
-import os
-import random
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM  # noqa: F401  (loaded once, before the forks)
 
-from benchmarks.forked import ROOT, exit_code, start_program
+from benchmarks.forked import ROOT
+from benchmarks.killed import Killed, figures
 from benchmarks.result import write_result
 from data.tasks.word_arithmetic import WordArithmetic
 from models.tiny import build_tiny
-from runtime.manifest import find_damage
-from training.checkpoint import checkpoints
 
 PROGRAM = "main.py"
 KINDS = {
@@ -85,78 +78,18 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     folder = Path(tempfile.mkdtemp(prefix="rl-kills-"))
-    settings, log, rng = prepare(folder), folder / "runs.log", random.Random(arguments.seed)
+    settings = prepare(folder)
     process, address = start_server(folder)
-    settings.append(f"client.base_url={address}")
     try:
-        counts, steps = kill_runs(folder, settings, log, rng, arguments.kills)
+        runs = Killed(PROGRAM, [*settings, f"client.base_url={address}"], KINDS, digest_of, folder)
+        counts, steps = runs.measure(arguments.kills, arguments.seed)
     finally:
         process.terminate()
         process.wait(10)
     how = f"bash scripts/faults.sh rl_kills --kills {arguments.kills}"
-    detail = {**counts, "newest_checkpoint_at_kill": steps}
-    print(write_result("rl_kills", figures(counts, how), detail))
+    found = figures(counts, "kills_exact", "rl_checkpoints_damaged_by_kills", how)
+    print(write_result("rl_kills", found, {**counts, "newest_checkpoint_at_kill": steps}))
     shutil.rmtree(folder)
-
-
-def kill_runs(
-    folder: Path, settings: list[str], log: Path, rng: random.Random, num_kills: int
-) -> tuple[Counter[str], list[int]]:
-    """Undisturbed runs of both kinds, then killed ones; what was counted, and the newest checkpoint at each kill."""
-    straight: dict[str, str] = {}
-    seconds: dict[str, float] = {}
-    for kind, own in KINDS.items():
-        started, run = time.monotonic(), folder / kind
-        code = exit_code(start_program(PROGRAM, [*settings, *own, f"output_dir={run}"], log))
-        if code:
-            raise SystemExit(f"the uninterrupted run ended with exit code {code}: see {log}")
-        straight[kind], seconds[kind] = digest_of(run), time.monotonic() - started
-    counts: Counter[str] = Counter()
-    steps: list[int] = []
-    while counts["kills"] < num_kills or counts["runs"] < len(KINDS):
-        kind = list(KINDS)[counts["runs"] % len(KINDS)]
-        run = folder / f"killed-{counts['runs']}"
-        own = [*settings, *KINDS[kind], f"output_dir={run}"]
-        counts += kill_until_done(run, own, log, steps, rng, seconds[kind], num_kills - counts["kills"])
-        counts["runs"] += 1
-        counts["identical"] += digest_of(run) == straight[kind]
-        print(f"{counts['kills']} kills, {counts['runs']} runs, {counts['identical']} identical", file=sys.stderr)
-        shutil.rmtree(run)
-    return counts, steps
-
-
-def kill_until_done(
-    run: Path, settings: list[str], log: Path, steps: list[int], rng: random.Random, seconds: float, kills_left: int
-) -> Counter[str]:
-    """One run, killed at most `kills_left` times; what was counted. Raises where it ends with an error."""
-    counts: Counter[str] = Counter()
-    while True:
-        pid = start_program(PROGRAM, settings, log)
-        if counts["kills"] < kills_left:
-            time.sleep(rng.uniform(0.0, seconds))
-            os.kill(pid, signal.SIGKILL)
-        code = exit_code(pid)
-        if code == 0:
-            return counts
-        if code != -signal.SIGKILL:
-            raise SystemExit(f"a run ended with exit code {code}: see {log}")
-        found = checkpoints(run)
-        counts["kills"] += 1
-        counts["kills_in_a_save"] += bool(list(run.glob("checkpoints/*.partial")))
-        counts["damaged"] += sum(bool(find_damage(path)) for path in found)
-        steps.append(int(found[-1].name.removeprefix("step-")) if found else 0)
-
-
-def figures(counts: Counter[str], how: str) -> dict[str, Any]:
-    """Kills whose runs ended with the same bits, of all; damaged checkpoints seen."""
-    share = counts["identical"] / counts["runs"]
-    exact = {"value": share, "low": share, "high": share, "unit": "share", "goal": 1.0, "better": "higher"}
-    damaged = counts["damaged"]
-    whole = {"value": damaged, "low": damaged, "high": damaged, "unit": "checkpoints", "goal": 0, "better": "lower"}
-    return {
-        "kills_exact": {**exact, "met": share == 1.0, "how": how},
-        "rl_checkpoints_damaged_by_kills": {**whole, "met": damaged == 0, "how": how},
-    }
 
 
 if __name__ == "__main__":

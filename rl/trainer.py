@@ -144,16 +144,17 @@ class Trainer:
             log.info("stopping after iteration %d: no better accuracy in %d evaluations", done, patience)
         return is_over
 
+    def _is_anything_due(self, done: int) -> bool:
+        """Whether the policy after iteration `done` is evaluated or kept, before there are rollouts from it."""
+        every = (self.config.eval_every, self.config.export_every, self.config.save_every)
+        return done == self._last_iteration or any(n > 0 and done % n == 0 for n in every)
+
     def _after(self, done: int, data: str) -> None:
         """Evaluation, exported policy and checkpoint after iteration `done`, where they are due."""
         config = self.config
         is_last = done == self._last_iteration
         found: dict[str, float] = {}
-        is_evaluation_due = config.eval_every > 0 and (is_last or done % config.eval_every == 0)
-        is_anything_kept = any(every > 0 and done % every == 0 for every in (config.export_every, config.save_every))
-        if is_last or is_evaluation_due or is_anything_kept:
-            self._on_main(lambda: self._run(self._prove()))
-        if is_evaluation_due:
+        if config.eval_every > 0 and (is_last or done % config.eval_every == 0):
             found = self._evaluate(done)
         with timed(self._saved, "save"):
             if config.export_every > 0 and done % config.export_every == 0:
@@ -201,6 +202,8 @@ class Trainer:
             if self.average is not None:
                 self.average.update(weights)
             synced = self._on_main(lambda: self._run(self.weight_sync.send(network, iteration + 1, weights)))
+            if self._is_anything_due(iteration + 1):
+                self._on_main(lambda: self._run(self._prove()))
         config, done = self.config, iteration + 1
         if is_main_rank() and config.samples_every > 0 and config.num_samples > 0 and done % config.samples_every == 0:
             write_samples(self.run_dir, done, groups, experience, estimate, config.num_samples)

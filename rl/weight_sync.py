@@ -39,8 +39,7 @@ from models.logprobs import token_logprobs
 from rl.live_engine import LiveEngine, StaleWeights, StampedEngine
 from rl.probes import CACHE, KL, VERSION, Fault, ProbeFailed
 from sampling.weight_receipt import digest
-from training.engine import autocast
-from training.engine import named_weights as named_weights
+from training.engine import autocast, named_weights
 
 log = logging.getLogger(__name__)
 

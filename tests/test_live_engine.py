@@ -11,9 +11,10 @@ import torch
 from models.load import load_policy
 from rl.live_engine import StaleWeights, VLLMEngine
 from rl.probes import CACHE, WEIGHTS
-from rl.weight_sync import Canary, WeightSync, named_weights, write_weights
+from rl.weight_sync import Canary, WeightSync, write_weights
 from sampling.client import ServerGone
 from sampling.vllm_client import VLLMClient
+from training.engine import named_weights
 
 pytestmark = pytest.mark.server
 

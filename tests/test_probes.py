@@ -43,10 +43,11 @@ from rl.probes import (
 from rl.rollout import Sampler, score
 from rl.types import Experience, Rollout, RolloutGroup
 from rl.watch import Watch
-from rl.weight_sync import Canary, StaleWeights, WeightSync, check_receipt, named_weights
+from rl.weight_sync import Canary, StaleWeights, WeightSync, check_receipt
 from runtime.schemas import ProbesConfig, RLConfig
 from sampling.client import SampleRequest, SamplingParams, ServerGone
 from sampling.weight_receipt import digest
+from training.engine import named_weights
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -28,10 +28,10 @@ from rl.losses import clipped_surrogate, clipped_tokens
 from rl.rollout import BadSampling, Sampler, check_params, draw_problems, score
 from rl.types import Experience, Live, Rollout, RolloutGroup
 from rl.update import Update, learning_rate
-from rl.weight_sync import Canary, StaleWeights, WeightSync, named_weights, write_weights
+from rl.weight_sync import Canary, StaleWeights, WeightSync, write_weights
 from runtime.schemas import KLConfig, RLConfig
 from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
-from training.engine import TorchEngine
+from training.engine import TorchEngine, named_weights
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -327,6 +327,36 @@ def test_the_canary_catches_an_engine_that_answers_nan(tiny_policy: Path) -> Non
 
     with pytest.raises(StaleWeights):
         asyncio.run(make_sync(Broken(tiny_policy)).sync(load_policy(str(tiny_policy)), version=1))
+
+
+@pytest.mark.parametrize(("more", "steps"), [
+    ({"save_every": 1, "eval_every": 0}, []),
+    ({"save_every": 0, "eval_every": 1}, [0]),
+    ({"save_every": 0, "eval_every": 0}, [1]),
+], ids=["before a checkpoint", "before an evaluation", "beside the next rollouts"])  # fmt: skip
+def test_a_delivery_that_cannot_be_proven_ends_the_run_before_anything_comes_of_it(
+    more: dict[str, int], steps: list[int], tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    class Breaking(FakeEngine):
+        num_loads = 0
+
+        async def load(self, folder: Path) -> None:
+            await super().load(folder)
+            self.num_loads += 1
+
+        async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+            found = await super().prompt_logprobs(ids)
+            return [value - 1.0 for value in found] if self.num_loads > num_at_start else found
+
+    trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", **more)
+    trainer.weight_sync.engine = engine = Breaking(tiny_policy)
+    num_at_start = 3  # the canaries' policy, the scratch copy of the proof, version 0
+    with pytest.raises(StaleWeights, match="does not serve policy version 1"):
+        trainer.run()
+    assert engine.num_loads == num_at_start + 1
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    assert [row["step"] for row in (read_metrics(tmp_path / "run") if metrics.is_file() else [])] == steps
+    assert not list((tmp_path / "run").glob("checkpoints/*"))
 
 
 def test_delivery_is_proven_for_every_parameter_at_once(tiny_policy: Path) -> None:
