@@ -29,6 +29,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import rl.experience
+from benchmarks.forked import ROOT
 from benchmarks.result import write_result
 from data.records import Trajectory
 from data.tasks.word_arithmetic import WordArithmetic
@@ -87,6 +88,13 @@ class Bench:
         """Of a run in the folder `run`."""
         words = [*SETTINGS.split(), f"model.path={self.policy}", f"output_dir={run}", *more]
         return compose_config(RLConfig, "exp/ppo/group_relative_word_arithmetic", words)
+
+    def shown(self, row: dict[str, Any]) -> dict[str, Any]:
+        """The row without this machine's paths, printed."""
+        text = json.dumps(row).replace(str(self.folder), "FOLDER").replace(f"{ROOT}/", "")
+        print(text, file=sys.stderr, flush=True)
+        found: dict[str, Any] = json.loads(text)
+        return found
 
     def new_run(self) -> Path:
         """A folder."""
@@ -399,13 +407,14 @@ def main() -> None:
     bench = Bench(Path(tempfile.mkdtemp(prefix="rl-faults-")))
     try:
         chosen = [fault for fault in FAULTS if arguments.only in fault.name]
-        found = [_told(try_fault(bench, fault)) for fault in chosen]
+        found = [bench.shown(try_fault(bench, fault)) for fault in chosen]
         halves = (arguments.clean // 2, arguments.clean - arguments.clean // 2)
-        clean = [_told(try_clean(bench, t, count)) for t, count in zip((1.0, 0.7), halves, strict=True) if count]
+        temperatures = zip((1.0, 0.7), halves, strict=True)
+        clean = [bench.shown(try_clean(bench, t, count)) for t, count in temperatures if count]
         if arguments.only in "the engine is killed in mid-rollout":
             if bench.server is None:
                 bench.trainer(bench.new_run())
-            found.append(_told(try_crash(bench)))
+            found.append(bench.shown(try_crash(bench)))
     finally:
         if bench.server is not None:
             bench.server.stop()
@@ -414,11 +423,6 @@ def main() -> None:
     if not arguments.only:
         detail = {"faults": found, "clean": clean, "seconds": seconds, "limits": asdict(RLConfig().probes)}
         print(write_result("rl_faults", figures(found, clean, arguments.clean), detail))
-
-
-def _told(row: dict[str, Any]) -> dict[str, Any]:
-    print(row, file=sys.stderr, flush=True)
-    return row
 
 
 def figures(found: Sequence[dict[str, Any]], clean: Sequence[dict[str, Any]], num_clean: int) -> dict[str, Any]:

@@ -45,7 +45,8 @@ class Critic:
         """[N, T] of all rollouts, before the update."""
         model = self.engine.model
         model.eval()
-        return scorer(device_of(model), 1, lambda ids, mask: (critic_values(model, ids, mask, self.config.form),))[0]
+        form = self.config.form
+        return scorer(device_of(model), 1, lambda ids, mask, _: (critic_values(model, ids, mask, form),))[0]
 
     def step(self, experience: Experience, rows: torch.Tensor, rate: float, sums: Sums) -> None:
         """One optimizer step on a minibatch: the mean loss over its response tokens."""

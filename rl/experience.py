@@ -8,6 +8,7 @@ Every rank holds all rollouts of the iteration and scores its share of them; sum
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,10 +52,10 @@ def empty_loss(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor) -> t
 
 
 def policy_logprobs(
-    model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, temperature: float
+    model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, response_mask: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(log-prob, entropy) [B, T] aligned with `ids`: position t is about token t; column 0 is 0."""
-    logprobs, entropies = response_logprobs(model, ids, attention_mask, temperature)
+    """(log-prob, entropy) [B, T] aligned with `ids`: position t is about token t; 0 outside the response."""
+    logprobs, entropies = response_logprobs(model, ids, attention_mask, temperature, response_mask)
     return pad(logprobs, (1, 0)), pad(entropies, (1, 0))
 
 
@@ -64,7 +65,8 @@ def policy_logits(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor) -
     return pad(logits[:, :-1], (0, 0, 1, 0))
 
 
-Score = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
+# (ids, attention mask, response mask), [B, T] each → tensors [B, T].
+Score = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, ...]]
 
 
 class RowScorer:
@@ -77,16 +79,16 @@ class RowScorer:
 
     @torch.no_grad()
     def __call__(self, device: torch.device, num_outputs: int, call: Score) -> list[torch.Tensor]:
-        """`num_outputs` tensors [N, T] on the CPU, 0 outside the response: what `call(ids, attention_mask)` gives."""
+        """`num_outputs` tensors [N, T] on the CPU, 0 outside the response: what `call` gives."""
         found = [torch.zeros(self.ids.shape) for _ in range(num_outputs)]
         mine = own_rows(torch.arange(len(self.ids)))
         cuts = list(micro_batches(self.attention_mask, mine, self.micro_batch_size))
         none = (torch.zeros(0, dtype=torch.long), 2)
         for rows, length in cuts + [none] * (most_passes(len(cuts)) - len(cuts)):
             read = rows if len(rows) else slice(0, 1)  # a pass for the other ranks' sake
-            ids, attention_mask = self.ids[read, :length].to(device), self.attention_mask[read, :length].to(device)
+            tensors = (self.ids, self.attention_mask, self.response_mask)
             with autocast(device, self.precision):
-                parts = call(ids, attention_mask)
+                parts = call(*(tensor[read, :length].to(device) for tensor in tensors))
             if not len(rows):
                 continue
             for whole, part in zip(found, parts, strict=True):
@@ -96,7 +98,7 @@ class RowScorer:
     def logprobs(self, model: Any, temperature: float) -> list[torch.Tensor]:
         """[log-probs, entropies] [N, T] under `model`."""
         model.eval()
-        return self(device_of(model), 2, lambda ids, mask: policy_logprobs(model, ids, mask, temperature))
+        return self(device_of(model), 2, partial(policy_logprobs, model, temperature=temperature))
 
 
 def device_of(model: Any) -> torch.device:
@@ -135,7 +137,7 @@ def reference_terms(
     if kind != "full":
         return divergence(experience.old_logprobs, experience.reference_logprobs, kind) * experience.response_mask
 
-    def both(ids: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor]:
+    def both(ids: torch.Tensor, mask: torch.Tensor, _: torch.Tensor) -> tuple[torch.Tensor]:
         return (full_divergence(policy_logits(policy, ids, mask), policy_logits(reference, ids, mask), temperature),)
 
     policy.eval()

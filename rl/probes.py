@@ -152,16 +152,23 @@ def crossed(gap: Gap, limits: ProbesConfig) -> list[str]:
             if not value <= limit]  # fmt: skip
 
 
-def surprise(logprobs: torch.Tensor, entropies: torch.Tensor, mask: torch.Tensor) -> tuple[float, float]:
+def surprise(
+    logprobs: torch.Tensor, entropies: torch.Tensor, mask: torch.Tensor, variances: torch.Tensor | None = None
+) -> tuple[float, float]:
     """(mean of -log-prob - entropy over response tokens, in standard errors).
 
     Its expectation is 0 at every token for samples of the very distribution: below 0 what was drawn is too likely
-    (top-p, a lower temperature, greedy), above 0 too unlikely. Only for rollouts that nobody selected.
+    (top-p, a lower temperature, greedy), above 0 too unlikely. Only for rollouts that nobody selected. `variances`
+    of -log-prob under the distributions tell what chance can do where the policy is nearly sure: rare tokens that
+    were not drawn leave no trace in the sample's own scatter. The larger of the two counts.
     """
     found = (-logprobs - entropies)[mask].double()
     if not len(found):
         return 0.0, 0.0
-    error = float(found.square().sum().sqrt()) / len(found)
+    scatter = float(found.square().sum())
+    if variances is not None:
+        scatter = max(scatter, float(variances[mask].double().sum()))
+    error = math.sqrt(scatter) / len(found)
     return float(found.mean()), float(found.mean()) / error if error > 0 else 0.0
 
 

@@ -197,7 +197,7 @@ class Update:
                 logits = policy_logits(self.engine.model, ids, attention_mask)
                 logprobs = _logprobs_of(logits, ids, self.temperature)
             else:
-                logprobs, _ = policy_logprobs(self.engine.model, ids, attention_mask, self.temperature)
+                logprobs, _ = policy_logprobs(self.engine.model, ids, attention_mask, mask, self.temperature)
         surrogate_weights = weights
         if config.importance_cap > 0:
             truncated = importance_weights(old, take(experience.engine_logprobs), config.importance_cap)

@@ -6,7 +6,7 @@ same tensors and comes to the same verdict.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -127,13 +127,23 @@ class Watch:
             return diagnose(case, self._rescore, self.ask, limits.max_gap, ", ".join(reasons))
         if reasons or self.config.max_resamplings > 0:  # chosen rollouts are no sample of the policy
             return None
-        found["surprise"], errors = surprise(experience.old_logprobs, experience.entropies, mask)
-        if abs(errors) > _SURE and abs(found["surprise"]) > limits.max_surprise and not self.params.stop:
-            how = "likelier" if found["surprise"] < 0 else "less likely"
-            told = f"the engine draws tokens that are {how} than their own log-probs say: -log-prob - entropy is "
-            return Fault(TEMPERATURE, f"{told}{found['surprise']:.3g} (or a top-p or top-k cuts; probes.max_surprise "
-                         f"is {limits.max_surprise:g})")  # fmt: skip
-        return None
+        return self._compare_draws(experience, found)
+
+    def _compare_draws(self, experience: Experience, found: dict[str, float]) -> Fault | None:
+        """Whether the tokens were drawn as their log-probs say."""
+        limit, values = self.config.probes.max_surprise, (experience.old_logprobs, experience.entropies)
+        found["surprise"], errors = surprise(*values, experience.response_mask)
+        if self.params.stop or abs(errors) <= _SURE or abs(found["surprise"]) <= limit:
+            return None
+        logits = self._logits(experience.ids, experience.attention_mask)
+        variances = torch.cat([_variances(part / self.params.temperature).cpu() for _, part in logits])
+        _, errors = surprise(*values, experience.response_mask, variances)
+        if abs(errors) <= _SURE:
+            return None
+        how = "likelier" if found["surprise"] < 0 else "less likely"
+        told = f"the engine draws tokens that are {how} than their own log-probs say: -log-prob - entropy is "
+        return Fault(TEMPERATURE, f"{told}{found['surprise']:.3g} (or a top-p or top-k cuts; probes.max_surprise "
+                     f"is {limit:g})")  # fmt: skip
 
     def _warn_of_growth(self, gap: Gap) -> None:
         self._first = self._first or gap
@@ -159,16 +169,26 @@ class Watch:
         return list(dict.fromkeys(int(t) for t in [*own, int(experience.ids[0, 0])] if t is not None))
 
     @torch.no_grad()
-    def _rescore(
-        self, ids: torch.Tensor, attention_mask: torch.Tensor, temperature: float, top_p: float
-    ) -> torch.Tensor:
+    def _logits(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(ids, logits aligned with them) of a few rows at a time, on the model's device."""
         self.model.eval()
         device = device_of(self.model)
-        found = []
         size = max(1, _MAX_LOGITS // (ids.shape[1] * int(network(self.model).config.vocab_size)))
         for row in range(0, len(ids), size):
             part, mask = ids[row : row + size].to(device), attention_mask[row : row + size].to(device)
             with autocast(device, self.config.precision):
                 logits = policy_logits(self.model, part, mask)
-            found.append(truncated_logprobs(logits / temperature, part, top_p).cpu())
-        return torch.cat(found)
+            yield part, logits
+
+    def _rescore(
+        self, ids: torch.Tensor, attention_mask: torch.Tensor, temperature: float, top_p: float
+    ) -> torch.Tensor:
+        logits = self._logits(ids, attention_mask)
+        return torch.cat([truncated_logprobs(found / temperature, part, top_p).cpu() for part, found in logits])
+
+
+def _variances(logits: torch.Tensor) -> torch.Tensor:
+    """Of -log-prob under softmax(logits) [..., V] → [...]."""
+    logs = torch.log_softmax(logits.double(), dim=-1)
+    shares = logs.exp()
+    return (shares * logs.square()).sum(-1) - (shares * logs).sum(-1).square()

@@ -127,6 +127,19 @@ def test_tokens_drawn_otherwise_do_not(top_p: float, temperature: float, sign: i
     assert mean * sign > ProbesConfig().max_surprise
 
 
+def test_rare_tokens_that_were_not_drawn_are_no_surprise() -> None:
+    """Of 400 tokens at 0.99, none of the other kind: that happens to one sample in 56, and their scatter is 0."""
+    logprobs, mask = torch.full((1, 400), math.log(0.99)), torch.ones(1, 400, dtype=torch.bool)
+    entropy = -0.99 * math.log(0.99) - 0.01 * math.log(0.01)
+    entropies, variance = torch.full((1, 400), entropy), 0.99 * 0.01 * math.log(99) ** 2
+    mean, errors = surprise(logprobs, entropies, mask)
+    assert mean < -ProbesConfig().max_surprise
+    assert errors < -6
+    _, errors = surprise(logprobs, entropies, mask, torch.full((1, 400), variance))
+    assert errors == pytest.approx((-math.log(0.99) - entropy) / math.sqrt(variance / 400), rel=1e-4)
+    assert errors > -3
+
+
 # --- the tensors themselves -------------------------------------------------------------------------------------
 
 END = 1
