@@ -83,13 +83,15 @@ class AnsweringServer:
 
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        self.asked[json.dumps(body["prompt"])] += 1
+        prompts = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
+        self.asked.update(map(json.dumps, prompts))
         await asyncio.sleep(self.arguments.seconds * 2 * self._rng.random())
         if self.is_frozen:
             await asyncio.sleep(86_400)
-        if is_refused(body["prompt"], self.arguments.refused_share):
+        if any(is_refused(prompt, self.arguments.refused_share) for prompt in prompts):
             return web.json_response({"error": "this prompt is refused"}, status=400)
-        choices = [self._choice(body["prompt"], index) for index in range(body["n"])]
+        pairs = [(prompt, index) for prompt in prompts for index in range(body["n"])]
+        choices = [self._choice(*pair) | {"index": number} for number, pair in enumerate(pairs)]
         if self._rng.random() < self.arguments.fault_share:
             return await self._fault(request, json.dumps({"choices": choices}))
         return web.json_response({"choices": choices})

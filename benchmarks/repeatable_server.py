@@ -84,7 +84,10 @@ class RepeatableServer:
         await asyncio.sleep(0)
         if "prompt_logprobs" in body:
             return web.json_response({"choices": [{"prompt_logprobs": self.prompt_logprobs(body["prompt"])}]})
-        return web.json_response({"choices": self.sample(body), "usage": {}})
+        prompts = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
+        choices = [choice for prompt in prompts for choice in self.sample({**body, "prompt": prompt})]
+        numbered = [{**choice, "index": number} for number, choice in enumerate(choices)]
+        return web.json_response({"choices": numbered, "usage": {}})
 
     @torch.no_grad()
     def prompt_logprobs(self, ids: list[int]) -> list[Any]:

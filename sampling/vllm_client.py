@@ -26,6 +26,7 @@ from sampling.client import Refused, Sample, SampleRequest, SamplingParams, Serv
 from sampling.completion_api import PATHS, Transient, read_samples, write_request
 from sampling.connection import OPEN_SECONDS, Connection
 from sampling.engine_counters import EngineCounters
+from sampling.gathering import Gathering
 
 log = logging.getLogger("sample")
 
@@ -36,8 +37,9 @@ _MAX_GIVEN_UP = 16
 class _Server:
     """A server of several: its connection, its share of the requests in flight, and why it was left out."""
 
-    def __init__(self, connection: Connection, num_in_flight: int):
+    def __init__(self, connection: Connection, num_in_flight: int, prompts_per_request: int):
         self.connection = connection
+        self.gathering = Gathering(connection.ask, prompts_per_request)
         self.room = asyncio.Semaphore(num_in_flight) if num_in_flight else contextlib.nullcontext()
         self.num_waiting = 0
         self.last_sign = 0.0
@@ -47,7 +49,8 @@ class _Server:
 class VLLMClient:
     """Args: `base_url` such as `http://127.0.0.1:8000`, or a list of them; times in seconds; `model` null takes the
     served one. `endpoint` is completions (ids in and out) or chat (the prompt's turns in, ids out; the server's chat
-    template must write the very ids of the prompt). `in_flight_each` bounds the requests at one server, 0 does not.
+    template must write the very ids of the prompt). `in_flight_each` bounds the prompts at one server, 0 does not.
+    Prompts that are asked for at once share an HTTP request, at most `prompts_per_request` (not with seeds or chats).
     `silence_seconds`: how long a server may owe answers before it is asked for a sign of life, which it has
     `probe_seconds` to give; without one it is gone. `key_variable` names the environment variable of the servers'
     API key, if they want one.
@@ -59,6 +62,7 @@ class VLLMClient:
         model: str | None = None,
         endpoint: str = "completions",
         in_flight_each: int = 0,
+        prompts_per_request: int = 8,
         request_seconds: float = 600.0,
         patience_seconds: float = 60.0,
         silence_seconds: float = 60.0,
@@ -73,6 +77,7 @@ class VLLMClient:
         self.model = model
         self.endpoint = endpoint
         self.in_flight_each = in_flight_each
+        self.prompts_per_request = prompts_per_request
         self.request_seconds = request_seconds
         self.patience_seconds = patience_seconds
         self.silence_seconds = silence_seconds
@@ -114,7 +119,7 @@ class VLLMClient:
         try:
             for url in self.urls:
                 connection = Connection(url, self._session, self.patience_seconds, self.key_variable)
-                self._servers.append(_Server(connection, self.in_flight_each))
+                self._servers.append(_Server(connection, self.in_flight_each, self.prompts_per_request))
             for server in self._servers:
                 await self._open_one(server)
         except BaseException:
@@ -164,6 +169,7 @@ class VLLMClient:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for server in self._servers:
+            await server.gathering.close()
             await server.connection.close()
             server.gone.cancel()
         self._servers, self._tasks = [], []
@@ -288,7 +294,7 @@ class VLLMClient:
         reason = ""
         for attempt in range(self.max_attempts):
             try:
-                answer = await connection.ask(PATHS[self.endpoint], body)
+                answer = await server.gathering.ask(PATHS[self.endpoint], body, is_alone=attempt > 0)
                 samples = read_samples(self.endpoint, answer, request, params)
             except Transient as error:
                 reason = str(error)

@@ -169,6 +169,12 @@ class CompletionServer:
         """Where it answers."""
         return f"http://127.0.0.1:{self.port}"
 
+    @property
+    def prompts(self) -> list[list[int]]:
+        """Every prompt that was asked for, as often as it was."""
+        found = [body["prompt"] for body in self.bodies]
+        return [prompt for asked in found for prompt in (asked if isinstance(asked[0], list) else [asked])]
+
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         app = web.Application(client_max_size=1 << 26)
@@ -219,10 +225,11 @@ class CompletionServer:
         self.times.append(time.monotonic())
         if "messages" in body:
             body["prompt"] = [len(turn["content"]) for turn in body["messages"]]
+        prompts = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
         self.num_now += 1
         self.most_at_once = max(self.most_at_once, self.num_now)
         try:
-            await asyncio.sleep(self.seconds * self._rng.random() * 2 + self.slow(body["prompt"]))
+            await asyncio.sleep(self.seconds * self._rng.random() * 2 + max(map(self.slow, prompts)))
         finally:
             self.num_now -= 1
         if self.die_after is not None and self.num_answers >= self.die_after:
@@ -230,31 +237,38 @@ class CompletionServer:
             for connection in list(self._runner.server.connections):  # type: ignore[union-attr]
                 connection.force_close()
                 connection.transport and connection.transport.abort()
-        if self._is_hanging() or self.hangs(body["prompt"]):
+        if self._is_hanging() or any(map(self.hangs, prompts)):
             await asyncio.sleep(3600)
-        if self.breaks(body["prompt"]):
+        if any(map(self.breaks, prompts)):
             return web.json_response({"error": "injected"}, status=500)
-        if self.refuses(body["prompt"]):
+        if any(map(self.refuses, prompts)):
             return web.json_response({"error": "this prompt is refused"}, status=400)
         choices = []
+        for number, prompt in enumerate(prompts):
+            choices += self._choices(body, prompt, number * body["n"])
+        if self._rng.random() < self.fault_share or len(self.bodies) <= self.first_faults:
+            kind = self.faults[self.num_faults.total() % len(self.faults)]
+            return await self._fault(kind, request, {"choices": choices})
+        self.num_answers += len(prompts)
+        for prompt in prompts:
+            self.counters["prompt_tokens"] += len(prompt)
+            self.counters["prefix_cache_queries"] += len(prompt)
+            self.counters["prefix_cache_hits"] += len(prompt) // 2
+        return web.json_response({"choices": choices, "prompt_token_ids": body["prompt"]})
+
+    def _choices(self, body: dict[str, Any], prompt: list[int], first: int) -> list[dict[str, Any]]:
+        found = []
         for index in range(body["n"]):
-            text, ids = self.answer(body["prompt"], index)
-            choice: dict[str, Any] = {"index": index, "text": text, "token_ids": ids, "finish_reason": "stop"}
+            text, ids = self.answer(prompt, index)
+            choice: dict[str, Any] = {"index": first + index, "text": text, "token_ids": ids, "finish_reason": "stop"}
             if "logprobs" in body:
                 choice["logprobs"] = {"token_logprobs": [-token / 8 for token in ids]}
             if "messages" in body:
                 choice["message"] = {"role": "assistant", "content": choice.pop("text")}
                 choice |= {"logprobs": {"content": [{"logprob": -token / 8} for token in ids]}}
-            choices.append(choice)
+            found.append(choice)
             self.counters["generation_tokens"] += len(ids)
-        if self._rng.random() < self.fault_share or len(self.bodies) <= self.first_faults:
-            kind = self.faults[self.num_faults.total() % len(self.faults)]
-            return await self._fault(kind, request, {"choices": choices})
-        self.num_answers += 1
-        self.counters["prompt_tokens"] += len(body["prompt"])
-        self.counters["prefix_cache_queries"] += len(body["prompt"])
-        self.counters["prefix_cache_hits"] += len(body["prompt"]) // 2
-        return web.json_response({"choices": choices, "prompt_token_ids": body["prompt"]})
+        return found
 
     async def _fault(self, kind: str, request: web.Request, good: dict[str, Any]) -> web.StreamResponse:
         self.num_faults[kind] += 1

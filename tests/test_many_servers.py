@@ -42,7 +42,7 @@ def sample_all(urls: Sequence[str], requests: list[SampleRequest], path: Path, *
 
 
 def problems_of(server: Any) -> set[int]:
-    return {body["prompt"][0] for body in server.bodies if len(body["prompt"]) == 2}
+    return {prompt[0] for prompt in server.prompts if len(prompt) == 2}
 
 
 def test_all_states_of_a_problem_go_to_one_server_and_all_servers_work(tmp_path: Path, completion_server: Any) -> None:
@@ -84,7 +84,8 @@ def test_a_server_that_dies_hands_its_problems_on_and_a_line_says_so(
 def test_a_server_that_freezes_while_the_other_goes_on_is_left_out(tmp_path: Path, completion_server: Any) -> None:
     with completion_server(hang_after=5, hangs_behind=True) as one, completion_server() as other:
         began = time.monotonic()
-        tally = sample_all([one.base_url, other.base_url], states(20, 2), tmp_path / "c.jsonl", request_seconds=60)
+        tally = sample_all([one.base_url, other.base_url], states(20, 2), tmp_path / "c.jsonl", request_seconds=60,
+                           prompts_per_request=1)  # fmt: skip
         assert time.monotonic() - began < 15
     assert tally.done == 40
     assert one.num_answers == 5
@@ -134,7 +135,8 @@ def test_the_requests_at_one_server_are_bounded_also_when_it_takes_over(tmp_path
     with completion_server() as gone:
         url = gone.base_url
     with completion_server(seconds=0.01) as server:
-        sample_all([url, server.base_url], states(20, 2), tmp_path / "c.jsonl", in_flight_each=3)
+        sample_all([url, server.base_url], states(20, 2), tmp_path / "c.jsonl", in_flight_each=3,
+                   prompts_per_request=1)  # fmt: skip
         assert server.most_at_once == 3
 
 
@@ -142,7 +144,8 @@ def test_a_frozen_engine_behind_a_healthy_front_ends_the_run(tmp_path: Path, com
     with completion_server(hang_after=3, hangs_behind=True) as server:
         began = time.monotonic()
         with pytest.raises(ServerGone, match=r"gave no answer for 0.4 s, nor one token for a sign of life in 0.3 s"):
-            sample_all([server.base_url], states(5, 2), tmp_path / "c.jsonl", request_seconds=60.0)
+            sample_all([server.base_url], states(5, 2), tmp_path / "c.jsonl", request_seconds=60.0,
+                       prompts_per_request=1)  # fmt: skip
         assert time.monotonic() - began < 10
     assert len(read_records(Completion, tmp_path / "c.jsonl")) == 3
 
@@ -154,7 +157,7 @@ def test_a_request_that_always_fails_is_listed_while_others_are_answered(
         tally = sample_all([server.base_url], states(8, 1), tmp_path / "c.jsonl", max_attempts=3)
         assert (tally.done, [key for key, _ in tally.failed]) == (7, ["p3/0#0"])
         assert "3 attempts failed, the last with: HTTP 500" in tally.failed[0][1]
-        asked = [body for body in server.bodies if body["prompt"] == [3, 0]]
+        asked = [prompt for prompt in server.prompts if prompt == [3, 0]]
         assert len(asked) == 3
 
 

@@ -53,7 +53,9 @@ def make_records(request: SampleRequest, samples: list[Sample]) -> list[Completi
 
 def sample_all(url: str, requests: Sequence[SampleRequest], path: Path, **options: Any) -> Tally:
     """One run, resumed where the file stands."""
-    client = VLLMClient(url, request_seconds=options.pop("request_seconds", 5.0), patience_seconds=0.5)
+    names = ("request_seconds", "prompts_per_request")
+    of_client = {"request_seconds": 5.0, **{name: options.pop(name) for name in names if name in options}}
+    client = VLLMClient(url, patience_seconds=0.5, **of_client)
     settings: dict[str, Any] = {
         "num_in_flight": 8,
         "stall_seconds": 20.0,
@@ -80,7 +82,7 @@ def test_every_request_is_asked_once_and_every_row_is_its_own(tmp_path: Path, co
     requests, path, seen = make_requests(50), tmp_path / "c.jsonl", []
     with completion_server() as server:
         tally = sample_all(server.base_url, requests, path, on_progress=lambda done, fields: seen.append(done))
-        assert len(server.bodies) == 50
+        assert len(server.prompts) == 50
     check_complete(path, requests, server)
     assert (tally.before, tally.done, tally.failed) == (0, 50, [])
     assert tally.tokens == sum(len(row.response_ids) for row in read_records(Completion, path))
@@ -92,7 +94,7 @@ def test_the_number_in_flight_is_bounded(tmp_path: Path, completion_server: Any)
     with completion_server(seconds=0.01) as server:
 
         def count(done: int, fields: dict[str, float]) -> None:
-            most.append(len(server.bodies) - done)
+            most.append(len(server.prompts) - done)
 
         sample_all(server.base_url, make_requests(40), tmp_path / "c.jsonl", num_in_flight=4, on_progress=count)
     assert max(most) <= 4
@@ -101,19 +103,19 @@ def test_the_number_in_flight_is_bounded(tmp_path: Path, completion_server: Any)
 def test_nothing_is_lost_or_doubled_at_thirty_percent_faults(tmp_path: Path, completion_server: Any) -> None:
     requests, path = make_requests(80), tmp_path / "c.jsonl"
     faults = ("429", "500", "garbled", "closed", "cut body", "fewer choices", "aborted", "not http")
-    with completion_server(faults=faults, fault_share=0.3) as server:
+    with completion_server(faults=faults, fault_share=0.3, first_faults=len(faults)) as server:
         tally = sample_all(server.base_url, requests, path, num_in_flight=32)
     check_complete(path, requests, server)
     assert (tally.done, tally.failed) == (80, [])
     assert set(server.num_faults) == set(faults)
-    assert len(server.bodies) < 2 * 80
+    assert len(server.prompts) < 2 * 80
 
 
 def test_refused_rows_are_listed_and_the_rest_is_sampled(tmp_path: Path, completion_server: Any) -> None:
     requests, path = make_requests(20), tmp_path / "c.jsonl"
     with completion_server(refuses=lambda ids: ids[0] % 10 == 3) as server:
-        tally = sample_all(server.base_url, requests, path)
-        assert len(server.bodies) == 20
+        tally = sample_all(server.base_url, requests, path, prompts_per_request=1)
+        assert len(server.prompts) == 20
     check_complete(path, [request for request in requests if request.prompt_ids[0] % 10 != 3], server)
     assert sorted(key for key, _ in tally.failed) == ["p/13#1", "p/3#1"]
     beside = write_failed(path, tally.failed)
@@ -132,14 +134,15 @@ def test_a_stalled_server_ends_the_run_and_what_was_written_is_kept(tmp_path: Pa
     requests, path = make_requests(30), tmp_path / "c.jsonl"
     with completion_server(hang_after=10) as server:
         began = time.monotonic()
+        alone = {"prompts_per_request": 1, "request_seconds": 60.0}
         with pytest.raises(ServerGone, match=f"no answer for 1 s: what was written is kept in {path}") as caught:
-            sample_all(server.base_url, requests, path, stall_seconds=1.0, request_seconds=60.0)
+            sample_all(server.base_url, requests, path, stall_seconds=1.0, **alone)
         assert time.monotonic() - began < 4.0
     assert caught.value.exit_code == 3
     assert len(finished_requests(path, requests, NUM_SAMPLES)) == 10
     with completion_server() as server:
         tally = sample_all(server.base_url, requests, path)
-        assert (tally.before, tally.done, len(server.bodies)) == (10, 20, 20)
+        assert (tally.before, tally.done, len(server.prompts)) == (10, 20, 20)
     check_complete(path, requests, server)
 
 
@@ -161,14 +164,14 @@ def test_a_server_of_our_own_that_has_died_ends_the_run_at_once(tmp_path: Path, 
         raise ServerGone("the vLLM server died")
 
     with completion_server(hang_after=1) as server, pytest.raises(ServerGone, match="the vLLM server died"):
-        sample_all(server.base_url, make_requests(5), tmp_path / "c.jsonl", check_server=check)
+        sample_all(server.base_url, make_requests(5), tmp_path / "c.jsonl", check_server=check, prompts_per_request=1)
 
 
 def test_a_run_that_ends_early_leaves_no_complaint_of_asyncio(
     tmp_path: Path, completion_server: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     with completion_server(hang_after=1) as server, pytest.raises(ServerGone):
-        sample_all(server.base_url, make_requests(5), tmp_path / "c.jsonl", stall_seconds=0.1)
+        sample_all(server.base_url, make_requests(30), tmp_path / "c.jsonl", stall_seconds=0.1)
     gc.collect()
     assert [record.message for record in caplog.records if record.name == "asyncio"] == []
 
@@ -322,10 +325,10 @@ def test_kill_nine_at_random_moments_loses_and_doubles_nothing(tmp_path: Path, c
             wait_until(has_grown(path, size + rng.randint(0, 3000)))
             process.kill()
             assert process.wait(10) == -signal.SIGKILL
-        lost_work = len(server.bodies)
+        lost_work = len(server.prompts)
         tally = sample_all(server.base_url, requests, path)
         assert 0 < tally.before < 120
-        assert len(server.bodies) - lost_work == 120 - tally.before
+        assert len(server.prompts) - lost_work == 120 - tally.before
     check_complete(path, requests, server)
 
 
@@ -341,7 +344,7 @@ def test_sigterm_drains_what_is_in_flight_and_ends_with_143(tmp_path: Path, comp
         content = path.read_bytes()
         num_written = len(finished_requests(path, requests, NUM_SAMPLES))
         assert path.read_bytes() == content
-        assert len(server.bodies) == num_written < 200
+        assert len(server.prompts) == num_written < 200
         sample_all(server.base_url, requests, path, num_in_flight=32)
     check_complete(path, requests, server)
 
@@ -449,15 +452,15 @@ def test_a_job_with_refused_rows_ends_with_one_and_asks_them_again(
 ) -> None:
     output = tmp_path / "t.jsonl"
     with completion_server(answer=answer, max_model_len=256) as server:
-        server.refuses = lambda ids: ids == server.bodies[0]["prompt"]
+        server.refuses = lambda ids: ids == server.prompts[0]
         config = job_config(server.base_url, tiny_policy, output)
         assert run_the_job(config) == 1
         assert len((tmp_path / "t.failed.jsonl").read_text().splitlines()) == 1
         assert not json.loads((tmp_path / "t.meta.json").read_text())["is_complete"]
         server.refuses = lambda ids: False
-        num_asked = len(server.bodies)
+        num_asked = len(server.prompts)
         assert run_the_job(config) == 0
-        assert len(server.bodies) == num_asked + 1
+        assert len(server.prompts) == num_asked + 1
     assert len(read_records(Trajectory, output)) == 24
     assert not (tmp_path / "t.failed.jsonl").exists()
 

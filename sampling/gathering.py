@@ -1,0 +1,110 @@
+"""Prompts that are asked for at about the same moment, for the same kind of answer, leave in one HTTP request.
+
+vLLM's `/v1/completions` takes a list of prompts. For short answers (completions of states) most of the time of a
+request is not the engine's but that of the two ends of the connection, which is paid once for all prompts in it.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from sampling.client import Refused
+
+Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
+Asked = tuple[dict[str, Any], asyncio.Future[dict[str, Any]]]
+
+
+class Gathering:
+    """`ask` posts one body to a path. A prompt waits for at most `num_prompts` - 1 others, and `seconds` at most."""
+
+    def __init__(self, ask: Ask, num_prompts: int, seconds: float = 0.002):
+        self._ask_one = ask
+        self.num_prompts = num_prompts
+        self.seconds = seconds
+        self._waiting: dict[str, list[Asked]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def ask(self, path: str, body: dict[str, Any], is_alone: bool = False) -> dict[str, Any]:
+        """The answer to `body` as if it had been asked alone, which `is_alone` has it be: after a failure, that may
+        have been another prompt's. Raises what `ask` raises; a refusal of several prompts is no answer to any of them,
+        so each is asked again alone."""
+        if is_alone or self.num_prompts < 2 or "seed" in body or not isinstance(body.get("prompt"), list):
+            return await self._ask_one(path, body)
+        loop = asyncio.get_running_loop()
+        kind = json.dumps([path, {name: value for name, value in body.items() if name != "prompt"}])
+        answer: asyncio.Future[dict[str, Any]] = loop.create_future()
+        waiting = self._waiting.setdefault(kind, [])
+        waiting.append((body, answer))
+        if len(waiting) == self.num_prompts:
+            self._send(path, kind)
+        elif len(waiting) == 1:
+            loop.call_later(self.seconds, self._send_late, path, kind, waiting)
+        return await answer
+
+    def _send_late(self, path: str, kind: str, waiting: list[Asked]) -> None:
+        if self._waiting.get(kind) is waiting:
+            self._send(path, kind)
+
+    def _send(self, path: str, kind: str) -> None:
+        asked = [(body, answer) for body, answer in self._waiting.pop(kind) if not answer.done()]
+        if asked:
+            task = asyncio.get_running_loop().create_task(self._answer(path, asked))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _answer(self, path: str, asked: list[Asked]) -> None:
+        """Settle every future, whatever happens."""
+        bodies, answers = [body for body, _ in asked], [answer for _, answer in asked]
+        try:
+            for answer, found in zip(answers, await self._ask_together(path, bodies), strict=True):
+                if answer.done():
+                    continue
+                if isinstance(found, Exception):
+                    answer.set_exception(found)
+                else:
+                    answer.set_result(found)
+        except Exception as error:
+            for answer in answers:
+                if not answer.done():
+                    answer.set_exception(error)
+        finally:
+            for answer in answers:
+                answer.cancel()  # those that were not settled: this task itself was cancelled
+
+    async def _ask_together(self, path: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any] | Exception]:
+        if len(bodies) == 1:
+            return [await self._ask_one(path, bodies[0])]
+        try:
+            answer = await self._ask_one(path, {**bodies[0], "prompt": [body["prompt"] for body in bodies]})
+        except Refused:
+            alone = await asyncio.gather(*(self._ask_one(path, body) for body in bodies), return_exceptions=True)
+            for error in alone:
+                if isinstance(error, BaseException) and not isinstance(error, Exception):
+                    raise error from None
+            if not any(isinstance(found, Exception) for found in alone):
+                self.num_prompts = 1  # it was the list that was refused
+            return alone  # type: ignore[return-value]
+        return [_part(answer, number, bodies[0].get("n", 1)) for number in range(len(bodies))]
+
+    async def close(self) -> None:
+        """Let go of what was asked."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for waiting in self._waiting.values():
+            for _, answer in waiting:
+                answer.cancel()
+        self._waiting = {}
+
+
+def _part(answer: dict[str, Any], number: int, num_samples: int) -> dict[str, Any]:
+    """The answer to prompt `number`: its choices, counted from 0. An answer without choices stays as it is."""
+    choices, first = answer.get("choices"), number * num_samples
+    if not isinstance(choices, list):
+        return answer
+    own = [choice for choice in choices if first <= choice["index"] < first + num_samples]
+    return {**answer, "choices": [{**choice, "index": choice["index"] - first} for choice in own]}

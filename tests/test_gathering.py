@@ -1,0 +1,137 @@
+"""Prompts that leave in one HTTP request: every one gets its own answer, and no other's failure."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from sampling.gathering import Gathering
+from sampling.vllm_client import VLLMClient
+
+PATH = "/v1/completions"
+
+
+def ask_all(url: str, prompts: Sequence[list[int]], **options: Any) -> list[Any]:
+    """Each prompt's two samples, or the error it met; all are asked at once."""
+    params = SamplingParams(n=2, temperature=1.0, max_tokens=20, is_seeded=options.pop("is_seeded", False))
+
+    async def run() -> list[Any]:
+        client = VLLMClient(url, **{"patience_seconds": 0.5, "request_seconds": 5.0, "max_attempts": 3, **options})
+        await client.open()
+        try:
+            requests = [SampleRequest(f"p{number}", "", prompt) for number, prompt in enumerate(prompts)]
+            asked = (client.sample(request, params) for request in requests)
+            return await asyncio.gather(*asked, return_exceptions=True)
+        finally:
+            await client.close()
+
+    return asyncio.run(run())
+
+
+def answers(server: Any, prompt: list[int]) -> list[Sample]:
+    return [Sample(*server.samples(prompt, k), "stop") for k in range(2)]
+
+
+PROMPTS = [[number, 7, number] for number in range(20)]
+
+
+def test_prompts_asked_at_once_share_requests_and_get_their_own_answers(completion_server: Any) -> None:
+    with completion_server() as server:
+        found = ask_all(server.base_url, PROMPTS, prompts_per_request=8)
+    assert found == [answers(server, prompt) for prompt in PROMPTS]
+    assert [len(body["prompt"]) for body in server.bodies] == [8, 8, 4]
+    assert server.prompts == PROMPTS
+
+
+@pytest.mark.parametrize("more", [{"prompts_per_request": 1}, {"is_seeded": True}], ids=["one each", "seeds"])
+def test_where_they_may_not_share_each_leaves_alone(more: dict[str, Any], completion_server: Any) -> None:
+    with completion_server() as server:
+        assert ask_all(server.base_url, PROMPTS, **more) == [answers(server, prompt) for prompt in PROMPTS]
+    assert sorted(body["prompt"] for body in server.bodies) == PROMPTS
+
+
+def test_what_is_asked_otherwise_leaves_apart(completion_server: Any) -> None:
+    """Near the window's end a prompt has room for fewer tokens."""
+    long = [[number] * 90 for number in range(4)]
+    with completion_server(max_model_len=100) as server:
+        found = ask_all(server.base_url, [*PROMPTS[:4], *long])
+    assert found == [answers(server, prompt) for prompt in [*PROMPTS[:4], *long]]
+    assert sorted((body["max_tokens"], len(body["prompt"])) for body in server.bodies) == [(10, 4), (20, 4)]
+
+
+def test_a_refusal_finds_the_prompt_it_is_for(completion_server: Any) -> None:
+    with completion_server(refuses=lambda ids: ids[0] == 3) as server:
+        found = ask_all(server.base_url, PROMPTS[:8])
+    assert isinstance(found[3], Refused)
+    assert found[:3] + found[4:] == [answers(server, prompt) for prompt in PROMPTS[:8] if prompt[0] != 3]
+    assert len(server.bodies) == 1 + 8, "together, then each alone once"
+
+
+def test_a_prompt_that_breaks_the_server_fails_alone(completion_server: Any) -> None:
+    with completion_server(breaks=lambda ids: ids[0] == 3) as server:
+        found = ask_all(server.base_url, PROMPTS[:8])
+    assert isinstance(found[3], Refused)
+    assert "3 attempts failed" in str(found[3])
+    assert found[:3] + found[4:] == [answers(server, prompt) for prompt in PROMPTS[:8] if prompt[0] != 3]
+
+
+@pytest.mark.parametrize("fault", ["429", "garbled", "fewer choices", "no choices", "aborted", "closed"])
+def test_a_fault_of_all_is_tried_again_by_each(fault: str, completion_server: Any) -> None:
+    with completion_server(faults=(fault,), first_faults=1) as server:
+        assert ask_all(server.base_url, PROMPTS[:8]) == [answers(server, prompt) for prompt in PROMPTS[:8]]
+    assert 2 <= len(server.bodies) <= 1 + 8
+
+
+def test_a_server_that_takes_no_lists_is_asked_for_one_prompt_from_then_on() -> None:
+    posted: list[Any] = []
+
+    async def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        posted.append(body["prompt"])
+        if isinstance(body["prompt"][0], list):
+            raise Refused("HTTP 400: prompt must be one prompt")
+        return {"choices": [{"index": 0, "text": str(body["prompt"])}]}
+
+    async def run() -> list[Any]:
+        gathering = Gathering(post, 4)
+        found = []
+        for _ in range(2):
+            found += await asyncio.gather(*(gathering.ask(PATH, {"prompt": [k], "n": 1}) for k in range(4)))
+        return found
+
+    found = asyncio.run(run())
+    assert [row["choices"][0]["text"] for row in found] == [f"[{k}]" for k in range(4)] * 2
+    assert sum(isinstance(prompt[0], list) for prompt in posted) == 1
+
+
+def test_an_answer_of_other_choices_is_left_for_the_reader_to_refuse() -> None:
+    async def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        return {"choices": [{"index": 2, "text": "third"}]}
+
+    async def run() -> list[Any]:
+        gathering = Gathering(post, 2)
+        return await asyncio.gather(*(gathering.ask(PATH, {"prompt": [k], "n": 2}) for k in range(2)))
+
+    assert [row["choices"] for row in asyncio.run(run())] == [[], [{"index": 0, "text": "third"}]]
+
+
+def test_a_server_that_goes_ends_all_who_wait(completion_server: Any) -> None:
+    with completion_server(hang_after=0, hangs_behind=True) as server:
+        found = ask_all(server.base_url, PROMPTS[:8], silence_seconds=0.3, probe_seconds=0.3)
+    assert all(isinstance(error, ServerGone) for error in found)
+
+
+def test_what_waits_at_the_end_is_let_go_without_a_complaint() -> None:
+    async def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(3600)
+        return {}
+
+    async def run() -> list[Any]:
+        gathering = Gathering(post, 4)
+        asked = [asyncio.create_task(gathering.ask(PATH, {"prompt": [k]})) for k in range(6)]
+        await asyncio.sleep(0.05)
+        await gathering.close()
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    assert all(isinstance(found, asyncio.CancelledError) for found in asyncio.run(run()))
