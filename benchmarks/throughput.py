@@ -30,6 +30,7 @@ from data.jsonl import read_records, write_records
 from data.records import State
 from data.tasks.word_arithmetic import WordArithmetic
 from models.load import load_tokenizer
+from runtime.schemas import SampleConfig
 from sampling.client import SampleRequest, SamplingParams
 from sampling.requests import CompletionRequests, RequestSource, TrajectoryRequests
 from sampling.runner import Runner
@@ -39,6 +40,7 @@ from sampling.vllm_client import VLLMClient
 REST_SECONDS = 2.5
 ENGINE = {"enforce_eager": True, "max_num_seqs": 256, "block_size": 32}
 GOAL = 0.95
+IN_FLIGHT = SampleConfig.num_in_flight  # what the callers do where nothing is set
 
 
 class ServerSide:
@@ -58,7 +60,7 @@ class ServerSide:
                 self.params,
                 lambda request, samples: self.source.records(self.task, self.tokenizer, request, samples),
                 Path(folder) / "rows.jsonl",
-                num_in_flight=64,
+                num_in_flight=IN_FLIGHT,
                 stall_seconds=120,
                 on_progress=lambda done, fields: None,
             )
@@ -154,7 +156,7 @@ def measure(model: str, states: str, rounds: int, how: str) -> tuple[dict[str, A
              "states": measure_work(Work(model, 2000, states), rounds)}  # fmt: skip
     figures = {name: figure([row[0] / row[1] for row in rows], goal=GOAL, how=how) for name, rows in rates.items()}
     detail: dict[str, Any] = {
-        "requests": "256 problems x n=8, 2000 states x n=4, 64 requests in flight, max_num_seqs 256",
+        "requests": f"256 problems x n=8, 2000 states x n=4, {IN_FLIGHT} prompts in flight, max_num_seqs 256",
         "tokens_per_second": {name: [[round(rate) for rate in row] for row in rows] for name, rows in rates.items()},
         "load_before": load,
         **{f"http_vs_in_process_{name}": row["value"] for name, row in figures.items()},

@@ -254,7 +254,7 @@ class Trainer:
             await proof
         finally:
             proof.cancel()
-        await self.weight_sync.check_version(version)
+        await asyncio.gather(self.weight_sync.check_version(version), self.weight_sync.ask_marker())
         return groups
 
     async def _prove(self) -> None:
@@ -308,6 +308,7 @@ class Trainer:
         await self.sampler.client.open()
         self.weight_sync.canaries = await self._canaries(version, weights)
         await self.weight_sync.prove_delivery(self.policy.network, self.config.seed, weights)
+        await self.weight_sync.ask_marker()
         await self.weight_sync.send(self.policy.network, version, weights)
         await self._prove()
         log.info("the engine serves policy version %d (%.1f s)", version, time.monotonic() - started)

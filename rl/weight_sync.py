@@ -10,9 +10,9 @@ before and after an iteration's rollouts: one that was restarted, or that anothe
 for this one.
 
 Two more proofs of every delivery are asked for beside the first rollouts from it (`prove`), and before anything is
-evaluated or saved: they cost the engine little and would keep it waiting. A prompt asked just before a delivery must
-not be **cached** after it. And the **canary**: log-probs of fixed responses by the trainer and by the engine must
-agree. The gap is a mean over tokens weighted by the trainer's entropy, because a token the policy
+evaluated or saved: they cost the engine little and would keep it waiting. A prompt asked after the last rollouts must
+not be **cached** after the delivery. And the **canary**: log-probs of fixed responses by the trainer and by the engine
+must agree. The gap is a mean over tokens weighted by the trainer's entropy, because a token the policy
 is sure of agrees under any weights. On the tiny policy at lr 1e-4 it was 0.02 at most when fresh, 0.08 to
 0.16 when one iteration stale and above 0.2 after two; the largest gap of one token tells less (0.23 fresh).
 
@@ -192,18 +192,20 @@ class WeightSync:
         """The engine's log-probs of every token but the first of each row."""
         return list(await asyncio.gather(*(self.engine.prompt_logprobs(row) for row in rows)))
 
+    async def ask_marker(self) -> None:
+        """Have the engine cache a prompt that must not be cached any more after the next delivery."""
+        await self._cached()
+
     async def send(self, model: Any, version: int, weights: Weights | None = None) -> dict[str, float]:
         """Deliver `weights` (None: the `model`'s own), which `model` computes with, and stamp the engine: how far the
-        policy moved since the last version. Raises StaleWeights, and ProbeFailed before a step that is too large is
-        delivered."""
+        policy moved since the last version. Raises StaleWeights, and ProbeFailed on a step that is too large: the
+        engine is not stamped then."""
         weights = named_weights(model) if weights is None else weights
         model.eval()
         (logprobs, entropies), _ = await asyncio.gather(
-            asyncio.to_thread(trainer_logprobs, model, weights, self.canaries, self.precision),
-            self._cached(),  # from now on it is cached
+            asyncio.to_thread(trainer_logprobs, model, weights, self.canaries, self.precision), self.deliver(weights)
         )
         moved = self._check_step(logprobs, entropies, version)
-        await self.deliver(weights)
         if isinstance(self.engine, StampedEngine):
             await self.engine.stamp(str(version))
         self._unproven = Unproven(version, logprobs, entropies)
