@@ -6,7 +6,7 @@ prints its port. Sample k of a prompt is one to forty steps long by a hash of bo
 the end token. A fault is a 500, a 429 with Retry-After, a body cut off in the middle, or an answer that comes
 `--late` seconds late, each as often. Of the prompts, `--refused-share` are answered 400 every time. `POST /freeze`
 stops the answers to completions for good, while /health and /v1/models go on; `GET /ledger` says how often each
-prompt was asked.
+prompt was asked, alone or among others, and how often in a list that was refused for one of its prompts.
 """
 
 import argparse
@@ -41,6 +41,7 @@ class AnsweringServer:
         self.tokenizer = Tokenizer.from_file(arguments.tokenizer)
         self.arguments = arguments
         self.asked: Counter[str] = Counter()
+        self.in_refused_lists: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
         self.is_frozen = False
         self._rng = random.Random(arguments.seed)
@@ -63,7 +64,8 @@ class AnsweringServer:
         return web.json_response({"data": [{"id": "policy", "max_model_len": 100_000}]})
 
     async def _ledger(self, request: web.Request) -> web.Response:
-        return web.json_response({"asked": self.asked, "faults": self.faults})
+        found = {"asked": self.asked, "in_refused_lists": self.in_refused_lists, "faults": self.faults}
+        return web.json_response(found)
 
     async def _freeze(self, request: web.Request) -> web.Response:
         self.is_frozen = True
@@ -89,6 +91,8 @@ class AnsweringServer:
         if self.is_frozen:
             await asyncio.sleep(86_400)
         if any(is_refused(prompt, self.arguments.refused_share) for prompt in prompts):
+            if len(prompts) > 1:
+                self.in_refused_lists.update(map(json.dumps, prompts))
             return web.json_response({"error": "this prompt is refused"}, status=400)
         pairs = [(prompt, index) for prompt in prompts for index in range(body["n"])]
         choices = [self._choice(*pair) | {"index": number} for number, pair in enumerate(pairs)]

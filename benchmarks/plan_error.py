@@ -28,7 +28,8 @@ def measure(run_dir: Path, folder: Path, num_pilot: int, how: str) -> tuple[dict
             f"stage.pilot={source!r}" if not source else f"stage.pilot={source}",
             f"stage.measured=[{folder}/pilot.meta.json,{folder}/completions.meta.json]",
             f"stage.actual=[{paid[0]},{paid[1]}]")  # fmt: skip
-        plans[name] = json.loads(output.read_text())
+        told = output.read_text().replace(str(folder), "FOLDER").replace(str(run_dir.resolve()), "RUN")
+        plans[name] = json.loads(told)
     return {name: _figure(plans["pilot"], kind, goal, how)
             for name, kind, goal in (("plan_tokens_error", "generated_tokens", 0.1),
                                      ("plan_seconds_error", "seconds", 0.25))}, plans  # fmt: skip

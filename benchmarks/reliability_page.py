@@ -15,7 +15,7 @@ SAYS = {
     "kills_clean": "`kill -9` at random moments, then the same command again: final files equal an undisturbed run's",
     "flaky_rows_complete": "30 % of answers 500, 429, cut off or late: rows written and not empty, of those wanted",
     "flaky_requests_per_row": "the same: requests a row",
-    "refused_listed_and_asked_once": "requests that are answered 400: asked once, and listed with the reason",
+    "refused_listed_and_asked_once": "requests that are answered 400: asked once alone, and listed with the reason",
     "lost_server_exit_3": "a server killed, stopped, or frozen behind a `/health` that says 200: exit code 3, rows "
     "valid, the command to go on printed",
     "seconds_to_exit_killed": "a server killed: from the last row to the end",

@@ -184,6 +184,8 @@ def flaky(folder: Path) -> dict[str, Any]:
     rows = read_records(Trajectory, output)
     listed = {json.loads(line)["id"] for line in output.with_suffix(".failed.jsonl").read_text().splitlines()}
     asked = Counter({name: ledger["asked"].get(json.dumps(ids), 0) for name, ids in prompts.items()})
+    lists = ledger["in_refused_lists"]
+    in_lists = Counter({name: lists.get(json.dumps(ids), 0) for name, ids in prompts.items()})
     good = [name for name in prompts if name not in refused]
     return {
         "exit_code": code,
@@ -195,7 +197,8 @@ def flaky(folder: Path) -> dict[str, Any]:
         "refused": len(refused),
         "refused_and_listed": len(refused & listed),
         "listed_wrongly": len(listed - refused),
-        "retries_of_refused": sum(asked[name] - 1 for name in refused),
+        "retries_of_refused": sum(asked[name] - in_lists[name] - 1 for name in refused),
+        "in_refused_lists": sum(in_lists.values()),
         "faults": ledger["faults"],
     }
 

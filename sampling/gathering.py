@@ -16,32 +16,46 @@ Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 Asked = tuple[dict[str, Any], asyncio.Future[dict[str, Any]]]
 
 
+_MANY_GOOD = 32
+
+
 class Gathering:
-    """`ask` posts one body to a path. A prompt waits for at most `num_prompts` - 1 others, and `seconds` at most."""
+    """`ask` posts one body to a path. A prompt waits for at most `num_prompts` - 1 others, and `seconds` at most.
+
+    A refused list tells nothing of which prompt is at fault: each is asked again alone, lists become half as long, and
+    grow again when many were answered.
+    """
 
     def __init__(self, ask: Ask, num_prompts: int, seconds: float = 0.002):
         self._ask_one = ask
-        self.num_prompts = num_prompts
+        self.num_prompts = self.most = num_prompts
+        self.num_good = 0
         self.seconds = seconds
         self._waiting: dict[str, list[Asked]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(self, path: str, body: dict[str, Any], is_alone: bool = False) -> dict[str, Any]:
         """The answer to `body` as if it had been asked alone, which `is_alone` has it be: after a failure, that may
-        have been another prompt's. Raises what `ask` raises; a refusal of several prompts is no answer to any of them,
-        so each is asked again alone."""
+        have been another prompt's. Raises what `ask` raises."""
         if is_alone or self.num_prompts < 2 or "seed" in body or not isinstance(body.get("prompt"), list):
-            return await self._ask_one(path, body)
+            answer = await self._ask_one(path, body)
+            self._count_good()
+            return answer
+        return await self._ask_in_list(path, body)
+
+    async def _ask_in_list(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         loop = asyncio.get_running_loop()
         kind = json.dumps([path, {name: value for name, value in body.items() if name != "prompt"}])
         answer: asyncio.Future[dict[str, Any]] = loop.create_future()
         waiting = self._waiting.setdefault(kind, [])
         waiting.append((body, answer))
-        if len(waiting) == self.num_prompts:
+        if len(waiting) >= self.num_prompts:
             self._send(path, kind)
         elif len(waiting) == 1:
             loop.call_later(self.seconds, self._send_late, path, kind, waiting)
-        return await answer
+        found = await answer
+        self._count_good()
+        return found
 
     def _send_late(self, path: str, kind: str, waiting: list[Asked]) -> None:
         if self._waiting.get(kind) is waiting:
@@ -79,14 +93,24 @@ class Gathering:
         try:
             answer = await self._ask_one(path, {**bodies[0], "prompt": [body["prompt"] for body in bodies]})
         except Refused:
-            alone = await asyncio.gather(*(self._ask_one(path, body) for body in bodies), return_exceptions=True)
-            for error in alone:
-                if isinstance(error, BaseException) and not isinstance(error, Exception):
-                    raise error from None
-            if not any(isinstance(found, Exception) for found in alone):
-                self.num_prompts = 1  # it was the list that was refused
-            return alone  # type: ignore[return-value]
+            return await self._ask_each(path, bodies)
         return [_part(answer, number, bodies[0].get("n", 1)) for number in range(len(bodies))]
+
+    async def _ask_each(self, path: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any] | Exception]:
+        self.num_prompts, self.num_good = max(1, self.num_prompts // 2), 0
+        found: list[dict[str, Any] | Exception] = []
+        for answer in await asyncio.gather(*(self._ask_one(path, body) for body in bodies), return_exceptions=True):
+            if not isinstance(answer, Exception | dict):
+                raise answer
+            found.append(answer)
+        if not any(isinstance(answer, Exception) for answer in found):
+            self.num_prompts = self.most = 1  # it was the list that was refused
+        return found
+
+    def _count_good(self) -> None:
+        self.num_good += 1
+        if self.num_good % _MANY_GOOD == 0:
+            self.num_prompts = min(self.most, 2 * self.num_prompts)
 
     async def close(self) -> None:
         """Let go of what was asked."""

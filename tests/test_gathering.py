@@ -69,6 +69,32 @@ def test_a_refusal_finds_the_prompt_it_is_for(completion_server: Any) -> None:
     assert len(server.bodies) == 1 + 8, "together, then each alone once"
 
 
+def test_lists_become_shorter_by_refusals_and_longer_by_answers() -> None:
+    """One prompt of eight refused again and again costs few prompts that are asked twice; after that lists grow."""
+    posted: list[Any] = []
+
+    async def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
+        prompts = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
+        posted.append(len(prompts))
+        if any(prompt[0] < 0 for prompt in prompts):
+            raise Refused("HTTP 400: a negative token")
+        return {"choices": [{"index": number} for number in range(len(prompts))]}
+
+    async def run() -> None:
+        gathering = Gathering(post, 8)
+        for start in range(0, 160, 8):
+            prompts = [[-1 if k == 3 else start + k] for k in range(8)]
+            asked = (gathering.ask(PATH, {"prompt": prompt, "n": 1}) for prompt in prompts)
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            assert [isinstance(answer, Refused) for answer in found] == [k == 3 for k in range(8)]
+        assert sum(posted) < 160 * 1.25
+        for _ in range(20):
+            await asyncio.gather(*(gathering.ask(PATH, {"prompt": [k], "n": 1}) for k in range(8)))
+        assert posted[-1] == 8
+
+    asyncio.run(run())
+
+
 def test_a_prompt_that_breaks_the_server_fails_alone(completion_server: Any) -> None:
     with completion_server(breaks=lambda ids: ids[0] == 3) as server:
         found = ask_all(server.base_url, PROMPTS[:8])
