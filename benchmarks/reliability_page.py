@@ -14,7 +14,7 @@ BEGIN, END = "<!-- table of faults.json: begin -->", "<!-- table of faults.json:
 SAYS = {
     "kills_clean": "`kill -9` at random moments, then the same command again: final files equal an undisturbed run's",
     "flaky_rows_complete": "30 % of answers 500, 429, cut off or late: rows written and not empty, of those wanted",
-    "flaky_requests_per_row": "the same: requests a row",
+    "flaky_requests_per_row": "the same: how often a prompt is asked",
     "refused_listed_and_asked_once": "requests that are answered 400: asked once alone, and listed with the reason",
     "lost_server_exit_3": "a server killed, stopped, or frozen behind a `/health` that says 200: exit code 3, rows "
     "valid, the command to go on printed",

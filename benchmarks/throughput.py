@@ -23,6 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
+from benchmarks.forked import ROOT
 from benchmarks.prefill import shared_options
 from benchmarks.result import figure
 from benchmarks.sides import Side, load_before, serve
@@ -30,7 +33,6 @@ from data.jsonl import read_records, write_records
 from data.records import State
 from data.tasks.word_arithmetic import WordArithmetic
 from models.load import load_tokenizer
-from runtime.schemas import SampleConfig
 from sampling.client import SampleRequest, SamplingParams
 from sampling.requests import CompletionRequests, RequestSource, TrajectoryRequests
 from sampling.runner import Runner
@@ -40,7 +42,7 @@ from sampling.vllm_client import VLLMClient
 REST_SECONDS = 2.5
 ENGINE = {"enforce_eager": True, "max_num_seqs": 256, "block_size": 32}
 GOAL = 0.95
-IN_FLIGHT = SampleConfig.num_in_flight  # what the callers do where nothing is set
+IN_FLIGHT = int(OmegaConf.load(ROOT / "conf" / "sample.yaml").num_in_flight)  # what the callers do
 
 
 class ServerSide:

@@ -22,6 +22,7 @@ from rl.types import Rollout, RolloutGroup
 from sampling.client import Client, Refused, SampleRequest, SamplingParams, ServerGone
 from sampling.requests import cut_at_text, make_completions, make_trajectory
 from sampling.rounds import round_id
+from sampling.vllm_client import VLLMClient
 
 R = TypeVar("R")
 
@@ -170,11 +171,14 @@ class Sampler:
         return await asyncio.to_thread(make_completions, self.task, self.tokenizer, state, request_id, samples)
 
     async def _watch(self) -> None:
-        """Ends only by raising ServerGone."""
+        """Ends only by raising ServerGone: where no answer came for `stall_seconds`, nor a sign of life."""
         while True:
             await asyncio.sleep(0.5)
             self.check_server()
             if time.monotonic() - self._last_result > self.stall_seconds:
+                if isinstance(self.client, VLLMClient) and await self.client.is_working():
+                    self._last_result = time.monotonic()
+                    continue
                 raise ServerGone(
                     f"the server gave no answer for {self.stall_seconds:g} s: run the same command to go on"
                 )

@@ -300,7 +300,10 @@ class Trainer:
         """(advantages, the seconds that its questions to the sampler and the reward took)."""
         assert self._loop is not None
         live = LiveSampler(self._loop, self.sampler, self.reward, self.params, iteration)
-        return self.estimator(groups, experience, live), live.times
+        estimate = self.estimator(groups, experience, live)
+        if live.times:  # completions may have driven the marker out of the cache
+            self._run(self.weight_sync.ask_marker())
+        return estimate, live.times
 
     async def _start(self, version: int, weights: Weights) -> None:
         """Open the client, prove delivery on the canaries, and serve the policy of this version."""

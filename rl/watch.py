@@ -136,7 +136,7 @@ class Watch:
         if self.params.stop or abs(errors) <= _SURE or abs(found["surprise"]) <= limit:
             return None
         logits = self._logits(experience.ids, experience.attention_mask)
-        variances = torch.cat([_variances(part / self.params.temperature).cpu() for _, part in logits])
+        variances = torch.cat([_variances(part, self.params.temperature).cpu() for _, part in logits])
         _, errors = surprise(*values, experience.response_mask, variances)
         if abs(errors) <= _SURE:
             return None
@@ -187,8 +187,11 @@ class Watch:
         return torch.cat([truncated_logprobs(found / temperature, part, top_p).cpu() for part, found in logits])
 
 
-def _variances(logits: torch.Tensor) -> torch.Tensor:
-    """Of -log-prob under softmax(logits) [..., V] → [...]."""
-    logs = torch.log_softmax(logits.double(), dim=-1)
-    shares = logs.exp()
-    return (shares * logs.square()).sum(-1) - (shares * logs).sum(-1).square()
+def _variances(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Of -log-prob under softmax(logits / temperature) [B, T, V] → [B, T], a few tokens at a time."""
+    found = []
+    for part in logits.flatten(0, 1).split(max(1, _MAX_LOGITS // 8 // logits.shape[-1])):
+        logs = torch.log_softmax(part.double() / temperature, dim=-1)
+        shares = logs.exp()
+        found.append((shares * logs.square()).sum(-1) - (shares * logs).sum(-1).square())
+    return torch.cat(found).view(logits.shape[:-1])

@@ -112,7 +112,7 @@ class SampleConfig:
     params: Any = MISSING
     client: Any = MISSING
     server: Any = None
-    num_in_flight: int = 192
+    num_in_flight: int = 64
     stall_seconds: float = 180.0
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 

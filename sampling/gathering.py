@@ -5,12 +5,12 @@ request is not the engine's but that of the two ends of the connection, which is
 """
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from sampling.client import Refused
+from sampling.completion_api import Transient
 
 Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 Asked = tuple[dict[str, Any], asyncio.Future[dict[str, Any]]]
@@ -67,6 +67,8 @@ class Gathering:
             task = asyncio.get_running_loop().create_task(self._answer(path, asked))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            for _, answer in asked:
+                answer.add_done_callback(lambda _: all(a.done() for _, a in asked) and task.cancel())
 
     async def _answer(self, path: str, asked: list[Asked]) -> None:
         """Settle every future, whatever happens."""
@@ -94,13 +96,13 @@ class Gathering:
             answer = await self._ask_one(path, {**bodies[0], "prompt": [body["prompt"] for body in bodies]})
         except Refused:
             return await self._ask_each(path, bodies)
-        return [_part(answer, number, bodies[0].get("n", 1)) for number in range(len(bodies))]
+        return _parts(answer, bodies)
 
     async def _ask_each(self, path: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any] | Exception]:
         self.num_prompts, self.num_good = max(1, self.num_prompts // 2), 0
         found: list[dict[str, Any] | Exception] = []
         for answer in await asyncio.gather(*(self._ask_one(path, body) for body in bodies), return_exceptions=True):
-            if not isinstance(answer, Exception | dict):
+            if isinstance(answer, BaseException) and not isinstance(answer, Exception):
                 raise answer
             found.append(answer)
         if not any(isinstance(answer, Exception) for answer in found):
@@ -117,18 +119,28 @@ class Gathering:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         for waiting in self._waiting.values():
             for _, answer in waiting:
                 answer.cancel()
         self._waiting = {}
 
 
-def _part(answer: dict[str, Any], number: int, num_samples: int) -> dict[str, Any]:
-    """The answer to prompt `number`: its choices, counted from 0. An answer without choices stays as it is."""
-    choices, first = answer.get("choices"), number * num_samples
-    if not isinstance(choices, list):
-        return answer
-    own = [choice for choice in choices if first <= choice["index"] < first + num_samples]
-    return {**answer, "choices": [{**choice, "index": choice["index"] - first} for choice in own]}
+def _parts(answer: Any, bodies: list[dict[str, Any]]) -> list[dict[str, Any] | Exception]:
+    """The answer to every prompt: its choices, counted from 0. Raises Transient where they are not all there, or are
+    another prompt's."""
+    num_samples = bodies[0].get("n", 1)
+    try:
+        choices = sorted(answer["choices"], key=lambda choice: choice["index"])
+        if [choice["index"] for choice in choices] != list(range(num_samples * len(bodies))):
+            raise Transient(f"{len(choices)} samples of {num_samples * len(bodies)}")
+        found: list[dict[str, Any] | Exception] = []
+        for number, body in enumerate(bodies):
+            own = choices[number * num_samples : (number + 1) * num_samples]
+            if any(choice.get("prompt_token_ids", body["prompt"]) != body["prompt"] for choice in own):
+                raise Transient("the answer has another prompt's samples")
+            numbered = [{**choice, "index": index} for index, choice in enumerate(own)]
+            found.append({**answer, "choices": numbered})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise Transient(f"the answer is not one of a list of prompts ({error!r})") from None
+    return found

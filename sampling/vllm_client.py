@@ -35,7 +35,7 @@ _MAX_GIVEN_UP = 16
 
 
 class _Server:
-    """A server of several: its connection, its share of the requests in flight, and why it was left out."""
+    """A server of several: its connection, its share of the prompts in flight, and why it was left out."""
 
     def __init__(self, connection: Connection, num_in_flight: int, prompts_per_request: int):
         self.connection = connection

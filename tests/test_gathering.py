@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from sampling.completion_api import Transient
 from sampling.gathering import Gathering
 from sampling.vllm_client import VLLMClient
 
@@ -131,15 +132,55 @@ def test_a_server_that_takes_no_lists_is_asked_for_one_prompt_from_then_on() -> 
     assert sum(isinstance(prompt[0], list) for prompt in posted) == 1
 
 
-def test_an_answer_of_other_choices_is_left_for_the_reader_to_refuse() -> None:
-    async def post(path: str, body: dict[str, Any]) -> dict[str, Any]:
-        return {"choices": [{"index": 2, "text": "third"}]}
+GOOD = [{"index": index, "prompt_token_ids": [index // 2]} for index in range(4)]
+MALFORMED = {
+    "null": None, "a list": [], "no choices": {}, "null choices": {"choices": [None] * 4},
+    "no index": {"choices": [{}] * 4}, "one too few": {"choices": GOOD[:3]}, "one twice": {"choices": GOOD[:3] * 2},
+    "shifted": {"choices": [{**GOOD[k], "prompt_token_ids": [1]} for k in range(4)]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", MALFORMED.values(), ids=MALFORMED)
+def test_an_answer_that_is_not_whole_is_no_answer_to_anyone(answer: Any) -> None:
+    """What one prompt lacks would be another one's: choices are counted through the list."""
+    posted = []
+
+    async def post(path: str, body: dict[str, Any]) -> Any:
+        posted.append(body["prompt"])
+        return answer if len(posted) == 1 else {"choices": GOOD}
 
     async def run() -> list[Any]:
         gathering = Gathering(post, 2)
-        return await asyncio.gather(*(gathering.ask(PATH, {"prompt": [k], "n": 2}) for k in range(2)))
+        asked = [{"prompt": [k], "n": 2} for k in range(2)]
+        first = await asyncio.gather(*(gathering.ask(PATH, body) for body in asked), return_exceptions=True)
+        return [first, await asyncio.gather(*(gathering.ask(PATH, body) for body in asked))]
 
-    assert [row["choices"] for row in asyncio.run(run())] == [[], [{"index": 0, "text": "third"}]]
+    first, second = asyncio.run(run())
+    assert all(isinstance(error, Transient) for error in first)
+    assert [[choice["prompt_token_ids"] for choice in row["choices"]] for row in second] == [[[0], [0]], [[1], [1]]]
+
+
+def test_a_request_that_nobody_waits_for_any_more_is_let_go() -> None:
+    ended = []
+
+    async def post(path: str, body: dict[str, Any]) -> Any:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ended.append(len(body["prompt"]))
+
+    async def run() -> None:
+        gathering = Gathering(post, 2)
+        asked = [asyncio.create_task(gathering.ask(PATH, {"prompt": [k]})) for k in range(2)]
+        await asyncio.sleep(0.02)
+        asked[0].cancel()
+        await asyncio.sleep(0.02)
+        assert not ended
+        asked[1].cancel()
+        await asyncio.sleep(0.02)
+
+    asyncio.run(run())
+    assert ended == [2]
 
 
 def test_a_server_that_goes_ends_all_who_wait(completion_server: Any) -> None:
