@@ -32,6 +32,7 @@ log = logging.getLogger("sample")
 
 _LONGEST_WAIT = 60.0
 _MAX_GIVEN_UP = 16
+_FEWEST_REQUESTS = 16  # in flight, whatever shares them
 
 
 class _Server:
@@ -50,7 +51,8 @@ class VLLMClient:
     """Args: `base_url` such as `http://127.0.0.1:8000`, or a list of them; times in seconds; `model` null takes the
     served one. `endpoint` is completions (ids in and out) or chat (the prompt's turns in, ids out; the server's chat
     template must write the very ids of the prompt). `in_flight_each` bounds the prompts at one server, 0 does not.
-    Prompts that are asked for at once share an HTTP request, at most `prompts_per_request` (not with seeds or chats).
+    Prompts that are asked for at once share an HTTP request, at most `prompts_per_request` and a sixteenth of
+    `in_flight_each` (an answer waits for the slowest of its prompts); not with seeds or chats.
     `silence_seconds`: how long a server may owe answers before it is asked for a sign of life, which it has
     `probe_seconds` to give; without one it is gone. `key_variable` names the environment variable of the servers'
     API key, if they want one.
@@ -77,7 +79,8 @@ class VLLMClient:
         self.model = model
         self.endpoint = endpoint
         self.in_flight_each = in_flight_each
-        self.prompts_per_request = prompts_per_request
+        most = in_flight_each // _FEWEST_REQUESTS if in_flight_each else prompts_per_request
+        self.prompts_per_request = max(1, min(prompts_per_request, most))
         self.request_seconds = request_seconds
         self.patience_seconds = patience_seconds
         self.silence_seconds = silence_seconds

@@ -53,6 +53,12 @@ def test_where_they_may_not_share_each_leaves_alone(more: dict[str, Any], comple
     assert sorted(body["prompt"] for body in server.bodies) == PROMPTS
 
 
+def test_where_few_are_in_flight_few_share_a_request() -> None:
+    sizes = {bound: VLLMClient("http://127.0.0.1:9", in_flight_each=bound).prompts_per_request
+             for bound in (0, 4, 32, 64, 192, 1000)}  # fmt: skip
+    assert sizes == {0: 8, 4: 1, 32: 2, 64: 4, 192: 8, 1000: 8}
+
+
 def test_what_is_asked_otherwise_leaves_apart(completion_server: Any) -> None:
     """Near the window's end a prompt has room for fewer tokens."""
     long = [[number] * 90 for number in range(4)]

@@ -31,6 +31,7 @@ from rl.update import Update, learning_rate
 from rl.weight_sync import Canary, StaleWeights, WeightSync, write_weights
 from runtime.schemas import KLConfig, RLConfig
 from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from sampling.vllm_client import VLLMClient
 from training.engine import TorchEngine, named_weights
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -294,6 +295,27 @@ def test_a_sampler_that_hangs_ends_the_run(task: WordArithmetic, tokenizer: Any)
     sampler = Sampler(Hanging(tokenizer), task, tokenizer, num_in_flight=8, stall_seconds=0.1)
     with pytest.raises(ServerGone, match="no answer for"):
         asyncio.run(sampler.rollout(task.problems("train")[:3], PARAMS, "rl-0", 0))
+
+
+@pytest.mark.parametrize("is_working", [True, False])
+def test_a_server_that_is_slow_is_asked_for_a_sign_of_life(
+    is_working: bool, task: WordArithmetic, tokenizer: Any
+) -> None:
+    class Slow(VLLMClient):
+        async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+            await asyncio.sleep(1.2)
+            return await FakeClient(tokenizer).sample(request, params)
+
+        async def is_working(self) -> bool:
+            return is_working
+
+    sampler = Sampler(Slow(), task, tokenizer, num_in_flight=8, stall_seconds=0.1)
+    asked = sampler.rollout(task.problems("train")[:3], PARAMS, "rl-0", 0)
+    if is_working:
+        assert len(asyncio.run(asked)) == 3
+    else:
+        with pytest.raises(ServerGone, match="no answer for"):
+            asyncio.run(asked)
 
 
 def perturbed(path: Path, names: Sequence[str]) -> Any:
