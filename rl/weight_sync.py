@@ -230,7 +230,8 @@ class WeightSync:
         return {"canary_gap": gap, "canary_gap_max": float((engine - sent.logprobs).abs().max())}
 
     async def sync(self, model: Any, version: int) -> dict[str, float]:
-        """`send`, and `prove` at once."""
+        """`send` after the marker was asked for, and `prove` at once."""
+        await self.ask_marker()
         return await self.send(model, version) | await self.prove()
 
     async def prove_delivery(self, model: Any, seed: int = 0, weights: Weights | None = None) -> dict[str, float]:

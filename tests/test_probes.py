@@ -543,7 +543,6 @@ def test_an_engine_one_step_behind_is_named_however_small_the_step(tiny_policy: 
 
 def test_a_cache_that_outlives_a_delivery_is_named(tiny_policy: Path) -> None:
     sync = knowing_sync(KnowingEngine(tiny_policy, keeps_cache=True))
-    asyncio.run(sync.ask_marker())
     with pytest.raises(StaleWeights, match="has 20 cached tokens after it") as caught:
         asyncio.run(sync.sync(load_policy(str(tiny_policy)), 0))
     assert caught.value.fault.kind == CACHE

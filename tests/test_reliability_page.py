@@ -27,7 +27,7 @@ def result(**changes: Any) -> dict[str, Any]:
 def test_a_goal_that_is_missed_is_written_as_it_is() -> None:
     missed = {"value": 1.75, "unit": "requests", "goal": 1.6, "better": "lower", "met": False}
     lines = table(result(flaky_requests_per_row=missed)).split("\n")
-    assert "| the same: requests a row | ≤ 1.6 requests | 1.75 requests | **no** |" in lines
+    assert "| the same: how often a prompt is asked | ≤ 1.6 requests | 1.75 requests | **no** |" in lines
     assert sum(line.endswith("| ≥ 1 | 1 | yes |") for line in lines) == len(SAYS) - 1
     assert lines[-1].startswith("200 kills in 70 runs, 90 of them while rows were being written; 31 places")
 
