@@ -98,7 +98,7 @@ def open_run_dir(path: str, config: Any) -> Path:
 
 
 def changed_keys(stored: Any, mine: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """(key, stored, mine) of every leaf that differs, the length of the run left out."""
+    """(key, stored, mine) of every leaf that differs, but for the length of the run and how its server is asked."""
     if isinstance(stored, dict) and isinstance(mine, dict):
         names = [name for name in {**stored, **mine} if prefix or name not in _LENGTH_KEYS]
         return [row for name in names for row in changed_keys(stored.get(name), mine.get(name), f"{prefix}{name}.")]

@@ -113,3 +113,9 @@ def test_a_finished_run_is_not_lengthened_in_silence(tmp_path: Path) -> None:
     assert is_finished(folder, config())
     with pytest.raises(BadConfig, match="finished with max_steps=10, now 20"):
         is_finished(folder, config(max_steps=20))
+
+
+def test_how_a_server_is_asked_may_change_and_what_is_asked_may_not() -> None:
+    stored = {"client": {"base_url": "http://a:1"}, "params": {"n": 8}}
+    assert changed_keys(stored, {**stored, "client": {"base_url": "http://b:2", "prompts_per_request": 8}}) == []
+    assert changed_keys(stored, {**stored, "params": {"n": 4}}) == [("params.n", 8, 4)]
