@@ -67,11 +67,23 @@ class Unproven:
     entropies: torch.Tensor
 
 
-def write_weights(weights: Weights, folder: Path) -> dict[str, str]:
-    """`folder/model.safetensors`, each name with memory of its own; name → digest of what was written."""
-    copies = {name: value.cpu().contiguous().clone() for name, value in weights.items()}
-    save_file(copies, folder / "model.safetensors", metadata={"format": "pt"})
-    return {name: digest(value) for name, value in copies.items()}
+def write_weights(weights: Weights, folder: Path) -> dict[str, torch.Tensor]:
+    """`folder/model.safetensors`; what was written, each name with memory of its own. Nothing that has it already is
+    copied: on a CPU that an engine shares, copying took longer than all the rest of a delivery."""
+    written: dict[str, torch.Tensor] = {}
+    storages: set[int] = set()
+    for name, value in weights.items():
+        value = value.detach().cpu().contiguous()
+        place = value.untyped_storage().data_ptr()
+        written[name] = value.clone() if place in storages else value
+        storages.add(place)
+    save_file(written, folder / "model.safetensors", metadata={"format": "pt"})
+    return written
+
+
+def digests(weights: Weights) -> dict[str, str]:
+    """Name → digest."""
+    return {name: digest(value) for name, value in weights.items()}
 
 
 def check_receipt(sent: Mapping[str, str], receipt: Mapping[str, str], earlier: Sequence[Mapping[str, str]]) -> None:
@@ -150,8 +162,8 @@ class WeightSync:
         memory = Path("/dev/shm")
         folder = Path(tempfile.mkdtemp(prefix="espalier-", dir=memory if memory.is_dir() else None))
         try:
-            sent = write_weights(weights, folder)
-            receipts = await self.engine.load(folder)
+            written = write_weights(weights, folder)
+            sent, receipts = await asyncio.gather(asyncio.to_thread(digests, written), self.engine.load(folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         for receipt in receipts or []:

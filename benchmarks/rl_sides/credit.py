@@ -26,7 +26,8 @@ ONLINE = {
     "rloo": "exp/ppo/rloo_word_arithmetic",
     "vineppo": "exp/ppo/vineppo_word_arithmetic",
 }
-METHODS = ("sft", "restem", "dpo_positive", *ONLINE)
+OFFLINE = {"restem": "exp/sft/restem_word_arithmetic", "dpo_positive": "exp/dpo/positive_word_arithmetic"}
+METHODS = ("sft", *OFFLINE, *ONLINE)
 NUM_PROBLEMS, GROUP_SIZE = 64, 8
 # Student's t, two-sided 95 %, by degrees of freedom.
 _T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
@@ -99,13 +100,10 @@ class Credit:
             run_program(log, "service_api_caller_v1.py", "-cn", "api/vllm/trajectories", f"output={sampled}", *sampling)
             stage = "restem_demonstrations" if method == "restem" else "dpo_positive_preferences"
             run_program(log, "run_stage.py", "-cn", stage, f"input={sampled}", f"output={chosen}", f"seed={seed}")
-        length = [f"max_steps={self.iterations}", f"seed={seed}", "save_every=0"]
+        own = [f"max_steps={self.iterations}", f"seed={seed}", "save_every=0"]
         if method == "restem":
-            own = ["batch_size=512", "learning_rate=1.0e-4", "warmup_steps=5"]
-            train(run / "train", self.policy, chosen, log, "exp/sft/restem_word_arithmetic", [*own, *length])
-        else:
-            own = ["objective=dpo_positive", "objective.sft_weight=0.0", "batch_size=256", "learning_rate=1.0e-4"]
-            train(run / "train", self.policy, chosen, log, "exp/dpo/word_arithmetic", [*own, *length])
+            own += ["batch_size=512", "learning_rate=1.0e-4", "warmup_steps=5"]
+        train(run / "train", self.policy, chosen, log, OFFLINE[method], own)
         return run / "train" / "model"
 
     def value_errors(self, seed: int) -> dict[str, Any]:
