@@ -252,17 +252,7 @@ def response_logprobs(
     `response_mask` (default: everywhere) is false. The rows are packed for the pass where the network allows it.
     """
     wanted = attention_mask.bool() if response_mask is None else response_mask & attention_mask.bool()
-    rows_at, columns_at = wanted[:, 1:].nonzero(as_tuple=True)
-    lengths = attention_mask.sum(-1).tolist()
-    kind = "shared" if takes_packed_rows(network(model)) else "padded"
-    placed = place_rows([row[:size] for row, size in zip(ids.tolist(), lengths, strict=True)], Layout(kind))
-    starts = torch.zeros(ids.shape, dtype=torch.long)
-    for row, path in enumerate(placed.paths):
-        starts[row, : len(path)] = path
-    inputs = {
-        name: value.to(ids.device) if torch.is_tensor(value) else value for name, value in model_inputs(placed).items()
-    }
-    places = starts.to(ids.device)[rows_at, columns_at]
+    inputs, places, rows_at, columns_at = _before(model, ids, attention_mask, wanted)
     scores = _score_places(model, inputs, places, ids[rows_at, columns_at + 1], temperature)
     shape = (ids.shape[0], ids.shape[1] - 1)
     found = (
@@ -270,6 +260,42 @@ def response_logprobs(
         for values in (scores.logprobs, scores.entropies)
     )
     return tuple(found)  # type: ignore[return-value]
+
+
+def response_values(
+    model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, response_mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """What a scalar head of one output says before ids[:, t], at [:, t-1]: [B, T-1] in float32, arguments and packing
+    as of `response_logprobs`."""
+    wanted = attention_mask.bool() if response_mask is None else response_mask & attention_mask.bool()
+    inputs, places, rows_at, columns_at = _before(model, ids, attention_mask, wanted)
+    reads = reads_of(network(model), places, inputs["input_ids"].numel())
+    values = model(**inputs, **reads).logits.flatten(0, 1).index_select(0, places)[:, 0].float()
+    shape = (ids.shape[0], ids.shape[1] - 1)
+    return torch.zeros(shape, device=ids.device).index_put((rows_at, columns_at), values)
+
+
+def _before(
+    model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, wanted: torch.Tensor
+) -> tuple[dict[str, Any], torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(the model's inputs, where in them the token before each wanted one lies [R], rows [R], columns [R] of those
+    tokens in [B, T-1])."""
+    rows_at, columns_at = wanted[:, 1:].nonzero(as_tuple=True)
+    lengths = attention_mask.sum(-1).tolist()
+    kind = "shared" if packs_rows(model) else "padded"
+    placed = place_rows([row[:size] for row, size in zip(ids.tolist(), lengths, strict=True)], Layout(kind))
+    starts = torch.zeros(ids.shape, dtype=torch.long)
+    for row, path in enumerate(placed.paths):
+        starts[row, : len(path)] = path
+    inputs = {
+        name: value.to(ids.device) if torch.is_tensor(value) else value for name, value in model_inputs(placed).items()
+    }
+    return inputs, starts.to(ids.device)[rows_at, columns_at], rows_at, columns_at
+
+
+def packs_rows(model: Any) -> bool:
+    """Whether rows are packed for this model, wrapped or not."""
+    return takes_packed_rows(network(model))
 
 
 def token_logprobs(

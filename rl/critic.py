@@ -12,7 +12,8 @@ import torch
 from torch.nn.functional import pad
 
 from data.records import BadInput
-from rl.experience import RowScorer, device_of, empty_loss, micro_batches, most_passes, own_rows
+from models.logprobs import response_values
+from rl.experience import RowScorer, empty_loss, micro_batches, most_passes, own_rows
 from rl.losses import explained_variance, value_loss
 from rl.types import Experience
 from runtime.schemas import CriticConfig
@@ -22,9 +23,16 @@ from training.loop import NotFinite, Sums
 FORMS = ("linear", "probability")
 
 
-def critic_values(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, form: str) -> torch.Tensor:
-    """[B, T] in float32, aligned with `ids` as log-probs are; column 0 is 0. `form` probability: sigmoid."""
-    found = model(input_ids=ids, attention_mask=attention_mask).logits[:, :-1, 0].float()
+def critic_values(
+    model: Any,
+    ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    form: str,
+    response_mask: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """[B, T] in float32, aligned with `ids` as log-probs are, of the tokens in `response_mask` (default: all); column 0
+    is 0. `form` probability: sigmoid."""
+    found = response_values(model, ids, attention_mask, response_mask)
     return pad(torch.sigmoid(found) if form == "probability" else found, (1, 0))
 
 
@@ -46,14 +54,14 @@ class Critic:
         model = self.engine.model
         model.eval()
         form = self.config.form
-        return scorer(device_of(model), 1, lambda ids, mask, _: (critic_values(model, ids, mask, form),))[0]
+        return scorer(model, 1, lambda ids, mask, chosen: (critic_values(model, ids, mask, form, chosen),))[0]
 
     def step(self, experience: Experience, rows: torch.Tensor, rate: float, sums: Sums) -> None:
         """One optimizer step on a minibatch: the mean loss over its response tokens."""
         self.engine.model.train()
         count = max(1, int(experience.response_mask[rows].sum()))
         sums.add({"value_loss": (0.0, 0.0), "value_clip_share": (0.0, 0.0)})  # on every rank, also on one without rows
-        cuts = list(micro_batches(experience.attention_mask, own_rows(rows), self.micro_batch_size))
+        cuts = list(micro_batches(self.engine.model, experience.attention_mask, own_rows(rows), self.micro_batch_size))
         num_passes = most_passes(len(cuts))
         self.engine.start_step(num_passes)
         for cut, length in cuts:
@@ -75,9 +83,11 @@ class Critic:
             return part
 
         with autocast(self.engine.device, self.precision):
-            ids, attention_mask = take(experience.ids), take(experience.attention_mask)
-            values = critic_values(self.engine.model, ids, attention_mask, self.config.form)
-        old, returns, mask = take(experience.values), take(experience.returns), take(experience.response_mask)
+            ids, attention_mask, mask = (
+                take(tensor) for tensor in (experience.ids, experience.attention_mask, experience.response_mask)
+            )
+            values = critic_values(self.engine.model, ids, attention_mask, self.config.form, mask)
+        old, returns = take(experience.values), take(experience.returns)
         return value_loss(values, old, returns, mask, self.config.clip_range)
 
 

@@ -15,17 +15,23 @@ import torch
 from torch.nn.functional import pad
 
 from data.collate import pad_rows
-from models.logprobs import response_logprobs
+from models.logprobs import packs_rows, response_logprobs
 from rl.kl import divergence, full_divergence
 from rl.types import Experience, RolloutGroup
 from runtime.distributed import gather_over_ranks, rank, sum_tensor_over_ranks, world_size
 from training.engine import autocast
 
 
-def micro_batches(attention_mask: torch.Tensor, rows: torch.Tensor, size: int) -> Iterator[tuple[torch.Tensor, int]]:
-    """(row numbers, tokens of the longest): `rows` in cuts of at most `size` rows, of similar length."""
+def micro_batches(
+    model: Any, attention_mask: torch.Tensor, rows: torch.Tensor, size: int
+) -> Iterator[tuple[torch.Tensor, int]]:
+    """(row numbers, tokens of the longest): `rows` in cuts of at most `size` rows.
+
+    Rows that are packed stay in their order, in which the rollouts of a problem are neighbours and share their prompt;
+    rows that are padded are sorted by length.
+    """
     lengths = attention_mask.sum(-1)
-    ordered = rows[torch.argsort(lengths[rows], stable=True)]
+    ordered = rows[torch.argsort(rows if packs_rows(model) else lengths[rows], stable=True)]
     for start in range(0, len(ordered), size):
         cut = ordered[start : start + size]
         yield cut, int(lengths[cut].max())
@@ -78,11 +84,12 @@ class RowScorer:
         self.precision = precision
 
     @torch.no_grad()
-    def __call__(self, device: torch.device, num_outputs: int, call: Score) -> list[torch.Tensor]:
-        """`num_outputs` tensors [N, T] on the CPU, 0 outside the response: what `call` gives."""
+    def __call__(self, model: Any, num_outputs: int, call: Score) -> list[torch.Tensor]:
+        """`num_outputs` tensors [N, T] on the CPU, 0 outside the response: what `call`, about `model`, gives."""
+        device = device_of(model)
         found = [torch.zeros(self.ids.shape) for _ in range(num_outputs)]
         mine = own_rows(torch.arange(len(self.ids)))
-        cuts = list(micro_batches(self.attention_mask, mine, self.micro_batch_size))
+        cuts = list(micro_batches(model, self.attention_mask, mine, self.micro_batch_size))
         none = (torch.zeros(0, dtype=torch.long), 2)
         for rows, length in cuts + [none] * (most_passes(len(cuts)) - len(cuts)):
             read = rows if len(rows) else slice(0, 1)  # a pass for the other ranks' sake
@@ -98,7 +105,7 @@ class RowScorer:
     def logprobs(self, model: Any, temperature: float) -> list[torch.Tensor]:
         """[log-probs, entropies] [N, T] under `model`."""
         model.eval()
-        return self(device_of(model), 2, partial(policy_logprobs, model, temperature=temperature))
+        return self(model, 2, partial(policy_logprobs, model, temperature=temperature))
 
 
 def device_of(model: Any) -> torch.device:
@@ -141,7 +148,7 @@ def reference_terms(
         return (full_divergence(policy_logits(policy, ids, mask), policy_logits(reference, ids, mask), temperature),)
 
     policy.eval()
-    return scorer(device_of(policy), 1, both)[0]
+    return scorer(policy, 1, both)[0]
 
 
 def make_experience(

@@ -127,7 +127,7 @@ class Update:
             mine = mine[experience.advantages[mine].any(dim=1)]
         self.engine.model.train()
         ratios = [0.0, 0.0]
-        cuts = list(micro_batches(experience.attention_mask, mine, config.micro_batch_size))
+        cuts = list(micro_batches(self.engine.model, experience.attention_mask, mine, config.micro_batch_size))
         num_passes = most_passes(len(cuts))
         self.engine.start_step(num_passes)
         for cut, length in cuts:

@@ -18,6 +18,7 @@ from rl.advantages.leave_one_out import LeaveOneOutAdvantage
 from rl.advantages.monte_carlo import MonteCarloAdvantage
 from rl.assembly import check_parts, check_vocabulary
 from rl.critic import Critic, critic_values
+from rl.experience import micro_batches
 from rl.types import AdvantageEstimator, Experience
 from runtime.entrypoint import BadConfig
 from runtime.schemas import CriticConfig, KLConfig, RLConfig
@@ -112,7 +113,8 @@ def test_a_critics_step_is_the_gradient_of_the_mean_squared_error_over_tokens(ti
     torch.manual_seed(0)
     model: Any = load_critic(str(tiny_policy), "policy", "eager")
     experience = make_experience()
-    values = critic_values(model, experience.ids, experience.attention_mask, "linear")[experience.response_mask]
+    padded = model(input_ids=experience.ids, attention_mask=experience.attention_mask).logits[:, :-1, 0]
+    values = padded[experience.response_mask[:, 1:]]  # not packed, and the last layer in full
     loss = 0.5 * (values - 1).square().mean()
     slopes = torch.autograd.grad(loss, list(model.parameters()))
     expected = weights(model) - torch.cat([slope.flatten() for slope in slopes])
@@ -120,6 +122,18 @@ def test_a_critics_step_is_the_gradient_of_the_mean_squared_error_over_tokens(ti
         stepped, means = step_once(tiny_policy, size)
         torch.testing.assert_close(weights(stepped), expected, rtol=0, atol=5e-6)
         assert means["value_loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+
+
+def test_rollouts_of_a_problem_stay_together_where_rows_are_packed(tiny_policy: Path) -> None:
+    policy: Any = load_policy(str(tiny_policy), "eager")
+    lengths = torch.tensor([9, 3, 8, 4, 7, 5])
+    attention_mask = (torch.arange(9) < lengths[:, None]).long()
+    rows = torch.tensor([5, 0, 3, 1, 4])
+    cuts = [(cut.tolist(), length) for cut, length in micro_batches(policy, attention_mask, rows, 2)]
+    assert cuts == [([0, 1], 9), ([3, 4], 7), ([5], 5)]
+    policy.config._attn_implementation = "sdpa"  # padded: of similar length
+    cuts = [(cut.tolist(), length) for cut, length in micro_batches(policy, attention_mask, rows, 2)]
+    assert cuts == [([1, 3], 4), ([5, 4], 7), ([0], 9)]
 
 
 def test_parts_that_do_not_fit_are_told_before_anything_starts(tiny_policy: Path) -> None:
