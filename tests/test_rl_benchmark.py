@@ -1,5 +1,6 @@
 """The reinforcement-learning benchmark: intervals, rankings, shares and the peer's layout of rollouts, by hand."""
 
+import json
 import math
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.rl import overhead
-from benchmarks.rl_sides.credit import curve_of, figures, interval
+from benchmarks.rl_sides.credit import Credit, curve_of, figures, interval, measure
 from benchmarks.rl_sides.same_loss import for_peer, make_rollouts, own_loss
 from benchmarks.rl_sides.value_error import critic_estimates, mean_error, ranked_first, siblings, states_and_parents
 from data.records import State, Trajectory
@@ -24,10 +25,23 @@ def test_an_interval_over_three_seeds_is_students() -> None:
 
 
 def test_a_difference_is_taken_seed_by_seed() -> None:
-    found = figures({"vineppo": [0.5, 0.7], "ppo": [0.4, 0.6]}, [], "how")
-    assert found["vineppo_minus_ppo"]["value"] == pytest.approx(0.1)
-    assert found["vineppo_minus_ppo"]["low"] == pytest.approx(0.1)  # both seeds gain the same
+    runs = {"vineppo": {0: 0.5, 1: 0.7, 4: 0.9}, "ppo": {0: 0.4, 1: 0.6, 2: 0.1}, "sft": {7: 0.3}}
+    found = figures(runs, [], "how")
+    assert found["vineppo_minus_ppo"]["value"] == pytest.approx(0.1)  # of the seeds that both have
+    assert found["vineppo_minus_ppo"]["low"] == pytest.approx(0.1)  # both gain the same
+    assert "2 seeds" in found["vineppo_minus_ppo"]["unit"]
     assert "ppo_minus_sft" not in found
+
+
+def test_all_finished_runs_are_shown_whatever_was_asked_for(tmp_path: Path) -> None:
+    for name, accuracy in (("sft-0", 0.3), ("grpo-0", 0.8), ("grpo-2", 0.9)):
+        run = {"accuracy": accuracy, "curve": [[0, 0.0, 0.3], [4, 9.0, accuracy]], "seconds": 1.0}
+        (tmp_path / f"{name}.json").write_text(json.dumps(run))
+    (tmp_path / "values-0.json").write_text("{}")
+    found, detail, tables = measure(Credit(tmp_path, tmp_path, 4, 10, 2), ["sft"], [0], "how")
+    assert found["grpo_minus_sft"]["value"] == pytest.approx(0.55)
+    assert sorted(detail["runs"]["grpo"]) == [0, 2]
+    assert tables[1]["rows"] == [["grpo", "30.0 (0 s)", "85.0 (9 s)"]]
 
 
 def test_the_better_of_two_steps_is_ranked_by_hand() -> None:

@@ -29,6 +29,7 @@ ONLINE = {
 OFFLINE = {"restem": "exp/sft/restem_word_arithmetic", "dpo_positive": "exp/dpo/positive_word_arithmetic"}
 METHODS = ("sft", *OFFLINE, *ONLINE)
 NUM_PROBLEMS, GROUP_SIZE = 64, 8
+Accuracies = Mapping[str, Mapping[int, float]]  # method → seed → accuracy
 # Student's t, two-sided 95 %, by degrees of freedom.
 _T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262}
 
@@ -69,6 +70,15 @@ class Credit:
         found = {"accuracy": curve[-1][2], "curve": curve, "seconds": round(time.monotonic() - started, 1)}
         path.write_text(json.dumps(found) + "\n")
         print(f"{method}, seed {seed}: {found['accuracy']:.3f} in {found['seconds']:.0f} s", file=sys.stderr)
+        return found
+
+    def kept(self) -> dict[str, dict[int, dict[str, Any]]]:
+        """Method → seed → what `run` found, of all runs that are finished."""
+        found: dict[str, dict[int, dict[str, Any]]] = {}
+        for method in METHODS:
+            paths = {int(path.stem.rpartition("-")[2]): path for path in self.folder.glob(f"{method}-[0-9]*.json")}
+            if paths:
+                found[method] = {seed: json.loads(paths[seed].read_text()) for seed in sorted(paths)}
         return found
 
     def _online(self, method: str, seed: int) -> list[dict[str, float]]:
@@ -130,23 +140,25 @@ def curve_of(rows: Sequence[Mapping[str, float]]) -> list[list[float]]:
     return found
 
 
-def difference(runs: Mapping[str, Sequence[float]], one: str, other: str, goal: float, how: str) -> dict[str, Any]:
-    """A figure: accuracy of `one` minus that of `other`, seed by seed, with its 95 % interval, all of which has to lie
-    above the goal (nan does not)."""
-    pairs = zip(runs[one], runs[other], strict=True)
-    mean, low, high = interval([a - b for a, b in pairs])
+def difference(runs: Accuracies, one: str, other: str, goal: float, how: str) -> dict[str, Any] | None:
+    """A figure: accuracy of `one` minus that of `other`, seed by seed over the seeds that both have, with its 95 %
+    interval, all of which has to lie above the goal (nan does not). None where no seed has both."""
+    seeds = [seed for seed in runs[one] if seed in runs[other]]
+    if not seeds:
+        return None
+    mean, low, high = interval([runs[one][seed] - runs[other][seed] for seed in seeds])
     ends = {"low": None if math.isnan(low) else round(low, 4), "high": None if math.isnan(high) else round(high, 4)}
-    return {"value": round(mean, 4), **ends, "unit": "accuracy, difference, 95 %", "goal": goal, "better": "higher",
-            "met": low > goal, "how": how}  # fmt: skip
+    return {"value": round(mean, 4), **ends, "unit": f"accuracy, difference, 95 %, {len(seeds)} seeds", "goal": goal,
+            "better": "higher", "met": low > goal, "how": how}  # fmt: skip
 
 
-def figures(runs: Mapping[str, Sequence[float]], errors: Sequence[Mapping[str, Any]], how: str) -> dict[str, Any]:
+def figures(runs: Accuracies, errors: Sequence[Mapping[str, Any]], how: str) -> dict[str, Any]:
     """What there are runs for."""
     found = {}
-    pairs = (("vineppo", "ppo"), ("ppo", "sft"), ("grpo", "sft"), ("rloo", "sft"), ("vineppo", "sft"))
-    for one, other in pairs:
+    for one, other in [("vineppo", "ppo"), *((method, "sft") for method in METHODS[1:])]:
         if one in runs and other in runs:
-            found[f"{one}_minus_{other}"] = difference(runs, one, other, 0.0, how)
+            figure = difference(runs, one, other, 0.0, how)
+            found |= {f"{one}_minus_{other}": figure} if figure else {}
     if errors:
         ratios = [row["critic"]["error"] / max(row["k9"]["error"], 1e-9) for row in errors]
         value = fmean(ratios)
@@ -160,23 +172,38 @@ def figures(runs: Mapping[str, Sequence[float]], errors: Sequence[Mapping[str, A
 def measure(
     credit: Credit, methods: Sequence[str], seeds: Sequence[int], how: str
 ) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
-    """(figures, detail, tables) of the runs; what is there already is read."""
-    found = {method: [credit.run(method, seed) for seed in seeds] for method in methods}
-    errors = [credit.value_errors(seed) for seed in seeds] if "ppo" in methods else []
-    accuracies = {method: [row["accuracy"] for row in rows] for method, rows in found.items()}
-    detail = {"iterations": credit.iterations, "seeds": list(seeds), "runs": found, "value_errors": errors}
+    """(figures, detail, tables) of the runs asked for and of all that stand in the folder already."""
+    for seed in seeds:
+        for method in methods:
+            credit.run(method, seed)
+    found = credit.kept()
+    errors = [credit.value_errors(seed) for seed in found.get("ppo", {})]
+    accuracies = {method: {seed: run["accuracy"] for seed, run in runs.items()} for method, runs in found.items()}
+    if "sft" in accuracies:  # the same for every seed
+        every = {seed for runs in accuracies.values() for seed in runs}
+        accuracies["sft"] = dict.fromkeys(sorted(every), accuracies["sft"][0])
+    detail = {"iterations": credit.iterations, "runs": found, "value_errors": errors}
     return figures(accuracies, errors, how), detail, tables(found, errors)
 
 
-def tables(found: Mapping[str, Sequence[Mapping[str, Any]]], errors: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Accuracies with their intervals and seconds; value errors."""
-    rows = []
+def tables(found: Mapping[str, Mapping[int, Mapping[str, Any]]], errors: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Accuracies with their intervals and seconds; the way there; value errors."""
+    rows, curves, steps = [], [], list[int]()
     for method, runs in found.items():
-        mean, low, high = interval([run["accuracy"] for run in runs])
-        seconds = fmean(run["curve"][-1][1] for run in runs)
-        rows.append([method, *(f"{100 * value:.1f}" for value in (mean, low, high)), round(seconds)])
-    shown = [{"title": "Greedy accuracy, per cent, from one SFT policy at equal updates and rollouts.",
-              "columns": ["method", "mean", "low", "high", "seconds of iterations"], "rows": rows}]  # fmt: skip
+        mean, low, high = interval([run["accuracy"] for run in runs.values()])
+        seconds = fmean(run["curve"][-1][1] for run in runs.values())
+        rows.append([method, len(runs), *(f"{100 * value:.1f}" for value in (mean, low, high)), round(seconds)])
+        if method in ONLINE:
+            points = [run["curve"] for run in runs.values()]
+            steps = [point[0] for point in points[0]]
+            reached = list(zip(*points, strict=True))  # of every evaluation, the points of all seeds
+            curves.append([method, *(_point(place) for place in reached)])
+    title = "Greedy accuracy, per cent, from one SFT policy at equal updates and rollouts."
+    columns = ["method", "seeds", "mean", "low", "high", "seconds of iterations"]
+    shown = [{"title": title, "columns": columns, "rows": rows}]
+    if curves:
+        title = "Accuracy after so many updates, per cent, and seconds of iterations until then (means over seeds)."
+        shown.append({"title": title, "columns": ["method", *(f"{step:g}" for step in steps)], "rows": curves})
     if errors:
         names = ["critic", *(f"k{k}" for k in value_error.KS)]
         values = [[name, round(fmean(row[name]["error"] for row in errors), 4),
@@ -185,3 +212,8 @@ def tables(found: Mapping[str, Sequence[Mapping[str, Any]]], errors: Sequence[Ma
                       "columns": ["estimate", "mean absolute error", "better of two steps first"],
                       "rows": values})  # fmt: skip
     return shown
+
+
+def _point(seeds: Sequence[Sequence[float]]) -> str:
+    """One evaluation of all seeds: `accuracy (seconds)`."""
+    return f"{100 * fmean(point[2] for point in seeds):.1f} ({fmean(point[1] for point in seeds):.0f} s)"
