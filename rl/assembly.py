@@ -4,6 +4,8 @@ is told before anything starts."""
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from models.load import load_reference
 from models.logprobs import network
 from models.lora import PolicyWithoutAdapters
@@ -59,7 +61,14 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, cl
         Sampler(client, task, tokenizer, config.num_in_flight, config.stall_seconds, check_server),
         params,
         Update(engine, config, params.temperature, params.max_tokens, kl, critic, reference),
-        WeightSync(VLLMEngine(client, check_server), config.max_logprob_gap, config.precision, _max_step(config)),
+        WeightSync(
+            VLLMEngine(client, check_server),
+            config.max_logprob_gap,
+            config.precision,
+            _max_step(config),
+            # "auto", or a server that is not ours: as the trainer has them
+            {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(server.dtype if server is not None else ""),
+        ),
         int(tokenizer.pad_token_id),
         Path(config.output_dir),
     )

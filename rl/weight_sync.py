@@ -67,16 +67,23 @@ class Unproven:
     entropies: torch.Tensor
 
 
-def write_weights(weights: Weights, folder: Path) -> dict[str, torch.Tensor]:
-    """`folder/model.safetensors`; what was written, each name with memory of its own. Nothing that has it already is
-    copied: on a CPU that an engine shares, copying took longer than all the rest of a delivery."""
-    written: dict[str, torch.Tensor] = {}
-    storages: set[int] = set()
+def write_weights(
+    weights: Weights, folder: Path, dtype: torch.dtype | None = None, staged: dict[str, torch.Tensor] | None = None
+) -> dict[str, torch.Tensor]:
+    """`folder/model.safetensors`, each name with memory of its own; what was written.
+
+    `dtype`: what floating-point tensors are rounded to, as an engine of that dtype does on reading (None: they are left
+    as they are). `staged` is what an earlier call gave, and is written over: new memory costs a tiny delivery more than
+    all the rest of it.
+    """
+    staged = {} if staged is None else staged
     for name, value in weights.items():
-        value = value.detach().cpu().contiguous()
-        place = value.untyped_storage().data_ptr()
-        written[name] = value.clone() if place in storages else value
-        storages.add(place)
+        kind = dtype if dtype is not None and value.is_floating_point() else value.dtype
+        place = staged.get(name)
+        if place is None or place.shape != value.shape or place.dtype != kind:
+            place = torch.empty(value.shape, dtype=kind)
+        staged[name] = place.copy_(value.detach())
+    written = {name: staged[name] for name in weights}
     save_file(written, folder / "model.safetensors", metadata={"format": "pt"})
     return written
 
@@ -145,24 +152,34 @@ def perturb(weights: Weights, names: Sequence[str], scales: Mapping[str, float],
 
 class WeightSync:
     """Deliveries to one engine. `canaries` are set once the engine has sampled them. `max_step`: how far one version
-    may lie from the one before, in nats a token of the canaries (0: any)."""
+    may lie from the one before, in nats a token of the canaries (0: any). `dtype`: what the engine computes in, where
+    that is known; it is sent no more digits than it keeps."""
 
-    def __init__(self, engine: LiveEngine, max_logprob_gap: float, precision: str, max_step: float = 0.0):
+    def __init__(
+        self,
+        engine: LiveEngine,
+        max_logprob_gap: float,
+        precision: str,
+        max_step: float = 0.0,
+        dtype: torch.dtype | None = None,
+    ):
         self.engine = engine
         self.max_logprob_gap = max_logprob_gap
         self.precision = precision
         self.max_step = max_step
+        self.dtype = dtype
         self.canaries: list[Canary] = []
         self._sent: deque[dict[str, str]] = deque(maxlen=4)  # digests of the last deliveries
+        self._staged: dict[str, torch.Tensor] = {}
         self._trainer_before: torch.Tensor | None = None
         self._unproven: Unproven | None = None
 
     async def deliver(self, weights: Weights) -> None:
-        """Write, tell the engine, remove: nothing stays in memory behind the run. Raises StaleWeights."""
+        """Write, tell the engine, remove: no file stays behind the run. Raises StaleWeights."""
         memory = Path("/dev/shm")
         folder = Path(tempfile.mkdtemp(prefix="espalier-", dir=memory if memory.is_dir() else None))
         try:
-            written = write_weights(weights, folder)
+            written = write_weights(weights, folder, self.dtype, self._staged)
             sent, receipts = await asyncio.gather(asyncio.to_thread(digests, written), self.engine.load(folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)

@@ -43,7 +43,7 @@ from rl.probes import (
 from rl.rollout import Sampler, score
 from rl.types import Experience, Rollout, RolloutGroup
 from rl.watch import Watch
-from rl.weight_sync import Canary, StaleWeights, WeightSync, check_receipt
+from rl.weight_sync import Canary, StaleWeights, WeightSync, check_receipt, digests, write_weights
 from runtime.schemas import ProbesConfig, RLConfig
 from sampling.client import SampleRequest, SamplingParams, ServerGone
 from sampling.weight_receipt import digest
@@ -489,6 +489,22 @@ def test_a_digest_is_of_the_bytes_and_sees_one_bit() -> None:
     flipped = one.clone().view(torch.int32)
     flipped[0, 0] ^= 1
     assert digest(flipped.view(torch.float32)) != digest(one)
+
+
+def test_an_engine_is_sent_what_it_keeps_and_every_name_of_a_tied_weight(tmp_path: Path) -> None:
+    from safetensors.torch import load_file
+
+    head = torch.tensor([[1.0, 1.0 + 2**-12], [3.0, -4.0]])
+    weights = {"embed.weight": head, "head.weight": head, "counts": torch.tensor([70_000])}
+    written = write_weights(weights, tmp_path, torch.bfloat16)
+    found = load_file(tmp_path / "model.safetensors")
+    assert found["head.weight"].tolist() == found["embed.weight"].tolist() == [[1.0, 1.0], [3.0, -4.0]]
+    assert found["counts"].tolist() == [70_000]
+    assert {name: digest(value) for name, value in found.items()} == digests(written)
+    again = write_weights({**weights, "head.weight": 2 * head}, tmp_path, torch.bfloat16, dict(written))
+    assert again["embed.weight"].data_ptr() == written["embed.weight"].data_ptr()  # no new memory
+    assert load_file(tmp_path / "model.safetensors")["head.weight"].tolist() == [[2.0, 2.0], [6.0, -8.0]]
+    assert write_weights(weights, tmp_path)["head.weight"].tolist() == head.tolist()
 
 
 class KnowingEngine(FakeEngine):
