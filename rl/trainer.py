@@ -198,10 +198,13 @@ class Trainer:
         if "kl/per_response" in values:
             self.update.kl.update(values["kl/per_response"], len(experience.ids))
         with timed(values, "weight_sync"):
-            weights, network = self.policy.weights(), self.policy.network
+            weights = self.policy.weights()
             if self.average is not None:
                 self.average.update(weights)
-            synced = self._on_main(lambda: self._run(self.weight_sync.send(network, iteration + 1, weights)))
+        with timed(values, "probes"):
+            moved = self._on_main(lambda: self.weight_sync.look(self.policy.network, iteration + 1, weights))
+        with timed(values, "weight_sync"):
+            self._on_main(lambda: self._run(self.weight_sync.send(weights)))
             if self._is_anything_due(iteration + 1):
                 self._on_main(lambda: self._run(self._prove()))
         config, done = self.config, iteration + 1
@@ -212,7 +215,7 @@ class Trainer:
             values[name] = values.get(name, 0.0) + seconds
         values |= describe_rollouts(groups) | describe_experience(experience, estimate)
         values |= {f"update/{name}": value for name, value in updated.items()}
-        values |= {f"engine/{name}": value for name, value in synced.items()}
+        values |= {f"engine/{name}": value for name, value in moved.items()}
         values["epoch"] = done * config.num_problems / len(self.problems)
         values |= speeds(values, experience, config.num_epochs)
         return values | {"seconds/iteration": time.monotonic() - started}
@@ -311,9 +314,8 @@ class Trainer:
         await self.sampler.client.open()
         self.weight_sync.canaries = await self._canaries(version, weights)
         await self.weight_sync.prove_delivery(self.policy.network, self.config.seed, weights)
-        await self.weight_sync.ask_marker()
-        await self.weight_sync.send(self.policy.network, version, weights)
-        await self._prove()
+        found = await self.weight_sync.sync(self.policy.network, version, weights)
+        self._saved |= {f"engine/{name}": value for name, value in found.items()}
         log.info("the engine serves policy version %d (%.1f s)", version, time.monotonic() - started)
 
     async def _canaries(self, version: int, weights: Weights) -> list[Canary]:

@@ -1,5 +1,7 @@
 """Make the sampler serve the new policy, and prove that it does.
 
+Before it, the **step** is looked at: a policy that ran away is refused while the engine still serves the one before.
+
 Delivery: all weights as safetensors in a folder in memory, named to the engine, which reloads them in place;
 then its prefix cache is emptied. Every name is written, `lm_head.weight` of a tied head too: without it vLLM
 (0.32, CPU) goes on with its own stale copy and says nothing.
@@ -60,7 +62,7 @@ class Canary:
 
 @dataclass(frozen=True)
 class Unproven:
-    """A delivered version and the trainer's log-probs and entropies [R] of the canaries under it."""
+    """A version and the trainer's log-probs and entropies [R] of the canaries under it."""
 
     version: int
     logprobs: torch.Tensor
@@ -172,6 +174,7 @@ class WeightSync:
         self._sent: deque[dict[str, str]] = deque(maxlen=4)  # digests of the last deliveries
         self._staged: dict[str, torch.Tensor] = {}
         self._trainer_before: torch.Tensor | None = None
+        self._next: Unproven | None = None  # looked at, not delivered
         self._unproven: Unproven | None = None
 
     async def deliver(self, weights: Weights) -> None:
@@ -225,20 +228,23 @@ class WeightSync:
         """Have the engine cache a prompt that must not be cached any more after the next delivery."""
         await self._cached()
 
-    async def send(self, model: Any, version: int, weights: Weights | None = None) -> dict[str, float]:
-        """Deliver `weights` (None: the `model`'s own), which `model` computes with, and stamp the engine: how far the
-        policy moved since the last version. Raises StaleWeights, and ProbeFailed on a step that is too large: the
-        engine is not stamped then."""
-        weights = named_weights(model) if weights is None else weights
+    def look(self, model: Any, version: int, weights: Weights | None = None) -> dict[str, float]:
+        """What the next delivery is proven by: `weights` (None: the `model`'s own), which `model` computes with, on the
+        canaries; how far they moved since the last version. Raises ProbeFailed on a step that is too large."""
         model.eval()
-        (logprobs, entropies), _ = await asyncio.gather(
-            asyncio.to_thread(trainer_logprobs, model, weights, self.canaries, self.precision), self.deliver(weights)
-        )
+        weights = named_weights(model) if weights is None else weights
+        logprobs, entropies = trainer_logprobs(model, weights, self.canaries, self.precision)
         moved = self._check_step(logprobs, entropies, version)
-        if isinstance(self.engine, StampedEngine):
-            await self.engine.stamp(str(version))
-        self._unproven = Unproven(version, logprobs, entropies)
+        self._next = Unproven(version, logprobs, entropies)
         return moved
+
+    async def send(self, weights: Weights) -> None:
+        """Deliver the weights that were looked at last, and stamp the engine. Raises StaleWeights."""
+        assert self._next is not None
+        await self.deliver(weights)
+        if isinstance(self.engine, StampedEngine):
+            await self.engine.stamp(str(self._next.version))
+        self._unproven, self._next = self._next, None
 
     async def prove(self) -> dict[str, float]:
         """The canary's weighted and largest gap under the last delivery; nothing where that is proven. Raises
@@ -258,10 +264,13 @@ class WeightSync:
             )
         return {"canary_gap": gap, "canary_gap_max": float((engine - sent.logprobs).abs().max())}
 
-    async def sync(self, model: Any, version: int) -> dict[str, float]:
-        """`send` after the marker was asked for, and `prove` at once."""
+    async def sync(self, model: Any, version: int, weights: Weights | None = None) -> dict[str, float]:
+        """`look`, `send` after the marker was asked for, and `prove` at once."""
+        weights = named_weights(model) if weights is None else weights
+        moved = self.look(model, version, weights)
         await self.ask_marker()
-        return await self.send(model, version) | await self.prove()
+        await self.send(weights)
+        return moved | await self.prove()
 
     async def prove_delivery(self, model: Any, seed: int = 0, weights: Weights | None = None) -> dict[str, float]:
         """Prove that every named parameter reaches the engine; the engine is left with a scratch copy.

@@ -575,15 +575,17 @@ def test_an_engine_is_stamped_when_all_is_proven_and_asked_for_its_stamp(tiny_po
     assert caught.value.fault.kind == VERSION
 
 
-def test_a_step_that_is_too_large_is_named_and_the_engine_not_stamped(tiny_policy: Path) -> None:
+def test_a_step_that_is_too_large_is_named_and_not_delivered(tiny_policy: Path) -> None:
     engine = KnowingEngine(tiny_policy)
     sync, model = knowing_sync(engine, max_step=1.0), load_policy(str(tiny_policy))
     asyncio.run(sync.sync(model, 0))
     assert asyncio.run(sync.sync(moved(model, 1e-4), 1))["policy_moved"] < 0.01
+    served = {name: value.clone() for name, value in engine.before.items()}
     with pytest.raises(ProbeFailed, match="from the one before") as caught:
         asyncio.run(sync.sync(moved(model, 1.0), 2))
     assert caught.value.fault.kind == KL
     assert engine.version == "1"
+    assert all(torch.equal(value, served[name]) for name, value in engine.before.items())
 
 
 # --- truncated importance sampling ------------------------------------------------------------------------------------
