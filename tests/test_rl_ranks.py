@@ -37,8 +37,10 @@ def run(policy: Path, run_dir: Path, num_ranks: int, *settings: str) -> str:
     return printed
 
 
-def assert_same_weights(one: Path, other: Path, tolerance: float) -> None:
-    for folder in ("model", "critic"):
+def assert_same_weights(
+    one: Path, other: Path, tolerance: float, folders: tuple[str, ...] = ("model", "critic")
+) -> None:
+    for folder in folders:
         first, second = (load_file(run_dir / folder / "model.safetensors") for run_dir in (one, other))
         assert first.keys() == second.keys()
         apart = {name: float((first[name] - second[name]).abs().max()) for name in first}
@@ -85,6 +87,36 @@ def test_two_ranks_of_ppo_equal_one_also_when_resumed(
     run(tiny_policy, folder, 2, *settings)
     assert read_metrics(folder) == rows
     assert_same_weights(tmp_path / "straight", folder, 0.0)
+
+
+ADAPTERS = ("lora=lora", "lora.rank=4", "ema.decay=0.75")
+MERGED = ("model", "model_ema", "critic")
+
+
+@pytest.fixture(scope="module")
+def one_with_adapters(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Adapters, merged for the sampler and in the moving average; the reference is the policy without them."""
+    folder = tmp_path_factory.mktemp("adapters") / "run"
+    run(tiny_policy, folder, 1, *ADAPTERS)
+    assert all(row["engine/policy_moved"] > 1e-5 for row in read_metrics(folder))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["none", "zero2", f"zero3 {CUT}"])
+def test_adapters_and_a_moving_average_on_two_ranks_equal_those_of_one(
+    engine: str, tiny_policy: Path, one_with_adapters: Path, tmp_path: Path
+) -> None:
+    folder, settings = tmp_path / "run", [*ADAPTERS, *f"deepspeed={engine}".split()]
+    run(tiny_policy, folder, 2, *settings)
+    assert_same_metrics(one_with_adapters, folder, 1e-4)
+    assert_same_weights(one_with_adapters, folder, 1e-4, MERGED)
+    average, policy = (load_file(folder / name / "model.safetensors") for name in ("model_ema", "model"))
+    assert any(not torch.equal(value, policy[name]) for name, value in average.items())
+    for name in MERGED:
+        shutil.move(folder / name, tmp_path / name)
+    run(tiny_policy, folder, 2, *settings)  # goes on from the checkpoint of iteration 2
+    assert_same_weights(tmp_path, folder, 0.0, MERGED)
 
 
 @pytest.mark.slow
