@@ -25,7 +25,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from benchmarks.hostile_answers import GOLDS, KINDS, Hostile, hostile_answers, injections
+from benchmarks.grader_pairs.hostile_answers import GOLDS, KINDS, Hostile, hostile_answers, injections
 from benchmarks.result import write_result
 from data.answers.grading import grade_answer
 from data.answers.pool import POOL

@@ -2,9 +2,9 @@
 
     bash scripts/bench.sh grader_truth
 
-The pairs are those of benchmarks/perturbations.py (kinds `math` and `response_math`), graded by ours and, in
-the same run, by math-verify with its own defaults: a text without delimiters is handed to it between dollars,
-a response as it is. Beside them stand the layouts of benchmarks/hack_batteries.py for the kinds that
+The pairs are those of benchmarks/grader_pairs/perturbations.py (kinds `math` and `response_math`), graded by ours and,
+in the same run, by math-verify with its own defaults: a text without delimiters is handed to it between dollars,
+a response as it is. Beside them stand the layouts of benchmarks/grader_pairs/hack_batteries.py for the kinds that
 math-verify does not know. Rates come with Wilson's 95 % intervals (Wilson 1927).
 
 For another set of pairs (433 equal, 553 different, made from MATH-500's answers) math-verify 0.9 was reported
@@ -20,8 +20,8 @@ import time
 from collections import Counter
 from typing import Any
 
-from benchmarks.hack_batteries import batteries
-from benchmarks.perturbations import Case, perturbations
+from benchmarks.grader_pairs.hack_batteries import batteries
+from benchmarks.grader_pairs.perturbations import Case, perturbations
 from benchmarks.result import write_result
 from data.answers.grading import grade_answer
 from data.answers.pool import POOL

@@ -12,7 +12,16 @@ from pathlib import Path
 import pytest
 
 from benchmarks.grader_hostile import descendants, resident_mib
-from benchmarks.hostile_answers import BOMBS, GOLDS, KINDS, STRANGE, TOWERS, Hostile, hostile_answers, injections
+from benchmarks.grader_pairs.hostile_answers import (
+    BOMBS,
+    GOLDS,
+    KINDS,
+    STRANGE,
+    TOWERS,
+    Hostile,
+    hostile_answers,
+    injections,
+)
 from data.answers.grade import Grade
 from data.answers.grading import grade_answer
 from data.answers.pool import POOL

@@ -1,15 +1,15 @@
-"""The grader on pairs of answers that are equal or different by the way they are made (benchmarks/perturbations.py)."""
+"""The grader on pairs of answers that are equal or different by the way they are made (benchmarks/grader_pairs)."""
 
 from collections import Counter
 
 import pytest
 
+from benchmarks.grader_pairs.hack_batteries import BATTERIES, batteries
+from benchmarks.grader_pairs.perturbations import Case, perturbations
+from benchmarks.grader_pairs.perturbed_formulas import FORMULAS
+from benchmarks.grader_pairs.perturbed_scalars import SCALARS
+from benchmarks.grader_pairs.perturbed_structures import STRUCTURES
 from benchmarks.grader_truth import wilson
-from benchmarks.hack_batteries import BATTERIES, batteries
-from benchmarks.perturbations import Case, perturbations
-from benchmarks.perturbed_formulas import FORMULAS
-from benchmarks.perturbed_scalars import SCALARS
-from benchmarks.perturbed_structures import STRUCTURES
 from data.answers import grading
 from data.answers.grading import grade_answer
 

@@ -6,7 +6,7 @@ Each list holds layouts: `{g}` is the gold answer, `{d}` a different one. The an
 import random
 from collections.abc import Iterator
 
-from benchmarks.perturbations import Case
+from benchmarks.grader_pairs.perturbations import Case
 
 RIGHT_NUMBERS = (
     "{g}", "{g}.", " {g} ", "{g}.0", "{g}.00", "${g}$", "\\boxed{{{g}}}", "{g} apples", "{g} km/h", "$\\boxed{{{g}}}$",

@@ -4,7 +4,7 @@ rewrites that are equal and changes that are different."""
 import random
 from collections.abc import Callable
 
-from benchmarks.perturbed_scalars import Answer
+from benchmarks.grader_pairs.perturbed_scalars import Answer
 
 
 def _terms(coefficients: list[int], powers: list[int], name: str = "x") -> str:

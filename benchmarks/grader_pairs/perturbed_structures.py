@@ -4,7 +4,7 @@ words; each with rewrites that are equal and changes that are different."""
 import random
 from collections.abc import Callable
 
-from benchmarks.perturbed_scalars import Answer
+from benchmarks.grader_pairs.perturbed_scalars import Answer
 
 
 def _interval(rng: random.Random) -> Answer:

@@ -10,9 +10,9 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from benchmarks.perturbed_formulas import FORMULAS
-from benchmarks.perturbed_scalars import SCALARS, Answer
-from benchmarks.perturbed_structures import STRUCTURES
+from benchmarks.grader_pairs.perturbed_formulas import FORMULAS
+from benchmarks.grader_pairs.perturbed_scalars import SCALARS, Answer
+from benchmarks.grader_pairs.perturbed_structures import STRUCTURES
 
 
 @dataclass(frozen=True)
