@@ -151,13 +151,13 @@ def one_tensor_stale(trainer: Trainer) -> None:
     """One tensor is as it was in the last delivery."""
     name = "model.layers.1.mlp.down_proj.weight"
     old = policy_now(trainer)[name]
-    tamper_with_file(trainer, lambda weights: {**weights, name: old})
+    tamper_with_file(trainer, lambda weights: {**weights, name: old.to(weights[name].dtype)})
 
 
 def one_step_old(trainer: Trainer) -> None:
     """Every delivery is the one before."""
     old = policy_now(trainer)
-    tamper_with_file(trainer, lambda weights: old)
+    tamper_with_file(trainer, lambda weights: {name: old[name].to(value.dtype) for name, value in weights.items()})
 
 
 def stale_cache(trainer: Trainer) -> None:
@@ -263,20 +263,22 @@ def engine_dies(server: VLLMServer) -> Callable[[Trainer], None]:
 
 @dataclass(frozen=True)
 class Fault:
-    """`name` for the record, `kind` as it has to be told."""
+    """`name` for the record, `kind` as it has to be told, `says` a part of what is told besides."""
 
     name: str
     kind: str
     plant: Callable[[Trainer], None]
     settings: tuple[str, ...] = ()
     exit_code: int = 1
+    says: str = ""
 
 
+OLD = "1 version old"  # and not merely another tensor
 FAULTS = [
     Fault("no tensor is delivered", probes.WEIGHTS, nothing_delivered),
-    Fault("one tensor is stale", probes.WEIGHTS, one_tensor_stale),
-    Fault("weights are one step old", probes.WEIGHTS, one_step_old),
-    Fault("weights are one step of size 1e-7 old", probes.WEIGHTS, one_step_old, ("learning_rate=1e-7",)),
+    Fault("one tensor is stale", probes.WEIGHTS, one_tensor_stale, says=OLD),
+    Fault("weights are one step old", probes.WEIGHTS, one_step_old, says=OLD),
+    Fault("weights are one step of size 1e-7 old", probes.WEIGHTS, one_step_old, ("learning_rate=1e-7",), says=OLD),
     Fault("the prefix cache is stale", probes.CACHE, stale_cache),
     Fault("the engine samples at temperature 0.7, the trainer scores at 1", probes.TEMPERATURE,
           asked_otherwise(lambda params: replace(params, temperature=0.7))),
@@ -324,7 +326,8 @@ def try_fault(bench: Bench, fault: Fault) -> dict[str, Any]:
         found |= {"told": str(error), "exit_code": error.exit_code}
     finally:
         rl.experience.pad_rows = PAD_ROWS
-    is_named = found["told"].startswith(f"{fault.kind}: ") and found["exit_code"] == fault.exit_code
+    told = found["told"]
+    is_named = told.startswith(f"{fault.kind}: ") and fault.says in told and found["exit_code"] == fault.exit_code
     found["at_first_probe"] = ended == [0]
     found["nothing_spoilt"] = saved(run) == ["step-00000001"]
     found["caught"] = is_named and found["at_first_probe"] and found["nothing_spoilt"]

@@ -38,14 +38,14 @@ class BadAttention(ValueError):
     exit_code = 2
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=64)  # for the layers of a pass: behind a shared prompt nearly every segment has a size of its own
 def _visible(num_queries: int, num_keys: int, device: torch.device) -> torch.Tensor:
     """[queries, keys] bool: the queries are the last of the keys."""
     everything = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
     return everything.tril(num_keys - num_queries)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=64)
 def _hidden(num_queries: int, num_keys: int, kind: torch.dtype, device: torch.device) -> torch.Tensor:
     """[queries, keys]: 0 where `_visible`, else minus infinity."""
     nothing = torch.zeros(num_queries, num_keys, dtype=kind, device=device)
@@ -127,15 +127,15 @@ def _plan(segments: Segments, device: torch.device) -> tuple[list[Together], lis
             continue
         queries, keys = (torch.zeros(len(members), size, dtype=torch.long) for size in shape)
         is_query = torch.zeros(queries.shape, dtype=torch.bool)
-        visible = torch.ones(len(members), 1, *shape, dtype=torch.bool)
         for row, (own, own_queries, own_keys) in enumerate(members):
             chain = [place for segment in (*segments.above[own], own) for place in runs[segment]]
             queries[row, :own_queries] = torch.tensor(runs[own])
             keys[row, :own_keys] = torch.tensor(chain)
             is_query[row, :own_queries] = True
-            visible[row, 0, :own_queries] = False
-            visible[row, 0, :own_queries, :own_keys] = _visible(own_queries, own_keys, torch.device("cpu"))
-        groups.append(Together(*(part.to(device) for part in (queries, keys, is_query, visible))))
+        before = torch.tensor([own_keys - own_queries for _, own_queries, own_keys in members])
+        last_seen = torch.arange(shape[0]) + before.unsqueeze(1)  # [N, Q], as a place among the keys
+        visible = (torch.arange(shape[1]) <= last_seen.unsqueeze(2)) | ~is_query.unsqueeze(2)
+        groups.append(Together(*(part.to(device) for part in (queries, keys, is_query, visible.unsqueeze(1)))))
     return groups, sorted(alone)
 
 

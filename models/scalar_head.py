@@ -10,6 +10,8 @@ labels class k means "k of K completions are correct" and the score is the expec
 import torch
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 
+from models.fused_norm import fuse_norms
+from models.last_layer import read_last_layer
 from models.load import BadModel, checkpoint_gradients, from_pretrained, load_config
 from models.packed_attention import attention_name
 
@@ -75,9 +77,10 @@ def load_critic(
         raise BadModel(f"{path} has {config.num_labels} labels: a critic needs one (source=scratch takes sizes alone)")
     if source == "scratch":
         config.num_labels, config.classifier_dropout = 1, 0.0
-        model: PreTrainedModel = AutoModelForTokenClassification.from_config(
-            config, attn_implementation=attention, dtype=torch.float32
+        drawn = AutoModelForTokenClassification.from_config(
+            config, attn_implementation=attention_name(attention), dtype=torch.float32
         )
+        model: PreTrainedModel = read_last_layer(fuse_norms(drawn))
         model.config.use_cache = False
         if is_checkpointing_gradients:
             checkpoint_gradients(model)

@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 from data.records import BadInput
-from models.logprobs import response_values
+from models.logprobs import packs_rows, response_values
 from rl.experience import RowScorer, empty_loss, micro_batches, most_passes, own_rows
 from rl.losses import explained_variance, value_loss
 from rl.types import Experience
@@ -30,8 +30,8 @@ def critic_values(
     form: str,
     response_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[B, T] in float32, aligned with `ids` as log-probs are, of the tokens in `response_mask` (default: all); column 0
-    is 0. `form` probability: sigmoid."""
+    """[B, T] in float32, aligned with `ids` as log-probs are, of the tokens in `response_mask` (default: all); it means
+    nothing elsewhere and in column 0. `form` probability: sigmoid."""
     found = response_values(model, ids, attention_mask, response_mask)
     return pad(torch.sigmoid(found) if form == "probability" else found, (1, 0))
 
@@ -54,14 +54,22 @@ class Critic:
         model = self.engine.model
         model.eval()
         form = self.config.form
-        return scorer(model, 1, lambda ids, mask, chosen: (critic_values(model, ids, mask, form, chosen),))[0]
+
+        def read(ids: torch.Tensor, mask: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor]:
+            return (critic_values(model, ids, mask, form, chosen),)
+
+        return scorer(model, 1, read, packs_rows(model))[0]
 
     def step(self, experience: Experience, rows: torch.Tensor, rate: float, sums: Sums) -> None:
         """One optimizer step on a minibatch: the mean loss over its response tokens."""
         self.engine.model.train()
         count = max(1, int(experience.response_mask[rows].sum()))
         sums.add({"value_loss": (0.0, 0.0), "value_clip_share": (0.0, 0.0)})  # on every rank, also on one without rows
-        cuts = list(micro_batches(self.engine.model, experience.attention_mask, own_rows(rows), self.micro_batch_size))
+        cuts = list(
+            micro_batches(
+                experience.attention_mask, own_rows(rows), self.micro_batch_size, packs_rows(self.engine.model)
+            )
+        )
         num_passes = most_passes(len(cuts))
         self.engine.start_step(num_passes)
         for cut, length in cuts:

@@ -23,23 +23,23 @@ from training.engine import autocast
 
 
 def micro_batches(
-    model: Any, attention_mask: torch.Tensor, rows: torch.Tensor, size: int
+    attention_mask: torch.Tensor, rows: torch.Tensor, size: int, is_packed: bool
 ) -> Iterator[tuple[torch.Tensor, int]]:
     """(row numbers, tokens of the longest): `rows` in cuts of at most `size` rows.
 
-    Rows that are packed stay in their order, in which the rollouts of a problem are neighbours and share their prompt;
-    rows that are padded are sorted by length.
+    Where the pass packs rows, they are taken by number: the rollouts of a problem are neighbours and share their
+    prompt. Where it pads them, by length.
     """
     lengths = attention_mask.sum(-1)
-    ordered = rows[torch.argsort(rows if packs_rows(model) else lengths[rows], stable=True)]
+    ordered = rows[torch.argsort(rows if is_packed else lengths[rows], stable=True)]
     for start in range(0, len(ordered), size):
         cut = ordered[start : start + size]
         yield cut, int(lengths[cut].max())
 
 
 def own_rows(rows: torch.Tensor) -> torch.Tensor:
-    """This rank's share of the rows: every rank's together are all of them, each once."""
-    return rows[rank() :: world_size()]
+    """This rank's share of the rows: neighbours by number; every rank's together are all of them, each once."""
+    return torch.tensor_split(rows.sort().values, world_size())[rank()]
 
 
 def most_passes(num_own: int) -> int:
@@ -84,12 +84,13 @@ class RowScorer:
         self.precision = precision
 
     @torch.no_grad()
-    def __call__(self, model: Any, num_outputs: int, call: Score) -> list[torch.Tensor]:
-        """`num_outputs` tensors [N, T] on the CPU, 0 outside the response: what `call`, about `model`, gives."""
+    def __call__(self, model: Any, num_outputs: int, call: Score, is_packed: bool) -> list[torch.Tensor]:
+        """`num_outputs` tensors [N, T] on the CPU, 0 outside the response: what `call`, about `model`, gives;
+        `is_packed` says whether it packs rows."""
         device = device_of(model)
         found = [torch.zeros(self.ids.shape) for _ in range(num_outputs)]
         mine = own_rows(torch.arange(len(self.ids)))
-        cuts = list(micro_batches(model, self.attention_mask, mine, self.micro_batch_size))
+        cuts = list(micro_batches(self.attention_mask, mine, self.micro_batch_size, is_packed))
         none = (torch.zeros(0, dtype=torch.long), 2)
         for rows, length in cuts + [none] * (most_passes(len(cuts)) - len(cuts)):
             read = rows if len(rows) else slice(0, 1)  # a pass for the other ranks' sake
@@ -105,7 +106,7 @@ class RowScorer:
     def logprobs(self, model: Any, temperature: float) -> list[torch.Tensor]:
         """[log-probs, entropies] [N, T] under `model`."""
         model.eval()
-        return self(model, 2, partial(policy_logprobs, model, temperature=temperature))
+        return self(model, 2, partial(policy_logprobs, model, temperature=temperature), packs_rows(model))
 
 
 def device_of(model: Any) -> torch.device:
@@ -148,7 +149,7 @@ def reference_terms(
         return (full_divergence(policy_logits(policy, ids, mask), policy_logits(reference, ids, mask), temperature),)
 
     policy.eval()
-    return scorer(policy, 1, both)[0]
+    return scorer(policy, 1, both, is_packed=False)[0]
 
 
 def make_experience(

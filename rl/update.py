@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from data.records import BadInput
+from models.logprobs import packs_rows
 from rl.critic import Critic
 from rl.experience import empty_loss, micro_batches, most_passes, own_rows, policy_logits, policy_logprobs
 from rl.kl import KLController, divergence, full_divergence
@@ -119,15 +120,16 @@ class Update:
         config, mask = self.config, experience.response_mask
         weights, divisor = token_weights(mask[rows], config.loss_normaliser, self.max_tokens)
         every_weight = torch.zeros(mask.shape).index_copy(0, rows, weights)
-        mine = own_rows(rows)
-        share = token_weights(mask[mine], config.loss_normaliser, self.max_tokens)[1]
-        sums.add({"surrogate_loss": (0.0, share), "clip_share": (0.0, int(mask[mine].sum()))})
+        counted = own_rows(rows)
+        share = token_weights(mask[counted], config.loss_normaliser, self.max_tokens)[1]
+        sums.add({"surrogate_loss": (0.0, share), "clip_share": (0.0, int(mask[counted].sum()))})
         sums.add(dict.fromkeys(self._names(experience), (0.0, 0.0)))
         if experience.advantages is not None and not self._has_more_than_surrogate(experience):
-            mine = mine[experience.advantages[mine].any(dim=1)]
+            rows = rows[experience.advantages[rows].any(dim=1)]
         self.engine.model.train()
         ratios = [0.0, 0.0]
-        cuts = list(micro_batches(self.engine.model, experience.attention_mask, mine, config.micro_batch_size))
+        is_packed = packs_rows(self.engine.model) and not self._needs_logits(experience)
+        cuts = list(micro_batches(experience.attention_mask, own_rows(rows), config.micro_batch_size, is_packed))
         num_passes = most_passes(len(cuts))
         self.engine.start_step(num_passes)
         for cut, length in cuts:
@@ -152,6 +154,10 @@ class Update:
         """Of the KL penalty in the loss; "" where there is none."""
         is_there = experience.reference_logprobs is not None and self.config.kl.place == "loss"
         return self.config.kl.kind if is_there else ""
+
+    def _needs_logits(self, experience: Experience) -> bool:
+        """Whether a pass reads whole distributions: of padded rows."""
+        return self._penalty_kind(experience) == "full" or self.config.entropy_bonus != 0
 
     def _names(self, experience: Experience) -> list[str]:
         """Metrics that a rank without rows must name too."""
@@ -193,7 +199,7 @@ class Update:
         old, advantages = take(experience.old_logprobs), take(experience.advantages)
         logits = None
         with autocast(self.engine.device, config.precision):
-            if kind == "full" or config.entropy_bonus:
+            if self._needs_logits(experience):
                 logits = policy_logits(self.engine.model, ids, attention_mask)
                 logprobs = _logprobs_of(logits, ids, self.temperature)
             else:

@@ -6,10 +6,10 @@ Delivery: all weights as safetensors in a folder in memory, named to the engine,
 then its prefix cache is emptied. Every name is written, `lm_head.weight` of a tied head too: without it vLLM
 (0.32, CPU) goes on with its own stale copy and says nothing.
 
-The engine answers with a **receipt**, a digest of every tensor it read: all, one, or an older file is told at
-once, however small the step was. The engine is then **stamped** with the policy's version, and has to show that stamp
-before and after an iteration's rollouts: one that was restarted, or that another program delivers to, is not taken
-for this one.
+The engine answers with a **receipt**, a digest of every tensor it read: all, one, or an older file is told at once,
+however small the step was, if it changes what the engine keeps. The engine is then **stamped** with the policy's
+version, and has to show that stamp before and after an iteration's rollouts: one that was restarted, or that another
+program delivers to, is not taken for this one.
 
 Two more proofs of every delivery are asked for beside the first rollouts from it (`prove`), and before anything is
 evaluated or saved: they cost the engine little and would keep it waiting. A prompt asked after the last rollouts must
@@ -74,9 +74,9 @@ def write_weights(
 ) -> dict[str, torch.Tensor]:
     """`folder/model.safetensors`, each name with memory of its own; what was written.
 
-    `dtype`: what floating-point tensors are rounded to, as an engine of that dtype does on reading (None: they are left
-    as they are). `staged` is what an earlier call gave, and is written over: new memory costs a tiny delivery more than
-    all the rest of it.
+    `dtype`: what floating-point tensors are rounded to, as an engine of that dtype rounds what it reads (None: they are
+    left as they are); the few that some networks keep in float32 there (routers' biases) are rounded too. `staged` is
+    what an earlier call gave, and is written over: new memory costs a tiny delivery more than all the rest of it.
     """
     staged = {} if staged is None else staged
     for name, value in weights.items():
@@ -155,7 +155,7 @@ def perturb(weights: Weights, names: Sequence[str], scales: Mapping[str, float],
 class WeightSync:
     """Deliveries to one engine. `canaries` are set once the engine has sampled them. `max_step`: how far one version
     may lie from the one before, in nats a token of the canaries (0: any). `dtype`: what the engine computes in, where
-    that is known; it is sent no more digits than it keeps."""
+    that is known: it is sent no more digits than it keeps."""
 
     def __init__(
         self,

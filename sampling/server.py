@@ -119,7 +119,7 @@ class VLLMServer:
         self.log = Path(log)
         self.port = port
         self.max_model_len = max_model_len
-        self.dtype = dtype
+        self.dtype = str((options or {}).get("dtype", dtype))
         self.start_seconds = start_seconds
         self.kv_cache_gib = kv_cache_gib
         self.has_controls = has_controls

@@ -27,7 +27,7 @@ def with_engine(
     async def run() -> Any:
         client = VLLMClient(server.base_url)
         await client.open()
-        sync = WeightSync(engine(client, server.check), max_logprob_gap=0.2, precision="bf16")
+        sync = WeightSync(engine(client, server.check), max_logprob_gap=0.2, precision="bf16", dtype=torch.bfloat16)
         sync.canaries = [Canary(list(range(5, 45)), start=8)]
         before = {name: value.clone() for name, value in named_weights(model).items()}
         try:
@@ -68,7 +68,7 @@ def test_a_server_that_read_another_file_is_named(real_server: Any, tiny_policy:
     model = load_policy(str(tiny_policy), "eager")
     weights = dict(named_weights(model))
     del weights["model.norm.weight"]
-    write_weights(weights, tmp_path)
+    write_weights(weights, tmp_path, torch.bfloat16)
 
     async def use(sync: WeightSync, engine: VLLMEngine) -> None:
         with pytest.raises(StaleWeights, match=r"as they were sent; not model.norm.weight \(") as caught:

@@ -47,6 +47,7 @@ from rl.weight_sync import Canary, StaleWeights, WeightSync, check_receipt, dige
 from runtime.schemas import ProbesConfig, RLConfig
 from sampling.client import SampleRequest, SamplingParams, ServerGone
 from sampling.weight_receipt import digest
+from training.engine import named_weights
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -489,6 +490,13 @@ def test_a_digest_is_of_the_bytes_and_sees_one_bit() -> None:
     flipped = one.clone().view(torch.int32)
     flipped[0, 0] ^= 1
     assert digest(flipped.view(torch.float32)) != digest(one)
+
+
+def test_a_sync_delivers_in_its_engines_dtype(tiny_policy: Path) -> None:
+    engine = KnowingEngine(tiny_policy)
+    sync = WeightSync(engine, max_logprob_gap=10.0, precision="fp32", dtype=torch.bfloat16)
+    asyncio.run(sync.deliver(named_weights(load_policy(str(tiny_policy)))))
+    assert {value.dtype for value in engine.before.values()} == {torch.bfloat16}
 
 
 def test_an_engine_is_sent_what_it_keeps_and_every_name_of_a_tied_weight(tmp_path: Path) -> None:

@@ -37,10 +37,14 @@ def test_all_finished_runs_are_shown_whatever_was_asked_for(tmp_path: Path) -> N
     for name, accuracy in (("sft-0", 0.3), ("grpo-0", 0.8), ("grpo-2", 0.9)):
         run = {"accuracy": accuracy, "curve": [[0, 0.0, 0.3], [4, 9.0, accuracy]], "seconds": 1.0}
         (tmp_path / f"{name}.json").write_text(json.dumps(run))
-    (tmp_path / "values-0.json").write_text("{}")
+    errors = {name: {"error": 0.1, "better_first": 0.9} for name in ("critic", "k1", "k3", "k9")}
+    (tmp_path / "values-3.json").write_text(json.dumps(errors))
+    (tmp_path / "ppo-0.json").write_text(json.dumps({"accuracy": 0.5, "curve": [[8, 9.0, 0.5]]}))  # of other settings
     found, detail, tables = measure(Credit(tmp_path, tmp_path, 4, 10, 2), ["sft"], [0], "how")
     assert found["grpo_minus_sft"]["value"] == pytest.approx(0.55)
     assert sorted(detail["runs"]["grpo"]) == [0, 2]
+    assert "ppo" not in detail["runs"]
+    assert found["value_error_critic_over_k9"]["value"] == pytest.approx(1.0)  # of values measured earlier
     assert tables[1]["rows"] == [["grpo", "30.0 (0 s)", "85.0 (9 s)"]]
 
 

@@ -12,6 +12,7 @@ from rl_cases import PARAMS, make_trainer, read_metrics
 
 from data.tasks.word_arithmetic import WordArithmetic
 from models.load import BadModel, load_policy
+from models.logprobs import packs_rows
 from models.scalar_head import load_critic, load_process_reward
 from rl.advantages.generalized import GeneralizedAdvantage
 from rl.advantages.leave_one_out import LeaveOneOutAdvantage
@@ -61,6 +62,8 @@ def test_a_critic_from_a_reward_model_is_that_model(tiny_policy: Path, tmp_path:
 
 def test_a_critic_from_scratch_takes_the_sizes_alone(tiny_policy: Path) -> None:
     scratch, body = load_critic(str(tiny_policy), "scratch"), load_critic(str(tiny_policy), "policy")
+    assert packs_rows(scratch)
+    assert packs_rows(body)
     names = [name for name, value in body.named_parameters() if "norm" not in name and "bias" not in name]
     assert [name for name, _ in scratch.named_parameters()] == [name for name, _ in body.named_parameters()]
     assert not any(torch.equal(scratch.get_parameter(name), body.get_parameter(name)) for name in names)
@@ -124,15 +127,13 @@ def test_a_critics_step_is_the_gradient_of_the_mean_squared_error_over_tokens(ti
         assert means["value_loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
 
 
-def test_rollouts_of_a_problem_stay_together_where_rows_are_packed(tiny_policy: Path) -> None:
-    policy: Any = load_policy(str(tiny_policy), "eager")
+def test_rollouts_of_a_problem_stay_together_where_rows_are_packed() -> None:
     lengths = torch.tensor([9, 3, 8, 4, 7, 5])
     attention_mask = (torch.arange(9) < lengths[:, None]).long()
     rows = torch.tensor([5, 0, 3, 1, 4])
-    cuts = [(cut.tolist(), length) for cut, length in micro_batches(policy, attention_mask, rows, 2)]
+    cuts = [(cut.tolist(), length) for cut, length in micro_batches(attention_mask, rows, 2, is_packed=True)]
     assert cuts == [([0, 1], 9), ([3, 4], 7), ([5], 5)]
-    policy.config._attn_implementation = "sdpa"  # padded: of similar length
-    cuts = [(cut.tolist(), length) for cut, length in micro_batches(policy, attention_mask, rows, 2)]
+    cuts = [(cut.tolist(), length) for cut, length in micro_batches(attention_mask, rows, 2, is_packed=False)]
     assert cuts == [([1, 3], 4), ([5, 4], 7), ([0], 9)]
 
 

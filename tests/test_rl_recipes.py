@@ -160,6 +160,7 @@ def test_a_published_rl_recipe_loads_with_tiny_models(
     tokenizer = load_tokenizer(str(tiny_policy))
     server, client = build(settings.server), build(settings.client, seed=0)
     trainer = make_trainer(settings, tokenizer, server, client)
+    assert trainer.weight_sync.dtype == torch.bfloat16  # as conf/server/own.yaml
     assert isinstance(trainer.task, WordArithmetic)
     assert len(trainer.problems) == 200
     assert (trainer.reference is None) == (settings.kl.coefficient == 0)

@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.rl_sides import value_error
 from benchmarks.rl_sides.policy import run_program, train
+from runtime.run_dir import code_commit
 
 ONLINE = {
     "ppo": "exp/ppo/ppo_word_arithmetic",
@@ -67,18 +68,21 @@ class Credit:
         else:
             rows = self._evaluated(self._offline(method, seed), self.folder / f"{method}-{seed}-evaluation", seed)
         curve = curve_of(rows)
-        found = {"accuracy": curve[-1][2], "curve": curve, "seconds": round(time.monotonic() - started, 1)}
+        found = {"accuracy": curve[-1][2], "curve": curve, "seconds": round(time.monotonic() - started, 1),
+                 "commit": code_commit()}  # fmt: skip
         path.write_text(json.dumps(found) + "\n")
         print(f"{method}, seed {seed}: {found['accuracy']:.3f} in {found['seconds']:.0f} s", file=sys.stderr)
         return found
 
     def kept(self) -> dict[str, dict[int, dict[str, Any]]]:
-        """Method → seed → what `run` found, of all runs that are finished."""
+        """Method → seed → what `run` found, of all finished runs of as many iterations."""
         found: dict[str, dict[int, dict[str, Any]]] = {}
         for method in METHODS:
             paths = {int(path.stem.rpartition("-")[2]): path for path in self.folder.glob(f"{method}-[0-9]*.json")}
-            if paths:
-                found[method] = {seed: json.loads(paths[seed].read_text()) for seed in sorted(paths)}
+            runs = {seed: json.loads(paths[seed].read_text()) for seed in sorted(paths)}
+            if method in ONLINE:
+                runs = {seed: run for seed, run in runs.items() if run["curve"][-1][0] == self.iterations}
+            found |= {method: runs} if runs else {}
         return found
 
     def _online(self, method: str, seed: int) -> list[dict[str, float]]:
@@ -115,6 +119,10 @@ class Credit:
             own += ["batch_size=512", "learning_rate=1.0e-4", "warmup_steps=5"]
         train(run / "train", self.policy, chosen, log, OFFLINE[method], own)
         return run / "train" / "model"
+
+    def kept_value_errors(self) -> list[dict[str, Any]]:
+        """Those that have been measured."""
+        return [json.loads(path.read_text()) for path in sorted(self.folder.glob("values-[0-9]*.json"))]
 
     def value_errors(self, seed: int) -> dict[str, Any]:
         """Of the PPO run of this seed, which must be finished."""
@@ -176,8 +184,9 @@ def measure(
     for seed in seeds:
         for method in methods:
             credit.run(method, seed)
-    found = credit.kept()
-    errors = [credit.value_errors(seed) for seed in found.get("ppo", {})]
+        if "ppo" in methods:
+            credit.value_errors(seed)
+    found, errors = credit.kept(), credit.kept_value_errors()
     accuracies = {method: {seed: run["accuracy"] for seed, run in runs.items()} for method, runs in found.items()}
     if "sft" in accuracies:  # the same for every seed
         every = {seed for runs in accuracies.values() for seed in runs}
@@ -194,10 +203,9 @@ def tables(found: Mapping[str, Mapping[int, Mapping[str, Any]]], errors: Sequenc
         seconds = fmean(run["curve"][-1][1] for run in runs.values())
         rows.append([method, len(runs), *(f"{100 * value:.1f}" for value in (mean, low, high)), round(seconds)])
         if method in ONLINE:
-            points = [run["curve"] for run in runs.values()]
-            steps = [point[0] for point in points[0]]
-            reached = list(zip(*points, strict=True))  # of every evaluation, the points of all seeds
-            curves.append([method, *(_point(place) for place in reached)])
+            by_step = [{point[0]: point for point in run["curve"]} for run in runs.values()]
+            steps = steps or sorted(by_step[0])
+            curves.append([method, *(_point([run[step] for run in by_step if step in run]) for step in steps)])
     title = "Greedy accuracy, per cent, from one SFT policy at equal updates and rollouts."
     columns = ["method", "seeds", "mean", "low", "high", "seconds of iterations"]
     shown = [{"title": title, "columns": columns, "rows": rows}]
@@ -216,4 +224,6 @@ def tables(found: Mapping[str, Mapping[int, Mapping[str, Any]]], errors: Sequenc
 
 def _point(seeds: Sequence[Sequence[float]]) -> str:
     """One evaluation of all seeds: `accuracy (seconds)`."""
+    if not seeds:
+        return ""
     return f"{100 * fmean(point[2] for point in seeds):.1f} ({fmean(point[1] for point in seeds):.0f} s)"
