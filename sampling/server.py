@@ -36,6 +36,10 @@ _CONTROLS = {
     "worker-extension-cls": "sampling.weight_receipt.ReceivesWeights",
     "enable-prompt-tokens-details": True,
 }
+# An engine of one device works in one process. On CPUs vLLM gives its worker a process of its own, which keeps a core
+# busy for a second after the last request: the trainer's, where they share a machine.
+_ONE_PROCESS = {"distributed-executor-backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor"}
+_PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
 _ROOT = str(Path(__file__).resolve().parent.parent)
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec it could deadlock
@@ -137,6 +141,8 @@ class VLLMServer:
 
     def command(self) -> list[str]:
         """The server's command line."""
+        options = {name.replace("_", "-"): value for name, value in self.options.items()}
+        is_of_one_device = all(options.get(name) in (None, 1) for name in _PARALLEL)
         flags = {
             "model": self.model,
             "served-model-name": "policy",
@@ -145,7 +151,8 @@ class VLLMServer:
             "dtype": self.dtype,
             "max-model-len": self.max_model_len,
             **(_CONTROLS if self.has_controls else {}),
-            **{name.replace("_", "-"): value for name, value in self.options.items()},
+            **(_ONE_PROCESS if self.has_controls and is_of_one_device else {}),
+            **options,
         }
         words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         for name, value in flags.items():

@@ -304,3 +304,17 @@ def test_the_real_server_goes_with_a_parent_that_is_killed(tmp_path: Path, tiny_
     parent.send_signal(signal.SIGKILL)
     parent.wait(10)
     wait_until(lambda: group_members(pid) == [] and not is_listening(port), 30.0)
+
+
+def test_a_live_engine_of_one_device_works_in_one_process(tmp_path: Path) -> None:
+    def words(**changes: Any) -> list[str]:
+        return VLLMServer("model", str(tmp_path / "log"), **changes).command()
+
+    flag = "--distributed-executor-backend"
+    alone = words(has_controls=True)
+    assert alone[alone.index(flag) + 1].endswith("UniProcExecutor")
+    assert flag not in words(has_controls=False)
+    assert flag not in words(has_controls=True, options={"tensor_parallel_size": 2})
+    chosen = words(has_controls=True, options={"distributed_executor_backend": "mp"})
+    assert chosen[chosen.index(flag) + 1] == "mp"
+    assert VLLMServer("model", str(tmp_path / "log"), options={"dtype": "float32"}).dtype == "float32"
