@@ -10,9 +10,8 @@ iteration spends on weights and on itself; the same run with a server restart in
 beside one another from one SFT policy, over seeds; state values of PPO's critic and of K completions). `kills_exact`
 is read from what `bash scripts/faults.sh rl_kills` wrote.
 
-On two quiet cores `trl` takes 3 minutes, `loop` 6. `credit` has not been run whole yet: an hour for all methods and
-three seeds, by the seconds of an iteration. It goes on where it was stopped
-(`--folder`).
+On two quiet cores `trl` takes 3 minutes, `loop` 6, `credit` about two hours for all methods and three seeds; it goes on
+where it was stopped (`--folder`), and shows every run that is finished there.
 """
 
 import argparse

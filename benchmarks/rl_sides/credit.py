@@ -201,7 +201,7 @@ def tables(found: Mapping[str, Mapping[int, Mapping[str, Any]]], errors: Sequenc
     for method, runs in found.items():
         mean, low, high = interval([run["accuracy"] for run in runs.values()])
         seconds = fmean(run["curve"][-1][1] for run in runs.values())
-        rows.append([method, len(runs), *(f"{100 * value:.1f}" for value in (mean, low, high)), round(seconds)])
+        rows.append([method, len(runs), *(_per_cent(value) for value in (mean, low, high)), round(seconds)])
         if method in ONLINE:
             by_step = [{point[0]: point for point in run["curve"]} for run in runs.values()]
             steps = steps or sorted(by_step[0])
@@ -227,3 +227,8 @@ def _point(seeds: Sequence[Sequence[float]]) -> str:
     if not seeds:
         return ""
     return f"{100 * fmean(point[2] for point in seeds):.1f} ({fmean(point[1] for point in seeds):.0f} s)"
+
+
+def _per_cent(value: float) -> str:
+    """Empty where there is no number."""
+    return "" if math.isnan(value) else f"{100 * value:.1f}"
