@@ -139,10 +139,15 @@ class VLLMServer:
         """Where it answers."""
         return f"http://{self.host}:{self.port}"
 
+    @property
+    def _is_one_process(self) -> bool:
+        """Whether it takes weights and works on one device."""
+        sizes = [self.options.get(name.replace("-", "_"), self.options.get(name)) for name in _PARALLEL]
+        return self.has_controls and all(size in (None, 1) for size in sizes)
+
     def command(self) -> list[str]:
         """The server's command line."""
         options = {name.replace("_", "-"): value for name, value in self.options.items()}
-        is_of_one_device = all(options.get(name) in (None, 1) for name in _PARALLEL)
         flags = {
             "model": self.model,
             "served-model-name": "policy",
@@ -151,7 +156,7 @@ class VLLMServer:
             "dtype": self.dtype,
             "max-model-len": self.max_model_len,
             **(_CONTROLS if self.has_controls else {}),
-            **(_ONE_PROCESS if self.has_controls and is_of_one_device else {}),
+            **(_ONE_PROCESS if self._is_one_process else {}),
             **options,
         }
         words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
@@ -171,6 +176,8 @@ class VLLMServer:
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, environment.get("PYTHONPATH", "")]))
         if self.num_threads:
             environment["VLLM_CPU_OMP_THREADS_BIND"] = f"{self.first_core}-{self.first_core + self.num_threads - 1}"
+        elif self._is_one_process:  # a core is left to the part that answers, as vLLM leaves one to it
+            environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 2) - 1))
         if self.devices:
             environment["CUDA_VISIBLE_DEVICES"] = self.devices
         if self.has_controls:
