@@ -255,11 +255,8 @@ def response_logprobs(
     inputs, places, rows_at, columns_at = _before(model, ids, attention_mask, wanted)
     scores = _score_places(model, inputs, places, ids[rows_at, columns_at + 1], temperature)
     shape = (ids.shape[0], ids.shape[1] - 1)
-    found = (
-        torch.zeros(shape, device=ids.device).index_put((rows_at, columns_at), values)
-        for values in (scores.logprobs, scores.entropies)
-    )
-    return tuple(found)  # type: ignore[return-value]
+    nothing, places_at = torch.zeros(shape, device=ids.device), (rows_at, columns_at)
+    return nothing.index_put(places_at, scores.logprobs), nothing.index_put(places_at, scores.entropies)
 
 
 def response_values(

@@ -140,14 +140,19 @@ class VLLMServer:
         return f"http://{self.host}:{self.port}"
 
     @property
+    def _own_flags(self) -> dict[str, Any]:
+        """The options as the server spells them."""
+        return {name.replace("_", "-"): value for name, value in self.options.items()}
+
+    @property
     def _is_one_process(self) -> bool:
-        """Whether it takes weights and works on one device."""
-        sizes = [self.options.get(name.replace("-", "_"), self.options.get(name)) for name in _PARALLEL]
-        return self.has_controls and all(size in (None, 1) for size in sizes)
+        """Whether it takes weights and works on one device, and nothing else was asked for."""
+        own = self._own_flags
+        is_alone = all(own.get(name) in (None, 1) for name in _PARALLEL) and not own.keys() & _ONE_PROCESS.keys()
+        return self.has_controls and is_alone
 
     def command(self) -> list[str]:
         """The server's command line."""
-        options = {name.replace("_", "-"): value for name, value in self.options.items()}
         flags = {
             "model": self.model,
             "served-model-name": "policy",
@@ -157,7 +162,7 @@ class VLLMServer:
             "max-model-len": self.max_model_len,
             **(_CONTROLS if self.has_controls else {}),
             **(_ONE_PROCESS if self._is_one_process else {}),
-            **options,
+            **self._own_flags,
         }
         words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         for name, value in flags.items():
@@ -177,7 +182,9 @@ class VLLMServer:
         if self.num_threads:
             environment["VLLM_CPU_OMP_THREADS_BIND"] = f"{self.first_core}-{self.first_core + self.num_threads - 1}"
         elif self._is_one_process:  # a core is left to the part that answers, as vLLM leaves one to it
-            environment["OMP_NUM_THREADS"] = str(max(1, (os.cpu_count() or 2) - 1))
+            spare = max(1, len(os.sched_getaffinity(0)) - 1)
+            asked = environment.get("OMP_NUM_THREADS", "")
+            environment["OMP_NUM_THREADS"] = str(min(spare, int(asked)) if asked.isdecimal() else spare)
         if self.devices:
             environment["CUDA_VISIBLE_DEVICES"] = self.devices
         if self.has_controls:

@@ -318,3 +318,20 @@ def test_a_live_engine_of_one_device_works_in_one_process(tmp_path: Path) -> Non
     chosen = words(has_controls=True, options={"distributed_executor_backend": "mp"})
     assert chosen[chosen.index(flag) + 1] == "mp"
     assert VLLMServer("model", str(tmp_path / "log"), options={"dtype": "float32"}).dtype == "float32"
+
+
+def test_a_live_engine_in_one_process_leaves_a_core_and_takes_no_more_than_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def threads(**changes: Any) -> str | None:
+        return VLLMServer("model", str(tmp_path / "log"), **changes).environment().get("OMP_NUM_THREADS")
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert threads(has_controls=True) == "7"
+    assert threads(has_controls=False) is None
+    assert threads(has_controls=True, options={"distributed_executor_backend": "mp"}) is None
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads(has_controls=True) == "3"
+    monkeypatch.setenv("OMP_NUM_THREADS", "16")
+    assert threads(has_controls=True) == "7"

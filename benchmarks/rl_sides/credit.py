@@ -201,7 +201,14 @@ def tables(found: Mapping[str, Mapping[int, Mapping[str, Any]]], errors: Sequenc
     for method, runs in found.items():
         mean, low, high = interval([run["accuracy"] for run in runs.values()])
         seconds = fmean(run["curve"][-1][1] for run in runs.values())
-        rows.append([method, len(runs), *(_per_cent(value) for value in (mean, low, high)), round(seconds)])
+        rows.append(
+            [
+                method,
+                len(runs),
+                *(_per_cent(value) for value in (mean, low, high)),
+                round(seconds) if method in ONLINE else "",
+            ]
+        )
         if method in ONLINE:
             by_step = [{point[0]: point for point in run["curve"]} for run in runs.values()]
             steps = steps or sorted(by_step[0])
