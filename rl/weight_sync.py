@@ -2,8 +2,8 @@
 
 Before it, the **step** is looked at: a policy that ran away is refused while the engine still serves the one before.
 
-Delivery: all weights as safetensors in a folder in memory, named to the engine, which reloads them in place;
-then its prefix cache is emptied. Every name is written, `lm_head.weight` of a tied head too: without it vLLM
+Delivery: all weights as a safetensors file in memory (`rl.weights_file`), named to the engine, which copies them into
+its own; then its prefix cache is emptied. Every name is written, `lm_head.weight` of a tied head too: without it vLLM
 (0.32, CPU) goes on with its own stale copy and says nothing.
 
 The engine answers with a **receipt**, a digest of every tensor it read: all, one, or an older file is told at once,
@@ -34,12 +34,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 
 from data.collate import pad_rows
 from models.logprobs import token_logprobs
 from rl.live_engine import LiveEngine, StaleWeights, StampedEngine
 from rl.probes import CACHE, KL, VERSION, Fault, ProbeFailed
+from rl.weights_file import WeightsFile
 from sampling.weight_receipt import digest
 from training.engine import autocast, named_weights
 
@@ -67,27 +67,6 @@ class Unproven:
     version: int
     logprobs: torch.Tensor
     entropies: torch.Tensor
-
-
-def write_weights(
-    weights: Weights, folder: Path, dtype: torch.dtype | None = None, staged: dict[str, torch.Tensor] | None = None
-) -> dict[str, torch.Tensor]:
-    """`folder/model.safetensors`, each name with memory of its own; what was written.
-
-    `dtype`: what floating-point tensors are rounded to, as an engine of that dtype rounds what it reads (None: they are
-    left as they are); the few that some networks keep in float32 there (routers' biases) are rounded too. `staged` is
-    what an earlier call gave, and is written over: new memory costs a tiny delivery more than all the rest of it.
-    """
-    staged = {} if staged is None else staged
-    for name, value in weights.items():
-        kind = dtype if dtype is not None and value.is_floating_point() else value.dtype
-        place = staged.get(name)
-        if place is None or place.shape != value.shape or place.dtype != kind:
-            place = torch.empty(value.shape, dtype=kind)
-        staged[name] = place.copy_(value.detach())
-    written = {name: staged[name] for name in weights}
-    save_file(written, folder / "model.safetensors", metadata={"format": "pt"})
-    return written
 
 
 def digests(weights: Weights) -> dict[str, str]:
@@ -172,17 +151,18 @@ class WeightSync:
         self.dtype = dtype
         self.canaries: list[Canary] = []
         self._sent: deque[dict[str, str]] = deque(maxlen=4)  # digests of the last deliveries
-        self._staged: dict[str, torch.Tensor] = {}
+        self._file = WeightsFile()
         self._trainer_before: torch.Tensor | None = None
         self._next: Unproven | None = None  # looked at, not delivered
         self._unproven: Unproven | None = None
 
     async def deliver(self, weights: Weights) -> None:
-        """Write, tell the engine, remove: no file stays behind the run. Raises StaleWeights."""
-        memory = Path("/dev/shm")
+        """Write, tell the engine. Raises StaleWeights."""
+        memory = Path("/dev/shm")  # a disk may be full
         folder = Path(tempfile.mkdtemp(prefix="espalier-", dir=memory if memory.is_dir() else None))
         try:
-            written = write_weights(weights, folder, self.dtype, self._staged)
+            written = self._file.write(weights, self.dtype)
+            self._file.link_from(folder)
             sent, receipts = await asyncio.gather(asyncio.to_thread(digests, written), self.engine.load(folder))
         finally:
             shutil.rmtree(folder, ignore_errors=True)

@@ -11,7 +11,8 @@ import torch
 from models.load import load_policy
 from rl.live_engine import StaleWeights, VLLMEngine
 from rl.probes import CACHE, WEIGHTS
-from rl.weight_sync import Canary, WeightSync, write_weights
+from rl.weight_sync import Canary, WeightSync
+from rl.weights_file import WeightsFile
 from sampling.client import ServerGone
 from sampling.vllm_client import VLLMClient
 from training.engine import named_weights
@@ -60,6 +61,22 @@ def test_every_tensor_is_on_the_receipt_and_the_stamp_is_shown(real_server: Any,
     with_engine(real_server, model, use, VLLMEngine)
 
 
+def test_an_engine_keeps_a_copy_of_what_it_read(real_server: Any, tiny_policy: Path, tmp_path: Path) -> None:
+    model = moved(load_policy(str(tiny_policy), "eager"))
+    file = WeightsFile()
+    written = file.write(named_weights(model), torch.bfloat16)
+    file.link_from(tmp_path)
+
+    async def use(sync: WeightSync, engine: VLLMEngine) -> None:
+        await engine.load(tmp_path)
+        before = await sync.engine_logprobs()
+        for tensor in written.values():
+            tensor.zero_()
+        assert torch.allclose(await sync.engine_logprobs(), before, atol=1e-3)
+
+    with_engine(real_server, model, use, VLLMEngine)
+
+
 def test_a_server_that_read_another_file_is_named(real_server: Any, tiny_policy: Path, tmp_path: Path) -> None:
     class Elsewhere(VLLMEngine):
         async def load(self, folder: Path) -> list[dict[str, str]] | None:
@@ -68,7 +85,9 @@ def test_a_server_that_read_another_file_is_named(real_server: Any, tiny_policy:
     model = load_policy(str(tiny_policy), "eager")
     weights = dict(named_weights(model))
     del weights["model.norm.weight"]
-    write_weights(weights, tmp_path, torch.bfloat16)
+    file = WeightsFile()
+    file.write(weights, torch.bfloat16)
+    file.link_from(tmp_path)
 
     async def use(sync: WeightSync, engine: VLLMEngine) -> None:
         with pytest.raises(StaleWeights, match=r"as they were sent; not model.norm.weight \(") as caught:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from rl_cases import PARAMS, FakeClient, FakeEngine, make_trainer, read_metrics
+from safetensors.torch import load_file
 
 from data.records import BadInput, Problem, Trajectory
 from data.tasks.word_arithmetic import WordArithmetic
@@ -43,7 +44,8 @@ from rl.probes import (
 from rl.rollout import Sampler, score
 from rl.types import Experience, Rollout, RolloutGroup
 from rl.watch import Watch
-from rl.weight_sync import Canary, StaleWeights, WeightSync, check_receipt, digests, write_weights
+from rl.weight_sync import Canary, StaleWeights, WeightSync, check_receipt, digests
+from rl.weights_file import WeightsFile
 from runtime.schemas import ProbesConfig, RLConfig
 from sampling.client import SampleRequest, SamplingParams, ServerGone
 from sampling.weight_receipt import digest
@@ -500,19 +502,36 @@ def test_a_sync_delivers_in_its_engines_dtype(tiny_policy: Path) -> None:
 
 
 def test_an_engine_is_sent_what_it_keeps_and_every_name_of_a_tied_weight(tmp_path: Path) -> None:
-    from safetensors.torch import load_file
-
     head = torch.tensor([[1.0, 1.0 + 2**-12], [3.0, -4.0]])
     weights = {"embed.weight": head, "head.weight": head, "counts": torch.tensor([70_000])}
-    written = write_weights(weights, tmp_path, torch.bfloat16)
+    file = WeightsFile()
+    written = file.write(weights, torch.bfloat16)
+    file.link_from(tmp_path)
     found = load_file(tmp_path / "model.safetensors")
     assert found["head.weight"].tolist() == found["embed.weight"].tolist() == [[1.0, 1.0], [3.0, -4.0]]
     assert found["counts"].tolist() == [70_000]
     assert {name: digest(value) for name, value in found.items()} == digests(written)
-    again = write_weights({**weights, "head.weight": 2 * head}, tmp_path, torch.bfloat16, dict(written))
+    again = file.write({**weights, "head.weight": 2 * head}, torch.bfloat16)
     assert again["embed.weight"].data_ptr() == written["embed.weight"].data_ptr()  # no new memory
     assert load_file(tmp_path / "model.safetensors")["head.weight"].tolist() == [[2.0, 2.0], [6.0, -8.0]]
-    assert write_weights(weights, tmp_path)["head.weight"].tolist() == head.tolist()
+
+
+def test_a_file_of_weights_takes_any_tensors_and_is_made_anew_for_others(tmp_path: Path) -> None:
+    weights = {
+        "flags": torch.tensor([True, False, True]), "none": torch.zeros(0, 3), "one": torch.tensor(7),
+        "double": torch.tensor([1e-300], dtype=torch.float64), "half": torch.tensor([0.5], dtype=torch.float16),
+        "odd": torch.arange(3, dtype=torch.uint8), "part": torch.arange(12.0).view(3, 4)[:, 1:3],
+    }  # fmt: skip
+    file = WeightsFile()
+    for number, given in enumerate((weights, {**weights, "more": torch.ones(2)}, {"one": torch.tensor(2.5)})):
+        (folder := tmp_path / str(number)).mkdir()
+        file.write(given)
+        file.link_from(folder)
+        found = load_file(folder / "model.safetensors")
+        assert found.keys() == given.keys()
+        for name, value in given.items():
+            assert found[name].dtype == value.dtype
+            assert torch.equal(found[name], value)
 
 
 class KnowingEngine(FakeEngine):
@@ -525,9 +544,8 @@ class KnowingEngine(FakeEngine):
         self.before: dict[str, torch.Tensor] = {}
 
     async def load(self, folder: Path) -> list[dict[str, str]]:  # type: ignore[override]
-        from safetensors.torch import load_file
-
-        weights = load_file(folder / "model.safetensors")
+        read_now = load_file(folder / "model.safetensors")
+        weights = {name: value.clone() for name, value in read_now.items()}  # the file is written over
         read = self.before if self.late and self.before else weights
         self.before = weights
         self.model.load_state_dict(read)

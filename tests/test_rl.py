@@ -28,7 +28,8 @@ from rl.losses import clipped_surrogate, clipped_tokens
 from rl.rollout import BadSampling, Sampler, check_params, draw_problems, score
 from rl.types import Experience, Live, Rollout, RolloutGroup
 from rl.update import Update, learning_rate
-from rl.weight_sync import Canary, StaleWeights, WeightSync, write_weights
+from rl.weight_sync import Canary, StaleWeights, WeightSync
+from rl.weights_file import WeightsFile
 from runtime.schemas import KLConfig, RLConfig
 from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from sampling.vllm_client import VLLMClient
@@ -412,7 +413,9 @@ def test_a_tied_head_is_delivered_under_its_own_name(tmp_path: Path) -> None:
         num_key_value_heads=1, tie_word_embeddings=True,
     )  # fmt: skip
     model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
-    write_weights(named_weights(model), tmp_path)
+    file = WeightsFile()
+    file.write(named_weights(model))
+    file.link_from(tmp_path)
     weights = load_file(tmp_path / "model.safetensors")
     assert torch.equal(weights["lm_head.weight"], model.model.embed_tokens.weight)
     assert set(weights) == {"lm_head.weight"} | {name for name, _ in model.named_parameters()}
