@@ -102,7 +102,7 @@ def speeds(values: Mapping[str, float], experience: Experience, num_epochs: int)
     tokens = {
         "rollout": values["rollout/drawn_tokens"],
         "completions": values.get("estimate/completion_tokens", 0.0),
-        "forward": read,
+        "forward": values["forward/tokens"],
         "update": read * num_epochs,
     }
     pairs = ((phase, number, values.get(f"seconds/{phase}", 0.0)) for phase, number in tokens.items())

@@ -84,29 +84,31 @@ class RowScorer:
         self.precision = precision
 
     @torch.no_grad()
-    def __call__(self, model: Any, num_outputs: int, call: Score, is_packed: bool) -> list[torch.Tensor]:
-        """`num_outputs` tensors [N, T] on the CPU, 0 outside the response: what `call`, about `model`, gives;
-        `is_packed` says whether it packs rows."""
+    def __call__(
+        self, model: Any, num_outputs: int, call: Score, is_packed: bool, rows: torch.Tensor | None = None
+    ) -> list[torch.Tensor]:
+        """`num_outputs` tensors [N, T] on the CPU, 0 outside the response and outside `rows` (None: all): what `call`,
+        about `model`, gives; `is_packed` says whether it packs rows."""
         device = device_of(model)
         found = [torch.zeros(self.ids.shape) for _ in range(num_outputs)]
-        mine = own_rows(torch.arange(len(self.ids)))
+        mine = own_rows(torch.arange(len(self.ids)) if rows is None else rows)
         cuts = list(micro_batches(self.attention_mask, mine, self.micro_batch_size, is_packed))
         none = (torch.zeros(0, dtype=torch.long), 2)
-        for rows, length in cuts + [none] * (most_passes(len(cuts)) - len(cuts)):
-            read = rows if len(rows) else slice(0, 1)  # a pass for the other ranks' sake
+        for cut, length in cuts + [none] * (most_passes(len(cuts)) - len(cuts)):
+            read = cut if len(cut) else slice(0, 1)  # a pass for the other ranks' sake
             tensors = (self.ids, self.attention_mask, self.response_mask)
             with autocast(device, self.precision):
                 parts = call(*(tensor[read, :length].to(device) for tensor in tensors))
-            if not len(rows):
+            if not len(cut):
                 continue
             for whole, part in zip(found, parts, strict=True):
-                whole[rows, :length] = part.float().cpu() * self.response_mask[rows, :length]
+                whole[cut, :length] = part.float().cpu() * self.response_mask[cut, :length]
         return [sum_tensor_over_ranks(whole) for whole in found]
 
-    def logprobs(self, model: Any, temperature: float) -> list[torch.Tensor]:
-        """[log-probs, entropies] [N, T] under `model`."""
+    def logprobs(self, model: Any, temperature: float, rows: torch.Tensor | None = None) -> list[torch.Tensor]:
+        """[log-probs, entropies] [N, T] under `model`, 0 outside `rows` (None: all)."""
         model.eval()
-        return self(model, 2, partial(policy_logprobs, model, temperature=temperature), packs_rows(model))
+        return self(model, 2, partial(policy_logprobs, model, temperature=temperature), packs_rows(model), rows)
 
 
 def device_of(model: Any) -> torch.device:
@@ -161,8 +163,10 @@ def make_experience(
     micro_batch_size: int,
     precision: str,
     temperature: float,
+    is_scored: bool = True,
 ) -> tuple[Experience, RowScorer]:
-    """The tensors of all rollouts, in order, and what scores more of them. `reference` is None without a KL penalty."""
+    """The tensors of all rollouts, in order, and what scores more of them. `reference` is None without a KL penalty.
+    `is_scored`: with the old policy's log-probs and entropies; else they are not a number."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rows = [[*rollout.trajectory.prompt_ids, *rollout.trajectory.response_ids] for rollout in rollouts]
     starts = [len(rollout.trajectory.prompt_ids) for rollout in rollouts]
@@ -172,7 +176,8 @@ def make_experience(
         # not by the mask, which `rl.probes.check_layout` compares with the rollouts
         engine_logprobs[number, start : start + len(rollout.logprobs)] = torch.tensor(rollout.logprobs)
     scorer = RowScorer((ids, attention_mask, response_mask), micro_batch_size, precision)
-    old_logprobs, entropies = scorer.logprobs(policy, temperature)
+    unknown = [torch.full(ids.shape, float("nan")) for _ in range(2)]
+    old_logprobs, entropies = scorer.logprobs(policy, temperature) if is_scored else unknown
     reference_logprobs = scorer.logprobs(reference, temperature)[0] if reference is not None else None
     experience = Experience(
         ids, attention_mask, response_mask, engine_logprobs, old_logprobs, entropies, reference_logprobs

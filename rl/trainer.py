@@ -25,7 +25,6 @@ from rewards.score import Reward
 from rl.describe import (
     agrees,
     describe_experience,
-    describe_kl,
     describe_rewards,
     describe_rollouts,
     speeds,
@@ -33,11 +32,10 @@ from rl.describe import (
 )
 from rl.early_stop import evaluations_since_best, read_accuracies
 from rl.ema import MovingAverage
-from rl.experience import make_experience, reference_terms, token_rewards
 from rl.exports import save_models, write_model
+from rl.learn import Learn
 from rl.learners import Learners
 from rl.live import LiveSampler
-from rl.losses import whiten
 from rl.policy import Policy
 from rl.rollout import Sampler, draw_problems, score
 from rl.samples import write_samples
@@ -94,7 +92,8 @@ class Trainer:
         draw_problems(self.problems, self.config.num_problems, 0, 0)  # too few are told of at once
         critic = self.update.critic
         self.policy = Policy(self.engine)
-        self.watch = Watch(self.config, self.engine.model, self.params, self.sampler.tokenizer, self._ask_again)
+        watch = Watch(self.config, self.engine.model, self.params, self.sampler.tokenizer, self._ask_again)
+        self.learn = Learn(self.config, self.engine, self.reference, self.update, watch, self.params, self.pad_id)
         self.average = MovingAverage(self.config.ema.decay) if self.config.ema.decay else None
         self.learners = Learners(self.policy, critic.engine if critic else None, self.update.kl, self.average)
 
@@ -179,24 +178,8 @@ class Trainer:
         started = time.monotonic()
         values: dict[str, float] = {}
         groups, drawn = self._on_main(lambda: self._draw(iteration, values))
-        values, self._saved = values | self._saved, {}
-        experience = self._make_experience(groups, values)
-        with timed(values, "probes"):
-            values |= self.watch.look(groups, experience, iteration)
-            self.watch.check_kl(values.get("kl/per_token", 0.0))
-        with timed(values, "advantage"):
-            estimate, times = self._on_main(lambda: self._estimate(groups, experience, iteration))
-            advantages = estimate.advantages
-            if self.config.whitening != "none":
-                shifts_mean = self.config.whitening == "standard"
-                advantages = whiten(advantages, experience.response_mask, shifts_mean)
-            experience = replace(experience, advantages=advantages, returns=estimate.returns)
-        values["seconds/advantage"] -= sum(times.values())  # the rest of it is the estimator's own
-        with timed(values, "update"):
-            updated = self.update(experience, iteration)
-            self.watch.check_update(updated.get("kl_old", 0.0))
-        if "kl/per_response" in values:
-            self.update.kl.update(values["kl/per_response"], len(experience.ids))
+        values, self._saved = values | self._saved | drawn, {}
+        experience, estimate, updated = self.learn(groups, iteration, values, self._ask_estimator)
         with timed(values, "weight_sync"):
             weights = self.policy.weights()
             if self.average is not None:
@@ -210,9 +193,6 @@ class Trainer:
         config, done = self.config, iteration + 1
         if is_main_rank() and config.samples_every > 0 and config.num_samples > 0 and done % config.samples_every == 0:
             write_samples(self.run_dir, done, groups, experience, estimate, config.num_samples)
-        values |= drawn
-        for name, seconds in times.items():
-            values[name] = values.get(name, 0.0) + seconds
         values |= describe_rollouts(groups) | describe_experience(experience, estimate)
         values |= {f"update/{name}": value for name, value in updated.items()}
         values |= {f"engine/{name}": value for name, value in moved.items()}
@@ -269,38 +249,15 @@ class Trainer:
         """The engine's log-probs of whole rows, without its prefix cache; on every rank."""
         return self._on_main(lambda: self._run(self.weight_sync.logprobs_of(rows)))
 
-    def _make_experience(self, groups: Sequence[RolloutGroup], values: dict[str, float]) -> Experience:
-        config = self.config
-        with timed(values, "forward"):
-            experience, scorer = make_experience(
-                groups,
-                self.engine.model,
-                self.reference,
-                pad_id=self.pad_id,
-                micro_batch_size=config.micro_batch_size,
-                precision=config.precision,
-                temperature=self.params.temperature,
-            )
-            rewards = token_rewards(groups, experience.response_mask)
-            if self.reference is not None:
-                kl = config.kl
-                terms = reference_terms(
-                    scorer, experience, self.engine.model, self.reference, kl.kind, self.params.temperature
-                )
-                if kl.max_token > 0:
-                    terms = terms.clamp(-kl.max_token, kl.max_token)
-                if kl.place == "reward":
-                    rewards = rewards - self.update.kl.coefficient * terms
-                values["kl/coefficient"] = self.update.kl.coefficient
-                values |= describe_kl(experience, rewards, groups)
-            critic = self.update.critic
-            state_values = critic.values(scorer) if critic is not None else None
-            return replace(experience, rewards=rewards, values=state_values)
+    def _ask_estimator(
+        self, groups: Sequence[RolloutGroup], experience: Experience, iteration: int
+    ) -> tuple[Estimate, dict[str, float]]:
+        """(advantages, the seconds that its questions to the sampler and the reward took); on every rank."""
+        return self._on_main(lambda: self._estimate(groups, experience, iteration))
 
     def _estimate(
         self, groups: Sequence[RolloutGroup], experience: Experience, iteration: int
     ) -> tuple[Estimate, dict[str, float]]:
-        """(advantages, the seconds that its questions to the sampler and the reward took)."""
         assert self._loop is not None
         live = LiveSampler(self._loop, self.sampler, self.reward, self.params, iteration)
         estimate = self.estimator(groups, experience, live)

@@ -48,11 +48,11 @@ class Experience:
     """The tensors of an iteration's rollouts.
 
     `ids`, `attention_mask` [N, T] long; `response_mask` [N, T] bool; `engine_logprobs` (at sampling),
-    `old_logprobs` and `entropies` (by the trainer, before the update) [N, T]; `reference_logprobs` [N, T],
-    None without a KL penalty. `rewards` [N, T]: outcomes at last tokens, process rewards at step ends, and the KL
-    penalty where it is part of the reward. `values` [N, T]: the critic's value of the state a token is chosen
-    in, None where there is no critic. `advantages` [N, T] are None until they are estimated; `returns` [N, T],
-    the targets of a critic, stay None where there is no critic.
+    `old_logprobs` and `entropies` (by the trainer, before the update) [N, T], not a number on rows that are not scored
+    yet; `reference_logprobs` [N, T], None without a KL penalty. `rewards` [N, T]: outcomes at last tokens, process
+    rewards at step ends, and the KL penalty where it is part of the reward. `values` [N, T]: the critic's value of the
+    state a token is chosen in, None where there is no critic. `advantages` [N, T] are None until they are estimated;
+    `returns` [N, T], the targets of a critic, stay None where there is no critic.
     """
 
     ids: torch.Tensor

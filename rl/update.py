@@ -6,11 +6,14 @@ minibatch is a function of (seed, iteration, epoch) alone.
 
 Where nothing but the surrogate has a gradient, a rollout whose advantages are all 0 (its group agreed) has none:
 its tokens are counted and its forward and backward passes are left out.
+
+Where one step on all rollouts is the whole update, its pass is also the first over them: the old policy's log-probs are
+read off it (`makes_one_pass`), and a pass is saved.
 """
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +32,7 @@ from rl.losses import (
     token_weights,
 )
 from rl.types import Experience
-from runtime.distributed import gather_over_ranks, sum_over_ranks
+from runtime.distributed import gather_over_ranks, sum_over_ranks, sum_tensor_over_ranks
 from runtime.schemas import RLConfig
 from training.engine import Engine, autocast
 from training.loop import SCHEDULES, NotFinite, Sums
@@ -70,8 +73,27 @@ class Update:
     def _critic_schedule(self) -> str:
         return self.critic.config.schedule if self.critic else "constant"
 
-    def __call__(self, experience: Experience, iteration: int) -> dict[str, float]:
-        """Train on the experience of `iteration` (from 0); means over its tokens and steps."""
+    def makes_one_pass(self, num_rollouts: int) -> bool:
+        """Whether the only step on all rollouts needs nothing of them that an earlier pass would give."""
+        config = self.config
+        is_one_step = config.num_epochs == 1 and config.minibatch_size >= num_rollouts
+        return is_one_step and self.critic is None and config.kl.coefficient == 0 and config.entropy_bonus == 0
+
+    def rows_with_gradient(self, experience: Experience, rows: torch.Tensor) -> torch.Tensor:
+        """Those of `rows` that can have one."""
+        assert experience.advantages is not None
+        if self._has_more_than_surrogate(experience):
+            return rows
+        return rows[experience.advantages[rows].any(dim=1)]
+
+    def __call__(
+        self, experience: Experience, iteration: int, before_step: Callable[[], None] | None = None
+    ) -> dict[str, float]:
+        """Train on the experience of `iteration` (from 0); means over its tokens and steps.
+
+        With `before_step` (see `makes_one_pass`) the log-probs and entropies of `rows_with_gradient` are written into
+        the experience; then it is called, before any weight changes.
+        """
         if experience.advantages is None:
             raise ValueError("advantages have not been estimated")
         if (experience.returns is None) != (self.critic is None):
@@ -87,7 +109,7 @@ class Update:
         for step, num_steps, rows in self._minibatches(len(experience.ids), iteration):
             if iteration >= warmup:
                 rates["learning_rate"] = self._rate(step - warmup * num_steps, num_steps)
-                self._step(experience, rows, rates["learning_rate"], sums)
+                self._step(experience, rows, rates["learning_rate"], sums, before_step)
             if self.critic is not None:
                 rates["value_learning_rate"] = self._critic_rate(step, num_steps)
                 self.critic.step(experience, rows, rates["value_learning_rate"], sums)
@@ -115,7 +137,14 @@ class Update:
         config, total = self.critic.config, self.config.num_iterations * num_steps
         return learning_rate(step, config.learning_rate, config.warmup_steps, config.schedule, total)
 
-    def _step(self, experience: Experience, rows: torch.Tensor, rate: float, sums: Sums) -> None:
+    def _step(
+        self,
+        experience: Experience,
+        rows: torch.Tensor,
+        rate: float,
+        sums: Sums,
+        before_step: Callable[[], None] | None = None,
+    ) -> None:
         """One optimizer step of the policy."""
         config, mask = self.config, experience.response_mask
         weights, divisor = token_weights(mask[rows], config.loss_normaliser, self.max_tokens)
@@ -124,8 +153,8 @@ class Update:
         share = token_weights(mask[counted], config.loss_normaliser, self.max_tokens)[1]
         sums.add({"surrogate_loss": (0.0, share), "clip_share": (0.0, int(mask[counted].sum()))})
         sums.add(dict.fromkeys(self._names(experience), (0.0, 0.0)))
-        if experience.advantages is not None and not self._has_more_than_surrogate(experience):
-            rows = rows[experience.advantages[rows].any(dim=1)]
+        rows = self.rows_with_gradient(experience, rows)
+        scored = torch.zeros(2, *mask.shape) if before_step is not None else None
         self.engine.model.train()
         ratios = [0.0, 0.0]
         is_packed = packs_rows(self.engine.model) and not self._needs_logits(experience)
@@ -133,12 +162,16 @@ class Update:
         num_passes = most_passes(len(cuts))
         self.engine.start_step(num_passes)
         for cut, length in cuts:
-            total = self._loss(experience, every_weight, cut, length, sums, ratios)
+            total = self._loss(experience, every_weight, cut, length, sums, ratios, scored)
             if not math.isfinite(float(total.detach())):
                 raise NotFinite(f"the loss is {float(total.detach())} on rollouts {cut.tolist()[:8]}")
             self.engine.backward(total / max(divisor, 1.0))
         for _ in range(num_passes - len(cuts)):
             self.engine.backward(empty_loss(self.engine.model, experience.ids, experience.attention_mask))
+        if before_step is not None and scored is not None:
+            whole = sum_tensor_over_ranks(scored)
+            experience.old_logprobs[rows], experience.entropies[rows] = whole[0, rows], whole[1, rows]
+            before_step()
         if self._is_guarded(ratios, sums):
             return
         norm = self.engine.step(rate) if num_passes else 0.0  # no rank has anything to learn from
@@ -186,8 +219,10 @@ class Update:
         length: int,
         sums: Sums,
         ratios: list[float],
+        scored: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """The summed loss of a micro-batch, with its graph."""
+        """The summed loss of a micro-batch, with its graph; its log-probs and entropies go into `scored` [2, N, T], and
+        are the old ones then."""
 
         def take(tensor: Any) -> torch.Tensor:
             part: torch.Tensor = tensor[cut, :length].to(self.engine.device)
@@ -203,7 +238,10 @@ class Update:
                 logits = policy_logits(self.engine.model, ids, attention_mask)
                 logprobs = _logprobs_of(logits, ids, self.temperature)
             else:
-                logprobs, _ = policy_logprobs(self.engine.model, ids, attention_mask, mask, self.temperature)
+                logprobs, entropies = policy_logprobs(self.engine.model, ids, attention_mask, mask, self.temperature)
+                if scored is not None:
+                    old = logprobs.detach()
+                    scored[:, cut, :length] = torch.stack((old, entropies.detach())).float().cpu()
         surrogate_weights = weights
         if config.importance_cap > 0:
             truncated = importance_weights(old, take(experience.engine_logprobs), config.importance_cap)

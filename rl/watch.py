@@ -1,7 +1,8 @@
 """The probes of a run: every iteration's rollouts and steps looked at before anything is learnt or kept from them.
 
-`look` stands between the tensors of the rollouts and the update, `check_update` behind the update and before the
-delivery and the checkpoint: what stops the run there leaves the last checkpoint as it was. Every rank looks at the
+`look` stands between the tensors of the rollouts and everything else, `compare` between the old policy's log-probs and
+the first step, `check_update` behind the update and before the delivery and the checkpoint: what stops the run there
+leaves the last checkpoint as it was. Every rank looks at the
 same tensors and comes to the same verdict.
 """
 
@@ -59,23 +60,21 @@ class Watch:
     ask: AskEngine | None = None
     _first: Gap | None = field(default=None, init=False)
     _has_told: bool = field(default=False, init=False)
+    _is_told: bool = field(default=False, init=False)  # of the rollouts looked at last
 
     def __post_init__(self) -> None:
         check_probes(self.config.probes)
 
     def look(self, groups: Sequence[RolloutGroup], experience: Experience, version: int) -> dict[str, float]:
-        """The metrics `engine/…` of rollouts that the policy of `version` is to learn from. Raises ProbeFailed."""
+        """Rollouts that the policy of `version` is to learn from, and their layout; metrics. Raises ProbeFailed."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         rows = [Row(r.trajectory.prompt_ids, r.trajectory.response_ids, r.trajectory.finish_reason) for r in rollouts]
-        mask = experience.response_mask
         lag = max((abs(version - rollout.policy_version) for rollout in rollouts), default=0)
-        gap = measure_gap(experience.engine_logprobs, experience.old_logprobs, mask)
-        found = {"version_lag": float(lag), **gap.metrics()}
         fault = check_layout(
             rows,
             experience.ids,
             experience.attention_mask,
-            mask,
+            experience.response_mask,
             end_ids=self._end_ids(),
             bos_id=getattr(self.tokenizer, "bos_token_id", None),
             has_stop_strings=bool(self.params.stop),
@@ -83,8 +82,16 @@ class Watch:
         if fault is None and lag > self.config.probes.max_version_lag:
             oldest = min(rollout.policy_version for rollout in rollouts)
             fault = Fault(VERSION, f"rollouts of policy version {oldest} are to train version {version}")
-        if fault is None:
-            fault = self._compare(experience, gap, found)
+        self._is_told = fault is not None
+        if fault is not None:
+            self._report(fault)
+        return {"engine/version_lag": float(lag)}
+
+    def compare(self, experience: Experience) -> dict[str, float]:
+        """The engine's log-probs of the rollouts looked at last with the trainer's; metrics. Raises ProbeFailed."""
+        gap = measure_gap(experience.engine_logprobs, experience.old_logprobs, experience.response_mask)
+        found = dict(gap.metrics())
+        fault = None if self._is_told else self._compare(experience, gap, found)
         if fault is not None:
             self._report(fault)
         self._warn_of_growth(gap)

@@ -291,7 +291,8 @@ def look(
                                     temperature=temperature)  # fmt: skip
     config = RLConfig(precision="fp32", probes=ProbesConfig(**limits))
     params = SamplingParams(n=4, temperature=temperature, max_tokens=32, has_logprobs=True)
-    return Watch(config, model, params, Tokens(), ask).look(groups, spoil(experience), version=2)
+    watch, experience = Watch(config, model, params, Tokens(), ask), spoil(experience)
+    return watch.look(groups, experience, version=2) | watch.compare(experience)
 
 
 def kind_of(*arguments: Any, **options: Any) -> str:

@@ -89,6 +89,19 @@ def test_two_ranks_of_ppo_equal_one_also_when_resumed(
     assert_same_weights(tmp_path / "straight", folder, 0.0)
 
 
+@pytest.mark.parametrize(
+    "engine", ["none", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero2", f"zero3 {CUT}"))]
+)
+def test_an_update_of_one_pass_on_two_ranks_equals_that_of_one(engine: str, tiny_policy: Path, tmp_path: Path) -> None:
+    run(tiny_policy, tmp_path / "one", 1, "one_pass")
+    run(tiny_policy, tmp_path / "two", 2, "one_pass", *f"deepspeed={engine}".split())
+    rows = read_metrics(tmp_path / "one")
+    assert all(row["engine/policy_moved"] > 0.001 for row in rows)
+    assert rows[0]["forward/tokens"] > 0  # a group that agrees is scored apart
+    assert_same_metrics(tmp_path / "one", tmp_path / "two", 1e-4)
+    assert_same_weights(tmp_path / "one", tmp_path / "two", 1e-4, ("model",))
+
+
 ADAPTERS = ("lora=lora", "lora.rank=4", "ema.decay=0.75")
 MERGED = ("model", "model_ema", "critic")
 

@@ -1,6 +1,7 @@
 """Updates: every term's step is its gradient, whatever the micro-batches; which groups are drawn again."""
 
 import asyncio
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from rl_cases import make_trainer
+from rl_cases import make_trainer, read_metrics
 
 from data.records import Problem
 from data.tasks.word_arithmetic import WordArithmetic
@@ -126,6 +127,59 @@ def test_truncated_importance_sampling_weighs_tokens_by_the_engines_policy(tiny_
     for share in (0.5, 0.1):
         other = replace(experience, engine_logprobs=experience.old_logprobs + torch.log(torch.tensor(share)))
         torch.testing.assert_close(moved(noisy(tiny_policy), other, importance_cap=2.0), 2 * plain, rtol=0, atol=2e-6)
+
+
+def test_the_only_pass_gives_the_old_log_probs_before_the_step(tiny_policy: Path) -> None:
+    model, other = noisy(tiny_policy), noisy(tiny_policy)
+    experience = make_experience(other)
+    engine_logprobs = experience.old_logprobs + 0.3 * experience.response_mask  # so that importance weights count
+    known = replace(experience, engine_logprobs=engine_logprobs)
+    unknown = replace(known, old_logprobs=known.old_logprobs * math.nan, entropies=known.entropies * math.nan)
+    unknown.old_logprobs[3] = known.old_logprobs[3]  # has no gradient: scored elsewhere
+    expected = moved(other, known, importance_cap=2.0, micro_batch_size=2)
+
+    before, seen = flat(model), []
+    engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
+    config = RLConfig(precision="fp32", minibatch_size=4, micro_batch_size=2, learning_rate=1.0, importance_cap=2.0)
+    update = Update(engine, config, 1.0, 16, KLController(0.0, 0, 1))
+    assert update.makes_one_pass(4)
+    assert update.rows_with_gradient(unknown, torch.arange(4)).tolist() == [0, 1, 2]
+    found = update(unknown, 0, lambda: seen.append((flat(model), unknown.old_logprobs.clone())))
+    ((weights, logprobs),) = seen
+    assert torch.equal(weights, before)
+    torch.testing.assert_close(logprobs, known.old_logprobs, rtol=0, atol=1e-5)
+    assert torch.isnan(unknown.entropies[3]).all()
+    assert not torch.isnan(unknown.entropies[:3]).any()
+    assert found["ratio"] == 1
+    torch.testing.assert_close(flat(model) - before, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"num_epochs": 2}, {"minibatch_size": 3}, {"entropy_bonus": 0.1}, {"kl": KLConfig(coefficient=0.1)}]
+)
+def test_what_needs_earlier_log_probs_makes_more_than_one_pass(tiny_policy: Path, changes: dict[str, Any]) -> None:
+    engine: Any = None
+    config = RLConfig(**{"minibatch_size": 4, **changes})
+    assert not Update(engine, config, 1.0, 16, KLController(0.0, 0, 1)).makes_one_pass(4)
+
+
+def test_a_run_learns_the_same_in_one_pass_as_in_two(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    whole = []
+    for number in (1, 2):
+        settings = {"num_epochs": 1, "minibatch_size": 24, "num_iterations": 3, "eval_every": 0}
+        trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / str(number), "", **settings)
+        if number == 2:
+            trainer.update.makes_one_pass = lambda _: False  # type: ignore[method-assign]
+        trainer.run()
+        whole.append((flat(trainer.engine.model), read_metrics(tmp_path / str(number))))
+    (one, rows), (two, others) = whole
+    torch.testing.assert_close(one, two, rtol=0, atol=1e-5)
+    assert rows[0].keys() == others[0].keys()
+    for row, other in zip(rows, others, strict=True):
+        assert 0 < row.pop("forward/tokens") < other.pop("forward/tokens")
+        assert row == pytest.approx(other, abs=1e-4, rel=1e-4)
 
 
 def test_checkpointed_gradients_are_the_same_gradients(tiny_policy: Path) -> None:
