@@ -94,7 +94,7 @@ def measure_trl(arguments: argparse.Namespace, plan: Plan, policy: Path, folder:
         path.write_text(json.dumps(common | way))
         peers[name] = [arguments.trl_python, "-m", "benchmarks.rl_sides.peer", str(policy), str(path)]
     own = product_command(policy, folder / "run", plan, plan.rounds + 1, "learning_rate=1.0e-6", "warmup_steps=0",
-                          *FAST)  # fmt: skip
+                          f"seed={common['seed']}", *FAST)  # fmt: skip
     losses = compare_losses(arguments, policy, folder, peers["trl_best"], common | best)
     with ExitStack() as stack:
         commands = {"product": own, **peers}

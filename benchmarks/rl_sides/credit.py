@@ -217,7 +217,10 @@ def tables(found: Mapping[str, Mapping[int, Mapping[str, Any]]], errors: Sequenc
     columns = ["method", "seeds", "mean", "low", "high", "seconds of iterations"]
     shown = [{"title": title, "columns": columns, "rows": rows}]
     if curves:
-        title = "Accuracy after so many updates, per cent, and seconds of iterations until then (means over seeds)."
+        if {"vineppo", "ppo"} <= found.keys():
+            curves.append(["vineppo - ppo", *(_apart(found["vineppo"], found["ppo"], step) for step in steps)])
+        title = ("Accuracy after so many updates, per cent, and seconds of iterations until then (means over seeds); "
+                 "the difference seed by seed with its 95 % interval.")  # fmt: skip
         shown.append({"title": title, "columns": ["method", *(f"{step:g}" for step in steps)], "rows": curves})
     if errors:
         names = ["critic", *(f"k{k}" for k in value_error.KS)]
@@ -234,6 +237,19 @@ def _point(seeds: Sequence[Sequence[float]]) -> str:
     if not seeds:
         return ""
     return f"{100 * fmean(point[2] for point in seeds):.1f} ({fmean(point[1] for point in seeds):.0f} s)"
+
+
+def _apart(one: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]], step: float) -> str:
+    """Accuracy after `step` updates minus the other's: `mean [low, high]` over the seeds that both have."""
+    at_step = [
+        {seed: point[2] for seed, run in runs.items() for point in run["curve"] if point[0] == step}
+        for runs in (one, other)
+    ]
+    apart = [at_step[0][seed] - at_step[1][seed] for seed in sorted(at_step[0].keys() & at_step[1].keys())]
+    if not apart:
+        return ""
+    mean, low, high = (f"{100 * value:+.1f}" for value in interval(apart))
+    return mean if len(apart) < 2 else f"{mean} [{low}, {high}]"
 
 
 def _per_cent(value: float) -> str:

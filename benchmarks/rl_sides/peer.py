@@ -2,8 +2,9 @@
 
     .venv-bench/bin/python -m benchmarks.rl_sides.peer MODEL SETTINGS.json [--loss ROLLOUTS.pt]
 
-An iteration is 64 problems x 8 samples, one optimizer step on all of them. TRL generates with transformers, as it
-does without a GPU. With `--loss` it prints its loss and gradient norm on given rollouts instead.
+An iteration is 64 problems x 8 samples, one optimizer step on all of them; the problems are those of the other side.
+TRL generates with transformers, as it does without a GPU. With `--loss` it prints its loss and gradient norm on given
+rollouts instead.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from trl import GRPOConfig, GRPOTrainer
 from trl import __version__ as trl_version
 
 from data.tasks.word_arithmetic import WordArithmetic
+from rl.rollout import draw_problems
 
 
 class Turns(TrainerCallback):
@@ -46,7 +48,8 @@ class Turns(TrainerCallback):
 def make_trainer(model: str, settings: dict[str, Any], turns: Turns) -> GRPOTrainer:
     """`settings`: num_problems, group_size, micro_batch_size, max_tokens, learning_rate, num_steps, seed, options."""
     task = WordArithmetic()
-    problems = task.problems("train")[: settings["num_problems"] * settings["num_steps"]]
+    every, steps = task.problems("train"), range(settings["num_steps"])
+    problems = [row for step in steps for row in draw_problems(every, settings["num_problems"], settings["seed"], step)]
     gold = {task.prompt(problem): problem.gold for problem in problems}
 
     def reward(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
@@ -66,6 +69,7 @@ def make_trainer(model: str, settings: dict[str, Any], turns: Turns) -> GRPOTrai
         "lr_scheduler_type": "constant",
         "max_steps": settings["num_steps"],
         "seed": settings["seed"],
+        "shuffle_dataset": False,  # the other side's problems, in its order
         "beta": 0.0,
         "loss_type": "dapo",
         "use_cpu": True,
@@ -82,7 +86,7 @@ def make_trainer(model: str, settings: dict[str, Any], turns: Turns) -> GRPOTrai
         model=model,
         reward_funcs=reward,
         args=GRPOConfig(output_dir=tempfile.mkdtemp(prefix="peer-"), **options),
-        train_dataset=Dataset.from_dict({"prompt": list(gold)}),
+        train_dataset=Dataset.from_dict({"prompt": [task.prompt(problem) for problem in problems]}),
         processing_class=AutoTokenizer.from_pretrained(model, padding_side="left"),
         callbacks=[turns],
     )
