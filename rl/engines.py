@@ -1,15 +1,19 @@
 """The engines of a run: plain torch or DeepSpeed under the policy and the critic, adapters on the policy; and what
 cannot be had together, told before anything starts."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from models.logprobs import network
 from runtime.distributed import device
 from runtime.entrypoint import BadConfig, build
 from runtime.schemas import RLConfig
 from training.deepspeed_engine import DeepSpeedEngine, tensor_parallel_size
 from training.engine import Engine, TorchEngine
+
+_NOISES = ("dropout", "layerdrop", "pdrop", "jitter")
 
 
 def check_engines(config: RLConfig) -> None:
@@ -28,13 +32,27 @@ def check_engines(config: RLConfig) -> None:
 
 
 def without_dropout(model: Any) -> Any:
-    """The model with every dropout off: a ratio of one must mean an unchanged policy."""
+    """The model with every dropout of its modules off: a ratio of one must mean an unchanged policy."""
     for part in model.modules():
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.0
-        if hasattr(part, "attention_dropout") and isinstance(part.attention_dropout, float):
-            part.attention_dropout = 0.0
+        for name in _noises(vars(part)):
+            setattr(part, name, 0.0)
     return model
+
+
+def has_noise(model: Any) -> bool:
+    """Whether the config of the network names a noise of training: some networks read it there in every pass."""
+    return bool(_noises(vars(getattr(network(model), "config", object))))
+
+
+def _noises(settings: Mapping[str, Any]) -> list[str]:
+    """The names of those that are on."""
+    return [
+        name
+        for name, value in settings.items()
+        if isinstance(value, float) and value > 0 and any(word in name for word in _NOISES)
+    ]
 
 
 def make_engine(config: RLConfig, model: Any, optimizer: Any, learning_rate: float, max_grad_norm: float) -> Engine:

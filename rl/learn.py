@@ -2,7 +2,8 @@
 
 The old policy's log-probs come from a pass of their own before everything else, or, where one step on all rollouts is
 the whole update, from the pass that makes its gradient (`Update.makes_one_pass`): then only rollouts without a gradient
-are scored apart. Either way they are compared with the engine's before any weight changes.
+are scored apart. Either way they are compared with the engine's before any weight changes, and before an estimator
+samples more, which costs more than a pass.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 import torch
 
 from rl.describe import describe_kl, timed
+from rl.engines import has_noise
 from rl.experience import RowScorer, make_experience, reference_terms, token_rewards
 from rl.losses import whiten
 from rl.types import Estimate, Experience, RolloutGroup
@@ -27,7 +29,7 @@ AskEstimator = Callable[[Sequence[RolloutGroup], Experience, int], tuple[Estimat
 
 @dataclass
 class Learn:
-    """`reference` is None without a KL penalty."""
+    """`reference` is None without a KL penalty. `samples_more`: the estimator asks the sampler for more."""
 
     config: RLConfig
     engine: Engine
@@ -36,13 +38,17 @@ class Learn:
     watch: Watch
     params: SamplingParams
     pad_id: int
+    samples_more: bool
+
+    def __post_init__(self) -> None:
+        self._may_wait = self.reference is None and not self.samples_more and not has_noise(self.engine.model)
 
     def __call__(
         self, groups: Sequence[RolloutGroup], iteration: int, values: dict[str, float], ask: AskEstimator
     ) -> tuple[Experience, Estimate, dict[str, float]]:
         """(what was learnt from, its estimate, the update's metrics); other metrics and seconds are added to `values`.
         Raises ProbeFailed."""
-        is_one_pass = self.update.makes_one_pass(sum(len(group.rollouts) for group in groups))
+        is_one_pass = self._may_wait and self.update.makes_one_pass(sum(len(group.rollouts) for group in groups))
         experience, scorer = self._experience(groups, values, is_scored=not is_one_pass)
         with timed(values, "probes"):
             values |= self.watch.look(groups, experience, iteration)

@@ -27,7 +27,8 @@ class LiveEngine(Protocol):
     """An engine that takes new weights while it runs."""
 
     async def load(self, folder: Path) -> list[dict[str, str]] | None:
-        """Serve the weights in `folder` (safetensors), all of them, from the next request on.
+        """Serve a copy of the weights in `folder` (safetensors), all of them, from the next request on: the file is
+        written over by the next delivery.
 
         A receipt of every worker, name → digest of what it read, or None where there is none to be had.
         """

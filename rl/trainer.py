@@ -93,7 +93,8 @@ class Trainer:
         critic = self.update.critic
         self.policy = Policy(self.engine)
         watch = Watch(self.config, self.engine.model, self.params, self.sampler.tokenizer, self._ask_again)
-        self.learn = Learn(self.config, self.engine, self.reference, self.update, watch, self.params, self.pad_id)
+        asked = (self.pad_id, self.estimator.samples_more)
+        self.learn = Learn(self.config, self.engine, self.reference, self.update, watch, self.params, *asked)
         self.average = MovingAverage(self.config.ema.decay) if self.config.ema.decay else None
         self.learners = Learners(self.policy, critic.engine if critic else None, self.update.kl, self.average)
 

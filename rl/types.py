@@ -107,15 +107,16 @@ class Live(Protocol):
 
 
 class AdvantageEstimator(Protocol):
-    """Built from conf/advantage/. An estimator that asks for no more samples leaves `live` alone.
+    """Built from conf/advantage/.
 
     `needs_critic`: it reads `experience.values`. `reads_token_rewards`: it reads `experience.rewards`, so that a
-    KL penalty placed in the reward is not lost. `smallest_group`: 2 where a rollout is compared with others of its
-    problem, else 1.
+    KL penalty placed in the reward is not lost. `samples_more`: it asks `live` for samples. `smallest_group`: 2 where
+    a rollout is compared with others of its problem, else 1.
     """
 
     needs_critic: bool
     reads_token_rewards: bool
+    samples_more: bool
     smallest_group: int
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, live: Live) -> Estimate:

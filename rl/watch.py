@@ -1,6 +1,6 @@
 """The probes of a run: every iteration's rollouts and steps looked at before anything is learnt or kept from them.
 
-`look` stands between the tensors of the rollouts and everything else, `compare` between the old policy's log-probs and
+`look` stands between the tensors of the rollouts and the estimator, `compare` between the old policy's log-probs and
 the first step, `check_update` behind the update and before the delivery and the checkpoint: what stops the run there
 leaves the last checkpoint as it was. Every rank looks at the
 same tensors and comes to the same verdict.

@@ -8,12 +8,15 @@ on the way, and no new memory after the first delivery, which costs a small one 
 import json
 import mmap
 import os
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
 import torch
 from safetensors.torch import save
+
+from sampling.weight_receipt import NAME
 
 Kinds = dict[str, tuple[torch.Size, torch.dtype]]
 
@@ -23,6 +26,7 @@ class WeightsFile:
 
     def __init__(self) -> None:
         self._descriptor = -1
+        self._close: Callable[[], object] = lambda: None
         self._tensors: dict[str, torch.Tensor] = {}
 
     def write(self, weights: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
@@ -47,14 +51,14 @@ class WeightsFile:
 
     @property
     def _path(self) -> Path:
-        return Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
+        return Path("/proc") / os.readlink("/proc/self") / "fd" / str(self._descriptor)
 
     def _make(self, kinds: Kinds) -> None:
         """A file for tensors of these shapes; the memory of the one before goes with its last reader."""
         self._tensors = {}
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-        self._descriptor = os.memfd_create("espalier-weights")
+        self._close()
+        self._descriptor = os.memfd_create(NAME)
+        self._close = weakref.finalize(self, os.close, self._descriptor)
         header: dict[str, object] = {"__metadata__": {"format": "pt"}}
         places, end = {}, 0
         for name, (shape, kind) in sorted(kinds.items(), key=lambda item: -item[1][1].itemsize):  # so all are aligned

@@ -14,12 +14,28 @@ import torch
 import xxhash
 from safetensors import safe_open
 
+NAME = "espalier-weights"  # of the trainer's file in memory (rl.weights_file)
+
 
 def digest(tensor: torch.Tensor) -> str:
     """32 hex digits of XXH3 of the tensor's bytes: as fast as memory is read (SHA-256 of a large policy takes longer
     than all the rest of a delivery)."""
     flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
     return xxhash.xxh3_128_hexdigest(flat.numpy().data)
+
+
+def check_link(path: Path) -> None:
+    """Raise ValueError where a link into the trainer's memory leads elsewhere from here."""
+    if not path.is_symlink():
+        return
+    target = path.readlink()
+    try:
+        is_there = NAME in str(target.readlink())
+    except OSError:
+        is_there = False
+    if not is_there:
+        raise ValueError(f"{target} is not the trainer's file: the engine must run as the same user in the same "
+                         "container (the same process ids)")  # fmt: skip
 
 
 class ReceivesWeights:
@@ -33,6 +49,7 @@ class ReceivesWeights:
 
         def read() -> Iterator[tuple[str, torch.Tensor]]:
             for path in sorted(Path(folder).glob("*.safetensors")):
+                check_link(path)
                 with safe_open(path, "pt") as file:
                     for name in file.keys():  # noqa: SIM118 (no mapping)
                         value = file.get_tensor(name)

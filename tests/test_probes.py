@@ -1,6 +1,7 @@
 """The probes of reinforcement learning: planted faults are named, clean rollouts raise nothing."""
 
 import asyncio
+import gc
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -48,7 +49,7 @@ from rl.weight_sync import Canary, StaleWeights, WeightSync, check_receipt, dige
 from rl.weights_file import WeightsFile
 from runtime.schemas import ProbesConfig, RLConfig
 from sampling.client import SampleRequest, SamplingParams, ServerGone
-from sampling.weight_receipt import digest
+from sampling.weight_receipt import NAME, check_link, digest
 from training.engine import named_weights
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -449,10 +450,13 @@ def test_a_crash_in_mid_rollout_shows_the_logs_end_and_leaves_the_checkpoint(
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step-00000002"]
 
 
+@pytest.mark.parametrize("one_pass", [{}, {"num_epochs": 1, "minibatch_size": 24}])
 def test_what_a_probe_stops_has_saved_nothing(
-    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+    one_pass: dict[str, int], tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
-    trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", dies_at="", probes=ProbesConfig())
+    settings: dict[str, Any] = {"probes": ProbesConfig(), **one_pass}
+    trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", dies_at="", **settings)
+    assert trainer.update.makes_one_pass(24) == bool(one_pass)
     before = {name: value.clone() for name, value in trainer.engine.model.state_dict().items()}
     with pytest.raises(ProbeFailed):  # this sampler says -1 of every token
         trainer.run()
@@ -533,6 +537,36 @@ def test_a_file_of_weights_takes_any_tensors_and_is_made_anew_for_others(tmp_pat
         for name, value in given.items():
             assert found[name].dtype == value.dtype
             assert torch.equal(found[name], value)
+
+
+def test_a_file_of_weights_is_gone_with_its_owner() -> None:
+    def count() -> int:
+        links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
+        return sum(NAME in str(link) for link in links)
+
+    gc.collect()
+    before = count()
+    file = WeightsFile()
+    file.write({"a": torch.ones(3)})
+    file.write({"a": torch.ones(4)})
+    gc.collect()
+    assert count() == before + 2  # the file and the memory that maps it
+    del file
+    gc.collect()
+    assert count() == before
+
+
+def test_a_link_that_leads_to_another_process_is_named(tmp_path: Path) -> None:
+    file = WeightsFile()
+    file.write({"a": torch.ones(3)})
+    file.link_from(tmp_path)
+    check_link(tmp_path / "model.safetensors")
+    (tmp_path / "other.safetensors").symlink_to("/proc/self/fd/0")
+    for path in (tmp_path / "other.safetensors", tmp_path / "gone.safetensors"):
+        if path.name.startswith("gone"):
+            path.symlink_to("/proc/1/fd/987654")
+        with pytest.raises(ValueError, match="in the same container"):
+            check_link(path)
 
 
 class KnowingEngine(FakeEngine):

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from rl_cases import make_trainer, read_metrics
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from data.records import Problem
 from data.tasks.word_arithmetic import WordArithmetic
 from models.load import load_policy
 from models.logprobs import token_logprobs
 from rewards.score import Score
+from rl.engines import has_noise, without_dropout
 from rl.experience import policy_logits
 from rl.kl import KLController, full_divergence
 from rl.rollout import draw_problems
@@ -161,6 +163,24 @@ def test_what_needs_earlier_log_probs_makes_more_than_one_pass(tiny_policy: Path
     engine: Any = None
     config = RLConfig(**{"minibatch_size": 4, **changes})
     assert not Update(engine, config, 1.0, 16, KLController(0.0, 0, 1)).makes_one_pass(4)
+
+
+def test_noise_of_training_is_switched_off_or_known() -> None:
+    loud = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1))
+    assert has_noise(loud)
+    without_dropout(loud)
+    ids = torch.arange(8).unsqueeze(0)
+    assert torch.equal(loud.train()(input_ids=ids).logits, loud.eval()(input_ids=ids).logits)
+    quiet = LlamaForCausalLM(LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                                         num_attention_heads=1))  # type: ignore[no-untyped-call]  # fmt: skip
+    assert not has_noise(quiet)
+    jittery = MixtralForCausalLM(MixtralConfig(
+        vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1,
+        num_key_value_heads=1, num_local_experts=2, router_jitter_noise=0.5,
+    ))  # fmt: skip
+    assert has_noise(jittery)
+    without_dropout(jittery)
+    assert torch.equal(jittery.train()(input_ids=ids).logits, jittery.eval()(input_ids=ids).logits)
 
 
 def test_a_run_learns_the_same_in_one_pass_as_in_two(

@@ -56,6 +56,7 @@ class GeneralizedAdvantage:
 
     needs_critic = True
     reads_token_rewards = True
+    samples_more = False
     smallest_group = 1
 
     def __init__(self, gamma: float, lam: float, critic_lam: float | None = None, length_alpha: float = 0.0):

@@ -34,6 +34,7 @@ class GroupRelativeAdvantage:
 
     needs_critic = False
     reads_token_rewards = False
+    samples_more = False
     smallest_group = 2
 
     def __init__(self, divide_by_std: bool):

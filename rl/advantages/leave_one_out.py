@@ -25,6 +25,7 @@ class LeaveOneOutAdvantage:
 
     needs_critic = False
     reads_token_rewards = True
+    samples_more = False
     smallest_group = 2
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, live: Live) -> Estimate:

@@ -50,6 +50,7 @@ class MonteCarloAdvantage:
 
     needs_critic = False
     reads_token_rewards = False
+    samples_more = True
 
     def __init__(
         self,

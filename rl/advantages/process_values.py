@@ -72,6 +72,7 @@ class ProcessValueAdvantage:
 
     needs_critic = False
     reads_token_rewards = False
+    samples_more = False
     smallest_group = 2
 
     def __init__(

@@ -15,6 +15,7 @@ class ReMaxAdvantage:
 
     needs_critic = False
     reads_token_rewards = True
+    samples_more = True
     smallest_group = 1
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, live: Live) -> Estimate:
