@@ -38,8 +38,9 @@ PARTS = ("trl", "loop", "credit")
 EXPERIMENT = "exp/ppo/group_relative_word_arithmetic"
 # Of TRL on two cores: the whole batch generated at once, then micro-batches of this many rows (its exact settings).
 PEER_MICRO_BATCH = 64
-# Of ours: all problems of an iteration in flight at once.
-FAST = ("num_in_flight=64", "server.options.max_num_seqs=512")
+# Of ours: all problems of an iteration in flight at once, their prompts computed once each, the engine compiled.
+FAST = ("num_in_flight=64", "server=shared_blocks", "server.options.max_num_seqs=512",
+        "server.options.enforce_eager=false")  # fmt: skip
 PHASES = ("rollout", "completions", "reward", "forward", "update")
 
 
@@ -121,7 +122,7 @@ def measure_trl(arguments: argparse.Namespace, plan: Plan, policy: Path, folder:
         "seconds": seconds,
         "response_length": {name: [round(value, 2) for value in row] for name, row in lengths.items()},
         "losses": losses,
-        "settings": {name: common | way for name, way in ways.items()},
+        "settings": {"product": list(FAST), **{name: common | way for name, way in ways.items()}},
         "trl": rounds[0]["trl"]["trl"],
     }
     rows = [[name, round(median(seconds[name]), 2), round(fmean(lengths[name]), 1)] for name in seconds]
