@@ -157,7 +157,8 @@ class DeepSpeedEngine:
 
     def discard(self) -> None:
         """Once all micro-batches have gone backward: DeepSpeed keeps its sums of gradients to itself, but leaves a step
-        out, and all moments as they are, where a gradient is not a number; so one is made that."""
+        out, and all moments as they are, where their norm is not a number; so a gradient is made that, or, where
+        gradients are offloaded and measured on their way to the CPU, their norms are."""
         from deepspeed.utils import safe_set_full_grad
 
         if not self.model.is_gradient_accumulation_boundary():
@@ -165,9 +166,13 @@ class DeepSpeedEngine:
         if self.zero_stage == 0:
             self.model.module.zero_grad(set_to_none=True)
             return
-        first = next(parameter for parameter in self.model.module.parameters() if parameter.requires_grad)
-        shape = getattr(first, "ds_shape", first.shape)
-        safe_set_full_grad(first, torch.full(shape, float("nan"), device=self.device))
+        held = self.model.optimizer
+        if getattr(held, "offload_optimizer", False) or getattr(held, "cpu_offload", False):
+            held.norm_for_param_grads = dict.fromkeys(held.norm_for_param_grads, torch.tensor(float("nan")))
+        else:
+            first = next(parameter for parameter in self.model.module.parameters() if parameter.requires_grad)
+            shape = getattr(first, "ds_shape", first.shape)
+            safe_set_full_grad(first, torch.full(shape, float("nan"), device=self.device))
         self.model.step()
         if self.model.was_step_applied():
             raise RuntimeError("DeepSpeed took a step that was to be left out")
