@@ -1,8 +1,9 @@
 """What an engine reads at a delivery: all weights as one safetensors file in memory, written over the next time.
 
-The file has no name of its own (Linux: `memfd_create`): it goes with the process, by `kill -9` too, and an engine of
-the same user opens it through a link, by this process's id. Tensors are cast straight into it: there is no second copy
-on the way, and no new memory after the first delivery, which costs a small one more than all the rest of it.
+The file has no name of its own (Linux: `memfd_create`): it goes with the process, by `kill -9` too (of a delivery
+that was cut so a dangling link is left). An engine of the same user opens it through that link, by this process's id.
+Tensors are cast straight into it: there is no second copy on the way, and no new memory after the first delivery, which
+costs a small one more than all the rest of it.
 """
 
 import json
