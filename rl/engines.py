@@ -43,7 +43,9 @@ def without_dropout(model: Any) -> Any:
 
 def has_noise(model: Any) -> bool:
     """Whether the config of the network names a noise of training: some networks read it there in every pass."""
-    return bool(_noises(vars(getattr(network(model), "config", object))))
+    config = getattr(network(model), "config", None)
+    parts = [] if config is None else [config, config.get_text_config()]
+    return any(_noises(vars(part)) for part in parts)
 
 
 def _noises(settings: Mapping[str, Any]) -> list[str]:

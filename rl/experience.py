@@ -176,8 +176,10 @@ def make_experience(
         # not by the mask, which `rl.probes.check_layout` compares with the rollouts
         engine_logprobs[number, start : start + len(rollout.logprobs)] = torch.tensor(rollout.logprobs)
     scorer = RowScorer((ids, attention_mask, response_mask), micro_batch_size, precision)
-    unknown = [torch.full(ids.shape, float("nan")) for _ in range(2)]
-    old_logprobs, entropies = scorer.logprobs(policy, temperature) if is_scored else unknown
+    if is_scored:
+        old_logprobs, entropies = scorer.logprobs(policy, temperature)
+    else:
+        old_logprobs, entropies = (torch.full(ids.shape, float("nan")) for _ in range(2))
     reference_logprobs = scorer.logprobs(reference, temperature)[0] if reference is not None else None
     experience = Experience(
         ids, attention_mask, response_mask, engine_logprobs, old_logprobs, entropies, reference_logprobs

@@ -77,6 +77,18 @@ def test_an_engine_keeps_a_copy_of_what_it_read(real_server: Any, tiny_policy: P
     with_engine(real_server, model, use, VLLMEngine)
 
 
+def test_a_server_that_cannot_see_the_trainers_memory_says_so(
+    real_server: Any, tiny_policy: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "model.safetensors").symlink_to("/proc/1/fd/987654")
+
+    async def use(sync: WeightSync, engine: VLLMEngine) -> None:
+        with pytest.raises(ServerGone, match="in the same container"):
+            await engine.load(tmp_path)
+
+    with_engine(real_server, load_policy(str(tiny_policy), "eager"), use, VLLMEngine)
+
+
 def test_a_server_that_read_another_file_is_named(real_server: Any, tiny_policy: Path, tmp_path: Path) -> None:
     class Elsewhere(VLLMEngine):
         async def load(self, folder: Path) -> list[dict[str, str]] | None:
