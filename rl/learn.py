@@ -29,7 +29,10 @@ AskEstimator = Callable[[Sequence[RolloutGroup], Experience, int], tuple[Estimat
 
 @dataclass
 class Learn:
-    """`reference` is None without a KL penalty. `samples_more`: the estimator asks the sampler for more."""
+    """`reference` is None without a KL penalty. `samples_more`: the estimator asks the sampler for more.
+
+    `may_wait`: whether the comparison with the engine may stand behind the estimator, in the update's own pass.
+    """
 
     config: RLConfig
     engine: Engine
@@ -41,14 +44,14 @@ class Learn:
     samples_more: bool
 
     def __post_init__(self) -> None:
-        self._may_wait = self.reference is None and not self.samples_more and not has_noise(self.engine.model)
+        self.may_wait = self.reference is None and not self.samples_more and not has_noise(self.engine.model)
 
     def __call__(
         self, groups: Sequence[RolloutGroup], iteration: int, values: dict[str, float], ask: AskEstimator
     ) -> tuple[Experience, Estimate, dict[str, float]]:
         """(what was learnt from, its estimate, the update's metrics); other metrics and seconds are added to `values`.
         Raises ProbeFailed."""
-        is_one_pass = self._may_wait and self.update.makes_one_pass(sum(len(group.rollouts) for group in groups))
+        is_one_pass = self.may_wait and self.update.makes_one_pass(sum(len(group.rollouts) for group in groups))
         experience, scorer = self._experience(groups, values, is_scored=not is_one_pass)
         with timed(values, "probes"):
             values |= self.watch.look(groups, experience, iteration)

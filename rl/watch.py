@@ -2,8 +2,7 @@
 
 `look` stands between the tensors of the rollouts and the estimator, `compare` between the old policy's log-probs and
 the first step, `check_update` behind the update and before the delivery and the checkpoint: what stops the run there
-leaves the last checkpoint as it was. Every rank looks at the
-same tensors and comes to the same verdict.
+leaves the last checkpoint as it was. Every rank looks at the same tensors and comes to the same verdict.
 """
 
 import logging

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.rl import overhead
-from benchmarks.rl_sides.credit import Credit, curve_of, figures, interval, measure
+from benchmarks.rl_sides.credit import Credit, _apart, curve_of, figures, interval, measure
 from benchmarks.rl_sides.same_loss import for_peer, make_rollouts, own_loss
 from benchmarks.rl_sides.value_error import critic_estimates, mean_error, ranked_first, siblings, states_and_parents
 from data.records import State, Trajectory
@@ -31,6 +31,16 @@ def test_a_difference_is_taken_seed_by_seed() -> None:
     assert found["vineppo_minus_ppo"]["low"] == pytest.approx(0.1)  # both gain the same
     assert "2 seeds" in found["vineppo_minus_ppo"]["unit"]
     assert "ppo_minus_sft" not in found
+
+
+def test_curves_are_compared_seed_by_seed_at_every_step() -> None:
+    def runs(*curves: list[float]) -> dict[int, dict[str, list[list[float]]]]:
+        return {seed: {"curve": [[4, 1.0, one], [8, 2.0, two]]} for seed, (one, two) in enumerate(curves)}
+
+    one, other = runs([0.5, 0.7], [0.4, 0.9], [0.0, 1.0]), runs([0.4, 0.7], [0.3, 0.8])
+    assert _apart(one, other, 4) == "+10.0 [+10.0, +10.0]"  # both seeds gain the same
+    assert _apart(one, other, 8) == "+5.0 [-58.5, +68.5]"  # gains 0 and 10: t = 12.706
+    assert _apart(one, other, 12) == ""
 
 
 def test_all_finished_runs_are_shown_whatever_was_asked_for(tmp_path: Path) -> None:

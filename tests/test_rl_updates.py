@@ -17,6 +17,9 @@ from data.tasks.word_arithmetic import WordArithmetic
 from models.load import load_policy
 from models.logprobs import token_logprobs
 from rewards.score import Score
+from rl.advantages.group_relative import GroupRelativeAdvantage
+from rl.advantages.monte_carlo import MonteCarloAdvantage
+from rl.advantages.remax import ReMaxAdvantage
 from rl.engines import has_noise, without_dropout
 from rl.experience import policy_logits
 from rl.kl import KLController, full_divergence
@@ -163,6 +166,19 @@ def test_what_needs_earlier_log_probs_makes_more_than_one_pass(tiny_policy: Path
     engine: Any = None
     config = RLConfig(**{"minibatch_size": 4, **changes})
     assert not Update(engine, config, 1.0, 16, KLController(0.0, 0, 1)).makes_one_pass(4)
+
+
+@pytest.mark.parametrize(
+    ("estimator", "may_wait"),
+    [(GroupRelativeAdvantage(divide_by_std=True), True), (MonteCarloAdvantage(completions_per_state=2), False),
+     (ReMaxAdvantage(), False)],
+)  # fmt: skip
+def test_what_samples_more_is_compared_with_the_engine_first(
+    estimator: Any, may_wait: bool, tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    one_pass = {"num_epochs": 1, "minibatch_size": 24}
+    trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", estimator, **one_pass)
+    assert trainer.learn.may_wait == may_wait
 
 
 def test_noise_of_training_is_switched_off_or_known() -> None:
