@@ -16,7 +16,7 @@ from contextlib import nullcontext
 import torch
 
 from models.load import check_model_folder, load_tokenizer
-from rl.assembly import make_trainer
+from rl.assembly import RLClient, check_client, make_trainer
 from rl.trainer import Trainer
 from runtime.distributed import barrier, is_main_rank, process_group
 from runtime.entrypoint import BadConfig, build, entrypoint
@@ -51,10 +51,7 @@ def main(config: RLConfig) -> None:
         raise BadConfig("reinforcement learning keeps one server in step with the policy: set server=own or none")
     server = build(config.server) if config.server and "_target_" in config.server else None
     client = build(config.client, seed=config.seed)
-    if not isinstance(client, VLLMClient):
-        raise BadConfig("reinforcement learning needs client=vllm: new weights are delivered over HTTP")
-    if server is None and not client.urls:
-        raise BadConfig("server=none: name a running server with controls by client.base_url=http://HOST:PORT")
+    check_client(client, server)
     lock = exclusive(run_dir) if is_main_rank() else nullcontext()
     with lock, process_group(is_needed_alone=bool(config.deepspeed)):
         trainer = make_trainer(config, tokenizer, server, client)
@@ -65,9 +62,9 @@ def main(config: RLConfig) -> None:
         trainer.save_model()
 
 
-def _train(config: RLConfig, trainer: Trainer, server: VLLMServer | None, client: VLLMClient) -> None:
+def _train(config: RLConfig, trainer: Trainer, server: VLLMServer | None, client: RLClient) -> None:
     """Rank 0 starts the server, where the run has one of its own; the others wait for its first rollouts."""
-    if not is_main_rank() or server is None:
+    if not is_main_rank() or server is None or not isinstance(client, VLLMClient):
         trainer.run()
         return
     log.info("starting a vLLM server for %s", config.model["path"])

@@ -1,6 +1,7 @@
 """The parts of a run from its config: policy, critic, reference, reward, estimator, sampler; what does not fit together
 is told before anything starts."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,17 @@ from rewards.score import HoldsModels
 from rl.critic import Critic
 from rl.engines import check_engines, make_engine, without_dropout
 from rl.kl import KLController, check_kl
-from rl.live_engine import VLLMEngine
+from rl.live_engine import InnerEngine, LiveEngine, VLLMEngine
 from rl.rollout import Sampler, check_params
 from rl.trainer import Trainer
 from rl.types import AdvantageEstimator
 from rl.update import Update
 from rl.watch import check_probes
 from rl.weight_sync import WeightSync
-from runtime.distributed import device
+from runtime.distributed import device, world_size
 from runtime.entrypoint import BadConfig, build
 from runtime.schemas import RLConfig
+from sampling.offline_client import OfflineClient
 from sampling.server import VLLMServer
 from sampling.vllm_client import VLLMClient
 from training.engine import Engine
@@ -30,8 +32,12 @@ from training.engine import Engine
 WHITENINGS = ("none", "scale", "standard")
 
 
-def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, client: VLLMClient) -> Trainer:
-    """Every component of the run, built from its config, before the server (None: one that runs already) starts."""
+RLClient = VLLMClient | OfflineClient
+
+
+def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, client: RLClient) -> Trainer:
+    """Every component of the run, built from its config, before the server (None: one that runs already, or an engine
+    in this process) starts."""
     params, task = build(config.params), build(config.task)
     estimator: AdvantageEstimator = build(config.advantage)
     check_params(params, config.group_size, estimator.smallest_group)
@@ -62,16 +68,44 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, cl
         params,
         Update(engine, config, params.temperature, params.max_tokens, kl, critic, reference),
         WeightSync(
-            VLLMEngine(client, check_server),
+            engine_of(client, check_server),
             config.max_logprob_gap,
             config.precision,
             _max_step(config),
             # "auto", or a server that is not ours: as the trainer has them
-            {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(server.dtype if server is not None else ""),
+            {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(served_dtype(server, client)),
         ),
         int(tokenizer.pad_token_id),
         Path(config.output_dir),
     )
+
+
+def check_client(client: Any, server: VLLMServer | None) -> None:
+    """Raise BadConfig where the client and the server are no pair that new weights can be delivered to."""
+    if isinstance(client, OfflineClient):
+        if server is not None:
+            raise BadConfig("client=in_process has its engine in this process: set server=none")
+        if not client.is_one_process:
+            raise BadConfig("an engine with processes of its own takes no weights: choose client=in_process")
+        if world_size() > 1:
+            raise BadConfig("client=in_process is an engine beside one rank: several share client=vllm")
+    elif not isinstance(client, VLLMClient):
+        raise BadConfig("reinforcement learning delivers weights: choose client=vllm (over HTTP) or in_process")
+    elif server is None and not client.urls:
+        raise BadConfig("server=none: name a running server with controls by client.base_url=http://HOST:PORT, or "
+                        "choose client=in_process")  # fmt: skip
+
+
+def engine_of(client: RLClient, check_server: Callable[[], None]) -> LiveEngine:
+    """The engine behind the client, as one that takes new weights."""
+    return InnerEngine(client) if isinstance(client, OfflineClient) else VLLMEngine(client, check_server)
+
+
+def served_dtype(server: VLLMServer | None, client: RLClient) -> str:
+    """What the engine computes in, as its config says; empty where another program started it."""
+    if isinstance(client, OfflineClient):
+        return client.dtype
+    return server.dtype if server is not None else ""
 
 
 def _max_step(config: RLConfig) -> float:

@@ -1,4 +1,4 @@
-"""A running engine that takes new weights: what it must do, and vLLM's server over HTTP."""
+"""A running engine that takes new weights: what it must do; vLLM's server over HTTP, and vLLM in this process."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -9,6 +9,7 @@ import aiohttp
 
 from rl.probes import CACHE, WEIGHTS, Fault, ProbeFailed, crashed
 from sampling.client import ServerGone
+from sampling.offline_client import OfflineClient
 from sampling.vllm_client import VLLMClient
 
 _MAX_ATTEMPTS = 3
@@ -51,14 +52,49 @@ class StampedEngine(Protocol):
         """How many of a prompt's tokens came from the prefix cache, which then holds it; None where unknown."""
 
 
-class VLLMEngine:
+class CacheProbe:
+    """Finds out how long a prompt must be for the prefix cache to keep a block of it, and asks for such."""
+
+    def __init__(self) -> None:
+        self._num_asked: int | None = None  # tokens of the shortest prompt that the prefix cache keeps a block of
+
+    async def cached_tokens(self, ids: list[int]) -> int | None:
+        """One token after `ids`, repeated to the length of a block at least, whatever a block is here."""
+        if self._num_asked is None:
+            self._num_asked = await self._find_size(ids)
+        return await self._cached_of(ids, self._num_asked)
+
+    async def _find_size(self, ids: list[int]) -> int:
+        """The first of `_PROMPT_SIZES` of which a block is cached when it is asked again; the window where none is."""
+        window = max(len(ids), self._window - 2)
+        for size in _PROMPT_SIZES:
+            if size < window:
+                await self._cached_of(ids, size)
+                if await self._cached_of(ids, size):
+                    return size
+        return window
+
+    async def _cached_of(self, ids: list[int], size: int) -> int | None:
+        return await self._cached((ids * (size // max(1, len(ids)) + 1))[:size])
+
+    @property
+    def _window(self) -> int:
+        """The longest sequence that the engine takes, in tokens."""
+        raise NotImplementedError
+
+    async def _cached(self, prompt: list[int]) -> int | None:
+        """How many of the prompt's tokens came from the prefix cache; None where the engine does not say."""
+        raise NotImplementedError
+
+
+class VLLMEngine(CacheProbe):
     """A vLLM server started with has_controls=true, through its client (which must be open). `check_server` raises
     where its process has ended."""
 
     def __init__(self, client: VLLMClient, check_server: Callable[[], None] = lambda: None):
+        super().__init__()
         self.client = client
         self.check_server = check_server
-        self._num_asked: int | None = None  # tokens of the shortest prompt that the prefix cache keeps a block of
 
     async def load(self, folder: Path) -> list[dict[str, str]] | None:
         """POST /collective_rpc receive_weights, then /reset_prefix_cache. Raises ServerGone, StaleWeights."""
@@ -87,24 +123,11 @@ class VLLMEngine:
         """GET /weight_info; "default" on a server that was never stamped."""
         return str((await self._ask("/weight_info", lambda path: self.client.get_json(path)))["weight_version"])
 
-    async def cached_tokens(self, ids: list[int]) -> int | None:
-        """One token after `ids`, repeated to the length of a block at least, whatever a block is here."""
-        if self._num_asked is None:
-            self._num_asked = await self._find_size(ids)
-        return await self._cached_of(ids, self._num_asked)
+    @property
+    def _window(self) -> int:
+        return self.client.max_model_length or 0
 
-    async def _find_size(self, ids: list[int]) -> int:
-        """The first of `_PROMPT_SIZES` of which a block is cached when it is asked again; the window where none is."""
-        window = max(len(ids), (self.client.max_model_length or 0) - 2)
-        for size in _PROMPT_SIZES:
-            if size < window:
-                await self._cached_of(ids, size)
-                if await self._cached_of(ids, size):
-                    return size
-        return window
-
-    async def _cached_of(self, ids: list[int], size: int) -> int | None:
-        prompt = (ids * (size // max(1, len(ids)) + 1))[:size]
+    async def _cached(self, prompt: list[int]) -> int | None:
         body = {"model": self.client.model, "prompt": prompt, "max_tokens": 1}
         details = (await self._post("/v1/completions", body))["usage"].get("prompt_tokens_details")
         return None if details is None else int(details["cached_tokens"] or 0)
@@ -133,3 +156,40 @@ class VLLMEngine:
         assert gone is not None
         await asyncio.sleep(_DYING_SECONDS)  # a server whose engine died answers 500 first, and ends then
         raise crashed(gone, self.check_server, has_answered)
+
+
+class InnerEngine(CacheProbe):
+    """vLLM in this process, through its client (which must be open, and of one process)."""
+
+    def __init__(self, client: OfflineClient):
+        super().__init__()
+        self.client = client
+
+    async def load(self, folder: Path) -> list[dict[str, str]] | None:
+        """`receive_weights`, then an empty prefix cache. Raises StaleWeights."""
+        engine = self.client.engine
+        receipts: list[dict[str, str]] = engine.collective_rpc("receive_weights", kwargs={"folder": str(folder)})
+        if not engine.reset_prefix_cache():
+            raise StaleWeights("the engine did not empty its prefix cache", CACHE)
+        return receipts
+
+    async def stamp(self, version: str) -> None:
+        """The engine's own weight version."""
+        self.client.engine.set_weight_version(version)
+
+    async def served_version(self) -> str:
+        """ "default" on an engine that was never stamped."""
+        return str(self.client.engine.get_weight_version())
+
+    @property
+    def _window(self) -> int:
+        return self.client.max_model_length
+
+    async def _cached(self, prompt: list[int]) -> int | None:
+        found = (await self.client.ask(prompt, max_tokens=1)).num_cached_tokens
+        return None if found is None else int(found)
+
+    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+        """One request with `prompt_logprobs`, which bypasses the prefix cache."""
+        rows = (await self.client.ask(ids, max_tokens=1, prompt_logprobs=0)).prompt_logprobs
+        return [float(row[token].logprob) for token, row in zip(ids[1:], rows[1:], strict=True)]

@@ -19,10 +19,9 @@ from data.tasks.task import Task
 from rewards.score import Reward
 from rl.probes import REWARD, Fault, ProbeFailed, crashed
 from rl.types import Rollout, RolloutGroup
-from sampling.client import Client, Refused, SampleRequest, SamplingParams, ServerGone
+from sampling.client import Client, Refused, Sample, SampleRequest, SamplingParams, ServerGone, ShowsLife
 from sampling.requests import cut_at_text, make_completions, make_trajectory
 from sampling.rounds import round_id
-from sampling.vllm_client import VLLMClient
 
 R = TypeVar("R")
 
@@ -147,18 +146,20 @@ class Sampler:
         except Refused as error:
             raise BadInput(f"problem {problem.id} cannot be sampled: {error}") from None
         self._last_result = time.monotonic()
-        rollouts = []
-        for index, answered in enumerate(samples):
-            if answered.logprobs is None or len(answered.logprobs) != len(answered.token_ids):
-                raise BadInput(f"the sampler gave no log-probs for {request.id}: choose a client that does")
-            sample = cut_at_text(answered, self.tokenizer)
-            assert sample.logprobs is not None
-            # grading can take a second where an answer needs symbolic work: not in the event loop
-            trajectory = await asyncio.to_thread(
-                make_trajectory, self.task, self.tokenizer, problem, request, index, sample
-            )
-            rollouts.append(Rollout(trajectory, sample.logprobs, policy_version))
+        # grading can take a second where an answer needs symbolic work: not in the event loop
+        make = partial(self._make_rollout, problem, request, policy_version)
+        rollouts = await asyncio.to_thread(lambda: [make(k, sample) for k, sample in enumerate(samples)])
         return RolloutGroup(problem, rollouts, scores=[])
+
+    def _make_rollout(
+        self, problem: Problem, request: SampleRequest, policy_version: int, index: int, answered: Sample
+    ) -> Rollout:
+        if answered.logprobs is None or len(answered.logprobs) != len(answered.token_ids):
+            raise BadInput(f"the sampler gave no log-probs for {request.id}: choose a client that does")
+        sample = cut_at_text(answered, self.tokenizer)
+        assert sample.logprobs is not None
+        trajectory = make_trajectory(self.task, self.tokenizer, problem, request, index, sample)
+        return Rollout(trajectory, sample.logprobs, policy_version)
 
     async def _completions(self, state: State, params: SamplingParams, round_number: int) -> list[Completion]:
         request_id = round_id(state.id, round_number)
@@ -176,7 +177,7 @@ class Sampler:
             await asyncio.sleep(0.5)
             self.check_server()
             if time.monotonic() - self._last_result > self.stall_seconds:
-                if isinstance(self.client, VLLMClient) and await self.client.is_working():
+                if isinstance(self.client, ShowsLife) and await self.client.is_working():
                     self._last_result = time.monotonic()
                     continue
                 raise ServerGone(

@@ -2,7 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Refused(RuntimeError):
@@ -88,3 +88,11 @@ class Client(Protocol):
 
     async def close(self) -> None:
         """Release what `open` took."""
+
+
+@runtime_checkable
+class ShowsLife(Protocol):
+    """A sampler that can be asked for a sign of life while answers are owed."""
+
+    async def is_working(self) -> bool:
+        """Whether it gives one."""

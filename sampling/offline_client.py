@@ -1,18 +1,43 @@
-"""An engine in this process behind the same protocol: `vllm.LLM`, fed request by request.
+"""An engine without a server behind the same protocol: `vllm.LLM`, fed request by request.
 
 Requests join the running batch as they come and leave it as they finish, so results are written as they
-finish here too.
+finish here too. Nothing goes over HTTP, and texts are decoded once, at the end of a sample (where no stop string has
+to be looked for): on two CPU cores, 512 short samples with log-probs come in two thirds of a server's time.
 """
 
 import asyncio
+import itertools
+import logging
 import os
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from sampling.client import Refused, Sample, SampleRequest, SamplingParams
+import torch
+
+from data.steps import Decoder
+from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+
+_CONTEXT = 8  # tokens of the prompt that a text is decoded behind: some tokenizers drop a leading space
+
+
+def _log_to(path: Path) -> None:
+    """vLLM's log goes to a file alone."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    os.environ["VLLM_CONFIGURE_LOGGING"] = "0"  # it would come back with every engine
+    handler = logging.FileHandler(path, mode="w")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    own = logging.getLogger("vllm")
+    own.handlers, own.propagate = [handler], False
 
 
 class OfflineClient:
-    """Args: `model` folder; `options` are vLLM's engine arguments (`tensor_parallel_size: 2`)."""
+    """Args: `model` folder; `options` are vLLM's engine arguments (`tensor_parallel_size: 2`).
+
+    `is_one_process`: the engine works in this very process, on one device, and takes new weights from it (reinforcement
+    learning); else in processes of its own, whose memory comes back when it is closed. Nothing can interrupt an engine
+    in this process that hangs. `log`: a file for what vLLM says there, which else goes to the console.
+    """
 
     def __init__(
         self,
@@ -21,35 +46,54 @@ class OfflineClient:
         dtype: str = "bfloat16",
         kv_cache_gib: int = 1,
         seed: int = 0,
+        is_one_process: bool = False,
+        log: str | None = None,
         options: dict[str, Any] | None = None,
     ):
         self.model = model
         self.max_model_length = max_model_len
-        self.dtype = dtype
         self.kv_cache_gib = kv_cache_gib
         self.seed = seed
+        self.is_one_process = is_one_process
+        self.log = log
         self.options = options or {}
+        self.dtype = str(self.options.get("dtype", dtype))
         self._engine: Any = None
+        self._decode: Decoder | None = None
+        self._numbers = itertools.count()
         self._waiting: dict[str, asyncio.Future[Any]] = {}
         self._stepper: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
-        """Load the model; warm up with a prompt of 16 tokens (vLLM's CPU worker needs it first)."""
+        """Load the model; warm up with a prompt of 16 tokens (vLLM's CPU worker needs it first). Raises ServerGone."""
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(self.kv_cache_gib))
+        own: dict[str, Any] = {"disable_log_stats": True, "use_tqdm_on_load": not self.log}
+        if self.log:
+            _log_to(Path(self.log))
+        if self.is_one_process:
+            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+            # the threads are this program's too: vLLM would bind them, or leave one of them
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+            os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
+            own |= {
+                "distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
+                "worker_extension_cls": "sampling.weight_receipt.ReceivesWeights",
+            }
         from vllm import LLM
         from vllm import SamplingParams as EngineParams
 
-        llm = LLM(
-            model=self.model,
-            dtype=self.dtype,
-            max_model_len=self.max_model_length,
-            seed=self.seed,
-            disable_log_stats=True,
-            **self.options,
-        )
-        warm_up = EngineParams(max_tokens=2, temperature=0.0)
-        llm.generate([{"prompt_token_ids": [0] * 16}], warm_up, use_tqdm=False)
+        settings = {"model": self.model, "dtype": self.dtype, "max_model_len": self.max_model_length, "seed": self.seed}
+        set_num_threads = torch.set_num_threads
+        try:
+            llm = LLM(**(settings | own | self.options))
+            warm_up = EngineParams(max_tokens=2, temperature=0.0)
+            llm.generate([{"prompt_token_ids": [0] * 16}], warm_up, use_tqdm=False)
+        except Exception as error:  # of many kinds: a config that does not validate, memory, a missing file
+            raise ServerGone(f"no vLLM engine can be had for {self.model}: {error}") from error
+        finally:
+            torch.set_num_threads = set_num_threads  # vLLM's CPU worker replaces it by one that does nothing
         self._engine = llm.llm_engine
+        self._decode = Decoder(self._engine.get_tokenizer())
 
     async def close(self) -> None:
         """Let go of the engine."""
@@ -57,47 +101,80 @@ class OfflineClient:
             self._stepper.cancel()
         self._engine = None
 
-    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        """`params.n` samples of one prompt."""
-        from vllm import SamplingParams as EngineParams
-        from vllm.sampling_params import RequestOutputKind
+    @property
+    def engine(self) -> Any:
+        """vLLM's own engine, for its controls."""
+        if self._engine is None:
+            raise RuntimeError("OfflineClient.open() has not been called")
+        return self._engine
 
+    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+        """`params.n` samples of one prompt. Raises Refused, ServerGone."""
         room = self.max_model_length - len(request.prompt_ids)
         if room < 1:
             raise Refused(f"prompt of {len(request.prompt_ids)} tokens leaves no room in {self.max_model_length}")
-        engine_params = EngineParams(
+        answer = await self.ask(
+            request.prompt_ids,
             n=params.n,
             temperature=params.temperature,
             top_p=params.top_p,
             max_tokens=min(params.max_tokens, room),
             stop=params.stop or None,
+            detokenize=bool(params.stop),
             seed=request.seed(self.seed) if params.is_seeded else None,
             logprobs=0 if params.has_logprobs else None,
-            output_kind=RequestOutputKind.FINAL_ONLY,  # else only the sample that ends last comes back
         )
+        return [self._sample(request.prompt_ids, output, has_text=bool(params.stop)) for output in answer.outputs]
+
+    async def ask(self, prompt_ids: list[int], **params: Any) -> Any:
+        """vLLM's finished output for one prompt; `params` are its own. Raises ServerGone where the engine failed."""
+        from vllm import SamplingParams as EngineParams
+        from vllm.sampling_params import RequestOutputKind
+
+        # with another kind of output only the sample that ends last comes back
+        asked = EngineParams(flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY, **params)
+        number = str(next(self._numbers))
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self._waiting[request.id] = future
-        self._engine.add_request(request.id, {"prompt_token_ids": request.prompt_ids}, engine_params)
+        self._waiting[number] = future
+        self.engine.add_request(number, {"prompt_token_ids": prompt_ids}, asked)
         if self._stepper is None or self._stepper.done():
             self._stepper = asyncio.create_task(self._step_while_busy())
-        return [self._sample(output) for output in (await future).outputs]
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if self._waiting.pop(number, None) is not None and self._engine is not None:
+                self._engine.abort_request([number])
+            raise
+
+    async def is_working(self) -> bool:
+        """Whether it samples: whoever asks has got the loop between two of its steps."""
+        return self._stepper is not None and not self._stepper.done()
 
     async def _step_while_busy(self) -> None:
         """Step the engine until nothing is left; one step at a time, so that requests can join between."""
         try:
             while self._engine.has_unfinished_requests():
                 for output in self._engine.step():
-                    if output.finished:
-                        self._waiting.pop(output.request_id).set_result(output)
+                    future = self._waiting.pop(output.request_id, None) if output.finished else None
+                    if future is not None and not future.done():
+                        future.set_result(output)
                 await asyncio.sleep(0)
         except Exception as error:  # the engine's own failure belongs to every request in it
+            gone = ServerGone(f"the vLLM engine of this process failed: {type(error).__name__}: {error}")
             for future in self._waiting.values():
-                future.set_exception(error)
+                if not future.done():
+                    future.set_exception(gone)
             self._waiting.clear()
 
-    def _sample(self, output: Any) -> Sample:
-        ids = list(output.token_ids)
-        logprobs = None
-        if output.logprobs is not None:
-            logprobs = [float(row[token].logprob) for row, token in zip(output.logprobs, ids, strict=True)]
-        return Sample(output.text, ids, str(output.finish_reason), logprobs)
+    def _sample(self, prompt_ids: Sequence[int], output: Any, has_text: bool) -> Sample:
+        ids, reason = list(output.token_ids), str(output.finish_reason)
+        # without stop strings a sample stops at an end token, which is no part of the text
+        text = output.text if has_text else self._text(prompt_ids, ids[:-1] if reason == "stop" else ids)
+        logprobs = None if output.logprobs is None else list(output.logprobs.logprobs)  # of the sampled tokens alone
+        return Sample(text, ids, reason, logprobs)
+
+    def _text(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
+        """What the tokens add to the prompt's; the first bytes of a character that was cut off add nothing."""
+        assert self._decode is not None
+        context = list(prompt_ids[-_CONTEXT:])
+        return self._decode([*context, *ids])[len(self._decode(context)) :].rstrip("\ufffd")
