@@ -4,8 +4,9 @@
     python main.py -cn exp/ppo/vineppo_word_arithmetic model.path=MODEL output_dir=experiments/vineppo
     torchrun --nproc_per_node 2 main.py -cn exp/ppo/ppo_word_arithmetic model.path=MODEL output_dir=experiments/ppo
 
-PPO, VinePPO, GRPO and their kin differ in `advantage` (and `critic`) alone. The run directory holds config.yaml,
-metrics.jsonl, server.log, samples/, checkpoints/, policies/ where they are asked for, critic/ where there is one and,
+PPO, VinePPO, GRPO and their kin differ in `advantage` (and `critic`) alone. With `client=in_process server=none` vLLM
+works in this process, which is the fastest on one CPU machine. The run directory holds config.yaml, metrics.jsonl,
+server.log (or engine.log), samples/, checkpoints/, policies/ where they are asked for, critic/ where there is one and,
 last of all, model/: a run with a model/ is finished. Stopped at any moment, the same command goes on from the last
 checkpoint.
 """
@@ -25,6 +26,7 @@ from runtime.logs import set_up_logging
 from runtime.run_dir import check_run_dir, is_finished, open_run_dir
 from runtime.schemas import RLConfig
 from runtime.tracking import check_tracking
+from sampling.offline_client import OfflineClient
 from sampling.server import VLLMServer
 from sampling.vllm_client import VLLMClient
 from training.guards import check_tokenizer, model_limits
@@ -51,7 +53,9 @@ def main(config: RLConfig) -> None:
         raise BadConfig("reinforcement learning keeps one server in step with the policy: set server=own or none")
     server = build(config.server) if config.server and "_target_" in config.server else None
     client = build(config.client, seed=config.seed)
-    check_client(client, server)
+    check_client(client, server, bool(config.deepspeed))
+    if isinstance(client, OfflineClient):
+        client.model, client.log = config.model["path"], client.log or str(run_dir / "engine.log")
     lock = exclusive(run_dir) if is_main_rank() else nullcontext()
     with lock, process_group(is_needed_alone=bool(config.deepspeed)):
         trainer = make_trainer(config, tokenizer, server, client)

@@ -80,13 +80,16 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, cl
     )
 
 
-def check_client(client: Any, server: VLLMServer | None) -> None:
+def check_client(client: Any, server: VLLMServer | None, has_deepspeed: bool = False) -> None:
     """Raise BadConfig where the client and the server are no pair that new weights can be delivered to."""
     if isinstance(client, OfflineClient):
         if server is not None:
             raise BadConfig("client=in_process has its engine in this process: set server=none")
         if not client.is_one_process:
             raise BadConfig("an engine with processes of its own takes no weights: choose client=in_process")
+        if has_deepspeed:
+            raise BadConfig("client=in_process: vLLM would take DeepSpeed's process group for its own: choose "
+                            "client=vllm, or deepspeed=none")  # fmt: skip
         if world_size() > 1:
             raise BadConfig("client=in_process is an engine beside one rank: several share client=vllm")
     elif not isinstance(client, VLLMClient):

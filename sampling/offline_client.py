@@ -28,7 +28,11 @@ def _log_to(path: Path) -> None:
     handler = logging.FileHandler(path, mode="w")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     own = logging.getLogger("vllm")
-    own.handlers, own.propagate = [handler], False
+    own.handlers, own.propagate, own.level = [handler], False, logging.INFO
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 class OfflineClient:
@@ -89,7 +93,7 @@ class OfflineClient:
             warm_up = EngineParams(max_tokens=2, temperature=0.0)
             llm.generate([{"prompt_token_ids": [0] * 16}], warm_up, use_tqdm=False)
         except Exception as error:  # of many kinds: a config that does not validate, memory, a missing file
-            raise ServerGone(f"no vLLM engine can be had for {self.model}: {error}") from error
+            raise ServerGone(f"no vLLM engine can be had for {self.model}: {_one_line(error)}") from error
         finally:
             torch.set_num_threads = set_num_threads  # vLLM's CPU worker replaces it by one that does nothing
         self._engine = llm.llm_engine
@@ -160,7 +164,7 @@ class OfflineClient:
                         future.set_result(output)
                 await asyncio.sleep(0)
         except Exception as error:  # the engine's own failure belongs to every request in it
-            gone = ServerGone(f"the vLLM engine of this process failed: {type(error).__name__}: {error}")
+            gone = ServerGone(f"the vLLM engine of this process failed: {_one_line(error)}")
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(gone)
