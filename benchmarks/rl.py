@@ -42,6 +42,9 @@ PEER_MICRO_BATCH = 64
 # prompts computed once each.
 FAST = ("client=in_process_shared_blocks", "server=none", "num_in_flight=64", "client.options.max_num_seqs=512",
         "client.options.enforce_eager=false")  # fmt: skip
+# Iterations of every side beyond those that count: one warms up, and one is never asked for, so that no side saves and
+# ends beside another's last iteration.
+SPARE = 2
 PHASES = ("rollout", "completions", "reward", "forward", "update")
 
 
@@ -85,7 +88,7 @@ def measure_trl(arguments: argparse.Namespace, plan: Plan, policy: Path, folder:
     each, turn about, after one warm-up."""
     common = {
         "num_problems": plan.num_problems, "group_size": 8, "max_tokens": 96, "learning_rate": 1e-6,
-        "num_steps": plan.rounds + 1, "seed": 0, "precision": "bf16",
+        "num_steps": plan.rounds + SPARE, "seed": 0, "precision": "bf16",
     }  # fmt: skip
     best = {"attention": "eager", "micro_batch_size": arguments.peer_micro_batch, "options": arguments.peer_options}
     ways = {"trl": {"attention": "sdpa", "micro_batch_size": 8, "options": {"gradient_checkpointing": True}},
@@ -95,7 +98,7 @@ def measure_trl(arguments: argparse.Namespace, plan: Plan, policy: Path, folder:
         path = folder / f"{name}.json"
         path.write_text(json.dumps(common | way))
         peers[name] = [arguments.trl_python, "-m", "benchmarks.rl_sides.peer", str(policy), str(path)]
-    own = product_command(policy, folder / "run", plan, plan.rounds + 1, "learning_rate=1.0e-6", "warmup_steps=0",
+    own = product_command(policy, folder / "run", plan, plan.rounds + SPARE, "learning_rate=1.0e-6", "warmup_steps=0",
                           f"seed={common['seed']}", *FAST)  # fmt: skip
     losses = compare_losses(arguments, policy, folder, peers["trl_best"], common | best)
     with ExitStack() as stack:
@@ -154,8 +157,8 @@ def compare_losses(
 def measure_loop(arguments: argparse.Namespace, plan: Plan, policy: Path, folder: Path) -> Found:
     """`sync_share`, `overhead_share`, `restart_over_live`: the live run and the restarting one, turn about."""
     turns = {"live": plan.loop_iterations, "restarting": plan.restarts}
-    live = product_command(policy, folder / "live", plan, turns["live"] + 1)
-    restarting = product_command(policy, folder / "restarting", plan, turns["restarting"] + 1, "--restarts")
+    live = product_command(policy, folder / "live", plan, turns["live"] + SPARE)
+    restarting = product_command(policy, folder / "restarting", plan, turns["restarting"] + SPARE, "--restarts")
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in turns}
     with ExitStack() as stack:
         sides = {"live": Side(live, environment(arguments)), "restarting": Side(restarting, environment(arguments))}
