@@ -41,7 +41,7 @@ PEER_MICRO_BATCH = 64
 # Of ours: the engine in the trainer's process and compiled, all problems of an iteration in flight at once, their
 # prompts computed once each.
 FAST = ("client=in_process_shared_blocks", "server=none", "num_in_flight=64", "client.options.max_num_seqs=512",
-        "client.options.enforce_eager=false")  # fmt: skip
+        "client.options.enforce_eager=false", "micro_batch_size=256")  # fmt: skip
 # Iterations of every side beyond those that count: one warms up, and one is never asked for, so that no side saves and
 # ends beside another's last iteration.
 SPARE = 2

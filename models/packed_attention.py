@@ -93,7 +93,7 @@ def eager_batch(
 ) -> torch.Tensor:
     """The same by matrix products."""
     scaling, dropout = how
-    scores = ((query * scaling) @ key.transpose(2, 3)).masked_fill(~visible, float("-inf"))
+    scores = ((query * scaling) @ key.transpose(2, 3)).masked_fill_(~visible, float("-inf"))  # no second copy
     shares = torch.softmax(scores, dim=-1).to(value.dtype)
     return (drop(shares, dropout) if dropout else shares) @ value
 
