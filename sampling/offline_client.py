@@ -2,7 +2,7 @@
 
 Requests join the running batch as they come and leave it as they finish, so results are written as they
 finish here too. Nothing goes over HTTP, and texts are decoded once, at the end of a sample (where no stop string has
-to be looked for): on two CPU cores, 512 short samples with log-probs come in two thirds of a server's time.
+to be looked for): on two CPU cores, 512 short samples with log-probs come in three quarters of a server's time.
 """
 
 import asyncio
