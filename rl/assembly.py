@@ -29,6 +29,7 @@ from sampling.server import VLLMServer
 from sampling.vllm_client import VLLMClient
 from training.engine import Engine
 
+_DEVICES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 WHITENINGS = ("none", "scale", "standard")
 
 
@@ -87,6 +88,11 @@ def check_client(client: Any, server: VLLMServer | None, has_deepspeed: bool = F
             raise BadConfig("client=in_process has its engine in this process: set server=none")
         if not client.is_one_process:
             raise BadConfig("an engine with processes of its own takes no weights: choose client=in_process")
+        several = [name for name in _DEVICES if client.options.get(name, 1) != 1]
+        if several:
+            raise BadConfig(
+                f"client.options.{several[0]}: an engine in this process has one device: choose client=vllm"
+            )
         if has_deepspeed:
             raise BadConfig("client=in_process: vLLM would take DeepSpeed's process group for its own: choose "
                             "client=vllm, or deepspeed=none")  # fmt: skip

@@ -166,10 +166,16 @@ class InnerEngine(CacheProbe):
         self.client = client
 
     async def load(self, folder: Path) -> list[dict[str, str]] | None:
-        """`receive_weights`, then an empty prefix cache. Raises StaleWeights."""
+        """`receive_weights`, then an empty prefix cache. Raises ServerGone, StaleWeights."""
         engine = self.client.engine
-        receipts: list[dict[str, str]] = engine.collective_rpc("receive_weights", kwargs={"folder": str(folder)})
-        if not engine.reset_prefix_cache():
+        try:
+            receipts: list[dict[str, str]] = engine.collective_rpc("receive_weights", kwargs={"folder": str(folder)})
+            is_empty = engine.reset_prefix_cache()
+        except Exception as error:  # whatever vLLM raises in the middle of a reload
+            told = " ".join(str(error).split())
+            raise ServerGone(f"the vLLM engine of this process takes no weights: {type(error).__name__}: {told}"
+                             ) from error  # fmt: skip
+        if not is_empty:
             raise StaleWeights("the engine did not empty its prefix cache", CACHE)
         return receipts
 

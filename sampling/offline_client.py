@@ -9,10 +9,13 @@ import asyncio
 import itertools
 import logging
 import os
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 
 from data.steps import Decoder
@@ -31,6 +34,23 @@ def _log_to(path: Path) -> None:
     own.handlers, own.propagate, own.level = [handler], False, logging.INFO
 
 
+@contextmanager
+def _as_it_was() -> Iterator[None]:
+    """What vLLM or this module changes in the process for an engine's sake is undone: the environment, the state of
+    the random generators (vLLM seeds them all), torch's way to set its threads (replaced by one that does nothing)."""
+    environment, set_num_threads = dict(os.environ), torch.set_num_threads
+    own, numbers = random.getstate(), numpy.random.get_state()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(own)
+        numpy.random.set_state(numbers)
+        torch.set_num_threads = set_num_threads
+        os.environ.clear()
+        os.environ.update(environment)
+
+
 def _one_line(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
@@ -40,7 +60,7 @@ class OfflineClient:
 
     `is_one_process`: the engine works in this very process, on one device, and takes new weights from it (reinforcement
     learning); else in processes of its own, whose memory comes back when it is closed. Nothing can interrupt an engine
-    in this process that hangs. `log`: a file for what vLLM says there, which else goes to the console.
+    in this process that hangs. `log`: a file for what an engine in this process says, which else goes to the console.
     """
 
     def __init__(
@@ -70,11 +90,18 @@ class OfflineClient:
 
     async def open(self) -> None:
         """Load the model; warm up with a prompt of 16 tokens (vLLM's CPU worker needs it first). Raises ServerGone."""
+        try:
+            with _as_it_was() if self.is_one_process else nullcontext():
+                self._load()
+        except Exception as error:  # of many kinds: a config that does not validate, memory, a missing file
+            raise ServerGone(f"no vLLM engine can be had for {self.model}: {_one_line(error)}") from error
+
+    def _load(self) -> None:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(self.kv_cache_gib))
-        own: dict[str, Any] = {"disable_log_stats": True, "use_tqdm_on_load": not self.log}
-        if self.log:
-            _log_to(Path(self.log))
+        own: dict[str, Any] = {"disable_log_stats": True}
         if self.is_one_process:
+            if self.log:
+                _log_to(Path(self.log))
             os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
             # the threads are this program's too: vLLM would bind them, or leave one of them
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
@@ -82,22 +109,20 @@ class OfflineClient:
             own |= {
                 "distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
                 "worker_extension_cls": "sampling.weight_receipt.ReceivesWeights",
+                "use_tqdm_on_load": not self.log,
             }
+        from transformers import PreTrainedTokenizerBase
         from vllm import LLM
         from vllm import SamplingParams as EngineParams
 
         settings = {"model": self.model, "dtype": self.dtype, "max_model_len": self.max_model_length, "seed": self.seed}
-        set_num_threads = torch.set_num_threads
-        try:
-            llm = LLM(**(settings | own | self.options))
-            warm_up = EngineParams(max_tokens=2, temperature=0.0)
-            llm.generate([{"prompt_token_ids": [0] * 16}], warm_up, use_tqdm=False)
-        except Exception as error:  # of many kinds: a config that does not validate, memory, a missing file
-            raise ServerGone(f"no vLLM engine can be had for {self.model}: {_one_line(error)}") from error
-        finally:
-            torch.set_num_threads = set_num_threads  # vLLM's CPU worker replaces it by one that does nothing
+        llm = LLM(**(settings | own | self.options))
+        warm_up = EngineParams(max_tokens=2, temperature=0.0)
+        llm.generate([{"prompt_token_ids": [0] * 16}], warm_up, use_tqdm=False)
         self._engine = llm.llm_engine
-        self._decode = Decoder(self._engine.get_tokenizer())
+        tokenizer = self._engine.get_tokenizer()
+        if self.is_one_process and isinstance(tokenizer, PreTrainedTokenizerBase):
+            self._decode = Decoder(tokenizer)
 
     async def close(self) -> None:
         """Let go of the engine."""
@@ -117,6 +142,7 @@ class OfflineClient:
         room = self.max_model_length - len(request.prompt_ids)
         if room < 1:
             raise Refused(f"prompt of {len(request.prompt_ids)} tokens leaves no room in {self.max_model_length}")
+        has_text = bool(params.stop) or self._decode is None
         answer = await self.ask(
             request.prompt_ids,
             n=params.n,
@@ -124,23 +150,28 @@ class OfflineClient:
             top_p=params.top_p,
             max_tokens=min(params.max_tokens, room),
             stop=params.stop or None,
-            detokenize=bool(params.stop),
+            detokenize=has_text,
             seed=request.seed(self.seed) if params.is_seeded else None,
             logprobs=0 if params.has_logprobs else None,
         )
-        return [self._sample(request.prompt_ids, output, has_text=bool(params.stop)) for output in answer.outputs]
+        return [self._sample(request.prompt_ids, output, has_text) for output in answer.outputs]
 
     async def ask(self, prompt_ids: list[int], **params: Any) -> Any:
-        """vLLM's finished output for one prompt; `params` are its own. Raises ServerGone where the engine failed."""
+        """vLLM's finished output for one prompt; `params` are its own. Raises Refused where vLLM takes no such request,
+        ServerGone where the engine failed."""
         from vllm import SamplingParams as EngineParams
+        from vllm.exceptions import VLLMValidationError
         from vllm.sampling_params import RequestOutputKind
 
         # with another kind of output only the sample that ends last comes back
         asked = EngineParams(flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY, **params)
         number = str(next(self._numbers))
+        try:
+            self.engine.add_request(number, {"prompt_token_ids": prompt_ids}, asked)
+        except (ValueError, VLLMValidationError) as error:
+            raise Refused(_one_line(error)) from None
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
-        self.engine.add_request(number, {"prompt_token_ids": prompt_ids}, asked)
         if self._stepper is None or self._stepper.done():
             self._stepper = asyncio.create_task(self._step_while_busy())
         try:
@@ -178,7 +209,9 @@ class OfflineClient:
         return Sample(text, ids, reason, logprobs)
 
     def _text(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
-        """What the tokens add to the prompt's; the first bytes of a character that was cut off add nothing."""
+        """What the tokens add to the prompt's, a character that the prompt began too; the first bytes of one that was
+        cut off add nothing."""
         assert self._decode is not None
         context = list(prompt_ids[-_CONTEXT:])
-        return self._decode([*context, *ids])[len(self._decode(context)) :].rstrip("\ufffd")
+        start = len(self._decode(context).rstrip("\ufffd"))
+        return self._decode([*context, *ids])[start:].rstrip("\ufffd")

@@ -5,7 +5,10 @@ tests/test_in_process_engine.py in a process of its own, which vLLM changes for 
 """
 
 import asyncio
+import os
+import random
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,8 @@ async def same_text_as_vllm(client: OfflineClient) -> None:
         assert stopped.stop[0] not in sample.text
     with pytest.raises(Refused, match="leaves no room"):
         await client.sample(SampleRequest("long", "", [5] * 256), greedy)
+    with pytest.raises(Refused, match="out of vocabulary"):
+        await client.sample(SampleRequest("strange", "", [100_000] * 16), greedy)
 
 
 async def whoever_gives_up_leaves_nothing(client: OfflineClient) -> None:
@@ -98,7 +103,11 @@ async def follows_the_policy(client: OfflineClient, policy: str) -> None:
 
 
 async def a_failure_is_told_to_all(client: OfflineClient) -> None:
-    """What the engine raises ends every request in one line."""
+    """What the engine raises ends every request in one line, and a delivery."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "model.safetensors").symlink_to("/proc/1/fd/100000")
+        with pytest.raises(ServerGone, match="of this process takes no weights: ValueError: "):
+            await InnerEngine(client).load(Path(folder))
 
     def fail() -> None:
         raise RuntimeError("no memory\nin two lines")
@@ -114,12 +123,19 @@ async def main(policy: str, log: str) -> None:
     """All of it, with one engine."""
     client = OfflineClient(policy, max_model_len=256, is_one_process=True, log=log,
                            options={"enforce_eager": True, "max_num_seqs": 32})  # fmt: skip
-    before, threads = torch.set_num_threads, torch.get_num_threads()
+    before, threads, environment = torch.set_num_threads, torch.get_num_threads(), dict(os.environ)
+    torch.manual_seed(3)
+    random.seed(3)
+    states = torch.get_rng_state(), random.getstate()
     with pytest.raises(ServerGone, match="no vLLM engine can be had for /nowhere"):
         await OfflineClient("/nowhere", is_one_process=True, log=log).open()
     await client.open()
     assert torch.set_num_threads is before
     assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), states[0])  # vLLM seeds the process
+    assert random.getstate() == states[1]
+    assert dict(os.environ) == environment
+    assert client._decode is not None
     await same_text_as_vllm(client)
     await whoever_gives_up_leaves_nothing(client)
     await follows_the_policy(client, policy)

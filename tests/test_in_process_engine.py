@@ -10,7 +10,8 @@ import pytest
 from rl_cases import read_metrics
 
 from rl.assembly import check_client
-from runtime.entrypoint import BadConfig
+from runtime.entrypoint import BadConfig, compose_config
+from runtime.schemas import RLConfig
 from sampling.offline_client import OfflineClient
 from sampling.server import VLLMServer
 
@@ -71,5 +72,16 @@ def test_what_does_not_go_with_it_is_refused(
         check_client(OfflineClient("m", is_one_process=is_one_process), server, has_deepspeed)
 
 
-def test_it_goes_alone() -> None:
+def test_it_goes_alone_and_on_one_device() -> None:
     check_client(OfflineClient("m", is_one_process=True), None)
+    two = OfflineClient("m", is_one_process=True, options={"tensor_parallel_size": 2})
+    with pytest.raises(BadConfig, match=r"client\.options\.tensor_parallel_size: an engine in this process has one"):
+        check_client(two, None)
+
+
+def test_the_window_that_a_run_asks_of_its_server_is_the_engines() -> None:
+    here = ["client=in_process", "server=none", "model.path=m", "output_dir=o"]
+    asked = compose_config(RLConfig, "exp/ppo/ppo_rho_math", [*here, "critic.model.path=m"])
+    assert asked.client["max_model_len"] == asked.server["max_model_len"] > 512
+    plain = compose_config(RLConfig, "exp/ppo/group_relative_word_arithmetic", here)
+    assert (plain.client["max_model_len"], plain.client["dtype"]) == (512, "bfloat16")
