@@ -55,7 +55,7 @@ def main(config: RLConfig) -> None:
     client = build(config.client, seed=config.seed)
     check_client(client, server, bool(config.deepspeed))
     if isinstance(client, OfflineClient):
-        client.model, client.log = config.model["path"], client.log or str(run_dir / "engine.log")
+        client.model, client.log = client.model or config.model["path"], client.log or str(run_dir / "engine.log")
     lock = exclusive(run_dir) if is_main_rank() else nullcontext()
     with lock, process_group(is_needed_alone=bool(config.deepspeed)):
         trainer = make_trainer(config, tokenizer, server, client)

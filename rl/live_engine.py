@@ -1,6 +1,7 @@
 """A running engine that takes new weights: what it must do; vLLM's server over HTTP, and vLLM in this process."""
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -9,7 +10,7 @@ import aiohttp
 
 from rl.probes import CACHE, WEIGHTS, Fault, ProbeFailed, crashed
 from sampling.client import ServerGone
-from sampling.offline_client import OfflineClient
+from sampling.offline_client import OfflineClient, one_line
 from sampling.vllm_client import VLLMClient
 
 _MAX_ATTEMPTS = 3
@@ -52,7 +53,7 @@ class StampedEngine(Protocol):
         """How many of a prompt's tokens came from the prefix cache, which then holds it; None where unknown."""
 
 
-class CacheProbe:
+class CacheProbe(ABC):
     """Finds out how long a prompt must be for the prefix cache to keep a block of it, and asks for such."""
 
     def __init__(self) -> None:
@@ -78,13 +79,13 @@ class CacheProbe:
         return await self._cached((ids * (size // max(1, len(ids)) + 1))[:size])
 
     @property
+    @abstractmethod
     def _window(self) -> int:
         """The longest sequence that the engine takes, in tokens."""
-        raise NotImplementedError
 
+    @abstractmethod
     async def _cached(self, prompt: list[int]) -> int | None:
         """How many of the prompt's tokens came from the prefix cache; None where the engine does not say."""
-        raise NotImplementedError
 
 
 class VLLMEngine(CacheProbe):
@@ -172,9 +173,7 @@ class InnerEngine(CacheProbe):
             receipts: list[dict[str, str]] = engine.collective_rpc("receive_weights", kwargs={"folder": str(folder)})
             is_empty = engine.reset_prefix_cache()
         except Exception as error:  # whatever vLLM raises in the middle of a reload
-            told = " ".join(str(error).split())
-            raise ServerGone(f"the vLLM engine of this process takes no weights: {type(error).__name__}: {told}"
-                             ) from error  # fmt: skip
+            raise ServerGone(f"the vLLM engine of this process takes no weights: {one_line(error)}") from error
         if not is_empty:
             raise StaleWeights("the engine did not empty its prefix cache", CACHE)
         return receipts

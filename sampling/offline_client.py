@@ -1,8 +1,9 @@
 """An engine without a server behind the same protocol: `vllm.LLM`, fed request by request.
 
 Requests join the running batch as they come and leave it as they finish, so results are written as they
-finish here too. Nothing goes over HTTP, and texts are decoded once, at the end of a sample (where no stop string has
-to be looked for): on two CPU cores, 512 short samples with log-probs come in three quarters of a server's time.
+finish here too. An engine in this very process (`is_one_process`) has its texts decoded once, at the end of a sample,
+where no stop string has to be looked for: on two CPU cores, 512 short samples with log-probs come in three quarters of
+a server's time.
 """
 
 import asyncio
@@ -47,11 +48,13 @@ def _as_it_was() -> Iterator[None]:
         random.setstate(own)
         numpy.random.set_state(numbers)
         torch.set_num_threads = set_num_threads
-        os.environ.clear()
+        for name in os.environ.keys() - environment.keys():
+            del os.environ[name]
         os.environ.update(environment)
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """Kind and message, whatever lines it had."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
@@ -94,7 +97,7 @@ class OfflineClient:
             with _as_it_was() if self.is_one_process else nullcontext():
                 self._load()
         except Exception as error:  # of many kinds: a config that does not validate, memory, a missing file
-            raise ServerGone(f"no vLLM engine can be had for {self.model}: {_one_line(error)}") from error
+            raise ServerGone(f"no vLLM engine can be had for {self.model}: {one_line(error)}") from error
 
     def _load(self) -> None:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(self.kv_cache_gib))
@@ -169,7 +172,7 @@ class OfflineClient:
         try:
             self.engine.add_request(number, {"prompt_token_ids": prompt_ids}, asked)
         except (ValueError, VLLMValidationError) as error:
-            raise Refused(_one_line(error)) from None
+            raise Refused(one_line(error)) from None
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
         if self._stepper is None or self._stepper.done():
@@ -195,7 +198,7 @@ class OfflineClient:
                         future.set_result(output)
                 await asyncio.sleep(0)
         except Exception as error:  # the engine's own failure belongs to every request in it
-            gone = ServerGone(f"the vLLM engine of this process failed: {_one_line(error)}")
+            gone = ServerGone(f"the vLLM engine of this process failed: {one_line(error)}")
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(gone)
