@@ -4,11 +4,11 @@
     python main.py -cn exp/ppo/vineppo_word_arithmetic model.path=MODEL output_dir=experiments/vineppo
     torchrun --nproc_per_node 2 main.py -cn exp/ppo/ppo_word_arithmetic model.path=MODEL output_dir=experiments/ppo
 
-PPO, VinePPO, GRPO and their kin differ in `advantage` (and `critic`) alone. With `client=in_process server=none` vLLM
-works in this process, which is the fastest on one CPU machine. The run directory holds config.yaml, metrics.jsonl,
-server.log (or engine.log), samples/, checkpoints/, policies/ where they are asked for, critic/ where there is one and,
-last of all, model/: a run with a model/ is finished. Stopped at any moment, the same command goes on from the last
-checkpoint.
+PPO, VinePPO, GRPO and their kin differ in `advantage` (and `critic`) alone. With `client=local_engines server=none`
+several engines work beside one another without a server, which is the fastest on one CPU machine. The run directory
+holds config.yaml, metrics.jsonl, server.log (or engine.log, engine-0.log, …), samples/, checkpoints/, policies/ where
+they are asked for, critic/ where there is one and, last of all, model/: a run with a model/ is finished. Stopped at
+any moment, the same command goes on from the last checkpoint.
 """
 
 import logging
@@ -26,7 +26,6 @@ from runtime.logs import set_up_logging
 from runtime.run_dir import check_run_dir, is_finished, open_run_dir
 from runtime.schemas import RLConfig
 from runtime.tracking import check_tracking
-from sampling.offline_client import OfflineClient
 from sampling.server import VLLMServer
 from sampling.vllm_client import VLLMClient
 from training.guards import check_tokenizer, model_limits
@@ -54,7 +53,7 @@ def main(config: RLConfig) -> None:
     server = build(config.server) if config.server and "_target_" in config.server else None
     client = build(config.client, seed=config.seed)
     check_client(client, server, bool(config.deepspeed))
-    if isinstance(client, OfflineClient):
+    if not isinstance(client, VLLMClient):
         client.model, client.log = client.model or config.model["path"], client.log or str(run_dir / "engine.log")
     lock = exclusive(run_dir) if is_main_rank() else nullcontext()
     with lock, process_group(is_needed_alone=bool(config.deepspeed)):

@@ -40,7 +40,7 @@ EXPERIMENT = "exp/ppo/group_relative_word_arithmetic"
 PEER_MICRO_BATCH = 64
 # Of ours: the engine in the trainer's process and compiled, all problems of an iteration in flight at once, their
 # prompts computed once each; micro-batches of the size that was fastest by hand.
-FAST = ("client=in_process_shared_blocks", "server=none", "num_in_flight=64", "client.options.max_num_seqs=512",
+FAST = ("client=local_engines_shared_blocks", "server=none", "num_in_flight=64", "client.options.max_num_seqs=512",
         "client.options.enforce_eager=false", "micro_batch_size=256")  # fmt: skip
 # Iterations of every side beyond those that count: one warms up, and one is never asked for, so that no side saves and
 # ends beside another's last iteration.
@@ -103,16 +103,17 @@ def measure_trl(arguments: argparse.Namespace, plan: Plan, policy: Path, folder:
     losses = compare_losses(arguments, policy, folder, peers["trl_best"], common | best)
     with ExitStack() as stack:
         commands = {"product": own, **peers}
-        sides = {name: Side(command, environment(arguments)) for name, command in commands.items()}
-        for side in sides.values():
-            stack.callback(side.stop)
+        sides = {}
+        for name, command in commands.items():  # one by one: sides that start beside one another keep each other waiting
+            sides[name] = Side(command, environment(arguments))
+            stack.callback(sides[name].stop)
+            print(f"trl: {name} is warm after {sides[name].ask()['seconds']:.2f} s", file=sys.stderr)
         rounds = []
-        for turn in range(plan.rounds + 1):
+        for turn in range(plan.rounds):
             names = list(sides) if turn % 2 == 0 else list(sides)[::-1]
             rounds.append({name: sides[name].ask() for name in names})
             shown = ", ".join(f"{name} {rounds[-1][name]['seconds']:.2f} s" for name in sides)
             print(f"trl, round {turn}: {shown}", file=sys.stderr)
-    rounds = rounds[1:]
     lengths = {name: [row[name]["response_length"] for row in rounds] for name in ways}
     lengths["product"] = [row["product"]["metrics"]["rollout/response_length"] for row in rounds]
     seconds = {name: [round(row[name]["seconds"], 3) for row in rounds] for name in sides}

@@ -14,7 +14,7 @@ from rewards.score import HoldsModels
 from rl.critic import Critic
 from rl.engines import check_engines, make_engine, without_dropout
 from rl.kl import KLController, check_kl
-from rl.live_engine import InnerEngine, LiveEngine, VLLMEngine
+from rl.live_engine import LiveEngine, OwnEngine, VLLMEngine
 from rl.rollout import Sampler, check_params
 from rl.trainer import Trainer
 from rl.types import AdvantageEstimator
@@ -24,6 +24,7 @@ from rl.weight_sync import WeightSync
 from runtime.distributed import device, world_size
 from runtime.entrypoint import BadConfig, build
 from runtime.schemas import RLConfig
+from sampling.local_engines import LocalEngines
 from sampling.offline_client import OfflineClient
 from sampling.server import VLLMServer
 from sampling.vllm_client import VLLMClient
@@ -33,12 +34,13 @@ _DEVICES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_siz
 WHITENINGS = ("none", "scale", "standard")
 
 
-RLClient = VLLMClient | OfflineClient
+OwnEngines = OfflineClient | LocalEngines
+RLClient = VLLMClient | OwnEngines
 
 
 def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, client: RLClient) -> Trainer:
-    """Every component of the run, built from its config, before the server (None: one that runs already, or an engine
-    in this process) starts."""
+    """Every component of the run, built from its config, before the server (None: one that runs already, or engines
+    without one) starts."""
     params, task = build(config.params), build(config.task)
     estimator: AdvantageEstimator = build(config.advantage)
     check_params(params, config.group_size, estimator.smallest_group)
@@ -83,36 +85,41 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, cl
 
 def check_client(client: Any, server: VLLMServer | None, has_deepspeed: bool = False) -> None:
     """Raise BadConfig where the client and the server are no pair that new weights can be delivered to."""
-    if isinstance(client, OfflineClient):
+    if isinstance(client, OwnEngines):
         if server is not None:
-            raise BadConfig("client=in_process has its engine in this process: set server=none")
-        if not client.is_one_process:
-            raise BadConfig("an engine with processes of its own takes no weights: choose client=in_process")
+            raise BadConfig("this client has its engines itself: set server=none")
         several = [name for name in _DEVICES if client.options.get(name, 1) != 1]
         if several:
-            raise BadConfig(
-                f"client.options.{several[0]}: an engine in this process has one device: choose client=vllm"
-            )
-        if has_deepspeed:
-            raise BadConfig("client=in_process: vLLM would take DeepSpeed's process group for its own: choose "
-                            "client=vllm, or deepspeed=none")  # fmt: skip
-        if world_size() > 1:
-            raise BadConfig("client=in_process is an engine beside one rank: several share client=vllm")
+            raise BadConfig(f"client.options.{several[0]}: an engine without a server has one device: choose "
+                            "client=vllm")  # fmt: skip
+        if isinstance(client, OfflineClient):
+            _check_same_process(client, has_deepspeed)
     elif not isinstance(client, VLLMClient):
-        raise BadConfig("reinforcement learning delivers weights: choose client=vllm (over HTTP) or in_process")
+        raise BadConfig("reinforcement learning delivers weights: choose client=vllm (over HTTP), local_engines or "
+                        "in_process")  # fmt: skip
     elif server is None and not client.urls:
         raise BadConfig("server=none: name a running server with controls by client.base_url=http://HOST:PORT, or "
-                        "choose client=in_process")  # fmt: skip
+                        "choose client=local_engines or in_process")  # fmt: skip
+
+
+def _check_same_process(client: OfflineClient, has_deepspeed: bool) -> None:
+    if not client.is_one_process:
+        raise BadConfig("client=offline takes no weights: choose client=local_engines or in_process")
+    if has_deepspeed:
+        raise BadConfig("client=in_process: vLLM would take DeepSpeed's process group for its own: choose "
+                        "client=local_engines or vllm, or deepspeed=none")  # fmt: skip
+    if world_size() > 1:
+        raise BadConfig("client=in_process is an engine beside one rank: several share client=local_engines or vllm")
 
 
 def engine_of(client: RLClient, check_server: Callable[[], None]) -> LiveEngine:
     """The engine behind the client, as one that takes new weights."""
-    return InnerEngine(client) if isinstance(client, OfflineClient) else VLLMEngine(client, check_server)
+    return VLLMEngine(client, check_server) if isinstance(client, VLLMClient) else OwnEngine(client)
 
 
 def served_dtype(server: VLLMServer | None, client: RLClient) -> str:
     """What the engine computes in, as its config says; empty where another program started it."""
-    if isinstance(client, OfflineClient):
+    if not isinstance(client, VLLMClient):
         return client.dtype
     return server.dtype if server is not None else ""
 

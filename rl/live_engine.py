@@ -1,4 +1,4 @@
-"""A running engine that takes new weights: what it must do; vLLM's server over HTTP, and vLLM in this process."""
+"""A running engine that takes new weights: what it must do; vLLM's server over HTTP, and vLLM without a server."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -9,8 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import aiohttp
 
 from rl.probes import CACHE, WEIGHTS, Fault, ProbeFailed, crashed
-from sampling.client import ServerGone
-from sampling.offline_client import OfflineClient, one_line
+from sampling.client import ServerGone, TakesWeights
 from sampling.vllm_client import VLLMClient
 
 _MAX_ATTEMPTS = 3
@@ -35,8 +34,8 @@ class LiveEngine(Protocol):
         A receipt of every worker, name → digest of what it read, or None where there is none to be had.
         """
 
-    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
-        """The log-prob of every token but the first."""
+    async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
+        """The log-prob of every token but the first: a row from every engine that serves."""
 
 
 @runtime_checkable
@@ -133,11 +132,11 @@ class VLLMEngine(CacheProbe):
         details = (await self._post("/v1/completions", body))["usage"].get("prompt_tokens_details")
         return None if details is None else int(details["cached_tokens"] or 0)
 
-    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+    async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
         """One request with `prompt_logprobs`, which bypasses the prefix cache."""
         body = {"model": self.client.model, "prompt": ids, "max_tokens": 1, "prompt_logprobs": 0}
         rows = (await self._post("/v1/completions", body))["choices"][0]["prompt_logprobs"]
-        return [float(row[str(token)]["logprob"]) for token, row in zip(ids[1:], rows[1:], strict=True)]
+        return [[float(row[str(token)]["logprob"]) for token, row in zip(ids[1:], rows[1:], strict=True)]]
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         return await self._ask(path, lambda path: self.client.post_json(path, body))
@@ -159,42 +158,35 @@ class VLLMEngine(CacheProbe):
         raise crashed(gone, self.check_server, has_answered)
 
 
-class InnerEngine(CacheProbe):
-    """vLLM in this process, through its client (which must be open, and of one process)."""
+class OwnEngine(CacheProbe):
+    """vLLM without a server, in this process or in processes of its own, through its client (which must be open)."""
 
-    def __init__(self, client: OfflineClient):
+    def __init__(self, client: TakesWeights):
         super().__init__()
         self.client = client
 
     async def load(self, folder: Path) -> list[dict[str, str]] | None:
-        """`receive_weights`, then an empty prefix cache. Raises ServerGone, StaleWeights."""
-        engine = self.client.engine
-        try:
-            receipts: list[dict[str, str]] = engine.collective_rpc("receive_weights", kwargs={"folder": str(folder)})
-            is_empty = engine.reset_prefix_cache()
-        except Exception as error:  # whatever vLLM raises in the middle of a reload
-            raise ServerGone(f"the vLLM engine of this process takes no weights: {one_line(error)}") from error
-        if not is_empty:
+        """The receipts, after the prefix cache was emptied. Raises ServerGone, StaleWeights."""
+        receipts = await self.client.receive_weights(folder)
+        if not await self.client.reset_cache():
             raise StaleWeights("the engine did not empty its prefix cache", CACHE)
         return receipts
 
     async def stamp(self, version: str) -> None:
         """The engine's own weight version."""
-        self.client.engine.set_weight_version(version)
+        await self.client.stamp(version)
 
     async def served_version(self) -> str:
         """ "default" on an engine that was never stamped."""
-        return str(self.client.engine.get_weight_version())
+        return await self.client.served_version()
 
     @property
     def _window(self) -> int:
         return self.client.max_model_length
 
     async def _cached(self, prompt: list[int]) -> int | None:
-        found = (await self.client.ask(prompt, max_tokens=1)).num_cached_tokens
-        return None if found is None else int(found)
+        return await self.client.cached_tokens(prompt)
 
-    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
-        """One request with `prompt_logprobs`, which bypasses the prefix cache."""
-        rows = (await self.client.ask(ids, max_tokens=1, prompt_logprobs=0)).prompt_logprobs
-        return [float(row[token].logprob) for token, row in zip(ids[1:], rows[1:], strict=True)]
+    async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
+        """One request to every engine with `prompt_logprobs`, which bypasses the prefix cache."""
+        return await self.client.prompt_logprobs(ids)

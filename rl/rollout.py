@@ -140,7 +140,7 @@ class Sampler:
 
     async def _group(self, problem: Problem, params: SamplingParams, name: str, policy_version: int) -> RolloutGroup:
         prompt = encode_prompt(self.task, self.tokenizer, problem)
-        request = SampleRequest(f"{name}/{problem.id}", prompt.text, prompt.ids)
+        request = SampleRequest(f"{name}/{problem.id}", prompt.text, prompt.ids, problem_id=problem.id)
         try:
             samples = await self.client.sample(request, params)
         except Refused as error:
@@ -163,7 +163,8 @@ class Sampler:
 
     async def _completions(self, state: State, params: SamplingParams, round_number: int) -> list[Completion]:
         request_id = round_id(state.id, round_number)
-        request = SampleRequest(request_id, state.prompt + state.prefix, state.prompt_ids + state.prefix_ids)
+        ids = state.prompt_ids + state.prefix_ids
+        request = SampleRequest(request_id, state.prompt + state.prefix, ids, problem_id=state.problem_id)
         try:
             samples = await self.client.sample(request, params)
         except Refused as error:

@@ -108,9 +108,10 @@ def trainer_logprobs(
 
 
 def canary_gap(engine: torch.Tensor, trainer: torch.Tensor, entropies: torch.Tensor) -> float:
-    """The mean over tokens of |engine's - trainer's log-prob|, weighted by entropy; all arguments [R]."""
+    """The mean over tokens of |engine's - trainer's log-prob|, weighted by entropy; all arguments [R]. Of several
+    engines [E, R] the largest."""
     weights = entropies + 1e-6
-    return float(((engine - trainer).abs() * weights).sum() / weights.sum())
+    return float((((engine - trainer).abs() * weights).sum(-1) / weights.sum()).max())
 
 
 def perturb(weights: Weights, names: Sequence[str], scales: Mapping[str, float], seed: int) -> dict[str, torch.Tensor]:
@@ -195,14 +196,17 @@ class WeightSync:
         return {"policy_moved": moved}
 
     async def engine_logprobs(self) -> torch.Tensor:
-        """[R], as `trainer_logprobs`."""
-        rows = await self.logprobs_of([canary.ids for canary in self.canaries])
+        """[E, R], as `trainer_logprobs`, by every engine that serves."""
+        found = await asyncio.gather(*(self.engine.prompt_logprobs(canary.ids) for canary in self.canaries))
         starts = [canary.start for canary in self.canaries]
-        return torch.tensor([value for row, start in zip(rows, starts, strict=True) for value in row[start - 1 :]])
+        engines = zip(*found, strict=True)
+        return torch.tensor(
+            [[value for row, start in zip(rows, starts, strict=True) for value in row[start - 1 :]] for rows in engines]
+        )
 
     async def logprobs_of(self, rows: Sequence[list[int]]) -> list[list[float]]:
-        """The engine's log-probs of every token but the first of each row."""
-        return list(await asyncio.gather(*(self.engine.prompt_logprobs(row) for row in rows)))
+        """The (first) engine's log-probs of every token but the first of each row."""
+        return [found[0] for found in await asyncio.gather(*(self.engine.prompt_logprobs(row) for row in rows))]
 
     async def ask_marker(self) -> None:
         """Have the engine cache a prompt that must not be cached any more after the next delivery."""
@@ -267,9 +271,9 @@ class WeightSync:
             await self.deliver(scratch)
             engine = await self.engine_logprobs()
             truth, _ = trainer_logprobs(model, scratch, self.canaries, self.precision)
-            error = float((engine - truth).abs().mean())
-            moved = float((engine - before).abs().mean())
-            distances = {name: float((engine - logprobs).abs().mean()) for name, logprobs in stale.items()}
+            error = float((engine - truth).abs().mean(-1).max())  # of several engines the worst
+            moved = float((engine - before).abs().mean(-1).min())
+            distances = {name: float((engine - logprobs).abs().mean(-1).min()) for name, logprobs in stale.items()}
             nearest = min(distances, key=distances.__getitem__)
             if _MARGIN * error < min(moved, distances[nearest]):
                 log.info("delivery reaches all %d weights: the engine is %.3f nats from the truth, and "

@@ -30,9 +30,9 @@ from runtime.entrypoint import build
 from runtime.life import OWNER_VARIABLE
 from runtime.run_dir import model_fingerprint, name_of, same_origin
 from runtime.schemas import SampleConfig
+from sampling.child_process import group_members
 from sampling.client import Client, Sample, SampleRequest, SamplingParams
 from sampling.job import run_job
-from sampling.server import group_members
 
 log = logging.getLogger("sample")
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 
@@ -96,3 +97,27 @@ class ShowsLife(Protocol):
 
     async def is_working(self) -> bool:
         """Whether it gives one."""
+
+
+class TakesWeights(Protocol):
+    """A sampler that has its engines itself, without a server, and can give them new weights."""
+
+    max_model_length: int
+
+    async def receive_weights(self, folder: Path) -> list[dict[str, str]]:
+        """Serve a copy of the weights in `folder`; the receipt of every engine. Raises ServerGone."""
+
+    async def reset_cache(self) -> bool:
+        """Empty the prefix cache; whether it is."""
+
+    async def stamp(self, version: str) -> None:
+        """Remember the version of the weights."""
+
+    async def served_version(self) -> str:
+        """The last stamp."""
+
+    async def cached_tokens(self, prompt: list[int]) -> int | None:
+        """How many of the prompt's tokens came from the prefix cache, which then holds it; None where unknown."""
+
+    async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
+        """The log-prob of every token but the first, by every engine."""

@@ -26,6 +26,7 @@ from runtime.schemas import SampleConfig
 from runtime.tracking import Progress
 from sampling.client import Client, SampleRequest, SamplingParams, ServerGone
 from sampling.input_checks import PROBE_TEXT, check_origin, check_unique
+from sampling.local_engines import LocalEngines
 from sampling.requests import CompletionRequests
 from sampling.rounds import Rounds, RoundSource, run_rounds
 from sampling.runner import Runner, Tally, count_rows, finished_requests, write_failed
@@ -141,6 +142,8 @@ def _sample(
             client_arguments["base_url"] = server.base_url
             check_server = server.check
         client: Client = build(config.client, seed=config.seed, **client_arguments)
+        if isinstance(client, LocalEngines):
+            client.log = client.log or f"{config.output}.engine.log"
         progress = stack.enter_context(Progress("sample", len(requests) * params.n, "row", len(finished) * params.n,
                                                 config.tracking.line_every_seconds))  # fmt: skip
         runner = Runner(
@@ -156,6 +159,8 @@ def _sample(
         if isinstance(client, VLLMClient):
             runner.lane_of, runner.is_working = client.lane_of, client.is_working
             client.expect_tokens(PROBE_TEXT, list(tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids))
+        elif isinstance(client, LocalEngines):
+            runner.is_working = client.is_working
         try:
             if rounds is None:
                 tally = asyncio.run(runner.run(requests, finished))

@@ -188,6 +188,42 @@ class OfflineClient:
         """Whether it samples: whoever asks has got the loop between two of its steps."""
         return self._stepper is not None and not self._stepper.done()
 
+    # --- for a policy that changes ----------------------------------------------------------------------------------
+
+    async def receive_weights(self, folder: Path) -> list[dict[str, str]]:
+        """Serve the weights in `folder`; the receipt of every worker. Raises ServerGone."""
+        try:
+            receipts: list[dict[str, str]] = self.engine.collective_rpc(
+                "receive_weights", kwargs={"folder": str(folder)}
+            )
+        except Exception as error:  # whatever vLLM raises in the middle of a reload
+            raise ServerGone(f"the vLLM engine takes no weights: {one_line(error)}") from error
+        return receipts
+
+    async def reset_cache(self) -> bool:
+        """Empty the prefix cache; whether it is."""
+        return bool(self.engine.reset_prefix_cache())
+
+    async def stamp(self, version: str) -> None:
+        """Remember the version of the weights."""
+        self.engine.set_weight_version(version)
+
+    async def served_version(self) -> str:
+        """The last stamp; "default" on an engine that was never stamped."""
+        return str(self.engine.get_weight_version())
+
+    async def cached_tokens(self, prompt: list[int]) -> int | None:
+        """How many of the prompt's tokens came from the prefix cache; None where the engine does not say."""
+        found = (await self.ask(prompt, max_tokens=1)).num_cached_tokens
+        return None if found is None else int(found)
+
+    async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
+        """The log-prob of every token but the first (one row: there is one engine), without the prefix cache."""
+        rows = (await self.ask(ids, max_tokens=1, prompt_logprobs=0)).prompt_logprobs
+        return [[float(row[token].logprob) for token, row in zip(ids[1:], rows[1:], strict=True)]]
+
+    # --- requests ---------------------------------------------------------------------------------------------------
+
     async def _step_while_busy(self) -> None:
         """Step the engine until nothing is left; one step at a time, so that requests can join between."""
         try:
@@ -198,7 +234,7 @@ class OfflineClient:
                         future.set_result(output)
                 await asyncio.sleep(0)
         except Exception as error:  # the engine's own failure belongs to every request in it
-            gone = ServerGone(f"the vLLM engine of this process failed: {one_line(error)}")
+            gone = ServerGone(f"the vLLM engine failed: {one_line(error)}")
             for future in self._waiting.values():
                 if not future.done():
                     future.set_exception(gone)

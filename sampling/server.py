@@ -5,19 +5,16 @@
 serves for the length of a command: its address stands in the environment variable ESPALIER_SERVER, which the
 sampling programs prefer to a server of their own. The exit code is the command's.
 
-The server dies with the process that started it, even when that is killed with -9 (Linux parent-death
-signal), so nothing is left behind and no port stays taken. It is announced ready only after a warm-up
-request of 16 tokens: `/health` alone says 200 too early, and a shorter first prompt kills vLLM's CPU worker.
+The server dies with the process that started it, even when that is killed with -9, so no port stays taken. It is
+announced ready only after a warm-up request of 16 tokens: `/health` alone says 200 too early, and a shorter first
+prompt kills vLLM's CPU worker.
 """
 
 import argparse
-import atexit
-import ctypes
 import http.client
 import importlib.util
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -26,10 +23,9 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Self
 
-from sampling.client import ServerGone
+from sampling.child_process import ChildProcess, die_with_parent, engine_environment
 
 # New weights with a receipt; how much of a prompt came from the prefix cache.
 _CONTROLS = {
@@ -40,12 +36,6 @@ _CONTROLS = {
 # busy for a second after the last request: the trainer's, where they share a machine.
 _ONE_PROCESS = {"distributed-executor-backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor"}
 _PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
-_ROOT = str(Path(__file__).resolve().parent.parent)
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec it could deadlock
-_ERROR = re.compile(r"\w+(?:Error|Exception): (?!.*Consider increasing with ulimit).+(?:\n  .+)?")
-# What a library says of itself at every end of vLLM, after the lines that matter.
-_NOISE = re.compile(r"^nanobind: .*\n|^ - (?:leaked|\.\.\. skipped).*\n|^See https://nanobind.*\n?", re.MULTILINE)
 
 
 class CannotStart(RuntimeError):
@@ -58,23 +48,6 @@ class PortInUse(ValueError):
     """The asked port is taken by another program."""
 
     exit_code = 2
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def group_members(group: int) -> list[int]:
-    """The running processes of a process group (zombies, which hold nothing any more, left out)."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, process_group = path.read_text().rpartition(")")[2].split()[:3]
-        except (OSError, ValueError):
-            continue
-        if int(process_group) == group and state != "Z":
-            found.append(int(path.parent.name))
-    return found
 
 
 def free_port(host: str) -> int:
@@ -95,7 +68,7 @@ def check_port(host: str, port: int) -> None:
                             ) from None  # fmt: skip
 
 
-class VLLMServer:
+class VLLMServer(ChildProcess):
     """`with VLLMServer(model=..., log=...) as server: server.base_url`.
 
     `options` are the server's own flags (`max_num_seqs: 256` → `--max-num-seqs 256`). `has_controls` opens
@@ -119,8 +92,8 @@ class VLLMServer:
         devices: str = "",
         first_core: int = 0,
     ):
+        super().__init__("the vLLM server", log)
         self.model = model
-        self.log = Path(log)
         self.port = port
         self.max_model_len = max_model_len
         self.dtype = str((options or {}).get("dtype", dtype))
@@ -132,7 +105,6 @@ class VLLMServer:
         self.devices = devices
         self.first_core = first_core
         self.host = "127.0.0.1"
-        self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def base_url(self) -> str:
@@ -173,24 +145,16 @@ class VLLMServer:
         return words
 
     def environment(self) -> dict[str, str]:
-        """The server's environment: quiet, offline-friendly, CPU cache size, controls when asked."""
-        environment = dict(os.environ)
-        environment.setdefault("VLLM_CPU_KVCACHE_SPACE", str(self.kv_cache_gib))
-        environment.update(VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", TOKENIZERS_PARALLELISM="false")
-        # the engine may load a part of ours: sampling.shared_blocks
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, environment.get("PYTHONPATH", "")]))
+        """An engine's, with the threads it is given, and controls when asked."""
+        environment = engine_environment(self.kv_cache_gib, self.devices)
         if self.num_threads:
             environment["VLLM_CPU_OMP_THREADS_BIND"] = f"{self.first_core}-{self.first_core + self.num_threads - 1}"
         elif self._is_one_process:  # a core is left to the part that answers, as vLLM leaves one to it
             spare = max(1, len(os.sched_getaffinity(0)) - 1)
             asked = environment.get("OMP_NUM_THREADS", "")
             environment["OMP_NUM_THREADS"] = str(min(spare, int(asked)) if asked.isdecimal() else spare)
-        if self.devices:
-            environment["CUDA_VISIBLE_DEVICES"] = self.devices
         if self.has_controls:
             environment["VLLM_SERVER_DEV_MODE"] = "1"
-        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
-            environment.pop(name, None)
         return environment
 
     def start(self) -> Self:
@@ -207,18 +171,7 @@ class VLLMServer:
             check_port(self.host, self.port)
         else:
             self.port = free_port(self.host)
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                self.command(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=self.environment(),
-                start_new_session=True,
-                preexec_fn=_die_with_parent,
-            )
-        atexit.register(self.stop)
+        self.begin(self.command(), self.environment())
 
     def wait_until_ready(self) -> None:
         """Return when it has answered a request; stopped where it does not. Raises CannotStart."""
@@ -252,59 +205,6 @@ class VLLMServer:
         request = urllib.request.Request(f"{self.base_url}/v1/completions", json.dumps(body).encode(), headers)
         json.loads(urllib.request.urlopen(request, timeout=60).read())
 
-    def is_alive(self) -> bool:
-        """Whether the process runs."""
-        return self.process is not None and self.process.poll() is None
-
-    def tail(self, lines: int = 12) -> str:
-        """The last lines of its log."""
-        try:
-            text = self.log.read_text(errors="replace")
-        except OSError:
-            return "(no log)"
-        told = _NOISE.sub("", text + "\n").rstrip()
-        return "\n".join("  | " + line for line in told.split("\n")[-lines:])
-
-    def first_error(self) -> str:
-        """The first exception its log names: the last lines seldom hold the cause."""
-        try:
-            found = _ERROR.search(self.log.read_text(errors="replace"))
-        except OSError:
-            return ""
-        return f": {found.group()}" if found else ""
-
-    def death_message(self) -> str:
-        """Why there is no server, with the log's first error and its last lines."""
-        code = self.process.returncode if self.process is not None else None
-        died = f"the vLLM server died (exit code {code}){self.first_error()}"
-        return f"{died}\nthe end of {self.log}:\n{self.tail()}"
-
-    def check(self) -> None:
-        """Raise ServerGone where the process has ended."""
-        if not self.is_alive():
-            raise ServerGone(self.death_message())
-
-    def stop(self, grace_seconds: float = 15.0) -> None:
-        """SIGTERM to its session, then SIGKILL after `grace_seconds`; returns when no process of it runs."""
-        if self.process is None:
-            return
-        group = self.process.pid
-        for number, seconds in ((signal.SIGTERM, grace_seconds), (signal.SIGKILL, 10.0)):
-            try:
-                os.killpg(group, number)
-            except ProcessLookupError:
-                break
-            deadline = time.monotonic() + seconds
-            try:
-                self.process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                continue
-            # the engine's own processes outlive the one we started by a moment
-            while number == signal.SIGKILL and group_members(group) and time.monotonic() < deadline:
-                time.sleep(0.02)
-        self.process = None
-        atexit.unregister(self.stop)
-
     def __enter__(self) -> Self:
         return self.start()
 
@@ -315,7 +215,7 @@ class VLLMServer:
 def _serve(server: VLLMServer, command: list[str]) -> int:
     with server:
         environment = {**os.environ, "ESPALIER_SERVER": server.base_url}
-        child = subprocess.Popen(command, env=environment, preexec_fn=_die_with_parent)
+        child = subprocess.Popen(command, env=environment, preexec_fn=die_with_parent)
         try:
             while child.poll() is None:
                 time.sleep(0.2)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from data.records import BadInput
+from sampling.child_process import device_list, numbered
 from sampling.client import ServerGone
 from sampling.server import VLLMServer, free_port
 
@@ -36,20 +37,19 @@ class VLLMServers:
     ):
         if num_servers < 1:
             raise BadInput(f"server.num_servers must be at least 1, got {num_servers}")
-        path = Path(log)
         if not gpus_each and not num_threads:
             num_threads = max(1, (os.cpu_count() or 1) // num_servers)
         self.servers = [
             VLLMServer(
                 model,
-                str(path.with_name(f"{path.stem}-{number}{path.suffix}")),
+                str(numbered(Path(log), number)),
                 max_model_len=max_model_len,
                 dtype=dtype,
                 start_seconds=start_seconds,
                 kv_cache_gib=kv_cache_gib,
                 num_threads=num_threads,
                 options=options,
-                devices=",".join(map(str, range(number * gpus_each, (number + 1) * gpus_each))),
+                devices=device_list(number, gpus_each),
                 first_core=number * num_threads,
             )
             for number in range(num_servers)

@@ -1,0 +1,76 @@
+"""One vLLM engine in a process of its own, which does what it is told over a socket: the other end of
+`sampling.local_engines`.
+
+    python -m sampling.engine_process DESCRIPTOR
+
+Messages are pickles behind their length: the engine's settings first, answered when it is loaded; then tuples:
+(number, method of `OfflineClient`, arguments), answered by (number, result, error or None) in any order; (number,
+"cancel", ()) takes a request back. It ends when the other end of the socket is closed.
+"""
+
+import asyncio
+import contextlib
+import pickle
+import socket
+import sys
+from functools import partial
+from typing import Any
+
+from sampling.client import Refused, ServerGone
+from sampling.offline_client import OfflineClient, one_line
+
+CANCEL = "cancel"
+_LENGTH = 8
+
+
+def send(writer: asyncio.StreamWriter, message: Any) -> None:
+    """Put a message on its way."""
+    packed = pickle.dumps(message)
+    writer.write(len(packed).to_bytes(_LENGTH, "little") + packed)
+
+
+async def receive(reader: asyncio.StreamReader) -> Any:
+    """The next message. Raises EOFError where the other end is closed."""
+    try:
+        size = int.from_bytes(await reader.readexactly(_LENGTH), "little")
+        return pickle.loads(await reader.readexactly(size))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        raise EOFError from None
+
+
+async def _answer(client: OfflineClient, call: tuple[int, str, tuple[Any, ...]], writer: asyncio.StreamWriter) -> None:
+    number, name, arguments = call
+    value, error = None, None
+    try:
+        value = await getattr(client, name)(*arguments)
+    except (Refused, ServerGone) as told:
+        error = told
+    except Exception as told:  # the other end waits for an answer
+        error = ServerGone(one_line(told))
+    send(writer, (number, value, error))
+
+
+def _forget(tasks: dict[int, asyncio.Task[None]], number: int, _: asyncio.Task[None]) -> None:
+    del tasks[number]
+
+
+async def serve(descriptor: int) -> None:
+    """Until the socket is closed."""
+    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor))
+    client = OfflineClient(**await receive(reader), is_one_process=True)
+    await _answer(client, (0, "open", ()), writer)
+    tasks: dict[int, asyncio.Task[None]] = {}
+    while True:
+        call = await receive(reader)
+        number, name, _ = call
+        if name == CANCEL:
+            if number in tasks:
+                tasks[number].cancel()
+            continue
+        tasks[number] = asyncio.create_task(_answer(client, call, writer))
+        tasks[number].add_done_callback(partial(_forget, tasks, number))
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(EOFError):
+        asyncio.run(serve(int(sys.argv[1])))
