@@ -104,7 +104,10 @@ def measure_trl(arguments: argparse.Namespace, plan: Plan, policy: Path, folder:
     with ExitStack() as stack:
         commands = {"product": own, **peers}
         sides = {}
-        for name, command in commands.items():  # one by one: sides that start beside one another keep each other waiting
+        for (
+            name,
+            command,
+        ) in commands.items():  # one by one: sides that start beside one another keep each other waiting
             sides[name] = Side(command, environment(arguments))
             stack.callback(sides[name].stop)
             print(f"trl: {name} is warm after {sides[name].ask()['seconds']:.2f} s", file=sys.stderr)

@@ -22,6 +22,11 @@ class BudgetSpent(RuntimeError):
     exit_code = 5
 
 
+def one_line(error: Exception) -> str:
+    """Kind and message, whatever lines it had."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How to sample: `n` samples a request, `max_tokens` new tokens each.

@@ -13,11 +13,11 @@ import contextlib
 import pickle
 import socket
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sampling.client import Refused, ServerGone
-from sampling.offline_client import OfflineClient, one_line
+from sampling.client import Refused, ServerGone, one_line
 
 CANCEL = "cancel"
 _LENGTH = 8
@@ -38,7 +38,7 @@ async def receive(reader: asyncio.StreamReader) -> Any:
         raise EOFError from None
 
 
-async def _answer(client: OfflineClient, call: tuple[int, str, tuple[Any, ...]], writer: asyncio.StreamWriter) -> None:
+async def _answer(client: Any, call: tuple[int, str, tuple[Any, ...]], writer: asyncio.StreamWriter) -> None:
     number, name, arguments = call
     value, error = None, None
     try:
@@ -54,10 +54,10 @@ def _forget(tasks: dict[int, asyncio.Task[None]], number: int, _: asyncio.Task[N
     del tasks[number]
 
 
-async def serve(descriptor: int) -> None:
-    """Until the socket is closed."""
+async def serve(descriptor: int, make_client: Callable[..., Any]) -> None:
+    """Answer until the socket is closed, which raises EOFError."""
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor))
-    client = OfflineClient(**await receive(reader), is_one_process=True)
+    client = make_client(**await receive(reader), is_one_process=True)
     await _answer(client, (0, "open", ()), writer)
     tasks: dict[int, asyncio.Task[None]] = {}
     while True:
@@ -72,5 +72,7 @@ async def serve(descriptor: int) -> None:
 
 
 if __name__ == "__main__":
+    from sampling.offline_client import OfflineClient
+
     with contextlib.suppress(EOFError):
-        asyncio.run(serve(int(sys.argv[1])))
+        asyncio.run(serve(int(sys.argv[1]), OfflineClient))

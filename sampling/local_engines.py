@@ -29,8 +29,9 @@ _DYING_SECONDS = 5.0
 class _Engine(ChildProcess):
     """One of them. `num_owed`: samples that it was asked for and has not given."""
 
-    def __init__(self, name: str, log: str, settings: dict[str, Any]):
+    def __init__(self, name: str, log: str, program: str, settings: dict[str, Any]):
         super().__init__(name, log)
+        self.program = program
         self.settings = settings
         self.num_owed = 0
         self._numbers = itertools.count()
@@ -43,7 +44,7 @@ class _Engine(ChildProcess):
         """Start it and wait until it has loaded the model. Raises ServerGone."""
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", "sampling.engine_process", str(theirs.fileno())]
+            command = [sys.executable, "-m", self.program, str(theirs.fileno())]
             self.begin(command, environment, [theirs.fileno()])
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._reading = asyncio.create_task(self._read(reader))
@@ -135,6 +136,8 @@ class LocalEngines:
     the model, to answer a question about an engine, to give a sign of life while samples are owed.
     """
 
+    program = "sampling.engine_process"
+
     def __init__(
         self,
         model: str = "",
@@ -193,7 +196,8 @@ class LocalEngines:
         """Start all at once; return when every one has loaded the model. Raises ServerGone; none stays behind then."""
         for number in range(self.num_engines):
             log = numbered(Path(self.log), number)
-            self._engines.append(_Engine(f"engine {number} of {self.num_engines}", str(log), self.settings(number)))
+            name = f"engine {number} of {self.num_engines}"
+            self._engines.append(_Engine(name, str(log), self.program, self.settings(number)))
         starting = [
             asyncio.create_task(engine.start(self.environment(number), self.start_seconds))
             for number, engine in enumerate(self._engines)

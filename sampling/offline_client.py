@@ -20,7 +20,7 @@ import numpy
 import torch
 
 from data.steps import Decoder
-from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone, one_line
 
 _CONTEXT = 8  # tokens of the prompt that a text is decoded behind: some tokenizers drop a leading space
 
@@ -51,11 +51,6 @@ def _as_it_was() -> Iterator[None]:
         for name in os.environ.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment)
-
-
-def one_line(error: Exception) -> str:
-    """Kind and message, whatever lines it had."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 class OfflineClient:

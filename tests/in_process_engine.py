@@ -10,13 +10,12 @@ import random
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from models.load import load_policy
-from rl.live_engine import InnerEngine, StaleWeights
+from rl.live_engine import OwnEngine, StaleWeights
 from rl.probes import CACHE, WEIGHTS
 from rl.weight_sync import Canary, WeightSync
 from sampling.client import Refused, SampleRequest, SamplingParams, ServerGone
@@ -32,11 +31,11 @@ async def same_text_as_vllm(client: OfflineClient) -> None:
     greedy = SamplingParams(n=1, temperature=0.0, max_tokens=20, has_logprobs=True)
     own = await asyncio.gather(*(client.sample(row, greedy) for row in rows))
     theirs = await asyncio.gather(*(client.ask(ids, temperature=0.0, max_tokens=20) for ids in PROMPTS))
-    engine = InnerEngine(client)
+    engine = OwnEngine(client)
     for prompt, (sample,), found in zip(PROMPTS, own, theirs, strict=True):
         assert (sample.token_ids, sample.text) == (list(found.outputs[0].token_ids), found.outputs[0].text)
         assert sample.finish_reason == found.outputs[0].finish_reason
-        again = (await engine.prompt_logprobs(prompt + sample.token_ids))[len(prompt) - 1 :]
+        again = (await engine.prompt_logprobs(prompt + sample.token_ids))[0][len(prompt) - 1 :]
         assert sample.logprobs is not None
         assert len(sample.logprobs) == len(sample.token_ids)
         assert torch.allclose(torch.tensor(sample.logprobs), torch.tensor(again), atol=0.05)
@@ -67,7 +66,7 @@ async def whoever_gives_up_leaves_nothing(client: OfflineClient) -> None:
 async def follows_the_policy(client: OfflineClient, policy: str) -> None:
     """Deliveries, receipts, stamps, the prefix cache, and what is said where one of them is missing."""
     model = load_policy(policy, "eager")
-    engine = InnerEngine(client)
+    engine = OwnEngine(client)
     sync = WeightSync(engine, max_logprob_gap=0.2, precision="bf16", dtype=torch.bfloat16)
     sync.canaries = [Canary(list(range(5, 45)), start=8)]
     assert await engine.served_version() == "default"
@@ -83,12 +82,11 @@ async def follows_the_policy(client: OfflineClient, policy: str) -> None:
     await sync.ask_marker()
     assert await engine.cached_tokens(sync.canaries[0].ids[::-1])  # so that an empty cache is told from none
 
-    class KeepsItsCache(InnerEngine):
+    class KeepsItsCache(OwnEngine):
         async def load(self, folder: Path) -> list[dict[str, str]] | None:
-            receipts: Any = self.client.engine.collective_rpc("receive_weights", kwargs={"folder": str(folder)})
-            return receipts
+            return await self.client.receive_weights(folder)
 
-    class ReadsNothing(InnerEngine):
+    class ReadsNothing(OwnEngine):
         async def load(self, folder: Path) -> list[dict[str, str]] | None:
             return [{}]
 
@@ -106,8 +104,8 @@ async def a_failure_is_told_to_all(client: OfflineClient) -> None:
     """What the engine raises ends every request in one line, and a delivery."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "model.safetensors").symlink_to("/proc/1/fd/100000")
-        with pytest.raises(ServerGone, match="of this process takes no weights: ValueError: "):
-            await InnerEngine(client).load(Path(folder))
+        with pytest.raises(ServerGone, match="the vLLM engine takes no weights: ValueError: "):
+            await OwnEngine(client).load(Path(folder))
 
     def fail() -> None:
         raise RuntimeError("no memory\nin two lines")
@@ -116,7 +114,7 @@ async def a_failure_is_told_to_all(client: OfflineClient) -> None:
     asked = [client.ask(ids, max_tokens=4) for ids in PROMPTS]
     for found in await asyncio.gather(*asked, return_exceptions=True):
         assert isinstance(found, ServerGone)
-        assert str(found) == "the vLLM engine of this process failed: RuntimeError: no memory in two lines"
+        assert str(found) == "the vLLM engine failed: RuntimeError: no memory in two lines"
 
 
 async def main(policy: str, log: str) -> None:

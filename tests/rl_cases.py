@@ -83,10 +83,24 @@ class FakeEngine:
         self.model.load_state_dict(kept, strict=False)
 
     @torch.no_grad()
-    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+    async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
         row = torch.tensor([ids])
         found: list[float] = token_logprobs(self.model(input_ids=row).logits, row)[0][0].tolist()
-        return found
+        return [found]
+
+
+class FakeEngines:
+    """Several, as one."""
+
+    def __init__(self, *engines: FakeEngine):
+        self.engines = engines
+
+    async def load(self, folder: Path) -> None:
+        for engine in self.engines:
+            await engine.load(folder)
+
+    async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
+        return [(await engine.prompt_logprobs(ids))[0] for engine in self.engines]
 
 
 class Repeatable:
@@ -113,9 +127,9 @@ class Repeatable:
     async def load(self, folder: Path) -> None:
         self.server.load_weights((folder / "model.safetensors").read_bytes())
 
-    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+    async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
         rows = self.server.prompt_logprobs(ids)[1:]
-        return [row[str(token)]["logprob"] for token, row in zip(ids[1:], rows, strict=True)]
+        return [[row[str(token)]["logprob"] for token, row in zip(ids[1:], rows, strict=True)]]
 
 
 def share_of_even_tokens(trajectories: Sequence[Trajectory]) -> list[Score]:

@@ -30,6 +30,7 @@ def test_the_engine_in_this_process_does_all_that_is_asked_of_it(tiny_policy: Pa
     assert done.returncode == 0, done.stderr[-2000:]
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_a_run_with_its_engine_in_its_process_follows_the_policy(tiny_policy: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
@@ -52,10 +53,10 @@ def test_a_run_with_its_engine_in_its_process_follows_the_policy(tiny_policy: Pa
 @pytest.mark.parametrize(
     ("is_one_process", "has_server", "has_deepspeed", "num_ranks", "told"),
     [
-        (True, True, False, 1, "has its engine in this process: set server=none"),
-        (False, False, False, 1, "takes no weights: choose client=in_process"),
+        (True, True, False, 1, "has its engines itself: set server=none"),
+        (False, False, False, 1, "client=offline takes no weights"),
         (True, False, True, 1, "take DeepSpeed's process group for its own"),
-        (True, False, False, 2, "beside one rank: several share client=vllm"),
+        (True, False, False, 2, "beside one rank: several share client=local_engines"),
     ],
 )
 def test_what_does_not_go_with_it_is_refused(
@@ -75,7 +76,7 @@ def test_what_does_not_go_with_it_is_refused(
 def test_it_goes_alone_and_on_one_device() -> None:
     check_client(OfflineClient("m", is_one_process=True), None)
     two = OfflineClient("m", is_one_process=True, options={"tensor_parallel_size": 2})
-    with pytest.raises(BadConfig, match=r"client\.options\.tensor_parallel_size: an engine in this process has one"):
+    with pytest.raises(BadConfig, match=r"client\.options\.tensor_parallel_size: an engine without a server has one"):
         check_client(two, None)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from rl_cases import PARAMS, FakeClient, FakeEngine, make_trainer, read_metrics
+from rl_cases import PARAMS, FakeClient, FakeEngine, FakeEngines, make_trainer, read_metrics
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -343,10 +343,24 @@ def test_the_canary_catches_a_stale_weight(tiny_policy: Path) -> None:
     assert caught.value.exit_code == 1
 
 
+@pytest.mark.parametrize("stale_number", [0, 1])
+def test_one_stale_engine_of_several_is_caught(stale_number: int, tiny_policy: Path) -> None:
+    model = perturbed(tiny_policy, ["lm_head.weight"])
+    stale = [["lm_head.weight"] if number == stale_number else [] for number in range(2)]
+    sync = make_sync(FakeEngines(*(FakeEngine(tiny_policy, stale=names) for names in stale)))
+    with pytest.raises(StaleWeights, match="does not serve policy version 3"):
+        asyncio.run(sync.sync(model, version=3))
+    with pytest.raises(StaleWeights, match="delivery does not reach the whole engine"):
+        asyncio.run(sync.prove_delivery(model))
+    whole = make_sync(FakeEngines(FakeEngine(tiny_policy), FakeEngine(tiny_policy)))
+    assert asyncio.run(whole.sync(model, version=3))["canary_gap"] < 1e-3
+    asyncio.run(whole.prove_delivery(model))
+
+
 def test_the_canary_catches_an_engine_that_answers_nan(tiny_policy: Path) -> None:
     class Broken(FakeEngine):
-        async def prompt_logprobs(self, ids: list[int]) -> list[float]:
-            return [float("nan")] * (len(ids) - 1)
+        async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
+            return [[float("nan")] * (len(ids) - 1)]
 
     with pytest.raises(StaleWeights):
         asyncio.run(make_sync(Broken(tiny_policy)).sync(load_policy(str(tiny_policy)), version=1))
@@ -367,9 +381,9 @@ def test_a_delivery_that_cannot_be_proven_ends_the_run_before_anything_comes_of_
             await super().load(folder)
             self.num_loads += 1
 
-        async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+        async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
             found = await super().prompt_logprobs(ids)
-            return [value - 1.0 for value in found] if self.num_loads > num_at_start else found
+            return [[value - 1.0 for value in found[0]]] if self.num_loads > num_at_start else found
 
     trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", **more)
     trainer.weight_sync.engine = engine = Breaking(tiny_policy)

@@ -1,0 +1,250 @@
+"""Several engines in processes of their own: who gets what, and what becomes of it when one of them fails. The engines
+are stand-ins without vLLM; a run of main.py with real ones is the last test."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rl_cases import read_metrics
+
+from data.records import BadInput
+from rl.assembly import check_client
+from rl.live_engine import OwnEngine, StaleWeights
+from runtime.entrypoint import BadConfig
+from sampling.child_process import group_members
+from sampling.client import Refused, SampleRequest, SamplingParams, ServerGone
+from sampling.local_engines import LocalEngines
+from sampling.server import VLLMServer
+
+ROOT = Path(__file__).resolve().parent.parent
+TWO = SamplingParams(n=2, temperature=1.0, max_tokens=4)
+
+
+class Stood(LocalEngines):
+    program = "tests.engine_stand_in"
+
+
+@asynccontextmanager
+async def engines(folder: Path, model: str = "policy", **settings: Any) -> AsyncIterator[Stood]:
+    client = Stood(model, str(folder / "engine.log"), **settings)
+    await client.open()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def request(name: str, problem: str = "") -> SampleRequest:
+    return SampleRequest(name, "", [1, 2], problem_id=problem)
+
+
+def processes(client: LocalEngines) -> list[Any]:
+    found = [engine.process for engine in client._engines]
+    assert all(process is not None for process in found)
+    return found
+
+
+async def wait_until(holds: Any, seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not await holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+def test_problems_are_shared_out_evenly_and_stay_where_they_are(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path, num_engines=3) as client:
+            asked = [client.sample(request(str(k), f"p{k}"), TWO) for k in range(30)]
+            first = [samples[0].text for samples in await asyncio.gather(*asked)]
+            assert Counter(first) == {"0": 10, "1": 10, "2": 10}
+            again = [client.sample(request(f"{k}/again", f"p{k}"), TWO) for k in reversed(range(30))]
+            assert [samples[0].text for samples in await asyncio.gather(*again)] == first[::-1]
+            assert [len(s) for s in await asyncio.gather(*(client.sample(request(str(k)), TWO) for k in range(4)))] == [
+                2
+            ] * 4
+            await client.receive_weights(tmp_path)
+            assert client._homes == {}  # no cache to stay for
+
+    asyncio.run(ask())
+
+
+def test_weights_and_questions_go_to_every_engine(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path) as client:
+            engine = OwnEngine(client)
+            assert await engine.load(tmp_path) == [{"engine": "0"}, {"engine": "1"}]
+            assert await engine.served_version() == "default"
+            await engine.stamp("3")
+            assert await engine.served_version() == "3"
+            assert await client.cached_tokens([1]) == 1
+            assert await engine.prompt_logprobs([1, 2, 3]) == [[0.0, 0.0], [1.0, 1.0]]
+            assert await client.is_working()
+
+    asyncio.run(ask())
+
+
+def test_one_engine_that_does_not_follow_is_seen(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path, "stubborn") as client:
+            with pytest.raises(StaleWeights, match="did not empty its prefix cache"):
+                await OwnEngine(client).load(tmp_path)
+            await client.stamp("3")
+            assert await client.served_version() == "3 and old"
+
+    asyncio.run(ask())
+
+
+def test_what_an_engine_refuses_is_refused_and_the_others_go_on(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path, num_engines=1) as client:
+            with pytest.raises(Refused, match="too long"):
+                await client.sample(request("refused"), TWO)
+            with pytest.raises(ServerGone, match="engine 0 of 1: KeyError: 'in\\\\ntwo lines'"):
+                await client.sample(request("broken"), TWO)
+            assert len(await client.sample(request("good"), TWO)) == 2
+
+    asyncio.run(ask())
+
+
+def test_a_request_that_is_given_up_is_taken_out_of_its_engine(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path, num_engines=1) as client:
+            asked = asyncio.create_task(client.sample(request("long"), TWO))
+            await asyncio.sleep(0.1)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+
+            async def is_told() -> bool:
+                return await client.cached_tokens([0]) == 1
+
+            await wait_until(is_told)
+            assert client._engines[0].num_owed == 0
+
+    asyncio.run(ask())
+
+
+def test_an_engine_that_dies_is_told_to_all_who_wait_and_to_all_who_come(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path) as client:
+            waiting = [asyncio.create_task(client.sample(request("long", f"p{k}"), TWO)) for k in range(2)]
+            await asyncio.sleep(0.05)
+            dying = client._homes["p1"]
+            with pytest.raises(ServerGone, match=r"engine 1 of 2 died \(exit code 7\): RuntimeError: out of memory"):
+                await dying.call("sample", request("die"), TWO)
+            with pytest.raises(ServerGone, match="engine 1 of 2 died"):
+                await waiting[1]
+            with pytest.raises(ServerGone, match=r"the end of .*engine-1\.log:"):
+                await client.served_version()
+            waiting[0].cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    asyncio.run(ask())
+
+
+def test_an_engine_that_hangs_gives_no_sign_of_life_and_ends_all_the_same(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path, num_engines=1, probe_seconds=0.2, control_seconds=0.2) as client:
+            asked = asyncio.create_task(client.sample(request("hang"), TWO))
+            await asyncio.sleep(0.1)
+            assert not await client.is_working()
+            with pytest.raises(ServerGone, match=r"engine 0 of 1 did not answer served_version in 0\.2 s"):
+                await client.served_version()
+            group = processes(client)[0].pid
+            await client.close()
+            assert group_members(group) == []
+            with pytest.raises(ServerGone, match="was closed"):
+                await asked
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [("missing", "engine 0 of 2: no vLLM engine can be had"), ("slow", "engine 0 of 2 was not loaded in 1 s")],
+)
+def test_engines_that_do_not_start_leave_none_behind(model: str, told: str, tmp_path: Path) -> None:
+    client = Stood(model, str(tmp_path / "engine.log"), start_seconds=1.0)
+    begun: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sampling.child_process.atexit.register", lambda stop: begun.append(stop.__self__.process.pid))
+        with pytest.raises(ServerGone, match=told):
+            asyncio.run(client.open())
+    assert len(begun) == 2
+    assert [group_members(group) for group in begun] == [[], []]
+
+
+def test_they_die_with_the_program_that_started_them(tmp_path: Path) -> None:
+    program = (
+        "import asyncio, sys\nfrom sampling.local_engines import LocalEngines\n"
+        "LocalEngines.program = 'tests.engine_stand_in'\n"
+        f"client = LocalEngines('policy', {str(tmp_path / 'engine.log')!r})\n"
+        "async def main():\n    await client.open()\n"
+        "    print(*(engine.process.pid for engine in client._engines), flush=True)\n    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
+        assert parent.stdout is not None
+        groups = [int(word) for word in parent.stdout.readline().split()]
+        assert all(group_members(group) for group in groups)
+        parent.send_signal(signal.SIGKILL)
+
+    async def are_gone() -> bool:
+        return not any(group_members(group) for group in groups)
+
+    asyncio.run(wait_until(are_gone))
+
+
+def test_every_engine_has_a_seed_threads_and_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    client = LocalEngines("m", "l", num_engines=3, gpus_each=2, first_gpu=1, seed=5, options={"enforce_eager": True})
+    assert [client.settings(number)["options"]["seed"] for number in range(3)] == [5, 6, 7]
+    assert {client.settings(number)["seed"] for number in range(3)} == {5}  # of seeded requests
+    found = [client.environment(number) for number in range(3)]
+    assert [row["CUDA_VISIBLE_DEVICES"] for row in found] == ["1,2", "3,4", "5,6"]
+    assert {row["OMP_NUM_THREADS"] for row in found} == {"2"}
+    assert "RANK" not in found[0]
+    assert LocalEngines("m", "l", num_threads=3).environment(0)["OMP_NUM_THREADS"] == "3"
+    with pytest.raises(BadInput, match="num_engines must be at least 1, got 0"):
+        LocalEngines("m", "l", num_engines=0)
+
+
+def test_they_go_with_ranks_and_deepspeed_but_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    check_client(LocalEngines("m", "l"), None, has_deepspeed=True)
+    with pytest.raises(BadConfig, match="set server=none"):
+        check_client(LocalEngines("m", "l"), VLLMServer("m", "log"))
+    with pytest.raises(BadConfig, match=r"client\.options\.tensor_parallel_size: an engine without a server has one"):
+        check_client(LocalEngines("m", "l", options={"tensor_parallel_size": 2}), None)
+
+
+@pytest.mark.server
+def test_a_run_with_engines_of_its_own_follows_the_policy(tiny_policy: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    done = subprocess.run(
+        [
+            *(sys.executable, "main.py", "-cn", "exp/ppo/group_relative_word_arithmetic"),
+            *("client=local_engines_shared_blocks", "server=none", f"model.path={tiny_policy}"),
+            *(f"output_dir={run_dir}", "num_iterations=2", "num_problems=8", "minibatch_size=64"),
+            *("params.max_tokens=16", "eval_every=2", "num_eval_problems=8"),
+        ],
+        capture_output=True, text=True, timeout=280, cwd=ROOT, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "delivery reaches all" in done.stderr
+    for number in range(2):
+        assert "Loading weights" in (run_dir / f"engine-{number}.log").read_text()
+    rows = read_metrics(run_dir)
+    assert [row["step"] for row in rows] == [0, 1, 2, 2]
+    assert all(0 <= row["engine/canary_gap"] < 0.1 for row in rows if "rollout/reward" in row)
+    assert (run_dir / "model" / "model.safetensors").is_file()
