@@ -24,17 +24,17 @@ from rl.weight_sync import WeightSync
 from runtime.distributed import device, world_size
 from runtime.entrypoint import BadConfig, build
 from runtime.schemas import RLConfig
-from sampling.local_engines import LocalEngines
+from sampling.client import check_one_device
+from sampling.local_engines_client import LocalEnginesClient
 from sampling.offline_client import OfflineClient
 from sampling.server import VLLMServer
 from sampling.vllm_client import VLLMClient
 from training.engine import Engine
 
-_DEVICES = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 WHITENINGS = ("none", "scale", "standard")
 
 
-OwnEngines = OfflineClient | LocalEngines
+OwnEngines = OfflineClient | LocalEnginesClient
 RLClient = VLLMClient | OwnEngines
 
 
@@ -88,10 +88,7 @@ def check_client(client: Any, server: VLLMServer | None, has_deepspeed: bool = F
     if isinstance(client, OwnEngines):
         if server is not None:
             raise BadConfig("this client has its engines itself: set server=none")
-        several = [name for name in _DEVICES if client.options.get(name, 1) != 1]
-        if several:
-            raise BadConfig(f"client.options.{several[0]}: an engine without a server has one device: choose "
-                            "client=vllm")  # fmt: skip
+        check_one_device(client.options)
         if isinstance(client, OfflineClient):
             _check_same_process(client, has_deepspeed)
     elif not isinstance(client, VLLMClient):

@@ -23,7 +23,7 @@ _TOP_PS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.99)
 # (ids, attention_mask) [n, T], temperature, top_p → log-probs [n, T] by the trainer
 Rescore = Callable[[torch.Tensor, torch.Tensor, float, float], torch.Tensor]
 # prompts → the engine's log-probs of all their tokens but the first, at temperature 1
-AskEngine = Callable[[list[list[int]]], list[list[float]]]
+AskEngine = Callable[[list[list[int]]], list[list[list[float]]]]
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,14 @@ def _temperatures(case: Case, rescore: Rescore) -> Iterator[tuple[float, str, st
 
 
 def _asked_again(case: Case, rescore: Rescore, ask: AskEngine) -> float:
-    """How far the engine's log-probs of the same tokens in one piece are from the trainer's, both at temperature 1."""
+    """How far the engine's log-probs of the same tokens in one piece are from the trainer's, both at temperature 1; of
+    several engines the farthest."""
     rows = [ids[mask.bool()].tolist() for ids, mask in zip(case.ids, case.attention_mask, strict=True)]
-    engine = torch.zeros_like(case.engine)
-    for number, row in enumerate(ask(rows)):
-        engine[number, 1 : 1 + len(row)] = torch.tensor(row)
-    return _distance(engine, rescore(case.ids, case.attention_mask, 1.0, 1.0), case.response_mask)
+    scored = rescore(case.ids, case.attention_mask, 1.0, 1.0)
+    distances = []
+    for answer in ask(rows):
+        engine = torch.zeros_like(case.engine)
+        for number, row in enumerate(answer):
+            engine[number, 1 : 1 + len(row)] = torch.tensor(row)
+        distances.append(_distance(engine, scored, case.response_mask))
+    return max(distances)

@@ -4,7 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import aiohttp
 
@@ -12,6 +12,7 @@ from rl.probes import CACHE, WEIGHTS, Fault, ProbeFailed, crashed
 from sampling.client import ServerGone, TakesWeights
 from sampling.vllm_client import VLLMClient
 
+R = TypeVar("R")
 _MAX_ATTEMPTS = 3
 _DYING_SECONDS = 2.0
 _PROMPT_SIZES = (34, 66, 130, 258, 514)  # the usual blocks, and two tokens
@@ -167,26 +168,32 @@ class OwnEngine(CacheProbe):
 
     async def load(self, folder: Path) -> list[dict[str, str]] | None:
         """The receipts, after the prefix cache was emptied. Raises ServerGone, StaleWeights."""
-        receipts = await self.client.receive_weights(folder)
-        if not await self.client.reset_cache():
+        receipts = await self._or_crash(self.client.receive_weights(folder))
+        if not await self._or_crash(self.client.reset_cache()):
             raise StaleWeights("the engine did not empty its prefix cache", CACHE)
         return receipts
 
     async def stamp(self, version: str) -> None:
         """The engine's own weight version."""
-        await self.client.stamp(version)
+        await self._or_crash(self.client.stamp(version))
 
     async def served_version(self) -> str:
         """ "default" on an engine that was never stamped."""
-        return await self.client.served_version()
+        return await self._or_crash(self.client.served_version())
 
     @property
     def _window(self) -> int:
         return self.client.max_model_length
 
     async def _cached(self, prompt: list[int]) -> int | None:
-        return await self.client.cached_tokens(prompt)
+        return await self._or_crash(self.client.cached_tokens(prompt))
 
     async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
         """One request to every engine with `prompt_logprobs`, which bypasses the prefix cache."""
-        return await self.client.prompt_logprobs(ids)
+        return await self._or_crash(self.client.prompt_logprobs(ids))
+
+    async def _or_crash(self, asked: Awaitable[R]) -> R:
+        try:
+            return await asked
+        except ServerGone as error:
+            raise crashed(error, lambda: None) from error.__cause__

@@ -238,6 +238,7 @@ class Trainer:
             await proof
         finally:
             proof.cancel()
+            await asyncio.gather(proof, return_exceptions=True)  # its error may be that of the rollouts
         await asyncio.gather(self.weight_sync.check_version(version), self.weight_sync.ask_marker())
         return groups
 
@@ -246,8 +247,8 @@ class Trainer:
         found = await self.weight_sync.prove()
         self._saved |= {f"engine/{name}": value for name, value in found.items()}
 
-    def _ask_again(self, rows: list[list[int]]) -> list[list[float]]:
-        """The engine's log-probs of whole rows, without its prefix cache; on every rank."""
+    def _ask_again(self, rows: list[list[int]]) -> list[list[list[float]]]:
+        """Every engine's log-probs of whole rows, without its prefix cache; on every rank."""
         return self._on_main(lambda: self._run(self.weight_sync.logprobs_of(rows)))
 
     def _ask_estimator(

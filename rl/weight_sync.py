@@ -133,9 +133,9 @@ def perturb(weights: Weights, names: Sequence[str], scales: Mapping[str, float],
 
 
 class WeightSync:
-    """Deliveries to one engine. `canaries` are set once the engine has sampled them. `max_step`: how far one version
-    may lie from the one before, in nats a token of the canaries (0: any). `dtype`: what the engine computes in, where
-    that is known: it is sent no more digits than it keeps."""
+    """Deliveries to one engine, or to several that serve as one. `canaries` are set once the engine has sampled them.
+    `max_step`: how far one version may lie from the one before, in nats a token of the canaries (0: any). `dtype`: what
+    the engine computes in, where that is known: it is sent no more digits than it keeps."""
 
     def __init__(
         self,
@@ -197,16 +197,16 @@ class WeightSync:
 
     async def engine_logprobs(self) -> torch.Tensor:
         """[E, R], as `trainer_logprobs`, by every engine that serves."""
-        found = await asyncio.gather(*(self.engine.prompt_logprobs(canary.ids) for canary in self.canaries))
+        engines = await self.logprobs_of([canary.ids for canary in self.canaries])
         starts = [canary.start for canary in self.canaries]
-        engines = zip(*found, strict=True)
         return torch.tensor(
             [[value for row, start in zip(rows, starts, strict=True) for value in row[start - 1 :]] for rows in engines]
         )
 
-    async def logprobs_of(self, rows: Sequence[list[int]]) -> list[list[float]]:
-        """The (first) engine's log-probs of every token but the first of each row."""
-        return [found[0] for found in await asyncio.gather(*(self.engine.prompt_logprobs(row) for row in rows))]
+    async def logprobs_of(self, rows: Sequence[list[int]]) -> list[list[list[float]]]:
+        """Of every engine that serves: the log-probs of every token but the first of each row."""
+        found = await asyncio.gather(*(self.engine.prompt_logprobs(row) for row in rows))
+        return [list(of_one) for of_one in zip(*found, strict=True)]
 
     async def ask_marker(self) -> None:
         """Have the engine cache a prompt that must not be cached any more after the next delivery."""

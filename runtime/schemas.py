@@ -209,7 +209,7 @@ class RLConfig:
     says: token, sequence or constant (rl/losses.py). One whose mean ratio is above `max_mean_ratio` (0: any)
     is skipped and counted. `importance_cap` above 0 weighs tokens by the ratio of the trainer's and the engine's
     policy, truncated there (Yao et al. 2025). `critic` is null where the estimator needs none. `server` is null
-    where `client.base_url` names a running one (with controls).
+    where `client.base_url` names a running one (with controls), or the client has its engines itself.
 
     `deepspeed` is null for one process (or several with plain gradient sums), else DeepSpeed's own JSON, for the
     policy and the critic alike. `lora` trains adapters instead of the policy's weights, which are then shared with the

@@ -129,6 +129,9 @@ def is_evaluated(config: SampleConfig, checkpoint: Checkpoint, with_refused: boo
         return False  # not there, or not ours: its process says what is wrong
 
 
+OFFLINE = "sampling.offline_client.OfflineClient"
+
+
 class MissingSamples(RuntimeError):
     """An engine that returns fewer samples than asked for: no figure may be made of them."""
 
@@ -136,7 +139,7 @@ class MissingSamples(RuntimeError):
 
 
 class KeptClient:
-    """An engine that stays loaded from one job of this process to the next; `close_kept` ends it."""
+    """An engine of vLLM's own processes that stays loaded from one job to the next; `close_kept` ends it."""
 
     kept: ClassVar[dict[str, Client]] = {}
 
@@ -182,7 +185,7 @@ def sample_checkpoint(
     codes = []
     try:
         for job in sampling_jobs(config, checkpoint):
-            if not job.server and "base_url" not in job.client:  # an engine of this process
+            if job.client.get("_target_") == OFFLINE:
                 kept = {"_target_": f"{__name__}.KeptClient", "client": {**job.client, "seed": job.seed}}
                 job = replace(job, client=kept)
             codes.append(run_job(job, load_tokenizer, check_model))

@@ -44,12 +44,6 @@ def engine_environment(kv_cache_gib: int, devices: str = "") -> dict[str, str]:
     return environment
 
 
-def device_list(number: int, gpus_each: int, first: int = 0) -> str:
-    """The GPUs of one program of several ("2,3"; empty where none are dealt out)."""
-    start = first + number * gpus_each
-    return ",".join(map(str, range(start, start + gpus_each)))
-
-
 def numbered(path: Path, number: int) -> Path:
     """`run-1.log` for `run.log`."""
     return path.with_name(f"{path.stem}-{number}{path.suffix}")

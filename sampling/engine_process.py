@@ -1,5 +1,5 @@
 """One vLLM engine in a process of its own, which does what it is told over a socket: the other end of
-`sampling.local_engines`.
+`sampling.local_engines_client`.
 
     python -m sampling.engine_process DESCRIPTOR
 
@@ -47,7 +47,10 @@ async def _answer(client: Any, call: tuple[int, str, tuple[Any, ...]], writer: a
         error = told
     except Exception as told:  # the other end waits for an answer
         error = ServerGone(one_line(told))
-    send(writer, (number, value, error))
+    try:
+        send(writer, (number, value, error))
+    except (pickle.PicklingError, TypeError, AttributeError) as told:
+        send(writer, (number, None, ServerGone(one_line(told))))
 
 
 def _forget(tasks: dict[int, asyncio.Task[None]], number: int, _: asyncio.Task[None]) -> None:
@@ -56,7 +59,9 @@ def _forget(tasks: dict[int, asyncio.Task[None]], number: int, _: asyncio.Task[N
 
 async def serve(descriptor: int, make_client: Callable[..., Any]) -> None:
     """Answer until the socket is closed, which raises EOFError."""
-    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=descriptor))
+    end = socket.socket(fileno=descriptor)
+    end.set_inheritable(False)  # or a child of this process would keep it open
+    reader, writer = await asyncio.open_connection(sock=end)
     client = make_client(**await receive(reader), is_one_process=True)
     await _answer(client, (0, "open", ()), writer)
     tasks: dict[int, asyncio.Task[None]] = {}

@@ -24,9 +24,9 @@ from runtime.life import exclusive
 from runtime.run_dir import model_fingerprint, provenance, same_origin
 from runtime.schemas import SampleConfig
 from runtime.tracking import Progress
-from sampling.client import Client, SampleRequest, SamplingParams, ServerGone
+from sampling.client import Client, SampleRequest, SamplingParams, ServerGone, ShowsLife
 from sampling.input_checks import PROBE_TEXT, check_origin, check_unique
-from sampling.local_engines import LocalEngines
+from sampling.local_engines_client import LocalEnginesClient
 from sampling.requests import CompletionRequests
 from sampling.rounds import Rounds, RoundSource, run_rounds
 from sampling.runner import Runner, Tally, count_rows, finished_requests, write_failed
@@ -135,6 +135,8 @@ def _sample(
         if SERVER_VARIABLE in os.environ and config.client.get("base_url", "") is None:
             client_arguments["base_url"] = os.environ[SERVER_VARIABLE]
         elif config.server:  # `server=none` composes to an empty node
+            if "base_url" not in config.client:
+                raise BadInput("this client asks no server: set server=none")
             check_model(config.server["model"])
             log.info("starting a vLLM server for %s", config.server["model"])
             server = stack.enter_context(build(config.server))
@@ -142,7 +144,7 @@ def _sample(
             client_arguments["base_url"] = server.base_url
             check_server = server.check
         client: Client = build(config.client, seed=config.seed, **client_arguments)
-        if isinstance(client, LocalEngines):
+        if isinstance(client, LocalEnginesClient):
             client.log = client.log or f"{config.output}.engine.log"
         progress = stack.enter_context(Progress("sample", len(requests) * params.n, "row", len(finished) * params.n,
                                                 config.tracking.line_every_seconds))  # fmt: skip
@@ -156,11 +158,11 @@ def _sample(
             on_progress=_live_line(progress, params.n, client),
             check_server=check_server,
         )
-        if isinstance(client, VLLMClient):
-            runner.lane_of, runner.is_working = client.lane_of, client.is_working
-            client.expect_tokens(PROBE_TEXT, list(tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids))
-        elif isinstance(client, LocalEngines):
+        if isinstance(client, ShowsLife):
             runner.is_working = client.is_working
+        if isinstance(client, VLLMClient):
+            runner.lane_of = client.lane_of
+            client.expect_tokens(PROBE_TEXT, list(tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids))
         try:
             if rounds is None:
                 tally = asyncio.run(runner.run(requests, finished))

@@ -56,7 +56,7 @@ def _as_it_was() -> Iterator[None]:
 class OfflineClient:
     """Args: `model` folder; `options` are vLLM's engine arguments (`tensor_parallel_size: 2`).
 
-    `is_one_process`: the engine works in this very process, on one device, and takes new weights from it (reinforcement
+    `is_one_process`: the engine works in this very process, on one device, and takes new weights (reinforcement
     learning); else in processes of its own, whose memory comes back when it is closed. Nothing can interrupt an engine
     in this process that hangs. `log`: a file for what an engine in this process says, which else goes to the console.
     """
@@ -196,8 +196,11 @@ class OfflineClient:
         return receipts
 
     async def reset_cache(self) -> bool:
-        """Empty the prefix cache; whether it is."""
-        return bool(self.engine.reset_prefix_cache())
+        """Empty the prefix cache; whether it is. Raises ServerGone."""
+        try:
+            return bool(self.engine.reset_prefix_cache())
+        except Exception as error:  # of a broken engine
+            raise ServerGone(f"the vLLM engine does not empty its prefix cache: {one_line(error)}") from error
 
     async def stamp(self, version: str) -> None:
         """Remember the version of the weights."""

@@ -138,6 +138,7 @@ class Runner:
         self.drain_seconds = drain_seconds
         self.tally = Tally()
         self._stop_signal = 0
+        self._opening: asyncio.Future[None] | None = None
         self._stop_at = 0.0
         self._write_error: OSError | None = None
         self._last_result = 0.0
@@ -153,7 +154,7 @@ class Runner:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         try:
-            await self.client.open()
+            await self._open()
             began = time.monotonic()
             with self.path.open("ab", buffering=0) as file:  # no buffer that a close could write once more
                 await self._work(waiting, file)
@@ -168,7 +169,19 @@ class Runner:
             raise self._spent
         return self.tally
 
+    async def _open(self) -> None:
+        """Open the client; a signal ends it. Raises Stopped."""
+        self._opening = asyncio.ensure_future(self.client.open())
+        try:
+            await self._opening
+        except asyncio.CancelledError:
+            if not self._stop_signal:
+                raise
+            raise Stopped(self._stop_signal) from None
+
     def _on_signal(self, number: int) -> None:
+        if self._opening is not None:
+            self._opening.cancel()
         is_second = bool(self._stop_signal)
         self._stop_signal = self._stop_signal or number
         self._stop_at = time.monotonic() + (0.0 if is_second else self.drain_seconds)

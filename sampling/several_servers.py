@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from data.records import BadInput
-from sampling.child_process import device_list, numbered
+from sampling.child_process import numbered
 from sampling.client import ServerGone
 from sampling.server import VLLMServer, free_port
 
@@ -49,7 +49,7 @@ class VLLMServers:
                 kv_cache_gib=kv_cache_gib,
                 num_threads=num_threads,
                 options=options,
-                devices=device_list(number, gpus_each),
+                devices=",".join(map(str, range(number * gpus_each, (number + 1) * gpus_each))),
                 first_core=number * num_threads,
             )
             for number in range(num_servers)

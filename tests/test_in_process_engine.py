@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from rl_cases import read_metrics
 
+from data.records import BadInput
 from rl.assembly import check_client
 from runtime.entrypoint import BadConfig, compose_config
-from runtime.schemas import RLConfig
+from runtime.schemas import RLConfig, SampleConfig
 from sampling.offline_client import OfflineClient
 from sampling.server import VLLMServer
 
@@ -76,7 +77,7 @@ def test_what_does_not_go_with_it_is_refused(
 def test_it_goes_alone_and_on_one_device() -> None:
     check_client(OfflineClient("m", is_one_process=True), None)
     two = OfflineClient("m", is_one_process=True, options={"tensor_parallel_size": 2})
-    with pytest.raises(BadConfig, match=r"client\.options\.tensor_parallel_size: an engine without a server has one"):
+    with pytest.raises(BadInput, match=r"client\.options\.tensor_parallel_size: an engine without a server has one"):
         check_client(two, None)
 
 
@@ -86,3 +87,11 @@ def test_the_window_that_a_run_asks_of_its_server_is_the_engines() -> None:
     assert asked.client["max_model_len"] == asked.server["max_model_len"] > 512
     plain = compose_config(RLConfig, "exp/ppo/group_relative_word_arithmetic", here)
     assert (plain.client["max_model_len"], plain.client["dtype"]) == (512, "bfloat16")
+    own = compose_config(RLConfig, "exp/ppo/ppo_rho_math", ["client=local_engines", *here[1:], "critic.model.path=m"])
+    assert own.client["max_model_len"] == asked.server["max_model_len"]
+    assert own.client["options"]["logprobs_mode"] == "processed_logprobs"
+    offline = compose_config(
+        SampleConfig, "api/vllm/trajectories_in_process", ["client=local_engines", "policy=m", "output=o"]
+    )
+    assert offline.client["options"]["logprobs_mode"] == "raw_logprobs"  # as every other client
+    assert offline.client["model"] == "m"

@@ -22,14 +22,14 @@ from rl.live_engine import OwnEngine, StaleWeights
 from runtime.entrypoint import BadConfig
 from sampling.child_process import group_members
 from sampling.client import Refused, SampleRequest, SamplingParams, ServerGone
-from sampling.local_engines import LocalEngines
+from sampling.local_engines_client import LocalEnginesClient, _Engine
 from sampling.server import VLLMServer
 
 ROOT = Path(__file__).resolve().parent.parent
 TWO = SamplingParams(n=2, temperature=1.0, max_tokens=4)
 
 
-class Stood(LocalEngines):
+class Stood(LocalEnginesClient):
     program = "tests.engine_stand_in"
 
 
@@ -47,7 +47,7 @@ def request(name: str, problem: str = "") -> SampleRequest:
     return SampleRequest(name, "", [1, 2], problem_id=problem)
 
 
-def processes(client: LocalEngines) -> list[Any]:
+def processes(client: LocalEnginesClient) -> list[Any]:
     found = [engine.process for engine in client._engines]
     assert all(process is not None for process in found)
     return found
@@ -150,6 +150,20 @@ def test_an_engine_that_dies_is_told_to_all_who_wait_and_to_all_who_come(tmp_pat
     asyncio.run(ask())
 
 
+def test_an_answer_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    async def ask() -> None:
+        engine = _Engine("engine 0 of 1", str(tmp_path / "engine.log"), "none", {})
+        _, waiting = engine._expect()
+        reader = asyncio.StreamReader()
+        reader.feed_data((4).to_bytes(8, "little") + b"junk")
+        await engine._read(reader)
+        for told in (waiting, asyncio.ensure_future(engine.call("stamp", "1"))):
+            with pytest.raises(ServerGone, match="engine 0 of 1 answered what cannot be read: UnpicklingError"):
+                await told
+
+    asyncio.run(ask())
+
+
 def test_an_engine_that_hangs_gives_no_sign_of_life_and_ends_all_the_same(tmp_path: Path) -> None:
     async def ask() -> None:
         async with engines(tmp_path, num_engines=1, probe_seconds=0.2, control_seconds=0.2) as client:
@@ -169,7 +183,7 @@ def test_an_engine_that_hangs_gives_no_sign_of_life_and_ends_all_the_same(tmp_pa
 
 @pytest.mark.parametrize(
     ("model", "told"),
-    [("missing", "engine 0 of 2: no vLLM engine can be had"), ("slow", "engine 0 of 2 was not loaded in 1 s")],
+    [("missing", r"engine \d of 2: no vLLM engine can be had"), ("slow", r"engine \d of 2 was not loaded in 1 s")],
 )
 def test_engines_that_do_not_start_leave_none_behind(model: str, told: str, tmp_path: Path) -> None:
     client = Stood(model, str(tmp_path / "engine.log"), start_seconds=1.0)
@@ -184,9 +198,9 @@ def test_engines_that_do_not_start_leave_none_behind(model: str, told: str, tmp_
 
 def test_they_die_with_the_program_that_started_them(tmp_path: Path) -> None:
     program = (
-        "import asyncio, sys\nfrom sampling.local_engines import LocalEngines\n"
-        "LocalEngines.program = 'tests.engine_stand_in'\n"
-        f"client = LocalEngines('policy', {str(tmp_path / 'engine.log')!r})\n"
+        "import asyncio, sys\nfrom sampling.local_engines_client import LocalEnginesClient, _Engine\n"
+        "LocalEnginesClient.program = 'tests.engine_stand_in'\n"
+        f"client = LocalEnginesClient('policy', {str(tmp_path / 'engine.log')!r})\n"
         "async def main():\n    await client.open()\n"
         "    print(*(engine.process.pid for engine in client._engines), flush=True)\n    await asyncio.sleep(60)\n"
         "asyncio.run(main())\n"
@@ -206,25 +220,27 @@ def test_they_die_with_the_program_that_started_them(tmp_path: Path) -> None:
 def test_every_engine_has_a_seed_threads_and_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    client = LocalEngines("m", "l", num_engines=3, gpus_each=2, first_gpu=1, seed=5, options={"enforce_eager": True})
+    client = LocalEnginesClient("m", "l", num_engines=3, gpus=[1, "2", 5], seed=5, options={"enforce_eager": True})
     assert [client.settings(number)["options"]["seed"] for number in range(3)] == [5, 6, 7]
     assert {client.settings(number)["seed"] for number in range(3)} == {5}  # of seeded requests
     found = [client.environment(number) for number in range(3)]
-    assert [row["CUDA_VISIBLE_DEVICES"] for row in found] == ["1,2", "3,4", "5,6"]
+    assert [row["CUDA_VISIBLE_DEVICES"] for row in found] == ["1", "2", "5"]
     assert {row["OMP_NUM_THREADS"] for row in found} == {"2"}
     assert "RANK" not in found[0]
-    assert LocalEngines("m", "l", num_threads=3).environment(0)["OMP_NUM_THREADS"] == "3"
+    assert LocalEnginesClient("m", "l", num_threads=3).environment(0)["OMP_NUM_THREADS"] == "3"
+    with pytest.raises(BadInput, match="a GPU for each of 2 engines, got 1"):
+        LocalEnginesClient("m", "l", gpus=[0])
     with pytest.raises(BadInput, match="num_engines must be at least 1, got 0"):
-        LocalEngines("m", "l", num_engines=0)
+        LocalEnginesClient("m", "l", num_engines=0)
 
 
 def test_they_go_with_ranks_and_deepspeed_but_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    check_client(LocalEngines("m", "l"), None, has_deepspeed=True)
+    check_client(LocalEnginesClient("m", "l"), None, has_deepspeed=True)
     with pytest.raises(BadConfig, match="set server=none"):
-        check_client(LocalEngines("m", "l"), VLLMServer("m", "log"))
-    with pytest.raises(BadConfig, match=r"client\.options\.tensor_parallel_size: an engine without a server has one"):
-        check_client(LocalEngines("m", "l", options={"tensor_parallel_size": 2}), None)
+        check_client(LocalEnginesClient("m", "l"), VLLMServer("m", "log"))
+    with pytest.raises(BadInput, match=r"client\.options\.tensor_parallel_size: an engine without a server has one"):
+        LocalEnginesClient("m", "l", options={"tensor_parallel_size": 2})
 
 
 @pytest.mark.server

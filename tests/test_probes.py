@@ -356,11 +356,13 @@ def test_an_engine_with_other_weights_is_named_and_not_taken_for_its_cache(tiny_
             value.add_(0.3 * value.std() * torch.randn(value.shape, generator=torch.Generator().manual_seed(1)))
 
     def ask_from(engine: Any) -> AskEngine:
-        return lambda rows: [engine_logprobs(engine, row[:1], row[1:]) for row in rows]
+        return lambda rows: [[engine_logprobs(engine, row[:1], row[1:]) for row in rows]]
 
     say = lambda prompt, response: engine_logprobs(stale, prompt, response)  # noqa: E731
     assert kind_of(model, say, ask_from(stale)) == WEIGHTS
     assert kind_of(model, say, ask_from(model)) == CACHE
+    both = lambda rows: ask_from(model)(rows) + ask_from(stale)(rows)  # noqa: E731
+    assert kind_of(model, say, both) == WEIGHTS  # one engine of two
     assert kind_of(model, say) == UNKNOWN
 
 

@@ -187,6 +187,25 @@ def test_an_error_in_making_records_ends_the_run_with_that_error(tmp_path: Path,
             asyncio.run(runner.run(make_requests(5), set()))
 
 
+def test_a_signal_ends_a_client_that_is_loading(tmp_path: Path) -> None:
+    class Loading:
+        is_closed = False
+
+        async def open(self) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.sleep(60)
+
+        async def close(self) -> None:
+            self.is_closed = True
+
+    client: Any = Loading()
+    runner = Runner(client, PARAMS, lambda request, samples: [], tmp_path / "c.jsonl", num_in_flight=4,
+                    stall_seconds=5.0, on_progress=lambda done, fields: None)  # fmt: skip
+    with pytest.raises(Stopped, match="stopped by SIGTERM"):
+        asyncio.run(asyncio.wait_for(runner.run(make_requests(5), set()), 5.0))
+    assert client.is_closed
+
+
 def test_no_request_in_flight_is_refused_instead_of_sampling_nothing(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="num_in_flight must be at least 1, got 0"):
         sample_all("http://127.0.0.1:9", make_requests(2), tmp_path / "c.jsonl", num_in_flight=0)

@@ -14,13 +14,13 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from data.records import BadInput
-from sampling.child_process import ChildProcess, device_list, engine_environment, numbered
-from sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
+from sampling.child_process import ChildProcess, engine_environment, numbered
+from sampling.client import Sample, SampleRequest, SamplingParams, ServerGone, check_one_device, one_line
 from sampling.engine_process import CANCEL, receive, send
 
 _DYING_SECONDS = 5.0
@@ -38,14 +38,18 @@ class _Engine(ChildProcess):
         self._waiting: dict[int, asyncio.Future[Any]] = {}
         self._reading: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._gone: ServerGone | None = None
+        self._gone = ""
 
     async def start(self, environment: dict[str, str], seconds: float) -> None:
         """Start it and wait until it has loaded the model. Raises ServerGone."""
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-m", self.program, str(theirs.fileno())]
-            self.begin(command, environment, [theirs.fileno()])
+            command = [sys.executable, "-P", "-m", self.program, str(theirs.fileno())]  # not what lies around here
+            try:
+                self.begin(command, environment, [theirs.fileno()])
+            except BaseException:
+                ours.close()
+                raise
         reader, self._writer = await asyncio.open_connection(sock=ours)
         self._reading = asyncio.create_task(self._read(reader))
         _, opened = self._expect()
@@ -53,14 +57,15 @@ class _Engine(ChildProcess):
         await self._within(seconds, opened, "was not loaded")
 
     async def call(self, name: str, *arguments: Any) -> Any:
-        """What the method of its `OfflineClient` returns. Raises what that raises, ServerGone where it died."""
-        assert self._writer is not None
+        """What the method of its `OfflineClient` returns. Raises Refused as that does; ServerGone where it failed or
+        died."""
         number, future = self._expect()
+        assert self._writer is not None
         send(self._writer, (number, name, arguments))
         try:
             return await future
         except asyncio.CancelledError:
-            if self._waiting.pop(number, None) is not None and self._gone is None:
+            if self._waiting.pop(number, None) is not None and not self._gone:
                 send(self._writer, (number, CANCEL, ()))
             raise
 
@@ -75,13 +80,13 @@ class _Engine(ChildProcess):
             await asyncio.gather(self._reading, return_exceptions=True)
         if self._writer is not None:
             self._writer.close()
-        self._tell(ServerGone(f"{self.name} was closed"))
+        self._tell(f"{self.name} was closed")
         await asyncio.to_thread(self.stop)
 
     def _expect(self) -> tuple[int, asyncio.Future[Any]]:
         """The number of the next message, and what its answer will be."""
-        if self._gone is not None:
-            raise self._gone
+        if self._gone:
+            raise ServerGone(self._gone)
         number = next(self._numbers)
         self._waiting[number] = asyncio.get_running_loop().create_future()
         return number, self._waiting[number]
@@ -99,6 +104,9 @@ class _Engine(ChildProcess):
                 number, value, error = await receive(reader)
             except EOFError:
                 break
+            except Exception as wrong:  # no message of ours
+                self._tell(f"{self.name} answered what cannot be read: {one_line(wrong)}")
+                return
             future = self._waiting.pop(number, None)
             if future is None or future.done():
                 continue
@@ -110,7 +118,7 @@ class _Engine(ChildProcess):
                 future.set_result(value)
         if self.process is not None:
             await asyncio.to_thread(self._wait)
-        self._tell(ServerGone(self.death_message()))
+        self._tell(self.death_message())
 
     def _wait(self) -> None:
         """Until its end is known."""
@@ -119,21 +127,22 @@ class _Engine(ChildProcess):
             self.process.wait(_DYING_SECONDS)
         except subprocess.TimeoutExpired:
             self.process.kill()
-            self.process.wait()
+            self.process.wait(_DYING_SECONDS)
 
-    def _tell(self, gone: ServerGone) -> None:
+    def _tell(self, gone: str) -> None:
         self._gone = gone
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(gone)
+                future.set_exception(ServerGone(gone))
         self._waiting.clear()
 
 
-class LocalEngines:
-    """Args: `model` folder; `num_engines` processes, each with `gpus_each` GPUs of its own from `first_gpu` on (0: all
-    see all), without GPUs with `num_threads` threads (0: an equal share of the cores) and a cache of `kv_cache_gib`;
-    `options` are vLLM's engine arguments. `log` gets the engine's number before its ending. Times in seconds: to load
-    the model, to answer a question about an engine, to give a sign of life while samples are owed.
+class LocalEnginesClient:
+    """Args: `model` folder; `num_engines` processes, each on one device: without GPUs with `num_threads` threads (0: an
+    equal share of the cores) and a cache of `kv_cache_gib`; `gpus` names each engine's GPU, as CUDA_VISIBLE_DEVICES
+    does (empty: all see all); `options` are vLLM's engine arguments. `log` gets the engine's number before its ending.
+    Times in seconds: to load the model, to answer a question about an engine, to give a sign of life while samples are
+    owed.
     """
 
     program = "sampling.engine_process"
@@ -143,8 +152,7 @@ class LocalEngines:
         model: str = "",
         log: str = "",
         num_engines: int = 2,
-        gpus_each: int = 0,
-        first_gpu: int = 0,
+        gpus: Sequence[int | str] = (),
         num_threads: int = 0,
         max_model_len: int = 512,
         dtype: str = "bfloat16",
@@ -157,11 +165,13 @@ class LocalEngines:
     ):
         if num_engines < 1:
             raise BadInput(f"client.num_engines must be at least 1, got {num_engines}")
+        if gpus and len(gpus) != num_engines:
+            raise BadInput(f"client.gpus must name a GPU for each of {num_engines} engines, got {len(gpus)}")
+        check_one_device(options or {})
         self.model = model
         self.log = log
         self.num_engines = num_engines
-        self.gpus_each = gpus_each
-        self.first_gpu = first_gpu
+        self.gpus = [str(gpu) for gpu in gpus]
         self.num_threads = num_threads
         self.max_model_length = max_model_len
         self.kv_cache_gib = kv_cache_gib
@@ -180,17 +190,15 @@ class LocalEngines:
             "model": self.model,
             "max_model_len": self.max_model_length,
             "dtype": self.dtype,
-            "kv_cache_gib": self.kv_cache_gib,
             "seed": self.seed,
             "options": {"seed": self.seed + number, **self.options},
         }
 
     def environment(self, number: int) -> dict[str, str]:
         """Of one engine's process."""
-        found = engine_environment(self.kv_cache_gib, device_list(number, self.gpus_each, self.first_gpu))
+        found = engine_environment(self.kv_cache_gib, self.gpus[number] if self.gpus else "")
         share = max(1, len(os.sched_getaffinity(0)) // self.num_engines)
-        found["OMP_NUM_THREADS"] = str(self.num_threads or share)
-        return found
+        return found | {"OMP_NUM_THREADS": str(self.num_threads or share), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
     async def open(self) -> None:
         """Start all at once; return when every one has loaded the model. Raises ServerGone; none stays behind then."""
@@ -233,7 +241,7 @@ class LocalEngines:
 
     def _engine_of(self, problem_id: str) -> _Engine:
         if not self._engines:
-            raise RuntimeError("LocalEngines.open() has not been called")
+            raise RuntimeError("LocalEnginesClient.open() has not been called")
         home = self._homes.get(problem_id) or min(self._engines, key=lambda engine: engine.num_owed)
         if problem_id:
             self._homes[problem_id] = home
