@@ -42,8 +42,9 @@ from rl.probes import ProbeFailed
 from rl.trainer import Trainer
 from runtime.entrypoint import build, compose_config
 from runtime.schemas import RLConfig
+from sampling.child_process import group_members
 from sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
-from sampling.server import VLLMServer, group_members
+from sampling.server import VLLMServer
 from sampling.vllm_client import VLLMClient
 
 HOW = "bash scripts/faults.sh rl"
