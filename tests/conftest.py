@@ -30,6 +30,12 @@ hypothesis.settings.register_profile("same", derandomize=True, database=None)
 hypothesis.settings.load_profile("same")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with a real server first: the longest tests must not be the last to begin."""
+    long = {item.path for item in items if item.get_closest_marker("server")}
+    items.sort(key=lambda item: item.path not in long)  # stable: the order within a file stays
+
+
 @pytest.fixture(scope="session")
 def datasets_dir() -> Path:
     """The folder of public datasets: $ESPALIER_DATA, else ../shared/datasets."""
