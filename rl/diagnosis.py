@@ -22,7 +22,7 @@ _TOP_PS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.99)
 
 # (ids, attention_mask) [n, T], temperature, top_p → log-probs [n, T] by the trainer
 Rescore = Callable[[torch.Tensor, torch.Tensor, float, float], torch.Tensor]
-# prompts → the engine's log-probs of all their tokens but the first, at temperature 1
+# prompts → of every engine that serves: its log-probs of all their tokens but the first, at temperature 1
 AskEngine = Callable[[list[list[int]]], list[list[list[float]]]]
 
 

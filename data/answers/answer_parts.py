@@ -29,6 +29,8 @@ _MULTIPLIER = re.compile(
 )
 _VARIABLES = frozenset("xyznkabijpqruvw")
 _OPEN, _CLOSE = "([{", ")]}"
+_BRACKET = re.compile(r"\\.|[()\[\]{}]")
+_STEPS = {**dict.fromkeys((*_OPEN, "\\{"), 1), **dict.fromkeys((*_CLOSE, "\\}"), -1)}  # in depth
 
 
 def _strip_thin(text: str) -> str:
@@ -78,10 +80,10 @@ def _is_formula_group(text: str) -> bool:
 def _end_of_group(text: str) -> int:
     """The place of the bracket that closes the first one, -1 where none does."""
     depth = 0
-    for match in re.finditer(r"\\.|[()\[\]{}]", text):
-        character = match.group()[-1]
-        if match.group() in ("\\{", "\\}") or len(match.group()) == 1:
-            depth += (character in _OPEN) - (character in _CLOSE)
+    for match in _BRACKET.finditer(text):
+        step = _STEPS.get(match[0])
+        if step is not None:
+            depth += step
             if depth == 0:
                 return match.end() - 1
     return -1
