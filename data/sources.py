@@ -1,4 +1,4 @@
-"""Rows of published files: JSON lines, JSON arrays, folders of JSON objects, CSV, and the Hugging Face hub.
+"""Rows of published files: JSON lines, JSON arrays, folders of JSON objects, CSV, tab-separated text, and the hub.
 
 Every reader gives `Row`s that know their file and line. What is wrong with one row (a torn line, a wrong type) is
 told in `Row.error` or raised as `BadRow` by the row's own getters, so that a loader can name it and go on; what is
@@ -256,6 +256,36 @@ def read_csv_rows(path: str | Path) -> list[Row]:
     if not rows:
         raise BadInput(f"{path}: a header and no row: fetch it again")
     return rows
+
+
+def read_tab_rows(path: str | Path) -> list[Row]:
+    """The rows of a tab-separated file with a header, as strings; [] where the first line is no such header.
+
+    Nothing is quoted in such a file, but for cells that a spreadsheet wrote: between quotation marks, with those
+    inside doubled. Raises BadInput.
+    """
+    lines = read_text(path).split("\n")
+    header = [name.strip() for name in lines[0].rstrip("\r").split("\t")]
+    if len(header) < 2 or lines[0].lstrip()[:1] in ("{", "["):
+        return []
+    if len(set(header)) < len(header):
+        raise BadInput(f"{path}:1: a column stands twice in the header")
+    rows = []
+    for number, line in enumerate(lines[1:], 2):
+        cells = [_unquoted(cell) for cell in line.rstrip("\r").split("\t")]
+        if len(cells) == len(header):
+            rows.append(Row(str(path), number, dict(zip(header, cells, strict=True))))
+        elif line.strip():
+            rows.append(Row(str(path), number, error=f"{len(cells)} cells where the header has {len(header)}"))
+    if not rows:
+        raise BadInput(f"{path}: a header and no row: fetch it again")
+    return rows
+
+
+def _unquoted(cell: str) -> str:
+    inside = cell[1:-1]
+    is_quoted = len(cell) > 1 and cell[0] == cell[-1] == '"' and '"' not in inside.replace('""', "")
+    return inside.replace('""', '"') if is_quoted else cell
 
 
 def table_rows(table: Iterable[Mapping[str, Any]], name: str) -> list[Row]:

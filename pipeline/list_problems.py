@@ -45,9 +45,9 @@ class ListProblems:
                 log.warning("%s:%d: %s", row.file, row.line, row.reason)
             log.warning("%d rows rejected: %s", len(rejected), rejects)
         if not problems:
-            raise BadInput(
-                f"{context.task.name}/{self.split}: no problem could be read ({len(rejected)} rows rejected)"
-            )
+            reason = f": {context.task.who_takes(rejected)}" if rejected else ""
+            raise BadInput(f"{context.task.name}/{self.split}: no problem could be read ({len(rejected)} rows rejected)"
+                           f"{reason}")  # fmt: skip
         context.counts |= describe_problems(problems) | {"rejected": len(rejected)}
         return problems
 

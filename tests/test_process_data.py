@@ -418,10 +418,18 @@ def test_what_is_wrong_with_a_row_is_said_with_its_place(
         labelled(tmp_path, name, [ROWS[name][1 if name != "math_aps" else 0], {**ROWS[name][0], **change}])
 
 
-def test_two_rows_under_one_published_id_are_refused(tmp_path: Path) -> None:
-    rows = [PROCESSBENCH[0], {**PROCESSBENCH[1], "id": "gsm8k-0"}]
-    with pytest.raises(BadInput, match=r"rows.jsonl:2: id 'processbench-gsm8k-0' stands already at .*rows.jsonl:1"):
-        labelled(tmp_path, "processbench", rows)
+@pytest.mark.parametrize(("name", "field"), [("processbench", "id"), ("prmbench", "idx")])
+def test_rows_that_differ_under_one_published_id_are_kept_and_counted(
+    name: str, field: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = ROWS[name][0]
+    others = [{**first, "another_column": number} for number in range(3)]
+    records = labelled(tmp_path, name, [first, *others])
+    assert len({record.id for record in records}) == len(records)
+    assert {record.info["row"].partition("~")[2] for record in records} == {"", "2", "3", "4"}
+    assert "3 rows have the id of an earlier row" in caplog.text
+    assert published_rows(records, step_format(name), "x") == [first, *others]
+    assert {first[field]} == {row[field] for row in published_rows(records, step_format(name), "x")}
 
 
 def test_an_unknown_format_names_those_there_are() -> None:

@@ -12,12 +12,15 @@ from data.sources import table_rows
 from data.splits import SplitPlan
 from data.tasks.entailment import LogiQANLI
 from data.tasks.folio import FOLIO
+from data.tasks.layouts import TASKS, tasks_that_take
 from data.tasks.logic_llm import LogicLLM, strip_own_letter
 from data.tasks.logical_reading import ARLSAT, LogiQA1, LogiQA2, ReClor
 from data.tasks.math import MATH, last_boxed
 from data.tasks.published import PublishedTask
 from data.tasks.short_answers import NQOpen, TriviaQA, TruthfulQA
 from data.tasks.word_problems import SVAMP, ASDiv, join_scene
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def read(kind: type[PublishedTask], path: Path, rows: Sequence[Any], split: str, **settings: Any) -> list[Problem]:
@@ -267,9 +270,9 @@ def test_entailment_takes_premises_as_a_text_or_a_list(tmp_path: Path) -> None:
         {**row, "major_premise": ["", "e."], "minor_premise": ""},
     ]
     assert [p.context for p in read(LogiQANLI, tmp_path / "n.txt", bare, "dev")] == ["d.", "e."]
-    with pytest.raises(BadInput, match="are both empty"):
+    with pytest.raises(BadInput, match="the row has no premise"):
         read(LogiQANLI, tmp_path / "n.txt", [{**row, "major_premise": [""], "minor_premise": ""}], "dev")
-    with pytest.raises(BadInput, match="label must be 'entailed' or 'not entailed', got 'neutral'"):
+    with pytest.raises(BadInput, match=r"label must be 'entailed' or 'not entailed' .*, got 'neutral'"):
         read(LogiQANLI, tmp_path / "n.txt", [{**row, "label": "neutral"}], "dev")
 
 
@@ -284,6 +287,98 @@ def test_folio_spells_its_third_label_one_way(tmp_path: Path) -> None:
     assert (one.info["formulas"], one.info["subject"]) == (["p"], "wiki")
     with pytest.raises(BadInput, match="label must be True, False, Unknown or Uncertain"):
         read(FOLIO, tmp_path / "f.jsonl", [{**row, "label": "true"}], "dev")
+
+
+def logic_llm_row(number: int, words: Sequence[str], answer: str, question: str = "Who?") -> dict[str, Any]:
+    """A row of Logic-LLM's layout."""
+    options = [f"{letter}) {word}" for letter, word in zip("ABCDE", words, strict=False)]
+    return {"id": f"set_dev_{number}", "context": "Ann is tall.", "question": question, "options": options,
+            "answer": answer}  # fmt: skip
+
+
+def test_folio_and_ar_lsat_are_read_in_logic_llms_layout(tmp_path: Path) -> None:
+    asked = "Based on the above information, is the following statement true, false, or uncertain? Bo is tall."
+    words = ("True", "False", "Uncertain")
+    rows = [logic_llm_row(n, words, letter, asked) for n, letter in enumerate("ABC")]
+    (tmp_path / "FOLIO").mkdir()
+    (tmp_path / "FOLIO" / "dev.json").write_text(json.dumps(rows))
+    problems = FOLIO(str(tmp_path)).problems("dev")
+    assert [problem.gold for problem in problems] == ["True", "False", "Unknown"]
+    assert (problems[0].id, problems[0].question, problems[0].context) == (
+        "folio-dev-set_dev_0", "Bo is tall.", "Ann is tall.")  # fmt: skip
+    assert problems[0].options == []
+    rows = [logic_llm_row(n, ("Ann", "Bo", "Cy", "Di", "Ed"), "E") for n in range(2)]
+    (tmp_path / "AR-LSAT").mkdir()
+    (tmp_path / "AR-LSAT" / "mini_test.json").write_text(json.dumps(rows))
+    (first, _) = ARLSAT(str(tmp_path)).problems("mini_test")
+    assert (first.id, first.gold, first.options[4]) == ("ar_lsat-mini_test-set_dev_0", "E", "Ed")
+    with pytest.raises(BadInput, match="choose task=folio, which reads this layout"):
+        LogicLLM(str(tmp_path), subset="FOLIO")
+
+
+FOLIO_TABLE = (
+    "premises\tpremises-FOL\tconclusion\tconclusion-FOL\tlabel\n"
+    "['Ann\u2019s tall. ', \"It's \\\"so\\\".\"]\t['T(a)', 'S']\tAnn is tall.\tT(a)\tTrue\r\n"
+    "['[BG] If Ann is tall, Bo is.', 'Ann is tall.']\t['T(a)']\tBo is not tall.\t¬T(b)\tUncertain\n"
+)
+
+
+def test_folio_reads_its_tab_separated_release(tmp_path: Path) -> None:
+    (tmp_path / "folio-validation.txt").write_text(FOLIO_TABLE)
+    one, two = FOLIO(str(tmp_path)).problems("dev")
+    assert one.info["premises"] == ["Ann\u2019s tall.", 'It\'s "so".']
+    assert (one.gold, two.gold, two.question, one.id) == ("True", "Unknown", "Bo is not tall.", "folio-dev-0")
+    assert one.info["formulas"] == ["T(a)", "S"]
+    assert [p.id for p in FOLIO(str(tmp_path)).problems("validation")] == ["folio-dev-0", "folio-dev-1"]
+    (tmp_path / "folio-validation.txt").write_text(FOLIO_TABLE + "['torn\tT\n")
+    with pytest.raises(BadInput, match=r"folio-validation\.txt:4: 2 cells where the header has 5"):
+        FOLIO(str(tmp_path)).problems("dev")
+
+
+def test_entailment_reads_the_newer_layout_row_by_row(tmp_path: Path) -> None:
+    new = {"id": 7, "premise": "Ann is tall.", "hypothesis": "Bo is tall.", "label": "not-entailment",
+           "type": {"Necessry Condtional Reasoning": True}}  # fmt: skip
+    old = {"label": "entailed", "major_premise": ["All are tall."], "minor_premise": "", "conclusion": "Bo is tall."}
+    one, two, three = read(LogiQANLI, tmp_path / "n.txt", [new, {**new, "id": 8, "label": "entailment"}, old], "test")
+    assert (one.id, one.gold, one.context, one.question) == (
+        "logiqa2_nli-test-7", "B", "Ann is tall.", "Bo is tall.")  # fmt: skip
+    assert one.info["subject"] == ["Necessary Conditional Reasoning"]
+    assert [two.gold, three.gold] == ["A", "A"]
+    with pytest.raises(BadInput, match=r"label must be 'entailed' .*, got 'maybe'"):
+        read(LogiQANLI, tmp_path / "n.txt", [new, {**new, "label": "maybe"}], "test")
+
+
+def test_a_split_may_have_any_name(tmp_path: Path) -> None:
+    row = logiqa_row(["one", "two"])
+    (problem,) = read(LogiQA2, tmp_path / "odd.jsonl", [row], "gsm_hard-2")
+    assert problem.id == "logiqa2-gsm_hard-2-1"
+    (tmp_path / "logiqa2").mkdir()
+    read(LogiQA2, tmp_path / "logiqa2" / "shifted.txt", [row], "shifted")
+    assert LogiQA2(str(tmp_path)).problems("shifted")[0].id == "logiqa2-shifted-1"
+    with pytest.raises(
+        BadInput, match=r"no published split 'tset': it has train, dev, test, ood .*none of .*tset\.txt"
+    ):
+        LogiQA2(str(tmp_path)).problems("tset")
+    with pytest.raises(BadInput, match="a split is a name of letters"):
+        LogiQA2(str(tmp_path)).problems("../train")
+
+
+def test_a_file_of_another_set_names_the_task_that_takes_it(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    story = {"premises": ["P."], "conclusion": "Q.", "label": "True"}
+    with pytest.raises(BadInput, match=r"no row of this file is logiqa2's: choose task=folio$"):
+        read(LogiQA2, path, [story], "dev")
+    with pytest.raises(BadInput, match=r"choose task=logiqa$"):
+        read(FOLIO, path, [logiqa_row(["one", "two"])], "dev")
+    with pytest.raises(BadInput, match="nor another task's: is it the published file"):
+        read(FOLIO, path, [{"a": 1}], "dev")
+    assert tasks_that_take(path) == []
+
+
+def test_the_tasks_of_the_layouts_are_those_of_the_configs() -> None:
+    for name, kind in TASKS.items():
+        target = f"_target_: {kind.__module__}.{kind.__name__}\n"
+        assert target in (ROOT / "conf" / "task" / f"{name}.yaml").read_text()
 
 
 def test_logic_llm_strips_only_an_options_own_letter(tmp_path: Path) -> None:

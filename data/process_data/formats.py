@@ -21,6 +21,7 @@ the same JSON value. In `info` every format keeps
 | trl              | "\\n"      | a solution |
 """
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -36,6 +37,8 @@ from data.process_data.published import JsonRow, content_key, iter_published
 from data.process_data.trl import TRLStepwise
 from data.prompts import PromptTemplate
 from data.records import BadInput, LabelledSteps, Problem
+
+log = logging.getLogger(__name__)
 
 
 class StepFormat(Protocol):
@@ -73,19 +76,24 @@ def read_labelled(path: str | Path, form: StepFormat) -> Iterator[LabelledSteps]
     """All rows of a published file, in its order, one after the other.
 
     Keys of rows are hashes of their content, so the same row has the same ids in every file. A row that
-    stands twice in one file is kept, under a key with `~2`. Raises BadInput naming file and line, also where two
-    rows that differ have one published id.
+    stands twice in one file is kept, under a key with `~2`; so is a row whose published id another row has that
+    differs, in file order: published files hold such, and a warning counts them. Raises BadInput naming file and line.
     """
-    seen: Counter[str] = Counter()
-    places: dict[str, str] = {}
+    copies: Counter[str] = Counter()  # of the first record of a row
+    repeated = 0
     for place, row in iter_published(path):
         key = content_key(row)
-        seen[key] += 1
-        for record in form.read(row, key if seen[key] == 1 else f"{key}~{seen[key]}", place):
-            if record.id in places:
-                raise BadInput(f"{place}: id '{record.id}' stands already at {places[record.id]}: mend the ids")
-            places[record.id] = place
-            yield record
+        records = form.read(row, key, place)
+        first = records[0].id
+        copies[first] += 1
+        if copies[first] > 1:
+            repeated += 1
+            records = form.read(row, f"{key}~{copies[first]}", place)
+        yield from records
+    if repeated:
+        log.warning(
+            "%s: %d rows have the id of an earlier row: they are kept, under ids with ~2, ~3, ...", path, repeated
+        )
 
 
 def published_rows(records: Iterable[LabelledSteps], form: StepFormat, path: str) -> list[JsonRow]:

@@ -1,10 +1,10 @@
 """Logic-LLM's one layout for several logic sets (Pan et al. 2023; teacherpeterpan/Logic-LLM): ProofWriter, ProntoQA,
-LogicalDeduction, FOLIO, AR-LSAT.
+LogicalDeduction; FOLIO and AR-LSAT, which the tasks of those names read.
 
-One JSON array in `<Set>/{train,dev}.json`: `id`, `context`, `question`, `options` ["A) …"], `answer` (a letter). The
-letter is part of the option's string; it goes where it is the option's own (`B) True` in the first place keeps
-its). ProofWriter is of the open world: "Unknown" is an answer of its own. LogicalDeduction has 3, 5 or 7 options and
-is made of BIG-bench items: evaluate with it, never train.
+One JSON array in `<Set>/{train,dev,test,mini_test}.json`: `id`, `context`, `question`, `options` ["A) …"], `answer` (a
+letter). The letter is part of the option's string; it goes where it is the option's own (`B) True` in the first place
+keeps its). ProofWriter is of the open world: "Unknown" is an answer of its own. LogicalDeduction has 3, 5 or 7 options
+and is made of BIG-bench items: evaluate with it, never train.
 """
 
 import re
@@ -16,13 +16,33 @@ from data.records import BadInput, Problem
 from data.sources import LETTERS, Row
 from data.tasks.published import PublishedTask
 
-SUBSETS = ("ProofWriter", "ProntoQA", "LogicalDeduction", "FOLIO", "AR-LSAT")
+SUBSETS = ("ProofWriter", "ProntoQA", "LogicalDeduction")
+_TASKS = {"FOLIO": "folio", "AR-LSAT": "ar_lsat"}
 
 
 def strip_own_letter(option: str, index: int) -> str:
     """`A) True` at place 0 → `True`; any other text as it is."""
     rest = option.removeprefix(f"{LETTERS[index]})")
     return rest.strip() if rest.strip() else option
+
+
+def is_logic_llm(row: Row) -> bool:
+    """Whether the row has this layout's fields."""
+    return all(row.has(name) for name in ("context", "question", "options"))
+
+
+def logic_llm_places(subset: str, split: str) -> tuple[str, ...]:
+    """Where the file of a split of a set stands."""
+    return (f"{split}.json", f"{subset}/{split}.json", f"data/{subset}/{split}.json",
+            f"{subset}_{split}.json", f"logic_llm/{subset}_{split}.json")  # fmt: skip
+
+
+def logic_llm_problem(row: Row) -> Problem:
+    """A row of the layout; the gold is a letter. Raises BadRow."""
+    options = row.texts("options")
+    options = [strip_own_letter(option, index) for index, option in enumerate(options[: len(LETTERS)])]
+    published, gold = row.text("id", default=""), row.text("answer", default="")
+    return Problem(published, row.text("question"), gold, {}, row.text("context"), options)
 
 
 @dataclass(frozen=True)
@@ -34,15 +54,14 @@ class LogicLLM(PublishedTask):
     name = "logic_llm"
 
     files: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        split: (f"{split}.json", f"SUBSET/{split}.json", f"data/SUBSET/{split}.json",
-                f"SUBSET_{split}.json", f"logic_llm/SUBSET_{split}.json")
-        for split in ("train", "dev", "test")
-    }  # fmt: skip
+        split: logic_llm_places("SUBSET", split) for split in ("train", "dev", "test")
+    }
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.subset not in SUBSETS:
-            raise BadInput(f"logic_llm: task.subset must be one of {', '.join(SUBSETS)}, got '{self.subset}'")
+            other = f": choose task={_TASKS[self.subset]}, which reads this layout" if self.subset in _TASKS else ""
+            raise BadInput(f"logic_llm: task.subset must be one of {', '.join(SUBSETS)}, got '{self.subset}'{other}")
 
     def places(self, split: str) -> tuple[str, ...]:
         """The published names of the subset."""
@@ -50,10 +69,7 @@ class LogicLLM(PublishedTask):
 
     def problem(self, row: Row) -> Problem:
         """`info["level"]`: ProofWriter's depth of proof (`-D5-` in the id), else the number of options."""
-        options = row.texts("options")
-        options = [strip_own_letter(option, index) for index, option in enumerate(options[: len(LETTERS)])]
-        published = row.text("id", default="")
-        depth = re.search(r"-D(\d+)-", published)
-        info = {"subject": self.subset, "level": int(depth[1]) if depth else len(options)}
-        question, context = row.text("question"), row.text("context")
-        return Problem(published, question, row.text("answer", default=""), info, context, options)
+        problem = logic_llm_problem(row)
+        depth = re.search(r"-D(\d+)-", problem.id)
+        problem.info.update(subject=self.subset, level=int(depth[1]) if depth else len(problem.options))
+        return problem

@@ -15,7 +15,8 @@ one, the answer `a`-`d`, the passage, the question, four options. An option line
 `label` (0-based; absent from the test file, whose problems have no gold), `id_string`, `question_type`.
 
 **AR-LSAT** (Zhong et al. 2022; zhongwanjun/AR-LSAT): a JSON array of passages with `questions` [`id`, `question`,
-`options` (5, in 45 questions 4), `answer` "A".."E", `tags`], or ReClor's layout with five `answers`.
+`options` (5, in 45 questions 4), `answer` "A".."E", `tags`], or ReClor's layout with five `answers`, or
+Logic-LLM's (`data.tasks.logic_llm`). A file is read as what it is.
 """
 
 import re
@@ -26,6 +27,7 @@ from typing import ClassVar
 
 from data.records import BadInput, Problem
 from data.sources import LETTERS, BadRow, Row, read_text
+from data.tasks.logic_llm import is_logic_llm, logic_llm_places, logic_llm_problem
 from data.tasks.published import PublishedTask, letter_of
 
 _MISSPELT = {"Necessry Condtional Reasoning": "Necessary Conditional Reasoning"}
@@ -40,6 +42,14 @@ def strip_letters(options: list[str], pattern: re.Pattern[str] = _LETTER_STOP) -
     if len(own) < len(options):
         return options
     return [option[match.end() :] for option, match in zip(options, own, strict=True)]
+
+
+def kinds_of_reasoning(row: Row) -> list[str]:
+    """The names that LogiQA 2.0 marks in `type`, sorted; [] where the row has none. Raises BadRow."""
+    types = row.fields.get("type") or {}
+    if not isinstance(types, dict):
+        raise BadRow(f"type must be an object, got {types!r}")
+    return sorted(_MISSPELT.get(str(name), str(name)) for name, is_of in types.items() if is_of)
 
 
 @dataclass(frozen=True)
@@ -58,10 +68,7 @@ class LogiQA2(PublishedTask):
     def problem(self, row: Row) -> Problem:
         """`info["subject"]` joins the names of the kinds of reasoning."""
         options = strip_letters(row.texts("options"))
-        types = row.fields.get("type") or {}
-        if not isinstance(types, dict):
-            raise BadRow(f"type must be an object, got {types!r}")
-        names = sorted(_MISSPELT.get(str(name), str(name)) for name, is_of in types.items() if is_of)
+        names = kinds_of_reasoning(row)
         gold = letter_of(row.integer("answer"), len(options)) if row.has("answer") else ""
         info = {"subject": names} if names else {}
         published = str(row.integer("id")) if row.has("id") else ""
@@ -129,15 +136,16 @@ class ReClor(PublishedTask):
 @dataclass(frozen=True)
 class ARLSAT(PublishedTask):
     """AR-LSAT; `layout` "passages" (AR_TrainingData.json, …) or "reclor" (complete_lsat_data/train_ar.json, …)
-    says which files are looked for; a file is read as what it is."""
+    says which files are looked for first; a file is read as what it is."""
 
     layout: str = "passages"
 
     name = "ar_lsat"
     files: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        split: (f"AR_{title}Data.json", f"ar_lsat/AR_{title}Data.json", f"data/AR_{title}Data.json")
+        split: (f"AR_{title}Data.json", f"ar_lsat/AR_{title}Data.json", f"data/AR_{title}Data.json",
+                *logic_llm_places("AR-LSAT", split))
         for split, title in (("train", "Training"), ("dev", "Development"), ("test", "Test"))
-    }
+    }  # fmt: skip
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -149,12 +157,12 @@ class ARLSAT(PublishedTask):
         places = super().places(split)
         if self.layout == "passages":
             return places
-        name = {"train": "train_ar", "dev": "val_ar", "test": "test_ar"}[split]
+        name = {"train": "train_ar", "dev": "val_ar", "test": "test_ar"}.get(split, split)
         return tuple(f"{folder}{name}.json" for folder in ("", "complete_lsat_data/", "ar_lsat/complete_lsat_data/"))
 
     def expand(self, row: Row) -> list[Row]:
         """One row for each question of a passage."""
-        if row.has("answers"):
+        if row.has("answers") or is_logic_llm(row):
             return [row]
         questions = row.fields.get("questions")
         if not row.has("passage") or not isinstance(questions, list) or not questions:
@@ -170,6 +178,8 @@ class ARLSAT(PublishedTask):
         """`info["subject"]` lists the tags that are not empty."""
         if row.has("answers"):
             return reclor_problem(row)
+        if is_logic_llm(row):
+            return logic_llm_problem(row)
         tags = row.fields.get("tags")
         names = [tag for tag in tags if isinstance(tag, str) and tag] if isinstance(tags, list) else []
         info = {"subject": names} if names else {}

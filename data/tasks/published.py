@@ -13,7 +13,7 @@ row keeps its number. Rows that stand twice are kept: `list_problems` counts the
 import logging
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 # A gold to read an answer by where the problem has none, for the kinds that do not take any text.
 _STAND_INS = {"choice": "A", "boolean3": "True"}
-SPLITS = ("train", "dev", "test")
+_SPLIT = re.compile(r"[A-Za-z0-9][\w-]*")
 Rows = tuple[list[Problem], list[RejectedRow]]
 
 
@@ -104,6 +104,8 @@ class PublishedTask:
         if rejected:
             first = f"{rejected[0].file}:{rejected[0].line}: {rejected[0].reason}"
             more = f" (and {len(rejected) - 1} more rows)" if len(rejected) > 1 else ""
+            if not problems:
+                raise BadInput(f"{first}{more}: {self.who_takes(rejected)}")
             if not self.skip_bad_rows:
                 raise BadInput(f"{first}{more}: mend or remove it, or set task.skip_bad_rows=true")
             log.warning("%s/%s: %d rows left out: %s%s", self.name, split, len(rejected), first, more)
@@ -112,11 +114,22 @@ class PublishedTask:
     def read_rows(self, split: str) -> Rows:
         """(problems, rejected rows) of a split: together every row of its files. Raises BadInput only for what
         is wrong with a file as a whole."""
-        problems, rejected = self.read_split(split)
+        own = {published: name for name, published in self.hub_splits.items() if name in self.files}
+        problems, rejected = self.read_split(split if split in self.files else own.get(split, split))
         if self.num_shards > 1:
             problems = [p for p in problems if shard_of(p.id, self.num_shards) == self.shard]
         problems = problems[: self.limit] if self.limit else problems
         return [self._reordered(problem) for problem in problems], rejected
+
+    def who_takes(self, rejected: Sequence[RejectedRow]) -> str:
+        """Of a file whose rows are all rejected: which tasks would take it, or that none does."""
+        from data.tasks.layouts import tasks_that_take  # which imports every set, and they this module
+
+        path = Path(rejected[0].file)
+        names = tasks_that_take(path) if path.is_file() else []
+        if names:
+            return f"no row of this file is {self.name}'s: choose task={' or '.join(names)}"
+        return f"no row of this file is {self.name}'s, nor another task's: is it the published file?"
 
     def read_split(self, split: str) -> Rows:
         """The whole split, by the plan where one names it."""
@@ -213,17 +226,25 @@ class PublishedTask:
         return self.kind
 
     def places(self, split: str) -> tuple[str, ...]:
-        """Where the file of a split may stand in `path`. Raises BadInput on a split the set does not have."""
-        return self.files[_known(self.name, split, self.files)]
+        """Where the file of a split may stand in `path`: the published places; of a split that is not the set's own
+        (`ood`, `mini_test`) a file of that name in the same folders. Raises BadInput on what is no name."""
+        if split in self.files:
+            return self.files[split]
+        if not _SPLIT.fullmatch(split):
+            raise BadInput(f"{self.name}: a split is a name of letters, digits, '_' and '-', got '{split}'")
+        published = [Path(place) for places in self.files.values() for place in places]
+        beside = dict.fromkeys((place.parent, place.suffix) for place in published)
+        return tuple(str(folder / f"{split}{ending}") for folder, ending in beside)
 
     def _rows(self, split: str) -> list[Row]:
         if self.hub:
-            published = self.hub_splits[_known(self.name, split, self.hub_splits)]
-            return read_hub_rows(self.hub, self.hub_config, published, self.revision)
+            return read_hub_rows(self.hub, self.hub_config, self.hub_splits.get(split, split), self.revision)
         path = self._find(split)
         if path is None:
-            places = ", ".join(self.places(split))
-            raise BadInput(f"{self.name}: none of {places} is in {self.path}: set task.path=FOLDER")
+            places, own = ", ".join(self.places(split)), ", ".join(self.files)
+            is_own = split in self.files
+            what = "" if is_own else f"no published split '{split}': it has {own} (task.splits can draw others), and "
+            raise BadInput(f"{self.name}: {what}none of {places} is in {self.path}: set task.path=FOLDER")
         return self.read_file(path)
 
     def _find(self, split: str) -> Path | None:
@@ -247,8 +268,7 @@ class PublishedTask:
         holds = [own for own in self.files if name in {Path(place).name for place in self.places(own)}]
         if holds and split not in holds:
             raise BadInput(f"{self.name}: {path} holds the split '{holds[0]}' and not '{split}': name its folder")
-        if split not in SPLITS:
-            raise BadInput(f"{self.name}: a split is one of {', '.join(SPLITS)}, got '{split}'")
+        self.places(split)  # raises on what is no name
         return path
 
     def _named(self, problem: Problem, split: str, index: int, taken: set[str]) -> Problem:
@@ -280,13 +300,6 @@ class PublishedTask:
         published = problem.info.get("option_order", range(count))  # a file of problems can be reordered already
         info = {**problem.info, "option_order": [published[i] for i in order]}
         return replace(problem, options=[problem.options[i] for i in order], gold=gold, info=info)
-
-
-def _known(name: str, split: str, splits: Mapping[str, object]) -> str:
-    if split not in splits:
-        known = ", ".join(splits)
-        raise BadInput(f"{name} has no published split '{split}': it has {known} (task.splits can draw others)")
-    return split
 
 
 def _check_choice(problem: Problem) -> None:

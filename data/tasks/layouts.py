@@ -1,0 +1,57 @@
+"""Which task would take a file: its first rows, tried with the layout of every published set.
+
+The names are those of conf/task/. Sets of one layout stand together; a set that reads any text is not tried.
+"""
+
+from pathlib import Path
+
+from data.records import BadInput
+from data.sources import BadRow
+from data.tasks.entailment import LogiQANLI
+from data.tasks.folio import FOLIO
+from data.tasks.gsm8k import GSM8K
+from data.tasks.logic_llm import LogicLLM
+from data.tasks.logical_reading import ARLSAT, LogiQA1, LogiQA2, ReClor
+from data.tasks.math import MATH
+from data.tasks.problem_file import ProblemFile
+from data.tasks.published import PublishedTask
+from data.tasks.short_answers import NQOpen, TriviaQA, TruthfulQA
+from data.tasks.word_problems import SVAMP, ASDiv
+
+TASKS: dict[str, type[PublishedTask]] = {
+    "gsm8k": GSM8K,
+    "math": MATH,
+    "svamp": SVAMP,
+    "asdiv": ASDiv,
+    "logiqa": LogiQA2,
+    "logiqa_nli": LogiQANLI,
+    "logiqa_first": LogiQA1,
+    "reclor": ReClor,
+    "ar_lsat": ARLSAT,
+    "folio": FOLIO,
+    "proofwriter": LogicLLM,
+    "prontoqa": LogicLLM,
+    "logical_deduction": LogicLLM,
+    "nq_open": NQOpen,
+    "triviaqa": TriviaQA,
+    "truthfulqa": TruthfulQA,
+    "problem_file": ProblemFile,
+}
+_NUM_TRIED = 20
+
+
+def tasks_that_take(path: Path) -> list[str]:
+    """The tasks that read each of the file's first rows, by name."""
+    return [name for name, kind in TASKS.items() if _takes(kind(str(path)), path)]
+
+
+def _takes(task: PublishedTask, path: Path) -> bool:
+    try:
+        rows = [question for row in task.read_file(path)[:_NUM_TRIED] for question in task.expand(row)]
+        for row in rows:
+            if row.error:
+                return False
+            task.problem(row)
+    except (BadInput, BadRow):
+        return False
+    return bool(rows)
