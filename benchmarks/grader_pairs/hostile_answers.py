@@ -89,6 +89,17 @@ BOMBS: tuple[Callable[[int], str], ...] = (
     lambda n: "{" * (n // 2) + "1" + "}" * (n // 2), lambda n: "1" + " " * (n // 2) + "\\cdot" + " " * (n // 2) + "!",
     lambda n: "1{,}" * (n // 4), lambda n: "\\begin{" * (n // 7), lambda n: "\\end{pmatrix}" * (n // 13),
     lambda n: "x" + "=" * n + "1", lambda n: "1," * (n // 2) + "1",
+    lambda n: "\\boxed{1}" + "final answer is the " * (n // 20),
+    lambda n: "\\boxed{1}" + "final answer: " * (n // 14), lambda n: "réponse" + " " * n, lambda n: "答案是" * (n // 3),
+    lambda n: "Ответ: не " * (n // 10), lambda n: "ответ" + " *" * (n // 2), lambda n: "½" * n, lambda n: "√" * n + "2",
+    lambda n: "x²" * (n // 2), lambda n: "a=1," * (n // 4), lambda n: "a=1 and b=2 or " * (n // 15),
+    lambda n: "(a,b)=" * (n // 6), lambda n: "\\\\frac" * (n // 6), lambda n: "\\\\boxed{" * (n // 8),
+    lambda n: "A, B, " * (n // 6), lambda n: "A and B are " * (n // 12), lambda n: "not A, " * (n // 7) + "so B",
+    lambda n: "(a)" * (n // 3), lambda n: "5" + "x" * n, lambda n: "x^2 " * (n // 4), lambda n: "\\{x\\mid " * (n // 8),
+    lambda n: "5 \\text{" + "cm " * (n // 3) + "}", lambda n: "]1,2[" * (n // 5), lambda n: "**" * (n // 2) + "5",
+    lambda n: "有1个" * (n // 3), lambda n: "\\\\" * (n // 2) + "frac", lambda n: "\\overline{AB}" * (n // 13) + "=5",
+    lambda n: '"final answer is ' * (n // 17) + "\\boxed{1}", lambda n: "1 或 " * (n // 4),
+    lambda n: "\\pm 1" * (n // 5),
 )  # fmt: skip
 
 STRANGE = (

@@ -4,6 +4,7 @@ a list. Linear scans on text; nothing here decides whether answers are equal."""
 import re
 
 from data.answers.final_answer import find_boxes
+from data.answers.monomials import read_monomial
 from data.answers.plain_numbers import PlainNumber, read_number
 
 _COMMAND_TEXT = re.compile(
@@ -18,11 +19,19 @@ _NAME = re.compile(
     r"\s*m?\\angle\s*\{?[A-Z]{1,3}\}?\s*|\s*(?:[A-Za-z]|\\[a-zA-Z]+|[A-Za-z]{2,3})(?:_(?:\w|\{[^{}]{1,20}\}))?'?(?:\([a-z](?:,\s*[a-z])?\))?\s*"
     r"|\s*\(\s*[a-z](?:\s*,\s*[a-z]){1,4}\s*\)\s*|\s*[A-Z]{1,6}(?:_\{?\w{1,8}\}?)?(?::[A-Z]{1,6})?\s*"
 )
+_LETTERS = r"(?:[A-Za-z]{1,3}|\\[a-zA-Z]{2,8})"
+_LONG_NAME = re.compile(
+    r"\s*(?:\\text\w*\s*\{[A-Za-z .']{1,40}\}(?:_(?:\w|\{[^{}]{1,20}\}))?|\|\s*[A-Z]{2}\s*\||[A-Za-z][A-Za-z ]{2,30}"
+    r"|(?:\|\s*)?\\(?:overline|vec|hat|mathbf|boldsymbol|mathrm|overrightarrow|widehat|bar|mathcal)\s*\{[A-Za-z]{1,4}\}(?:\s*\|)?"
+    r"|[A-Za-z](?:_(?:\w|\{\w{1,6}\}))?(?:\^\{-1\}|'{1,3})?\s*\([^()=]{1,20}\)|\[\s*[A-Z]{3,8}\s*\]"
+    rf"|\\(?:sin|cos|tan|cot|sec|csc|log|ln|det|dim|deg|arg|angle|triangle)\s*[({{]?\s*{_LETTERS}\s*[)}}]?"
+    rf"|\\[dt]?frac\s*\{{{_LETTERS}\}}\s*\{{{_LETTERS}\}}|{_LETTERS}\s*[:/]\s*{_LETTERS})\s*"
+)
 _NOT_NAMES = re.compile(r"\s*(?:e|i|\\pi|\\infty|\\emptyset|\\varnothing|\\mathbb.*)\s*")
 _EQUALS = re.compile(r"(?<![<>!\\:=])=(?!=)")
 _NUMBER_AND_UNIT = re.compile(
     r"(?P<number>[-+]?\\?\$?\s*(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+)?|[-+]?\\frac\{\d+\}\{\d+\})\s*"
-    r"(?P<unit>(?:\^\{?\\circ\}?|°)(?:\s*[CF])?|[A-Za-z][A-Za-z. /]{0,30}(?:\^\{?[23]\}?|²|³)?)"
+    r"(?P<unit>(?:\^\{?\\circ\}?|°)(?:\s*[CF])?|\\Omega|[^\W\d_](?:[^\W\d_]|[. /']){0,30}(?:\^\{?[23]\}?|²|³)?)"
 )
 _MULTIPLIER = re.compile(
     r"(?i)\b(?:hundred|thousand|million|billion|trillion|dozen|percent|pct|cents?|k|or|and|to|by|mod|of|base)\b"
@@ -118,7 +127,14 @@ def words(text: str) -> str | None:
 
 
 def _is_name(text: str) -> bool:
-    return bool(_NAME.fullmatch(text)) and not _NOT_NAMES.fullmatch(text)
+    is_name = _NAME.fullmatch(text) or (len(text) < 60 and _LONG_NAME.fullmatch(text))
+    return bool(is_name) and not _NOT_NAMES.fullmatch(text)
+
+
+def unknown(text: str) -> str:
+    """The one letter, perhaps with an index, that an answer gives the value of (`x_1 = 5`); "" where there is none."""
+    parts = _split(unwrap(text), _EQUALS)
+    return parts[0].strip() if len(parts) == 2 and re.fullmatch(r"\s*[a-zA-Z](?:_\{?\w\}?)?\s*", parts[0]) else ""
 
 
 def sides(text: str) -> list[str]:
@@ -189,10 +205,32 @@ def has_many_values(text: str) -> bool:
     return is_list or len(members(text)) > 1 or len(find_boxes(text)) > 1
 
 
+_BUILDER = re.compile(r"\\mid(?![a-zA-Z])|\\vert(?![a-zA-Z])|[|:]")
+_SET_BUILDER = re.compile(
+    r"^\\\{\s*([a-zA-Z])(?:\s*\\in\s*(?:\\mathbb\{?R\}?|\\mathbf\{R\}|R))?\s*(?:\\mid|\\vert|[|:]|\\colon)\s*([^{}|:]{1,200})\\\}$"
+)
+
+
+def set_condition(text: str) -> str | None:
+    """`x > 2` of the set `\\{x \\mid x > 2\\}` of real numbers; None for anything else."""
+    match = _SET_BUILDER.match(re.sub(r"\\left(?![a-zA-Z])\s*|\\right(?![a-zA-Z])\s*", "", unwrap(text)).strip())
+    return match[2].strip() if match and match[1] in match[2] else None
+
+
+def without_set_of_one(text: str) -> str:
+    """`\\{(1, 2)\\}` → `(1, 2)`: the set of one tuple."""
+    plain = unwrap(text)
+    inner = re.fullmatch(r"(?:\\left)?\\\{\s*(\([^(){}]{1,200}\))\s*(?:\\right)?\\\}", plain)
+    return inner[1] if inner and "," in inner[1] else text
+
+
 def bracket_kind(text: str) -> str:
     """`set`, or `tuple (]` with its brackets, where one pair stands around the whole answer; else nothing."""
     plain = re.sub(r"\\left(?![a-zA-Z])\s*|\\right(?![a-zA-Z])\s*", "", without_name(text)).strip()
+    plain = re.sub(r"^[a-zA-Z]\s*\\in(?![a-zA-Z])\s*", "", plain)
     if plain.startswith("\\{") and plain.endswith("\\}") and _end_of_group(plain) == len(plain) - 1:
+        return "" if _BUILDER.search(plain) else "set"
+    if plain.startswith("{") and _end_of_group(plain) == len(plain) - 1 and not _is_formula_group(plain):
         return "set"
     mixed = plain[:1] in "([" and plain[-1:] in ")]" and "," in plain
     if mixed and (plain.count("(") + plain.count("[") == 1 or _end_of_group(plain) == len(plain) - 1):
@@ -230,14 +268,10 @@ def in_base(text: str) -> int | None:
 
 def number_and_unit(text: str) -> PlainNumber | None:
     """The number of an answer with a unit of words or degrees (`52 \\text{ degrees}`); None for anything else."""
+    if read_monomial(without_text(without_name(text))) is not None:
+        return None
     plain = re.sub(r"\s+", " ", plain_text(_SPACING.sub(" ", without_name(text)))).strip()
     match = _NUMBER_AND_UNIT.fullmatch(plain)
     if match is None or _MULTIPLIER.search(match["unit"]) or match["unit"].strip().lower() in _VARIABLES:
         return None
     return read_number(match["number"].replace(" ", ""))
-
-
-def is_multiple_of_variable(text: str) -> bool:
-    """`15x`: a number times a variable, which math-verify takes for a number with a unit."""
-    match = re.fullmatch(r"[-+]?[\d.,]+\s*(?:\\cdot|\*)?\s*([a-zA-Z])(?:\^\{?\d\}?)?", unwrap(text))
-    return match is not None and match[1] in _VARIABLES - {"i"}

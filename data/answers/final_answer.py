@@ -2,14 +2,20 @@
 
 In this order: nothing before a closing `</think>` counts, and nothing at all where reasoning was opened and
 never closed; the content of the last `<answer>` is the response where there is one; then the last box
-(`\\boxed{...}`, braces matched; neighbouring boxes joined by a comma, "and" or "or" are one list); the line
-after the last `####`; the text after the last "answer is" or "answer:". Else there is no marked answer and
-the caller reads the text itself.
+(`\\boxed{...}`, braces matched; neighbouring boxes joined by a comma, "and" or "or" are one list), or what is
+called the final answer in so many words behind it; the line after the last `####`; the text after the last
+"answer is" or "answer:", in any of the languages of answer_phrases.py. Else there is no marked answer and the
+caller reads the text itself.
 """
 
 import re
 from dataclasses import dataclass
 
+from data.answers.answer_phrases import FINAL, OTHER_LANGUAGES, in_plain_form, is_denied
+from data.answers.notation import single_backslashes
+
+DENIED = "what the answer is not"
+AFTER_BOX = "final answer phrase after a box"
 _THINK_END = "</think>"
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
 _BETWEEN_BOXES = re.compile(r"^(?:\s|\$|\\[\]\[(),;:!]|\\quad|\\qquad|\\text|[{},;]|and|or|\\&)*$")
@@ -17,14 +23,14 @@ _ANCHOR = re.compile(
     r"(?i)(?:final answer|answer|answer to (?:the|this) (?:question|problem))\**\s*"
     r"(?:(?:is|are|was|equals|=)\b[:=]?|[:：]\**)\s*(?:\*\*|simply|just|therefore|thus)?\s*"
 )
-_OTHER_ANCHOR = re.compile(r"(?:答案(?:是|为|為)?\s*[:：]?|(?m:^)\s*A:)\s*")
-_END = re.compile(r"\n|(?<!\d)\.(?=\s|$)|\.(?=\s+[A-Z\n])|\.$|。|\. I hope")
+_END = re.compile(r"\n|(?<!\d)\.(?=\s|$)|\.(?=\s+[A-Z\n])|\.$|。|।|\. I hope")
 _CORRECTION = re.compile(
     r"(?i)\b(?:wait|actually|correction|sorry|no,|i mean|rather|should be|on second thought|oops|instead)\b"
 )
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _ASIDE = re.compile(r",\s+(?=(?:I|as|so|because|since|which|where|when|but|not|if)\b)")
 _MAX_ANSWER = 2000
+_MAX_PHRASES = 20
 
 
 @dataclass(frozen=True)
@@ -87,8 +93,8 @@ def _closing_brace(text: str, start: int) -> int | None:
     return None
 
 
-def _last_boxes(text: str) -> str | None:
-    """The last box, or the last group of neighbouring boxes as a list."""
+def _last_boxes(text: str) -> tuple[str, int] | None:
+    """(the last box, or the last group of neighbouring boxes as a list; where it ends)."""
     boxes = find_boxes(text)
     if not boxes:
         return None
@@ -98,7 +104,7 @@ def _last_boxes(text: str) -> str | None:
         if len(between) > 40 or not between.strip(" $\n") or not _BETWEEN_BOXES.match(between):
             break
         group.insert(0, box)
-    return ", ".join(_without_boxes(content) for _, _, content in group)
+    return ", ".join(_without_boxes(content) for _, _, content in group), group[-1][1]
 
 
 def _without_boxes(text: str) -> str:
@@ -108,16 +114,21 @@ def _without_boxes(text: str) -> str:
     return text
 
 
-def _after_anchor(text: str) -> str | None:
-    """The text after the last anchor, up to the end of its sentence; a correction after it takes its place."""
-    last = None
-    for pattern in (_ANCHOR, _OTHER_ANCHOR):
-        for match in pattern.finditer(text):
-            if last is None or match.end() > last.end():
-                last = match
-    if last is None:
+def _after_anchor(text: str) -> tuple[str, int] | None:
+    """(the text after the last anchor, up to the end of its sentence; where the anchor ends)."""
+    ends = [(match.end(), pattern) for pattern in (_ANCHOR, OTHER_LANGUAGES) for match in pattern.finditer(text)]
+    if not ends:
         return None
-    rest = text[last.end() : last.end() + _MAX_ANSWER]
+    place, pattern = max(ends, key=lambda end: end[0])
+    answer = _answer_at(text, place)
+    if answer and pattern is OTHER_LANGUAGES:
+        answer = in_plain_form(answer)
+    return (answer, place) if answer else None
+
+
+def _answer_at(text: str, place: int) -> str | None:
+    """The answer that begins at a place of a text: its formula, or the rest of its sentence."""
+    rest = text[place : place + _MAX_ANSWER]
     if rest.startswith(("$$", "\\[")):
         closing = rest.find("$$" if rest[0] == "$" else "\\]", 2)
         if closing > 0:
@@ -126,7 +137,7 @@ def _after_anchor(text: str) -> str | None:
     if closing_dollar is not None:
         closing = closing_dollar.start()
         after = rest[closing + 1 : closing + 9].strip()
-        if not after or after[0] in ".,;\n)" or after.startswith("I hope"):
+        if not after or after[0] in ".,;\n)。" or after.startswith("I hope"):
             return rest[1:closing].strip()
     aside = _ASIDE.search(rest)
     rest = rest[: aside.start()] if aside else rest
@@ -135,14 +146,43 @@ def _after_anchor(text: str) -> str | None:
     return answer.strip().strip("*").strip() or None
 
 
+_VALUE = re.compile(
+    r"\**\s*(?:[-+−]?\s*[$£€]?\s*(?:\d|\.\d|\$|\\|[√π∞½])|[(\[{](?!\s*[a-z]{2})|[a-zA-Z](?:_\w)?(?:\([a-z]\))?\s*(?:=|\\in))"
+)
+_FEW_WORDS = re.compile(r"[A-Za-z]{1,20}(?: [A-Za-z]{1,20}){0,2}")
+_SEE_ABOVE = re.compile(r"(?i)\\boxed\s+[a-z]|\b(?:correct|above|below|boxed|given|same|not|unclear)\b")
+
+
+def _said_after(text: str, boxed: str) -> tuple[str, int] | None:
+    """(the answer, where it begins) where a text behind a box calls an answer final, and it is a value as the box's
+    content is. A phrase in quotation marks speaks of an answer and gives none."""
+    for match in list(FINAL.finditer(text))[: -_MAX_PHRASES - 1 : -1]:
+        line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
+        if line.count('"') % 2 or line.count("“") > line.count("”"):
+            continue
+        answer = _answer_at(text, match.end())
+        nested = FINAL.match(answer) or _ANCHOR.search(answer) if answer else None
+        if answer is None or nested or _SEE_ABOVE.search(answer):
+            continue
+        has_words = _FEW_WORDS.fullmatch(answer) and not re.search(r"\d|\\(?!text)", boxed)
+        if _VALUE.match(answer) or has_words:
+            return answer if "answer" in match[0].lower() else in_plain_form(answer), match.end()
+    return None
+
+
 def final_answer(response: str) -> FinalAnswer:
     """The response's final answer and how it is marked."""
     text = visible_part(response)
     if text is None:
         return FinalAnswer(None, "the reasoning is not closed")
+    text = single_backslashes(text)
     boxed = _last_boxes(text)
     if boxed is not None:
-        return FinalAnswer(boxed[:_MAX_ANSWER], "box")
+        behind = text[boxed[1] :]
+        said = _said_after(behind, boxed[0])
+        if said is None:
+            return FinalAnswer(boxed[0][:_MAX_ANSWER], "box")
+        return _corrected(behind, said[1]) or FinalAnswer(said[0], AFTER_BOX)
     marker = text.rfind("####")
     if marker >= 0:
         line = text[marker + 4 :].split("\n", 1)[0].strip()
@@ -151,9 +191,14 @@ def final_answer(response: str) -> FinalAnswer:
     tail = text[-8000:]
     anchored = _after_anchor(tail)
     if anchored is not None:
-        position = tail.rfind(anchored)
-        corrected = _CORRECTION.search(tail, position + len(anchored))
-        if corrected is None:
-            return FinalAnswer(anchored, "answer phrase")
-        return FinalAnswer(None, "corrected after the answer phrase", tail[corrected.end() :])
+        if is_denied(anchored[0]):
+            return FinalAnswer(None, DENIED)
+        return _corrected(tail, anchored[1]) or FinalAnswer(anchored[0], "answer phrase")
     return FinalAnswer(None, "nothing marks an answer", tail)
+
+
+def _corrected(text: str, place: int) -> FinalAnswer | None:
+    """What a text says instead of the answer at a place; None where it stands by it."""
+    answer = _answer_at(text, place) or ""
+    corrected = _CORRECTION.search(text, text.find(answer, place) + len(answer))
+    return FinalAnswer(None, "corrected after the answer phrase", text[corrected.end() :]) if corrected else None

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 from data.answers.final_answer import find_boxes, visible_part
 from data.answers.grade import Grade
+from data.answers.letter_mentions import Mention, letter_mentions
+from data.answers.notation import single_backslashes
 
 _FINISH = re.compile(r"Finish\s*\[([^\]\n]{0,300})\]?")
 _ANCHOR = re.compile(
@@ -19,17 +21,15 @@ _ANCHOR = re.compile(
     r"(?:(?i:would be|should be|must be|is|are|was|为|是|選|选)\s*)?[:：]?\s*"
     r"(?:(?i:option|choice|choices|options)\s*)?\**\s*"
 )
+_NOT_BEFORE = re.compile(r"(?i)(?:\bnot|n't(?:\s+be)?|\bneither|\bnor|不是|并非)\s*(?:the\s+)?$")
+_SMALL_IN_BRACKETS = re.compile(r"(?<![\w)\\])\([a-h]\)(?!\w)")
 _CORRECTION = re.compile(r"(?i)\b(?:wait|actually|correction|sorry|no|i mean|rather|oops|instead|on second thought)\b")
-_DENIED_BEFORE = re.compile(
-    r"(?i)(?:\bnot|n't(?:\s+be)?|\bnever|\bneither|\bnor|\bcannot be|\bexcept|\brule[sd]? out|\beliminate[sd]?"
-    r"|\breject(?:s|ed)?|\bthan|不是|并非)\s*(?:option|choice|answer)?\s*[(\"'*]*$"
-)
-_DENIED_AFTER = re.compile(
-    r"(?i)^[)\"'*.]*\s*(?:is|was|are|does|do|can|could|would)?\s*"
-    r"(?:n't|not|incorrect|wrong|false|invalid|eliminated|ruled out|不是)"
-)
 # "A" before a lower-case word is an article unless one of these follows.
-_NOT_ARTICLE = r"(?:is|are|was|were|or|and|but|because|since|as|must|seems?|follows|holds)\b"
+_NOT_ARTICLE = (
+    r"(?:is|are|was|were|or|and|but|because|since|as|must|seems?|follows|holds|might|may|could|would|should|does|too"
+    r"|also|alone|ou|oder|o|e|y|и|или|et|und)\b"
+)
+_ARTICLE = re.compile(rf" (?!{_NOT_ARTICLE})[a-z]")
 _MAX_TAIL = 6000
 
 
@@ -73,19 +73,20 @@ def _named_after(rest: str, letters: str) -> tuple[str, str] | None:
     return match[1], rest[match.end() :]
 
 
-def _anchored(text: str, letters: str) -> list[str]:
-    """Letters named right after answer phrases; after a correction only the later ones count."""
+def _anchored(text: str, letters: str, denied: set[int]) -> list[str]:
+    """Letters named right after answer phrases, those at `denied` places left out; after a correction only the
+    later ones count."""
     found: list[tuple[int, str]] = []
     for match in _ANCHOR.finditer(text):
         named = _named_after(text[match.end() : match.end() + 80], letters)
-        befores = (text[max(0, match.start() - 30) : match.start()], text[max(0, match.start() - 30) : match.end()])
-        if named is None or any(map(_DENIED_BEFORE.search, befores)) or _DENIED_AFTER.match(named[1]):
+        place = text.find(named[0], match.end()) if named else -1
+        if named is None or place in denied or _NOT_BEFORE.search(text[max(0, match.start() - 30) : match.start()]):
             continue
         found.append((match.end(), named[0]))
         more = re.match(
             rf"[)\]}}*]*\s*(?:,|or|and|/|&|或|和|、)\s*(?:option\s*)?\(?([{letters}])(?![A-Za-z'])", named[1]
         )
-        if more:
+        if more and text.find(more[1], place + 1) not in denied:
             found.append((match.end() + 1, more[1]))
     if len({letter for _, letter in found}) > 1:
         last, letter = found[-1]
@@ -95,15 +96,11 @@ def _anchored(text: str, letters: str) -> list[str]:
     return [letter for _, letter in found]
 
 
-def _standing_alone(text: str, letters: str) -> list[str]:
-    """Capital letters that stand alone and are not denied."""
-    found = []
-    for match in re.finditer(rf"(?<![A-Za-z'’\\])\(?([{letters}])\)?(?![A-Za-z'’])", text):
-        before, after = text[max(0, match.start() - 40) : match.start()], text[match.end() : match.end() + 40]
-        is_word = match[1] in "AI" and "(" not in match.group() and re.match(rf" (?!{_NOT_ARTICLE})[a-z]", after)
-        if not (is_word or _DENIED_BEFORE.search(before) or _DENIED_AFTER.match(after)):
-            found.append(match[1])
-    return found
+def _affirmed(mentions: Sequence[Mention]) -> list[str]:
+    """The one letter that is affirmed, where every other that is not denied is named before it; else none."""
+    affirmed = {mention.letter for mention in mentions if mention.says == "affirmed"}
+    kept = [mention for mention in mentions if mention.says in ("affirmed", "")]
+    return [kept[-1].letter] if len(affirmed) == 1 and kept[-1].says == "affirmed" else []
 
 
 def choose_letter(response: str, num_options: int) -> tuple[str | None, str]:
@@ -113,7 +110,8 @@ def choose_letter(response: str, num_options: int) -> tuple[str | None, str]:
     visible = visible_part(response)
     if visible is None:
         return None, "the reasoning is not closed"
-    text = visible[-_MAX_TAIL:]
+    text = single_backslashes(visible[-_MAX_TAIL:])
+    text = _SMALL_IN_BRACKETS.sub(lambda match: match[0].upper(), text)
     finishes = _FINISH.findall(text)
     if finishes:
         return _settle(
@@ -127,23 +125,34 @@ def choose_letter(response: str, num_options: int) -> tuple[str | None, str]:
         return _settle([re.sub(r"[^A-Za-z]", "", stripped).upper()], offered, "the whole response")
     if re.fullmatch(rf"(?:[*\[(]*[{letters}][*\])]*[\s,;/&]*){{2,8}}", stripped):
         return _settle(re.findall(rf"[{letters}]", stripped), offered, "the whole response")
-    anchored = _anchored(text, letters)
+    mentions = letter_mentions(text, letters, _ARTICLE)
+    denied = {mention.place for mention in mentions if mention.says == "denied"}
+    anchored = _anchored(text, letters, denied)
     if anchored:
         return _settle(anchored, offered, "answer phrase")
     head = re.match(rf"\s*[*(\[]*([{letters}])[*)\]]*(?:[.):：。]|\s+(?=[A-Z])|\s*\n|(?=[^\x00-\x7f]))", text)
-    if head and not (head[1] in "AI" and re.match(r"\s*[AI] [a-z]", text)):
+    if head and head.start(1) not in denied and not (head[1] in "AI" and re.match(r"\s*[AI] [a-z]", text)):
         both = _listed(text.strip()[:40], letters)
         return _settle(
             both if len(set(both)) > 1 and _is_list(text, letters) else [head[1]], offered, "the first letter"
         )
-    alone = _standing_alone(text, letters)
-    if len(set(alone)) > 1:
+    affirmed = _affirmed(mentions)
+    if affirmed:
+        return _settle(affirmed, offered, "the one that is affirmed")
+    return _settle(_standing_alone(text, mentions), offered, "a letter that stands alone")
+
+
+def _standing_alone(text: str, mentions: Sequence[Mention]) -> list[str]:
+    """Letters that are not denied; of several those of the last line, where it alone or a conclusion names one."""
+    kept = [mention for mention in mentions if mention.says in ("affirmed", "")]
+    if len({mention.letter for mention in kept}) > 1:
         lines = [line for line in text.split("\n") if line.strip()]
-        last = _standing_alone(lines[-1], letters) if lines else []
-        conclusion = re.search(r"(?i)\b(?:therefore|thus|hence|so|conclu\w+)\b", lines[-1]) if lines else None
-        if len(set(last)) == 1 and (len(lines) > 1 or conclusion):
-            alone = last
-    return _settle(alone, offered, "a letter that stands alone")
+        start = text.rfind(lines[-1])
+        last = [mention.letter for mention in kept if mention.place >= start]
+        is_concluded = re.search(r"(?i)\b(?:therefore|thus|hence|so|conclu\w+)\b", lines[-1])
+        if len(set(last)) == 1 and (len(lines) > 1 or is_concluded):
+            return last
+    return [mention.letter for mention in kept]
 
 
 def _is_list(text: str, letters: str) -> bool:

@@ -15,30 +15,44 @@ from data.answers.answer_parts import (
     bracket_kind,
     has_many_values,
     in_base,
-    is_multiple_of_variable,
     members,
     num_equals,
     number_and_unit,
+    set_condition,
     sides,
     tidy,
+    unknown,
     unwrap,
     with_commas,
     without_name,
+    without_set_of_one,
     without_text,
     words,
 )
-from data.answers.final_answer import FinalAnswer, final_answer, find_boxes, visible_part
+from data.answers.final_answer import AFTER_BOX, DENIED, FinalAnswer, final_answer, find_boxes, visible_part
 from data.answers.grade import Grade
+from data.answers.monomials import Monomial, read_monomial
+from data.answers.notation import ascii_digits, one_spelling, single_backslashes
 from data.answers.plain_numbers import is_equal_within_decimals, read_number
 from data.answers.pool import NOT_EQUAL, POOL
+from data.answers.solutions import in_one_layout
 
 _MAX_CHARS = 4000
 _MAX_PARTS = 12
 _WORTH_ASKING = 0.2  # seconds
 _DELIMITERS = re.compile(r"\$|\\\(|\\\[|\\boxed|\\fbox|\\begin\{(?:align|equation|gather)")
 _WORD = re.compile(r"(?<![\\A-Za-z])[^\W\d_]{2,}")
-_PROSE = re.compile(r"\b(?:the|is|are|so|we|of|therefore|thus|answer|which|that|donc|then|get|it)\b", re.IGNORECASE)
-_NON_LATIN = re.compile(r"[\u0600-\u06ff\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
+_PROSE = re.compile(
+    r"\b(?:the|is|are|so|we|of|therefore|thus|answer|which|that|donc|then|get|it|les|une|reste|der|die|das|ist|sind|also"
+    r"|somit|daher|por|tanto|hay|entonces|quindi|sono|dunque|portanto|logo|restam|dus|więc|portanto)\b",
+    re.IGNORECASE,
+)
+# Cyrillic, Hebrew, Arabic, the scripts of India, Thai, Chinese, Japanese, Korean
+_NON_LATIN = re.compile(r"[\u0400-\u06ff\u0900-\u0e7f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]")
+_GLUED = re.compile(
+    r"(?<=[\u0e00-\u0e7f\u3001-\u30ff\u4e00-\u9fff\uac00-\ud7af\uff00-\uffef])(?=[-+]?[\d$\\])"
+    r"|(?<=\d)(?=[\u0e00-\u0e7f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af])"
+)
 _NUMBER_AND_MORE = re.compile(r"[$€£¥]?\s*-?[\d,. ]*\d\s*(?:[^\W\d_]{1,12}[.²³]?|%|[$€£¥])(?:\s.{0,12})?")
 _EUROPEAN = re.compile(r"-?\d+,\d{2,}|-?\d{1,3}(?: \d{3})+(?:[.,]\d+)?")
 # sides that math-verify cannot compare with a number: remainders, Euler's formula
@@ -67,6 +81,11 @@ def _quick(answer: str, gold: str) -> tuple[bool, str] | None:
     if one and one == other:
         return True, "the same text"
     value, gold_value = without_name(answer), without_name(gold)
+    if unknown(answer) != unknown(gold) and unknown(answer) and unknown(gold):
+        return False, "values of different unknowns"
+    letters = _quick_letters(value, gold_value)
+    if letters is not None:
+        return letters
     first, second = read_number(value), read_number(gold_value)
     if first is not None and second is not None:
         is_same = is_equal_within_decimals(first, second)
@@ -95,10 +114,27 @@ def _quick(answer: str, gold: str) -> tuple[bool, str] | None:
             return True, "the same words"
         if sorted(own) != sorted(gold_words):
             return False, "different words"
-    if second is not None and is_multiple_of_variable(answer):
-        return False, "a multiple of a variable"
     kinds = {bracket_kind(answer), bracket_kind(gold)}
     return (False, "different brackets") if len(kinds) == 2 and "" not in kinds else None
+
+
+def _quick_letters(value: str, gold_value: str) -> tuple[bool, str] | None:
+    """(is right, reason) where a side is a number times variables and the other is too, or is a number."""
+    own, wanted = read_monomial(value), read_monomial(gold_value)
+    if own is not None and wanted is not None:
+        if _has_constants(own) or _has_constants(wanted):
+            return None
+        return own == wanted, "equal terms" if own == wanted else "different terms"
+    term, other = (own, gold_value) if own is not None else (wanted, value)
+    if term is None or _has_constants(term):
+        return None
+    is_number = read_number(other) is not None or number_and_unit(other) is not None
+    return (False, "a multiple of a variable") if is_number else None
+
+
+def _has_constants(term: Monomial) -> bool:
+    """Whether a term holds e or i, which are numbers."""
+    return any(letter in "ei" for letter, _ in term.powers)
 
 
 def _is_prose(text: str) -> bool:
@@ -113,6 +149,8 @@ def _ways(text: str) -> list[bool]:
     """Whether to read a text as one formula (True), as it stands (False), or both in turn."""
     if _DELIMITERS.search(text) or _is_prose(text):
         return [False]
+    if read_monomial(text) is not None:
+        return [True]
     if _NUMBER_AND_MORE.fullmatch(text.strip()) or _EUROPEAN.fullmatch(text.strip()):
         return [True, False]
     return [True]
@@ -144,7 +182,18 @@ def compare_math(answer: str, gold: str, budget: _Budget | None = None) -> tuple
         return "unparseable", f"longer than {_MAX_CHARS} characters"
     answer, gold = re.sub(r"\s{2,}", " ", answer), re.sub(r"\s{2,}", " ", gold)
     budget = budget or _Budget.start()
-    if not _is_prose(answer):
+    answer, gold = single_backslashes(answer), single_backslashes(gold)
+    layout = in_one_layout(answer, gold)
+    if isinstance(layout, str):
+        return "wrong", layout
+    answer, gold = layout or (answer, gold)
+    gold = gold if _is_prose(gold) else without_set_of_one(one_spelling(gold))
+    if _is_prose(answer):
+        answer = _GLUED.sub(" ", ascii_digits(answer))
+    else:
+        answer = without_set_of_one(one_spelling(answer))
+        if not answer:
+            return "unparseable", "an empty answer"
         decided = _quick(answer, gold)
         if decided is not None:
             return ("right" if decided[0] else "wrong"), decided[1]
@@ -170,20 +219,48 @@ def _compare_whole(answer: str, gold: str, budget: _Budget) -> tuple[str, str]:
     """By math-verify; what wraps a whole formula is taken off, what stands in a sentence is left to it."""
     bare_answer = with_commas(unwrap(answer)) if not _is_prose(answer) else answer
     bare_gold = with_commas(unwrap(gold)) if not _is_prose(gold) else gold
+    condition, gold_condition = set_condition(bare_answer), set_condition(bare_gold)
+    bare_gold = gold_condition or bare_gold
+    if condition is not None:  # math-verify reads a condition as a set on the gold's side alone
+        bare_answer, bare_gold = (condition, bare_gold) if gold_condition else (bare_gold, condition)
     forms = [(one, other) for one in _ways(bare_gold) for other in _ways(bare_answer)]
     verdict, reason = POOL.compare(bare_gold, bare_answer, forms, budget.seconds)
     if verdict == "unparseable" and _DELIMITERS.search(answer) and budget.seconds > _WORTH_ASKING:
-        return POOL.compare(
+        verdict, reason = POOL.compare(
             gold if _DELIMITERS.search(gold) else f"${bare_gold}$", answer, [(False, False)], budget.seconds
         )
+    if verdict == "right" and _is_prose(answer) and _contradicts(answer, gold):
+        return "wrong", "the sentence's formula is of another kind"
     return verdict, reason
+
+
+_FORMULA = re.compile(r"(?<!\\)\$([^$]{1,200})(?<!\\)\$|\\\((.{1,200}?)\\\)")
+
+
+def _contradicts(sentence: str, gold: str) -> bool:
+    """Whether the last formula of a sentence is a set where the gold is a tuple, or a term where it is a number."""
+    formulas = list(_FORMULA.finditer(sentence))
+    if not formulas or _is_prose(gold) or re.search(r"\d", sentence[formulas[-1].end() :]):
+        return False
+    last = formulas[-1][1] or formulas[-1][2]
+    kinds = {bracket_kind(last), bracket_kind(gold)}
+    if len(kinds) == 2 and "" not in kinds:
+        return True
+    letters = _quick_letters(without_name(last), without_name(gold))
+    return letters is not None and not letters[0]
 
 
 def grade_math(prediction: str, gold: str) -> Grade:
     """Kind `math`: the prediction is an answer, perhaps in its sentence or its box."""
-    text = prediction[-_MAX_CHARS:]
+    text = single_backslashes(prediction[-_MAX_CHARS:])
     if "</think>" in text:
         text = visible_part(text) or ""
+    gold = single_backslashes(gold)
+    found = final_answer(text)
+    if found.how == AFTER_BOX and found.text is not None:
+        return _grade(found.text, *compare_math(found.text, _gold_of(gold)))
+    if found.how == DENIED:
+        return Grade(None, False, DENIED)
     boxes = find_boxes(text)
     shown = unwrap(boxes[-1][2]) if len(boxes) == 1 else unwrap(text)
     if len(boxes) == 1 and _is_prose(shown) and (said := final_answer(shown)).how.startswith("corrected"):
@@ -206,7 +283,7 @@ def grade_math(prediction: str, gold: str) -> Grade:
 def grade_math_response(response: str, gold: str) -> Grade:
     """Kind `response_math`: the prediction is a whole response; only its final answer counts."""
     found: FinalAnswer = final_answer(response)
-    gold_answer = _gold_of(gold)
+    gold_answer = _gold_of(single_backslashes(gold))
     if found.text is not None:
         said = final_answer(found.text) if _is_prose(found.text) else found
         answer = said.unmarked if said.how.startswith("corrected") else found.text

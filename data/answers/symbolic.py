@@ -8,6 +8,7 @@ and memory are bounded by the process.
 
 import logging
 import re
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +17,7 @@ from latex2sympy2_extended import latex2sympy
 from math_verify import parse, verify
 from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
 
+from data.answers.monomials import ends_with_variable
 from data.answers.pool import NOT_EQUAL
 from data.answers.sympy_text import SYMPY_LIKE, TooHard, read_sympy
 
@@ -28,6 +30,9 @@ _MAX_DEPTH = 60
 _NUMBER_WITH_SIGN = re.compile(r"[-+\\$€£\d.,\s]*\d\s*(?:\\?%|[€£$])?\s*")
 _WORDS = re.compile(r"(?:\\text\w*\{)?[A-Za-z][A-Za-z' .-]{0,200}\}?")
 _LATEX_ONLY = (LatexExtractionConfig(),)
+_WITH_LETTERS = (
+    LatexExtractionConfig(normalization_config=replace(LatexExtractionConfig().normalization_config, units=False)),
+)
 _BOTH = (LatexExtractionConfig(), ExprExtractionConfig())
 _WIDE_POWER = re.compile(
     r"\^\s*\{?\s*[(\-\\{]*\s*\d{5,}|\d{4,}\s*!(?!=)|[\d)}]\s*!\s*!\s*!|\d\s*\^[^,;=]{1,20}\^[^,;=]{1,20}\^"
@@ -53,9 +58,10 @@ def check_bounds(text: str) -> None:
 
 @lru_cache(maxsize=2048)
 def _parsed(text: str, is_latex: bool) -> tuple[Any, ...]:
-    found = parse(
-        text, extraction_config=_LATEX_ONLY if is_latex else _BOTH, parsing_timeout=None, raise_on_error=False
-    )
+    """What math-verify finds. Of a formula that ends with a variable it strips no unit: it takes most letters for
+    one (`3x + 2t` would be `3x + 2`)."""
+    latex = _WITH_LETTERS if ends_with_variable(text.strip("$ ")) else _LATEX_ONLY
+    found = parse(text, extraction_config=latex if is_latex else _BOTH, parsing_timeout=None, raise_on_error=False)
     return tuple(found)
 
 
@@ -65,6 +71,7 @@ def as_latex(text: str) -> str:
         r"(?<![\\a-zA-Z])(pi|infinity|infty)(?![a-zA-Z])", lambda m: "\\" + m[1].replace("inity", "ty") + " ", text
     )
     text = re.sub(r"(?<![\\a-zA-Z])sqrt\(([^()]{1,200})\)", r"\\sqrt{\1}", text)
+    text = re.sub(r"(?<![\\a-zA-Z])(ln|log|sin|cos|tan)(?=\s*[(_])", r"\\\1", text)
     text = re.sub(r"\s*\\cdot\s*(?=[a-zA-Z](?![a-zA-Z]))", "", text)
     return text.replace("**", "^")
 

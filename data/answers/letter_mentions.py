@@ -1,0 +1,83 @@
+"""What a text says of the lettered options it names: one is affirmed ("B is right"), denied ("not A or C",
+"(A) is wrong") or only named. A place, not a letter, is denied: what is denied first may be affirmed in the end."""
+
+import re
+from dataclasses import dataclass
+
+_OPTION = r"(?:(?i:options?|choices?|answers?|either|both)\s+)?"
+_DENIED_BEFORE = re.compile(
+    r"(?i)(?:\bnot|n't(?:\s+be)?|\bnever|\bneither|\bnor|\bcannot be|\bexcept(?:\s+for)?|\brul(?:e[sd]?|ing) out"
+    r"|\beliminat(?:e[sd]?|ing)|\bdiscard(?:s|ed|ing)?|\bdismiss(?:es|ed|ing)?|\bexclud(?:e[sd]?|ing)"
+    r"|\breject(?:s|ed|ing)?"
+    r"|\bthan|\bunlike|\binstead of|\brather than|\bagainst|不是|并非|不选|排除|不应选|nicht|n'est pas|pas)"
+    r"\s*(?:(?:be|the|any of|option|choice|answer|either|both)s?\s+){0,2}[(\"'*\[]*$"
+)
+_NEGATIVE = (
+    r"(?:n't|not|never|no longer|in(?:correct|valid|consistent|adequate)|wrong|false|untrue|eliminated|ruled out"
+    r"|excluded|rejected|discarded|impossible|irrelevant|unsupported|contradict\w*|fails?|out\b"
+    r"|too (?:broad|narrow|extreme|strong))"
+)
+_DENIED_AFTER = re.compile(
+    r"(?i)^[)\"'*.\]]*\s*(?:(?:is|was|are|were|does|do|can|could|would|must|should|might|may|seems?|looks?|has|have|be"
+    r"|being|also|all|both"
+    rf"|clearly|definitely|obviously|simply|therefore|thus|plainly|just|to|been)\s+){{0,4}}"
+    rf"(?:(?:is|was|are|does|do|ca|could|would|must|should)?{_NEGATIVE}|cannot|can't"
+    r"|不是(?!\s*[A-H])|(?:是)?错|(?:是)?不对|(?:是)?不正确|不符合|被?排除)"
+)
+_AFFIRMED_AFTER = re.compile(
+    r"(?i)^[)\"'*\]]*\s*(?:(?:is|was|are|must|has|to|be|seems?|looks?|appears|remains|clearly|definitely|obviously|therefore"
+    r"|thus|indeed|then|the|only|most|my|our|likely|probably|certainly|one|that|which)\s+){1,5}"
+    r"(?:correct|right|true|valid|best|answer|choice|option|one|accurate|appropriate)\b(?!\s*\?)"
+    r"|^[)\"'*\]]*\s*(?:(?:是)?(?:正确|对的|答案)|it is\b|remains\b)"
+)
+_HYPOTHETICAL = re.compile(
+    r"(?i)\b(?:if|whether|suppose|supposing|assum(?:e|ing)|unless|given that)\s+(?:option\s+|choice\s+)?[(\"'*\[]*$"
+)
+_ASKED = re.compile(r"[^.!;:\n]{0,40}\?")
+_JOIN = r"and|or|nor|/|&|、|和|或|und|oder|et|ou|или|и"
+
+
+@dataclass(frozen=True)
+class Mention:
+    """`letter` at `place` of a text; `says` is "affirmed", "denied", "supposed" ("if B is right", "B?") or ""."""
+
+    letter: str
+    place: int
+    says: str
+
+
+def letter_mentions(text: str, letters: str, is_article: "re.Pattern[str]") -> list[Mention]:
+    """Every capital letter that stands alone, in order; articles and pronouns (`is_article` matches what follows
+    them) are left out. A list of letters is denied or affirmed as one: "not A or C", "A, B and D are wrong"."""
+    found: list[Mention] = []
+    end_of_list = -1
+    says = ""
+    one = rf"[(\[\"'*]*(?<![A-Za-z'’\\])[{letters}](?![A-Za-z'’])[)\]\"'*]*"
+    listing = re.compile(
+        rf"{one}(?:\s*,?\s*(?:{_JOIN})\s*{_OPTION}{one}|\s*,\s*{_OPTION}{one}(?!\s+(?:is|was)\b)){{0,8}}"
+    )
+    conjunction = re.compile(_JOIN.replace("and|or|nor", r"\b(?:and|or|nor)\b"))
+    for match in re.finditer(rf"(?<![A-Za-z'’\\])([{letters}])(?![A-Za-z'’])", text):
+        place, after = match.start(1), text[match.end() : match.end() + 60]
+        is_bracketed = text[place - 1 : place] in ("(", "[") and place > 0
+        if match[1] in "AI" and not is_bracketed and is_article.match(after):
+            continue
+        if place > end_of_list:
+            group = listing.match(text, place)
+            is_list = group is not None and conjunction.search(group[0]) is not None
+            end = group.end() if group and is_list else match.end()
+            end_of_list = end - 1 if is_list else place
+            says = _said(text[max(0, place - 40) : place], text[end : end + 80])
+            if says == "affirmed" and is_list:
+                says = ""
+        if place <= end_of_list:
+            found.append(Mention(match[1], place, says))
+    return found
+
+
+def _said(before: str, after: str) -> str:
+    if _DENIED_BEFORE.search(before) or _DENIED_AFTER.match(after):
+        return "denied"
+    if _HYPOTHETICAL.search(before) or _ASKED.match(after):
+        return "supposed"
+    return "affirmed" if _AFFIRMED_AFTER.match(after) else ""

@@ -1,0 +1,142 @@
+"""One spelling for the ways an answer is typed: doubled backslashes, Unicode's mathematical characters, digits of
+other scripts, brackets' sizes, currency signs. Linear rewriting; nothing here decides whether answers are equal."""
+
+import re
+import unicodedata
+
+# LaTeX commands whose names also mean nothing else after a line break: `\\frac` is a doubled backslash.
+_COMMANDS = (
+    "boxed|fbox|[dtc]?frac|sqrt|text(?:bf|it|rm|normal)?|math(?:rm|bf|bb|it|cal)|mbox|operatorname|left|right|begin|end"
+    "|pi|theta|alpha|beta|gamma|lambda|infty|cdot|times|div|le|leq|ge|geq|neq?|pm|mp|cup|cap|in|circ|angle|degree"
+    "|log|ln|sin|cos|tan|d?binom|sum|int|emptyset|varnothing|setminus|quad|qquad|approx|overline|displaystyle|to"
+)
+_DOUBLED = re.compile(rf"(?<!\\)\\\\(?=(?:{_COMMANDS})(?![a-zA-Z]))")
+_DOUBLED_BRACED = re.compile(r"(?<!\\)\\\\(?=(?:boxed|fbox|[dtc]?frac|sqrt|text(?:bf|it|rm)?|math(?:rm|bf|bb)|mbox)\{)")
+_BACKSLASHES = re.compile(r"\\+")
+_HAS_ROWS = re.compile(r"\\begin\s*\{")
+
+
+def single_backslashes(text: str) -> str:
+    """`\\\\\\\\frac` → `\\\\frac`: a backslash that was escaped once too often, in the text of JSON or of a program.
+
+    Where every backslash of a text is doubled (and one stands before a command), all are halved, those of rows
+    too; else only those before a command's name. Two backslashes before anything else break a line.
+    """
+    if "\\\\" not in text or not _DOUBLED.search(text):
+        return text
+    if all(len(run[0]) % 2 == 0 for run in _BACKSLASHES.finditer(text)):
+        return _BACKSLASHES.sub(lambda run: run[0][: len(run[0]) // 2], text)
+    return (_DOUBLED_BRACED if _HAS_ROWS.search(text) else _DOUBLED).sub(lambda _: "\\", text)
+
+
+_CHARACTERS = str.maketrans({
+    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "﹣": "-", "－": "-", "＋": "+", "×": "\\times ", "✕": "\\times ",
+    "·": "\\cdot ", "⋅": "\\cdot ", "∙": "\\cdot ", "÷": "\\div ", "∕": "/", "⁄": "/", "／": "/",
+    "≤": "\\le ", "⩽": "\\le ", "≦": "\\le ", "≥": "\\ge ", "⩾": "\\ge ", "≧": "\\ge ", "≠": "\\ne ",
+    "≈": "\\approx ", "≡": "\\equiv ",
+    "±": "\\pm ", "∓": "\\mp ", "∞": "\\infty ", "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∅": "\\emptyset ",
+    "⌀": "\\emptyset ", "∖": "\\setminus ", "ℝ": "\\mathbb{R}", "ℤ": "\\mathbb{Z}", "ℚ": "\\mathbb{Q}",
+    "ℕ": "\\mathbb{N}", "ℂ": "\\mathbb{C}", "∠": "\\angle ", "△": "\\triangle ", "→": "\\to ", "º": "°", "˚": "°",
+    "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma ", "δ": "\\delta ", "ε": "\\epsilon ", "θ": "\\theta ",
+    "λ": "\\lambda ", "μ": "\\mu ", "π": "\\pi ", "ρ": "\\rho ", "σ": "\\sigma ", "τ": "\\tau ", "φ": "\\phi ",
+    "ϕ": "\\phi ", "ω": "\\omega ", "Δ": "\\Delta ", "Ω": "\\Omega ", "∑": "\\sum ", "∫": "\\int ", "∣": "|", "′": "'",
+    "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u2062": "", "\u200b": "", "，": ",", "；": ";", "（": "(", "）": ")",
+    "［": "[", "］": "]", "｛": "{", "｝": "}", "＝": "=", "＜": "<", "＞": ">", "％": "%", "、": ",",
+})  # fmt: skip
+_FRACTIONS = {
+    "½": (1, 2), "⅓": (1, 3), "⅔": (2, 3), "¼": (1, 4), "¾": (3, 4), "⅕": (1, 5), "⅖": (2, 5), "⅗": (3, 5), "⅘": (4, 5),
+    "⅙": (1, 6), "⅚": (5, 6), "⅐": (1, 7), "⅛": (1, 8), "⅜": (3, 8), "⅝": (5, 8), "⅞": (7, 8), "⅑": (1, 9),
+    "⅒": (1, 10),
+}  # fmt: skip
+_VULGAR = re.compile("[" + "".join(_FRACTIONS) + "]")
+_SUPERSCRIPTS = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
+_SUBSCRIPTS = re.compile(r"[₀₁₂₃₄₅₆₇₈₉]+")
+_PLAIN_SCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789+-n0123456789")
+_ROOT = re.compile(r"([√∛∜])\s*(\(|\d+(?:\.\d+)?|[a-zA-Z]|\{)?")
+_DEGREES = {"√": "", "∛": "[3]", "∜": "[4]"}
+
+
+def ascii_digits(text: str) -> str:
+    """Digits of other scripts (`٣`, `３`, `३`) as 0 to 9; superscripts and circled digits stay."""
+    if text.isascii():
+        return text
+    return "".join(
+        str(unicodedata.digit(one)) if unicodedata.category(one) == "Nd" and not one.isascii() else one for one in text
+    )
+
+
+def _root(match: re.Match[str]) -> str:
+    command, after = "\\sqrt" + _DEGREES[match[1]], match[2] or ""
+    if after == "(":
+        return command + "("  # its bracket is found by `_braced_roots`
+    return command + (after if after == "{" else "{" + after + "}" if after else "")
+
+
+def _braced_roots(text: str) -> str:
+    """`sqrt(2)` and `\\sqrt(2)` with braces, where the bracket is closed and holds no other."""
+    text = re.sub(r"\\sqrt(\[\d\])?\(([^()]{1,200})\)", r"\\sqrt\1{\2}", text)
+    return re.sub(r"(?<![\\a-zA-Z])sqrt\s*(?=\{)", r"\\sqrt", text)
+
+
+def latex_characters(text: str) -> str:
+    """Unicode's mathematical characters as LaTeX: `√3` → `\\sqrt{3}`, `x²` → `x^{2}`, `3½` → `3\\frac{1}{2}`, `π`."""
+    if not text.isascii():
+        text = ascii_digits(text)
+        text = _VULGAR.sub(lambda match: "\\frac{{{}}}{{{}}}".format(*_FRACTIONS[match[0]]), text)
+        text = _SUPERSCRIPTS.sub(lambda match: "^{" + match[0].translate(_PLAIN_SCRIPTS) + "}", text)
+        text = _SUBSCRIPTS.sub(lambda match: "_{" + match[0].translate(_PLAIN_SCRIPTS) + "}", text)
+        text = _ROOT.sub(_root, text).translate(_CHARACTERS)
+    return _braced_roots(text)
+
+
+_SIZES = re.compile(r"\\[bB]igg?[lrm]?(?![a-zA-Z])\s*")
+_CURRENCY = re.compile(
+    r"^\s*([-+]?)\s*(?:\\pounds|\\euro|[£€¥₹₩₽]|(?:Rs\.?|USD|EUR|GBP|US\\?\$)(?=\s*\d))\s*(?=[-+]?\.?\d)"
+    r"|(?<=\d)\s*(?:\\pounds|\\euro|[£€¥₹₩₽元円원]|USD|EUR|GBP)\s*$"
+)
+_SPELLINGS = [
+    (re.compile(r"\\varnothing(?![a-zA-Z])"), r"\\emptyset "),
+    (re.compile(r"\\(?:R|reals|Reals)(?![a-zA-Z])"), r"\\mathbb{R}"),
+    (re.compile(r"\\mathbf\s*\{([RZQNC])\}(?=\s*$)"), r"\\mathbb{\1}"),
+    (re.compile(r"\\lg(?![a-zA-Z])"), r"\\log_{10}"),
+    (re.compile(r"\{\s*(\w{1,9})\s*\\choose\s*(\w{1,9})\s*\}"), r"\\binom{\1}{\2}"),
+    (re.compile(r"\\[dt]?binom\s*(\d)\s*(\d)(?!\d)"), r"\\binom{\1}{\2}"),
+    (re.compile(r"(?:\{\})?[_^]\{?(\d{1,4})\}?C_\{?(\d{1,4})\}?"), r"\\binom{\1}{\2}"),
+    (re.compile(r"(begin|end)\{smallmatrix\}"), r"\1{matrix}"),
+    (re.compile(r"\\langle(?![a-zA-Z])"), "("),
+    (re.compile(r"\\rangle(?![a-zA-Z])"), ")"),
+    (re.compile(r"\\(?:therefore|implies|Rightarrow)(?![a-zA-Z])"), " "),
+    (re.compile(r":=|\\coloneqq"), "="),
+    (re.compile(r"=>(?!=)"), r"\\ge "),
+    (re.compile(r"=<"), r"\\le "),
+    (re.compile(r"(?<=[)\]])\s*U\s*(?=[(\[])"), r" \\cup "),
+    (re.compile(r"\\(sin|cos|tan|cot|sec|csc)\s*[({]?\s*(\d{1,4})\s*(?:\^\s*\{?\s*\\circ\s*\}?|°)\s*[)}]?"),
+     r"\\\1(\\frac{\2\\pi}{180})"),
+    (re.compile(r"\\text\s*\{\s*infinity\s*\}"), r"\\infty "),
+]  # fmt: skip
+_OPEN_INTERVAL = re.compile(
+    r"^(\s*(?:[a-zA-Z]\s*\\in\s*)?)([\[\]])([^\[\](){},;]{1,60})[,;]([^\[\](){},;]{1,60})([\[\]])\s*$"
+)
+_OUTER_MARKS = re.compile(r"^(\*{1,3}|`+|\"|“|'')(.+?)(\*{1,3}|`+|\"|”|'')\.?$", re.DOTALL)
+_LEADING = re.compile(r"^\s*(?:=|\\approx|\\equiv|\\to|:)\s*(?=[^=\s])")
+_TRAILING = re.compile(r"\s*(?:[,;=]|\\times|\\cdot)\s*$")
+
+
+def _turned_brackets(match: re.Match[str]) -> str:
+    """`]1, 2[` → `(1, 2)`; `[1; 2]` → `[1, 2]`."""
+    start, end = {"[": "[", "]": "("}[match[2]], {"]": "]", "[": ")"}[match[5]]
+    return f"{match[1]}{start}{match[3]},{match[4]}{end}"
+
+
+def one_spelling(text: str) -> str:
+    """An answer (not a sentence) in one spelling."""
+    text = latex_characters(single_backslashes(text)).strip()
+    marks = _OUTER_MARKS.match(text)
+    if marks and marks[1] not in marks[2]:
+        text = marks[2].strip()
+    text = _SIZES.sub("", text)
+    for pattern, spelling in _SPELLINGS:
+        text = pattern.sub(spelling, text)
+    text = _OPEN_INTERVAL.sub(_turned_brackets, text)
+    text = _CURRENCY.sub(r"\1", text)
+    return _TRAILING.sub("", _LEADING.sub("", text))
