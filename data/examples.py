@@ -7,6 +7,7 @@ sampler's ids; only text that no sampler has tokenised is tokenised here, once. 
 """
 
 import hashlib
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
@@ -15,6 +16,9 @@ from data.jsonl import read_records
 from data.left_out import leave_out
 from data.prompts import encode_text
 from data.records import BadInput, Demonstration, PreferencePair
+from data.token_text import encode_response
+
+log = logging.getLogger("train")
 
 E = TypeVar("E")
 R = TypeVar("R")
@@ -127,10 +131,29 @@ def keep_short(examples: list[E], max_length: int, path: str) -> list[E]:
 
 
 def encode_demonstration(tokenizer: Any, demonstration: Demonstration) -> TokenExample:
-    """Prompt and completion tokenised apart, so that the border is where sampling will put it; then EOS."""
-    prompt = encode_text(tokenizer, demonstration.prompt, f"demonstration '{demonstration.id}'")
-    completion = tokenizer(demonstration.completion, add_special_tokens=False).input_ids
-    return TokenExample(demonstration.id, [*prompt, *completion, tokenizer.eos_token_id], len(prompt))
+    """Prompt and completion tokenised apart, so that the border is where sampling will put it; then EOS.
+
+    Behind the prompt the completion's tokens read as its text, also where the tokenizer writes a space before what it
+    tokenises by itself.
+    """
+    return _encode(tokenizer, demonstration)[0]
+
+
+def encode_demonstrations(tokenizer: Any, demonstrations: Sequence[Demonstration], path: str) -> list[TokenExample]:
+    """`encode_demonstration` of each. Warns, once, where a tokenizer that normalises changes completions."""
+    pairs = [_encode(tokenizer, row) for row in demonstrations]
+    changed = [example.id for example, is_exact in pairs if not is_exact]
+    if changed:
+        log.warning("%s: the tokenizer changes the text of %d of %d completions ('%s' is the first): the model learns "
+                    "to write what their tokens read as", path, len(changed), len(pairs), changed[0])  # fmt: skip
+    return [example for example, _ in pairs]
+
+
+def _encode(tokenizer: Any, row: Demonstration) -> tuple[TokenExample, bool]:
+    """The example, and whether its completion's tokens read as the completion."""
+    prompt = encode_text(tokenizer, row.prompt, f"demonstration '{row.id}'")
+    completion, is_exact = encode_response(tokenizer, prompt, row.completion)
+    return TokenExample(row.id, [*prompt, *completion, tokenizer.eos_token_id], len(prompt)), is_exact
 
 
 @dataclass(frozen=True)
@@ -149,7 +172,7 @@ class DemonstrationExamples:
     def load(self, tokenizer: Any) -> list[TokenExample]:
         """Examples in file order."""
         records = read_records(Demonstration, self.path)
-        examples = [encode_demonstration(tokenizer, record) for record in records]
+        examples = encode_demonstrations(tokenizer, records, self.path)
         long = [e for e in examples if len(e.ids) - e.prompt_length >= self.min_completion_tokens]
         short = f"are shorter than {self.min_completion_tokens} tokens"
         leave_out(self.path, len(examples) - len(long), len(examples), "completions", short)

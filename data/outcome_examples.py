@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from data.examples import OutcomeExample, encode_demonstration, keep_short, leave_out_repeated, of_part
+from data.examples import OutcomeExample, encode_demonstrations, keep_short, leave_out_repeated, of_part
 from data.jsonl import read_records
 from data.records import BadInput, Demonstration, Trajectory
 from data.step_examples import class_weights
@@ -124,10 +124,13 @@ class JudgedResponseExamples:
 
     def load(self, tokenizer: Any) -> list[OutcomeExample]:
         """Examples in file order. Raises BadInput."""
-        examples, problem_ids = [], []
-        for record in of_part(read_records(JudgedResponse, self.path), self):
-            tokens = encode_demonstration(tokenizer, Demonstration(record.id, record.prompt, record.completion))
-            examples.append(OutcomeExample(record.id, tokens.ids, tokens.prompt_length, float(record.label)))
-            problem_ids.append(record.problem_id)
+        records = of_part(read_records(JudgedResponse, self.path), self)
+        rows = [Demonstration(record.id, record.prompt, record.completion) for record in records]
+        encoded = encode_demonstrations(tokenizer, rows, self.path)
+        examples = [
+            OutcomeExample(record.id, tokens.ids, tokens.prompt_length, float(record.label))
+            for record, tokens in zip(records, encoded, strict=True)
+        ]
+        problem_ids = [record.problem_id for record in records]
         rest = (self.path, self.max_length, self.balanced_classes, self.has_mismatched)
         return finish_outcomes(examples, problem_ids, *rest)

@@ -17,7 +17,8 @@ from data.left_out import leave_out
 from data.process_data.formats import read_labelled, step_format, to_step_texts
 from data.prompts import PromptTemplate
 from data.records import BadInput, LabelledSteps, Problem, StepValues
-from data.steps import Decoder, token_step_ends
+from data.steps import Decoder
+from data.token_text import encode_response, read_tokens, token_step_ends
 
 
 def check_steps(example: StepExample, path: str) -> StepExample:
@@ -145,14 +146,14 @@ def encode_labelled(tokenizer: Any, record: LabelledSteps, template: PromptTempl
         raise BadInput(f"{path}: '{record.id}' has {len(steps)} steps and {len(labels)} labels: one a step is wanted")
     steps = [template.before_response + steps[0], *steps[1:]] if steps else []
     response = "".join(steps)
-    response_ids: list[int] = list(tokenizer(response, add_special_tokens=False).input_ids)
-    decode = Decoder(tokenizer)
-    tail = prompt_ids[-8:]
-    if decode([*tail, *response_ids])[len(decode(tail)) :] != response:
+    response_ids, _ = encode_response(tokenizer, prompt_ids, response)
+    tokens = read_tokens(prompt_ids, response_ids, Decoder(tokenizer))
+    if tokens.text != response:
         return None
+    ends = token_step_ends(steps, tokens)
     if record.is_correct is not None:
         response_ids.append(tokenizer.eos_token_id)
-    ends = token_step_ends(steps, prompt_ids, response_ids, decode)
+        ends = [*ends[:-1], len(response_ids)]
     reads = [
         (len(prompt_ids) + end - 1, float(label)) for end, label in zip(ends, labels, strict=True) if label is not None
     ]

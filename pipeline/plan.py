@@ -26,7 +26,8 @@ from data.jsonl import read_records
 from data.prefix_tree import least_prompt_tokens
 from data.prompts import encode_prompt
 from data.records import BadInput, Demonstration, Problem, State, Trajectory
-from data.steps import Decoder, token_step_ends
+from data.steps import Decoder
+from data.token_text import encode_response, read_tokens, steps_on_tokens
 from models.load import load_tokenizer
 from pipeline.stage import StageContext
 from rewards.monte_carlo import StateKey, state_key
@@ -192,12 +193,12 @@ class Plan:
         chosen = [list(groups.values())[int(k * step)] for k in range(min(len(groups), self.max_pilot_problems))]
         for row in (row for group in chosen for row in group[: self.num_samples]):
             prompt = tokenizer(row.prompt, add_special_tokens=False).input_ids
-            ids = [*tokenizer(row.completion, add_special_tokens=False).input_ids, tokenizer.eos_token_id]
-            steps = task.split_steps(row.completion)
-            ends = token_step_ends(steps, prompt, ids, decode)
+            ids = [*encode_response(tokenizer, prompt, row.completion)[0], tokenizer.eos_token_id]
+            tokens = read_tokens(prompt, ids, decode)
+            steps, ends = steps_on_tokens(task.split_steps(tokens.text), tokens)
             found.append(
                 Trajectory(
-                    row.id, row.prompt, row.prompt, row.completion, steps, prompt, ids, ends, "stop", "", None, True
+                    row.id, row.prompt, row.prompt, tokens.text, steps, prompt, ids, ends, "stop", "", None, True
                 )
             )
         return found

@@ -16,7 +16,8 @@ from statistics import fmean
 from data.jsonl import read_records
 from data.records import BadInput, Trajectory
 from data.splitters import SPLITTERS, splitter
-from data.steps import Decoder, check_ends, check_join, token_step_ends
+from data.steps import Decoder, check_ends, check_join
+from data.token_text import read_response, steps_on_tokens
 from pipeline.stage import StageContext
 from rewards.cut_points import split_at_cut_points
 
@@ -82,5 +83,8 @@ class SplitSteps:
                 cut_points_per_segment=self.cut_points_per_segment,
             )
         steps = splitter(self.by)(row.response)
-        check_join(steps, row.response, f"trajectory '{row.id}'")
-        return replace(row, steps=steps, step_ends=token_step_ends(steps, row.prompt_ids, row.response_ids, decode))
+        place = f"trajectory '{row.id}'"
+        check_join(steps, row.response, place)
+        tokens = read_response(row.prompt_ids, row.response_ids, decode, row.response, place)
+        steps, step_ends = steps_on_tokens(steps, tokens)
+        return replace(row, steps=steps, step_ends=step_ends)

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from data.records import BadInput, Trajectory
-from data.splitters.probability import cut_points_by_probability, steps_at_token_ends
-from data.steps import Decode, check_join
+from data.splitters.probability import cut_points_by_probability
+from data.steps import Decode
+from data.token_text import read_response, steps_at_token_ends
 
 
 def split_at_cut_points(
@@ -26,12 +27,13 @@ def split_at_cut_points(
 
     `logprobs` are natural logarithms of the sampled tokens' probabilities, one for each of `response_ids`. The
     response, its ids and its grade stay as they are. Raises BadInput where their number differs, where the
-    tokens' text is not the response, and on settings out of range.
+    tokens do not begin with the response's text (what follows it is of a stop string), and on settings out of range.
     """
     numbers = f"{len(trajectory.response_ids)} tokens and {len(logprobs)} log-probabilities"
     if len(logprobs) != len(trajectory.response_ids) or not logprobs:
         raise BadInput(f"trajectory '{trajectory.id}' has {numbers}: sample it with params.has_logprobs=true")
     ends = cut_points_by_probability(logprobs, num_segments, threshold, cut_points_per_segment)
-    steps, step_ends = steps_at_token_ends(ends, trajectory.prompt_ids, trajectory.response_ids, decode)
-    check_join(steps, trajectory.response, f"trajectory '{trajectory.id}'")
+    place = f"trajectory '{trajectory.id}'"
+    tokens = read_response(trajectory.prompt_ids, trajectory.response_ids, decode, trajectory.response, place)
+    steps, step_ends = steps_at_token_ends(ends, tokens)
     return replace(trajectory, steps=steps, step_ends=step_ends)

@@ -11,8 +11,10 @@ chosen by its prefix alone: see `rewards.pooled_values` for what that forbids.
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 from data.records import BadInput, State, Trajectory
+from data.splitters.lines import first_text
 from data.splitters.react import ReactStep, cleaned_react, react_steps
 from rewards.monte_carlo import states_of
 
@@ -106,18 +108,26 @@ class StateSampler:
         return self.rejects_malformed and cleaned_react(trajectory.response, joins_lines=False).text is None
 
     def _react_steps(self, trajectory: Trajectory) -> list[ReactStep]:
-        """The steps with their types. Raises BadInput where the steps are not those of the layout."""
-        steps = react_steps(trajectory.response)
-        if [step.text for step in steps] != trajectory.steps:
+        """The ReAct step of each step; a token may have moved white space over a border. Raises BadInput where the
+        steps are not those of the layout."""
+        text, kinds = trajectory.response, react_steps(trajectory.response)
+        types = dict(zip(_starts(text, [kind.text for kind in kinds]), kinds, strict=True))
+        starts = _starts(text, trajectory.steps)
+        if list(dict.fromkeys(starts)) != list(types):
             raise BadInput(f"trajectory '{trajectory.id}': its steps are not ReAct steps: split them with the react "
                            "splitter, or leave step_types, removes_actions and labelled_only out")  # fmt: skip
-        return steps
+        return [types[start] for start in starts]
 
     def _is_kept(self, state: State) -> bool:
         if self.keep_ratio >= 1 or state.step == 0:
             return True
         digest = hashlib.sha256(f"state/{self.seed}/{state.id}".encode()).digest()
         return int.from_bytes(digest[:8], "big") < self.keep_ratio * 2**64
+
+
+def _starts(text: str, steps: Sequence[str]) -> list[int]:
+    """Where the first character of each step stands that is no white space."""
+    return [first_text(text, end - len(step)) for step, end in zip(steps, accumulate(map(len, steps)), strict=True)]
 
 
 def shard_of(trajectories: Sequence[Trajectory], shard: int, num_shards: int) -> list[Trajectory]:

@@ -20,7 +20,7 @@ from rewards.score import Reward
 from rl.probes import REWARD, Fault, ProbeFailed, crashed
 from rl.types import Rollout, RolloutGroup
 from sampling.client import Client, Refused, Sample, SampleRequest, SamplingParams, ServerGone, ShowsLife
-from sampling.requests import cut_at_text, make_completions, make_trajectory
+from sampling.requests import make_completions, make_trajectory
 from sampling.rounds import round_id
 
 R = TypeVar("R")
@@ -156,10 +156,9 @@ class Sampler:
     ) -> Rollout:
         if answered.logprobs is None or len(answered.logprobs) != len(answered.token_ids):
             raise BadInput(f"the sampler gave no log-probs for {request.id}: choose a client that does")
-        sample = cut_at_text(answered, self.tokenizer)
-        assert sample.logprobs is not None
-        trajectory = make_trajectory(self.task, self.tokenizer, problem, request, index, sample)
-        return Rollout(trajectory, sample.logprobs, policy_version)
+        trajectory = make_trajectory(self.task, self.tokenizer, problem, request, index, answered)
+        assert trajectory.logprobs is not None
+        return Rollout(trajectory, trajectory.logprobs, policy_version)
 
     async def _completions(self, state: State, params: SamplingParams, round_number: int) -> list[Completion]:
         request_id = round_id(state.id, round_number)

@@ -84,12 +84,14 @@ class SampleRequest:
 
 @dataclass(frozen=True)
 class Sample:
-    """`token_ids` holds the end token if there was one; `text` does not. `logprobs` matches `token_ids`."""
+    """`token_ids` holds the end token if there was one; `text` does not. `logprobs` matches `token_ids`. `stop`: the
+    stop string that ended it, "" where an end token or the length did; `text` ends before it, `token_ids` with it."""
 
     text: str
     token_ids: list[int]
     finish_reason: str
     logprobs: list[float] | None = None
+    stop: str = ""
 
 
 class Client(Protocol):

@@ -79,4 +79,5 @@ def _sample(endpoint: str, choice: dict[str, Any], params: SamplingParams) -> Sa
         logprobs = [float(row["logprob"]) for row in choice["logprobs"]["content"]]
     if logprobs is not None and len(logprobs) != len(ids):
         raise Transient(f"{len(logprobs)} log-probs of {len(ids)} tokens")
-    return Sample(text, ids, choice["finish_reason"], logprobs)
+    reason = choice.get("stop_reason")  # vLLM's: the stop string, or the id of an end token beside the main one
+    return Sample(text, ids, choice["finish_reason"], logprobs, reason if isinstance(reason, str) else "")

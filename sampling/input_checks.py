@@ -7,6 +7,7 @@ from typing import Any
 
 from data.records import BadInput, State
 from data.steps import Decode
+from data.token_text import added_text
 from sampling.client import SampleRequest
 
 # Words, digits, code, mathematics, other scripts and white space: two tokenizers seldom cut all of it alike.
@@ -28,16 +29,16 @@ def check_unique(requests: Sequence[SampleRequest]) -> None:
 
 
 def check_state_tokens(states: Sequence[State], decode: Decode, place: str) -> None:
-    """Raise BadInput where the token ids of most of the first states do not read as their text: they are another
-    tokenizer's. A prefix may end inside a token, and some tokenizers drop a leading space."""
+    """Raise BadInput where the token ids of most of the first states do not read as their text, or as more: they are
+    another tokenizer's."""
     looked = [state for state in states if state.prefix.strip() and state.prefix_ids][:_MANY]
     wrong = []
     for state in looked:
         try:
-            text = decode(state.prefix_ids)
+            text = added_text(state.prompt_ids, state.prefix_ids, decode)
         except (IndexError, OverflowError, TypeError, ValueError):  # an id that the tokenizer does not have
             text = ""
-        if not text.lstrip().startswith(state.prefix.strip()):
+        if not text.startswith(state.prefix):
             wrong.append(state.id)
     if len(wrong) * 2 > len(looked):
         remedy = "the states were cut for another policy: set policy= to that, or cut them again"

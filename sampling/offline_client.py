@@ -20,9 +20,8 @@ import numpy
 import torch
 
 from data.steps import Decoder
+from data.token_text import added_text
 from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone, one_line
-
-_CONTEXT = 8  # tokens of the prompt that a text is decoded behind: some tokenizers drop a leading space
 
 
 def _log_to(path: Path) -> None:
@@ -243,12 +242,9 @@ class OfflineClient:
         # without stop strings a sample stops at an end token, which is no part of the text
         text = output.text if has_text else self._text(prompt_ids, ids[:-1] if reason == "stop" else ids)
         logprobs = None if output.logprobs is None else list(output.logprobs.logprobs)  # of the sampled tokens alone
-        return Sample(text, ids, reason, logprobs)
+        stop = output.stop_reason if isinstance(output.stop_reason, str) else ""
+        return Sample(text, ids, reason, logprobs, stop)
 
     def _text(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
-        """What the tokens add to the prompt's, a character that the prompt began too; the first bytes of one that was
-        cut off add nothing."""
         assert self._decode is not None
-        context = list(prompt_ids[-_CONTEXT:])
-        start = len(self._decode(context).rstrip("\ufffd"))
-        return self._decode([*context, *ids])[start:].rstrip("\ufffd")
+        return added_text(prompt_ids, ids, self._decode)

@@ -1,6 +1,7 @@
 """Problems and states → requests; samples → records. Graded at once: a record says whether it is right."""
 
 import bisect
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Protocol
@@ -8,8 +9,9 @@ from typing import Any, Protocol
 from data.jsonl import read_records
 from data.prompts import PromptTemplate, encode_prompt
 from data.records import BadInput, Completion, Problem, State, Trajectory
-from data.steps import Decoder, check_join, token_step_ends
+from data.steps import Decoder, check_join
 from data.tasks.task import Task
+from data.token_text import added_text, read_response, read_tokens, steps_on_tokens
 from sampling.client import Sample, SampleRequest
 from sampling.input_checks import check_state_tokens
 
@@ -39,39 +41,58 @@ def messages_of(task: Task, problem: Problem) -> list[dict[str, str]]:
     return template.messages(problem) if isinstance(template, PromptTemplate) else []
 
 
-def cut_at_text(sample: Sample, tokenizer: Any) -> Sample:
-    """The sample without the tokens of a stop string, which vLLM takes off the text alone.
+def read_sample(sample: Sample, prompt_ids: Sequence[int], tokenizer: Any) -> Sample:
+    """The sample with the text that its tokens have behind the prompt, up to a stop string, without the tokens that lie
+    wholly in the stop string; one that holds the end of the text too stays, as it was sampled.
 
-    A token that holds the end of the text and the beginning of the stop string stays.
+    An end token is kept and is no part of the text. A sample without token ids (of a chat API) is left as it is.
+    Raises BadInput where the sampler reads its tokens otherwise: it has another tokenizer. (White space beside special
+    tokens, and bytes that make no character, are read in more ways than one.)
     """
     ids = sample.token_ids
-    if sample.finish_reason != "stop" or not ids or ids[-1] == tokenizer.eos_token_id:
+    if not ids:
         return sample
-    to_text = decode(tokenizer)
-    if not to_text(ids).startswith(sample.text) or to_text(ids) == sample.text:
-        return sample
-    kept = bisect.bisect_left(range(len(ids)), len(sample.text), key=lambda count: len(to_text(ids[:count])))
-    logprobs = sample.logprobs[:kept] if sample.logprobs is not None else None
-    return replace(sample, token_ids=ids[:kept], logprobs=logprobs)
+    is_ended = sample.finish_reason == "stop" and not sample.stop
+    tokens = read_tokens(prompt_ids, ids[:-1] if is_ended else ids, decode(tokenizer))
+    text, num = tokens.text, len(ids)
+    if sample.stop and sample.stop in text:
+        text = text[: text.index(sample.stop)]
+        num = bisect.bisect_left(tokens.ends, len(text))
+    if "\ufffd" not in tokens.text and "".join(text.split()) != "".join(sample.text.split()):
+        raise BadInput(
+            f"the sampler reads its tokens as {_start(sample.text, text)}, the policy's tokenizer as "
+            f"{_start(text, sample.text)}: serve the policy with its own tokenizer"
+        )
+    logprobs = sample.logprobs[:num] if sample.logprobs is not None else None
+    return replace(sample, text=text, token_ids=ids[:num], logprobs=logprobs)
+
+
+def _start(text: str, other: str) -> str:
+    """Where a text begins to differ from another, for a message."""
+    same = next((k for k, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
+    return f"{text[max(0, same - 10) : same + 20]!r}"
 
 
 def make_trajectory(
-    task: Task, tokenizer: Any, problem: Problem, request: SampleRequest, index: int, sample: Sample
+    task: Task, tokenizer: Any, problem: Problem, request: SampleRequest, index: int, answered: Sample
 ) -> Trajectory:
-    """A graded trajectory with its steps and their token ends. A response cut by its length is wrong.
+    """A graded trajectory with its steps, whose borders are token ends. A response cut by its length is wrong.
 
-    Without token ids (chat APIs return none) there are no token ends either.
+    Without token ids (chat APIs return none) there are no token ends, and steps end where the splitter says. Raises
+    BadInput where the sampler has another tokenizer.
     """
-    sample = cut_at_text(sample, tokenizer)
+    sample, place = read_sample(answered, request.prompt_ids, tokenizer), f"{request.id}/{index}"
     template = getattr(task, "template", None)
     if not sample.token_ids and isinstance(template, PromptTemplate):
         sample = replace(sample, text=template.strip_opening(sample.text))
-    steps = task.split_steps(sample.text)
-    check_join(steps, sample.text, f"{request.id}/{index}")
-    ends = token_step_ends(steps, request.prompt_ids, sample.token_ids, decode(tokenizer)) if sample.token_ids else []
+    steps, ends = task.split_steps(sample.text), list[int]()
+    check_join(steps, sample.text, place)
+    if sample.token_ids:
+        tokens = read_response(request.prompt_ids, sample.token_ids, decode(tokenizer), sample.text, place)
+        steps, ends = steps_on_tokens(steps, tokens)
     grade = task.grade(problem.gold, sample.text, len(problem.options))
     return Trajectory(
-        id=f"{request.id}/{index}",
+        id=place,
         problem_id=problem.id,
         prompt=request.prompt,
         response=sample.text,
@@ -91,18 +112,24 @@ def make_trajectory(
 def make_completions(
     task: Task, tokenizer: Any, state: State, request_id: str, samples: list[Sample]
 ) -> list[Completion]:
-    """The graded completions of a state, each graded together with the state's prefix; ids `{request}/{k}`."""
+    """The graded completions of a state; ids `{request}/{k}`.
+
+    What is graded is the text of the state's tokens and the completion's, decoded together; `response` is what follows
+    the state's own text in it. Raises BadInput where the state's tokens do not read as its text, or the sampler has
+    another tokenizer.
+    """
     records = []
     for k, answered in enumerate(samples):
-        sample = cut_at_text(answered, tokenizer)
-        grade = task.grade(state.gold, state.prefix + sample.text, state.num_options)
+        sample = read_sample(answered, state.prompt_ids + state.prefix_ids, tokenizer)
+        whole = _with_prefix(state, sample, tokenizer)
+        grade = task.grade(state.gold, whole, state.num_options)
         is_correct = grade.is_correct and sample.finish_reason == "stop"
         records.append(
             Completion(
                 f"{request_id}/{k}",
                 state.id,
                 state.problem_id,
-                sample.text,
+                whole[len(state.prefix) :],
                 sample.token_ids,
                 sample.finish_reason,
                 grade.answer,
@@ -111,6 +138,23 @@ def make_completions(
             )
         )
     return records
+
+
+def _with_prefix(state: State, sample: Sample, tokenizer: Any) -> str:
+    """The text of a state's tokens and a completion's together, as far as the completion's own text goes."""
+    ids, to_text = sample.token_ids, decode(tokenizer)
+    if not ids:
+        return state.prefix + sample.text
+    behind = len(added_text(state.prompt_ids + state.prefix_ids, ids, to_text)) - len(sample.text)
+    text = added_text(state.prompt_ids, state.prefix_ids + ids, to_text)
+    whole = text[: len(text) - behind]
+    if not whole.startswith(state.prefix):
+        raise BadInput(
+            f"state '{state.id}': its tokens do not read as its text: with a completion they read "
+            f"{_start(whole, state.prefix)}, the text is {_start(state.prefix, whole)}: cut the states again with the "
+            "tokenizer of the policy which sampled them"
+        )
+    return whole
 
 
 @dataclass

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from data.records import BadInput, Completion, Problem, State, Trajectory
-from data.steps import token_step_ends
+from data.token_text import read_tokens, token_step_ends
 from rewards.outcome import OutcomeReward
 from rewards.score import Score
 from rl.advantages.generalized import GeneralizedAdvantage, generalized_advantages, last_tokens
@@ -397,7 +397,7 @@ GOLDEN = [
 def test_tokens_get_the_advantage_of_the_step_that_holds_their_first_character(text: str, steps: list[str]) -> None:
     # tokens of one character: token i is in the step whose character ends lie around i
     ids = [ord(letter) for letter in text] + [0]
-    ends = token_step_ends(steps, [], ids, lambda row: "".join(chr(token) for token in row if token))
+    ends = token_step_ends(steps, read_tokens([], ids, lambda row: "".join(chr(token) for token in row if token)))
     mask = torch.ones(1, len(ids), dtype=torch.bool)
     values = [float(number + 1) for number in range(len(steps))]
     found = spread_steps([ends], [values], mask)[0].tolist()
@@ -407,7 +407,9 @@ def test_tokens_get_the_advantage_of_the_step_that_holds_their_first_character(t
 
 def test_a_token_over_a_border_belongs_to_the_step_it_begins_in() -> None:
     pieces = {1: "4.", 2: "\nS", 3: "o", 4: " 5", 0: ""}  # steps "4.\n" and "So 5": token 2 holds the border
-    ends = token_step_ends(["4.\n", "So 5"], [], [1, 2, 3, 4, 0], lambda row: "".join(pieces[token] for token in row))
+    ends = token_step_ends(
+        ["4.\n", "So 5"], read_tokens([], [1, 2, 3, 4, 0], lambda row: "".join(pieces[token] for token in row))
+    )
     found = spread_steps([ends], [[1.0, 2.0]], torch.ones(1, 5, dtype=torch.bool))
     assert found.tolist() == [[1.0, 1.0, 2.0, 2.0, 2.0]]
 

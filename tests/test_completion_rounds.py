@@ -335,13 +335,14 @@ def test_a_job_asks_in_rounds_and_goes_on_in_any(tmp_path: Path, tiny_policy: Pa
     from runtime.schemas import SampleConfig
     from sampling.job import run_job
 
-    words = load_tokenizer(str(tiny_policy)).decode  # the states are in the policy's tokens, 10 to 13
-    states = [State(f"p/{k}#1", "p", f"p/{k}", 1, "Q", words([10 + k]), [9], [10 + k], "7") for k in range(4)]
+    tokenizer = load_tokenizer(str(tiny_policy))  # the states are in the policy's tokens, 10 to 13
+    states = [State(f"p/{k}#1", "p", f"p/{k}", 1, "Q", tokenizer.decode([10 + k]), [9], [10 + k], "7") for k in range(4)]
     write_records(tmp_path / "s.jsonl", states)
     output = tmp_path / "c.jsonl"
 
     def answer(prompt_ids: list[int], index: int) -> tuple[str, list[int]]:
-        return f"#### {7 if prompt_ids[-1] == 10 or (prompt_ids[-1] == 11 and index) else 8}", [5]
+        text = f"\n#### {7 if prompt_ids[-1] == 10 or (prompt_ids[-1] == 11 and index) else 8}"
+        return text, [*tokenizer(text).input_ids, tokenizer.eos_token_id]
 
     with completion_server(answer=answer) as server:
         config = SampleConfig(

@@ -37,5 +37,5 @@ def test_a_trajectory_without_its_probabilities_is_refused(logprobs: list[float]
 
 
 def test_tokens_of_another_tokenizer_are_refused() -> None:
-    with pytest.raises(BadInput, match="trajectory 'p/0': the steps do not join to the response"):
+    with pytest.raises(BadInput, match="trajectory 'p/0': its tokens do not read as its text"):
         split_at_cut_points(ROW, [SURE] * 6, lambda ids: "x" * len(ids))

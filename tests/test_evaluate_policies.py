@@ -262,7 +262,13 @@ def test_a_policy_is_sampled_evaluated_and_then_known_as_done(
     tiny_policy: Path, completion_server: Any, tmp_path: Path
 ) -> None:
     checkpoint = find_checkpoints({"one": str(tiny_policy)}, str(tmp_path / "out"))[0]
-    with completion_server(max_model_len=512) as server:
+    tokenizer = load_tokenizer(str(tiny_policy))
+    text = "2 + 3 = 5\n#### 5"
+
+    def answer(prompt_ids: list[int], index: int) -> tuple[str, list[int]]:
+        return text, [*tokenizer(text).input_ids, tokenizer.eos_token_id]
+
+    with completion_server(max_model_len=512, answer=answer) as server:
         client = {"_target_": "sampling.vllm_client.VLLMClient", "base_url": server.base_url, "model": None}
         task = {**CONFIG.task, "num_train": 20, "num_dev": 5, "num_test": 5}
         config = replace(CONFIG, client=client, task=task, requests={**CONFIG.requests, "first": 1, "limit": 3})

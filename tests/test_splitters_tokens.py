@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from data.records import BadInput
-from data.splitters import SPLITTERS, cut_points_by_probability, is_cut_point, splitter, steps_at_token_ends
-from data.steps import Decoder, token_step_ends
+from data.splitters import SPLITTERS, cut_points_by_probability, is_cut_point, splitter
+from data.steps import Decoder
+from data.token_text import read_tokens, steps_at_token_ends, token_step_ends
 
 RESPONSE = (
     "\nWe buy 3 pens. Then 4 more, so $x = 3 + 4.$ It is 7 🙂. 共有7个。好\n"
@@ -37,7 +38,7 @@ def test_steps_find_their_tokens_without_tokenising_again(name: str, tokenizer: 
     decode = Decoder(tokenizer)
     prompt_ids, ids = tokenizer("How many?\n").input_ids, [*tokenizer(RESPONSE).input_ids, tokenizer.eos_token_id]
     steps = splitter(name)(decode(ids))
-    ends = token_step_ends(steps, prompt_ids, ids, decode)
+    ends = token_step_ends(steps, read_tokens(prompt_ids, ids, decode))
     assert ends[-1] == len(ids)
     for number, end in enumerate(ends, 1):
         assert decode(ids[:end]) == "".join(steps[:number])
@@ -53,9 +54,9 @@ def test_steps_find_their_word_pieces(word_pieces: Any) -> None:
 
     steps = splitter("sentences")(text_of(len(ids)))
     assert steps == [" He had 3.5 pens.", " Dr. Who had 42.", " So?"]
-    ends = token_step_ends(steps, prompt_ids, ids, decode)
+    ends = token_step_ends(steps, read_tokens(prompt_ids, ids, decode))
     assert [text_of(end) for end in ends] == ["".join(steps[: number + 1]) for number in range(3)]
-    assert steps_at_token_ends(ends, prompt_ids, ids, decode) == (steps, ends)
+    assert steps_at_token_ends(ends, read_tokens(prompt_ids, ids, decode)) == (steps, ends)
 
 
 @pytest.mark.parametrize(
@@ -122,22 +123,22 @@ def test_segments_of_tokens_become_steps_that_join_and_find_their_ends_again(tok
     prompt_ids, ids = tokenizer("How many?\n").input_ids, [*tokenizer(RESPONSE).input_ids, tokenizer.eos_token_id]
     for _ in range(50):
         ends = cut_points_by_probability([math.log(rng.choice([0.5, 1.0])) for _ in ids])
-        steps, step_ends = steps_at_token_ends(ends, prompt_ids, ids, decode)
+        steps, step_ends = steps_at_token_ends(ends, read_tokens(prompt_ids, ids, decode))
         assert "".join(steps) == decode(ids)
         assert all(steps)
-        assert token_step_ends(steps, prompt_ids, ids, decode) == step_ends
+        assert token_step_ends(steps, read_tokens(prompt_ids, ids, decode)) == step_ends
         assert step_ends[-1] == len(ids)
 
 
 def test_an_end_inside_a_character_moves_to_the_end_of_the_character(tokenizer: Any) -> None:
     ids = [*tokenizer("🙂b").input_ids, tokenizer.eos_token_id]
     assert len(ids) == 6
-    assert steps_at_token_ends([1, 2, 5, 6], [], ids, Decoder(tokenizer)) == (["🙂", "b"], [4, 6])
-    assert steps_at_token_ends([], [], [], Decoder(tokenizer)) == ([], [])
-    assert steps_at_token_ends([1], [], [tokenizer.eos_token_id], Decoder(tokenizer)) == ([], [])
+    assert steps_at_token_ends([1, 2, 5, 6], read_tokens([], ids, Decoder(tokenizer))) == (["🙂", "b"], [4, 6])
+    assert steps_at_token_ends([], read_tokens([], [], Decoder(tokenizer))) == ([], [])
+    assert steps_at_token_ends([1], read_tokens([], [tokenizer.eos_token_id], Decoder(tokenizer))) == ([], [])
 
 
 @pytest.mark.parametrize("ends", [[], [0, 3], [2], [2, 2, 3], [3, 2], [4]])
 def test_ends_that_do_not_rise_to_the_number_of_tokens_are_refused(ends: list[int]) -> None:
     with pytest.raises(BadInput, match="token ends must rise to the number of tokens, 3"):
-        steps_at_token_ends(ends, [], [1, 2, 3], lambda ids: "a" * len(ids))
+        steps_at_token_ends(ends, read_tokens([], [1, 2, 3], lambda ids: "a" * len(ids)))

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from data.records import BadInput
 from data.splitters import split_lines
-from data.steps import check_join, token_step_ends
+from data.steps import check_join
 from data.tasks.word_arithmetic import WordArithmetic
+from data.token_text import read_tokens, token_step_ends
 from sampling.requests import decode
 
 LINES = st.text(alphabet="ab \n\t\r\u2028\0é🙂", max_size=30)
@@ -65,7 +66,7 @@ def check_ends(tokenizer: Any, prompt: str, response: str) -> list[int]:
     prompt_ids = tokenizer(prompt).input_ids
     response_ids = [*tokenizer(response).input_ids, tokenizer.eos_token_id]
     steps = split_lines(response)
-    ends = token_step_ends(steps, prompt_ids, response_ids, text_of)
+    ends = token_step_ends(steps, read_tokens(prompt_ids, response_ids, text_of))
     assert ends == ends_by_search(steps, prompt_ids, response_ids, text_of)
     for number, end in enumerate(ends, 1):
         assert text_of(response_ids[:end]) == "".join(steps[:number])
@@ -93,7 +94,7 @@ def test_the_tokens_of_two_steps_written_out(tokenizer: Any) -> None:
     first = tokenizer("buys: 3 + 4 = 7\n").input_ids
     last = tokenizer("#### 7").input_ids
     ids = [*first, *last, tokenizer.eos_token_id]
-    ends = token_step_ends(["buys: 3 + 4 = 7\n", "#### 7"], [], ids, decode(tokenizer))
+    ends = token_step_ends(["buys: 3 + 4 = 7\n", "#### 7"], read_tokens([], ids, decode(tokenizer)))
     assert ends == [len(first), len(first) + len(last) + 1]
 
 
@@ -101,18 +102,21 @@ def test_tokens_the_sampler_split_otherwise_than_the_tokenizer_are_kept_as_they_
     letters = [tokenizer.convert_tokens_to_ids(letter) for letter in "ab"]
     newline = tokenizer("\n").input_ids
     ids = [*letters, *newline, *letters, *newline, *letters]
-    assert token_step_ends(["ab\n", "ab\n", "ab"], [5, 6], ids, decode(tokenizer)) == [3, 6, 8]
+    assert token_step_ends(["ab\n", "ab\n", "ab"], read_tokens([5, 6], ids, decode(tokenizer))) == [3, 6, 8]
 
 
 def test_a_token_over_a_border_belongs_to_the_step_it_begins_in() -> None:
     words = {1: "a", 2: "\nb", 3: "c"}
-    assert token_step_ends(["a\n", "bc"], [], [1, 2, 3], lambda ids: "".join(words[i] for i in ids)) == [2, 3]
+    assert token_step_ends(["a\n", "bc"], read_tokens([], [1, 2, 3], lambda ids: "".join(words[i] for i in ids))) == [
+        2,
+        3,
+    ]
 
 
 def test_a_step_that_ends_in_a_character_of_several_tokens_holds_all_of_them(tokenizer: Any) -> None:
     ids = tokenizer("一。二。").input_ids
     assert len(ids) == 12
-    assert token_step_ends(["一。", "二。"], [], ids, decode(tokenizer)) == [6, 12]
+    assert token_step_ends(["一。", "二。"], read_tokens([], ids, decode(tokenizer))) == [6, 12]
 
 
 def test_a_tokenizer_that_drops_a_leading_space_is_read_in_its_prompt() -> None:
@@ -121,7 +125,7 @@ def test_a_tokenizer_that_drops_a_leading_space_is_read_in_its_prompt() -> None:
     def text_of(ids: Any) -> str:
         return "".join(words[i] for i in ids).removeprefix(" ")
 
-    assert token_step_ends([" a\n", " b"], [1], [2, 3, 4], text_of) == [2, 3]
+    assert token_step_ends([" a\n", " b"], read_tokens([1], [2, 3, 4], text_of)) == [2, 3]
 
 
 def test_random_token_ids_give_ends_that_never_fall_and_reach_the_last_token(tokenizer: Any) -> None:
@@ -130,7 +134,7 @@ def test_random_token_ids_give_ends_that_never_fall_and_reach_the_last_token(tok
     for _ in range(100):
         ids = [rng.randrange(len(tokenizer)) for _ in range(rng.randint(1, 40))]
         steps = split_lines(text_of(ids))
-        ends = token_step_ends(steps, [], ids, text_of)
+        ends = token_step_ends(steps, read_tokens([], ids, text_of))
         assert len(ends) == len(steps)
         assert ends == sorted(ends)
         assert not ends or ends[-1] == len(ids)

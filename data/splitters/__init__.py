@@ -5,7 +5,7 @@ A splitter is a function `str -> list[str]` (`data.steps.StepSplitter`). What ev
 - the pieces join to the response exactly, and none of them is empty ("" has none);
 - it never raises, whatever the text (lone surrogates, NUL, LaTeX that is never closed), and its time grows
   linearly with the text;
-- `data.steps.token_step_ends` maps its pieces to token ends on the sampler's own ids.
+- `data.token_text` moves its borders to the ends of the sampler's own tokens.
 
     lines           one line a step; blank lines belong to the step before
     gsm8k           one line a step; a newline opens the step after it; the `#### answer` joins the last step
@@ -15,14 +15,14 @@ A splitter is a function `str -> list[str]` (`data.steps.StepSplitter`). What ev
     sub_questions   one sub-question with its answer a step
 
 Steps by the policy's own probabilities (segment policy optimisation) need the tokens and not the text alone:
-`cut_points_by_probability` and `steps_at_token_ends`.
+`cut_points_by_probability`.
 """
 
 from data.records import BadInput
 from data.splitters.latex import find_blocks
 from data.splitters.lines import split_gsm8k, split_lines
 from data.splitters.mathematics import split_math
-from data.splitters.probability import cut_points_by_probability, is_cut_point, steps_at_token_ends
+from data.splitters.probability import cut_points_by_probability, is_cut_point
 from data.splitters.react import (
     CleanedReact,
     ReactStep,
@@ -52,7 +52,6 @@ __all__ = [
     "split_sentences",
     "split_sub_questions",
     "splitter",
-    "steps_at_token_ends",
 ]
 
 SPLITTERS: dict[str, StepSplitter] = {

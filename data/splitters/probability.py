@@ -7,11 +7,9 @@ them hardly.
 
 import math
 from collections.abc import Sequence
-from itertools import accumulate
 from numbers import Real
 
 from data.records import BadInput
-from data.steps import Decode, Decoder
 
 
 def is_cut_point(logprobs: Sequence[float], threshold: float = 0.9) -> list[bool]:
@@ -56,60 +54,3 @@ def cut_points_by_probability(
     if len(logprobs) and (not ends or ends[-1] < len(logprobs)):
         ends.append(len(logprobs))
     return ends
-
-
-def steps_at_token_ends(
-    token_ends: Sequence[int], prompt_ids: Sequence[int], response_ids: Sequence[int], decode: Decode
-) -> tuple[list[str], list[int]]:
-    """(steps, step ends) of a response that is cut after the given tokens; the steps join to its text.
-
-    `token_ends` rise and the last is the number of response tokens. Text and tokens keep together: an end that
-    falls inside a character (its bytes can be tokens of their own) moves to the end of the character, and a
-    segment without text (an end-of-sequence token) joins the one before it, so steps and ends can be fewer.
-    No text gives no steps. Decoding starts in the last tokens of the prompt, because some tokenizers drop a
-    leading space.
-    Raises BadInput on ends that do not rise to the number of tokens.
-    """
-    num = len(response_ids)
-    ends = list(token_ends)
-    if ends != sorted(set(ends)) or (ends[-1:] or [0]) != [num] or ends[:1] == [0]:
-        raise BadInput(f"token ends must rise to the number of tokens, {num}; got {ends[:8]}")
-    text, places = _places(ends, prompt_ids, response_ids, decode)
-    steps: list[str] = []
-    kept: list[int] = []
-    start = 0
-    for end, place in places:
-        if place > start:
-            steps.append(text[start:place])
-            kept.append(end)
-            start = place
-        elif kept:
-            kept[-1] = end
-    return steps, kept
-
-
-def _places(
-    ends: list[int], prompt_ids: Sequence[int], response_ids: Sequence[int], decode: Decode
-) -> tuple[str, list[tuple[int, int]]]:
-    """The response's text, and (token end, character end) of every segment; neither ever falls."""
-    context = list(prompt_ids[-8:])
-    offset = len(decode(context))
-    text = decode([*context, *response_ids])[offset:]
-    if isinstance(decode, Decoder):
-        pieces = [decode.piece(token) for token in response_ids]
-        if "".join(pieces) == text:
-            lengths = [0, *accumulate(len(piece) for piece in pieces)]
-            return text, [(end, lengths[end]) for end in ends]
-    places: list[tuple[int, int]] = []
-    last_end = last_place = 0
-    for end in ends:
-        for more in range(max(end, last_end), min(end + 4, len(response_ids) + 1)):
-            prefix = decode([*context, *response_ids[:more]])[offset:]
-            if text.startswith(prefix):
-                last_end, last_place = more, max(last_place, len(prefix))
-                break
-        else:
-            last_end = max(end, last_end)
-            last_place = max(last_place, min(len(decode([*context, *response_ids[:last_end]])) - offset, len(text)))
-        places.append((last_end, last_place))
-    return text, places

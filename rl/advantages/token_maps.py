@@ -26,7 +26,7 @@ def spread_steps(
     """[N, T]: every response token gets the number of the step that holds it.
 
     `step_ends[n]` count response tokens up to and including each step; a token that covers a border belongs to
-    the step its first character is in (`data.steps.token_step_ends`), the end token to the last step. Raises
+    the step its first character is in (`data.token_text`), the end token to the last step. Raises
     ValueError where a row's steps do not reach its last token.
     """
     spread = torch.zeros(response_mask.shape)
