@@ -28,6 +28,7 @@ from training.guards import (
     check_amount,
     check_examples,
     check_held_out,
+    check_targets,
     check_tokenizer,
     model_limits,
     read_tokens,
@@ -89,6 +90,7 @@ class Explain:
             eval_examples, found["eval_examples"] = _load(config.eval_examples, tokenizer, limits)
             check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
         check_amount(examples, config.batch_size)
+        check_targets(examples, config.objective.get("hard_above"), str(config.examples.get("path")))
         sizes = (config.batch_size, config.micro_batch_size, config.seed)
         ranks, budget = range(self.num_ranks), config.micro_batch_tokens
         loaders = [Loader(examples, *sizes, rank, self.num_ranks, budget) for rank in ranks]
