@@ -179,7 +179,7 @@ def _tokens(loaders: Sequence[Loader], steps: int, counted: int, layout: str) ->
     `computed_share`: of the tokens of all rows, what the run's own layout computes."""
     per_step, padded_rows, read, longest, computed = [], 0, 0, 0, 0
     for step in range(counted):
-        groups = [group for loader in loaders for group in loader.micro_batches(step)]
+        groups = [group for loader in loaders for group in loader.micro_batches(step) if group]
         lengths = [[len(row) for example in group for row in rows_of(example)] for group in groups]
         per_step.append(sum(map(sum, lengths)))
         sizes = [max(rows) * len(rows) for rows in lengths]
