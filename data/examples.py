@@ -41,7 +41,8 @@ class TokenExample:
 class StepExample:
     """`ids` [T]; `positions` [S] are indices into ids of step ends, `values` [S] their targets in [0, 1].
 
-    `weights` [S] weigh the reads (empty: all 1).
+    `weights` [S] weigh the reads (empty: all 1). `has_outcome`: the last read is of the terminal state, and its value
+    the outcome; the others are of inner states. It says where a value comes from and is no part of the data.
     """
 
     id: str
@@ -49,6 +50,12 @@ class StepExample:
     positions: list[int]
     values: list[float]
     weights: list[float] = field(default_factory=list)
+    has_outcome: bool = field(default=False, repr=False, compare=False)
+
+    @property
+    def inner_values(self) -> list[float]:
+        """The values of the reads of inner states."""
+        return self.values[:-1] if self.has_outcome else self.values
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Epochs are permutations laid end to end, so every step has exactly `batch_size` examples and a resume needs
 nothing but its step number. Within a step examples are sorted by length, cut into micro-batches and dealt
 to the ranks in turn: `micro_batch_size` examples each, or, with a budget of tokens, as few as keep each within the
-budget, of equal weight, and equally many on every rank.
+budget, of equal weight, and equally many on every rank (some empty where examples are few).
 """
 
 import math
@@ -75,8 +75,13 @@ class Loader:
         return sorted(chosen, key=example_length)
 
     def micro_batches(self, step: int) -> list[list[Any]]:
-        """This rank's share of the step."""
+        """This rank's share of the step, as many micro-batches on every rank. With a budget of tokens some are empty
+        where ranks times micro-batches is more than there are examples: few long ones on many ranks."""
         return self._cut(self.step_examples(step))[self.rank :: self.world_size]
+
+    def stand_in(self, step: int) -> Any:
+        """The example that takes part, uncounted, where a micro-batch of the step is empty: the shortest."""
+        return self.step_examples(step)[0]
 
     def evaluation_batches(self) -> list[list[Any]]:
         """All examples once, over all ranks, in order (with a budget: of equal weight)."""

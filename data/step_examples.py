@@ -39,8 +39,9 @@ def check_steps(example: StepExample, path: str) -> StepExample:
 def prefixes(example: StepExample) -> list[StepExample]:
     """One example for each read: the ids up to it, read at their last token."""
     weights = example.weights or [1.0] * len(example.values)
+    outcome = len(example.values) if example.has_outcome else 0
     return [
-        StepExample(f"{example.id}#{step}", example.ids[: position + 1], [position], [value], [weight])
+        StepExample(f"{example.id}#{step}", example.ids[: position + 1], [position], [value], [weight], step == outcome)
         for step, (position, value, weight) in enumerate(
             zip(example.positions, example.values, weights, strict=True), 1
         )
@@ -113,7 +114,7 @@ class StepValueExamples:
             start = len(record.prompt_ids)
             positions = [start + end - 1 for end in record.step_ends]
             ids = record.prompt_ids + record.response_ids
-            examples.append(StepExample(record.id, ids, positions, record.values))
+            examples.append(StepExample(record.id, ids, positions, record.values, has_outcome=True))
         leave_out(self.path, num_empty, len(records), "trajectories", "have no step")
         leave_out_repeated(self.path, num_repeated, len(records), "trajectories")
         return finish_steps(examples, self.path, self.max_length, self.one_example_per, self.balanced_classes)

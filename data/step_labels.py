@@ -1,11 +1,13 @@
 """Labelled steps of our own trajectories: what a process reward model is trained on, with what it rests on."""
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from data.examples import StepExample, leave_out_repeated, of_part
 from data.jsonl import read_records
+from data.label_balance import check_balance
 from data.left_out import leave_out
 from data.records import BadInput
 from data.step_examples import finish_steps
@@ -40,6 +42,13 @@ class StepLabels:
     is_correct: bool
 
 
+def inner_steps(records: Iterable[StepLabels]) -> tuple[list[float | None], list[float | None]]:
+    """(labels, values) of all steps but the last one of every record, whose state is terminal."""
+    rows = list(records)
+    labels = [label for row in rows for label in row.labels[:-1]]
+    return labels, [value for row in rows for value in row.values[:-1]]
+
+
 @dataclass(frozen=True)
 class StepLabelExamples:
     """PRM examples of a file of `StepLabels`: the problems of one `part` ("all", "train", "held_out"), each distinct
@@ -62,7 +71,8 @@ class StepLabelExamples:
     balanced_classes: int = 0
 
     def load(self, tokenizer: Any) -> list[StepExample]:
-        """Examples in file order; `tokenizer` is not used. Raises BadInput where nothing is left to train on."""
+        """Examples in file order; `tokenizer` is not used. Raises BadInput where nothing is left to train on, and
+        where all labels of inner steps are alike though the states' values say otherwise (`data.label_balance`)."""
         examples: list[StepExample] = []
         seen: set[tuple[str, tuple[int, ...]]] = set()
         records = of_part(read_records(StepLabels, self.path), self)
@@ -81,6 +91,7 @@ class StepLabelExamples:
         leave_out(self.path, num_unread, len(records), "trajectories", "have no labelled step")
         if not examples:
             raise BadInput(f"{self.path}: no labelled step to train on (of {len(records)} trajectories)")
+        check_balance(*inner_steps(records), self.path, "make them by another stage.threshold, or soft")
         return finish_steps(examples, self.path, self.max_length, self.one_example_per, self.balanced_classes)
 
     def _example(self, record: StepLabels) -> StepExample:
@@ -94,4 +105,5 @@ class StepLabelExamples:
             [place for place, _, _ in kept],
             [label for _, label, _ in kept],
             [weight for _, _, weight in kept] if self.is_weighted else [],
+            has_outcome=bool(kept) and kept[-1][0] == start + record.step_ends[-1] - 1,
         )

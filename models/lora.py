@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from models.load import BadModel, from_pretrained, load_policy
+from models.logprobs import network
 from models.quantised import check_bits, quantise, round_weights
 from models.scalar_head import load_process_reward
 
@@ -103,6 +104,12 @@ class PolicyWithoutAdapters:
     def parameters(self) -> Iterator[torch.nn.Parameter]:
         """The policy's."""
         return iter(self.model.parameters())
+
+    def base_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        """(name, weight) of what its answers depend on: neither adapters nor the trained copies of heads."""
+        for name, value in network(self.model).named_parameters():
+            if not any(part.startswith("lora_") or part == "modules_to_save" for part in name.split(".")):
+                yield name, value
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """The base model's output."""

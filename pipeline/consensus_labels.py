@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 from data.jsonl import read_records
 from data.judgements import StepJudgement
+from data.label_balance import check_balance
 from data.records import BadInput
-from data.step_labels import StepLabels
+from data.step_labels import StepLabels, inner_steps
 from pipeline.stage import StageContext
 from rewards.consensus import ConsensusRule, judged_shares
 
@@ -34,10 +35,15 @@ class ConsensusLabels:
         return [self.judgements]
 
     def run(self, input_path: str, context: StageContext) -> Iterable[StepLabels]:
-        """One record a trajectory. Raises BadInput where no trajectory was judged, or with other steps."""
+        """One record a trajectory. Raises BadInput where no trajectory was judged, or with other steps, and where
+        the threshold calls all inner states good, or none, against the labels' own mean."""
         rule = ConsensusRule(self.policy, self.threshold, self.has_unjudged)
         rows = read_records(StepLabels, input_path)
         votes = votes_by_trajectory(read_records(StepJudgement, self.judgements))
+        inner_labels, _ = inner_steps(rows)
+        check_balance(rule.calls(inner_labels), inner_labels, f"{input_path} with stage.threshold={self.threshold:g}",
+                      "there would be nothing for a judge to agree with: take another stage.threshold (labels of "
+                      "smoothed values are never 0: 0.5)")  # fmt: skip
         judged = sum(row.id in votes for row in rows)
         if not judged:
             raise BadInput(f"{self.judgements}: none of the {len(rows)} trajectories of {input_path} is judged there")

@@ -8,6 +8,7 @@ without a published answer too: what was answered, and how the samples were vote
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
@@ -29,6 +30,8 @@ from pipeline.intervals import Interval, bootstrap_interval, interval, intervals
 from pipeline.option_orders import choices, read_order, robustness
 from pipeline.stage import StageContext
 from pipeline.votes import (
+    MAX_COMPARISONS,
+    answer_classes,
     best_index,
     best_of,
     by_problem,
@@ -102,6 +105,7 @@ class Evaluate:
         if problems:
             check_known(samples, problems, self.problems)
         rankings = list(self._rankings(samples))
+        self._join_answers(samples, context)
         labelled = samples.labelled
         accuracies = _accuracies(samples, rankings) if labelled else {}
         coverage = _coverage(samples) if labelled else {}
@@ -125,6 +129,19 @@ class Evaluate:
         predictions = context.output.with_name(context.output.stem + ".predictions.jsonl")
         write_records(predictions, (predict(samples, problem, rankings) for problem in samples.groups))
         return result
+
+    def _join_answers(self, samples: Samples, context: StageContext) -> None:
+        """Compare the distinct answers of all problems, several at a time; what votes ask afterwards is known."""
+        groups = list(samples.groups.values())
+        with context.progress("compare answers", len(groups), "problem") as progress, ThreadPoolExecutor(8) as threads:
+            num_apart = []
+            for done, classes in enumerate(threads.map(answer_classes, groups), 1):
+                num_apart += [classes.num_apart] if classes.num_apart else []
+                progress.update(done)
+        if num_apart:
+            context.counts["problems_with_uncompared_answers"] = len(num_apart)
+            log.warning("%d problems have more distinct answers than %d comparisons reach: %d answers vote as they are "
+                        "written", len(num_apart), MAX_COMPARISONS, sum(num_apart))  # fmt: skip
 
     def _tell(self, result: dict[str, Any], context: StageContext) -> None:
         context.counts["problems"] = result["num_problems"]

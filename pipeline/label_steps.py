@@ -4,8 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from data.jsonl import read_records
+from data.label_balance import check_balance, label_balance
 from data.records import BadInput, Completion, State, Trajectory
-from data.step_labels import StepLabels
+from data.step_labels import StepLabels, inner_steps
 from data.steps import check_ends
 from pipeline.stage import StageContext
 from rewards.first_error import search_state, states_on_right_ways
@@ -30,6 +31,9 @@ class LabelSteps:
     estimator says nothing of has no label. `label`, `threshold`, `num_classes` are those of
     `rewards.labels.LabelRule`; `noise`, `max_width`, `min_confidence`, `tolerance` those of
     `rewards.label_noise.NoiseRule`. `has_terminal`: whether the last step is labelled, by the outcome.
+
+    Labels of inner steps that are all alike are said, and refused where the values contradict them
+    (`data.label_balance`).
     """
 
     trajectories: str
@@ -49,11 +53,9 @@ class LabelSteps:
         return [self.trajectories, self.states]
 
     def run(self, input_path: str, context: StageContext) -> Iterable[StepLabels]:
-        """One record a trajectory. Raises BadInput where files do not belong together or a setting is unknown."""
-        if self.estimator not in ESTIMATORS:
-            raise BadInput(f"there is no estimator '{self.estimator}': choose from {', '.join(ESTIMATORS)}")
-        rule = LabelRule(self.label, self.threshold, self.num_classes)
-        noise = NoiseRule(self.noise, self.max_width, self.min_confidence, self.tolerance)
+        """One record a trajectory. Raises BadInput where files do not belong together, a setting is unknown or
+        means nothing for the estimator, and where the labels would teach nothing."""
+        rule, noise = self._rules()
         rows = read_records(Trajectory, self.trajectories)
         counts = count_sampled(read_records(State, self.states), read_records(Completion, input_path))
         estimates = self._estimates(rows, counts)
@@ -69,7 +71,12 @@ class LabelSteps:
             if self.estimator == "first_error":
                 labels = search_state(row, counts, good).labels(len(row.steps))
                 weights = [0.0 if label is None else 1.0 for label in labels]
+            if not self.has_terminal and labels:
+                labels, weights = [*labels[:-1], None], [*weights[:-1], 0.0]
             records.append(_record(row, steps, labels, weights, prompt_value))
+        inner_labels, inner_values = inner_steps(records)
+        check_balance(inner_labels, inner_values, str(context.output), "take another stage.threshold (0.5: more likely "
+                      "right than wrong), soft labels, or another stage.noise")  # fmt: skip
         labels = [label for record in records for label in record.labels]
         context.counts.update(
             trajectories=len(rows),
@@ -78,7 +85,29 @@ class LabelSteps:
             steps=len(labels),
             labelled_steps=sum(label is not None for label in labels),
         )
+        balance = label_balance(inner_labels, inner_values)
+        if balance is not None:
+            known = [label for label in inner_labels if label is not None]
+            context.counts["mean_inner_label"] = round(sum(known) / len(known), 4)
+            if balance.mean_value is not None:
+                context.counts["mean_inner_value"] = round(balance.mean_value, 4)
         return records
+
+    def _rules(self) -> tuple[LabelRule, NoiseRule]:
+        """The label and the noise rule. Raises BadInput on settings that are unknown or that the estimator cannot
+        have: each would do nothing, in silence."""
+        if self.estimator not in ESTIMATORS:
+            raise BadInput(f"there is no estimator '{self.estimator}': choose from {', '.join(ESTIMATORS)}")
+        rule = LabelRule(self.label, self.threshold, self.num_classes)
+        noise = NoiseRule(self.noise, self.max_width, self.min_confidence, self.tolerance)
+        if self.estimator == "smoothed" and not self.threshold and (self.label == "hard" or self.noise == "denoise"):
+            what = "stage.label=hard" if self.label == "hard" else "stage.noise=denoise"
+            raise BadInput(f"{what} of smoothed values needs stage.threshold above 0 (0.5: more likely right than "
+                           "wrong): a posterior mean is never 0, so with 0 every step is good")  # fmt: skip
+        if self.estimator == "first_error" and self.noise != "keep":
+            raise BadInput(f"stage.noise={self.noise} does nothing to labels of stage.estimator=first_error, which "
+                           "come from no value: set stage.noise=keep")  # fmt: skip
+        return rule, noise
 
     def _estimates(self, rows: Sequence[Trajectory], counts: Mapping[StateKey, Count]) -> dict[StateKey, Estimate]:
         """(value, low, high) of the states that are known, with 95 % intervals."""

@@ -3,31 +3,43 @@
 Majority vote after Wang et al. 2023 (self-consistency), best of n and weighted vote after Cobbe et al. 2021 and
 Lightman et al. 2023, pass@k after Chen et al. 2021. One rule for ties everywhere: the answer (or the trajectory)
 sampled first wins. No answer never wins against an answer.
+
+**Equal answers vote together.** First by what they are written as (`vote_key`: `1/2`, `0.5`, `\\frac{1}{2}`), which is
+exact and costs nothing. What is left and is no pair of plain numbers is asked of the grader (`x=3` and `3`, `x+1` and
+`1+x`). Its equality is not transitive: `7 cm` is `7` and `7` is `7 m`. So every distinct answer, the most frequent
+first (then the shortest, then by the alphabet), joins the first class whose **leader**, its first member, it equals, or
+leads a class of its own: nobody is drawn into a class by another member, and which answers are joined does not depend
+on the order of the samples. A class answers with its leader and is right as its leader is graded. At most
+`MAX_COMPARISONS` pairs of a problem are asked; answers beyond that stay apart and are counted.
 """
 
 import math
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 
+from data.answers.same_answer import is_mathematical, is_same_answer
 from data.records import Trajectory
 
 _DECIMAL = re.compile(r"([+-]?)((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)", re.ASCII)
 _RATIO = re.compile(r"([+-]?)(?:\\[dt]?frac\{(\d+)\}\{(\d+)\}|(\d+)\s*/\s*(\d+))", re.ASCII)
 _LONGEST_NUMBER = 200
 _SMALLEST_LEAD = 1e-9  # weights that differ by less are rounding: a tie
+MAX_COMPARISONS = 128  # of one problem, a few milliseconds each, 0.85 s at worst
+Key = str | Fraction
 
 
 @lru_cache(maxsize=65536)
-def vote_key(answer: str) -> str | Fraction:
+def vote_key(answer: str) -> Key:
     """What equal answers share: the value of a number, else the text with its white space made plain.
 
     Numbers are decimals (`7` = `7.0` = `007` = `+7`; `1,250` = `1250`) and ratios of whole numbers (`1/2` = `0.5` =
-    `\\frac{1}{2}`). Anything else counts as written, also `7%`, `$7` and `x=7`: the task's own extraction has
-    taken off what it takes off.
+    `\\frac{1}{2}`). Anything else counts as written, also `7%`, `$7` and `x=7`: whether these are the same as another
+    answer says `answer_classes`.
     """
     text = " ".join(answer.split())
     if len(text) > _LONGEST_NUMBER:
@@ -47,24 +59,67 @@ def by_problem(trajectories: Iterable[Trajectory]) -> dict[str, list[Trajectory]
     return dict(groups)
 
 
-def winning_answer(trajectories: Sequence[Trajectory], weights: Sequence[float]) -> str | None:
-    """The answer with the largest sum of weights, as it was first written; None where nobody answered.
+@dataclass(frozen=True)
+class AnswerClasses:
+    """`leaders`: the key of each distinct answer → that of its class's leader; `num_apart`: distinct answers that were
+    not compared with every leader, because `MAX_COMPARISONS` pairs had been."""
 
-    Equal answers vote together (`vote_key`); a tie goes to the answer sampled first.
+    leaders: dict[Key, Key]
+    num_apart: int
+
+
+def answer_classes(trajectories: Sequence[Trajectory]) -> AnswerClasses:
+    """Which answers of a problem vote together; see the module. The same for every order of the trajectories."""
+    keys = Counter(vote_key(t.answer) for t in trajectories if t.answer is not None)
+    return _classes(tuple(sorted(keys.items(), key=lambda row: (-row[1], len(str(row[0])), str(row[0])))))
+
+
+@lru_cache(maxsize=16384)
+def _classes(keys: tuple[tuple[Key, int], ...]) -> AnswerClasses:
+    """Keys with their counts, in the order in which they are to lead."""
+    leaders: dict[Key, Key] = {}
+    num_compared, num_apart = 0, 0
+    for key, _ in keys:
+        leaders[key] = key
+        for leader in list(dict.fromkeys(leaders.values())):
+            if leader is key or not _may_be_same(key, leader):
+                continue
+            if num_compared == MAX_COMPARISONS:
+                num_apart += 1
+                break
+            num_compared += 1
+            if is_same_answer(str(key), str(leader)):
+                leaders[key] = leader
+                break
+    return AnswerClasses(leaders, num_apart)
+
+
+def _may_be_same(one: Key, other: Key) -> bool:
+    """Whether two different keys are worth a comparison: plain numbers have been compared, words are as written."""
+    if isinstance(one, Fraction) and isinstance(other, Fraction):
+        return False
+    return is_mathematical(str(one)) and is_mathematical(str(other))
+
+
+def winning_answer(trajectories: Sequence[Trajectory], weights: Sequence[float]) -> str | None:
+    """The answer with the largest sum of weights, its leader as it was first written; None where nobody answered.
+
+    Equal answers vote together (`answer_classes`); a tie goes to the answer sampled first.
     """
-    totals: dict[str | Fraction, list[float]] = {}
-    written: dict[str | Fraction, str] = {}
+    leaders = answer_classes(trajectories).leaders
+    totals: dict[Key, list[float]] = {}
+    written: dict[Key, str] = {}
     for trajectory, weight in zip(trajectories, weights, strict=True):
         if trajectory.answer is not None:
             key = vote_key(trajectory.answer)
-            totals.setdefault(key, []).append(weight)
+            totals.setdefault(leaders[key], []).append(weight)
             written.setdefault(key, trajectory.answer)
     best: str | None = None
     most = -math.inf
-    for key, votes in totals.items():
+    for leader, votes in totals.items():
         total = math.fsum(votes)
         if best is None or total > most + _SMALLEST_LEAD:
-            best, most = written[key], total
+            best, most = written[leader], total
     return best
 
 

@@ -5,7 +5,8 @@ others. Keeping what both agree on is the consensus filter of Zhang et al. 2025 
 Reward Models, arXiv 2501.07301), which keeps a solution where both put the first error at the same step.
 
 Both speak of states here: a label above `threshold` calls the state after a step good, and a judge calls a state good
-that no wrong step has led to.
+that no wrong step has led to. The threshold 0 is for labels that can be 0: shares of samples, or hard ones. Soft labels
+of smoothed values never are, and with 0 all of them would be called good.
 """
 
 from collections.abc import Sequence
@@ -57,6 +58,10 @@ class ConsensusRule:
             raise BadInput(f"there is no consensus policy '{self.policy}': choose from {', '.join(POLICIES)}")
         if not 0 <= self.threshold < 1:
             raise BadInput(f"threshold must be from 0 to below 1, got {self.threshold}")
+
+    def calls(self, labels: Sequence[float | None]) -> list[float | None]:
+        """What the labels call their states: 1 good, 0 not good; None where there is no label."""
+        return [None if label is None else float(label > self.threshold) for label in labels]
 
     def agreements(self, labels: Sequence[float | None], shares: Sequence[float | None]) -> list[bool | None]:
         """For each state whether label and judge agree; None where one of them says nothing."""

@@ -5,11 +5,14 @@
   label, are left out;
 - "weight": the weight of a label is one minus the width of its interval;
 - "denoise": the self-denoising annotation of SCAN (arXiv 2509.16548, 2025; the recipe of its released data). The
-  first error by Monte Carlo, the first value of 0, tends to lie late, because the policy mends errors: so problems
-  that the policy solves less often than `min_confidence` (there 0.75) are left out; right trajectories of the others
-  are right in every step; in wrong ones the step of the first 0 is wrong, the `tolerance` (there 2) steps before it
-  carry their value relative to the prompt's, min(1, V(s) / V(prompt)), earlier ones are right and later ones have no
-  label. A wrong trajectory without a value of 0 has none at all.
+  first error by Monte Carlo, the first inner state that is lost, tends to lie late, because the policy corrects
+  errors: so problems that the policy solves less often than `min_confidence` (there 0.75) are left out; right
+  trajectories of the others are right in every step; in wrong ones the step into the first lost state is wrong, the
+  `tolerance` (there 2) steps before it carry their value relative to the prompt's, min(1, V(s) / V(prompt)), earlier
+  ones are right and later ones have no label. A state is lost where its value is not above the label rule's
+  threshold (there 0). The terminal state is no sample of the policy: its 0 says that the answer is wrong, not where
+  it went wrong. So a wrong trajectory without a lost inner state has no label at all. Nor has a step of which neither
+  its own value is known nor that of a later state before the lost one.
 """
 
 from collections.abc import Sequence
@@ -43,7 +46,8 @@ class NoiseRule:
         self, rule: LabelRule, values: Sequence[float | None], low: Sequence[float], high: Sequence[float],
         prompt_value: float, is_correct: bool,
     ) -> tuple[list[float | None], list[float]]:  # fmt: skip
-        """(labels, weights) of the S steps of a trajectory from their values and intervals, S each."""
+        """(labels, weights) of the S steps of a trajectory from their values and intervals, S each; the last state is
+        the terminal one."""
         if self.policy == "denoise":
             return self._denoised(rule, values, prompt_value, is_correct)
         labels = [None if value is None else rule.label(value) for value in values]
@@ -63,10 +67,12 @@ class NoiseRule:
             return [None] * num, [0.0] * num
         if is_correct:
             return [1.0] * num, [1.0] * num
-        error = next((step for step, value in enumerate(values) if value == 0), None)
+        inner = values[:-1]
+        error = next((step for step, value in enumerate(inner) if value is not None and value <= rule.threshold), None)
         if error is None:
             return [None] * num, [0.0] * num
-        labels: list[float | None] = [1.0] * error + [0.0] + [None] * (num - error - 1)
+        num_good = max((step + 1 for step in range(error) if values[step] is not None), default=0)
+        labels: list[float | None] = [1.0] * num_good + [None] * (error - num_good) + [0.0] + [None] * (num - error - 1)
         for step in range(max(0, error - self.tolerance), error):
             value = values[step]
             labels[step] = None if value is None else rule.label(min(1.0, value / max(prompt_value, 1e-9)))

@@ -1,7 +1,8 @@
 """Labels of steps from the counts of their states, with the interval they rest on.
 
 - "soft": the value itself (soft estimation of Math-Shepherd, Wang et al. 2024);
-- "hard": 1 where the value is above `threshold`, else 0 (threshold 0: any right completion, hard estimation);
+- "hard": 1 where the value is above `threshold`, else 0. Threshold 0 is hard estimation, any right completion, for
+  values that are shares of samples; a posterior mean is never 0 and needs a threshold above it;
 - "classes": the number of right completions of K as a share of K, K + 1 classes (Jiao et al. 2024).
 """
 

@@ -110,6 +110,16 @@ def test_the_stage_keeps_what_labels_rest_on_and_counts(tmp_path: Path) -> None:
         run(tmp_path, rows, judged("u/0", [[1.0]], 1))
 
 
+def test_a_threshold_that_calls_every_state_good_is_refused(tmp_path: Path) -> None:
+    """Posterior means are never 0: with the threshold 0 the judge would be asked to agree with 1 everywhere."""
+    rows = [labels(f"t/{k}", [0.3, 0.1, float(k % 2)]) for k in range(20)]
+    votes = judged("t/0", [[1.0, 0.0, 0.0]], 3)
+    with pytest.raises(BadInput, match=r"threshold=0: 40 of 40 labels of inner steps are 1, at a mean .* of 0\.20"):
+        run(tmp_path, rows, votes)
+    found, _ = run(tmp_path, rows, votes, threshold=0.2)
+    assert found[0].labels == [0.3, 0.1, 0.0]
+
+
 # --- weights in training --------------------------------------------------------------------------------------
 
 

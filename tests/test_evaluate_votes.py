@@ -2,13 +2,17 @@
 
 import itertools
 import math
+from fractions import Fraction
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.records import Trajectory
+from pipeline import votes
 from pipeline.votes import (
+    answer_classes,
     best_of,
     majority_answer,
     majority_vote,
@@ -57,6 +61,86 @@ def test_every_text_has_a_key(text: str) -> None:
 
 def test_a_very_long_number_is_a_text() -> None:
     assert vote_key("9" * 100_000) == "9" * 100_000
+
+
+# --- answers that say the same ------------------------------------------------------------------------------
+
+
+def classes(*answers: str) -> list[set[str]]:
+    """The answers by class, in the order of their leaders' first sample."""
+    rows = samples(*answers)
+    leaders = answer_classes(rows).leaders
+    found: dict[Any, set[str]] = {}
+    for answer in answers:
+        found.setdefault(leaders[vote_key(answer)], set()).add(answer)
+    return list(found.values())
+
+
+def test_equal_mathematics_votes_together() -> None:
+    """Two of 8, three of 7 in three spellings; sums in two orders, which the symbolic pool compares."""
+    rows = samples("8", "8", "x=7", "$7", "7.0")
+    assert majority_answer(rows) == "7.0", "the leader is the most frequent, then the shortest"
+    assert majority_vote(rows) == 1.0
+    assert weighted_vote(rows, [0.4, 0.4, 0.3, 0.3, 0.3]) == 1.0
+    assert weighted_vote(rows, [0.5, 0.5, 0.3, 0.3, 0.3]) == 0.0
+    assert classes("\\frac12", "0.5", "50\\%") == [{"\\frac12", "0.5", "50\\%"}]
+    assert classes("x+1", "1+x", "x+2") == [{"x+1", "1+x"}, {"x+2"}]
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        ("7", "7%"),
+        ("A", "B"),
+        ("A", "a"),
+        ("red", "blue"),
+        ("0.33", "1/3"),
+        ("(1,2)", "[1,2]"),
+        ("7", "7, 8"),
+        ("", "7"),
+    ],
+)
+def test_answers_that_say_something_else_vote_apart(answers: tuple[str, ...]) -> None:
+    assert len(classes(*answers)) == len(answers)
+
+
+def test_plain_numbers_and_words_are_never_asked_of_the_grader(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(votes, "is_same_answer", lambda one, other: pytest.fail(f"{one} and {other} were compared"))
+    votes._classes.cache_clear()
+    assert len(classes("1", "2", "0.5", "1/2", "A", "B", "red", "1/3")) == 7
+
+
+def test_nobody_is_drawn_into_a_class_by_another_member() -> None:
+    """7 cm is 7, and 7 is 7 m: who leads decides. The most frequent leads; the others are compared with it alone."""
+    leaders = answer_classes(samples("7 cm", "7 cm", "7", "8 m")).leaders
+    assert leaders[Fraction(7)] == "7 cm"
+    assert leaders["8 m"] == "8 m"
+
+
+@settings(max_examples=60)
+@given(st.permutations(["7 cm", "7 cm", "7", "7.0", "x=7", "8", "8 m", "A", "9", "y = 9"]))
+def test_which_answers_vote_together_does_not_depend_on_their_order(answers: list[str]) -> None:
+    assert sorted(map(sorted, classes(*answers))) == [
+        ["7", "7 cm", "7.0", "x=7"], ["8", "8 m"], ["9", "y = 9"], ["A"]]  # fmt: skip
+    assert majority_vote(samples(*answers)) == 1.0
+
+
+def test_a_joined_answer_is_right_as_its_leader_is_graded() -> None:
+    """`7 cm` was graded wrong twice, `7` right once: the answer that is given is `7 cm`."""
+    rows = samples("7 cm", "7 cm", "7")
+    assert (majority_answer(rows), majority_vote(rows)) == ("7 cm", 0.0)
+
+
+def test_comparisons_are_bounded_and_what_is_left_apart_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """20 different formulas are 190 pairs. 16 are 120 of them, the 17th meets 8 leaders, the last three none."""
+    asked: list[tuple[str, str]] = []
+    monkeypatch.setattr(votes, "is_same_answer", lambda one, other: bool(asked.append((one, other))))
+    votes._classes.cache_clear()
+    found = answer_classes(samples(*[f"x^{k}" for k in range(10, 30)]))
+    votes._classes.cache_clear()
+    assert len(asked) == votes.MAX_COMPARISONS == 128
+    assert found.num_apart == 4
+    assert len(set(found.leaders.values())) == 20
 
 
 # --- votes --------------------------------------------------------------------------------------------------

@@ -1,11 +1,14 @@
 """Labels of steps by hand: intervals, rules, what is done with noisy ones, and the stage that writes them."""
 
+import itertools
+import logging
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from data.jsonl import read_records, write_records
+from data.label_balance import LabelBalance, label_balance
 from data.records import BadInput, Completion, State, Trajectory
 from data.step_labels import StepLabelExamples, StepLabels
 from pipeline.label_steps import LabelSteps
@@ -14,6 +17,7 @@ from rewards.first_error import ErrorSearch, search_state, states_on_right_ways
 from rewards.label_noise import NoiseRule
 from rewards.labels import LabelRule, wilson_interval
 from rewards.monte_carlo import Count, distinct_states, state_key
+from training.guards import check_targets
 
 # Four steps of one token, then the answer; p/0 and p/1 share two steps.
 RIGHT = Trajectory(
@@ -131,9 +135,43 @@ def test_denoising_by_hand() -> None:
     assert hard.apply(rule, values, span, span, 0.5, False)[0] == [1.0, 1.0, 1.0, 0.0, None]
     early = [0.4, 0.0, 0.4, 0.0, 0.0]
     assert noise.apply(rule, early, span, span, 0.8, False)[0] == [pytest.approx(0.5), 0.0, None, None, None]
-    assert noise.apply(rule, [0.1, 0.2], [0.0] * 2, [0.0] * 2, 0.8, False) == ([None] * 2, [0.0] * 2), "no 0: none"
     unknown = noise.apply(rule, [0.1, None, 0.4, 0.0, 0.0], span, span, 0.8, False)
     assert unknown == ([1.0, None, pytest.approx(0.5), 0.0, None], [1.0, 0.0, 1.0, 1.0, 0.0])
+
+
+def test_denoising_drops_a_wrong_trajectory_whose_only_zero_is_its_outcome() -> None:
+    """The last value is the outcome, 0 in every wrong trajectory: it does not say where the error is."""
+    span, none = [0.0] * 3, ([None] * 3, [0.0] * 3)
+    assert NoiseRule("denoise").apply(LabelRule("soft"), [0.5, 0.25, 0.0], span, span, 0.8, False) == none
+    assert NoiseRule("denoise").apply(LabelRule("soft"), [0.0], [0.0], [0.0], 0.8, False) == ([None], [0.0])
+
+
+def denoised(values: list[float | None], prompt_value: float, tolerance: int, lost: float) -> list[float | None]:
+    """The rule for a wrong trajectory, step by step, from its own words."""
+    found: list[float | None] = []
+    lost_states = [step for step in range(len(values) - 1) if values[step] is not None and values[step] <= lost]
+    for step, value in enumerate(values):
+        if not lost_states or step > lost_states[0]:
+            found.append(None)
+        elif step == lost_states[0]:
+            found.append(0.0)
+        elif lost_states[0] - step <= tolerance:
+            found.append(None if value is None else min(1.0, value / prompt_value))
+        else:
+            found.append(1.0 if any(values[later] is not None for later in range(step, lost_states[0])) else None)
+    return found
+
+
+@pytest.mark.parametrize(("tolerance", "threshold"), [(0, 0.0), (1, 0.0), (2, 0.0), (1, 0.3), (2, 0.3)])
+def test_denoising_is_the_rule_for_every_wrong_trajectory_of_up_to_five_steps(tolerance: int, threshold: float) -> None:
+    noise, rule, terminal = NoiseRule("denoise", 0.6, 0.75, tolerance), LabelRule("soft", threshold), 0.0
+    for num_inner in range(5):
+        for inner in itertools.product((None, 0.0, 0.2, 0.6, 1.0), repeat=num_inner):
+            values = [*inner, terminal]
+            span = [0.0] * len(values)
+            labels, weights = noise.apply(rule, values, span, span, 0.8, False)
+            assert labels == denoised(values, 0.8, tolerance, threshold)
+            assert weights == [float(label is not None) for label in labels]
 
 
 def test_the_stage_keeps_counts_and_intervals(tmp_path: Path) -> None:
@@ -162,6 +200,9 @@ def test_states_that_were_not_completed_have_no_label_where_nothing_is_known_of_
 
 def test_the_terminal_step_can_be_left_out(tmp_path: Path) -> None:
     assert label(tmp_path, ALL, has_terminal=False)[0].labels == [0.5, 0.25, 1.0, None]
+    for settings in ({"noise": "denoise", "min_confidence": 0.5}, {"estimator": "first_error"}):
+        for row in label(tmp_path, ALL, has_terminal=False, **settings):
+            assert (row.labels[-1], row.weights[-1]) == (None, 0.0)
 
 
 def test_labels_by_a_search_of_the_first_error(tmp_path: Path) -> None:
@@ -194,6 +235,88 @@ def test_unknown_settings_and_files_of_others_are_refused(tmp_path: Path) -> Non
         label(tmp_path, ALL, noise="ignore")
     with pytest.raises(BadInput, match="completion 'p/9#1/0': there is no state 'p/9#1'"):
         label(tmp_path, completions("p/9#1", 1))
+    with pytest.raises(BadInput, match=r"noise=drop does nothing to labels of stage\.estimator=first_error"):
+        label(tmp_path, ALL, estimator="first_error", noise="drop")
+
+
+# --- labels that are all alike -----------------------------------------------------------------------------------
+
+
+def test_hard_labels_of_posterior_means_need_a_threshold_above_zero(tmp_path: Path) -> None:
+    """A posterior mean is never 0: every step would be good."""
+    for settings in ({"label": "hard"}, {"noise": "denoise"}):
+        with pytest.raises(BadInput, match=r"of smoothed values needs stage\.threshold above 0 \(0\.5"):
+            label(tmp_path, ALL, estimator="smoothed", **settings)
+    labels = label(tmp_path, ALL, estimator="smoothed", label="hard", threshold=0.5)
+    assert {one for row in labels for one in row.labels[:-1]} == {0.0, 1.0}
+    assert all(one is not None and 0 < one < 1 for row in labels for one in row.values[:-1])
+
+
+def many(folder: Path, num_right: int, **settings: object) -> list[StepLabels]:
+    """Ten right and ten wrong trajectories of one problem each, of three steps; `num_right` of the four completions of
+    every inner state are right."""
+    rows = [replace(RIGHT, id=f"{p}/0", problem_id=f"{p}", is_correct=p % 2 == 0) for p in range(20)]
+    paths = [str(folder / name) for name in ("t.jsonl", "s.jsonl", "c.jsonl")]
+    states = distinct_states(rows)
+    sampled = [
+        replace(one, problem_id=state.problem_id)
+        for state in states
+        for one in completions(state.id, *[k < num_right for k in range(4)])
+    ]
+    for path, records in zip(paths, (rows, states, sampled), strict=True):
+        write_records(path, records)
+    stage = LabelSteps(paths[0], paths[1], **settings)  # type: ignore[arg-type]
+    return list(stage.run(paths[2], StageContext(None, Path("labels.jsonl"), 10.0)))
+
+
+def test_hard_labels_that_all_say_good_at_a_low_mean_value_are_refused(tmp_path: Path) -> None:
+    """1 of 4 right everywhere: every label of an inner step is 1 at a mean value of 0.25; outcomes differ."""
+    with pytest.raises(BadInput) as error:
+        many(tmp_path, 1, label="hard")
+    assert str(error.value).startswith(
+        "labels.jsonl: 60 of 60 labels of inner steps are 1, at a mean value of their states of 0.25: labels that are "
+        "all alike teach nothing: take another stage.threshold"
+    )
+    with pytest.raises(BadInput, match=r"60 of 60 labels of inner steps are 0, at a mean .* of 0\.75"):
+        many(tmp_path, 3, label="hard", threshold=0.9)
+
+
+def test_labels_that_are_alike_because_the_values_are_are_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        many(tmp_path, 3, label="hard", threshold=0.5)
+    assert (
+        "60 of 60 labels of inner steps are 1, at a mean value of their states of 0.75: there is nothing" in caplog.text
+    )
+
+
+def test_examples_of_labels_that_are_all_alike_are_refused_where_they_are_read(tmp_path: Path) -> None:
+    rows = many(tmp_path, 1)
+    path = str(tmp_path / "labels.jsonl")
+    write_records(path, [replace(row, labels=[1.0, 1.0, 1.0, row.labels[-1]]) for row in rows])
+    with pytest.raises(BadInput, match=r"labels\.jsonl: 60 of 60 labels of inner steps are 1, at a mean .* of 0\.25"):
+        StepLabelExamples(path, 100).load(None)
+    write_records(path, rows)
+    examples = StepLabelExamples(path, 100).load(None)
+    assert len(examples) == 20, "soft labels are the values themselves"
+    with pytest.raises(BadInput, match=r"objective\.hard_above=0: 60 of 60 labels of inner steps are 1"):
+        check_targets(examples, 0.0, path)
+    check_targets(StepLabelExamples(path, 100).load(None), None, path)
+    apart = StepLabelExamples(path, 100, one_example_per="prefix").load(None)
+    with pytest.raises(BadInput, match=r"objective\.hard_above=0: 60 of 60 labels of inner steps are 1"):
+        check_targets(apart, 0.0, path)
+
+
+def test_the_balance_of_labels_by_hand() -> None:
+    assert label_balance([], []) is None
+    assert label_balance([None], [0.5]) is None
+    assert label_balance([1.0, None, 0.0, 1.0], [0.5, 0.9, 0.0, None]) == LabelBalance(3, 2, 1.0, 0.25)
+    assert not LabelBalance(19, 19, 1.0, 0.1).is_contradicted, "few labels can be alike by chance"
+    assert LabelBalance(100, 99, 1.0, 0.5).is_contradicted
+    assert not LabelBalance(100, 98, 1.0, 0.1).is_contradicted
+    assert not LabelBalance(100, 100, 1.0, 0.51).is_contradicted
+    assert not LabelBalance(100, 100, 1.0, None).is_contradicted
 
 
 def test_bad_lines_are_told_with_their_place(tmp_path: Path) -> None:

@@ -256,6 +256,17 @@ def test_a_budget_of_tokens_holds_for_every_micro_batch_and_loses_no_example(wor
     assert Counter(held) == Counter(example.id for example in examples)
 
 
+def test_ranks_with_fewer_examples_than_micro_batches_have_empty_ones_and_a_stand_in() -> None:
+    """5 examples of 10 tokens on 4 ranks, one to a micro-batch: 8 micro-batches, 3 of them empty."""
+    examples = [TokenExample(f"e{i}", list(range(2, 12)), 1) for i in range(5)]
+    loaders = [Loader(examples, 5, 1, 0, rank, 4, micro_batch_tokens=10) for rank in range(4)]
+    groups = [loader.micro_batches(0) for loader in loaders]
+    assert [len(rank) for rank in groups] == [2] * 4
+    assert sorted(len(group) for rank in groups for group in rank) == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert {example.id for rank in groups for group in rank for example in group} == {e.id for e in examples}
+    assert all(loader.stand_in(0) in examples for loader in loaders)
+
+
 def test_an_example_above_the_budget_is_named() -> None:
     examples = [TokenExample("short", [1, 2], 1), TokenExample("long", [1] * 9, 1)]
     with pytest.raises(BadInput, match="example 'long' has 9 tokens, more than micro_batch_tokens 8: raise it"):

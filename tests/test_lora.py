@@ -20,6 +20,7 @@ from training.engine import TorchEngine, autocast, load_weights, trained_tensors
 from training.loop import Loop
 from training.objectives.dpo import DirectPreference
 from training.objectives.sft import SupervisedFineTuning
+from training.reference_logprobs import FILE, weights_digest
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 
@@ -136,20 +137,67 @@ def test_a_dpo_margin_is_exactly_0_at_step_0_and_that_against_a_copy_later(tiny_
     assert runs[0][-1]["train/margin"] > 0
 
 
-def test_a_checkpoint_holds_only_what_is_trained_and_resumes_bit_for_bit(tiny_policy: Path, tmp_path: Path) -> None:
-    straight = make_loop(adapted(tiny_policy, dropout=0.3), SupervisedFineTuning(), EXAMPLES, tmp_path / "straight")
-    straight.run()
-    stopped = make_loop(adapted(tiny_policy, dropout=0.3), SupervisedFineTuning(), EXAMPLES, tmp_path / "stopped")
-    run_step = stopped.train_step
+def run_until_step_4(loop: Loop) -> None:
+    """As a run that is killed in its fourth step, with a checkpoint of two."""
+    run_step = loop.train_step
 
     def stop_in_step_4(step: int) -> dict[str, float]:
         if step == 3:
             raise KeyboardInterrupt
         return run_step(step)
 
-    stopped.train_step = stop_in_step_4  # type: ignore[method-assign]
+    loop.train_step = stop_in_step_4  # type: ignore[method-assign]
     with pytest.raises(KeyboardInterrupt):
-        stopped.run()
+        loop.run()
+
+
+@pytest.mark.parametrize("is_dora", KINDS)
+def test_a_resumed_run_asks_the_reference_no_more_and_ends_bit_for_bit_alike(
+    is_dora: bool, tiny_policy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The reference is the base: trained adapters are no part of what its stored sums are known by."""
+
+    def preference_loop(name: str) -> tuple[Loop, list[int]]:
+        model = adapted(tiny_policy, is_dora=is_dora, dropout=0.3)
+        calls: list[int] = []
+
+        class Counted(PolicyWithoutAdapters):
+            def __call__(self, *arguments: Any, **named: Any) -> Any:
+                calls.append(1)
+                return super().__call__(*arguments, **named)
+
+        return make_loop(model, DirectPreference(Counted(model)), PAIRS, tmp_path / name), calls
+
+    straight, calls = preference_loop("straight")
+    straight.run()
+    assert len(calls) == 4, "16 pairs by 4, once"
+    run_until_step_4(preference_loop("stopped")[0])
+    sums = (tmp_path / "stopped" / FILE).read_bytes()
+    resumed, calls = preference_loop("stopped")
+    with caplog.at_level("WARNING"):
+        resumed.run()
+    assert calls == []
+    assert "computed again" not in caplog.text
+    assert (tmp_path / "stopped" / FILE).read_bytes() == sums == (tmp_path / "straight" / FILE).read_bytes()
+    for name, value in trained_tensors(straight.engine.model).items():
+        assert torch.equal(value, trained_tensors(resumed.engine.model)[name]), name
+
+
+def test_the_reference_of_a_trained_policy_is_known_by_its_base_alone(tiny_policy: Path) -> None:
+    model = adapted(tiny_policy, is_dora=True)
+    reference = PolicyWithoutAdapters(model)
+    fresh = weights_digest(reference)
+    assert weights_digest(PolicyWithoutAdapters(shaken(model))) == fresh
+    with torch.no_grad():
+        next(value for name, value in model.named_parameters() if name.endswith("base_layer.weight")).add_(1.0)
+    assert weights_digest(reference) != fresh
+
+
+def test_a_checkpoint_holds_only_what_is_trained_and_resumes_bit_for_bit(tiny_policy: Path, tmp_path: Path) -> None:
+    straight = make_loop(adapted(tiny_policy, dropout=0.3), SupervisedFineTuning(), EXAMPLES, tmp_path / "straight")
+    straight.run()
+    stopped = make_loop(adapted(tiny_policy, dropout=0.3), SupervisedFineTuning(), EXAMPLES, tmp_path / "stopped")
+    run_until_step_4(stopped)
     folder = checkpoint.checkpoints(tmp_path / "stopped")[-1]
     assert (folder / "weights.safetensors").stat().st_size < 0.4 * (tiny_policy / "model.safetensors").stat().st_size
     resumed = make_loop(adapted(tiny_policy, dropout=0.3), SupervisedFineTuning(), EXAMPLES, tmp_path / "stopped")

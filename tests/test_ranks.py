@@ -123,6 +123,19 @@ def test_two_processes_equal_one(one_process: Path, files: list[str], tmp_path: 
     assert_same_weights(one_process, tmp_path / "run", tolerance=1e-5)
 
 
+@pytest.mark.parametrize("engine", ["none", pytest.param("zero3", marks=pytest.mark.slow)])
+def test_a_rank_without_an_example_left_takes_part_and_adds_nothing(
+    engine: str, files: list[str], tmp_path: Path
+) -> None:
+    """Steps of 3 examples, of which no two fit into 28 tokens: 4 micro-batches on 2 ranks, one of them empty."""
+    settings = ["batch_size=3", "micro_batch_tokens=28"]
+    lines = [line for line in train_forked(tmp_path / "one", files, 1, *settings).splitlines() if "error" in line]
+    assert lines == []
+    train_forked(tmp_path / "run", files, 2, *settings, f"deepspeed={engine}")
+    assert_same_run(tmp_path / "one", tmp_path / "run", tolerance=1e-4)
+    assert_same_weights(tmp_path / "one", tmp_path / "run", tolerance=1e-4)
+
+
 def assert_same_export(one: Path, other: Path, tolerance: float) -> None:
     """What the checkpoint of step 2 becomes, put together from the parts of all ranks."""
     found = []

@@ -16,7 +16,14 @@ from runtime.manifest import write_folder
 from runtime.schemas import TrainConfig
 from training.deepspeed_engine import BadSettings, DeepSpeedEngine, tensor_parallel_size
 from training.engine import Engine, TorchEngine
-from training.guards import check_amount, check_examples, check_held_out, check_tokenizer, model_limits
+from training.guards import (
+    check_amount,
+    check_examples,
+    check_held_out,
+    check_targets,
+    check_tokenizer,
+    model_limits,
+)
 from training.loop import Loop
 
 log = logging.getLogger("train")
@@ -42,6 +49,7 @@ def load_data(config: TrainConfig, tokenizer: Any) -> tuple[list[Any], list[Any]
     if eval_examples:
         check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
     check_amount(examples, config.batch_size)
+    check_targets(examples, config.objective.get("hard_above"), str(config.examples.get("path")))
     if config.debug:
         show_examples([*examples, *eval_examples], tokenizer)
     return examples, eval_examples

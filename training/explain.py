@@ -28,6 +28,7 @@ from training.guards import (
     check_amount,
     check_examples,
     check_held_out,
+    check_targets,
     check_tokenizer,
     model_limits,
     read_tokens,
@@ -89,6 +90,7 @@ class Explain:
             eval_examples, found["eval_examples"] = _load(config.eval_examples, tokenizer, limits)
             check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
         check_amount(examples, config.batch_size)
+        check_targets(examples, config.objective.get("hard_above"), str(config.examples.get("path")))
         sizes = (config.batch_size, config.micro_batch_size, config.seed)
         ranks, budget = range(self.num_ranks), config.micro_batch_tokens
         loaders = [Loader(examples, *sizes, rank, self.num_ranks, budget) for rank in ranks]
@@ -177,7 +179,7 @@ def _tokens(loaders: Sequence[Loader], steps: int, counted: int, layout: str) ->
     `computed_share`: of the tokens of all rows, what the run's own layout computes."""
     per_step, padded_rows, read, longest, computed = [], 0, 0, 0, 0
     for step in range(counted):
-        groups = [group for loader in loaders for group in loader.micro_batches(step)]
+        groups = [group for loader in loaders for group in loader.micro_batches(step) if group]
         lengths = [[len(row) for example in group for row in rows_of(example)] for group in groups]
         per_step.append(sum(map(sum, lengths)))
         sizes = [max(rows) * len(rows) for rows in lengths]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from data.examples import OutcomeExample, PairExample, StepExample, TokenExample, example_length
+from data.label_balance import check_balance
 from data.left_out import leave_out
 from data.records import BadInput
 from models.load import load_config, load_end_ids
@@ -65,6 +66,17 @@ def check_examples(examples: Sequence[E], path: str, limits: Limits, max_length:
     for line in unended(kept, limits.ends):
         log.warning("%s: %s", path, line)
     return kept
+
+
+def check_targets(examples: Sequence[Any], hard_above: float | None, path: str) -> None:
+    """Raise BadInput where hard targets of inner states are all alike while the values they are made of are not of that
+    kind; warn where they are alike. `hard_above` is the objective's; soft targets (None) are their values."""
+    if hard_above is None:
+        return
+    values = [value for example in examples if isinstance(example, StepExample) for value in example.inner_values]
+    place = f"{path} with objective.hard_above={hard_above:g}"
+    check_balance([float(value > hard_above) for value in values], values, place,
+                  "take another objective.hard_above (smoothed values are never 0: 0.5), or null")  # fmt: skip
 
 
 def check_held_out(examples: Iterable[Any], eval_examples: Sequence[Any], path: str) -> None:

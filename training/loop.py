@@ -107,7 +107,7 @@ class Loop:
     run_dir: Path
     stop: StopSignals = field(default_factory=StopSignals, init=False)
     num_skipped: int = field(default=0, init=False)
-    _prepared: dict[int, Future[list[Batch]]] = field(default_factory=dict, init=False)
+    _prepared: dict[int, Future[list[tuple[Batch, bool]]]] = field(default_factory=dict, init=False)
     _background: ThreadPoolExecutor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -179,7 +179,7 @@ class Loop:
         for step in range(min(self.max_steps, one_epoch)):
             if self.stop.agreed():
                 raise SystemExit(self.stop.exit_code)
-            yield from (batch.to(self.engine.device) for batch in self._collate(step))
+            yield from (batch.to(self.engine.device) for batch, _ in self._collate(step))
         yield from (batch.to(self.engine.device) for batch, _ in evaluation)
 
     def _evaluate_and_save(self, done: int, metrics: Metrics) -> bool:
@@ -220,17 +220,18 @@ class Loop:
         self.engine.model.train()
         batches = self._batches(step)
         self.engine.start_step(len(batches))
-        counts = [self.objective.count(batch) for batch in batches]
+        counted = [batch for batch, is_counted in batches if is_counted]
+        counts = [self.objective.count(batch) for batch in counted]
         # Ranks that share their examples (tensor parallelism) count them once in the speed.
-        tokens = sum(batch.num_tokens for batch in batches) * self.loader.world_size / world_size()
+        tokens = sum(batch.num_tokens for batch in counted) * self.loader.world_size / world_size()
         count, tokens = sum_over_ranks([sum(counts), tokens])
         if count <= 0:
-            raise NotFinite(f"step {step + 1}: nothing to learn from in {', '.join(batches[0].example_ids[:4])} ...")
-        self._measure([(batch, True) for batch in batches])
+            raise NotFinite(f"step {step + 1}: nothing to learn from in {', '.join(batches[0][0].example_ids[:4])} ...")
+        self._measure(batches)
         sums = Sums()
         bad: list[str] = []
-        for batch in batches:
-            loss, metrics = self._loss(batch)
+        for batch, is_counted in batches:
+            loss, metrics = self._loss(batch, is_counted)
             sums.add(metrics)
             bad += [] if math.isfinite(metrics["loss"][0]) else batch.example_ids
             self.engine.backward(loss / count)
@@ -239,7 +240,7 @@ class Loop:
             norm = self.engine.step(rate)
             values["grad_norm"] = norm
             if not math.isfinite(norm):
-                ids = [name for batch in batches for name in batch.example_ids]
+                ids = [name for batch in counted for name in batch.example_ids]
                 self._leave_out(f"step {step + 1}: the gradient norm is {norm}: examples {_first(ids)}")
         else:
             self._leave_out(f"step {step + 1}: the loss is {values['loss']}: examples {_first(bad)}")
@@ -247,10 +248,14 @@ class Loop:
             values["skipped_steps"] = float(self.num_skipped)
         return {**values, "tokens_per_second": tokens / (time.monotonic() - started)}
 
-    def _collate(self, step: int) -> list[Batch]:
-        return [self.objective.collate(group, self.layout) for group in self.loader.micro_batches(step)]
+    def _collate(self, step: int) -> list[tuple[Batch, bool]]:
+        """(micro-batch, whether it is counted): where this rank has no example left for a micro-batch that others
+        have, one of the step takes part in the passes, as ZeRO-3 needs, and adds nothing."""
+        stand_in = [self.loader.stand_in(step)]
+        groups = self.loader.micro_batches(step)
+        return [(self.objective.collate(group or stand_in, self.layout), bool(group)) for group in groups]
 
-    def _batches(self, step: int) -> list[Batch]:
+    def _batches(self, step: int) -> list[tuple[Batch, bool]]:
         """This rank's micro-batches of a step; those of the next one are made while this one is computed."""
         at_hand = self._prepared.pop(step, None)
         batches = at_hand.result() if at_hand is not None else self._collate(step)
@@ -282,11 +287,14 @@ class Loop:
         total, count = sum_over_ranks([total, count])
         self.objective.step_mean = total / max(count, 1e-12)
 
-    def _loss(self, batch: Batch) -> tuple[torch.Tensor, dict[str, tuple[float, float]]]:
-        """The summed loss of one batch, and the (sum, count) of it and of what the objective logs."""
+    def _loss(self, batch: Batch, is_counted: bool) -> tuple[torch.Tensor, dict[str, tuple[float, float]]]:
+        """The summed loss of one batch, and the (sum, count) of it and of what the objective logs; all of them 0, the
+        gradient too, where the batch is not counted."""
         batch = batch.to(self.engine.device)
         with autocast(self.engine.device, self.config.precision):
             loss = self.objective.loss(self.engine.model, batch)
+        if not is_counted:
+            return 0.0 * loss.total, dict.fromkeys([*loss.metrics, "loss"], (0.0, 0.0))
         return loss.total, {**loss.metrics, "loss": (float(loss.total.detach()), self.objective.count(batch))}
 
     @torch.no_grad()
@@ -300,8 +308,7 @@ class Loop:
         sums = Sums()
         self._measure(self._evaluation_batches(loader))
         for batch, is_counted in self._evaluation_batches(loader):
-            _, metrics = self._loss(batch)
-            sums.add(metrics if is_counted else dict.fromkeys(metrics, (0.0, 0.0)))
+            sums.add(self._loss(batch, is_counted)[1])
         return sums.means()
 
     def _evaluation_batches(self, loader: Loader) -> Iterator[tuple[Batch, bool]]:

@@ -18,6 +18,7 @@ import torch
 from data.collate import Batch
 from data.records import BadInput
 from models.logprobs import network, target_scores
+from models.lora import PolicyWithoutAdapters
 from runtime.distributed import gather_over_ranks, is_main_rank
 
 log = logging.getLogger(__name__)
@@ -26,9 +27,11 @@ _SAMPLED = 256  # numbers of each weight that its digest reads
 
 
 def weights_digest(model: Any) -> str:
-    """A hash of the names and shapes of all weights and of some of their numbers, spread evenly."""
+    """A hash of the names and shapes of all weights and of some of their numbers, spread evenly. Of a policy without
+    its adapters the base alone counts: adapters that a resume has loaded leave the reference what it was."""
     digest = hashlib.sha256()
-    for name, value in network(model).named_parameters():
+    is_base = isinstance(model, PolicyWithoutAdapters)
+    for name, value in model.base_parameters() if is_base else network(model).named_parameters():
         flat = value.detach().reshape(-1)
         sampled = flat[:: max(1, flat.numel() // _SAMPLED)].float().cpu().numpy()
         digest.update(f"{name} {tuple(value.shape)}".encode() + sampled.tobytes())
