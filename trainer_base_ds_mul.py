@@ -15,7 +15,6 @@ from pathlib import Path
 
 import torch
 
-from data.packing import Layout
 from models.load import load_tokenizer
 from runtime.distributed import barrier, process_group, rank
 from runtime.entrypoint import BadConfig, entrypoint
@@ -24,7 +23,7 @@ from runtime.logs import set_up_logging
 from runtime.run_dir import check_run_dir, is_finished, open_run_dir
 from runtime.schemas import TrainConfig
 from runtime.tracking import check_tracking
-from training.assembly import load_data, make_engine, make_loader, make_model, make_objective, save_model
+from training.assembly import load_data, make_engine, make_layout, make_loader, make_model, make_objective, save_model
 from training.loop import Loop
 from training.predict import predict
 
@@ -59,11 +58,11 @@ def main(config: TrainConfig) -> None:
         numbers = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
         engine = make_engine(config, model)
         objective = make_objective(config, engine.model)
+        rows = [*examples, *eval_examples]
+        layout = make_layout(config, objective, engine.model, rows, int(tokenizer.pad_token_id))
         open_run_dir(config.output_dir, config)  # only now: a mistake above leaves nothing behind
         set_up_logging(run_dir / "run.log")
-        loop = Loop(
-            config, engine, objective, loader, eval_loader, Layout(config.layout, int(tokenizer.pad_token_id)), run_dir
-        )
+        loop = Loop(config, engine, objective, loader, eval_loader, layout, run_dir)
         trained, total = sum(count for count, is_trained in numbers if is_trained), sum(row[0] for row in numbers)
         share = f" ({trained:,} trained)" if trained < total else ""
         log.info("%s: %d examples, %d steps, %.2fM parameters%s", run_dir, len(examples), loop.max_steps,

@@ -8,6 +8,7 @@ relation is a segment of its own. Exact: every token has the position and the ke
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -25,6 +26,11 @@ class Segments:
 
     lengths: tuple[int, ...]
     above: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def longest(self) -> int:
+        """Tokens of the longest row."""
+        return max(self.lengths[own] + sum(self.lengths[s] for s in above) for own, above in enumerate(self.above))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -95,20 +95,41 @@ def _first_line(error: BaseException) -> str:
     return str(error).strip().split("\n")[0][:300]
 
 
+def on_kernel(load: Callable[[str], Any], attention: str) -> Any:
+    """What `load` makes of the name of an attention kernel; by matrix products where the network has no use for
+    torch's fused one (attention sinks: GPT-OSS), with the same numbers."""
+    name = attention_name(attention)
+    try:
+        return load(name)
+    except ValueError as error:
+        if attention != "sdpa" or "does not support an attention implementation" not in str(error):
+            raise
+        log.info("%s: attention by matrix products (eager)", _first_line(error).split(" through")[0])
+    return load(attention_name("eager"))
+
+
 def from_pretrained(
-    auto_class: Any, path: str, may_lack: Sequence[str] = (), may_add: Sequence[str] = (), **options: Any
+    auto_class: Any,
+    path: str,
+    may_lack: Sequence[str] = (),
+    may_add: Sequence[str] = (),
+    attention: str = "",
+    **options: Any,
 ) -> PreTrainedModel:
-    """`auto_class.from_pretrained` in float32 master weights, errors as BadModel.
+    """`auto_class.from_pretrained` in float32 master weights, errors as BadModel; `attention` as of `load_policy`.
 
     Every weight of the model must stand in the folder in its shape, and no other; `may_lack` and `may_add`
     are the prefixes of the names that are exempt.
     """
     check_model_folder(path)
+
+    def load(**chosen: Any) -> Any:
+        named = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        return auto_class.from_pretrained(path, **named, **options, **chosen)
+
     model: PreTrainedModel
     try:
-        model, found = auto_class.from_pretrained(
-            path, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True, **options
-        )
+        model, found = on_kernel(lambda name: load(attn_implementation=name), attention) if attention else load()
     except Exception as error:  # safetensors and transformers raise many kinds; each is one bad folder
         raise BadModel(f"{path}: cannot load the model: {_first_line(error)}") from error
     wrong = {
@@ -127,7 +148,7 @@ def from_pretrained(
 
 def load_policy(path: str, attention: str = "sdpa", is_checkpointing_gradients: bool = False) -> PreTrainedModel:
     """A causal language model. `attention`: eager, sdpa or flash_attention_2 (which needs a CUDA GPU)."""
-    model = from_pretrained(AutoModelForCausalLM, path, attn_implementation=attention_name(attention))
+    model = from_pretrained(AutoModelForCausalLM, path, attention=attention)
     model.config.use_cache = False
     if is_checkpointing_gradients:
         checkpoint_gradients(model)

@@ -7,7 +7,9 @@ memory does not grow with the vocabulary. `temperature` divides the logits, as i
 
 The model is called as a whole (wrappers, ZeRO-3's gathering and adapters work as ever); for the call its head
 answers with log-probs in place of logits. A head that is no plain linear layer, or logits that the network changes
-behind it, go the long way: logits first.
+behind it (by its settings, or by its own answer: `models.packing_check`), go the long way: logits first.
+
+Rows that change one another even where they are padded are computed one at a time (`one_by_one`).
 """
 
 from collections.abc import Iterator
@@ -16,13 +18,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 from transformers import PreTrainedModel
 
 from data.collate import Batch
 from data.packing import Layout, place_rows
+from models.inputs import model_inputs, network
 from models.last_layer import reads_of
-from models.packed_attention import takes_packed_rows
+from models.packed_attention import BadAttention
+from models.packing_check import is_cut, packing_of
 
 MAX_SCORES = {"cpu": 2**22, "cuda": 2**28}  # tokens x vocabulary in float32 at a time: 16 MiB, 1 GiB
 # Settings of networks that change the logits after the head.
@@ -157,17 +161,6 @@ def chunked_scores(
     return TokenScores(found[0], found[1], found[2].detach())
 
 
-def network(model: Any) -> Any:
-    """The transformers model under an engine's wrapper, adapters, or a reference that switches them off."""
-    while True:
-        inner = getattr(model, "module", None)
-        if inner is None:
-            if not hasattr(model, "get_base_model"):
-                return model
-            inner = model.get_base_model()
-        model = inner
-
-
 def plain_head(model: Any) -> torch.nn.Linear | None:
     """The linear layer whose output are the logits; None where something else stands behind it or in its place."""
     inner = network(model)
@@ -175,7 +168,8 @@ def plain_head(model: Any) -> torch.nn.Linear | None:
         return None
     head = inner.get_output_embeddings()
     changed = [name for name in _BEHIND_THE_HEAD if getattr(inner.config, name, None) not in (None, 1, 1.0)]
-    return head if type(head) is torch.nn.Linear and not changed else None
+    is_plain = type(head) is torch.nn.Linear and not changed
+    return head if is_plain and packing_of(inner).is_head_last else None
 
 
 @contextmanager
@@ -196,19 +190,43 @@ def _answering(
         del head.forward
 
 
-def model_inputs(batch: Any) -> dict[str, Any]:
-    """What the model is called with: `Batch` or `PlacedRows`. Packed rows come with a mask of four dimensions that
-    nothing reads, so that transformers makes none."""
-    if batch.segments is None:
-        return {"input_ids": batch.ids, "attention_mask": batch.attention_mask}
-    nothing = torch.zeros(1, 1, 1, 1, device=batch.ids.device)
-    named = {"position_ids": batch.position_ids, "segments": batch.segments}
-    return {"input_ids": batch.ids, "attention_mask": nothing, **named}
+def one_by_one(model: Any, inputs: dict[str, Any]) -> list[dict[str, Any]]:
+    """The inputs of each row of a padded batch, without its padding, where the network needs them alone; else nothing.
+    Raises BadAttention for packed rows that it cannot take."""
+    check, segments = packing_of(model), inputs.get("segments")
+    if segments is not None:
+        if check.choice_for(segments.longest) != "packed":
+            raise BadAttention(f"packed rows for {type(network(model)).__name__}: {check.reason or 'too long a row'}: "
+                               "set layout=auto")  # fmt: skip
+        return []
+    ids, mask = inputs["input_ids"], inputs["attention_mask"]
+    if len(ids) < 2 or check.choice_for(ids.shape[1]) != "alone":
+        return []
+    if is_cut(model):
+        raise BadAttention(f"{type(network(model)).__name__}: rows have to be computed one at a time, and ranks would "
+                           "make unequal numbers of passes with ZeRO-3: set deepspeed=zero2")  # fmt: skip
+    lengths = mask.sum(-1).tolist()
+    return [{"input_ids": ids[row : row + 1, :size], "attention_mask": mask[row : row + 1, :size]}
+            for row, size in enumerate(lengths)]  # fmt: skip
+
+
+def all_logits(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    """Logits [B, T, L] of a whole batch; 0 in the padding of rows that are computed one at a time."""
+    alone = one_by_one(model, inputs)
+    if not alone:
+        found: torch.Tensor = model(**inputs).logits
+        return found
+    length = inputs["input_ids"].shape[1]
+    rows = [model(**row).logits[0] for row in alone]
+    return torch.stack([pad(row, (0, 0, 0, length - len(row))) for row in rows])
 
 
 def _score_places(
     model: Any, inputs: dict[str, Any], places: torch.Tensor, targets: torch.Tensor, temperature: float
 ) -> TokenScores:
+    alone = one_by_one(model, inputs)
+    if alone:
+        return _score_alone(model, alone, inputs["input_ids"].shape[1], places, targets, temperature)
     head = plain_head(model)
     inputs = inputs | reads_of(network(model), places, inputs["input_ids"].numel())
     if head is None:
@@ -217,6 +235,24 @@ def _score_places(
     with _answering(head, places, targets, temperature):
         logprobs, entropies, likeliest = model(**inputs).logits[0].unbind(-1)
     return TokenScores(logprobs, entropies, likeliest.detach())
+
+
+def _score_alone(
+    model: Any,
+    rows: list[dict[str, Any]],
+    length: int,
+    places: torch.Tensor,
+    targets: torch.Tensor,
+    temperature: float,
+) -> TokenScores:
+    """As `_score_places`, row by row; `places` are those in the padded rows of `length` tokens."""
+    found = torch.zeros(3, len(places), device=places.device)
+    for number, row in enumerate(rows):
+        mine = (places // length == number).nonzero().squeeze(1)
+        scores = _score_places(model, row, places[mine] - number * length, targets[mine], temperature)
+        parts = torch.stack((scores.logprobs, scores.entropies, scores.is_likeliest))
+        found = found.index_copy(1, mine, parts)
+    return TokenScores(found[0], found[1], found[2].detach())
 
 
 def logit_scores(logits: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0) -> TokenScores:
@@ -234,9 +270,13 @@ def target_scores(model: Any, batch: Batch, temperature: float = 1.0) -> TokenSc
 
 def read_logits(model: Any, batch: Batch) -> torch.Tensor:
     """Logits [P, L] of a scalar head at a batch's reads, by one forward pass."""
-    reads = reads_of(network(model), batch.read_places, batch.ids.numel())
-    logits: torch.Tensor = model(**model_inputs(batch), **reads).logits
-    return logits.flatten(0, 1).index_select(0, batch.read_places)
+    return _logits_at(model, model_inputs(batch), batch.read_places)
+
+
+def _logits_at(model: Any, inputs: dict[str, Any], places: torch.Tensor) -> torch.Tensor:
+    """Logits [R, L] at places of the flattened batch."""
+    reads = {} if one_by_one(model, inputs) else reads_of(network(model), places, inputs["input_ids"].numel())
+    return all_logits(model, inputs | reads).flatten(0, 1).index_select(0, places)
 
 
 def response_logprobs(
@@ -266,8 +306,7 @@ def response_values(
     as of `response_logprobs`."""
     wanted = attention_mask.bool() if response_mask is None else response_mask & attention_mask.bool()
     inputs, places, rows_at, columns_at = _before(model, ids, attention_mask, wanted)
-    reads = reads_of(network(model), places, inputs["input_ids"].numel())
-    values = model(**inputs, **reads).logits.flatten(0, 1).index_select(0, places)[:, 0].float()
+    values = _logits_at(model, inputs, places)[:, 0].float()
     shape = (ids.shape[0], ids.shape[1] - 1)
     return torch.zeros(shape, device=ids.device).index_put((rows_at, columns_at), values)
 
@@ -279,7 +318,8 @@ def _before(
     tokens in [B, T-1])."""
     rows_at, columns_at = wanted[:, 1:].nonzero(as_tuple=True)
     lengths = attention_mask.sum(-1).tolist()
-    kind = "shared" if packs_rows(model) else "padded"
+    is_packed = packing_of(model).choice_for(max(lengths, default=0)) == "packed"
+    kind = "shared" if is_packed else "padded"
     placed = place_rows([row[:size] for row, size in zip(ids.tolist(), lengths, strict=True)], Layout(kind))
     starts = torch.zeros(ids.shape, dtype=torch.long)
     for row, path in enumerate(placed.paths):
@@ -288,11 +328,6 @@ def _before(
         name: value.to(ids.device) if torch.is_tensor(value) else value for name, value in model_inputs(placed).items()
     }
     return inputs, starts.to(ids.device)[rows_at, columns_at], rows_at, columns_at
-
-
-def packs_rows(model: Any) -> bool:
-    """Whether rows are packed for this model, wrapped or not."""
-    return takes_packed_rows(network(model))
 
 
 def token_logprobs(

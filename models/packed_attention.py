@@ -6,28 +6,39 @@ on its own, to the keys of the segments above it and to its own up to itself: no
 no token of another example is within reach. On CPUs a loop over segments is faster than padding them into one
 call where they are long, and slower where they are short and many (a group's rollouts): short ones of about one
 size are padded to it and computed at once. Flash-attention takes all segments in one call of varying lengths.
+
+Sliding windows, soft caps and attention sinks are computed (`models.attention_kernels`), window by window: a layer's
+window is compared with the longest row, not with the packed length. What else a network hands to its attention
+function is refused by name; what it does not hand over, the check at loading finds (`models.packing_check`).
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch.nn.functional import dropout as drop
-from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from data.packing import Segments
+from models.attention_kernels import (
+    How,
+    Kernel,
+    eager_batch,
+    eager_kernel,
+    eager_padded,
+    sdpa_batch,
+    sdpa_kernel,
+    sdpa_padded,
+)
 
-Kernel = Callable[..., torch.Tensor]
 PREFIX = "packed_"
 # Arguments of transformers' attention functions that change the scores and are not built here.
-_FOREIGN = ("softcap", "s_aux", "position_bias")
+_FOREIGN = ("position_bias",)
 # Segments that are computed at once: at least so many, of at most so many queries x keys, padded to these multiples.
 _FEWEST, _LARGEST, _STEP_QUERIES, _STEP_KEYS = 4, 96 * 192, 16, 32
 
@@ -36,66 +47,6 @@ class BadAttention(ValueError):
     """An attention kernel that does not exist, or a network whose attention cannot be packed."""
 
     exit_code = 2
-
-
-@lru_cache(maxsize=64)  # for the layers of a pass: behind a shared prompt nearly every segment has a size of its own
-def _visible(num_queries: int, num_keys: int, device: torch.device) -> torch.Tensor:
-    """[queries, keys] bool: the queries are the last of the keys."""
-    everything = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
-    return everything.tril(num_keys - num_queries)
-
-
-@lru_cache(maxsize=64)
-def _hidden(num_queries: int, num_keys: int, kind: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[queries, keys]: 0 where `_visible`, else minus infinity."""
-    nothing = torch.zeros(num_queries, num_keys, dtype=kind, device=device)
-    return nothing.masked_fill(~_visible(num_queries, num_keys, device), float("-inf"))
-
-
-def sdpa_kernel(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, dropout: float
-) -> torch.Tensor:
-    """One segment; query [1, H, Q, D], key and value [1, H, K, D]; torch's fused kernel."""
-    is_root = query.shape[2] == key.shape[2]
-    mask = None if is_root else _visible(query.shape[2], key.shape[2], query.device)
-    found: torch.Tensor = scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_root, scale=scaling
-    )
-    return found
-
-
-def eager_kernel(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float, dropout: float
-) -> torch.Tensor:
-    """The same by matrix products, with mask and scaling inside the first one; torch sums a softmax in float32.
-
-    On CPUs in bf16 the fastest there is: half the time of the fused kernel for segments of 200 tokens.
-    """
-    mask = _hidden(query.shape[2], key.shape[2], value.dtype, query.device)
-    scores = torch.baddbmm(mask.expand(query.shape[1], -1, -1), query[0], key[0].transpose(1, 2), alpha=scaling)
-    shares = torch.softmax(scores, dim=-1).to(value.dtype)
-    return torch.bmm(drop(shares, dropout) if dropout else shares, value[0]).unsqueeze(0)
-
-
-def sdpa_batch(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor, how: tuple[float, float]
-) -> torch.Tensor:
-    """Several segments at once; query [N, H, Q, D], key and value [N, H, K, D], visible [N, 1, Q, K] bool."""
-    scaling, dropout = how
-    found: torch.Tensor = scaled_dot_product_attention(
-        query, key, value, attn_mask=visible, dropout_p=dropout, scale=scaling
-    )
-    return found
-
-
-def eager_batch(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor, how: tuple[float, float]
-) -> torch.Tensor:
-    """The same by matrix products."""
-    scaling, dropout = how
-    scores = ((query * scaling) @ key.transpose(2, 3)).masked_fill_(~visible, float("-inf"))  # no second copy
-    shares = torch.softmax(scores, dim=-1).to(value.dtype)
-    return (drop(shares, dropout) if dropout else shares) @ value
 
 
 @dataclass(frozen=True)
@@ -110,8 +61,9 @@ class Together:
 
 
 @lru_cache(maxsize=64)
-def _plan(segments: Segments, device: torch.device) -> tuple[list[Together], list[int]]:
-    """(those that are computed at once, the others)."""
+@torch.inference_mode(False)  # kept over passes, of which some have gradients
+def _plan(segments: Segments, window: int | None, device: torch.device) -> tuple[list[Together], list[int]]:
+    """(those that are computed at once, the others); `window`: how many keys a query sees at most, itself included."""
     ends = torch.tensor(segments.lengths).cumsum(0).tolist()
     runs = [range(end - length, end) for end, length in zip(ends, segments.lengths, strict=True)]
     sizes = defaultdict(list)
@@ -134,7 +86,10 @@ def _plan(segments: Segments, device: torch.device) -> tuple[list[Together], lis
             is_query[row, :own_queries] = True
         before = torch.tensor([own_keys - own_queries for _, own_queries, own_keys in members])
         last_seen = torch.arange(shape[0]) + before.unsqueeze(1)  # [N, Q], as a place among the keys
-        visible = (torch.arange(shape[1]) <= last_seen.unsqueeze(2)) | ~is_query.unsqueeze(2)
+        visible = torch.arange(shape[1]) <= last_seen.unsqueeze(2)
+        if window is not None:
+            visible &= torch.arange(shape[1]) > last_seen.unsqueeze(2) - window
+        visible |= ~is_query.unsqueeze(2)
         groups.append(Together(*(part.to(device) for part in (queries, keys, is_query, visible.unsqueeze(1)))))
     return groups, sorted(alone)
 
@@ -145,7 +100,7 @@ def _by_segments(
     key: torch.Tensor,
     value: torch.Tensor,
     segments: Segments,
-    how: Any,
+    how: How,
 ) -> torch.Tensor:
     """[1, T, H, D]: each segment with the keys of those above it."""
     kernel, batch = kernels
@@ -153,7 +108,7 @@ def _by_segments(
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     query, key = query.to(value.dtype), key.to(value.dtype)
-    groups, alone = _plan(segments, value.device)
+    groups, alone = _plan(segments, how.window, value.device)
     places, found = [], []
     if groups:
         rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
@@ -170,7 +125,7 @@ def _by_segments(
         queries, keys, values = (part[own] for part in parts)
         if above:
             keys, values = (torch.cat([*(part[s] for s in above), part[own]], dim=2) for part in parts[1:])
-        found.append(kernel(queries, keys, values, *how)[0].transpose(0, 1))
+        found.append(kernel(queries, keys, values, how)[0].transpose(0, 1))
     if not groups:
         return torch.cat(found).unsqueeze(0)
     ends = torch.tensor(segments.lengths).cumsum(0).tolist()
@@ -180,13 +135,14 @@ def _by_segments(
 
 
 def _flash(
-    tensors: tuple[torch.Tensor, ...], num_queries: Sequence[int], num_keys: Sequence[int], how: tuple[float, float]
+    tensors: tuple[torch.Tensor, ...], num_queries: Sequence[int], num_keys: Sequence[int], how: How
 ) -> torch.Tensor:
     """[T, H, D] by flash-attention 2, whose causal mask is aligned at the end of queries and keys; `tensors`: queries
     [T, H, D], keys and values [K, H, D] of all sequences, one after the other."""
     from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
-    scaling, dropout = how
+    if how.sinks is not None:
+        raise BadAttention("flash-attention 2 has no attention sinks: set model.attention=sdpa")
     kind = tensors[2].dtype if tensors[2].dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
     borders = [
         torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32).to(tensors[0].device, non_blocking=True)
@@ -197,15 +153,17 @@ def _flash(
         *borders,
         max(num_queries),
         max(num_keys),
-        dropout_p=dropout,
-        softmax_scale=scaling,
+        dropout_p=how.dropout,
+        softmax_scale=how.scaling,
         causal=True,
+        window_size=(-1, -1) if how.window is None else (how.window - 1, 0),
+        softcap=how.softcap or 0.0,
     )
     return found
 
 
 def _by_flash(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, how: tuple[float, float]
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, how: How
 ) -> torch.Tensor:
     """[1, T, H, D]; the keys of shared segments are repeated for every segment below them."""
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
@@ -217,16 +175,22 @@ def _by_flash(
 
 
 def _flash_padded(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **how: Any
-) -> tuple[torch.Tensor, None]:
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    how: How,
+    **foreign: Any,
+) -> torch.Tensor:
     """Padded rows with a mask [B, T] (None: no padding): packed for the kernel, and padded again."""
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
     kept = torch.ones(query.shape[:2], dtype=torch.bool, device=query.device) if mask is None else mask.bool()
     lengths = kept.sum(-1).tolist()
     rows = tuple(tensor[kept] for tensor in (query, key, value))
     found = torch.zeros_like(query)
-    found[kept] = _flash(rows, lengths, lengths, (how["scaling"], how.get("dropout", 0.0))).to(found.dtype)
-    return found, None
+    found[kept] = _flash(rows, lengths, lengths, how).to(found.dtype)
+    return found
 
 
 def key_layout(segments: Segments) -> tuple[torch.Tensor, list[int]]:
@@ -238,23 +202,31 @@ def key_layout(segments: Segments) -> tuple[torch.Tensor, list[int]]:
     return places, [sum(segments.lengths[segment] for segment in chain) for chain in chains]
 
 
-def _eager_padded(
-    module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor | None, **how: Any
-) -> tuple[torch.Tensor, None]:
-    """Plain attention of padded rows with an additive mask, softmax in float32."""
-    groups = query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    scores = (query @ key.transpose(2, 3)) * how["scaling"]
-    scores = scores if mask is None else scores + mask
-    shares = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    return (drop(shares, how.get("dropout", 0.0)) @ value).transpose(1, 2).contiguous(), None
+@dataclass
+class Calls:
+    """The windows (None: none) of the layers of a pass that attend through this module, in order."""
+
+    windows: list[int | None]
+
+
+_calls: list[Calls] = []
+
+
+@contextmanager
+def watched() -> Iterator[Calls]:
+    """Within: every call of a layer is noted."""
+    calls = Calls([])
+    _calls.append(calls)
+    try:
+        yield calls
+    finally:
+        _calls.remove(calls)
 
 
 class _Attention:
     """What transformers calls in every layer, under one name a kernel."""
 
-    def __init__(self, packed: Callable[..., torch.Tensor], padded: Callable[..., Any]):
+    def __init__(self, packed: Callable[..., torch.Tensor], padded: Callable[..., torch.Tensor]):
         self.packed = packed
         self.padded = padded
 
@@ -265,22 +237,27 @@ class _Attention:
         key: torch.Tensor,
         value: torch.Tensor,
         attention_mask: torch.Tensor | None,
-        scaling: float,
+        scaling: float | None = None,
         dropout: float = 0.0,
         segments: Segments | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: torch.Tensor | None = None,
         **foreign: Any,
     ) -> tuple[torch.Tensor, None]:
         """(attended [B, T, H, D], None); query [B, H, T, D]."""
-        if segments is None:
-            found = self.padded(module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **foreign)
-            return found[0], None
+        for calls in _calls:
+            calls.windows.append(sliding_window)
         strange = [name for name in _FOREIGN if foreign.get(name) is not None]
-        window = foreign.get("sliding_window")
-        if strange or (window is not None and window < query.shape[2]):
-            what = ", ".join(strange) or "a sliding window"
-            raise BadAttention(f"{type(module).__name__} attends with {what}, which packed rows do not have: set "
-                               "layout=padded")  # fmt: skip
-        return self.packed(query, key, value, segments, (scaling, dropout)), None
+        if strange:
+            raise BadAttention(f"{type(module).__name__} attends with {', '.join(strange)}, which is not built here")
+        longest = segments.longest if segments is not None else query.shape[2]
+        window = sliding_window if sliding_window is not None and sliding_window < longest else None
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        how = How(scale, dropout, window, softcap, s_aux)
+        if segments is None:
+            return self.padded(module, query, key, value, attention_mask, how, **foreign), None
+        return self.packed(query, key, value, segments, how), None
 
 
 def _segmented(*kernels: Kernel) -> Callable[..., torch.Tensor]:
@@ -288,8 +265,8 @@ def _segmented(*kernels: Kernel) -> Callable[..., torch.Tensor]:
 
 
 for _kernel, _packed, _padded in (
-    ("sdpa", _segmented(sdpa_kernel, sdpa_batch), sdpa_attention_forward),
-    ("eager", _segmented(eager_kernel, eager_batch), _eager_padded),
+    ("sdpa", _segmented(sdpa_kernel, sdpa_batch), sdpa_padded),
+    ("eager", _segmented(eager_kernel, eager_batch), eager_padded),
     ("flash_attention_2", _by_flash, _flash_padded),
 ):
     AttentionInterface.register(PREFIX + _kernel, _Attention(_packed, _padded))  # type: ignore[no-untyped-call]

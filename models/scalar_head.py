@@ -7,13 +7,14 @@ labels class k means "k of K completions are correct" and the score is the expec
 (`load_critic`) the same network is read before every token.
 """
 
+from functools import partial
+
 import torch
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 
 from models.fused_norm import fuse_norms
 from models.last_layer import read_last_layer
-from models.load import BadModel, checkpoint_gradients, from_pretrained, load_config
-from models.packed_attention import attention_name
+from models.load import BadModel, checkpoint_gradients, from_pretrained, load_config, on_kernel
 
 
 def load_process_reward(
@@ -39,7 +40,7 @@ def load_process_reward(
         may_lack=new,
         may_add=dropped,
         config=config,
-        attn_implementation=attention_name(attention),
+        attention=attention,
     )
     model.config.use_cache = False
     if is_checkpointing_gradients:
@@ -77,9 +78,8 @@ def load_critic(
         raise BadModel(f"{path} has {config.num_labels} labels: a critic needs one (source=scratch takes sizes alone)")
     if source == "scratch":
         config.num_labels, config.classifier_dropout = 1, 0.0
-        drawn = AutoModelForTokenClassification.from_config(
-            config, attn_implementation=attention_name(attention), dtype=torch.float32
-        )
+        draw = partial(AutoModelForTokenClassification.from_config, config, dtype=torch.float32)
+        drawn = on_kernel(lambda name: draw(attn_implementation=name), attention)
         model: PreTrainedModel = read_last_layer(fuse_norms(drawn))
         model.config.use_cache = False
         if is_checkpointing_gradients:

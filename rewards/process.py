@@ -13,8 +13,9 @@ import torch
 from data.packing import Layout, place_rows
 from data.records import BadInput, Trajectory
 from data.steps import check_ends
-from models.logprobs import model_inputs, network
-from models.packed_attention import takes_packed_rows
+from models.inputs import model_inputs
+from models.logprobs import all_logits
+from models.packing_check import packing_of
 from models.scalar_head import load_process_reward, scores_from_logits
 from rewards.score import Score
 
@@ -40,12 +41,12 @@ def row_logits(
     """Batch by batch: (number of a row, its logits [T, L] on the CPU), in bf16, without padding where the network
     allows it. Call it in inference mode."""
     device = next(model.parameters()).device
-    is_packed = takes_packed_rows(network(model))
+    is_packed = packing_of(model).choice_for(max(map(len, rows), default=0)) == "packed"
     for batch in in_batches(rows, is_packed, batch_tokens):
         placed = place_rows([rows[index] for index in batch], Layout("shared" if is_packed else "padded", pad_id))
         inputs = {name: v.to(device) if torch.is_tensor(v) else v for name, v in model_inputs(placed).items()}
         with torch.autocast(device.type, torch.bfloat16):
-            logits = model(**inputs).logits.flatten(0, 1).cpu()
+            logits = all_logits(model, inputs).flatten(0, 1).cpu()
         yield [(index, logits[path]) for path, index in zip(placed.paths, batch, strict=True)]
 
 

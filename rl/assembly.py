@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from models.inputs import network
 from models.load import load_reference
-from models.logprobs import network
 from models.lora import PolicyWithoutAdapters
 from rewards.score import HoldsModels
 from rl.critic import Critic

@@ -12,7 +12,8 @@ import torch
 from torch.nn.functional import pad
 
 from data.records import BadInput
-from models.logprobs import packs_rows, response_values
+from models.logprobs import response_values
+from models.packing_check import packs_rows
 from rl.experience import RowScorer, empty_loss, micro_batches, most_passes, own_rows
 from rl.losses import explained_variance, value_loss
 from rl.types import Experience

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from models.logprobs import network
+from models.inputs import network
+from models.packing_check import packing_of
 from runtime.distributed import device
 from runtime.entrypoint import BadConfig, build
 from runtime.schemas import RLConfig
@@ -60,6 +61,7 @@ def _noises(settings: Mapping[str, Any]) -> list[str]:
 def make_engine(config: RLConfig, model: Any, optimizer: Any, learning_rate: float, max_grad_norm: float) -> Engine:
     """DeepSpeed where the run has its JSON, else plain torch; `optimizer` is a config node."""
     model = without_dropout(model).to(device())
+    packing_of(model)  # on whole weights: DeepSpeed may cut them
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     built = build(optimizer, params=trained, lr=learning_rate)
     if not config.deepspeed:

@@ -15,7 +15,8 @@ import torch
 from torch.nn.functional import pad
 
 from data.collate import pad_rows
-from models.logprobs import packs_rows, response_logprobs
+from models.logprobs import all_logits, response_logprobs
+from models.packing_check import packs_rows
 from rl.kl import divergence, full_divergence
 from rl.types import Experience, RolloutGroup
 from runtime.distributed import gather_over_ranks, rank, sum_tensor_over_ranks, world_size
@@ -67,7 +68,7 @@ def policy_logprobs(
 
 def policy_logits(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
     """[B, T, V] aligned with `ids`: position t is the distribution that token t was drawn from; column 0 is 0."""
-    logits = model(input_ids=ids, attention_mask=attention_mask).logits
+    logits = all_logits(model, {"input_ids": ids, "attention_mask": attention_mask})
     return pad(logits[:, :-1], (0, 0, 1, 0))
 
 

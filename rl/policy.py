@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 
-from models.logprobs import network
+from models.inputs import network
 from models.merged import adapter_scalings, merge_weights
 from runtime.distributed import is_main_rank
 from training.engine import Engine, TorchEngine

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from data.records import BadInput
-from models.logprobs import packs_rows
+from models.packing_check import packs_rows
 from rl.critic import Critic
 from rl.experience import empty_loss, micro_batches, most_passes, own_rows, policy_logits, policy_logprobs
 from rl.kl import KLController, divergence, full_divergence

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from data.records import BadInput
-from models.logprobs import network
+from models.inputs import network
 from rl.diagnosis import AskEngine, Case, diagnose, truncated_logprobs
 from rl.experience import device_of, policy_logits
 from rl.probes import (

@@ -42,9 +42,10 @@ class TrainConfig:
     Training lasts `max_steps` if that is above 0, else `num_epochs`. `deepspeed` is null for one process
     (or several with plain gradient sums), else DeepSpeed's own JSON. `lora` trains adapters instead of
     the weights. `layout` of a batch: shared (no padding, and tokens that rows begin with in common are computed
-    once), packed (no padding) or padded; no result depends on it. `reference_logprobs` of preferences: precomputed
-    before the first step (and the reference's weights let go), online in every step, or auto: precomputed where an
-    example is read more than once.
+    once), packed (no padding), padded, or auto: shared where the network passes the check (models.packing_check), else
+    padded, with a line that says why. A network that does not pass refuses shared and packed. No result depends on it.
+    `reference_logprobs` of preferences: precomputed before the first step (and the reference's weights let go), online
+    in every step, or auto: precomputed where an example is read more than once.
 
     `resume` says where to go on: `auto` (the newest whole checkpoint, or the start), `latest`, `best`,
     `step-N`, `none`. The newest `keep_checkpoints` are kept, and the `keep_best` with the best `best_metric`
@@ -65,7 +66,7 @@ class TrainConfig:
     deepspeed: Any = None
     lora: Any = None
     precision: str = "bf16"
-    layout: str = "shared"
+    layout: str = "auto"
     batch_size: int = 64
     micro_batch_size: int = 64
     micro_batch_tokens: int = 0

@@ -19,10 +19,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from models.inputs import network
 from models.last_layer import read_last_layer, reads_of
 from models.load import checkpoint_gradients, load_policy
-from models.logprobs import network, response_logprobs
+from models.logprobs import response_logprobs
 from models.packed_attention import attention_name
+from models.packing_check import packing_of
 
 torch.set_num_threads(1)
 SHAPE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -99,6 +101,7 @@ def test_a_network_of_another_form_and_places_by_the_dozen_go_the_whole_way() ->
 
 def test_a_loaded_policy_scores_responses_by_it(tiny_policy: Path) -> None:
     model = load_policy(str(tiny_policy), "eager")
+    assert packing_of(model).choice == "packed"  # asked of the network at the first pass, by passes of its own
     sizes: list[int] = []
     layer = model.base_model.layers[-1]
     layer.mlp.register_forward_pre_hook(lambda module, given: sizes.append(given[0].shape[1]))

@@ -11,6 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from objective_cases import OBJECTIVES, case
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -25,18 +31,26 @@ from data.collate import collate_tokens
 from data.examples import OutcomeExample, PairExample, StepExample, TokenExample
 from data.packing import Layout, pack_rows, place_rows
 from models import packed_attention
+from models.inputs import model_inputs
 from models.load import load_policy
-from models.logprobs import model_inputs, response_logprobs, target_scores
+from models.logprobs import response_logprobs, target_scores
 from models.packed_attention import BadAttention, attention_name, key_layout
 
 torch.set_num_threads(1)
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=10), min_size=1, max_size=8)
+ALTERNATE: dict[str, Any] = {"sliding_window": 7, "layer_types": ["sliding_attention", "full_attention"]}
 NETWORKS = [
     (LlamaConfig, LlamaForCausalLM, {"num_key_value_heads": 2}),
     (Qwen2Config, Qwen2ForCausalLM, {"num_key_value_heads": 4}),
     (Qwen3Config, Qwen3ForCausalLM, {"num_key_value_heads": 2, "head_dim": 16}),
     (MistralConfig, MistralForCausalLM, {"num_key_value_heads": 4, "sliding_window": None}),
-]
+    (MistralConfig, MistralForCausalLM, {"num_key_value_heads": 2, "sliding_window": 7}),
+    (Gemma2Config, Gemma2ForCausalLM, {"num_key_value_heads": 2, "head_dim": 16, "sliding_window": 7,
+                                       "attn_logit_softcapping": 0.1}),
+    (Gemma3TextConfig, Gemma3ForCausalLM, {"num_key_value_heads": 2, "head_dim": 16, **ALTERNATE}),
+    (GptOssConfig, GptOssForCausalLM, {"num_key_value_heads": 2, "head_dim": 16, **ALTERNATE, "num_local_experts": 4,
+                                       "num_experts_per_tok": 2}),
+]  # fmt: skip
 
 
 @settings(max_examples=200, deadline=None)
@@ -82,16 +96,22 @@ def related_rows() -> list[list[int]]:
 def test_packed_rows_give_the_logits_and_gradients_of_each_row_alone(
     kernel: str, config: Any, network: Any, extra: dict[str, Any], fewest: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Segments one by one, short ones of about one size at once, all at once."""
+    """Segments one by one, short ones of about one size at once, all at once; the network's own eager attention knows
+    windows of 7 tokens, soft caps and sinks."""
     monkeypatch.setattr(packed_attention, "_FEWEST", fewest)
     packed_attention._plan.cache_clear()
     torch.manual_seed(0)
     shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
     plain = network(config(vocab_size=97, **shape, **extra)).eval()
-    plain.set_attn_implementation(kernel)
+    with torch.no_grad():
+        for name, parameter in plain.named_parameters():
+            parameter.mul_(5 if "proj" in name else 1)  # scores far from 0
+            if name.endswith("sinks"):
+                parameter.copy_(torch.tensor([-1.0, 0.0, 1.0, 2.0]))
+    plain.set_attn_implementation("eager")
     ours = network(plain.config).eval()
     ours.load_state_dict(plain.state_dict())
-    ours.set_attn_implementation(attention_name(kernel))
+    ours.set_attn_implementation(attention_name(kernel if network._supports_sdpa else "eager"))
     rows = related_rows()
     placed = place_rows(rows, Layout("shared"))
     assert placed.ids.shape[1] < 0.7 * sum(map(len, rows))
@@ -178,13 +198,34 @@ def test_recomputed_layers_see_the_same_keys(tiny_policy: Path) -> None:
         torch.testing.assert_close(mine, want)
 
 
-def test_a_sliding_window_shorter_than_the_rows_is_refused() -> None:
+@pytest.mark.parametrize("kernel", ["sdpa", "eager"])
+def test_a_window_is_compared_with_the_longest_row_not_with_the_packed_length(kernel: str) -> None:
+    """Of eight rows of 6 tokens no query is hidden a key by a window of 6: the fast way without a mask is taken."""
     shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
-    model = MistralForCausalLM(MistralConfig(vocab_size=97, num_key_value_heads=1, sliding_window=8, **shape))
-    model.set_attn_implementation(attention_name("sdpa"))
-    with pytest.raises(BadAttention, match="a sliding window, which packed rows do not have: set layout=padded"):
-        model(**model_inputs(place_rows([[1] * 20], Layout())))
-    model(**model_inputs(place_rows([[1] * 6], Layout())))
+    model = MistralForCausalLM(MistralConfig(vocab_size=97, num_key_value_heads=1, sliding_window=6, **shape))
+    model.set_attn_implementation(attention_name(kernel))
+    asked: list[int | None] = []
+    plan = packed_attention._plan
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packed_attention, "_plan", lambda *given: (asked.append(given[1]), plan(*given))[1])
+        model(**model_inputs(place_rows([[token] * 6 for token in range(8)], Layout("packed"))))
+        model(**model_inputs(place_rows([[1] * 7, [2] * 3], Layout("packed"))))
+    assert asked == [None, 6]
+
+
+def test_masks_kept_from_a_pass_without_gradients_serve_one_with_them() -> None:
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = MistralForCausalLM(MistralConfig(vocab_size=97, num_key_value_heads=1, sliding_window=3, **shape))
+    inputs = model_inputs(place_rows([[token] * 9 for token in range(6)], Layout("packed")))
+    for kernel in ("sdpa", "eager"):
+        for fewest in (1, 1000):
+            packed_attention._plan.cache_clear()
+            model.set_attn_implementation(attention_name(kernel))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(packed_attention, "_FEWEST", fewest)
+                with torch.inference_mode():
+                    model(**inputs)
+                model(**inputs).logits.sum().backward()
 
 
 @pytest.mark.parametrize("kernel", ["flash", "flash_attention_2"])

@@ -12,7 +12,7 @@ from rl_cases import PARAMS, make_trainer, read_metrics
 
 from data.tasks.word_arithmetic import WordArithmetic
 from models.load import BadModel, load_policy
-from models.logprobs import packs_rows
+from models.packing_check import packs_rows
 from models.scalar_head import load_critic, load_process_reward
 from rl.advantages.generalized import GeneralizedAdvantage
 from rl.advantages.leave_one_out import LeaveOneOutAdvantage

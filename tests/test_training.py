@@ -20,6 +20,7 @@ from models.load import load_policy, load_reference
 from models.scalar_head import load_process_reward, scores_from_logits
 from runtime.schemas import TrainConfig
 from training import checkpoint
+from training.assembly import make_layout
 from training.checkpoint import BadCheckpoint, TrainState, checkpoints, write_folder
 from training.engine import BadPrecision, TorchEngine
 from training.loop import Loop, NotFinite, learning_rate
@@ -103,7 +104,8 @@ def make_loop(policy: Path, run_dir: Path, kind: str = "sft", engine: Any = Torc
     sizes = (config.batch_size, config.micro_batch_size, config.seed)
     loader = Loader(examples, *sizes, micro_batch_tokens=config.micro_batch_tokens)
     made = engine(model, optimizer, CPU, config.max_grad_norm)
-    return Loop(config, made, objective, loader, None, Layout(config.layout), run_dir)
+    layout = make_layout(config, objective, model, examples, 0)
+    return Loop(config, made, objective, loader, None, layout, run_dir)
 
 
 def weights(loop: Loop) -> dict[str, torch.Tensor]:

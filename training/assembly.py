@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from data.example_view import of_each_kind, token_text, view
+from data.examples import example_length
 from data.loader import Loader
+from data.packing import Layout
 from models.lora import PolicyWithoutAdapters, merge_adapter, write_bits
+from models.packing_check import check_layout, packing_of
 from runtime.distributed import device, is_main_rank, rank, world_size
 from runtime.entrypoint import build
 from runtime.manifest import write_folder
@@ -96,9 +99,22 @@ def make_engine(config: TrainConfig, model: Any) -> Engine:
 
 
 def make_model(config: TrainConfig) -> Any:
-    """The model, with adapters where the config has them."""
+    """The model, with adapters where the config has them. How its rows may be computed together is measured here, on
+    whole weights of full precision: before adapters round them, or an engine cuts them."""
     model = build(config.model)
+    if not (config.lora and config.lora.get("bits")):
+        model = model.to(device())
+    packing_of(model)
     return (build(config.lora).wrap(model) if config.lora else model).to(device())
+
+
+def make_layout(config: TrainConfig, objective: Any, model: Any, examples: Sequence[Any], pad_id: int) -> Layout:
+    """How batches lie in memory: as the config says, which policy and reference have to be able to take; `auto` is
+    what both can. Raises BadAttention where packed rows are forced on a network that mixes them up."""
+    longest = max(map(example_length, examples), default=0)
+    networks = [model, *([objective.reference] if getattr(objective, "reference", None) is not None else [])]
+    kinds = {check_layout(one, config.layout, longest) for one in networks}
+    return Layout("padded" if "padded" in kinds else kinds.pop(), pad_id)
 
 
 def make_objective(config: TrainConfig, policy: Any) -> Any:

@@ -176,7 +176,8 @@ def _ends(steps: Sequence[int]) -> list[int]:
 
 def _tokens(loaders: Sequence[Loader], steps: int, counted: int, layout: str) -> dict[str, Any]:
     """Tokens of `counted` steps over all ranks, padded as rows of a micro-batch are to its longest, scaled to all.
-    `computed_share`: of the tokens of all rows, what the run's own layout computes."""
+    `computed_share`: of the tokens of all rows, what the run's own layout computes (auto: as shared, which the run
+    chooses unless its network cannot)."""
     per_step, padded_rows, read, longest, computed = [], 0, 0, 0, 0
     for step in range(counted):
         groups = [group for loader in loaders for group in loader.micro_batches(step) if group]
@@ -187,7 +188,7 @@ def _tokens(loaders: Sequence[Loader], steps: int, counted: int, layout: str) ->
         read += sum(read_tokens(example) for group in groups for example in group)
         for group in groups:
             rows = [row for example in group for row in rows_of(example)]
-            computed += place_rows(rows, Layout(layout)).ids.numel()
+            computed += place_rows(rows, Layout("shared" if layout == "auto" else layout)).ids.numel()
     total = sum(per_step)
     return {
         "tokens": round(total * steps / counted),

@@ -17,7 +17,8 @@ import torch
 
 from data.collate import Batch
 from data.records import BadInput
-from models.logprobs import network, target_scores
+from models.inputs import network
+from models.logprobs import target_scores
 from models.lora import PolicyWithoutAdapters
 from runtime.distributed import gather_over_ranks, is_main_rank
 

@@ -14,7 +14,7 @@ from data.collate import pad_rows
 from data.examples import OutcomeExample, PairExample, StepExample
 from data.predictions import PairLogprobs, PairRewards, ResponseLogprobs, RewardPrediction, StepPredictions
 from data.records import BadInput
-from models.logprobs import response_logprobs
+from models.logprobs import all_logits, response_logprobs
 from models.scalar_head import scores_from_logits
 from training.engine import autocast
 from training.guards import token_rows
@@ -63,7 +63,7 @@ class Scorer:
         ids, attention_mask = ids.to(device), attention_mask.to(device)
         with autocast(device, self.precision):
             if is_scalar(self.model):
-                logits = self.model(input_ids=ids, attention_mask=attention_mask).logits.float().cpu()
+                logits = all_logits(self.model, {"input_ids": ids, "attention_mask": attention_mask}).float().cpu()
                 tables = [logits[row, : len(tokens)] for row, tokens in enumerate(rows)]  # [T, L]
             else:
                 found = response_logprobs(self.model, ids, attention_mask, self.temperature)
