@@ -42,7 +42,12 @@ def learning_rate(step: int, peak: float, warmup_steps: int, schedule: str = "co
     """Linear warm-up over `warmup_steps` optimizer steps, then constant, linear to 0 or cosine to 0. `step` from 0."""
     if step < warmup_steps or schedule == "constant":
         return peak * min(1.0, (step + 1) / max(1, warmup_steps))
-    return peak * SCHEDULES[schedule]((step - warmup_steps) / max(1, num_steps - warmup_steps))
+    return peak * SCHEDULES[schedule](min(1.0, (step - warmup_steps) / max(1, num_steps - warmup_steps)))
+
+
+def steps_per_iteration(config: RLConfig) -> int:
+    """Optimizer steps of an iteration with all its rollouts."""
+    return config.num_epochs * math.ceil(config.num_problems * config.group_size / config.minibatch_size)
 
 
 @dataclass
@@ -106,35 +111,36 @@ class Update:
         rates: dict[str, float] = {}
         warmup = self.critic.config.num_warmup_iterations if self.critic else 0
         self.largest_ratio = 0.0
-        for step, num_steps, rows in self._minibatches(len(experience.ids), iteration):
+        for step, rows in self._minibatches(len(experience.ids), iteration):
             if iteration >= warmup:
-                rates["learning_rate"] = self._rate(step - warmup * num_steps, num_steps)
+                rates["learning_rate"] = self._rate(step, warmup)
                 self._step(experience, rows, rates["learning_rate"], sums, before_step)
             if self.critic is not None:
-                rates["value_learning_rate"] = self._critic_rate(step, num_steps)
+                rates["value_learning_rate"] = self._critic_rate(step)
                 self.critic.step(experience, rows, rates["value_learning_rate"], sums)
         return {**sums.means(), **rates, "ratio_max": max(gather_over_ranks(self.largest_ratio))}
 
-    def _minibatches(self, num_rollouts: int, iteration: int) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """(step of the run from 0, steps an iteration, rows)."""
-        size = self.config.minibatch_size
-        num_steps = self.config.num_epochs * math.ceil(num_rollouts / size)
-        step = iteration * num_steps
+    def _minibatches(self, num_rollouts: int, iteration: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """(step of the run from 0, rows). An iteration begins at the same step whatever the ones before it had."""
+        size, planned = self.config.minibatch_size, steps_per_iteration(self.config)
+        number = 0
         for epoch in range(self.config.num_epochs):
             order = list(range(num_rollouts))
             random.Random(f"{self.config.seed}/{iteration}/{epoch}").shuffle(order)
             for start in range(0, num_rollouts, size):
-                yield step, num_steps, torch.tensor(order[start : start + size])
-                step += 1
+                yield iteration * planned + min(number, planned - 1), torch.tensor(order[start : start + size])
+                number += 1
 
-    def _rate(self, step: int, num_steps: int) -> float:
-        config = self.config
-        total = config.num_iterations * num_steps
-        return learning_rate(step, config.learning_rate, config.warmup_steps, config.schedule, total)
+    def _rate(self, step: int, num_warmup_iterations: int) -> float:
+        """The policy's: its schedule begins behind the iterations in which the critic alone is trained."""
+        config, planned = self.config, steps_per_iteration(self.config)
+        before = num_warmup_iterations * planned
+        total = config.num_iterations * planned - before
+        return learning_rate(step - before, config.learning_rate, config.warmup_steps, config.schedule, total)
 
-    def _critic_rate(self, step: int, num_steps: int) -> float:
+    def _critic_rate(self, step: int) -> float:
         assert self.critic is not None
-        config, total = self.critic.config, self.config.num_iterations * num_steps
+        config, total = self.critic.config, self.config.num_iterations * steps_per_iteration(self.config)
         return learning_rate(step, config.learning_rate, config.warmup_steps, config.schedule, total)
 
     def _step(

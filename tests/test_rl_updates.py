@@ -16,10 +16,12 @@ from data.records import Problem
 from data.tasks.word_arithmetic import WordArithmetic
 from models.load import load_policy
 from models.logprobs import token_logprobs
+from models.scalar_head import load_critic
 from rewards.score import Score
 from rl.advantages.group_relative import GroupRelativeAdvantage
 from rl.advantages.monte_carlo import MonteCarloAdvantage
 from rl.advantages.remax import ReMaxAdvantage
+from rl.critic import Critic
 from rl.engines import has_noise, without_dropout
 from rl.experience import policy_logits
 from rl.kl import KLController, full_divergence
@@ -27,7 +29,7 @@ from rl.rollout import draw_problems
 from rl.trainer import agrees
 from rl.types import Experience
 from rl.update import Update
-from runtime.schemas import KLConfig, RLConfig
+from runtime.schemas import CriticConfig, KLConfig, RLConfig
 from training.engine import TorchEngine
 
 
@@ -93,6 +95,73 @@ def test_a_full_penaltys_step_is_the_gradient_of_the_exact_divergence(tiny_polic
     expected = -0.5 * slope(model, exact)
     found = moved(model, experience, reference, kl=KLConfig(coefficient=0.5, kind="full"), micro_batch_size=3)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+class Rates:
+    """An engine in whose place only the learning rates of its steps are kept."""
+
+    def __init__(self, model: Any):
+        self.model, self.device, self.rates = model, torch.device("cpu"), list[float]()
+
+    def start_step(self, num_micro_batches: int) -> None: ...
+
+    def backward(self, loss: torch.Tensor) -> None: ...
+
+    def discard(self) -> None:
+        self.rates.append(0.0)  # a minibatch that is left out
+
+    def step(self, rate: float) -> float:
+        self.rates.append(rate)
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # 4 iterations of 2 epochs of 2 minibatches, the first iteration the critic's alone: 12 steps, 2 of them warm-up
+        ({"schedule": "linear", "warmup_steps": 2}, [6, 12, 12, 10.8, 9.6, 8.4, 7.2, 6, 4.8, 3.6, 2.4, 1.2]),
+        ({"schedule": "constant", "warmup_steps": 3}, [4, 8, *[12] * 10]),
+        ({"schedule": "linear", "num_epochs": 1, "minibatch_size": 3}, [12, 10, 8, 6, 4, 2]),
+        ({"schedule": "linear", "num_epochs": 1, "minibatch_size": 4}, [12, 8, 4]),
+        # a minibatch whose ratio ran away is left out; the schedule goes on all the same
+        ({"schedule": "linear", "num_epochs": 1, "minibatch_size": 4, "max_mean_ratio": 1e-9}, [0, 0, 0]),
+    ],
+)
+def test_the_policys_schedule_reaches_its_end_after_the_critics_warm_up(
+    changes: dict[str, Any], expected: list[float], tiny_policy: Path
+) -> None:
+    model: Any = load_policy(str(tiny_policy), "eager")
+    experience = make_experience(model)
+    experience = replace(experience, values=experience.advantages, returns=experience.advantages)
+    settings: dict[str, Any] = {"precision": "fp32", "num_problems": 2, "group_size": 2, "num_iterations": 4,
+                                "num_epochs": 2, "minibatch_size": 2, "learning_rate": 12.0}  # fmt: skip
+    config = RLConfig(**{**settings, **changes})
+    engine: Any = Rates(model)
+    fitted: Any = Rates(load_critic(str(tiny_policy), "policy", "eager"))
+    critic = Critic(fitted, CriticConfig(num_warmup_iterations=1, learning_rate=8.0, schedule="linear"), "fp32", 4)
+    reported = []
+    for iteration in range(4):  # every iteration by an update of its own, as after a resume
+        update = Update(engine, config, 1.0, 16, KLController(0.0, 0, 1), critic)
+        reported.append(update(experience, iteration).get("learning_rate"))
+    assert engine.rates == pytest.approx(expected)
+    assert reported[0] is None
+    number = len(fitted.rates)  # the critic is trained in every iteration
+    assert fitted.rates == pytest.approx([8 * (number - step) / number for step in range(number)])
+
+
+def test_the_schedule_stays_where_an_iteration_has_fewer_rollouts(tiny_policy: Path) -> None:
+    model: Any = load_policy(str(tiny_policy), "eager")
+    whole = make_experience(model)
+    config = RLConfig(precision="fp32", num_problems=2, group_size=2, num_iterations=3, minibatch_size=2,
+                      learning_rate=12.0, warmup_steps=3, schedule="linear")  # fmt: skip
+    assert whole.advantages is not None
+    half = Experience(*(part[:2] for part in (whole.ids, whole.attention_mask, whole.response_mask,
+                      whole.engine_logprobs, whole.old_logprobs, whole.entropies)),
+                      advantages=whole.advantages[:2])  # fmt: skip
+    engine: Any = Rates(model)
+    for iteration, experience in enumerate([whole, half, whole]):
+        Update(engine, config, 1.0, 16, KLController(0.0, 0, 1))(experience, iteration)
+    assert engine.rates == [4.0, 8.0, 12.0, 8.0, 4.0]  # of 4, 8, 12, 12, 8, 4: the fourth step is not made
 
 
 def test_an_entropy_bonus_step_is_the_gradient_of_the_entropy(tiny_policy: Path) -> None:
