@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from data.records import BadInput
-from models.logprobs import packs_rows
+from models.logprobs import logit_scores, packs_rows
 from rl.critic import Critic
 from rl.experience import empty_loss, micro_batches, most_passes, own_rows, policy_logits, policy_logprobs
 from rl.kl import KLController, divergence, full_divergence
@@ -158,12 +159,14 @@ class Update:
         counted = own_rows(rows)
         share = token_weights(mask[counted], config.loss_normaliser, self.max_tokens)[1]
         sums.add({"surrogate_loss": (0.0, share), "clip_share": (0.0, int(mask[counted].sum()))})
+        if config.entropy_bonus:
+            sums.add({"entropy_bonus": (0.0, share)})
         sums.add(dict.fromkeys(self._names(experience), (0.0, 0.0)))
         rows = self.rows_with_gradient(experience, rows)
         scored = torch.zeros(2, *mask.shape) if before_step is not None else None
         self.engine.model.train()
         ratios = [0.0, 0.0]
-        is_packed = packs_rows(self.engine.model) and not self._needs_logits(experience)
+        is_packed = packs_rows(self.engine.model) and self._penalty_kind(experience) != "full"
         cuts = list(micro_batches(experience.attention_mask, own_rows(rows), config.micro_batch_size, is_packed))
         num_passes = most_passes(len(cuts))
         self.engine.start_step(num_passes)
@@ -193,10 +196,6 @@ class Update:
         """Of the KL penalty in the loss; "" where there is none."""
         is_there = experience.reference_logprobs is not None and self.config.kl.place == "loss"
         return self.config.kl.kind if is_there else ""
-
-    def _needs_logits(self, experience: Experience) -> bool:
-        """Whether a pass reads whole distributions: of padded rows."""
-        return self._penalty_kind(experience) == "full" or self.config.entropy_bonus != 0
 
     def _names(self, experience: Experience) -> list[str]:
         """Metrics that a rank without rows must name too."""
@@ -240,9 +239,9 @@ class Update:
         old, advantages = take(experience.old_logprobs), take(experience.advantages)
         logits = None
         with autocast(self.engine.device, config.precision):
-            if self._needs_logits(experience):
+            if kind == "full":  # whole distributions, of padded rows
                 logits = policy_logits(self.engine.model, ids, attention_mask)
-                logprobs = _logprobs_of(logits, ids, self.temperature)
+                logprobs, entropies = _scores_of(logits, ids, self.temperature)
             else:
                 logprobs, entropies = policy_logprobs(self.engine.model, ids, attention_mask, mask, self.temperature)
                 if scored is not None:
@@ -264,10 +263,10 @@ class Update:
                 terms = terms.clamp(-config.kl.max_token, config.kl.max_token)
             sums.add({"kl_reference": (float(terms.detach()[mask].sum()), int(mask.sum()))})
             total = total + self.kl.coefficient * (terms[mask] * weights[mask]).sum()
-        if config.entropy_bonus and logits is not None:
-            shares = torch.log_softmax(logits.float() / self.temperature, dim=-1)
-            entropies = -(shares.exp() * shares).sum(-1)
-            total = total - config.entropy_bonus * (entropies[mask] * weights[mask]).sum()
+        if config.entropy_bonus:
+            bonus = config.entropy_bonus * (entropies[mask] * weights[mask]).sum()
+            sums.add({"entropy_bonus": (float(bonus.detach()), 0)})
+            total = total - bonus
         return total
 
     def _penalty(
@@ -316,8 +315,8 @@ class Update:
         )
 
 
-def _logprobs_of(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Aligned logits [B, T, V] → log-probs [B, T]."""
-    shares = torch.log_softmax(logits.float() / temperature, dim=-1)
-    found = shares.gather(-1, ids[..., None]).squeeze(-1)
-    return torch.cat([torch.zeros_like(found[:, :1]), found[:, 1:]], dim=1)
+def _scores_of(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Aligned logits [B, T, V] → (log-probs, entropies) [B, T], both with a graph."""
+    scores = logit_scores(logits[:, 1:].flatten(0, 1), ids[:, 1:].flatten(), temperature)
+    shape = (ids.shape[0], ids.shape[1] - 1)
+    return pad(scores.logprobs.view(shape), (1, 0)), pad(scores.entropies.view(shape), (1, 0))

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from rl_cases import make_trainer, read_metrics
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from data.records import Problem
 from data.tasks.word_arithmetic import WordArithmetic
+from models import logprobs
 from models.load import load_policy
-from models.logprobs import token_logprobs
+from models.logprobs import response_logprobs, token_logprobs
 from models.scalar_head import load_critic
 from rewards.score import Score
 from rl.advantages.group_relative import GroupRelativeAdvantage
@@ -172,6 +174,56 @@ def test_an_entropy_bonus_step_is_the_gradient_of_the_entropy(tiny_policy: Path)
     expected = 0.1 * slope(model, entropy)
     found = moved(model, experience, entropy_bonus=0.1, micro_batch_size=1)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+class Sizes(TorchDispatchMode):
+    """Keeps the largest number of scores, tokens x vocabulary, that stands in one tensor."""
+
+    def __init__(self, vocabulary: int, hidden: int):
+        super().__init__()
+        self.vocabulary, self.head, self.largest, self.largest_scores = vocabulary, (hidden, vocabulary), 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for value in found if isinstance(found, tuple | list) else [found]:
+            if isinstance(value, torch.Tensor):
+                self.largest = max(self.largest, value.numel())
+                if value.shape[-1:] == (self.vocabulary,) and value.shape != self.head:
+                    self.largest_scores = max(self.largest_scores, value.numel())
+        return found
+
+
+@pytest.mark.parametrize("max_scores", [320 * 3, 2**22])
+def test_an_entropy_bonus_is_computed_in_chunks_with_the_value_and_gradient_of_the_whole(
+    max_scores: int, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(logprobs.MAX_SCORES, "cpu", max_scores)
+    model = noisy(tiny_policy)
+    assert model.config.vocab_size == 320
+    ids = torch.randint(5, 300, (8, 120), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(120).expand(8, 120) >= 10
+    old = response_logprobs(model, ids, torch.ones_like(ids))[0].detach()
+    old, zeros = torch.nn.functional.pad(old, (1, 0)) * mask, torch.zeros(8, 120)
+    experience = Experience(ids, torch.ones_like(ids), mask, old, old, zeros, advantages=0.5 * mask)
+    logits = policy_logits(model, ids, experience.attention_mask) / 0.8
+    shares = torch.log_softmax(logits.double(), dim=-1)
+    entropy = -(shares.exp() * shares).sum(-1)[mask].mean()
+    chosen = shares.gather(-1, ids[..., None]).squeeze(-1)
+    loss = -(0.5 * torch.exp(chosen - chosen.detach()) * mask).sum() / mask.sum() - 0.1 * entropy
+    expected = -slope(model, loss)
+    # ratios are 1: the old log-probs are those at the sampling temperature
+    experience = replace(experience, old_logprobs=chosen.detach().float() * mask)
+    before = flat(model)
+    engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
+    config = RLConfig(precision="fp32", minibatch_size=8, micro_batch_size=8, learning_rate=1.0, entropy_bonus=0.1)
+    with Sizes(320, model.config.hidden_size) as sizes:
+        found = Update(engine, config, 0.8, 128, KLController(0.0, 0, 1))(experience, 0)
+    torch.testing.assert_close(flat(model) - before, expected, rtol=0, atol=1e-6)
+    assert found["entropy_bonus"] == pytest.approx(0.1 * float(entropy.detach()), abs=1e-6)
+    assert found["ratio"] == pytest.approx(1, abs=1e-5)
+    if max_scores < 880 * 320:  # of 880 response tokens
+        assert sizes.largest_scores <= max_scores
+        assert sizes.largest < 880 * 320  # nor under another shape: the largest are activations
 
 
 @pytest.mark.parametrize(
