@@ -250,6 +250,123 @@ def test_remax_takes_the_greedy_responses_reward_off() -> None:
     assert greedy_is_right.asked == [("greedy-3/p", 1), ("greedy-3/q", 1)]
 
 
+def test_with_step_rewards_remax_compares_with_what_the_greedy_response_had_to_come() -> None:
+    # greedy "aa": tokens a, a, end; process rewards 1 at the first token and 2 at the last, outcome 4
+    class Greedy(Enumerated):
+        def rollout(self, problems: Sequence[Problem], params: SamplingParams, name: str) -> list[RolloutGroup]:
+            found = super().rollout(problems, params, name)
+            return [replace(group, scores=[Score(4.0, [1.0, 2.0])]) for group in found]
+
+    group = make_group([("abc", True), ("b", False)])  # 4 and 2 tokens
+    group = replace(group, scores=[Score(1.0, [0.5, 0.25, 0.125]), Score(0.0, [3.0])])
+    found = ReMaxAdvantage()([group], make_experience([group]), Greedy("a", 2, bool))
+    # baselines: 4 + 1 + 2 at the first token, 4 + 2 at the next two, and behind its end the outcome alone
+    assert found.advantages[0, 1:].tolist() == [1.875 - 7, 1.375 - 6, 1.125 - 6, 1.125 - 4]
+    assert found.advantages[1, 1:].tolist() == [3.0 - 7, 3.0 - 6, 0, 0]
+    assert found.metrics["greedy_reward"] == 7.0
+
+
+def test_with_step_rewards_reinforce_plus_plus_compares_what_was_still_to_come() -> None:
+    group = make_group([("ab", True), ("b", False)])  # 3 and 2 tokens
+    group = replace(group, scores=[Score(1.0, [0.5, 0.25]), Score(0.0, [3.0])])
+    for gamma, to_come, others in (
+        (1.0, [1.75, 1.25, 1.25], [3.0, 3.0, 0.0]),
+        (0.5, [0.5 + 0.25 * 1.25, 0.5 * 1.25, 1.25], [1.5, 3.0, 0.0]),
+    ):
+        estimator = ReinforcePlusPlusAdvantage(gamma, has_group_baseline=True)
+        found = estimator.before_whitening([group], make_experience([group]))
+        expected = [(own - other) / 2 for own, other in zip(to_come, others, strict=True)]
+        assert found[0, 1:].tolist() == pytest.approx(expected)
+        assert found[1, 1:3].tolist() == pytest.approx([-value for value in expected[:2]])
+
+
+class Process:
+    """Words of four letters a or b, but "aa" ends after two. Every letter is a step, is drawn with a probability of its
+    own after every prefix, and has process reward 1, for b 1.5; the outcome is 1 for words that end in b."""
+
+    params = PARAMS
+    greedy = "abba"
+
+    def __init__(self) -> None:
+        every = ["".join(letters) for letters in product("ab", repeat=4)]
+        self.words = ["aa", *(word for word in every if not word.startswith("aa"))]
+        prefixes = sorted({word[:i] for word in self.words for i in range(len(word))})
+        theta = torch.randn(len(prefixes), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        scores: dict[str, list[torch.Tensor]] = {word: [] for word in self.words}  # gradients of a letter's log-prob
+        self.share = dict.fromkeys(self.words, 1.0)
+        for word in self.words:
+            for i, letter in enumerate(word):
+                place = prefixes.index(word[:i])
+                is_b, share = float(letter == "b"), float(torch.sigmoid(theta[place]))  # of b
+                self.share[word] *= share if is_b else 1 - share
+                scores[word].append((is_b - share) * torch.eye(len(prefixes), dtype=torch.float64)[place])
+        self.scores = scores
+
+    def score(self, word: str) -> Score:
+        return Score(float(word.endswith("b")), [1.5 if letter == "b" else 1.0 for letter in word])
+
+    def group(self, words: Sequence[str]) -> RolloutGroup:
+        group = make_group([(word, True) for word in words])
+        return replace(group, scores=[self.score(word) for word in words])
+
+    def gradient(self, word: str, advantages: Sequence[float]) -> torch.Tensor:
+        """The policy gradient of one rollout; the end token has no choice and none."""
+        return torch.stack([score * advantages[i] for i, score in enumerate(self.scores[word])]).sum(0)
+
+    def exact(self) -> torch.Tensor:
+        """Of the expected reward: the sum over words of share times total reward times gradient of the log-share."""
+        rows = [self.share[word] * self.gradient(word, [self.score(word).total] * len(word)) for word in self.words]
+        return torch.stack(rows).sum(0)
+
+    def to_go(self, word: str) -> list[float]:
+        score = self.score(word)
+        return [score.outcome + sum(score.steps[i:]) for i in range(len(word))]
+
+    def rollout(self, problems: Sequence[Problem], params: SamplingParams, name: str) -> list[RolloutGroup]:
+        return [self.group([self.greedy])]
+
+
+def moments(rows: Sequence[tuple[float, torch.Tensor]]) -> tuple[torch.Tensor, float]:
+    """(mean, total variance) of (probability, gradient)."""
+    mean = torch.stack([share * row for share, row in rows]).sum(0)
+    return mean, sum(share * float((row - mean).square().sum()) for share, row in rows)
+
+
+def test_remaxs_expected_gradient_is_exact_with_step_rewards_and_varies_less_than_with_the_whole_reward() -> None:
+    process: Any = Process()
+    new, old = [], []
+    for word in process.words:
+        share, group = process.share[word], process.group([word])
+        found = ReMaxAdvantage()([group], make_experience([group]), process).advantages[0, 1:].tolist()
+        new.append((share, process.gradient(word, found)))
+        whole = process.score(process.greedy).total
+        old.append((share, process.gradient(word, [value - whole for value in process.to_go(word)])))
+    (mean, variance), (mean_before, variance_before) = moments(new), moments(old)
+    assert sum(share for share, _ in new) == pytest.approx(1, abs=1e-12)
+    torch.testing.assert_close(mean, process.exact(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(mean_before, process.exact(), rtol=0, atol=1e-6)
+    assert variance < 0.5 * variance_before
+
+
+def test_reinforce_plus_pluss_group_baseline_keeps_the_gradients_direction_and_varies_less() -> None:
+    process = Process()
+    estimator = ReinforcePlusPlusAdvantage(has_group_baseline=True)
+    new, old = [], []
+    for pair in product(process.words, repeat=2):
+        share, group = process.share[pair[0]] * process.share[pair[1]], process.group(pair)
+        found = estimator.before_whitening([group], make_experience([group]))[:, 1:].tolist()
+        mean_reward = sum(group.rewards) / 2
+        before = [[value - mean_reward for value in process.to_go(word)] for word in pair]
+        for rows, advantages in ((new, found), (old, before)):
+            gradients = [process.gradient(word, row) for word, row in zip(pair, advantages, strict=True)]
+            rows.append((share, torch.stack(gradients).mean(0)))
+    (mean, variance), (mean_before, variance_before) = moments(new), moments(old)
+    # a mean that holds the rollout itself takes 1/G of the gradient away, at every token alike
+    torch.testing.assert_close(mean, process.exact() / 2, rtol=0, atol=1e-6)
+    torch.testing.assert_close(mean_before, process.exact() / 2, rtol=0, atol=1e-6)
+    assert variance < 0.5 * variance_before
+
+
 def test_values_behind_a_cap_are_the_outcome_and_their_steps_have_no_advantage() -> None:
     assert fill_values([0.5, 0.25, None, None], 1.0) == [0.5, 0.25, 1.0, 1.0, 1.0]
     assert step_advantages([0.5, 0.25, 1.0, 1.0, 1.0]) == [-0.25, 0.75, 0.0, 0.0]
