@@ -3,26 +3,30 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from data.records import BadInput, Completion, Problem, State, Trajectory
+from data.jsonl import read_records
+from data.records import BadInput, Completion, Problem, SampledRollout, State, Trajectory
 from data.steps import token_step_ends
+from models.scalar_head import load_process_reward
 from rewards.outcome import OutcomeReward
 from rewards.score import Score
 from rl.advantages.generalized import GeneralizedAdvantage, generalized_advantages, last_tokens
 from rl.advantages.group_relative import GroupRelativeAdvantage
 from rl.advantages.leave_one_out import LeaveOneOutAdvantage, leave_one_out
 from rl.advantages.monte_carlo import CutPoints, MonteCarloAdvantage
-from rl.advantages.process_values import lowest_to_come, process_advantages
+from rl.advantages.process_values import ProcessValueAdvantage, lowest_to_come, process_advantages
 from rl.advantages.reinforce_plus_plus import ReinforcePlusPlusAdvantage
 from rl.advantages.remax import ReMaxAdvantage
 from rl.advantages.steps import fill_values, prompt_values, step_advantages
 from rl.advantages.token_maps import rewards_to_go, spread_steps
 from rl.experience import token_rewards
 from rl.losses import whiten
+from rl.samples import samples_path, write_samples
 from rl.types import Experience, Live, Rollout, RolloutGroup
 from sampling.client import SamplingParams
 
@@ -488,6 +492,53 @@ def test_process_values_stand_in_for_monte_carlo_values() -> None:
     found = process_advantages([[0.5, 0.9], [0.2, 0.1, 0.3]], [1.0, 0.0], "value", weight=1.0)
     assert found[0] == pytest.approx([0.5 - 0.0, 1.0 - 0.5])
     assert found[1] == pytest.approx([0.2 - 1.0, 0.1 - 0.2, 0.0 - 0.1])
+
+
+@pytest.mark.parametrize("form", ["value", "progress", "minimum"])
+def test_a_process_models_state_values_are_those_of_the_prompt_the_steps_and_the_outcome(
+    form: str, tiny_policy: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    fresh = load_process_reward(str(tiny_policy), 1)
+    torch.nn.init.normal_(fresh.get_parameter("score.weight"))
+    fresh.save_pretrained(tmp_path / "prm")
+    estimator = ProcessValueAdvantage(str(tmp_path / "prm"), form, weight=2.0)
+    nothing = make_rollout("p/3", "", False)
+    nothing = replace(nothing, trajectory=replace(nothing.trajectory, steps=[], step_ends=[]))  # an end token alone
+    group = make_group([("abc", True), ("ba", False), ("c", True)])
+    group = replace(group, rollouts=[*group.rollouts, nothing], scores=[*group.scores, Score(0.0)])
+    experience = make_experience([group])
+    found = estimator([group], experience, NO_SAMPLER)
+
+    def score(prefix: str, is_whole: bool) -> float:
+        ids = [1, *map(ord, prefix), *([0] if is_whole else [])]
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            logits = estimator.model(input_ids=torch.tensor([ids])).logits[0, -1]
+        return float(torch.sigmoid(logits.float()))
+
+    words, rewards = ["abc", "ba", "c", ""], [1.0, 0.0, 1.0, 0.0]
+    scores = [[score(word[:i], i == len(word)) for i in range(1, len(word) + 1)] for word in words]
+    firsts = sum(row[0] for row in scores[:3]) / 3
+    for row, (own, reward) in enumerate(zip(scores, rewards, strict=True)):
+        others = (sum(rewards) - reward) / 3
+        start = firsts if form == "progress" else others
+        expected = [start, *own[:-1], reward]
+        assert found.state_values[row] == pytest.approx(expected, abs=0.01)
+        assert found.state_values[row][-1] == reward
+        # what the steps were credited with, from these values and the scores alone
+        others_lowest = sum(min(other) for other in scores[:3] if other is not own) / 3
+        credit = {
+            "value": [after - before for before, after in pairwise(expected)],
+            "progress": [reward - others + 2 * (after - before) for before, after in pairwise([start, *own])],
+            "minimum": [reward - others + 2 * (min(own[i:]) - others_lowest) for i in range(len(own))],
+        }[form] or [reward - others]
+        steps = found.advantages[row, 1:][experience.response_mask[row, 1:]].tolist()
+        assert steps == pytest.approx([*credit, credit[-1]] if own else credit, abs=0.02)
+    assert len(found.state_values[0]) == len(group.rollouts[0].trajectory.steps) + 1
+    experience = replace(experience, advantages=found.advantages)
+    write_samples(tmp_path, 1, [group], experience, found, num_problems=1)
+    (row_written,) = read_records(SampledRollout, samples_path(tmp_path, 1))
+    assert row_written.step_values == pytest.approx(found.state_values[0][:-1], abs=1e-6)
 
 
 def test_progress_adds_the_change_of_the_score_to_the_rollouts_own_advantage() -> None:
