@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 
 from data.records import BadInput
+from models.logprobs import logit_scores
 from models.packing_check import packs_rows
 from rl.critic import Critic
 from rl.experience import empty_loss, micro_batches, most_passes, own_rows, policy_logits, policy_logprobs
@@ -42,7 +44,12 @@ def learning_rate(step: int, peak: float, warmup_steps: int, schedule: str = "co
     """Linear warm-up over `warmup_steps` optimizer steps, then constant, linear to 0 or cosine to 0. `step` from 0."""
     if step < warmup_steps or schedule == "constant":
         return peak * min(1.0, (step + 1) / max(1, warmup_steps))
-    return peak * SCHEDULES[schedule]((step - warmup_steps) / max(1, num_steps - warmup_steps))
+    return peak * SCHEDULES[schedule](min(1.0, (step - warmup_steps) / max(1, num_steps - warmup_steps)))
+
+
+def steps_per_iteration(config: RLConfig) -> int:
+    """Optimizer steps of an iteration with all its rollouts."""
+    return config.num_epochs * math.ceil(config.num_problems * config.group_size / config.minibatch_size)
 
 
 @dataclass
@@ -106,35 +113,36 @@ class Update:
         rates: dict[str, float] = {}
         warmup = self.critic.config.num_warmup_iterations if self.critic else 0
         self.largest_ratio = 0.0
-        for step, num_steps, rows in self._minibatches(len(experience.ids), iteration):
+        for step, rows in self._minibatches(len(experience.ids), iteration):
             if iteration >= warmup:
-                rates["learning_rate"] = self._rate(step - warmup * num_steps, num_steps)
+                rates["learning_rate"] = self._rate(step, warmup)
                 self._step(experience, rows, rates["learning_rate"], sums, before_step)
             if self.critic is not None:
-                rates["value_learning_rate"] = self._critic_rate(step, num_steps)
+                rates["value_learning_rate"] = self._critic_rate(step)
                 self.critic.step(experience, rows, rates["value_learning_rate"], sums)
         return {**sums.means(), **rates, "ratio_max": max(gather_over_ranks(self.largest_ratio))}
 
-    def _minibatches(self, num_rollouts: int, iteration: int) -> Iterator[tuple[int, int, torch.Tensor]]:
-        """(step of the run from 0, steps an iteration, rows)."""
-        size = self.config.minibatch_size
-        num_steps = self.config.num_epochs * math.ceil(num_rollouts / size)
-        step = iteration * num_steps
+    def _minibatches(self, num_rollouts: int, iteration: int) -> Iterator[tuple[int, torch.Tensor]]:
+        """(step of the run from 0, rows). An iteration begins at the same step whatever the ones before it had."""
+        size, planned = self.config.minibatch_size, steps_per_iteration(self.config)
+        number = 0
         for epoch in range(self.config.num_epochs):
             order = list(range(num_rollouts))
             random.Random(f"{self.config.seed}/{iteration}/{epoch}").shuffle(order)
             for start in range(0, num_rollouts, size):
-                yield step, num_steps, torch.tensor(order[start : start + size])
-                step += 1
+                yield iteration * planned + min(number, planned - 1), torch.tensor(order[start : start + size])
+                number += 1
 
-    def _rate(self, step: int, num_steps: int) -> float:
-        config = self.config
-        total = config.num_iterations * num_steps
-        return learning_rate(step, config.learning_rate, config.warmup_steps, config.schedule, total)
+    def _rate(self, step: int, num_warmup_iterations: int) -> float:
+        """The policy's: its schedule begins behind the iterations in which the critic alone is trained."""
+        config, planned = self.config, steps_per_iteration(self.config)
+        before = num_warmup_iterations * planned
+        total = config.num_iterations * planned - before
+        return learning_rate(step - before, config.learning_rate, config.warmup_steps, config.schedule, total)
 
-    def _critic_rate(self, step: int, num_steps: int) -> float:
+    def _critic_rate(self, step: int) -> float:
         assert self.critic is not None
-        config, total = self.critic.config, self.config.num_iterations * num_steps
+        config, total = self.critic.config, self.config.num_iterations * steps_per_iteration(self.config)
         return learning_rate(step, config.learning_rate, config.warmup_steps, config.schedule, total)
 
     def _step(
@@ -152,12 +160,14 @@ class Update:
         counted = own_rows(rows)
         share = token_weights(mask[counted], config.loss_normaliser, self.max_tokens)[1]
         sums.add({"surrogate_loss": (0.0, share), "clip_share": (0.0, int(mask[counted].sum()))})
+        if config.entropy_bonus:
+            sums.add({"entropy_bonus": (0.0, share)})
         sums.add(dict.fromkeys(self._names(experience), (0.0, 0.0)))
         rows = self.rows_with_gradient(experience, rows)
         scored = torch.zeros(2, *mask.shape) if before_step is not None else None
         self.engine.model.train()
         ratios = [0.0, 0.0]
-        is_packed = packs_rows(self.engine.model) and not self._needs_logits(experience)
+        is_packed = packs_rows(self.engine.model) and self._penalty_kind(experience) != "full"
         cuts = list(micro_batches(experience.attention_mask, own_rows(rows), config.micro_batch_size, is_packed))
         num_passes = most_passes(len(cuts))
         self.engine.start_step(num_passes)
@@ -187,10 +197,6 @@ class Update:
         """Of the KL penalty in the loss; "" where there is none."""
         is_there = experience.reference_logprobs is not None and self.config.kl.place == "loss"
         return self.config.kl.kind if is_there else ""
-
-    def _needs_logits(self, experience: Experience) -> bool:
-        """Whether a pass reads whole distributions: of padded rows."""
-        return self._penalty_kind(experience) == "full" or self.config.entropy_bonus != 0
 
     def _names(self, experience: Experience) -> list[str]:
         """Metrics that a rank without rows must name too."""
@@ -234,9 +240,9 @@ class Update:
         old, advantages = take(experience.old_logprobs), take(experience.advantages)
         logits = None
         with autocast(self.engine.device, config.precision):
-            if self._needs_logits(experience):
+            if kind == "full":  # whole distributions, of padded rows
                 logits = policy_logits(self.engine.model, ids, attention_mask)
-                logprobs = _logprobs_of(logits, ids, self.temperature)
+                logprobs, entropies = _scores_of(logits, ids, self.temperature)
             else:
                 logprobs, entropies = policy_logprobs(self.engine.model, ids, attention_mask, mask, self.temperature)
                 if scored is not None:
@@ -258,10 +264,10 @@ class Update:
                 terms = terms.clamp(-config.kl.max_token, config.kl.max_token)
             sums.add({"kl_reference": (float(terms.detach()[mask].sum()), int(mask.sum()))})
             total = total + self.kl.coefficient * (terms[mask] * weights[mask]).sum()
-        if config.entropy_bonus and logits is not None:
-            shares = torch.log_softmax(logits.float() / self.temperature, dim=-1)
-            entropies = -(shares.exp() * shares).sum(-1)
-            total = total - config.entropy_bonus * (entropies[mask] * weights[mask]).sum()
+        if config.entropy_bonus:
+            bonus = config.entropy_bonus * (entropies[mask] * weights[mask]).sum()
+            sums.add({"entropy_bonus": (float(bonus.detach()), 0)})
+            total = total - bonus
         return total
 
     def _penalty(
@@ -310,8 +316,8 @@ class Update:
         )
 
 
-def _logprobs_of(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Aligned logits [B, T, V] → log-probs [B, T]."""
-    shares = torch.log_softmax(logits.float() / temperature, dim=-1)
-    found = shares.gather(-1, ids[..., None]).squeeze(-1)
-    return torch.cat([torch.zeros_like(found[:, :1]), found[:, 1:]], dim=1)
+def _scores_of(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Aligned logits [B, T, V] → (log-probs, entropies) [B, T], both with a graph."""
+    scores = logit_scores(logits[:, 1:].flatten(0, 1), ids[:, 1:].flatten(), temperature)
+    shape = (ids.shape[0], ids.shape[1] - 1)
+    return pad(scores.logprobs.view(shape), (1, 0)), pad(scores.entropies.view(shape), (1, 0))

@@ -153,7 +153,7 @@ class CriticConfig:
 
     `form`: a value is the head's output (linear) or its sigmoid (probability, as process reward models are
     trained). `clip_range` bounds how far a value may move in one iteration (0: nothing is clipped). For the first
-    `num_warmup_iterations` the critic alone is trained.
+    `num_warmup_iterations` the critic alone is trained; the policy's warm-up and schedule take up the rest of the run.
     """
 
     model: Any = MISSING

@@ -3,26 +3,30 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from data.records import BadInput, Completion, Problem, State, Trajectory
+from data.jsonl import read_records
+from data.records import BadInput, Completion, Problem, SampledRollout, State, Trajectory
 from data.token_text import read_tokens, token_step_ends
+from models.scalar_head import load_process_reward
 from rewards.outcome import OutcomeReward
 from rewards.score import Score
 from rl.advantages.generalized import GeneralizedAdvantage, generalized_advantages, last_tokens
 from rl.advantages.group_relative import GroupRelativeAdvantage
 from rl.advantages.leave_one_out import LeaveOneOutAdvantage, leave_one_out
 from rl.advantages.monte_carlo import CutPoints, MonteCarloAdvantage
-from rl.advantages.process_values import lowest_to_come, process_advantages
+from rl.advantages.process_values import ProcessValueAdvantage, lowest_to_come, process_advantages
 from rl.advantages.reinforce_plus_plus import ReinforcePlusPlusAdvantage
 from rl.advantages.remax import ReMaxAdvantage
 from rl.advantages.steps import fill_values, prompt_values, step_advantages
 from rl.advantages.token_maps import rewards_to_go, spread_steps
 from rl.experience import token_rewards
 from rl.losses import whiten
+from rl.samples import samples_path, write_samples
 from rl.types import Experience, Live, Rollout, RolloutGroup
 from sampling.client import SamplingParams
 
@@ -250,6 +254,123 @@ def test_remax_takes_the_greedy_responses_reward_off() -> None:
     assert greedy_is_right.asked == [("greedy-3/p", 1), ("greedy-3/q", 1)]
 
 
+def test_with_step_rewards_remax_compares_with_what_the_greedy_response_had_to_come() -> None:
+    # greedy "aa": tokens a, a, end; process rewards 1 at the first token and 2 at the last, outcome 4
+    class Greedy(Enumerated):
+        def rollout(self, problems: Sequence[Problem], params: SamplingParams, name: str) -> list[RolloutGroup]:
+            found = super().rollout(problems, params, name)
+            return [replace(group, scores=[Score(4.0, [1.0, 2.0])]) for group in found]
+
+    group = make_group([("abc", True), ("b", False)])  # 4 and 2 tokens
+    group = replace(group, scores=[Score(1.0, [0.5, 0.25, 0.125]), Score(0.0, [3.0])])
+    found = ReMaxAdvantage()([group], make_experience([group]), Greedy("a", 2, bool))
+    # baselines: 4 + 1 + 2 at the first token, 4 + 2 at the next two, and behind its end the outcome alone
+    assert found.advantages[0, 1:].tolist() == [1.875 - 7, 1.375 - 6, 1.125 - 6, 1.125 - 4]
+    assert found.advantages[1, 1:].tolist() == [3.0 - 7, 3.0 - 6, 0, 0]
+    assert found.metrics["greedy_reward"] == 7.0
+
+
+def test_with_step_rewards_reinforce_plus_plus_compares_what_was_still_to_come() -> None:
+    group = make_group([("ab", True), ("b", False)])  # 3 and 2 tokens
+    group = replace(group, scores=[Score(1.0, [0.5, 0.25]), Score(0.0, [3.0])])
+    for gamma, to_come, others in (
+        (1.0, [1.75, 1.25, 1.25], [3.0, 3.0, 0.0]),
+        (0.5, [0.5 + 0.25 * 1.25, 0.5 * 1.25, 1.25], [1.5, 3.0, 0.0]),
+    ):
+        estimator = ReinforcePlusPlusAdvantage(gamma, has_group_baseline=True)
+        found = estimator.before_whitening([group], make_experience([group]))
+        expected = [(own - other) / 2 for own, other in zip(to_come, others, strict=True)]
+        assert found[0, 1:].tolist() == pytest.approx(expected)
+        assert found[1, 1:3].tolist() == pytest.approx([-value for value in expected[:2]])
+
+
+class Process:
+    """Words of four letters a or b, but "aa" ends after two. Every letter is a step, is drawn with a probability of its
+    own after every prefix, and has process reward 1, for b 1.5; the outcome is 1 for words that end in b."""
+
+    params = PARAMS
+    greedy = "abba"
+
+    def __init__(self) -> None:
+        every = ["".join(letters) for letters in product("ab", repeat=4)]
+        self.words = ["aa", *(word for word in every if not word.startswith("aa"))]
+        prefixes = sorted({word[:i] for word in self.words for i in range(len(word))})
+        theta = torch.randn(len(prefixes), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        scores: dict[str, list[torch.Tensor]] = {word: [] for word in self.words}  # gradients of a letter's log-prob
+        self.share = dict.fromkeys(self.words, 1.0)
+        for word in self.words:
+            for i, letter in enumerate(word):
+                place = prefixes.index(word[:i])
+                is_b, share = float(letter == "b"), float(torch.sigmoid(theta[place]))  # of b
+                self.share[word] *= share if is_b else 1 - share
+                scores[word].append((is_b - share) * torch.eye(len(prefixes), dtype=torch.float64)[place])
+        self.scores = scores
+
+    def score(self, word: str) -> Score:
+        return Score(float(word.endswith("b")), [1.5 if letter == "b" else 1.0 for letter in word])
+
+    def group(self, words: Sequence[str]) -> RolloutGroup:
+        group = make_group([(word, True) for word in words])
+        return replace(group, scores=[self.score(word) for word in words])
+
+    def gradient(self, word: str, advantages: Sequence[float]) -> torch.Tensor:
+        """The policy gradient of one rollout; the end token has no choice and none."""
+        return torch.stack([score * advantages[i] for i, score in enumerate(self.scores[word])]).sum(0)
+
+    def exact(self) -> torch.Tensor:
+        """Of the expected reward: the sum over words of share times total reward times gradient of the log-share."""
+        rows = [self.share[word] * self.gradient(word, [self.score(word).total] * len(word)) for word in self.words]
+        return torch.stack(rows).sum(0)
+
+    def to_go(self, word: str) -> list[float]:
+        score = self.score(word)
+        return [score.outcome + sum(score.steps[i:]) for i in range(len(word))]
+
+    def rollout(self, problems: Sequence[Problem], params: SamplingParams, name: str) -> list[RolloutGroup]:
+        return [self.group([self.greedy])]
+
+
+def moments(rows: Sequence[tuple[float, torch.Tensor]]) -> tuple[torch.Tensor, float]:
+    """(mean, total variance) of (probability, gradient)."""
+    mean = torch.stack([share * row for share, row in rows]).sum(0)
+    return mean, sum(share * float((row - mean).square().sum()) for share, row in rows)
+
+
+def test_remaxs_expected_gradient_is_exact_with_step_rewards_and_varies_less_than_with_the_whole_reward() -> None:
+    process: Any = Process()
+    new, old = [], []
+    for word in process.words:
+        share, group = process.share[word], process.group([word])
+        found = ReMaxAdvantage()([group], make_experience([group]), process).advantages[0, 1:].tolist()
+        new.append((share, process.gradient(word, found)))
+        whole = process.score(process.greedy).total
+        old.append((share, process.gradient(word, [value - whole for value in process.to_go(word)])))
+    (mean, variance), (mean_before, variance_before) = moments(new), moments(old)
+    assert sum(share for share, _ in new) == pytest.approx(1, abs=1e-12)
+    torch.testing.assert_close(mean, process.exact(), rtol=0, atol=1e-6)
+    torch.testing.assert_close(mean_before, process.exact(), rtol=0, atol=1e-6)
+    assert variance < 0.5 * variance_before
+
+
+def test_reinforce_plus_pluss_group_baseline_keeps_the_gradients_direction_and_varies_less() -> None:
+    process = Process()
+    estimator = ReinforcePlusPlusAdvantage(has_group_baseline=True)
+    new, old = [], []
+    for pair in product(process.words, repeat=2):
+        share, group = process.share[pair[0]] * process.share[pair[1]], process.group(pair)
+        found = estimator.before_whitening([group], make_experience([group]))[:, 1:].tolist()
+        mean_reward = sum(group.rewards) / 2
+        before = [[value - mean_reward for value in process.to_go(word)] for word in pair]
+        for rows, advantages in ((new, found), (old, before)):
+            gradients = [process.gradient(word, row) for word, row in zip(pair, advantages, strict=True)]
+            rows.append((share, torch.stack(gradients).mean(0)))
+    (mean, variance), (mean_before, variance_before) = moments(new), moments(old)
+    # a mean that holds the rollout itself takes 1/G of the gradient away, at every token alike
+    torch.testing.assert_close(mean, process.exact() / 2, rtol=0, atol=1e-6)
+    torch.testing.assert_close(mean_before, process.exact() / 2, rtol=0, atol=1e-6)
+    assert variance < 0.5 * variance_before
+
+
 def test_values_behind_a_cap_are_the_outcome_and_their_steps_have_no_advantage() -> None:
     assert fill_values([0.5, 0.25, None, None], 1.0) == [0.5, 0.25, 1.0, 1.0, 1.0]
     assert step_advantages([0.5, 0.25, 1.0, 1.0, 1.0]) == [-0.25, 0.75, 0.0, 0.0]
@@ -371,6 +492,53 @@ def test_process_values_stand_in_for_monte_carlo_values() -> None:
     found = process_advantages([[0.5, 0.9], [0.2, 0.1, 0.3]], [1.0, 0.0], "value", weight=1.0)
     assert found[0] == pytest.approx([0.5 - 0.0, 1.0 - 0.5])
     assert found[1] == pytest.approx([0.2 - 1.0, 0.1 - 0.2, 0.0 - 0.1])
+
+
+@pytest.mark.parametrize("form", ["value", "progress", "minimum"])
+def test_a_process_models_state_values_are_those_of_the_prompt_the_steps_and_the_outcome(
+    form: str, tiny_policy: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    fresh = load_process_reward(str(tiny_policy), 1)
+    torch.nn.init.normal_(fresh.get_parameter("score.weight"))
+    fresh.save_pretrained(tmp_path / "prm")
+    estimator = ProcessValueAdvantage(str(tmp_path / "prm"), form, weight=2.0)
+    nothing = make_rollout("p/3", "", False)
+    nothing = replace(nothing, trajectory=replace(nothing.trajectory, steps=[], step_ends=[]))  # an end token alone
+    group = make_group([("abc", True), ("ba", False), ("c", True)])
+    group = replace(group, rollouts=[*group.rollouts, nothing], scores=[*group.scores, Score(0.0)])
+    experience = make_experience([group])
+    found = estimator([group], experience, NO_SAMPLER)
+
+    def score(prefix: str, is_whole: bool) -> float:
+        ids = [1, *map(ord, prefix), *([0] if is_whole else [])]
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            logits = estimator.model(input_ids=torch.tensor([ids])).logits[0, -1]
+        return float(torch.sigmoid(logits.float()))
+
+    words, rewards = ["abc", "ba", "c", ""], [1.0, 0.0, 1.0, 0.0]
+    scores = [[score(word[:i], i == len(word)) for i in range(1, len(word) + 1)] for word in words]
+    firsts = sum(row[0] for row in scores[:3]) / 3
+    for row, (own, reward) in enumerate(zip(scores, rewards, strict=True)):
+        others = (sum(rewards) - reward) / 3
+        start = firsts if form == "progress" else others
+        expected = [start, *own[:-1], reward]
+        assert found.state_values[row] == pytest.approx(expected, abs=0.01)
+        assert found.state_values[row][-1] == reward
+        # what the steps were credited with, from these values and the scores alone
+        others_lowest = sum(min(other) for other in scores[:3] if other is not own) / 3
+        credit = {
+            "value": [after - before for before, after in pairwise(expected)],
+            "progress": [reward - others + 2 * (after - before) for before, after in pairwise([start, *own])],
+            "minimum": [reward - others + 2 * (min(own[i:]) - others_lowest) for i in range(len(own))],
+        }[form] or [reward - others]
+        steps = found.advantages[row, 1:][experience.response_mask[row, 1:]].tolist()
+        assert steps == pytest.approx([*credit, credit[-1]] if own else credit, abs=0.02)
+    assert len(found.state_values[0]) == len(group.rollouts[0].trajectory.steps) + 1
+    experience = replace(experience, advantages=found.advantages)
+    write_samples(tmp_path, 1, [group], experience, found, num_problems=1)
+    (row_written,) = read_records(SampledRollout, samples_path(tmp_path, 1))
+    assert row_written.step_values == pytest.approx(found.state_values[0][:-1], abs=1e-6)
 
 
 def test_progress_adds_the_change_of_the_score_to_the_rollouts_own_advantage() -> None:

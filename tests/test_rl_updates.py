@@ -10,16 +10,20 @@ from typing import Any
 import pytest
 import torch
 from rl_cases import make_trainer, read_metrics
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from data.records import Problem
 from data.tasks.word_arithmetic import WordArithmetic
+from models import logprobs
 from models.load import load_policy
-from models.logprobs import token_logprobs
+from models.logprobs import response_logprobs, token_logprobs
+from models.scalar_head import load_critic
 from rewards.score import Score
 from rl.advantages.group_relative import GroupRelativeAdvantage
 from rl.advantages.monte_carlo import MonteCarloAdvantage
 from rl.advantages.remax import ReMaxAdvantage
+from rl.critic import Critic
 from rl.engines import has_noise, without_dropout
 from rl.experience import policy_logits
 from rl.kl import KLController, full_divergence
@@ -27,7 +31,7 @@ from rl.rollout import draw_problems
 from rl.trainer import agrees
 from rl.types import Experience
 from rl.update import Update
-from runtime.schemas import KLConfig, RLConfig
+from runtime.schemas import CriticConfig, KLConfig, RLConfig
 from training.engine import TorchEngine
 
 
@@ -95,6 +99,73 @@ def test_a_full_penaltys_step_is_the_gradient_of_the_exact_divergence(tiny_polic
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
 
 
+class Rates:
+    """An engine in whose place only the learning rates of its steps are kept."""
+
+    def __init__(self, model: Any):
+        self.model, self.device, self.rates = model, torch.device("cpu"), list[float]()
+
+    def start_step(self, num_micro_batches: int) -> None: ...
+
+    def backward(self, loss: torch.Tensor) -> None: ...
+
+    def discard(self) -> None:
+        self.rates.append(0.0)  # a minibatch that is left out
+
+    def step(self, rate: float) -> float:
+        self.rates.append(rate)
+        return 0.0
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        # 4 iterations of 2 epochs of 2 minibatches, the first iteration the critic's alone: 12 steps, 2 of them warm-up
+        ({"schedule": "linear", "warmup_steps": 2}, [6, 12, 12, 10.8, 9.6, 8.4, 7.2, 6, 4.8, 3.6, 2.4, 1.2]),
+        ({"schedule": "constant", "warmup_steps": 3}, [4, 8, *[12] * 10]),
+        ({"schedule": "linear", "num_epochs": 1, "minibatch_size": 3}, [12, 10, 8, 6, 4, 2]),
+        ({"schedule": "linear", "num_epochs": 1, "minibatch_size": 4}, [12, 8, 4]),
+        # a minibatch whose ratio ran away is left out; the schedule goes on all the same
+        ({"schedule": "linear", "num_epochs": 1, "minibatch_size": 4, "max_mean_ratio": 1e-9}, [0, 0, 0]),
+    ],
+)
+def test_the_policys_schedule_reaches_its_end_after_the_critics_warm_up(
+    changes: dict[str, Any], expected: list[float], tiny_policy: Path
+) -> None:
+    model: Any = load_policy(str(tiny_policy), "eager")
+    experience = make_experience(model)
+    experience = replace(experience, values=experience.advantages, returns=experience.advantages)
+    settings: dict[str, Any] = {"precision": "fp32", "num_problems": 2, "group_size": 2, "num_iterations": 4,
+                                "num_epochs": 2, "minibatch_size": 2, "learning_rate": 12.0}  # fmt: skip
+    config = RLConfig(**{**settings, **changes})
+    engine: Any = Rates(model)
+    fitted: Any = Rates(load_critic(str(tiny_policy), "policy", "eager"))
+    critic = Critic(fitted, CriticConfig(num_warmup_iterations=1, learning_rate=8.0, schedule="linear"), "fp32", 4)
+    reported = []
+    for iteration in range(4):  # every iteration by an update of its own, as after a resume
+        update = Update(engine, config, 1.0, 16, KLController(0.0, 0, 1), critic)
+        reported.append(update(experience, iteration).get("learning_rate"))
+    assert engine.rates == pytest.approx(expected)
+    assert reported[0] is None
+    number = len(fitted.rates)  # the critic is trained in every iteration
+    assert fitted.rates == pytest.approx([8 * (number - step) / number for step in range(number)])
+
+
+def test_the_schedule_stays_where_an_iteration_has_fewer_rollouts(tiny_policy: Path) -> None:
+    model: Any = load_policy(str(tiny_policy), "eager")
+    whole = make_experience(model)
+    config = RLConfig(precision="fp32", num_problems=2, group_size=2, num_iterations=3, minibatch_size=2,
+                      learning_rate=12.0, warmup_steps=3, schedule="linear")  # fmt: skip
+    assert whole.advantages is not None
+    half = Experience(*(part[:2] for part in (whole.ids, whole.attention_mask, whole.response_mask,
+                      whole.engine_logprobs, whole.old_logprobs, whole.entropies)),
+                      advantages=whole.advantages[:2])  # fmt: skip
+    engine: Any = Rates(model)
+    for iteration, experience in enumerate([whole, half, whole]):
+        Update(engine, config, 1.0, 16, KLController(0.0, 0, 1))(experience, iteration)
+    assert engine.rates == [4.0, 8.0, 12.0, 8.0, 4.0]  # of 4, 8, 12, 12, 8, 4: the fourth step is not made
+
+
 def test_an_entropy_bonus_step_is_the_gradient_of_the_entropy(tiny_policy: Path) -> None:
     model = noisy(tiny_policy)
     experience = replace(make_experience(model), advantages=torch.zeros(4, 9))
@@ -103,6 +174,56 @@ def test_an_entropy_bonus_step_is_the_gradient_of_the_entropy(tiny_policy: Path)
     expected = 0.1 * slope(model, entropy)
     found = moved(model, experience, entropy_bonus=0.1, micro_batch_size=1)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+class Sizes(TorchDispatchMode):
+    """Keeps the largest number of scores, tokens x vocabulary, that stands in one tensor."""
+
+    def __init__(self, vocabulary: int, hidden: int):
+        super().__init__()
+        self.vocabulary, self.head, self.largest, self.largest_scores = vocabulary, (hidden, vocabulary), 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for value in found if isinstance(found, tuple | list) else [found]:
+            if isinstance(value, torch.Tensor):
+                self.largest = max(self.largest, value.numel())
+                if value.shape[-1:] == (self.vocabulary,) and value.shape != self.head:
+                    self.largest_scores = max(self.largest_scores, value.numel())
+        return found
+
+
+@pytest.mark.parametrize("max_scores", [320 * 3, 2**22])
+def test_an_entropy_bonus_is_computed_in_chunks_with_the_value_and_gradient_of_the_whole(
+    max_scores: int, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(logprobs.MAX_SCORES, "cpu", max_scores)
+    model = noisy(tiny_policy)
+    assert model.config.vocab_size == 320
+    ids = torch.randint(5, 300, (8, 120), generator=torch.Generator().manual_seed(0))
+    mask = torch.arange(120).expand(8, 120) >= 10
+    old = response_logprobs(model, ids, torch.ones_like(ids))[0].detach()
+    old, zeros = torch.nn.functional.pad(old, (1, 0)) * mask, torch.zeros(8, 120)
+    experience = Experience(ids, torch.ones_like(ids), mask, old, old, zeros, advantages=0.5 * mask)
+    logits = policy_logits(model, ids, experience.attention_mask) / 0.8
+    shares = torch.log_softmax(logits.double(), dim=-1)
+    entropy = -(shares.exp() * shares).sum(-1)[mask].mean()
+    chosen = shares.gather(-1, ids[..., None]).squeeze(-1)
+    loss = -(0.5 * torch.exp(chosen - chosen.detach()) * mask).sum() / mask.sum() - 0.1 * entropy
+    expected = -slope(model, loss)
+    # ratios are 1: the old log-probs are those at the sampling temperature
+    experience = replace(experience, old_logprobs=chosen.detach().float() * mask)
+    before = flat(model)
+    engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
+    config = RLConfig(precision="fp32", minibatch_size=8, micro_batch_size=8, learning_rate=1.0, entropy_bonus=0.1)
+    with Sizes(320, model.config.hidden_size) as sizes:
+        found = Update(engine, config, 0.8, 128, KLController(0.0, 0, 1))(experience, 0)
+    torch.testing.assert_close(flat(model) - before, expected, rtol=0, atol=1e-6)
+    assert found["entropy_bonus"] == pytest.approx(0.1 * float(entropy.detach()), abs=1e-6)
+    assert found["ratio"] == pytest.approx(1, abs=1e-5)
+    if max_scores < 880 * 320:  # of 880 response tokens
+        assert sizes.largest_scores <= max_scores
+        assert sizes.largest < 880 * 320  # nor under another shape: the largest are activations
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import torch
 
+from data.records import BadInput
 from rl.critic import describe_values
 from rl.types import Estimate, Experience, Live, RolloutGroup
 
@@ -62,7 +63,7 @@ class GeneralizedAdvantage:
     def __init__(self, gamma: float, lam: float, critic_lam: float | None = None, length_alpha: float = 0.0):
         for name, value in (("gamma", gamma), ("lam", lam), ("critic_lam", 1.0 if critic_lam is None else critic_lam)):
             if not 0 <= value <= 1:
-                raise ValueError(f"advantage.{name} must be from 0 to 1, got {value}")
+                raise BadInput(f"advantage.{name} must be from 0 to 1, got {value}")
         self.gamma, self.lam, self.critic_lam, self.length_alpha = gamma, lam, critic_lam, length_alpha
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, live: Live) -> Estimate:

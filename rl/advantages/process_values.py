@@ -1,6 +1,8 @@
 """A process reward model as value: step-level credit without completions and without a critic.
 
-Its score after a step is its estimate of the value of the state the step leads to. Three forms:
+Its score after a step is its estimate of the value of the state the step leads to. In every form the values of a
+rollout's states are those of `state_values`: V_0 of the prompt, the scores after all steps but the last, and the reward
+itself as V_S. Three forms of what a step is credited with:
 
 - "value": VinePPO's advantage with these values in place of Monte-Carlo ones: V(s_{i+1}) - V(s_i), the value of
   the prompt from the group's rewards, that of the terminal state the reward itself. Scores and rewards must be on
@@ -36,6 +38,20 @@ def lowest_to_come(scores: Sequence[float]) -> list[float]:
     return found[::-1]
 
 
+def state_values(scores: Sequence[Sequence[float]], rewards: Sequence[float], form: str) -> list[list[float]]:
+    """V_0 .. V_S of every rollout of one group; `scores[i]` are those of rollout i after each of its S steps.
+
+    The prompt's value V_0, which no step leads to: in the form "progress" the mean over the group of the scores after
+    the first step, else the mean reward of the other rollouts. The terminal value V_S is the rollout's reward. A
+    rollout without scores (nothing but an end token) is one step.
+    """
+    firsts = [row[0] for row in scores if row]
+    starts = prompt_values(rewards, "leave_one_out")
+    if form == "progress":
+        starts = [sum(firsts) / max(1, len(firsts))] * len(rewards)
+    return [fill_values([start, *row[:-1]], reward) for start, row, reward in zip(starts, scores, rewards, strict=True)]
+
+
 def process_advantages(
     scores: Sequence[Sequence[float]], rewards: Sequence[float], form: str, weight: float
 ) -> list[list[float]]:
@@ -43,19 +59,14 @@ def process_advantages(
 
     A rollout without scores (nothing but an end token) is one step, with the reward's part alone.
     """
-    above = leave_one_out(rewards)
+    values = state_values(scores, rewards, form)
     if form == "value":
-        starts = prompt_values(rewards, "leave_one_out")
-        return [
-            step_advantages(fill_values([start, *row[:-1]], reward))
-            for row, start, reward in zip(scores, starts, rewards, strict=True)
-        ]
+        return [step_advantages(row) for row in values]
+    above = leave_one_out(rewards)
     if form == "progress":
-        firsts = [row[0] for row in scores if row]
-        start = sum(firsts) / max(1, len(firsts))
         return [
-            [gain + weight * change for change in step_advantages([start, *row])] or [gain]
-            for row, gain in zip(scores, above, strict=True)
+            [gain + weight * change for change in step_advantages([own[0], *row])] or [gain]
+            for row, own, gain in zip(scores, values, above, strict=True)
         ]
     lowest = [min(row, default=0.0) for row in scores]
     return [
@@ -97,8 +108,14 @@ class ProcessValueAdvantage:
         scores = score_trajectories(self.model, trajectories, pad_id=0, batch_tokens=self.batch_tokens)
         rest = iter(scores)
         rows: list[list[float]] = []
+        values: list[list[float]] = []
         for group in groups:
             own = [next(rest) for _ in group.rollouts]
+            found = state_values(own, group.rewards, self.form)
+            empty = [
+                not rollout.trajectory.response_ids for rollout in group.rollouts
+            ]  # no step: the terminal state alone
+            values += [row[-1:] if is_empty else row for row, is_empty in zip(found, empty, strict=True)]
             rows += process_advantages(own, group.rewards, self.form, self.weight)
         ends = [step_ends_of(group, index) for group in groups for index in range(len(group.rollouts))]
         every = [score for row in scores for score in row]
@@ -107,4 +124,4 @@ class ProcessValueAdvantage:
             "step_score": sum(every) / max(1, len(every)),
             "last_score": sum(last) / max(1, len(last)),
         }
-        return Estimate(spread_steps(ends, rows, experience.response_mask), metrics=metrics, state_values=scores)
+        return Estimate(spread_steps(ends, rows, experience.response_mask), metrics=metrics, state_values=values)

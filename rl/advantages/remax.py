@@ -1,9 +1,14 @@
-"""ReMax (Li et al. 2024): the baseline of a problem's rollouts is the reward of its greedy response. No critic."""
+"""ReMax (Li et al. 2024): the baseline of a problem's rollouts is the reward of its greedy response. No critic.
+
+The paper has one reward, at the end: every token is compared with the greedy response's. With process rewards a token
+is compared with what the greedy response still had to come at the same token (rl/advantages/baselines.py).
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rl.advantages.token_maps import rewards_to_go, spread_rollouts
+from rl.advantages.baselines import expected_to_come, spread_baselines
+from rl.advantages.token_maps import rewards_to_go
 from rl.types import Estimate, Experience, Live, RolloutGroup
 
 
@@ -19,13 +24,12 @@ class ReMaxAdvantage:
     smallest_group = 1
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, live: Live) -> Estimate:
-        """Rewards to go minus the greedy response's reward."""
+        """Rewards to go minus those of the greedy response."""
         assert experience.rewards is not None
         greedy = replace(live.params, n=1, temperature=0.0)
         version = groups[0].rollouts[0].policy_version
         answers = live.rollout([group.problem for group in groups], greedy, f"greedy-{version}")
-        baselines = [answer.rewards[0] for answer in answers]
-        rows = [baseline for baseline, group in zip(baselines, groups, strict=True) for _ in group.rollouts]
         mask = experience.response_mask
-        advantages = rewards_to_go(experience.rewards, mask) - spread_rollouts(rows, mask)
-        return Estimate(advantages, metrics={"greedy_reward": sum(baselines) / len(baselines)})
+        baselines = spread_baselines(expected_to_come(answers, mask.shape[1]), groups, mask)
+        advantages = rewards_to_go(experience.rewards, mask) - baselines
+        return Estimate(advantages, metrics={"greedy_reward": sum(a.rewards[0] for a in answers) / len(answers)})
