@@ -1,7 +1,6 @@
 """The parts of a run from its config: policy, critic, reference, reward, estimator, sampler; what does not fit together
 is told before anything starts."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from sampling.client import check_one_device
 from sampling.local_engines_client import LocalEnginesClient
 from sampling.offline_client import OfflineClient
 from sampling.server import VLLMServer
+from sampling.several_servers import VLLMServers
 from sampling.vllm_client import VLLMClient
 from training.engine import Engine
 
@@ -36,9 +36,10 @@ WHITENINGS = ("none", "scale", "standard")
 
 OwnEngines = OfflineClient | LocalEnginesClient
 RLClient = VLLMClient | OwnEngines
+OwnServer = VLLMServer | VLLMServers
 
 
-def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, client: RLClient) -> Trainer:
+def make_trainer(config: RLConfig, tokenizer: Any, server: OwnServer | None, client: RLClient) -> Trainer:
     """Every component of the run, built from its config, before the server (None: one that runs already, or engines
     without one) starts."""
     params, task = build(config.params), build(config.task)
@@ -71,7 +72,7 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, cl
         params,
         Update(engine, config, params.temperature, params.max_tokens, kl, critic, reference),
         WeightSync(
-            engine_of(client, check_server),
+            engines_of(client, server),
             config.max_logprob_gap,
             config.precision,
             _max_step(config),
@@ -83,7 +84,7 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, cl
     )
 
 
-def check_client(client: Any, server: VLLMServer | None, has_deepspeed: bool = False) -> None:
+def check_client(client: Any, server: OwnServer | None, has_deepspeed: bool = False) -> None:
     """Raise BadConfig where the client and the server are no pair that new weights can be delivered to."""
     if isinstance(client, OwnEngines):
         if server is not None:
@@ -94,6 +95,8 @@ def check_client(client: Any, server: VLLMServer | None, has_deepspeed: bool = F
     elif not isinstance(client, VLLMClient):
         raise BadConfig("reinforcement learning delivers weights: choose client=vllm (over HTTP), local_engines or "
                         "in_process")  # fmt: skip
+    elif len(set(client.urls)) < len(client.urls):
+        raise BadConfig(f"client.base_url names a server twice: {', '.join(client.urls)}")
     elif server is None and not client.urls:
         raise BadConfig("server=none: name a running server with controls by client.base_url=http://HOST:PORT, or "
                         "choose client=local_engines or in_process")  # fmt: skip
@@ -109,12 +112,22 @@ def _check_same_process(client: OfflineClient, has_deepspeed: bool) -> None:
         raise BadConfig("client=in_process is an engine beside one rank: several share client=local_engines or vllm")
 
 
-def engine_of(client: RLClient, check_server: Callable[[], None]) -> LiveEngine:
-    """The engine behind the client, as one that takes new weights."""
-    return VLLMEngine(client, check_server) if isinstance(client, VLLMClient) else OwnEngine(client)
+def engines_of(client: RLClient, server: OwnServer | None) -> list[LiveEngine]:
+    """Every engine behind the client, as those that take new weights; from now on none of them may be missing. They
+    need not run yet."""
+    if isinstance(client, OfflineClient):
+        return [OwnEngine(client)]
+    if isinstance(client, LocalEnginesClient):
+        return [OwnEngine(client.engine(number)) for number in range(client.num_engines)]
+    client.needs_all = True
+    check_server = server.check if server is not None else lambda: None
+    num_servers = len(client.urls)
+    if server is not None:
+        num_servers = len(server.servers) if isinstance(server, VLLMServers) else 1
+    return [VLLMEngine(client, check_server, number) for number in range(num_servers)]
 
 
-def served_dtype(server: VLLMServer | None, client: RLClient) -> str:
+def served_dtype(server: OwnServer | None, client: RLClient) -> str:
     """What the engine computes in, as its config says; empty where another program started it."""
     if not isinstance(client, VLLMClient):
         return client.dtype
