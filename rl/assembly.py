@@ -1,12 +1,13 @@
 """The parts of a run from its config: policy, critic, reference, reward, estimator, sampler; what does not fit together
 is told before anything starts."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from models.load import load_reference
+from models.load import load_reference, max_length_of
 from models.logprobs import network
 from models.lora import PolicyWithoutAdapters
 from rewards.score import HoldsModels
@@ -20,7 +21,7 @@ from rl.types import AdvantageEstimator
 from rl.update import Update
 from rl.watch import check_probes
 from rl.weight_sync import WeightSync
-from runtime.distributed import device, world_size
+from runtime.distributed import device, is_main_rank, send_from_main_rank, world_size
 from runtime.entrypoint import BadConfig, build
 from runtime.schemas import RLConfig
 from sampling.client import check_one_device
@@ -81,7 +82,24 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: OwnServer | None, cli
         ),
         int(tokenizer.pad_token_id),
         Path(config.output_dir),
+        send_from_main_rank(window_of(client, server, config.model["path"]) if is_main_rank() else None),
     )
+
+
+def window_of(client: RLClient, server: OwnServer | None, model: str) -> int | None:
+    """The tokens that every engine takes, before ours run: as they are configured, or as servers that run say
+    (ServerGone where one does not answer), or as the model's positions say; None where nobody does."""
+    if server is not None:
+        return server.max_model_len
+    if not isinstance(client, VLLMClient):
+        return client.max_model_length
+
+    async def ask() -> None:
+        await client.open()
+        await client.close()
+
+    asyncio.run(ask())
+    return client.max_model_length or max_length_of(model)
 
 
 def check_client(client: Any, server: OwnServer | None, has_deepspeed: bool = False) -> None:

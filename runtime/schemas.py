@@ -220,6 +220,9 @@ class RLConfig:
     (policies/iteration-N), for evaluation apart. Training ends before `num_iterations`, schedules unchanged, after
     iteration `stop_after`, or after `patience` evaluations in a row without a new best (0: neither). Every
     `samples_every` iterations the first rollouts of `num_samples` problems are written down (samples/).
+
+    A problem of which the server refuses the prompt (HTTP 400) gives no group; where they are more than
+    `max_refused_share` of an iteration's or an evaluation's problems the run ends.
     """
 
     output_dir: str = MISSING
@@ -242,6 +245,7 @@ class RLConfig:
     num_problems: int = 64
     group_size: int = 8
     max_resamplings: int = 0
+    max_refused_share: float = 0.05
     num_epochs: int = 1
     minibatch_size: int = 512
     micro_batch_size: int = 64

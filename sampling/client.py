@@ -13,6 +13,11 @@ class Refused(RuntimeError):
     """The server refuses this request for good (too long, ill-formed): the row fails, the run goes on."""
 
 
+class NotAnswered(Refused):
+    """The server answers others but failed this request every time it was tried: the row fails, the run goes on. Unlike
+    a prompt that is refused, it may have to do with what is sampled (answers that take too long)."""
+
+
 class ServerGone(RuntimeError):
     """No server, or one that no longer answers: the run stops with what was written kept."""
 

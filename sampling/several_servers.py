@@ -59,7 +59,7 @@ class VLLMServers:
             for number in range(num_servers)
         ]
         self.has_controls = has_controls
-        self.dtype = self.servers[0].dtype
+        self.dtype, self.max_model_len = self.servers[0].dtype, self.servers[0].max_model_len
         self._stack = ExitStack()
         self._dead: set[int] = set()
 

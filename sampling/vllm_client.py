@@ -23,7 +23,7 @@ from typing import Any
 import aiohttp
 
 from data.records import BadInput
-from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from sampling.client import NotAnswered, Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from sampling.completion_api import PATHS, Transient, read_samples, write_request
 from sampling.connection import OPEN_SECONDS, Connection
 from sampling.engine_counters import EngineCounters
@@ -312,7 +312,7 @@ class VLLMClient:
             raise ServerGone(f"{connection.url} answered none of this run's requests: {failed}")
         # a request that fails at a server that answers others is the row's failure, not the server's
         if connection.num_answers > num_before or await connection.is_working(self.probe_seconds / 3, True):
-            raise Refused(failed)
+            raise NotAnswered(failed)
         raise ServerGone(f"{connection.url}: {failed}")
 
     # --- the engines' own counts --------------------------------------------------------------------------------

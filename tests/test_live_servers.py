@@ -231,10 +231,11 @@ def test_one_of_our_own_servers_that_dies_ends_the_run_where_they_follow_a_polic
 @pytest.mark.slow
 def test_a_run_with_two_real_servers_follows_the_policy(tiny_policy: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
-    command = [sys.executable, str(ROOT / "main.py"), "-cn", "exp/ppo/group_relative_word_arithmetic", "server=several",
-               f"model.path={tiny_policy}", f"output_dir={run_dir}", "num_iterations=2", "num_problems=4",
-               "group_size=4", "server.max_model_len=256", "server.options.max_num_seqs=32", "params.max_tokens=24", "eval_every=2",
-               "num_eval_problems=8", "task.num_train=40", "task.num_dev=8", "task.num_test=8"]  # fmt: skip
+    settings = ["server=several", "server.max_model_len=256", "server.options.max_num_seqs=32", "params.max_tokens=24",
+                "num_iterations=2", "num_problems=4", "group_size=4", "eval_every=2", "num_eval_problems=8",
+                "task.num_train=40", "task.num_dev=8", "task.num_test=8"]  # fmt: skip
+    command = [sys.executable, str(ROOT / "main.py"), "-cn", "exp/ppo/group_relative_word_arithmetic", *settings]
+    command += [f"model.path={tiny_policy}", f"output_dir={run_dir}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [row for row in read_metrics(run_dir) if "rollout/reward" in row]
