@@ -101,6 +101,8 @@ class SampleConfig:
     asked, `server` (may be null) the vLLM server to start first, only if something is left to ask.
     `policy` is the model folder whose tokenizer writes the prompts. `policies` (vllm_inference.py) are the
     model folders to evaluate one after the other: a list, a pattern, or a mapping of names to folders.
+    Where at most `max_failed_share` of the requests are refused (too long, say) the run is finished without them:
+    exit code 0, the counts said, the requests listed in X.failed.jsonl. Beyond it: 1.
     """
 
     output: str = MISSING
@@ -114,6 +116,7 @@ class SampleConfig:
     server: Any = None
     num_in_flight: int = 64
     stall_seconds: float = 180.0
+    max_failed_share: float = 0.0
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 
