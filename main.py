@@ -4,8 +4,9 @@
     python main.py -cn exp/ppo/vineppo_word_arithmetic model.path=MODEL output_dir=experiments/vineppo
     torchrun --nproc_per_node 2 main.py -cn exp/ppo/ppo_word_arithmetic model.path=MODEL output_dir=experiments/ppo
 
-PPO, VinePPO, GRPO and their kin differ in `advantage` (and `critic`) alone. With `client=local_engines server=none`
-several engines work beside one another without a server, which is the fastest on one CPU machine. The run directory
+PPO, VinePPO, GRPO and their kin differ in `advantage` (and `critic`) alone. Of several servers (`server=several`, or
+`server=none client.base_url=[...]`) every one follows the policy. With `client=local_engines server=none` several
+engines work beside one another without a server, which is the fastest on one CPU machine. The run directory
 holds config.yaml, metrics.jsonl, server.log (or engine.log, engine-0.log, …), samples/, checkpoints/, policies/ where
 they are asked for, critic/ where there is one and, last of all, model/: a run with a model/ is finished. Stopped at
 any moment, the same command goes on from the last checkpoint.
@@ -17,21 +18,19 @@ from contextlib import nullcontext
 import torch
 
 from models.load import check_model_folder, load_tokenizer
-from rl.assembly import RLClient, check_client, make_trainer
+from rl.assembly import OwnServer, RLClient, check_client, make_trainer
 from rl.trainer import Trainer
 from runtime.distributed import barrier, is_main_rank, process_group
-from runtime.entrypoint import BadConfig, build, entrypoint
+from runtime.entrypoint import build, entrypoint
 from runtime.life import exclusive
 from runtime.logs import set_up_logging
 from runtime.run_dir import check_run_dir, is_finished, open_run_dir
 from runtime.schemas import RLConfig
 from runtime.tracking import check_tracking
-from sampling.server import VLLMServer
 from sampling.vllm_client import VLLMClient
 from training.guards import check_tokenizer, model_limits
 
 log = logging.getLogger("rl")
-OWN_SERVER = "sampling.server.VLLMServer"
 
 
 @entrypoint(RLConfig, config_name="rl")
@@ -48,8 +47,6 @@ def main(config: RLConfig) -> None:
     tokenizer = load_tokenizer(config.model["path"])
     check_tokenizer(tokenizer, model_limits(config.model["path"], tokenizer))
     # server=none is a node without a component
-    if config.server and config.server.get("_target_", OWN_SERVER) != OWN_SERVER:
-        raise BadConfig("reinforcement learning keeps one server in step with the policy: set server=own or none")
     server = build(config.server) if config.server and "_target_" in config.server else None
     client = build(config.client, seed=config.seed)
     check_client(client, server, bool(config.deepspeed))
@@ -65,14 +62,14 @@ def main(config: RLConfig) -> None:
         trainer.save_model()
 
 
-def _train(config: RLConfig, trainer: Trainer, server: VLLMServer | None, client: RLClient) -> None:
-    """Rank 0 starts the server, where the run has one of its own; the others wait for its first rollouts."""
+def _train(config: RLConfig, trainer: Trainer, server: OwnServer | None, client: RLClient) -> None:
+    """Rank 0 starts the servers, where the run has some of its own; the other ranks wait for its first rollouts."""
     if not is_main_rank() or server is None or not isinstance(client, VLLMClient):
         trainer.run()
         return
-    log.info("starting a vLLM server for %s", config.model["path"])
+    log.info("starting vLLM for %s", config.model["path"])
     with server:
-        client.base_url = server.base_url  # its port is known only now
+        client.base_url = server.base_url  # ports are known only now
         trainer.run()
 
 

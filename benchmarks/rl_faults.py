@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -122,7 +122,7 @@ class Bench:
 
 def tamper_with_file(trainer: Trainer, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
     """The engine reads another file than was written."""
-    engine: Any = trainer.weight_sync.engine
+    (engine,) = cast(list[Any], trainer.weight_sync.engines)
     receive = engine.receive
 
     async def changed(folder: Path) -> Any:
@@ -140,7 +140,7 @@ def policy_now(trainer: Trainer) -> dict[str, torch.Tensor]:
 
 def nothing_delivered(trainer: Trainer) -> None:
     """The engine says yes and reads nothing."""
-    engine: Any = trainer.weight_sync.engine
+    (engine,) = cast(list[Any], trainer.weight_sync.engines)
 
     async def receive(folder: Path) -> Any:
         return [{}]
@@ -163,7 +163,7 @@ def one_step_old(trainer: Trainer) -> None:
 
 def stale_cache(trainer: Trainer) -> None:
     """The prefix cache outlives the delivery."""
-    engine: Any = trainer.weight_sync.engine
+    (engine,) = cast(list[Any], trainer.weight_sync.engines)
 
     async def keep() -> None:
         return None

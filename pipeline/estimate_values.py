@@ -4,17 +4,23 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from data.failed_rows import read_failed
 from data.jsonl import read_records
-from data.records import Completion, State, StepValues, Trajectory
+from data.left_out import leave_out
+from data.records import BadInput, Completion, State, StepValues, Trajectory
 from pipeline.stage import StageContext
-from rewards.monte_carlo import count_completions, step_values
+from rewards.monte_carlo import Count, StateKey, count_completions, passes_through, state_key, step_values
 
 log = logging.getLogger("stage")
 
 
 @dataclass(frozen=True)
 class EstimateValues:
-    """`trajectories` and the `states` cut from them; the input is the states' completions."""
+    """`trajectories` and the `states` cut from them; the input is the states' completions.
+
+    A state whose completions failed (`data.failed_rows` beside the input) has no value, which is not 0: the
+    trajectories that pass through it are left out and counted.
+    """
 
     trajectories: str
     states: str
@@ -26,8 +32,11 @@ class EstimateValues:
     def run(self, input_path: str, context: StageContext) -> Iterable[StepValues]:
         """One record a trajectory."""
         answered = read_records(Completion, input_path)
-        counts = count_completions(read_records(State, self.states), answered)
-        rows = [step_values(t, counts) for t in read_records(Trajectory, self.trajectories)]
+        states, failed = read_records(State, self.states), read_failed(input_path)
+        counts = count_completions(states, answered, failed)
+        trajectories = read_records(Trajectory, self.trajectories)
+        kept = self._kept(trajectories, states, counts, context)
+        rows = [step_values(trajectory, counts) for trajectory in kept]
         values = [count.value for count in counts.values()]
         completions = sum(count.num_completions for count in counts.values())
         context.counts.update(states=len(values), completions=completions)
@@ -44,3 +53,25 @@ class EstimateValues:
                     mean,
                 )
         return rows
+
+    def _kept(
+        self,
+        trajectories: list[Trajectory],
+        states: list[State],
+        counts: dict[StateKey, Count],
+        context: StageContext,
+    ) -> list[Trajectory]:
+        """The trajectories but those through a state that was cut and has no completions. Raises BadInput where none
+        is left."""
+        keys = {state_key(state.problem_id, state.prefix_ids) for state in states}
+        unvalued = keys - counts.keys()
+        if not unvalued:
+            return trajectories
+        kept = [trajectory for trajectory in trajectories if not passes_through(trajectory, unvalued)]
+        num_left_out = len(trajectories) - len(kept)
+        if not kept:
+            raise BadInput(f"{self.trajectories}: every trajectory has a state whose completions failed")
+        context.counts.update(states_failed=len(unvalued), trajectories_left_out=num_left_out)
+        reason = "pass through a state whose completions failed"
+        leave_out(self.trajectories, num_left_out, len(trajectories), "trajectories", reason)
+        return kept

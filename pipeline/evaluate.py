@@ -118,6 +118,7 @@ class Evaluate:
             "num_samples": samples.num_samples,
             "num_problems": len(samples.groups),
             "num_unlabelled": len(samples.groups) - len(labelled),
+            "num_refused": samples.num_refused,
             "num_not_sampled": len(problems.keys() - samples.groups.keys()),
             "breakdown": _breakdown(accuracies, labelled, problems),
             "option_orders": self._robustness(samples, problems),
@@ -148,6 +149,7 @@ class Evaluate:
         context.counts["unparseable"] = result["unparseable"]
         for name, said in (
             ("num_unlabelled", "are published without an answer: predictions are written, no accuracy is claimed"),
+            ("num_refused", "were refused when they were sampled: they are in no figure"),
             ("num_not_sampled", f"of {self.problems} have no samples: they are in no figure"),
         ):
             if result[name]:

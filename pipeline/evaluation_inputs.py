@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data.answers.grade import Gold
+from data.failed_rows import read_failed
 from data.jsonl import iter_rows, read_records
 from data.records import BadInput, Problem, StepScores, Trajectory
 from pipeline.votes import by_problem
@@ -44,11 +45,13 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Samples:
-    """The trajectories of one evaluation by problem, in one order; `greedy` is {} where there is none."""
+    """The trajectories of one evaluation by problem, in one order; `greedy` is {} where there is none. `num_refused`
+    problems have no trajectory because they were refused (`data.failed_rows`)."""
 
     path: str
     groups: dict[str, list[Trajectory]]
     greedy: dict[str, Trajectory]
+    num_refused: int = 0
 
     @property
     def num_samples(self) -> int:
@@ -78,7 +81,8 @@ def _check_gold(group: Sequence[Trajectory], path: str) -> None:
 
 
 def read_samples(path: str, greedy_path: str = "") -> Samples:
-    """n samples a problem and, if a path is given, one greedy solution of each; in the greedy file's order.
+    """n samples a problem and, if a path is given, one greedy solution of each; in the greedy file's order. A problem
+    that one of the files lists as refused is in neither.
 
     Raises BadInput on an empty file, unequal numbers of samples, other problems or other golds.
     """
@@ -86,7 +90,11 @@ def read_samples(path: str, greedy_path: str = "") -> Samples:
     if not groups:
         raise BadInput(f"{path}: no trajectory to evaluate")
     greedy = by_problem(read_records(Trajectory, greedy_path)) if greedy_path else {}
+    refused = read_failed(path).keys() - groups.keys()
     if greedy:
+        refused |= read_failed(greedy_path).keys() - greedy.keys()
+        groups = {problem: group for problem, group in groups.items() if problem not in refused}
+        greedy = {problem: group for problem, group in greedy.items() if problem not in refused}
         if groups.keys() != greedy.keys():
             raise BadInput(f"{path} and {greedy_path} do not hold the same problems{_first_gap(groups, greedy)}")
         several = next((problem for problem, group in greedy.items() if len(group) > 1), None)
@@ -101,7 +109,7 @@ def read_samples(path: str, greedy_path: str = "") -> Samples:
         raise BadInput(f"{path}: problems have {min(sizes)} to {max(sizes)} samples: finish sampling first")
     for problem, group in groups.items():
         _check_gold([*group, *greedy.get(problem, [])], path)
-    return Samples(path, groups, {problem: group[0] for problem, group in greedy.items()})
+    return Samples(path, groups, {problem: group[0] for problem, group in greedy.items()}, len(refused))
 
 
 def _first_gap(groups: Mapping[str, Any], greedy: Mapping[str, Any]) -> str:

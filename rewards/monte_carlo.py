@@ -5,7 +5,7 @@ has S + 1 states: the prompt (state 0), one after each step, and the terminal on
 itself. States are cut in token space; two trajectories of one problem that share a prefix share the state.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from data.records import BadInput, Completion, State, StepValues, Trajectory
@@ -67,10 +67,16 @@ class Count:
         return self.num_correct / self.num_completions
 
 
-def count_completions(states: Sequence[State], completions: Iterable[Completion]) -> dict[StateKey, Count]:
-    """Right completions of every state. Raises BadInput for a completion of no state, or a state of none."""
+def count_completions(
+    states: Sequence[State], completions: Iterable[Completion], failed: Collection[str] = ()
+) -> dict[StateKey, Count]:
+    """Right completions of every state but those of the ids in `failed`, which may have none: they have no value then.
+
+    Raises BadInput for a completion of no state, or another state of none.
+    """
     counts = count_sampled(states, completions)
-    empty = [state.id for state in states if state_key(state.problem_id, state.prefix_ids) not in counts]
+    missing = [state.id for state in states if state_key(state.problem_id, state.prefix_ids) not in counts]
+    empty = [state_id for state_id in missing if state_id not in failed]
     if empty:
         raise BadInput(f"state '{empty[0]}' has no completion ({len(empty)} such states): finish sampling first")
     return counts
@@ -90,6 +96,12 @@ def count_sampled(states: Sequence[State], completions: Iterable[Completion]) ->
         total[keys[completion.state_id]] += 1
         correct[keys[completion.state_id]] += completion.is_correct
     return {key: Count(correct[key], number) for key, number in total.items() if number}
+
+
+def passes_through(trajectory: Trajectory, states: Collection[StateKey]) -> bool:
+    """Whether any of these states lies between the prompt and the end of the trajectory."""
+    ends = trajectory.step_ends[:-1]
+    return any(state_key(trajectory.problem_id, trajectory.response_ids[:end]) in states for end in ends)
 
 
 def step_values(trajectory: Trajectory, counts: Mapping[StateKey, Count]) -> StepValues:

@@ -1,14 +1,14 @@
 """The parts of a run from its config: policy, critic, reference, reward, estimator, sampler; what does not fit together
 is told before anything starts."""
 
-from collections.abc import Callable
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from models.inputs import network
-from models.load import load_reference
+from models.load import load_reference, max_length_of
 from models.lora import PolicyWithoutAdapters
 from rewards.score import HoldsModels
 from rl.critic import Critic
@@ -21,13 +21,14 @@ from rl.types import AdvantageEstimator
 from rl.update import Update
 from rl.watch import check_probes
 from rl.weight_sync import WeightSync
-from runtime.distributed import device, world_size
+from runtime.distributed import device, is_main_rank, send_from_main_rank, world_size
 from runtime.entrypoint import BadConfig, build
 from runtime.schemas import RLConfig
 from sampling.client import check_one_device
 from sampling.local_engines_client import LocalEnginesClient
 from sampling.offline_client import OfflineClient
 from sampling.server import VLLMServer
+from sampling.several_servers import VLLMServers
 from sampling.vllm_client import VLLMClient
 from training.engine import Engine
 
@@ -36,9 +37,10 @@ WHITENINGS = ("none", "scale", "standard")
 
 OwnEngines = OfflineClient | LocalEnginesClient
 RLClient = VLLMClient | OwnEngines
+OwnServer = VLLMServer | VLLMServers
 
 
-def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, client: RLClient) -> Trainer:
+def make_trainer(config: RLConfig, tokenizer: Any, server: OwnServer | None, client: RLClient) -> Trainer:
     """Every component of the run, built from its config, before the server (None: one that runs already, or engines
     without one) starts."""
     params, task = build(config.params), build(config.task)
@@ -71,7 +73,7 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, cl
         params,
         Update(engine, config, params.temperature, params.max_tokens, kl, critic, reference),
         WeightSync(
-            engine_of(client, check_server),
+            engines_of(client, server),
             config.max_logprob_gap,
             config.precision,
             _max_step(config),
@@ -80,10 +82,27 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, cl
         ),
         int(tokenizer.pad_token_id),
         Path(config.output_dir),
+        send_from_main_rank(window_of(client, server, config.model["path"]) if is_main_rank() else None),
     )
 
 
-def check_client(client: Any, server: VLLMServer | None, has_deepspeed: bool = False) -> None:
+def window_of(client: RLClient, server: OwnServer | None, model: str) -> int | None:
+    """The tokens that every engine takes, before ours run: as they are configured, or as servers that run say
+    (ServerGone where one does not answer), or as the model's positions say; None where nobody does."""
+    if server is not None:
+        return server.max_model_len
+    if not isinstance(client, VLLMClient):
+        return client.max_model_length
+
+    async def ask() -> None:
+        await client.open()
+        await client.close()
+
+    asyncio.run(ask())
+    return client.max_model_length or max_length_of(model)
+
+
+def check_client(client: Any, server: OwnServer | None, has_deepspeed: bool = False) -> None:
     """Raise BadConfig where the client and the server are no pair that new weights can be delivered to."""
     if isinstance(client, OwnEngines):
         if server is not None:
@@ -94,6 +113,8 @@ def check_client(client: Any, server: VLLMServer | None, has_deepspeed: bool = F
     elif not isinstance(client, VLLMClient):
         raise BadConfig("reinforcement learning delivers weights: choose client=vllm (over HTTP), local_engines or "
                         "in_process")  # fmt: skip
+    elif len(set(client.urls)) < len(client.urls):
+        raise BadConfig(f"client.base_url names a server twice: {', '.join(client.urls)}")
     elif server is None and not client.urls:
         raise BadConfig("server=none: name a running server with controls by client.base_url=http://HOST:PORT, or "
                         "choose client=local_engines or in_process")  # fmt: skip
@@ -109,12 +130,22 @@ def _check_same_process(client: OfflineClient, has_deepspeed: bool) -> None:
         raise BadConfig("client=in_process is an engine beside one rank: several share client=local_engines or vllm")
 
 
-def engine_of(client: RLClient, check_server: Callable[[], None]) -> LiveEngine:
-    """The engine behind the client, as one that takes new weights."""
-    return VLLMEngine(client, check_server) if isinstance(client, VLLMClient) else OwnEngine(client)
+def engines_of(client: RLClient, server: OwnServer | None) -> list[LiveEngine]:
+    """Every engine behind the client, as those that take new weights; from now on none of them may be missing. They
+    need not run yet."""
+    if isinstance(client, OfflineClient):
+        return [OwnEngine(client)]
+    if isinstance(client, LocalEnginesClient):
+        return [OwnEngine(client.engine(number)) for number in range(client.num_engines)]
+    client.needs_all = True
+    check_server = server.check if server is not None else lambda: None
+    num_servers = len(client.urls)
+    if server is not None:
+        num_servers = len(server.servers) if isinstance(server, VLLMServers) else 1
+    return [VLLMEngine(client, check_server, number) for number in range(num_servers)]
 
 
-def served_dtype(server: VLLMServer | None, client: RLClient) -> str:
+def served_dtype(server: OwnServer | None, client: RLClient) -> str:
     """What the engine computes in, as its config says; empty where another program started it."""
     if not isinstance(client, VLLMClient):
         return client.dtype

@@ -10,6 +10,7 @@ import aiohttp
 
 from rl.probes import CACHE, WEIGHTS, Fault, ProbeFailed, crashed
 from sampling.client import ServerGone, TakesWeights
+from sampling.connection import Connection
 from sampling.vllm_client import VLLMClient
 
 R = TypeVar("R")
@@ -26,7 +27,11 @@ class StaleWeights(ProbeFailed):
 
 
 class LiveEngine(Protocol):
-    """An engine that takes new weights while it runs."""
+    """One engine that takes new weights while it runs; `name` stands in every line about it (a server's address)."""
+
+    @property
+    def name(self) -> str:
+        """Which engine it is."""
 
     async def load(self, folder: Path) -> list[dict[str, str]] | None:
         """Serve a copy of the weights in `folder` (safetensors), all of them, from the next request on: the file is
@@ -35,12 +40,12 @@ class LiveEngine(Protocol):
         A receipt of every worker, name → digest of what it read, or None where there is none to be had.
         """
 
-    async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
-        """The log-prob of every token but the first: a row from every engine that serves."""
+    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+        """The log-prob of every token but the first."""
 
 
 @runtime_checkable
-class StampedEngine(Protocol):
+class StampedEngine(LiveEngine, Protocol):
     """What an engine may know of itself besides."""
 
     async def stamp(self, version: str) -> None:
@@ -89,13 +94,19 @@ class CacheProbe(ABC):
 
 
 class VLLMEngine(CacheProbe):
-    """A vLLM server started with has_controls=true, through its client (which must be open). `check_server` raises
-    where its process has ended."""
+    """A vLLM server started with has_controls=true: server `number` of the client's, which must be open when it is
+    asked. `check_server` raises where its process has ended."""
 
-    def __init__(self, client: VLLMClient, check_server: Callable[[], None] = lambda: None):
+    def __init__(self, client: VLLMClient, check_server: Callable[[], None] = lambda: None, number: int = 0):
         super().__init__()
         self.client = client
         self.check_server = check_server
+        self.number = number
+
+    @property
+    def name(self) -> str:
+        """Its address."""
+        return self.client.urls[self.number]
 
     async def load(self, folder: Path) -> list[dict[str, str]] | None:
         """POST /collective_rpc receive_weights, then /reset_prefix_cache. Raises ServerGone, StaleWeights."""
@@ -104,17 +115,20 @@ class VLLMEngine(CacheProbe):
         return receipts
 
     async def receive(self, folder: Path) -> list[dict[str, str]]:
-        """Each worker reads the folder; their receipts."""
+        """Each worker reads the folder; their receipts. Raises StaleWeights where one gives none."""
         body = {"method": "receive_weights", "kwargs": {"folder": str(folder)}}
-        found: list[dict[str, str]] = (await self._post("/collective_rpc", body))["results"]
+        answer = await self._post("/collective_rpc", body)
+        found = answer.get("results") if isinstance(answer, dict) else None
+        if not isinstance(found, list) or not found or not all(isinstance(receipt, dict) for receipt in found):
+            raise StaleWeights(f"{self.name} took a delivery and gave no receipt: it was not started with "
+                               "--worker-extension-cls sampling.weight_receipt.ReceivesWeights")  # fmt: skip
         return found
 
     async def reset_cache(self) -> None:
         """Empty the prefix cache; refused while a request is running."""
         answer = await self._post("/reset_prefix_cache", {})
         if not answer or not answer.get("success"):
-            told = f"{self.client.base_url} did not empty its prefix cache: it answered {answer}"
-            raise StaleWeights(told, CACHE)
+            raise StaleWeights(f"{self.name} did not empty its prefix cache: it answered {answer}", CACHE)
 
     async def stamp(self, version: str) -> None:
         """POST /update_weight_version."""
@@ -122,7 +136,12 @@ class VLLMEngine(CacheProbe):
 
     async def served_version(self) -> str:
         """GET /weight_info; "default" on a server that was never stamped."""
-        return str((await self._ask("/weight_info", lambda path: self.client.get_json(path)))["weight_version"])
+        found = await self._ask("/weight_info", lambda path: self._connection.get_json(path))
+        return str(found.get("weight_version")) if isinstance(found, dict) else ""
+
+    @property
+    def _connection(self) -> Connection:
+        return self.client.connection(self.number)
 
     @property
     def _window(self) -> int:
@@ -133,14 +152,14 @@ class VLLMEngine(CacheProbe):
         details = (await self._post("/v1/completions", body))["usage"].get("prompt_tokens_details")
         return None if details is None else int(details["cached_tokens"] or 0)
 
-    async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
+    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
         """One request with `prompt_logprobs`, which bypasses the prefix cache."""
         body = {"model": self.client.model, "prompt": ids, "max_tokens": 1, "prompt_logprobs": 0}
         rows = (await self._post("/v1/completions", body))["choices"][0]["prompt_logprobs"]
-        return [[float(row[str(token)]["logprob"]) for token, row in zip(ids[1:], rows[1:], strict=True)]]
+        return [float(row[str(token)]["logprob"]) for token, row in zip(ids[1:], rows[1:], strict=True)]
 
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
-        return await self._ask(path, lambda path: self.client.post_json(path, body))
+        return await self._ask(path, lambda path: self._connection.post_once(path, body))
 
     async def _ask(self, path: str, call: Callable[[str], Awaitable[Any]]) -> Any:
         """Tried again, which is harmless here: a connection idle during the update is closed by now."""
@@ -149,9 +168,15 @@ class VLLMEngine(CacheProbe):
         for _ in range(_MAX_ATTEMPTS):
             try:
                 return await call(path)
+            except aiohttp.ClientResponseError as error:  # an answer, and none of success
+                gone, has_answered = ServerGone(f"{self.name}{path} answered {error.status}"), True
+                break
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                gone = ServerGone(f"{self.client.base_url}{path} does not answer ({error!r})")
-            except ServerGone as error:  # an answer, and none of success
+                gone = ServerGone(f"{self.name}{path} does not answer ({error!r})")
+            except ValueError:
+                gone, has_answered = ServerGone(f"{self.name}{path} answered what is no JSON"), True
+                break
+            except ServerGone as error:
                 gone, has_answered = error, True
                 break
         assert gone is not None
@@ -160,17 +185,22 @@ class VLLMEngine(CacheProbe):
 
 
 class OwnEngine(CacheProbe):
-    """vLLM without a server, in this process or in processes of its own, through its client (which must be open)."""
+    """vLLM without a server, in this process or in one of its own, through its client (which must be open)."""
 
     def __init__(self, client: TakesWeights):
         super().__init__()
         self.client = client
 
+    @property
+    def name(self) -> str:
+        """As its client calls it."""
+        return self.client.name
+
     async def load(self, folder: Path) -> list[dict[str, str]] | None:
         """The receipts, after the prefix cache was emptied. Raises ServerGone, StaleWeights."""
         receipts = await self._or_crash(self.client.receive_weights(folder))
         if not await self._or_crash(self.client.reset_cache()):
-            raise StaleWeights("the engine did not empty its prefix cache", CACHE)
+            raise StaleWeights(f"{self.name} did not empty its prefix cache", CACHE)
         return receipts
 
     async def stamp(self, version: str) -> None:
@@ -188,8 +218,8 @@ class OwnEngine(CacheProbe):
     async def _cached(self, prompt: list[int]) -> int | None:
         return await self._or_crash(self.client.cached_tokens(prompt))
 
-    async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
-        """One request to every engine with `prompt_logprobs`, which bypasses the prefix cache."""
+    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+        """One request with `prompt_logprobs`, which bypasses the prefix cache."""
         return await self._or_crash(self.client.prompt_logprobs(ids))
 
     async def _or_crash(self, asked: Awaitable[R]) -> R:

@@ -5,6 +5,7 @@ nothing came for `stall_seconds`, ends the run.
 """
 
 import asyncio
+import logging
 import math
 import random
 import time
@@ -19,10 +20,11 @@ from data.tasks.task import Task
 from rewards.score import Reward
 from rl.probes import REWARD, Fault, ProbeFailed, crashed
 from rl.types import Rollout, RolloutGroup
-from sampling.client import Client, Refused, Sample, SampleRequest, SamplingParams, ServerGone, ShowsLife
+from sampling.client import Client, NotAnswered, Refused, Sample, SampleRequest, SamplingParams, ServerGone, ShowsLife
 from sampling.requests import make_completions, make_trajectory
 from sampling.rounds import round_id
 
+log = logging.getLogger("rl")
 R = TypeVar("R")
 
 
@@ -63,7 +65,8 @@ def draw_problems(
     and fewer where the problems run out. Raises BadInput where there are fewer in round 0.
     """
     if not 1 <= count <= len(problems):
-        raise BadInput(f"num_problems must be 1 to {len(problems)} (what the task has), got {count}")
+        had = "what the task has and the window takes"
+        raise BadInput(f"num_problems must be 1 to {len(problems)} ({had}), got {count}")
     drawn = random.Random(f"{seed}/{iteration}").sample(list(problems), count)
     used = {problem.id for problem in drawn}
     for number in range(1, round_number + 1):
@@ -71,6 +74,26 @@ def draw_problems(
         drawn = random.Random(f"{seed}/{iteration}/{number}").sample(left, min(count, len(left)))
         used |= {problem.id for problem in drawn}
     return drawn
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A problem whose prompt the server refuses, and why."""
+
+    problem_id: str
+    reason: str
+
+
+def check_refused(refused: Sequence[Refusal], num_asked: int, max_share: float) -> None:
+    """Say which of `num_asked` problems the server refuses. Raises BadInput where they are more than `max_share` of
+    them, or all."""
+    if not refused:
+        return
+    ids = ", ".join(f"'{one.problem_id}'" for one in refused[:5]) + (" …" if len(refused) > 5 else "")
+    told = f"{len(refused)} of {num_asked} problems are refused by the server: {ids} ({refused[0].reason})"
+    if len(refused) == num_asked or len(refused) > max_share * num_asked:
+        raise BadInput(f"{told}: leave them out of the task's file, or raise max_refused_share ({max_share:g})")
+    log.warning("%s; they are left out", told)
 
 
 def score(groups: Sequence[RolloutGroup], reward: Reward) -> list[RolloutGroup]:
@@ -100,8 +123,19 @@ class Sampler:
     async def rollout(
         self, problems: Sequence[Problem], params: SamplingParams, name: str, policy_version: int
     ) -> list[RolloutGroup]:
-        """One group a problem, in order; ids are `{name}/{problem}/{k}`. Raises ServerGone, BadInput."""
-        return await self._all([partial(self._group, problem, params, name, policy_version) for problem in problems])
+        """One group a problem, in order; ids are `{name}/{problem}/{k}`. Raises ServerGone, BadInput (also where the
+        server refuses one)."""
+        groups, refused = await self.draw(problems, params, name, policy_version)
+        check_refused(refused, len(problems), 0.0)
+        return groups
+
+    async def draw(
+        self, problems: Sequence[Problem], params: SamplingParams, name: str, policy_version: int
+    ) -> tuple[list[RolloutGroup], list[Refusal]]:
+        """`rollout`, of the problems that the server does not refuse; and the others."""
+        found = await self._all([partial(self._group, problem, params, name, policy_version) for problem in problems])
+        refused = [one for one in found if isinstance(one, Refusal)]
+        return [one for one in found if isinstance(one, RolloutGroup)], refused
 
     async def complete(
         self, states: Sequence[State], params: Sequence[SamplingParams], round_number: int = 0
@@ -138,13 +172,18 @@ class Sampler:
                 task.cancel()
             await asyncio.gather(*asked, watch, everyone, return_exceptions=True)
 
-    async def _group(self, problem: Problem, params: SamplingParams, name: str, policy_version: int) -> RolloutGroup:
+    async def _group(
+        self, problem: Problem, params: SamplingParams, name: str, policy_version: int
+    ) -> RolloutGroup | Refusal:
         prompt = encode_prompt(self.task, self.tokenizer, problem)
         request = SampleRequest(f"{name}/{problem.id}", prompt.text, prompt.ids, problem_id=problem.id)
         try:
             samples = await self.client.sample(request, params)
+        except NotAnswered as error:  # to leave it out would favour what is answered soon
+            raise ServerGone(f"problem {problem.id}: {error}") from None
         except Refused as error:
-            raise BadInput(f"problem {problem.id} cannot be sampled: {error}") from None
+            self._last_result = time.monotonic()
+            return Refusal(problem.id, str(error))
         self._last_result = time.monotonic()
         # grading can take a second where an answer needs symbolic work: not in the event loop
         make = partial(self._make_rollout, problem, request, policy_version)
@@ -166,6 +205,8 @@ class Sampler:
         request = SampleRequest(request_id, state.prompt + state.prefix, ids, problem_id=state.problem_id)
         try:
             samples = await self.client.sample(request, params)
+        except NotAnswered as error:
+            raise ServerGone(f"state {state.id}: {error}") from None
         except Refused as error:
             raise BadInput(f"state {state.id} cannot be completed: {error}") from None
         self._last_result = time.monotonic()

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from data.jsonl import read_records, write_records
-from data.records import Problem, Trajectory
+from data.prompt_window import fit_window
+from data.records import BadInput, Problem, Trajectory
 from data.tasks.task import Task
 from rewards.score import Reward
 from rl.describe import (
@@ -37,7 +38,7 @@ from rl.learn import Learn
 from rl.learners import Learners
 from rl.live import LiveSampler
 from rl.policy import Policy
-from rl.rollout import Sampler, draw_problems, score
+from rl.rollout import Refusal, Sampler, check_refused, draw_problems, score
 from rl.samples import write_samples
 from rl.types import AdvantageEstimator, Estimate, Experience, RolloutGroup
 from rl.update import Update
@@ -68,7 +69,8 @@ def fingerprint(problems: Sequence[Problem]) -> str:
 class Trainer:
     """One run: `run()` takes it from its last checkpoint to `num_iterations`.
 
-    `reference` is None without a KL penalty.
+    `reference` is None without a KL penalty. `window`: the tokens that the engine takes (None: any); problems with a
+    longer prompt are left out.
     """
 
     config: RLConfig
@@ -83,12 +85,16 @@ class Trainer:
     weight_sync: WeightSync
     pad_id: int
     run_dir: Path
+    window: int | None = None
     accuracies: list[float] = field(default_factory=list, init=False)
     _saved: dict[str, float] = field(default_factory=dict, init=False)
     _loop: asyncio.Runner | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.problems, self.dev = self.task.problems("train"), self.task.problems("dev")
+        self._left_out: dict[str, float] = {}
+        given = self.task.problems("train")
+        self.data = fingerprint(given)  # of all: which of them fit the window does not make it another data set
+        self.problems, self.dev = self._fitting("train", given), self._fitting("dev", self.task.problems("dev"))
         draw_problems(self.problems, self.config.num_problems, 0, 0)  # too few are told of at once
         critic = self.update.critic
         self.policy = Policy(self.engine)
@@ -98,10 +104,21 @@ class Trainer:
         self.average = MovingAverage(self.config.ema.decay) if self.config.ema.decay else None
         self.learners = Learners(self.policy, critic.engine if critic else None, self.update.kl, self.average)
 
+    def _fitting(self, split: str, problems: Sequence[Problem]) -> list[Problem]:
+        """The problems whose prompt fits the window; how many do not, or leave less room than `max_tokens`, is said and
+        becomes a metric. Raises BadInput where none fits."""
+        if self.window is None:
+            return list(problems)
+        most = self.params.max_tokens
+        fit = fit_window(self.task, self.sampler.tokenizer, split, problems, self.window, most)
+        fit.check()
+        self._left_out |= {f"{split}_left_out": float(len(fit.left_out)), f"{split}_short": float(fit.num_short)}
+        return fit.kept
+
     def run(self) -> None:
         """Train, evaluate, save checkpoints; every await of the run happens on one event loop, on rank 0."""
         config = self.config
-        data = fingerprint(self.problems)
+        data = self.data
         first = checkpoint.resume(self.run_dir, self.learners, data)
         if first:
             log.info("resuming %s after iteration %d of %d", self.run_dir, first, config.num_iterations)
@@ -198,6 +215,7 @@ class Trainer:
         values |= {f"update/{name}": value for name, value in updated.items()}
         values |= {f"engine/{name}": value for name, value in moved.items()}
         values["epoch"] = done * config.num_problems / len(self.problems)
+        values |= {f"problems/{name}": count for name, count in self._left_out.items()}
         values |= speeds(values, experience, config.num_epochs)
         return values | {"seconds/iteration": time.monotonic() - started}
 
@@ -209,13 +227,16 @@ class Trainer:
         """
         config = self.config
         groups: list[RolloutGroup] = []
+        refused: list[Refusal] = []
         seconds = {"rollout": 0.0, "reward": 0.0}
         for round_number in range(config.max_resamplings + 1):
             chosen = draw_problems(self.problems, config.num_problems, config.seed, iteration, round_number)
             name = f"rl-{iteration}" if round_number == 0 else f"rl-{iteration}-{round_number}"
             times: dict[str, float] = {}
             with timed(times, "rollout"):
-                found = self._run(self._rollout(chosen, name, iteration))
+                found, more = self._run(self._rollout(chosen, name, iteration))
+            refused += more
+            check_refused(refused, len(groups) + len(found) + len(refused), config.max_refused_share)
             with timed(times, "reward"):
                 groups += score(found, self.reward)
             seconds = {phase: seconds[phase] + times[f"seconds/{phase}"] for phase in seconds}
@@ -223,24 +244,27 @@ class Trainer:
                 break
         drawn = describe_rewards(groups) | {f"seconds/{phase}": value for phase, value in seconds.items()}
         drawn["rollout/num_groups"] = float(len(groups))
+        drawn["rollout/refused"] = float(len(refused))
         drawn["rollout/drawn_tokens"] = float(sum(len(r.trajectory.response_ids) for g in groups for r in g.rollouts))
         if config.max_resamplings > 0:
             groups = sorted(groups, key=agrees)[: config.num_problems]  # stable: the order of drawing stays
         values["rollout/trained_zero_variance"] = sum(agrees(group) for group in groups) / len(groups)
         return groups, drawn
 
-    async def _rollout(self, problems: Sequence[Problem], name: str, version: int) -> list[RolloutGroup]:
-        """Rollouts of which the engine says, before and after, that this version drew them."""
+    async def _rollout(
+        self, problems: Sequence[Problem], name: str, version: int
+    ) -> tuple[list[RolloutGroup], list[Refusal]]:
+        """Rollouts of which the engine says, before and after, that this version drew them; the problems without."""
         await self.weight_sync.check_version(version)
         proof = asyncio.create_task(self._prove())  # first in the engine's line
         try:
-            groups = await self.sampler.rollout(problems, self.params, name, version)
+            drawn = await self.sampler.draw(problems, self.params, name, version)
             await proof
         finally:
             proof.cancel()
             await asyncio.gather(proof, return_exceptions=True)  # its error may be that of the rollouts
         await asyncio.gather(self.weight_sync.check_version(version), self.weight_sync.ask_marker())
-        return groups
+        return drawn
 
     async def _prove(self) -> None:
         """The last delivery proven, if it was not: a metric of the iteration that samples from it."""
@@ -271,6 +295,10 @@ class Trainer:
         """Open the client, prove delivery on the canaries, and serve the policy of this version."""
         started = time.monotonic()
         await self.sampler.client.open()
+        served = getattr(self.sampler.client, "max_model_length", None)
+        if self.window is not None and served is not None and served < self.window:
+            raise BadInput(f"the engine's window is {served} tokens, problems were chosen for {self.window}: run the "
+                           "same command again")  # fmt: skip
         self.weight_sync.canaries = await self._canaries(version, weights)
         await self.weight_sync.prove_delivery(self.policy.network, self.config.seed, weights)
         found = await self.weight_sync.sync(self.policy.network, version, weights)
@@ -283,7 +311,9 @@ class Trainer:
         if not path.is_file():
             await self.weight_sync.deliver(weights)  # a running engine may serve anything
             once = replace(self.params, n=1)
-            groups = await self.sampler.rollout(self.dev[:_NUM_CANARIES], once, "canary", version)
+            groups, refused = await self.sampler.draw(self.dev[: 2 * _NUM_CANARIES], once, "canary", version)
+            check_refused(refused, len(groups) + len(refused), 1.0)
+            groups = groups[:_NUM_CANARIES]
             write_records(path, [group.rollouts[0].trajectory for group in groups])
         sampled = read_records(Trajectory, path)
         return [Canary(t.prompt_ids + t.response_ids, len(t.prompt_ids)) for t in sampled]
@@ -302,12 +332,15 @@ class Trainer:
         dev = self.dev[: self.config.num_eval_problems]
         greedy = replace(self.params, n=1, temperature=0.0)
         with timed(values, "evaluate"):
-            groups = self._on_main(lambda: self._run(self.sampler.rollout(dev, greedy, f"dev-{version}", version)))
+            name = f"dev-{version}"
+            groups, refused = self._on_main(lambda: self._run(self.sampler.draw(dev, greedy, name, version)))
+        check_refused(refused, len(dev), self.config.max_refused_share)
         described = describe_rollouts(groups)
         accuracy = described["rollout/accuracy"]
-        log.info("iteration %d: greedy accuracy %.3f on %d dev problems", version, accuracy, len(dev))
+        log.info("iteration %d: greedy accuracy %.3f on %d dev problems", version, accuracy, len(groups))
         kept = ("accuracy", "response_length", "truncated", "unparseable")
         values |= {f"eval/{name}": described[f"rollout/{name}"] for name in kept}
+        values["eval/refused"] = float(len(refused))
         values["tokens_per_second/evaluate"] = described["rollout/tokens"] / max(values["seconds/evaluate"], 1e-9)
         self.accuracies.append(accuracy)
         self.metrics.log(version, values)

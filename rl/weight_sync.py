@@ -4,7 +4,8 @@ Before it, the **step** is looked at: a policy that ran away is refused while th
 
 Delivery: all weights as a safetensors file in memory (`rl.weights_file`), named to the engine, which copies them into
 its own; then its prefix cache is emptied. Every name is written, `lm_head.weight` of a tied head too: without it vLLM
-(0.32, CPU) goes on with its own stale copy and says nothing.
+(0.32, CPU) goes on with its own stale copy and says nothing. Of several engines every one gets every delivery and has
+to pass every proof below; one that does not ends the run under its name (a server's address).
 
 The engine answers with a **receipt**, a digest of every tensor it read: all, one, or an older file is told at once,
 however small the step was, if it changes what the engine keeps. The engine is then **stamped** with the policy's
@@ -28,10 +29,10 @@ import logging
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -45,6 +46,7 @@ from training.engine import autocast, named_weights
 
 log = logging.getLogger(__name__)
 
+R = TypeVar("R")
 Weights = Mapping[str, torch.Tensor]
 _MARGIN = 3.0  # a stale parameter must lie this many times farther from the engine than the truth
 _SHOWN = 0.3  # nats a token, mean: ten times the bf16 noise of a perturbed tiny model
@@ -74,8 +76,22 @@ def digests(weights: Weights) -> dict[str, str]:
     return {name: digest(value) for name, value in weights.items()}
 
 
-def check_receipt(sent: Mapping[str, str], receipt: Mapping[str, str], earlier: Sequence[Mapping[str, str]]) -> None:
-    """Raise StaleWeights where the engine did not read what was sent; `earlier` are deliveries, the newest last.
+async def each(asked: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
+    """The results in order, once all have ended; raises the first error of them."""
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    for result in found:
+        if isinstance(result, BaseException):
+            raise result
+    return cast(list[R], found)
+
+
+def check_receipt(
+    sent: Mapping[str, str],
+    receipt: Mapping[str, str],
+    earlier: Sequence[Mapping[str, str]],
+    name: str = "the engine",
+) -> None:
+    """Raise StaleWeights where the engine `name` did not read what was sent; `earlier` are deliveries, the newest last.
 
     Named: the tensors, and how many versions old they are where they are known.
     """
@@ -85,7 +101,7 @@ def check_receipt(sent: Mapping[str, str], receipt: Mapping[str, str], earlier: 
         return
     found = [*missing, *wrong]
     names = ", ".join(found[:3]) + (" …" if len(found) > 3 else "")
-    told = f"the engine read {len(sent) - len(found)} of {len(sent)} tensors as they were sent; not {names}"
+    told = f"{name} read {len(sent) - len(found)} of {len(sent)} tensors as they were sent; not {names}"
     for age, before in enumerate(reversed(earlier), start=1):
         if wrong and all(receipt[name] == before.get(name) for name in wrong):
             told += f", which {'is' if len(wrong) == 1 else 'are'} {age} version{'s' if age > 1 else ''} old"
@@ -108,10 +124,9 @@ def trainer_logprobs(
 
 
 def canary_gap(engine: torch.Tensor, trainer: torch.Tensor, entropies: torch.Tensor) -> float:
-    """The mean over tokens of |engine's - trainer's log-prob|, weighted by entropy; all arguments [R]. Of several
-    engines [E, R] the largest."""
+    """The mean over tokens of |engine's - trainer's log-prob|, weighted by entropy; all arguments [R]."""
     weights = entropies + 1e-6
-    return float((((engine - trainer).abs() * weights).sum(-1) / weights.sum()).max())
+    return float(((engine - trainer).abs() * weights).sum() / weights.sum())
 
 
 def perturb(weights: Weights, names: Sequence[str], scales: Mapping[str, float], seed: int) -> dict[str, torch.Tensor]:
@@ -133,19 +148,19 @@ def perturb(weights: Weights, names: Sequence[str], scales: Mapping[str, float],
 
 
 class WeightSync:
-    """Deliveries to one engine, or to several that serve as one. `canaries` are set once the engine has sampled them.
+    """Deliveries to one engine or several. `canaries` are set once an engine has sampled them.
     `max_step`: how far one version may lie from the one before, in nats a token of the canaries (0: any). `dtype`: what
     the engine computes in, where that is known: it is sent no more digits than it keeps."""
 
     def __init__(
         self,
-        engine: LiveEngine,
+        engines: LiveEngine | Sequence[LiveEngine],
         max_logprob_gap: float,
         precision: str,
         max_step: float = 0.0,
         dtype: torch.dtype | None = None,
     ):
-        self.engine = engine
+        self.engines = list(engines) if isinstance(engines, Sequence) else [engines]
         self.max_logprob_gap = max_logprob_gap
         self.precision = precision
         self.max_step = max_step
@@ -158,31 +173,38 @@ class WeightSync:
         self._unproven: Unproven | None = None
 
     async def deliver(self, weights: Weights) -> None:
-        """Write, tell the engine. Raises StaleWeights."""
+        """Write once, tell every engine, and compare every receipt. Raises StaleWeights, ServerGone."""
         memory = Path("/dev/shm")  # a disk may be full
         folder = Path(tempfile.mkdtemp(prefix="espalier-", dir=memory if memory.is_dir() else None))
         try:
             written = self._file.write(weights, self.dtype)
             self._file.link_from(folder)
-            sent, receipts = await asyncio.gather(asyncio.to_thread(digests, written), self.engine.load(folder))
+            # none of them may still read when the folder goes
+            loads = each(engine.load(folder) for engine in self.engines)
+            sent, receipts = await asyncio.gather(asyncio.to_thread(digests, written), loads)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-        for receipt in receipts or []:
-            check_receipt(sent, receipt, self._sent)
+        for engine, of_workers in zip(self.engines, receipts, strict=True):
+            for receipt in of_workers or []:
+                check_receipt(sent, receipt, self._sent, engine.name)
         self._sent.append(sent)
 
-    async def check_version(self, version: int) -> None:
-        """Raise StaleWeights where the engine does not say that it serves this version (if it can say)."""
-        if isinstance(self.engine, StampedEngine):
-            found = await self.engine.served_version()
-            if found != str(version):
-                raise StaleWeights(f"the engine says that it serves version '{found}', not {version}", VERSION)
+    def _stamped(self) -> list[StampedEngine]:
+        return [engine for engine in self.engines if isinstance(engine, StampedEngine)]
 
-    async def _cached(self) -> int | None:
-        if not isinstance(self.engine, StampedEngine) or not self.canaries:
-            return None
-        marker = self.canaries[0].ids[::-1]  # what no rollout has in common with it
-        return await self.engine.cached_tokens(marker)
+    async def check_version(self, version: int) -> None:
+        """Raise StaleWeights where an engine does not say that it serves this version (if it can say)."""
+        engines = self._stamped()
+        for engine, found in zip(engines, await each(e.served_version() for e in engines), strict=True):
+            if found != str(version):
+                raise StaleWeights(f"{engine.name} says that it serves version '{found}', not {version}", VERSION)
+
+    async def _cached(self) -> dict[str, int]:
+        """Of each engine that says it, how many tokens of the marker it had cached, by its name."""
+        engines = self._stamped() if self.canaries else []
+        marker = self.canaries[0].ids[::-1] if self.canaries else []  # what no rollout has in common with it
+        counts = await each(engine.cached_tokens(marker) for engine in engines)
+        return {engine.name: count or 0 for engine, count in zip(engines, counts, strict=True)}
 
     def _check_step(self, trainer: torch.Tensor, entropies: torch.Tensor, version: int) -> dict[str, float]:
         """How far the policy moved on the canaries since the last version. Raises ProbeFailed."""
@@ -196,7 +218,7 @@ class WeightSync:
         return {"policy_moved": moved}
 
     async def engine_logprobs(self) -> torch.Tensor:
-        """[E, R], as `trainer_logprobs`, by every engine that serves."""
+        """[E, R], as `trainer_logprobs`, by every engine."""
         engines = await self.logprobs_of([canary.ids for canary in self.canaries])
         starts = [canary.start for canary in self.canaries]
         return torch.tensor(
@@ -204,12 +226,14 @@ class WeightSync:
         )
 
     async def logprobs_of(self, rows: Sequence[list[int]]) -> list[list[list[float]]]:
-        """Of every engine that serves: the log-probs of every token but the first of each row."""
-        found = await asyncio.gather(*(self.engine.prompt_logprobs(row) for row in rows))
-        return [list(of_one) for of_one in zip(*found, strict=True)]
+        """Of every engine: the log-probs of every token but the first of each row."""
+        return await each(self._logprobs_by(engine, rows) for engine in self.engines)
+
+    async def _logprobs_by(self, engine: LiveEngine, rows: Sequence[list[int]]) -> list[list[float]]:
+        return await each(engine.prompt_logprobs(row) for row in rows)
 
     async def ask_marker(self) -> None:
-        """Have the engine cache a prompt that must not be cached any more after the next delivery."""
+        """Have every engine cache a prompt that must not be cached any more after the next delivery."""
         await self._cached()
 
     def look(self, model: Any, version: int, weights: Weights | None = None) -> dict[str, float]:
@@ -223,30 +247,31 @@ class WeightSync:
         return moved
 
     async def send(self, weights: Weights) -> None:
-        """Deliver the weights that were looked at last, and stamp the engine. Raises StaleWeights."""
+        """Deliver the weights that were looked at last, and stamp every engine. Raises StaleWeights."""
         assert self._next is not None
         await self.deliver(weights)
-        if isinstance(self.engine, StampedEngine):
-            await self.engine.stamp(str(self._next.version))
+        await each(engine.stamp(str(self._next.version)) for engine in self._stamped())
         self._unproven, self._next = self._next, None
 
     async def prove(self) -> dict[str, float]:
-        """The canary's weighted and largest gap under the last delivery; nothing where that is proven. Raises
-        StaleWeights."""
+        """The canary's weighted and largest gap under the last delivery, at the engine where it is largest; nothing
+        where that is proven. Raises StaleWeights."""
         sent, self._unproven = self._unproven, None
         if sent is None:
             return {}
-        cached, engine = await asyncio.gather(self._cached(), self.engine_logprobs())
-        if cached:
-            told = f"a prompt asked before policy version {sent.version} came has {cached} cached tokens after it"
-            raise StaleWeights(told, CACHE)
-        gap = canary_gap(engine, sent.logprobs, sent.entropies)
-        if not gap <= self.max_logprob_gap:  # also where it is not a number
-            raise StaleWeights(
-                f"the engine does not serve policy version {sent.version}: its log-probs of fixed responses are "
-                f"{gap:.3f} from the trainer's (max_logprob_gap is {self.max_logprob_gap:g})"
-            )
-        return {"canary_gap": gap, "canary_gap_max": float((engine - sent.logprobs).abs().max())}
+        cached, engines = await asyncio.gather(self._cached(), self.engine_logprobs())
+        for name, count in cached.items():
+            if count:
+                told = f"a prompt asked before policy version {sent.version} came has {count} cached tokens after it"
+                raise StaleWeights(f"{told} at {name}", CACHE)
+        gaps = [canary_gap(found, sent.logprobs, sent.entropies) for found in engines]
+        for engine, gap in zip(self.engines, gaps, strict=True):
+            if not gap <= self.max_logprob_gap:  # also where it is not a number
+                raise StaleWeights(
+                    f"{engine.name} does not serve policy version {sent.version}: its log-probs of fixed responses are "
+                    f"{gap:.3f} from the trainer's (max_logprob_gap is {self.max_logprob_gap:g})"
+                )
+        return {"canary_gap": max(gaps), "canary_gap_max": float((engines - sent.logprobs).abs().max())}
 
     async def sync(self, model: Any, version: int, weights: Weights | None = None) -> dict[str, float]:
         """`look`, `send` after the marker was asked for, and `prove` at once."""
@@ -257,7 +282,7 @@ class WeightSync:
         return moved | await self.prove()
 
     async def prove_delivery(self, model: Any, seed: int = 0, weights: Weights | None = None) -> dict[str, float]:
-        """Prove that every named parameter reaches the engine; the engine is left with a scratch copy.
+        """Prove that every named parameter reaches every engine; they are left with a scratch copy.
 
         Raises StaleWeights naming the parameter that stays behind. Costs one delivery and, on the trainer, a
         forward pass of the canaries a parameter. Perturbing may lead where bf16 is too coarse to tell copies
@@ -271,7 +296,8 @@ class WeightSync:
             await self.deliver(scratch)
             engine = await self.engine_logprobs()
             truth, _ = trainer_logprobs(model, scratch, self.canaries, self.precision)
-            error = float((engine - truth).abs().mean(-1).max())  # of several engines the worst
+            errors = (engine - truth).abs().mean(-1)
+            error, worst = float(errors.max()), int(errors.nan_to_num(float("inf")).argmax())
             moved = float((engine - before).abs().mean(-1).min())
             distances = {name: float((engine - logprobs).abs().mean(-1).min()) for name, logprobs in stale.items()}
             nearest = min(distances, key=distances.__getitem__)
@@ -280,8 +306,8 @@ class WeightSync:
                          "%.3f from a stale %s", len(stale), error, distances[nearest], nearest)  # fmt: skip
                 return {"error": error, "nearest_stale": distances[nearest], "moved": moved}
         raise StaleWeights(
-            f"delivery does not reach the whole engine: with all weights perturbed its log-probs are "
-            f"{error:.3f} from the trainer's, {distances[nearest]:.3f} from a stale {nearest}'s, and "
+            f"delivery does not reach the whole engine ({self.engines[worst].name}): with all weights perturbed its "
+            f"log-probs are {error:.3f} from the trainer's, {distances[nearest]:.3f} from a stale {nearest}'s, and "
             f"{moved:.3f} from before (means over tokens)"
         )
 

@@ -24,6 +24,7 @@ _LENGTH_KEYS = {"max_steps", "num_epochs", "num_iterations", "log_every", "save_
 _LENGTH_KEYS |= {"keep_checkpoints", "tracking", "num_in_flight", "stall_seconds", "client"}
 _LENGTH_KEYS |= {"keep_best", "best_metric", "best_is", "resume", "on_nonfinite", "max_skipped", "debug"}
 _LENGTH_KEYS |= {"mode", "predict", "export_every", "stop_after", "patience", "num_samples", "samples_every"}
+_LENGTH_KEYS |= {"max_refused_share"}
 
 
 def code_commit() -> str:

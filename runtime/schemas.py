@@ -102,6 +102,8 @@ class SampleConfig:
     asked, `server` (may be null) the vLLM server to start first, only if something is left to ask.
     `policy` is the model folder whose tokenizer writes the prompts. `policies` (vllm_inference.py) are the
     model folders to evaluate one after the other: a list, a pattern, or a mapping of names to folders.
+    Where at most `max_failed_share` of the requests are refused (too long, say) the run is finished without them:
+    exit code 0, the counts said, the requests listed in X.failed.jsonl. Beyond it: 1.
     """
 
     output: str = MISSING
@@ -115,6 +117,7 @@ class SampleConfig:
     server: Any = None
     num_in_flight: int = 64
     stall_seconds: float = 180.0
+    max_failed_share: float = 0.0
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
 
 
@@ -221,6 +224,9 @@ class RLConfig:
     (policies/iteration-N), for evaluation apart. Training ends before `num_iterations`, schedules unchanged, after
     iteration `stop_after`, or after `patience` evaluations in a row without a new best (0: neither). Every
     `samples_every` iterations the first rollouts of `num_samples` problems are written down (samples/).
+
+    A problem of which the server refuses the prompt (HTTP 400) gives no group; where they are more than
+    `max_refused_share` of an iteration's or an evaluation's problems the run ends.
     """
 
     output_dir: str = MISSING
@@ -243,6 +249,7 @@ class RLConfig:
     num_problems: int = 64
     group_size: int = 8
     max_resamplings: int = 0
+    max_refused_share: float = 0.05
     num_epochs: int = 1
     minibatch_size: int = 512
     micro_batch_size: int = 64

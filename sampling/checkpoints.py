@@ -32,13 +32,11 @@ from runtime.run_dir import model_fingerprint, name_of, same_origin
 from runtime.schemas import SampleConfig
 from sampling.child_process import group_members
 from sampling.client import Client, Sample, SampleRequest, SamplingParams
-from sampling.job import run_job
+from sampling.job import HOW, is_finished, run_job
 
 log = logging.getLogger("sample")
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
-# What may differ between two evaluations of one policy: how fast it is asked.
-_HOW = ("client", "server", "num_in_flight", "stall_seconds", "tracking")
 
 
 @dataclass(frozen=True)
@@ -119,8 +117,8 @@ def is_evaluated(config: SampleConfig, checkpoint: Checkpoint, with_refused: boo
         for job in sampling_jobs(config, checkpoint):
             meta = json.loads(Path(job.output).with_suffix(".meta.json").read_text())
             inputs = {checkpoint.path: model_fingerprint(checkpoint.path)}
-            is_complete = meta["is_complete"] or (with_refused and meta["counts"]["failed"])
-            if not is_complete or same_origin(meta, job, inputs, ignore=_HOW):
+            is_complete = is_finished(meta, config.max_failed_share) or (with_refused and meta["counts"]["failed"])
+            if not is_complete or same_origin(meta, job, inputs, ignore=HOW):
                 return False
         meta = json.loads(checkpoint.file("evaluation.meta.json").read_text())
         is_same = all(file_sha256(path) == digest for path, digest in meta["inputs"].items())

@@ -13,6 +13,11 @@ class Refused(RuntimeError):
     """The server refuses this request for good (too long, ill-formed): the row fails, the run goes on."""
 
 
+class NotAnswered(Refused):
+    """The server answers others but failed this request every time it was tried: the row fails, the run goes on. Unlike
+    a prompt that is refused, it may have to do with what is sampled (answers that take too long)."""
+
+
 class ServerGone(RuntimeError):
     """No server, or one that no longer answers: the run stops with what was written kept."""
 
@@ -117,12 +122,16 @@ class ShowsLife(Protocol):
 
 
 class TakesWeights(Protocol):
-    """A sampler that has its engines itself, without a server, and can give them new weights."""
+    """One engine without a server that can be given new weights; `name` stands in lines about it."""
 
-    max_model_length: int
+    name: str
+
+    @property
+    def max_model_length(self) -> int:
+        """The longest sequence that it takes, in tokens."""
 
     async def receive_weights(self, folder: Path) -> list[dict[str, str]]:
-        """Serve a copy of the weights in `folder`; the receipt of every engine. Raises ServerGone."""
+        """Serve a copy of the weights in `folder`; the receipt of every worker. Raises ServerGone."""
 
     async def reset_cache(self) -> bool:
         """Empty the prefix cache; whether it is."""
@@ -136,5 +145,5 @@ class TakesWeights(Protocol):
     async def cached_tokens(self, prompt: list[int]) -> int | None:
         """How many of the prompt's tokens came from the prefix cache, which then holds it; None where unknown."""
 
-    async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
-        """The log-prob of every token but the first, by every engine."""
+    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+        """The log-prob of every token but the first, without the prefix cache."""

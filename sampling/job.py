@@ -1,22 +1,26 @@
 """One sampling job from a config, the same for every caller: requests, server, runner, provenance.
 
 `X.meta.json` is written when the job starts (`is_complete` false) and again when it ends, so that a resume
-with other parameters is refused and a finished file costs nothing, not even a server.
+with other parameters is refused and a finished file costs nothing, not even a server. Finished is also a file of which
+at most `max_failed_share` of the requests failed: those are listed beside it (`data.failed_rows`) and not asked again,
+so that what later stages made of it stays true. A run with a smaller share asks them again.
 """
 
 import asyncio
 import dataclasses
 import json
 import logging
+import math
 import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from data.failed_rows import failed_path, write_failed
 from data.jsonl import file_sha256, write_json
 from data.records import BadInput
 from runtime.entrypoint import build
@@ -29,7 +33,7 @@ from sampling.input_checks import PROBE_TEXT, check_origin, check_unique
 from sampling.local_engines_client import LocalEnginesClient
 from sampling.requests import CompletionRequests
 from sampling.rounds import Rounds, RoundSource, run_rounds
-from sampling.runner import Runner, Tally, count_rows, finished_requests, write_failed
+from sampling.runner import Runner, Tally, count_rows, finished_requests
 from sampling.server import CannotStart
 from sampling.vllm_client import VLLMClient
 
@@ -39,14 +43,29 @@ log = logging.getLogger("sample")
 SERVER_VARIABLE = "ESPALIER_SERVER"
 
 # What may differ between two runs of one file: where and how fast it is asked, not what is asked.
-_HOW = ("client", "server", "num_in_flight", "stall_seconds", "tracking")
+HOW = ("client", "server", "num_in_flight", "stall_seconds", "max_failed_share", "tracking")
+
+
+def within_limit(num_failed: int, num_requests: int, max_failed_share: float) -> bool:
+    """Whether a job of `num_requests` of which `num_failed` failed is finished: that share of them may."""
+    return num_failed <= max_failed_share * num_requests
+
+
+def is_finished(meta: Mapping[str, Any], max_failed_share: float) -> bool:
+    """Whether the job of this `X.meta.json` has nothing left to ask, under this limit on what failed."""
+    counts = meta.get("counts", {})
+    failed, answered = counts.get("failed", 0), counts.get("requests", 0)
+    return bool(meta.get("is_complete")) and within_limit(failed, answered + failed, max_failed_share)
 
 
 def run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_model: Callable[[str], None]) -> int:
-    """Sample what `config.output` does not hold yet; the exit code (1 if some requests were refused).
+    """Sample what `config.output` does not hold yet; the exit code: 1 if more than `max_failed_share` of the requests
+    failed, which the next run asks again.
 
     Raises BadInput, CannotStart and ServerGone (with the command to go on), Stopped, OSError (a full disk).
     """
+    if not 0 <= config.max_failed_share < 1:
+        raise BadInput(f"max_failed_share must be in [0, 1), got {config.max_failed_share:g}")
     with exclusive(Path(config.output)):
         try:
             return _run_job(config, load_tokenizer, check_model)
@@ -69,8 +88,10 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
         raise BadInput(f"{missing[0]}: no such file: run the stage that writes it first")
     inputs = {path: file_sha256(path) for path in paths} | {config.policy: model_fingerprint(config.policy)}
     stored = _stored_meta(output, meta_path, config, inputs)
-    if stored.get("is_complete"):
-        log.info("%s is complete: %s rows", output, stored["counts"]["rows"])
+    if is_finished(stored, config.max_failed_share):
+        failed = stored["counts"].get("failed", 0)
+        listed = f", {failed} requests failed: see {failed_path(output)}" if failed else ""
+        log.info("%s is complete: %s rows%s", output, stored["counts"]["rows"], listed)
         return 0
     tokenizer = load_tokenizer(config.policy)
     if isinstance(source, CompletionRequests):
@@ -111,7 +132,7 @@ def _stored_meta(output: Path, meta_path: Path, config: SampleConfig, inputs: di
     stored: dict[str, Any] = json.loads(meta_path.read_text())
     if not output.exists():
         return {}
-    difference = same_origin(stored, config, inputs, ignore=_HOW)
+    difference = same_origin(stored, config, inputs, ignore=HOW)
     if difference:
         raise BadInput(f"{output} was made otherwise ({difference}): choose another output, or remove it")
     return stored
@@ -218,10 +239,17 @@ def _finish(config: SampleConfig, output: Path, tally: Tally, meta: dict[str, An
     failed = write_failed(output, tally.failed)
     meta = {**meta, "counts": counts, "seconds": round(meta["seconds"] + seconds, 2),
             "sampling_seconds": round(meta["sampling_seconds"] + tally.seconds, 2)}  # fmt: skip
-    write_json(output.with_suffix(".meta.json"), {**meta, "is_complete": not tally.failed})
+    total = counts["requests"] + len(tally.failed)
+    is_done = within_limit(len(tally.failed), total, config.max_failed_share)
+    write_json(output.with_suffix(".meta.json"), {**meta, "is_complete": is_done})
     log.info("%s: %d rows, %.1f %% right, %.1f %% without an answer that can be read, %d tokens, %.1f s", output, rows,
              100 * correct / max(rows, 1), 100 * counts["unparseable"], tally.tokens, seconds)  # fmt: skip
-    if tally.failed:
-        log.error("%d requests were refused: see %s", len(tally.failed), failed)
-        return 1
-    return 0
+    if not tally.failed:
+        return 0
+    told = f"{len(tally.failed)} of {total} requests were refused: see {failed}"
+    if is_done:
+        log.warning("%s; the run is finished without them (max_failed_share is %g)", told, config.max_failed_share)
+        return 0
+    log.error("%s; the next run asks them again, max_failed_share=%.2g finishes without them", told,
+              math.ceil(100 * len(tally.failed) / total) / 100)  # fmt: skip
+    return 1

@@ -14,7 +14,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,11 @@ from sampling.client import Sample, SampleRequest, SamplingParams, ServerGone, c
 from sampling.engine_process import CANCEL, receive, send
 
 _DYING_SECONDS = 5.0
+
+
+def engine_name(number: int, num_engines: int) -> str:
+    """What lines call an engine."""
+    return f"engine {number} of {num_engines}"
 
 
 class _Engine(ChildProcess):
@@ -173,7 +178,7 @@ class LocalEnginesClient:
         self.num_engines = num_engines
         self.gpus = [str(gpu) for gpu in gpus]
         self.num_threads = num_threads
-        self.max_model_length = max_model_len
+        self.max_model_length = int((options or {}).get("max_model_len", max_model_len))
         self.kv_cache_gib = kv_cache_gib
         self.seed = seed
         self.start_seconds = start_seconds
@@ -204,7 +209,7 @@ class LocalEnginesClient:
         """Start all at once; return when every one has loaded the model. Raises ServerGone; none stays behind then."""
         for number in range(self.num_engines):
             log = numbered(Path(self.log), number)
-            name = f"engine {number} of {self.num_engines}"
+            name = engine_name(number, self.num_engines)
             self._engines.append(_Engine(name, str(log), self.program, self.settings(number)))
         starting = [
             asyncio.create_task(engine.start(self.environment(number), self.start_seconds))
@@ -249,35 +254,55 @@ class LocalEnginesClient:
 
     # --- for a policy that changes ----------------------------------------------------------------------------------
 
+    def engine(self, number: int) -> "LocalEngine":
+        """Engine `number`, as one that takes new weights once the client is open."""
+        return LocalEngine(self, number)
+
+    async def ask(self, number: int, name: str, *arguments: Any) -> Any:
+        """What that method of engine `number` returns. Raises ServerGone."""
+        if not self._engines:
+            raise RuntimeError("LocalEnginesClient.open() has not been called")
+        if name == "receive_weights":
+            self._homes.clear()  # their caches are emptied next
+        return await self._engines[number].ask(name, *arguments, seconds=self.control_seconds)
+
+
+class LocalEngine:
+    """One engine of several: a `sampling.client.TakesWeights`."""
+
+    def __init__(self, client: LocalEnginesClient, number: int):
+        self.client = client
+        self.number = number
+        self.name = engine_name(number, client.num_engines)
+
+    @property
+    def max_model_length(self) -> int:
+        """The longest sequence that it takes, in tokens."""
+        return self.client.max_model_length
+
     async def receive_weights(self, folder: Path) -> list[dict[str, str]]:
-        """Serve the weights in `folder`; the receipt of every engine. Raises ServerGone."""
-        self._homes.clear()  # their caches are emptied next
-        return list(itertools.chain.from_iterable(await self._each("receive_weights", folder)))
+        """Serve the weights in `folder`; the receipt of every worker. Raises ServerGone."""
+        found: list[dict[str, str]] = await self.client.ask(self.number, "receive_weights", folder)
+        return found
 
     async def reset_cache(self) -> bool:
-        """Empty the prefix caches; whether all are."""
-        return all(await self._each("reset_cache"))
+        """Empty the prefix cache; whether it is."""
+        return bool(await self.client.ask(self.number, "reset_cache"))
 
     async def stamp(self, version: str) -> None:
-        """Have every engine remember the version of its weights."""
-        await self._each("stamp", version)
+        """Remember the version of the weights."""
+        await self.client.ask(self.number, "stamp", version)
 
     async def served_version(self) -> str:
-        """The engines' last stamp; all of them, where they differ."""
-        return " and ".join(sorted(set(await self._each("served_version"))))
+        """The last stamp."""
+        return str(await self.client.ask(self.number, "served_version"))
 
     async def cached_tokens(self, prompt: list[int]) -> int | None:
-        """How many of the prompt's tokens came from the prefix cache, at the engine with most; None where one does not
-        say."""
-        found: list[int | None] = await self._each("cached_tokens", prompt)
-        known = [count for count in found if count is not None]
-        return max(known) if len(known) == len(found) else None
+        """How many of the prompt's tokens came from the prefix cache; None where the engine does not say."""
+        found: int | None = await self.client.ask(self.number, "cached_tokens", prompt)
+        return found
 
-    async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
-        """The log-prob of every token but the first, by every engine, without the prefix cache."""
-        rows: Iterable[list[list[float]]] = await self._each("prompt_logprobs", ids)
-        return list(itertools.chain.from_iterable(rows))
-
-    async def _each(self, name: str, *arguments: Any) -> list[Any]:
-        asked = (engine.ask(name, *arguments, seconds=self.control_seconds) for engine in self._engines)
-        return list(await asyncio.gather(*asked))
+    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+        """The log-prob of every token but the first, without the prefix cache."""
+        found: list[float] = await self.client.ask(self.number, "prompt_logprobs", ids)
+        return found

@@ -72,7 +72,8 @@ class OfflineClient:
         options: dict[str, Any] | None = None,
     ):
         self.model = model
-        self.max_model_length = max_model_len
+        self.name = "the engine"
+        self.max_model_length = int((options or {}).get("max_model_len", max_model_len))
         self.kv_cache_gib = kv_cache_gib
         self.seed = seed
         self.is_one_process = is_one_process
@@ -214,10 +215,10 @@ class OfflineClient:
         found = (await self.ask(prompt, max_tokens=1)).num_cached_tokens
         return None if found is None else int(found)
 
-    async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
-        """The log-prob of every token but the first (one row: there is one engine), without the prefix cache."""
+    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+        """The log-prob of every token but the first, without the prefix cache."""
         rows = (await self.ask(ids, max_tokens=1, prompt_logprobs=0)).prompt_logprobs
-        return [[float(row[token].logprob) for token, row in zip(ids[1:], rows[1:], strict=True)]]
+        return [float(row[token].logprob) for token, row in zip(ids[1:], rows[1:], strict=True)]
 
     # --- requests ---------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ remains is finished and not asked again.
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import signal
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.jsonl import cut_torn_tail, iter_rows, open_atomic, to_line
+from data.jsonl import cut_torn_tail, iter_rows, to_line
 from data.records import BadInput
 from sampling.client import BudgetSpent, Client, Refused, Sample, SampleRequest, SamplingParams, ServerGone
 
@@ -283,14 +282,3 @@ class Runner:
 
 async def _answer_of(question: Callable[[], Awaitable[bool]]) -> bool:
     return await question()
-
-
-def write_failed(path: Path, failed: Sequence[tuple[str, str]]) -> Path:
-    """`X.failed.jsonl` beside X: id and reason of every refused request; removed where there is none."""
-    beside = path.with_suffix(".failed.jsonl")
-    if not failed:
-        beside.unlink(missing_ok=True)
-        return beside
-    with open_atomic(beside) as file:
-        file.writelines(json.dumps({"id": key, "reason": reason}) + "\n" for key, reason in failed)
-    return beside

@@ -95,13 +95,14 @@ class VLLMServer(ChildProcess):
         super().__init__("the vLLM server", log)
         self.model = model
         self.port = port
-        self.max_model_len = max_model_len
         self.dtype = str((options or {}).get("dtype", dtype))
         self.start_seconds = start_seconds
         self.kv_cache_gib = kv_cache_gib
         self.has_controls = has_controls
         self.num_threads = num_threads
         self.options = options or {}
+        own = str(self._own_flags.get("max-model-len", max_model_len))
+        self.max_model_len = int(own) if own.isdecimal() else None  # vLLM's auto, 16k and the like
         self.devices = devices
         self.first_core = first_core
         self.host = "127.0.0.1"

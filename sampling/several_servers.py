@@ -19,7 +19,9 @@ class VLLMServers:
 
     `log` gets the server's number before its ending. Each server sees `gpus_each` GPUs of its own, in order (0: no
     GPU is dealt out); without GPUs it computes with `num_threads` threads (0: an equal share of the cores). A server
-    that dies is left to the client, which sends its problems to the others; only when none lives is the run over.
+    that dies is left to the client, which sends its problems to the others; only when none lives is the run over. With
+    `has_controls` (they take new weights, as `VLLMServer` says) the run is over when the first one dies: all follow one
+    policy.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class VLLMServers:
         dtype: str = "bfloat16",
         start_seconds: float = 300.0,
         kv_cache_gib: int = 1,
+        has_controls: bool = False,
         num_threads: int = 0,
         options: dict[str, Any] | None = None,
     ):
@@ -47,6 +50,7 @@ class VLLMServers:
                 dtype=dtype,
                 start_seconds=start_seconds,
                 kv_cache_gib=kv_cache_gib,
+                has_controls=has_controls,
                 num_threads=num_threads,
                 options=options,
                 devices=",".join(map(str, range(number * gpus_each, (number + 1) * gpus_each))),
@@ -54,6 +58,8 @@ class VLLMServers:
             )
             for number in range(num_servers)
         ]
+        self.has_controls = has_controls
+        self.dtype, self.max_model_len = self.servers[0].dtype, self.servers[0].max_model_len
         self._stack = ExitStack()
         self._dead: set[int] = set()
 
@@ -81,8 +87,10 @@ class VLLMServers:
         self._stack.close()
 
     def check(self) -> None:
-        """Say it once where a server has died; raise ServerGone where all have."""
+        """Say it once where a server has died; raise ServerGone where all have, or none may be missing."""
         for number, server in enumerate(self.servers):
+            if self.has_controls and not server.is_alive():
+                raise ServerGone(f"{server.base_url}: {server.death_message()}")
             if number not in self._dead and not server.is_alive():
                 self._dead.add(number)
                 if len(self._dead) == len(self.servers):

@@ -7,7 +7,8 @@ stay while the server answers others; a server that stays away for `patience_sec
 With several servers a problem always goes to the same one, so that its prefix cache serves all states of the
 problem: each has a rank for every problem, a hash of its address and the problem's id (rendezvous hashing), and the
 first that lives is asked. A server that is gone or frozen is left out for the rest of the run, which a log line says;
-its problems move to the next of their ranks and no others do. The run ends when no server is left.
+its problems move to the next of their ranks and no others do. The run ends when no server is left. Where `needs_all`
+is set (they follow a policy that changes) it ends when one is gone.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from typing import Any
 import aiohttp
 
 from data.records import BadInput
-from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from sampling.client import NotAnswered, Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from sampling.completion_api import PATHS, Transient, read_samples, write_request
 from sampling.connection import OPEN_SECONDS, Connection
 from sampling.engine_counters import EngineCounters
@@ -88,6 +89,7 @@ class VLLMClient:
         self.max_attempts = max_attempts
         self.key_variable = key_variable
         self.seed = seed
+        self.needs_all = False  # whether a server that is gone ends the run though others live
         self.max_model_length: int | None = None
         self.num_shortened = 0
         self._num_given_up = 0
@@ -180,19 +182,11 @@ class VLLMClient:
             await self._session.close()
             self._session = None
 
-    @property
-    def _first(self) -> Connection:
+    def connection(self, number: int) -> Connection:
+        """The connection to server `number` (as `urls` counts them), for its own controls."""
         if not self._servers:
             raise RuntimeError("VLLMClient.open() has not been called")
-        return self._servers[0].connection
-
-    async def get_json(self, path: str) -> Any:
-        """GET a JSON document of the first server."""
-        return await self._first.get_json(path)
-
-    async def post_json(self, path: str, body: dict[str, Any]) -> Any:
-        """POST once, without retries, to the first server; for its own controls."""
-        return await self._first.post_once(path, body)
+        return self._servers[number].connection
 
     # --- which server -------------------------------------------------------------------------------------------
 
@@ -209,6 +203,9 @@ class VLLMClient:
         return self._ranked(request.problem_id or request.id)[0] if len(self.urls) > 1 else 0
 
     def _server_of(self, request: SampleRequest) -> _Server:
+        for server in self._servers if self.needs_all else []:
+            if server.gone.done():
+                raise ServerGone(server.gone.result())
         for number in self._ranked(request.problem_id or request.id) if len(self._servers) > 1 else [0]:
             if not self._servers[number].gone.done():
                 return self._servers[number]
@@ -218,12 +215,13 @@ class VLLMClient:
         return [server for server in self._servers if not server.gone.done()]
 
     def _leave_out(self, server: _Server, error: ServerGone) -> None:
-        """No more requests for this server; raises the error where it was the last."""
-        if server.gone.done():
+        """No more requests for this server; raises the error where it was the last, or none may be missing."""
+        if server.gone.done() and not self.needs_all:
             return
-        server.gone.set_result(str(error))
+        if not server.gone.done():
+            server.gone.set_result(str(error))
         left = self._living()
-        if not left:
+        if not left or self.needs_all:
             raise error
         log.warning("%s: left out, its problems go to the other %d", error, len(left))
 
@@ -262,7 +260,7 @@ class VLLMClient:
 
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
         """`params.n` samples; tries again what is worth it, at another server where one is gone."""
-        _ = self._first
+        _ = self.connection(0)
         body = self.body(request, params)
         while True:
             server = self._server_of(request)
@@ -314,7 +312,7 @@ class VLLMClient:
             raise ServerGone(f"{connection.url} answered none of this run's requests: {failed}")
         # a request that fails at a server that answers others is the row's failure, not the server's
         if connection.num_answers > num_before or await connection.is_working(self.probe_seconds / 3, True):
-            raise Refused(failed)
+            raise NotAnswered(failed)
         raise ServerGone(f"{connection.url}: {failed}")
 
     # --- the engines' own counts --------------------------------------------------------------------------------

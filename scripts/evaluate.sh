@@ -3,15 +3,16 @@
 #
 #   bash scripts/evaluate.sh policy=experiments/quickstart/dpo/model name=dpo run=experiments/quickstart
 set -euo pipefail
-settings="task policy name run split num_problems num_samples max_tokens max_length seed"
+settings="task policy name run split num_problems num_samples max_tokens max_length seed max_failed_share"
 task=word_arithmetic policy='' name='' run='' split=test num_problems=1000 num_samples=8 max_tokens=128
-max_length=512 seed=0
+max_length=512 seed=0 max_failed_share=0.02
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $name && -n $run ]] || { echo "error: policy=, name= and run= are needed" >&2; exit 2; }
 out=$run/evaluation/$name
 ask=(policy="$policy" task="$task" seed="$seed" requests.split="$split" requests.limit="$num_problems" \
-  params.max_tokens="$max_tokens" server.max_model_len="$max_length" "${extra[@]}")
+  params.max_tokens="$max_tokens" server.max_model_len="$max_length" \
+  max_failed_share="$max_failed_share" "${extra[@]}")
 
 sample() {
   "$python" -m sampling.server --model "$policy" --log "$out/server.log" --max-model-len "$max_length" -- bash -euc '

@@ -22,11 +22,12 @@
 set -euo pipefail
 settings="method task policy run num_rounds num_problems stride num_samples num_completions max_tokens max_length \
   held_out_share seed build exp reward_exp start_from candidates rule metric prm_replay policy_replay prm_from \
-  split num_dev num_dev_samples dev_temperature objective steps cut_threshold cuts_per_step"
+  split num_dev num_dev_samples dev_temperature objective steps cut_threshold cuts_per_step max_failed_share"
 method=process_dpo task=word_arithmetic policy='' run='' num_rounds=2 num_problems=1000 stride=0 num_samples=8
 num_completions=4 max_tokens=128 max_length=512 held_out_share=0.1 seed=0 build='' exp='' start_from='' candidates=''
 reward_exp=exp/reward/word_arithmetic rule='' metric=mean prm_replay=0.1 policy_replay=0.0 prm_from=policy
 split=dev num_dev=200 num_dev_samples=16 dev_temperature=0.35 objective='' steps=task cut_threshold=0.9 cuts_per_step=1
+max_failed_share=0.02
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
@@ -63,14 +64,14 @@ for ((round = 0; round < num_rounds; round++)); do
       first="$first" num_samples="$num_samples" num_completions="$num_completions" max_tokens="$max_tokens" \
       max_length="$max_length" held_out_share="$held_out_share" seed="$round_seed" exp="$reward_exp" rounds="$run" \
       round="$round" replay_share="$prm_replay" prm_start="${prm_starts[$prm_from]}" steps="$steps" \
-      cut_threshold="$cut_threshold" cuts_per_step="$cuts_per_step" "${extra[@]}"
+      cut_threshold="$cut_threshold" cuts_per_step="$cuts_per_step" max_failed_share="$max_failed_share" "${extra[@]}"
     known=(stage.scores="$data/step_scores.jsonl")
     last_prm=$out/prm/model
   else
     stage sample_trajectories "$python" service_api_caller_v1.py -cn api/vllm/trajectories policy="$policy" \
       output="$data/trajectories.jsonl" task="$task" seed="$round_seed" requests.first="$first" \
       requests.limit="$num_problems" params.n="$num_samples" params.max_tokens="$max_tokens" \
-      server.max_model_len="$max_length" "${extra[@]}"
+      server.max_model_len="$max_length" max_failed_share="$max_failed_share" "${extra[@]}"
   fi
   stage "$build" "$python" run_stage.py -cn "$build" input="$data/trajectories.jsonl" output="$examples" \
     seed="$round_seed" "${known[@]}"
@@ -85,7 +86,7 @@ for ((round = 0; round < num_rounds; round++)); do
   stage evaluate_candidates "$python" vllm_inference.py -cn api/vllm/evaluate policies="$out/candidates/*" \
     output="$out/selection" task="$task" seed="$seed" requests.split="$split" requests.limit="$num_dev" \
     params.n="$num_dev_samples" params.temperature="$dev_temperature" params.max_tokens="$max_tokens" \
-    client.max_model_len="$max_length" "${extra[@]}"
+    client.max_model_len="$max_length" max_failed_share="$max_failed_share" "${extra[@]}"
   stage choose_checkpoint "$python" run_stage.py -cn choose_checkpoint input="$out/selection/policies.json" \
     output="$out/policy" stage.candidates="$out/candidates" stage.rule="$rule" stage.metric="$metric"
   stage record_round "$python" run_stage.py -cn record_round input="$out/selection/policies.json" \

@@ -5,15 +5,18 @@
 #   bash scripts/process_rewards.sh task=gsm8k task.path=FOLDER num_problems=32 policy=... run=...
 #
 # steps=cut_points   steps end at tokens sampled with a probability below cut_threshold, after every cuts_per_step of them
+# max_failed_share=0.02   the share of problems, and of states, that may be refused (too long, say): they are listed in
+#                         X.failed.jsonl, and left out from there on
 # first=N leaves out the first N problems. As part of scripts/iterate.sh: round=K rounds=RUN replay_share=0.1 trains the
 # reward model on a share of earlier rounds' values too, prm_start=MODEL from that model instead of the policy.
 # Safe to run again from the top: finished stages are kept, a broken one goes on where it was.
 set -euo pipefail
 settings="task policy run num_problems num_samples num_completions max_tokens max_length held_out_share seed exp \
-  first rounds round replay_share prm_start steps cut_threshold cuts_per_step"
+  first rounds round replay_share prm_start steps cut_threshold cuts_per_step max_failed_share"
 task=word_arithmetic policy='' run='' num_problems=1000 num_samples=8 num_completions=4 max_tokens=128
 max_length=512 held_out_share=0.1 seed=0 exp=''
 first=0 rounds='' round=0 replay_share=0.1 prm_start='' steps=task cut_threshold=0.9 cuts_per_step=1
+max_failed_share=0.02
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
@@ -21,7 +24,8 @@ read_settings "$@"
 mkdir -p "$run"
 exp=${exp:-$(experiment reward)}
 out=$run/process_rewards
-ask=(policy="$policy" task="$task" seed="$seed" params.max_tokens="$max_tokens" server.max_model_len="$max_length" "${extra[@]}")
+ask=(policy="$policy" task="$task" seed="$seed" params.max_tokens="$max_tokens" server.max_model_len="$max_length" \
+  max_failed_share="$max_failed_share" "${extra[@]}")
 
 sampled=$out/trajectories.jsonl kept=()
 if [[ $steps == cut_points ]]; then sampled=$out/sampled.jsonl kept=(params.has_logprobs=true); fi

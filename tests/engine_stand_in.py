@@ -64,8 +64,8 @@ class StandIn:
     async def cached_tokens(self, prompt: list[int]) -> int | None:
         return self.num_cancelled if prompt == [0] else int(self.options["seed"])
 
-    async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
-        return [[float(self.options["seed"])] * (len(ids) - 1)]
+    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+        return [float(self.options["seed"])] * (len(ids) - 1)
 
 
 if __name__ == "__main__":

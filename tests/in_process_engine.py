@@ -35,7 +35,7 @@ async def same_text_as_vllm(client: OfflineClient) -> None:
     for prompt, (sample,), found in zip(PROMPTS, own, theirs, strict=True):
         assert (sample.token_ids, sample.text) == (list(found.outputs[0].token_ids), found.outputs[0].text)
         assert sample.finish_reason == found.outputs[0].finish_reason
-        again = (await engine.prompt_logprobs(prompt + sample.token_ids))[0][len(prompt) - 1 :]
+        again = (await engine.prompt_logprobs(prompt + sample.token_ids))[len(prompt) - 1 :]
         assert sample.logprobs is not None
         assert len(sample.logprobs) == len(sample.token_ids)
         assert torch.allclose(torch.tensor(sample.logprobs), torch.tensor(again), atol=0.05)
@@ -90,11 +90,11 @@ async def follows_the_policy(client: OfflineClient, policy: str) -> None:
         async def load(self, folder: Path) -> list[dict[str, str]] | None:
             return [{}]
 
-    sync.engine = KeepsItsCache(client)
+    sync.engines = [KeepsItsCache(client)]
     with pytest.raises(StaleWeights) as told:
         await sync.sync(model, 4)
     assert told.value.fault.kind == CACHE
-    sync.engine = ReadsNothing(client)
+    sync.engines = [ReadsNothing(client)]
     with pytest.raises(StaleWeights, match="read 0 of") as told:
         await sync.deliver(named_weights(model))
     assert told.value.fault.kind == WEIGHTS

@@ -72,6 +72,8 @@ class FakeClient:
 class FakeEngine:
     """A copy of the policy that takes every delivered weight but those in `stale`."""
 
+    name = "the engine"
+
     def __init__(self, path: Path, stale: Sequence[str] = ()):
         self.model: Any = load_policy(str(path), "eager")
         self.model.train(False)
@@ -83,28 +85,16 @@ class FakeEngine:
         self.model.load_state_dict(kept, strict=False)
 
     @torch.no_grad()
-    async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
+    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
         row = torch.tensor([ids])
         found: list[float] = token_logprobs(self.model(input_ids=row).logits, row)[0][0].tolist()
-        return [found]
-
-
-class FakeEngines:
-    """Several, as one."""
-
-    def __init__(self, *engines: FakeEngine):
-        self.engines = engines
-
-    async def load(self, folder: Path) -> None:
-        for engine in self.engines:
-            await engine.load(folder)
-
-    async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
-        return [(await engine.prompt_logprobs(ids))[0] for engine in self.engines]
+        return found
 
 
 class Repeatable:
     """Sampler and live engine in one: what it samples is a function of the request and the delivered weights."""
+
+    name = "the engine"
 
     def __init__(self, server: RepeatableServer, dies_at: str = ""):
         self.server, self.dies_at = server, dies_at
@@ -127,9 +117,9 @@ class Repeatable:
     async def load(self, folder: Path) -> None:
         self.server.load_weights((folder / "model.safetensors").read_bytes())
 
-    async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
+    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
         rows = self.server.prompt_logprobs(ids)[1:]
-        return [[row[str(token)]["logprob"] for token, row in zip(ids[1:], rows, strict=True)]]
+        return [row[str(token)]["logprob"] for token, row in zip(ids[1:], rows, strict=True)]
 
 
 def share_of_even_tokens(trajectories: Sequence[Trajectory]) -> list[Score]:
@@ -142,7 +132,7 @@ def on_repeatable(trainer: Trainer, server: RepeatableServer, dies_at: str = "")
     """The trainer, sampling from `server` and delivering to it."""
     both = Repeatable(server, dies_at)
     trainer.sampler.client = both
-    trainer.weight_sync.engine = both
+    trainer.weight_sync.engines = [both]
     trainer.reward = share_of_even_tokens
     trainer.params = replace(trainer.params, max_tokens=6)
     return trainer

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.examples import is_held_out
+from data.failed_rows import write_failed
 from data.jsonl import read_records, write_records
 from data.records import BadInput, Problem, StepScores, StepValues, Trajectory
 from pipeline.evaluate import Evaluate, Prediction, best_of, bootstrap_interval, interval, majority_vote
@@ -307,6 +308,21 @@ def test_subjects_and_levels_by_hand(tmp_path: Path) -> None:
     }
     assert result["num_not_sampled"] == 1
     assert "greedy, subject Ratios" in [row["metric"] for row in result["table"]["rows"]]
+
+
+def test_a_problem_that_was_refused_is_in_no_figure_and_is_counted(tmp_path: Path) -> None:
+    """q is listed as refused by one of the two runs, p by none."""
+    rows = [sample(0, "7"), sample(1, "8"), sample(0, "7", problem="q"), sample(1, "7", problem="q")]
+    write_records(tmp_path / "samples.jsonl", rows)
+    write_records(tmp_path / "greedy.jsonl", [sample(0, "7")])
+    stage = Evaluate(greedy=str(tmp_path / "greedy.jsonl"))
+    with pytest.raises(BadInput, match=r"do not hold the same problems \('q' is only in one"):
+        stage.run(str(tmp_path / "samples.jsonl"), context(tmp_path / "e.json"))
+    write_failed(tmp_path / "greedy.jsonl", [("q", "too long"), ("r", "too long")])
+    asked = context(tmp_path / "e.json")
+    result = stage.run(str(tmp_path / "samples.jsonl"), asked)
+    assert (result["num_problems"], result["num_refused"], asked.counts["refused"]) == (1, 2, 2)
+    assert result["accuracy"]["mean"]["mean"] == 0.5
 
 
 def test_levels_are_in_the_order_of_numbers_and_long_subjects_are_cut_in_the_table_alone(tmp_path: Path) -> None:

@@ -11,14 +11,15 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rl_cases import read_metrics
 
 from data.records import BadInput
-from rl.assembly import check_client
+from rl.assembly import check_client, engines_of
 from rl.live_engine import OwnEngine, StaleWeights
+from rl.weight_sync import WeightSync
 from runtime.entrypoint import BadConfig
 from sampling.child_process import group_members
 from sampling.client import Refused, SampleRequest, SamplingParams, ServerGone
@@ -71,7 +72,7 @@ def test_problems_are_shared_out_evenly_and_stay_where_they_are(tmp_path: Path) 
             assert [len(s) for s in await asyncio.gather(*(client.sample(request(str(k)), TWO) for k in range(4)))] == [
                 2
             ] * 4
-            await client.receive_weights(tmp_path)
+            await client.engine(0).receive_weights(tmp_path)
             assert client._homes == {}  # no cache to stay for
 
     asyncio.run(ask())
@@ -80,25 +81,32 @@ def test_problems_are_shared_out_evenly_and_stay_where_they_are(tmp_path: Path) 
 def test_weights_and_questions_go_to_every_engine(tmp_path: Path) -> None:
     async def ask() -> None:
         async with engines(tmp_path) as client:
-            engine = OwnEngine(client)
-            assert await engine.load(tmp_path) == [{"engine": "0"}, {"engine": "1"}]
-            assert await engine.served_version() == "default"
-            await engine.stamp("3")
-            assert await engine.served_version() == "3"
-            assert await client.cached_tokens([1]) == 1
-            assert await engine.prompt_logprobs([1, 2, 3]) == [[0.0, 0.0], [1.0, 1.0]]
+            both = cast(list[OwnEngine], engines_of(client, None))
+            assert [engine.name for engine in both] == ["engine 0 of 2", "engine 1 of 2"]
+            for number, engine in enumerate(both):
+                assert await engine.load(tmp_path) == [{"engine": str(number)}]
+                assert await engine.served_version() == "default"
+                await engine.stamp("3")
+                assert await engine.served_version() == "3"
+                assert await engine.client.cached_tokens([1]) == number
+                assert await engine.prompt_logprobs([1, 2, 3]) == [float(number)] * 2
             assert await client.is_working()
 
     asyncio.run(ask())
 
 
-def test_one_engine_that_does_not_follow_is_seen(tmp_path: Path) -> None:
+def test_one_engine_that_does_not_follow_is_named(tmp_path: Path) -> None:
     async def ask() -> None:
         async with engines(tmp_path, "stubborn") as client:
-            with pytest.raises(StaleWeights, match="did not empty its prefix cache"):
-                await OwnEngine(client).load(tmp_path)
-            await client.stamp("3")
-            assert await client.served_version() == "3 and old"
+            both = engines_of(client, None)
+            await both[0].load(tmp_path)
+            with pytest.raises(StaleWeights, match="engine 1 of 2 did not empty its prefix cache"):
+                await both[1].load(tmp_path)
+            sync = WeightSync(both, max_logprob_gap=0.1, precision="fp32")
+            for engine in both:
+                await cast(OwnEngine, engine).stamp("3")
+            with pytest.raises(StaleWeights, match="engine 1 of 2 says that it serves version 'old', not 3"):
+                await sync.check_version(3)
 
     asyncio.run(ask())
 
@@ -124,7 +132,7 @@ def test_a_request_that_is_given_up_is_taken_out_of_its_engine(tmp_path: Path) -
             await asyncio.gather(asked, return_exceptions=True)
 
             async def is_told() -> bool:
-                return await client.cached_tokens([0]) == 1
+                return await client.engine(0).cached_tokens([0]) == 1
 
             await wait_until(is_told)
             assert client._engines[0].num_owed == 0
@@ -143,7 +151,7 @@ def test_an_engine_that_dies_is_told_to_all_who_wait_and_to_all_who_come(tmp_pat
             with pytest.raises(ServerGone, match="engine 1 of 2 died"):
                 await waiting[1]
             with pytest.raises(ServerGone, match=r"the end of .*engine-1\.log:"):
-                await client.served_version()
+                await client.engine(1).served_version()
             waiting[0].cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
@@ -171,7 +179,7 @@ def test_an_engine_that_hangs_gives_no_sign_of_life_and_ends_all_the_same(tmp_pa
             await asyncio.sleep(0.1)
             assert not await client.is_working()
             with pytest.raises(ServerGone, match=r"engine 0 of 1 did not answer served_version in 0\.2 s"):
-                await client.served_version()
+                await client.engine(0).served_version()
             group = processes(client)[0].pid
             await client.close()
             assert group_members(group) == []

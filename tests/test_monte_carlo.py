@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from data.failed_rows import write_failed
 from data.jsonl import write_records
 from data.records import BadInput, Completion, State, Trajectory
 from pipeline.cut_states import CutStates
@@ -132,3 +133,24 @@ def test_the_stages_cut_and_value_files(tmp_path: Path) -> None:
     rows = list(EstimateValues(trajectories, states).run(sampled, valued))
     assert [row.values for row in rows] == [[0.5, 1.0, 1.0], [0.5, 0.0], [0.5, 1.0, 0.0]]
     assert valued.counts == {"states": 2, "completions": 4, "mean_value": 0.75, "unparseable": 1.0}
+
+
+def test_a_state_without_completions_is_worth_nothing_not_zero_and_only_where_it_is_listed(tmp_path: Path) -> None:
+    """The three trajectories share state p/0#1; ONE and THREE share p/0#2, of which no completion came."""
+    states = distinct_states([ONE, TWO, THREE])
+    write_records(tmp_path / "t.jsonl", [ONE, TWO, THREE])
+    write_records(tmp_path / "s.jsonl", states)
+    write_records(tmp_path / "c.jsonl", completions("p/0#1", True, False))
+    stage = EstimateValues(str(tmp_path / "t.jsonl"), str(tmp_path / "s.jsonl"))
+    with pytest.raises(BadInput, match=r"state 'p/0#2' has no completion \(1 such states\): finish sampling first"):
+        list(stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "v.jsonl", 10.0)))
+    write_failed(tmp_path / "c.jsonl", [("p/0#2", "HTTP 400")])
+    context = StageContext(None, tmp_path / "v.jsonl", 10.0)
+    (row,) = stage.run(str(tmp_path / "c.jsonl"), context)
+    assert (row.id, row.values) == ("p/1", [0.5, 0.0])
+    assert (context.counts["states_failed"], context.counts["trajectories_left_out"]) == (1, 2)
+    assert context.counts["mean_value"] == 0.5
+    write_failed(tmp_path / "c.jsonl", [("p/0#2", "HTTP 400"), ("p/0#1", "HTTP 400")])
+    write_records(tmp_path / "c.jsonl", [])
+    with pytest.raises(BadInput, match="every trajectory has a state whose completions failed"):
+        list(stage.run(str(tmp_path / "c.jsonl"), context))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from rl_cases import PARAMS, FakeClient, FakeEngine, FakeEngines, make_trainer, read_metrics
+from rl_cases import PARAMS, FakeClient, FakeEngine, make_trainer, read_metrics
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -63,8 +63,8 @@ def make_groups(rows: Sequence[tuple[list[int], list[int]]], rewards: Sequence[f
     ]
 
 
-def make_sync(engine: FakeEngine) -> WeightSync:
-    sync = WeightSync(engine, max_logprob_gap=0.1, precision="fp32")
+def make_sync(*engines: FakeEngine) -> WeightSync:
+    sync = WeightSync(engines, max_logprob_gap=0.1, precision="fp32")
     sync.canaries = [Canary(list(range(5, 25)), start=8), Canary(list(range(40, 70)), start=10)]
     return sync
 
@@ -347,20 +347,24 @@ def test_the_canary_catches_a_stale_weight(tiny_policy: Path) -> None:
 def test_one_stale_engine_of_several_is_caught(stale_number: int, tiny_policy: Path) -> None:
     model = perturbed(tiny_policy, ["lm_head.weight"])
     stale = [["lm_head.weight"] if number == stale_number else [] for number in range(2)]
-    sync = make_sync(FakeEngines(*(FakeEngine(tiny_policy, stale=names) for names in stale)))
-    with pytest.raises(StaleWeights, match="does not serve policy version 3"):
+    engines = [FakeEngine(tiny_policy, stale=names) for names in stale]
+    for number, engine in enumerate(engines):
+        engine.name = f"engine {number}"
+    sync = make_sync(*engines)
+    with pytest.raises(StaleWeights, match=f"engine {stale_number} does not serve policy version 3"):
         asyncio.run(sync.sync(model, version=3))
-    with pytest.raises(StaleWeights, match="delivery does not reach the whole engine"):
+    told = rf"delivery does not reach the whole engine \(engine {stale_number}\)"
+    with pytest.raises(StaleWeights, match=told):
         asyncio.run(sync.prove_delivery(model))
-    whole = make_sync(FakeEngines(FakeEngine(tiny_policy), FakeEngine(tiny_policy)))
+    whole = make_sync(FakeEngine(tiny_policy), FakeEngine(tiny_policy))
     assert asyncio.run(whole.sync(model, version=3))["canary_gap"] < 1e-3
     asyncio.run(whole.prove_delivery(model))
 
 
 def test_the_canary_catches_an_engine_that_answers_nan(tiny_policy: Path) -> None:
     class Broken(FakeEngine):
-        async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
-            return [[float("nan")] * (len(ids) - 1)]
+        async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+            return [float("nan")] * (len(ids) - 1)
 
     with pytest.raises(StaleWeights):
         asyncio.run(make_sync(Broken(tiny_policy)).sync(load_policy(str(tiny_policy)), version=1))
@@ -381,12 +385,13 @@ def test_a_delivery_that_cannot_be_proven_ends_the_run_before_anything_comes_of_
             await super().load(folder)
             self.num_loads += 1
 
-        async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
+        async def prompt_logprobs(self, ids: list[int]) -> list[float]:
             found = await super().prompt_logprobs(ids)
-            return [[value - 1.0 for value in found[0]]] if self.num_loads > num_at_start else found
+            return [value - 1.0 for value in found] if self.num_loads > num_at_start else found
 
     trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", **more)
-    trainer.weight_sync.engine = engine = Breaking(tiny_policy)
+    engine = Breaking(tiny_policy)
+    trainer.weight_sync.engines = [engine]
     num_at_start = 3  # the canaries' policy, the scratch copy of the proof, version 0
     with pytest.raises(StaleWeights, match="does not serve policy version 1"):
         trainer.run()
@@ -484,12 +489,3 @@ def test_two_iterations_against_a_real_server_leave_a_model_and_no_process(
     assert ("estimate/num_completions" in rows[1]) == (name == "vineppo")
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tiny_policy) not in listed
-
-
-def test_several_servers_are_refused_in_one_line(tiny_policy: Path, tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "main.py"), "-cn", "exp/ppo/ppo_word_arithmetic", "server=several"]
-    command += [f"model.path={tiny_policy}", f"output_dir={tmp_path}/run"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2
-    assert "keeps one server in step with the policy: set server=own" in done.stderr.splitlines()[-1]
-    assert not (tmp_path / "run").exists()

@@ -20,10 +20,11 @@ from typing import Any
 
 import pytest
 
+from data.failed_rows import read_failed, write_failed
 from data.jsonl import read_records, to_line, write_records
-from data.records import BadInput, Completion, Trajectory
+from data.records import BadInput, Completion, State, StepValues, Trajectory
 from sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
-from sampling.runner import Runner, Stopped, Tally, finished_requests, write_failed
+from sampling.runner import Runner, Stopped, Tally, finished_requests
 from sampling.vllm_client import VLLMClient
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -482,6 +483,80 @@ def test_a_job_with_refused_rows_ends_with_one_and_asks_them_again(
         assert len(server.prompts) == num_asked + 1
     assert len(read_records(Trajectory, output)) == 24
     assert not (tmp_path / "t.failed.jsonl").exists()
+
+
+def test_a_job_whose_refused_rows_are_few_enough_is_finished_without_them(
+    tmp_path: Path, tiny_policy: Path, completion_server: Any, answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    output = tmp_path / "t.jsonl"
+    with completion_server(answer=answer, max_model_len=256) as server:
+        server.refuses = lambda ids: ids == server.prompts[0]
+        config = job_config(server.base_url, tiny_policy, output, max_failed_share=0.08)
+        assert run_the_job(config) == 1, "1 of 12 is more than 8 %"
+        assert any("max_failed_share=0.09 finishes without them" in row.message for row in caplog.records)
+        config = replace(config, max_failed_share=0.1)
+        assert run_the_job(config) == 0
+        told = f"1 of 12 requests were refused: see {tmp_path}/t.failed.jsonl; the run is finished without them"
+        assert any(row.message.startswith(told) for row in caplog.records)
+        (refused,) = read_failed(output)
+        num_asked = len(server.prompts)
+        assert run_the_job(config) == 0
+        assert len(server.prompts) == num_asked, "what is listed is not asked again"
+        server.refuses = lambda ids: False
+        assert run_the_job(replace(config, max_failed_share=0.0)) == 0
+        assert len(server.prompts) == num_asked + 1, "by a run that lets none fail it is"
+    assert {row.problem_id for row in read_records(Trajectory, output)[-2:]} == {refused}
+    with pytest.raises(BadInput, match=r"max_failed_share must be in \[0, 1\), got 1"):
+        run_the_job(replace(config, max_failed_share=1.0))
+
+
+def test_the_pipeline_goes_on_without_a_problem_and_a_state_that_are_refused(
+    tmp_path: Path, tiny_policy: Path, tokenizer: Any, completion_server: Any
+) -> None:
+    """One prompt is longer than the window; one state is answered 400. Neither is worth 0, nor 1."""
+    from data.step_examples import StepValueExamples
+    from data.tasks.word_arithmetic import WordArithmetic
+    from pipeline.cut_states import CutStates
+    from pipeline.estimate_values import EstimateValues
+    from pipeline.stage import run_stage
+    from runtime.schemas import StageConfig
+
+    def answer(prompt_ids: list[int], index: int) -> tuple[str, list[int]]:
+        text = f"buys: 3 + {index} = 7\n#### {index}"
+        return text, [*tokenizer(text).input_ids, tokenizer.eos_token_id]
+
+    def stage(made: Any, name: str, source: str) -> None:
+        node = {"_target_": type(made).__name__}
+        config = StageConfig(
+            output=str(tmp_path / f"{name}.jsonl"), input=str(tmp_path / f"{source}.jsonl"), stage=node
+        )
+        assert run_stage(made, None, config) == 0
+
+    problems = WordArithmetic(num_train=12).problems("train")
+    prompts = {problem.id: len(tokenizer(WordArithmetic().prompt(problem)).input_ids) for problem in problems}
+    too_long = max(prompts, key=prompts.__getitem__)
+    num_long = sum(length >= prompts[too_long] for length in prompts.values())
+    trajectories, states = tmp_path / "trajectories.jsonl", tmp_path / "states.jsonl"
+    with completion_server(answer=answer, max_model_len=prompts[too_long]) as server:
+        config = job_config(server.base_url, tiny_policy, trajectories, max_failed_share=0.2)
+        assert run_the_job(config) == 0
+    assert len(read_failed(trajectories)) == num_long
+    stage(CutStates(), "states", "trajectories")
+    refused = read_records(State, states)[0]
+    asked = refused.prompt_ids + refused.prefix_ids
+    with completion_server(answer=answer, max_model_len=256, refuses=lambda ids: ids == asked) as server:
+        requests = {"_target_": "sampling.requests.CompletionRequests", "states": str(states)}
+        output = tmp_path / "completions.jsonl"
+        config = job_config(server.base_url, tiny_policy, output, requests=requests, max_failed_share=0.2)
+        assert run_the_job(config) == 0
+    stage(EstimateValues(str(trajectories), str(states)), "values", "completions")
+    values = read_records(StepValues, tmp_path / "values.jsonl")
+    missing = {row.id for row in read_records(Trajectory, trajectories)} - {row.id for row in values}
+    assert missing == {refused.trajectory_id}
+    assert len(values) == 2 * (12 - num_long) - 1
+    counts = json.loads((tmp_path / "values.meta.json").read_text())["counts"]
+    assert (counts["states_failed"], counts["trajectories_left_out"]) == (1, 1)
+    assert StepValueExamples(str(tmp_path / "values.jsonl"), max_length=512).load(tokenizer)
 
 
 def test_a_job_asked_otherwise_is_refused_but_may_ask_another_server(

@@ -1,0 +1,245 @@
+"""Several servers that follow one policy: each gets every delivery and has to prove it. The servers are small ones of
+this process over HTTP; a run of main.py with two real ones is the last test."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from aiohttp import web
+from rl_cases import read_metrics
+
+from benchmarks.repeatable_server import RepeatableServer
+from models.load import load_policy
+from rl.assembly import check_client, engines_of
+from rl.live_engine import StaleWeights
+from rl.probes import CACHE, VERSION, WEIGHTS
+from rl.weight_sync import Canary, WeightSync
+from runtime.entrypoint import BadConfig
+from sampling.client import SampleRequest, SamplingParams, ServerGone
+from sampling.several_servers import VLLMServers
+from sampling.vllm_client import VLLMClient
+
+ROOT = Path(__file__).resolve().parent.parent
+ONE = SamplingParams(n=1, temperature=1.0, max_tokens=4)
+
+
+class FollowingServer(RepeatableServer):
+    """Over HTTP, in a thread. What is wrong with it is in `fault`."""
+
+    def __init__(self, path: str, fault: str = ""):
+        super().__init__(path, max_model_len=128)
+        self.fault = fault
+        self.num_answered = self.num_loads = 0
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def load_weights(self, data: bytes) -> dict[str, str]:
+        self.num_loads += 1
+        kept = {name: value.clone() for name, value in self.model.state_dict().items()}
+        receipt = super().load_weights(data)
+        if self.fault in ("drops all", "says that it took what it dropped"):
+            self.model.load_state_dict(kept)
+        return {} if self.fault == "drops all" else receipt
+
+    async def _load(self, request: web.Request) -> web.Response:
+        if self.fault == "refuses controls":
+            return web.Response(status=404)
+        if self.fault == "no receipt":
+            return web.json_response({"results": [None]})
+        return await super()._load(request)
+
+    async def _reset(self, request: web.Request) -> web.Response:
+        return web.json_response({"success": self.fault != "keeps its cache"})
+
+    async def _stamp(self, request: web.Request) -> web.Response:
+        return web.json_response({}) if self.fault == "keeps its stamp" else await super()._stamp(request)
+
+    async def _completions(self, request: web.Request) -> web.Response:
+        self.num_answered += 1
+        return await super()._completions(request)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        runner = web.AppRunner(self.app(), handle_signals=False, shutdown_timeout=0)
+        self._loop.run_until_complete(runner.setup())
+        self._loop.run_until_complete(web.TCPSite(runner, "127.0.0.1", 0).start())
+        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        self._ready.set()
+        self._loop.run_forever()
+        self._loop.run_until_complete(runner.cleanup())
+
+    def __enter__(self) -> "FollowingServer":
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(10)
+
+
+Use = Callable[[WeightSync, VLLMClient, list[FollowingServer]], Awaitable[None]]
+
+
+def with_two(tiny_policy: Path, use: Use, fault: str = "", **settings: Any) -> None:
+    """Two servers, the second with a fault; they serve the tiny policy before."""
+
+    async def run(servers: list[FollowingServer]) -> None:
+        client = VLLMClient([server.url for server in servers], patience_seconds=0.3, **settings)
+        sync = WeightSync(engines_of(client, None), max_logprob_gap=0.1, precision="fp32")
+        sync.canaries = [Canary(list(range(5, 25)), start=8)]
+        await client.open()
+        try:
+            await use(sync, client, servers)
+        finally:
+            await client.close()
+
+    with ExitStack() as stack:
+        faults = ["", fault]
+        asyncio.run(run([stack.enter_context(FollowingServer(str(tiny_policy), name)) for name in faults]))
+
+
+def moved(tiny_policy: Path) -> Any:
+    model: Any = load_policy(str(tiny_policy), "eager")
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(0.1 * torch.randn(value.shape, generator=generator))
+    return model
+
+
+def test_every_server_gets_every_delivery_shows_its_receipt_and_its_stamp(tiny_policy: Path) -> None:
+    async def use(sync: WeightSync, client: VLLMClient, servers: list[FollowingServer]) -> None:
+        assert (await sync.sync(moved(tiny_policy), 3))["canary_gap"] < 1e-3
+        await sync.check_version(3)
+        assert [server.num_loads for server in servers] == [1, 1]
+        assert [server.version for server in servers] == ["3", "3"]
+        assert servers[0].digest == servers[1].digest != ""
+        assert len(await sync.logprobs_of([[5, 6, 7]])) == 2
+        asked = [client.sample(SampleRequest(f"p{k}", "", [5, 6, k], problem_id=f"p{k}"), ONE) for k in range(20)]
+        before = [server.num_answered for server in servers]
+        await asyncio.gather(*asked)
+        assert all(server.num_answered > number for server, number in zip(servers, before, strict=True))
+
+    with_two(tiny_policy, use)
+
+
+@pytest.mark.parametrize(("fault", "told", "kind"), [
+    ("drops all", "{url} read 0 of", WEIGHTS),
+    ("no receipt", "{url} took a delivery and gave no receipt", WEIGHTS),
+    ("says that it took what it dropped", "{url} does not serve policy version 1", WEIGHTS),
+    ("keeps its cache", "{url} did not empty its prefix cache", CACHE),
+    ("keeps its stamp", "{url} says that it serves version 'default', not 1", VERSION),
+])  # fmt: skip
+def test_one_server_that_does_not_follow_ends_the_run_under_its_address(
+    fault: str, told: str, kind: str, tiny_policy: Path
+) -> None:
+    async def follow(sync: WeightSync) -> None:
+        await sync.sync(moved(tiny_policy), 1)
+        await sync.check_version(1)
+
+    async def use(sync: WeightSync, client: VLLMClient, servers: list[FollowingServer]) -> None:
+        with pytest.raises(StaleWeights, match=told.format(url=servers[1].url)) as caught:
+            await follow(sync)
+        assert caught.value.fault.kind == kind
+
+    with_two(tiny_policy, use, fault)
+
+
+def test_one_server_without_controls_ends_the_run_under_its_address(
+    tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl.live_engine._DYING_SECONDS", 0.0)
+
+    async def use(sync: WeightSync, client: VLLMClient, servers: list[FollowingServer]) -> None:
+        with pytest.raises(ServerGone, match=f"{servers[1].url}/collective_rpc answered 404"):
+            await sync.sync(moved(tiny_policy), 1)
+
+    with_two(tiny_policy, use, "refuses controls")
+
+
+def test_one_server_that_dies_ends_the_run_though_the_other_lives(
+    tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rl.live_engine._DYING_SECONDS", 0.0)
+
+    async def use(sync: WeightSync, client: VLLMClient, servers: list[FollowingServer]) -> None:
+        await sync.sync(moved(tiny_policy), 1)
+        servers[1].__exit__()
+        asked = [client.sample(SampleRequest(f"p{k}", "", [5, 6, k], problem_id=f"p{k}"), ONE) for k in range(20)]
+        failed = [
+            found for found in await asyncio.gather(*asked, return_exceptions=True) if isinstance(found, ServerGone)
+        ]
+        assert failed
+        assert all(servers[1].url in str(error) for error in failed)
+        with pytest.raises(ServerGone, match=servers[1].url):
+            await sync.check_version(1)
+
+    with_two(tiny_policy, use)
+
+
+def test_one_server_that_does_not_answer_at_the_start_ends_the_run(tiny_policy: Path) -> None:
+    async def run(urls: list[str]) -> None:
+        client = VLLMClient(urls, patience_seconds=0.3)
+        engines_of(client, None)
+        await client.open()
+
+    with FollowingServer(str(tiny_policy)) as server:
+        with FollowingServer(str(tiny_policy)) as gone:
+            url = gone.url
+        with pytest.raises(ServerGone, match=f"{url} does not answer"):
+            asyncio.run(run([server.url, url]))
+
+
+def test_servers_of_our_own_take_weights_and_are_all_followed() -> None:
+    servers = VLLMServers("policy", "log", 3, has_controls=True)
+    assert all("--worker-extension-cls" in server.command() for server in servers.servers)
+    client = VLLMClient()
+    check_client(client, servers)
+    engines = engines_of(client, servers)
+    client.base_url = ["http://a:1", "http://b:1", "http://c:1"]
+    assert [engine.name for engine in engines] == client.urls
+    with pytest.raises(BadConfig, match="names a server twice"):
+        check_client(VLLMClient(["http://a:1", "http://a:1/"]), None)
+
+
+def test_one_of_our_own_servers_that_dies_ends_the_run_where_they_follow_a_policy(tmp_path: Path) -> None:
+    from test_server import StandIn
+
+    servers = VLLMServers("policy", str(tmp_path / "s.log"), 2, has_controls=True)
+    servers.servers = [StandIn("policy", str(server.log)) for server in servers.servers]
+    with servers:
+        servers.check()
+        process = servers.servers[1].process
+        assert process is not None
+        process.kill()
+        process.wait(10)
+        with pytest.raises(ServerGone, match=servers.servers[1].base_url):
+            servers.check()
+
+
+@pytest.mark.server
+@pytest.mark.slow
+def test_a_run_with_two_real_servers_follows_the_policy(tiny_policy: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    settings = ["server=several", "server.max_model_len=256", "server.options.max_num_seqs=32", "params.max_tokens=24",
+                "num_iterations=2", "num_problems=4", "group_size=4", "eval_every=2", "num_eval_problems=8",
+                "task.num_train=40", "task.num_dev=8", "task.num_test=8"]  # fmt: skip
+    command = [sys.executable, str(ROOT / "main.py"), "-cn", "exp/ppo/group_relative_word_arithmetic", *settings]
+    command += [f"model.path={tiny_policy}", f"output_dir={run_dir}"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [row for row in read_metrics(run_dir) if "rollout/reward" in row]
+    assert [row["step"] for row in rows] == [1, 2]
+    assert all(0 <= row["engine/canary_gap"] < 0.1 for row in rows)
+    for number in range(2):
+        assert "receive_weights" in (run_dir / f"server-{number}.log").read_text()
