@@ -1,0 +1,74 @@
+"""The machine: installed versions, GPU or CPU, ports."""
+
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+
+from checks.report import CheckFailed, Skipped
+from runtime.entrypoint import ROOT
+from sampling.server import check_port
+
+_OLDEST_PYTHON = (3, 11)
+
+
+def check_versions(requirements: Path | None = None) -> str:
+    """Python and every package of the requirements file that fits this machine, in the ranges that were run."""
+    if sys.version_info < _OLDEST_PYTHON:
+        raise CheckFailed(f"Python {sys.version.split()[0]} is too old: 3.11 or newer is needed")
+    path = requirements or ROOT / ("requirements.txt" if _has_gpu() else "requirements-cpu.txt")
+    wanted = [Requirement(line) for line in path.read_text().splitlines() if line.strip() and line[0] != "#"]
+    wrong = []
+    for package in wanted:
+        try:
+            version = importlib.metadata.version(package.name)
+        except importlib.metadata.PackageNotFoundError:
+            wrong.append(f"{package.name} is missing (wanted {package.specifier})")
+            continue
+        if not package.specifier.contains(version, prereleases=True):
+            wrong.append(f"{package.name} is {version} (wanted {package.specifier})")
+    if wrong:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise CheckFailed(f"{', '.join(wrong[:3])}{more}: run bash scripts/install.sh, or install {path.name}")
+    return f"Python {sys.version.split()[0]}, {len(wanted)} packages as {path.name} asks"
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def check_device(precision: str, attention: str, needs_vllm: bool) -> str:
+    """What computes, and whether it can compute what is asked: precision, attention kernel, engine."""
+    import torch
+
+    if needs_vllm and importlib.util.find_spec("vllm") is None:
+        raise CheckFailed("vllm is not installed, and this config starts an engine: run bash scripts/install.sh")
+    if not torch.cuda.is_available():
+        if attention == "flash_attention_2":
+            raise CheckFailed("model.attention=flash_attention_2 needs a CUDA GPU, and there is none: set "
+                              "model.attention=sdpa")  # fmt: skip
+        return f"no GPU: {len(os.sched_getaffinity(0))} CPU cores"
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    if precision == "bf16" and not torch.cuda.is_bf16_supported():
+        raise CheckFailed(f"precision=bf16, and {names[0]} has no bfloat16: set precision=fp32")
+    if attention == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
+        raise CheckFailed("model.attention=flash_attention_2 and flash-attn is not installed: pip install flash-attn "
+                          "--no-build-isolation, or set model.attention=sdpa")  # fmt: skip
+    return f"{len(names)} x {names[0]}"
+
+
+def check_server_port(server: Any) -> str:
+    """That the port a server of our own is to listen on is free."""
+    if not server or "_target_" not in server:
+        raise Skipped("no server of our own")
+    port = int(server.get("port", 0) or 0)
+    if not port:
+        return "a free one is chosen"
+    check_port("127.0.0.1", port)
+    return f"{port} is free"
