@@ -18,16 +18,14 @@ from contextlib import nullcontext
 import torch
 
 from models.load import check_model_folder, load_tokenizer
-from rl.assembly import OwnServer, RLClient, check_client, make_trainer
-from rl.trainer import Trainer
+from rl.assembly import make_client, make_trainer, serving
 from runtime.distributed import barrier, is_main_rank, process_group
-from runtime.entrypoint import build, entrypoint
+from runtime.entrypoint import entrypoint
 from runtime.life import exclusive
 from runtime.logs import set_up_logging
 from runtime.run_dir import check_run_dir, is_finished, open_run_dir
 from runtime.schemas import RLConfig
 from runtime.tracking import check_tracking
-from sampling.vllm_client import VLLMClient
 from training.guards import check_tokenizer, model_limits
 
 log = logging.getLogger("rl")
@@ -46,31 +44,16 @@ def main(config: RLConfig) -> None:
     torch.manual_seed(config.seed)
     tokenizer = load_tokenizer(config.model["path"])
     check_tokenizer(tokenizer, model_limits(config.model["path"], tokenizer))
-    # server=none is a node without a component
-    server = build(config.server) if config.server and "_target_" in config.server else None
-    client = build(config.client, seed=config.seed)
-    check_client(client, server, bool(config.deepspeed))
-    if not isinstance(client, VLLMClient):
-        client.model, client.log = client.model or config.model["path"], client.log or str(run_dir / "engine.log")
+    server, client = make_client(config)
     lock = exclusive(run_dir) if is_main_rank() else nullcontext()
     with lock, process_group(is_needed_alone=bool(config.deepspeed)):
         trainer = make_trainer(config, tokenizer, server, client)
         barrier()
         open_run_dir(config.output_dir, config)  # only now: a mistake above leaves nothing behind
         set_up_logging(run_dir / "run.log")
-        _train(config, trainer, server, client)
+        with serving(server, client):
+            trainer.run()
         trainer.save_model()
-
-
-def _train(config: RLConfig, trainer: Trainer, server: OwnServer | None, client: RLClient) -> None:
-    """Rank 0 starts the servers, where the run has some of its own; the other ranks wait for its first rollouts."""
-    if not is_main_rank() or server is None or not isinstance(client, VLLMClient):
-        trainer.run()
-        return
-    log.info("starting vLLM for %s", config.model["path"])
-    with server:
-        client.base_url = server.base_url  # ports are known only now
-        trainer.run()
 
 
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ from runtime.logs import set_up_logging
 from runtime.run_dir import check_run_dir, is_finished, open_run_dir
 from runtime.schemas import TrainConfig
 from runtime.tracking import check_tracking
-from training.assembly import load_data, make_engine, make_layout, make_loader, make_model, make_objective, save_model
-from training.loop import Loop
+from training.assembly import load_data, make_loop, save_model
 from training.predict import predict
 
 log = logging.getLogger("train")
@@ -52,21 +51,10 @@ def main(config: TrainConfig) -> None:
     with lock, process_group(is_needed_alone=bool(config.deepspeed)):
         tokenizer = load_tokenizer(config.model["path"])
         examples, eval_examples = load_data(config, tokenizer)
-        loader = make_loader(config, examples)
-        eval_loader = make_loader(config, eval_examples) if eval_examples else None
-        model = make_model(config)
-        numbers = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
-        engine = make_engine(config, model)
-        objective = make_objective(config, engine.model)
-        rows = [*examples, *eval_examples]
-        layout = make_layout(config, objective, engine.model, rows, int(tokenizer.pad_token_id))
+        loop, sizes = make_loop(config, tokenizer, examples, eval_examples)
         open_run_dir(config.output_dir, config)  # only now: a mistake above leaves nothing behind
         set_up_logging(run_dir / "run.log")
-        loop = Loop(config, engine, objective, loader, eval_loader, layout, run_dir)
-        trained, total = sum(count for count, is_trained in numbers if is_trained), sum(row[0] for row in numbers)
-        share = f" ({trained:,} trained)" if trained < total else ""
-        log.info("%s: %d examples, %d steps, %.2fM parameters%s", run_dir, len(examples), loop.max_steps,
-                 total / 1e6, share)  # fmt: skip
+        log.info("%s: %d examples, %d steps, %s", run_dir, len(examples), loop.max_steps, sizes)
         loop.run()
         save_model(loop, tokenizer)
         barrier()

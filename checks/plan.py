@@ -1,4 +1,4 @@
-"""Which checks a config asks for: of its machine, its model, its task, its training and its engine, the cheap ones first.
+"""Which checks a config asks for: of its machine, model, task, training and engine, the cheap ones first.
 
 Each program's config has a list of its own; what several share stands in `Case`, which loads the tokenizer and the
 task once.
@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from checks.machine import check_device, check_server_port, check_versions
+from checks.rehearsal import rehearse_rl, rehearse_sampling, rehearse_training
 from checks.report import Check, CheckFailed, Skipped
 from checks.resources import (
     Need,
@@ -23,11 +24,14 @@ from checks.resources import (
     trained,
 )
 from checks.template import check_template
+from data.prompt_window import fit_window
 from data.records import Problem
 from data.tasks.task import Task
-from models.load import load_tokenizer
+from models.load import load_tokenizer, max_length_of
+from models.packing_check import packing_of
 from runtime.entrypoint import build
 from runtime.schemas import RLConfig, SampleConfig, TrainConfig
+from training.assembly import load_data
 from training.guards import check_tokenizer, model_limits
 
 Config = RLConfig | SampleConfig | TrainConfig
@@ -36,8 +40,11 @@ Config = RLConfig | SampleConfig | TrainConfig
 def checks_of(config: Config, has_engine: bool = True) -> list[Check]:
     """The checks of a program's config; without those that load networks and start engines unless `has_engine`."""
     case = Case(config)
-    every = {RLConfig: _of_rl, SampleConfig: _of_sampling, TrainConfig: _of_training}[type(config)]
-    return [check for check, is_costly in every(case) if has_engine or not is_costly]
+    if isinstance(config, RLConfig):
+        checks = _of_rl(case)
+    else:
+        checks = _of_sampling(case) if isinstance(config, SampleConfig) else _of_training(case)
+    return [check for check, is_costly in checks if has_engine or not is_costly]
 
 
 def machine_checks() -> list[Check]:
@@ -144,6 +151,47 @@ class Case:
         """See `check_template`."""
         return check_template(self.task, self.tokenizer, self.problems)
 
+    def fits_window(self) -> str:
+        """How many of the problems leave room for a response in the engine's window."""
+        config = self.config
+        window = read(config.server, "max_model_len", 0) or read(config.client, "max_model_len", 0)
+        window = window or max_length_of(self.policy)
+        if not window:
+            raise Skipped("the engine that runs says its window itself")
+        fit = fit_window(
+            self.task, self.tokenizer, "train", self.problems, int(window), int(config.params["max_tokens"])
+        )
+        fit.check()
+        return f"{len(fit.kept)} of {fit.total} problems fit {window} tokens"
+
+    def packing(self) -> str:
+        """See `models.packing_check`."""
+        check = packing_of(build(self.config.model))
+        if self.has_forced_layout and check.choice != "packed":
+            raise CheckFailed(f"layout={self.config.layout}: {check.reason}: set layout=auto")
+        return (
+            check.reason or f"rows are packed: they change one another by {check.leak:.1e} (rounding {check.noise:.1e})"
+        )
+
+    @property
+    def has_forced_layout(self) -> bool:
+        """Whether the config packs rows, whatever the network says."""
+        return getattr(self.config, "layout", "auto") in ("packed", "shared")
+
+    @cached_property
+    def examples(self) -> tuple[list[Any], list[Any]]:
+        """(training examples, evaluation examples)."""
+        return load_data(self.config, self.tokenizer)
+
+    def check_examples(self) -> str:
+        """Past the guards of `training.guards`."""
+        examples, held_out = self.examples
+        return f"{len(examples)} of kind {type(examples[0]).__name__}, {len(held_out)} to evaluate"
+
+    def step(self) -> str:
+        """See `rehearse_training`."""
+        return rehearse_training(self.config, self.tokenizer, self.examples[0])
+
 
 def model_paths(node: Any) -> Iterator[str]:
     """The model folders that the components below a node are built from."""
@@ -157,12 +205,46 @@ def model_paths(node: Any) -> Iterator[str]:
             yield from model_paths(value)
 
 
-def _shared(case: Case) -> list[tuple[Check, bool]]:
-    cheap = [
-        Check("versions", check_versions),
-        Check("device", case.device),
-        Check("memory", case.memory),
-        Check("disk", case.disk),
-        Check("tokenizer", case.check_tokenizer),
+def _of_machine(case: Case) -> list[tuple[Check, bool]]:
+    checks = [Check("versions", check_versions), Check("device", case.device), Check("memory", case.memory),
+              Check("disk", case.disk)]  # fmt: skip
+    return [(check, False) for check in checks]
+
+
+def _of_prompts(case: Case) -> list[tuple[Check, bool]]:
+    """Of configs that sample."""
+    checks = [
+        Check("port", lambda: check_server_port(getattr(case.config, "server", None))),
+        Check("template", case.template),
+        Check("window", case.fits_window),
     ]
-    return [(check, False) for check in cheap]
+    return [(check, False) for check in checks]
+
+
+def _of_rl(case: Case) -> list[tuple[Check, bool]]:
+    return [
+        *_of_machine(case),
+        (Check("tokenizer", case.check_tokenizer), False),
+        *_of_prompts(case),
+        (Check("packing", case.packing), True),
+        (Check("engine", lambda: rehearse_rl(case.config, case.tokenizer)), True),
+    ]
+
+
+def _of_sampling(case: Case) -> list[tuple[Check, bool]]:
+    return [
+        *_of_machine(case),
+        (Check("tokenizer", case.check_tokenizer), False),
+        *_of_prompts(case),
+        (Check("engine", lambda: rehearse_sampling(case.config, case.tokenizer)), True),
+    ]
+
+
+def _of_training(case: Case) -> list[tuple[Check, bool]]:
+    return [
+        *_of_machine(case),
+        (Check("tokenizer", case.check_tokenizer), False),
+        (Check("examples", case.check_examples), False),
+        (Check("packing", case.packing), True),
+        (Check("step", case.step), True),
+    ]

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from models.load import BadModel, from_pretrained, load_policy
 from models.inputs import network
+from models.load import BadModel, from_pretrained, load_policy
 from models.quantised import check_bits, quantise, round_weights
 from models.scalar_head import load_process_reward
 

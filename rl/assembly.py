@@ -2,6 +2,9 @@
 is told before anything starts."""
 
 import asyncio
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ from sampling.several_servers import VLLMServers
 from sampling.vllm_client import VLLMClient
 from training.engine import Engine
 
+log = logging.getLogger("rl")
 WHITENINGS = ("none", "scale", "standard")
 
 
@@ -100,6 +104,31 @@ def window_of(client: RLClient, server: OwnServer | None, model: str) -> int | N
 
     asyncio.run(ask())
     return client.max_model_length or max_length_of(model)
+
+
+def make_client(config: RLConfig) -> tuple[OwnServer | None, RLClient]:
+    """(the servers that the run starts, None where it has none of its own; who is asked). Raises BadConfig where the
+    two are no pair that takes new weights."""
+    # server=none is a node without a component
+    server: OwnServer | None = build(config.server) if config.server and "_target_" in config.server else None
+    client: RLClient = build(config.client, seed=config.seed)
+    check_client(client, server, bool(config.deepspeed))
+    if not isinstance(client, VLLMClient):
+        client.model = client.model or config.model["path"]
+        client.log = client.log or str(Path(config.output_dir) / "engine.log")
+    return server, client
+
+
+@contextmanager
+def serving(server: OwnServer | None, client: RLClient) -> Iterator[None]:
+    """Rank 0 has the servers run, where the run has some of its own; the other ranks wait for its first rollouts."""
+    if not is_main_rank() or server is None or not isinstance(client, VLLMClient):
+        yield
+        return
+    log.info("starting vLLM: %s", server.log)
+    with server:
+        client.base_url = server.base_url  # ports are known only now
+        yield
 
 
 def check_client(client: Any, server: OwnServer | None, has_deepspeed: bool = False) -> None:

@@ -227,9 +227,10 @@ def _stop(number: int, _frame: FrameType | None) -> None:
 
 
 def entrypoint(
-    schema: type, config_name: str, config_folder: str = ""
+    schema: type | tuple[type, ...], config_name: str, config_folder: str = ""
 ) -> Callable[[Callable[[Any], int | None]], Callable[[], None]]:
-    """Make `main(config)` a program. `config` is an instance of `schema`; its return value the exit code.
+    """Make `main(config)` a program. `config` is an instance of `schema` (or of one of several); its return value the
+    exit code.
 
     `config_name` is used where the command line names none; `config_folder` is the folder below conf/
     in which `-cn` is looked up where there is no `-cp`.
@@ -245,7 +246,7 @@ def entrypoint(
     return decorate
 
 
-def _run(function: Callable[[Any], int | None], schema: type, config_name: str, folder: Path) -> int:
+def _run(function: Callable[[Any], int | None], schema: type | tuple[type, ...], config_name: str, folder: Path) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     quiet_libraries()
     signal.signal(signal.SIGTERM, _stop)
@@ -258,7 +259,8 @@ def _run(function: Callable[[Any], int | None], schema: type, config_name: str, 
         try:
             typed = OmegaConf.to_object(config)
             if not isinstance(typed, schema):
-                raise BadConfig(f"this program needs a {schema.__name__}: choose another -cn")
+                names = " or ".join(kind.__name__ for kind in (schema if isinstance(schema, tuple) else (schema,)))
+                raise BadConfig(f"this program needs a {names}: choose another -cn")
             codes.append(function(typed) or 0)
         except Exception as error:  # told below, outside Hydra, which would print lines of its own
             errors.append(error)

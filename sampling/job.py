@@ -15,8 +15,8 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -138,18 +138,12 @@ def _stored_meta(output: Path, meta_path: Path, config: SampleConfig, inputs: di
     return stored
 
 
-def _sample(
-    config: SampleConfig,
-    params: SamplingParams,
-    make_records: Callable[[SampleRequest, Any], Any],
-    requests: list[SampleRequest],
-    finished: set[str],
-    tokenizer: Any,
-    check_model: Callable[[str], None],
-    rounds: Rounds | None,
-) -> tuple[Tally, dict[str, int]]:
-    """Start the server if there is one to start, then run, in rounds where the source has several; what was done, and
-    what the engines counted while it was."""
+@contextmanager
+def serving(
+    config: SampleConfig, tokenizer: Any, check_model: Callable[[str], None]
+) -> Iterator[tuple[Client, Callable[[], None]]]:
+    """(who is asked, what raises ServerGone where its server has died); a server of the config's own runs meanwhile.
+    Raises BadInput, CannotStart."""
     with ExitStack() as stack:
         client_arguments: dict[str, Any] = {}
         check_server: Callable[[], None] = lambda: None  # noqa: E731
@@ -167,6 +161,25 @@ def _sample(
         client: Client = build(config.client, seed=config.seed, **client_arguments)
         if isinstance(client, LocalEnginesClient):
             client.log = client.log or f"{config.output}.engine.log"
+        if isinstance(client, VLLMClient):
+            client.expect_tokens(PROBE_TEXT, list(tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids))
+        yield client, check_server
+
+
+def _sample(
+    config: SampleConfig,
+    params: SamplingParams,
+    make_records: Callable[[SampleRequest, Any], Any],
+    requests: list[SampleRequest],
+    finished: set[str],
+    tokenizer: Any,
+    check_model: Callable[[str], None],
+    rounds: Rounds | None,
+) -> tuple[Tally, dict[str, int]]:
+    """Start the server if there is one to start, then run, in rounds where the source has several; what was done, and
+    what the engines counted while it was."""
+    with ExitStack() as stack:
+        client, check_server = stack.enter_context(serving(config, tokenizer, check_model))
         progress = stack.enter_context(Progress("sample", len(requests) * params.n, "row", len(finished) * params.n,
                                                 config.tracking.line_every_seconds))  # fmt: skip
         runner = Runner(
@@ -183,7 +196,6 @@ def _sample(
             runner.is_working = client.is_working
         if isinstance(client, VLLMClient):
             runner.lane_of = client.lane_of
-            client.expect_tokens(PROBE_TEXT, list(tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids))
         try:
             if rounds is None:
                 tally = asyncio.run(runner.run(requests, finished))

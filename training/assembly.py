@@ -117,6 +117,23 @@ def make_layout(config: TrainConfig, objective: Any, model: Any, examples: Seque
     return Layout("padded" if "padded" in kinds else kinds.pop(), pad_id)
 
 
+def make_loop(
+    config: TrainConfig, tokenizer: Any, examples: Sequence[Any], eval_examples: Sequence[Any]
+) -> tuple[Loop, str]:
+    """(the loop with model, engine, objective and loaders, its sizes in words); nothing is written yet."""
+    loader = make_loader(config, examples)
+    eval_loader = make_loader(config, eval_examples) if eval_examples else None
+    model = make_model(config)
+    numbers = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
+    engine = make_engine(config, model)
+    objective = make_objective(config, engine.model)
+    rows = [*examples, *eval_examples]
+    layout = make_layout(config, objective, engine.model, rows, int(tokenizer.pad_token_id))
+    loop = Loop(config, engine, objective, loader, eval_loader, layout, Path(config.output_dir))
+    trained, total = sum(count for count, is_trained in numbers if is_trained), sum(row[0] for row in numbers)
+    return loop, f"{total / 1e6:.2f}M parameters" + (f" ({trained:,} trained)" if trained < total else "")
+
+
 def make_objective(config: TrainConfig, policy: Any) -> Any:
     """The objective. Where adapters are trained, a reference of the policy's own path is the policy without them."""
     node = config.objective

@@ -1,0 +1,111 @@
+"""A config in small, for real: its engine starts and answers, its first step is made. Nothing is left of it.
+
+What a run would write goes to a folder that is removed. Each function returns the line of a check that passed and
+raises what the program itself would raise.
+"""
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from checks.report import CheckFailed, Skipped
+from models.load import check_model_folder
+from rl.assembly import make_client, make_trainer, serving
+from runtime.entrypoint import build
+from runtime.schemas import RLConfig, SampleConfig, TrackingConfig, TrainConfig
+from sampling.client import SampleRequest, SamplingParams
+from sampling.job import serving as serving_job
+from training.assembly import make_loop
+
+_NUM_PROBLEMS = 4
+_FEW_TOKENS = 16
+_QUIET = TrackingConfig(line_every_seconds=1e9)
+
+
+@contextmanager
+def _folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="espalier-doctor-") as name:
+        yield Path(name)
+
+
+def rehearse_rl(config: RLConfig, tokenizer: Any) -> str:
+    """One iteration with a few problems: the engine starts, takes every weight (each is perturbed once), samples; its
+    log-probs are compared with the trainer's; rewards, advantages and a step are computed, and delivered."""
+    with _folder() as folder:
+        small = in_small(config, folder / "run")
+        torch.manual_seed(config.seed)
+        server, client = make_client(small)
+        trainer = make_trainer(small, tokenizer, server, client)
+        Path(small.output_dir).mkdir(parents=True)
+        with serving(server, client):
+            trainer.run()
+        rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    found = {name: value for row in rows for name, value in row.items()}
+    return (f"starts, takes every weight, and draws from the policy: {found['rollout/tokens']:.0f} tokens, log-probs "
+            f"{found['engine/gap_mean']:.2g} from the trainer's on average, mean reward {found['rollout/reward']:.3g}"
+            )  # fmt: skip
+
+
+def in_small(config: RLConfig, run_dir: Path) -> RLConfig:
+    """The run with one iteration of a few problems, in another folder, without evaluations and checkpoints."""
+    number = min(_NUM_PROBLEMS, config.num_problems)
+    server, client = dict(config.server or {}), dict(config.client)
+    if "log" in server:
+        server["log"] = str(run_dir / "server.log")
+    if "log" in client:
+        client["log"] = str(run_dir / "engine.log")
+    return replace(
+        config, output_dir=str(run_dir), server=server, client=client, num_iterations=1, num_problems=number,
+        max_resamplings=0, minibatch_size=min(config.minibatch_size, number * config.group_size), eval_every=0,
+        save_every=0, export_every=0, stop_after=0, patience=0, num_samples=0, tracking=_QUIET,
+    )  # fmt: skip
+
+
+def rehearse_sampling(config: SampleConfig, tokenizer: Any) -> str:
+    """Start the server of the config's own, or reach the one that runs; have its tokenizer compared with the policy's;
+    ask for a few tokens of the first request."""
+    if "key_variable" in config.client and "max_total_tokens" in config.client:
+        raise Skipped("a chat API costs money: nothing is asked")
+    with _folder() as folder:
+        server = dict(config.server or {})
+        if "log" in server:
+            server["log"] = str(folder / "server.log")
+        small = replace(config, output=str(folder / "output.jsonl"), server=server, tracking=_QUIET)
+        request: SampleRequest = build(config.requests).load(build(config.task), tokenizer)[0]
+        params: SamplingParams = build(config.params)
+        few = replace(params, n=1, max_tokens=min(_FEW_TOKENS, params.max_tokens))
+
+        async def ask(client: Any) -> Any:
+            await client.open()
+            try:
+                return (await client.sample(request, few))[0]
+            finally:
+                await client.close()
+
+        with serving_job(small, tokenizer, check_model_folder) as (client, _):
+            sample = asyncio.run(ask(client))
+    if not sample.token_ids:
+        raise CheckFailed(
+            f"the engine answers request '{request.id}' with no token: look at its log and at params.stop"
+        )
+    return f"answers: {sample.text[:40]!r} ({len(sample.token_ids)} tokens, {sample.finish_reason})"
+
+
+def rehearse_training(config: TrainConfig, tokenizer: Any, examples: list[Any]) -> str:
+    """One optimizer step on the first batch, in memory."""
+    with _folder() as folder:
+        small = replace(config, output_dir=str(folder), max_steps=1, eval_every=0, save_every=0, keep_best=0,
+                        eval_examples=None, resume="none", tracking=_QUIET, debug=False)  # fmt: skip
+        torch.manual_seed(config.seed)
+        loop, sizes = make_loop(small, tokenizer, examples, [])
+        loop.run()
+        rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    found = {name: value for row in rows for name, value in row.items()}
+    return f"{sizes}, one step of {config.batch_size} examples: loss {found['train/loss']:.4g}"
