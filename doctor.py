@@ -15,6 +15,7 @@ import sys
 from checks.plan import checks_of, machine_checks
 from checks.report import examine, show
 from runtime.entrypoint import entrypoint
+from runtime.logs import quiet_libraries
 from runtime.schemas import RLConfig, SampleConfig, TrainConfig
 
 QUICK = "--quick"
@@ -25,6 +26,7 @@ def main() -> None:
     is_quick = QUICK in sys.argv
     sys.argv = [word for word in sys.argv if word != QUICK]
     if len(sys.argv) == 1:
+        quiet_libraries()
         sys.exit(show(examine(machine_checks())))
 
     @entrypoint((RLConfig, TrainConfig, SampleConfig), config_name="rl")

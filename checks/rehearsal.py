@@ -8,8 +8,9 @@ import asyncio
 import json
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,8 @@ _QUIET = TrackingConfig(line_every_seconds=1e9)
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="espalier-doctor-") as name:
+    """A folder for what the program writes; its progress lines are not shown."""
+    with tempfile.TemporaryDirectory(prefix="espalier-doctor-") as name, redirect_stderr(StringIO()):
         yield Path(name)
 
 

@@ -125,7 +125,7 @@ def serving(server: OwnServer | None, client: RLClient) -> Iterator[None]:
     if not is_main_rank() or server is None or not isinstance(client, VLLMClient):
         yield
         return
-    log.info("starting vLLM: %s", server.log)
+    log.info("starting vLLM")
     with server:
         client.base_url = server.base_url  # ports are known only now
         yield
