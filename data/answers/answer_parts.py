@@ -67,7 +67,7 @@ def unwrap(text: str) -> str:
         for opening, closing in (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
             inner = text[len(opening) : -len(closing)]
             is_around = text.startswith(opening) and text.endswith(closing) and len(text) > 2 * len(opening)
-            if is_around and opening.strip("\\") not in inner.replace("\\$", "") and not inner.endswith("\\"):
+            if is_around and opening not in inner.replace("\\$", "") and not inner.endswith("\\"):
                 text = inner.strip()
         boxes = find_boxes(text) if text.startswith("\\") else []
         if len(boxes) == 1 and boxes[0][0] == 0 and boxes[0][1] == len(text):
@@ -126,7 +126,10 @@ def words(text: str) -> str | None:
     return plain if re.fullmatch(r"[a-z]{3,}(?:[ -][a-z]+)*", plain) else None
 
 
-def _is_name(text: str) -> bool:
+def _is_name(text: str, value: str) -> bool:
+    """Whether a side of an equation only names what its `value` is; a word is no name for another word."""
+    if words(text) is not None and words(value) is not None:
+        return False
     is_name = _NAME.fullmatch(text) or (len(text) < 60 and _LONG_NAME.fullmatch(text))
     return bool(is_name) and not _NOT_NAMES.fullmatch(text)
 
@@ -140,14 +143,14 @@ def unknown(text: str) -> str:
 def sides(text: str) -> list[str]:
     """What stands between the equality signs, names left out: `x = 3 = 4` has the sides 3 and 4."""
     parts = _split(unwrap(text), _EQUALS)
-    kept = [part.strip() for part in parts if part.strip() and not _is_name(part)]
+    kept = [part.strip() for part in parts if part.strip() and not _is_name(part, parts[-1])]
     return kept if len(parts) > 1 and kept else [unwrap(text)]
 
 
 def without_name(text: str) -> str:
     """`x = 3` → `3`; a text without one name and one value stays."""
     parts = _split(unwrap(text), _EQUALS)
-    return parts[1].strip() if len(parts) == 2 and _is_name(parts[0]) else unwrap(text)
+    return parts[1].strip() if len(parts) == 2 and _is_name(*parts) else unwrap(text)
 
 
 def num_equals(text: str) -> int:
@@ -275,3 +278,45 @@ def number_and_unit(text: str) -> PlainNumber | None:
     if match is None or _MULTIPLIER.search(match["unit"]) or match["unit"].strip().lower() in _VARIABLES:
         return None
     return read_number(match["number"].replace(" ", ""))
+
+
+def has_plus_minus(text: str) -> bool:
+    """Whether a text has a plus-minus sign."""
+    return _PM.search(text) is not None
+
+
+def with_both_signs(text: str) -> str:
+    """`1 \\pm \\sqrt{2}` → `1 + \\sqrt{2}, 1 - \\sqrt{2}`, for every member of a list that has one such sign."""
+    parts = members(without_name(text))
+    if len(parts) > 6 or any(len(_PM.findall(part)) > 1 or bracket_kind(part) for part in parts):
+        return text
+    both = [(_PM.sub("+", part), _PM.sub("-", part)) if has_plus_minus(part) else (part,) for part in parts]
+    return ", ".join(part for signs in both for part in signs)
+
+
+def as_union(text: str) -> str | None:
+    """Intervals joined by "or" or commas as a union; None where a member is no interval."""
+    parts = members(text)
+    is_union = len(parts) > 1 and all(bracket_kind(part).startswith("tuple") for part in parts)
+    return " \\cup ".join(parts) if is_union else None
+
+
+_OPTION = r"\s*(?:\\(?:text|textbf|mathrm|mathbf)\s*\{\s*)?"
+_OTHER_OPTION = re.compile(r"(?<![A-Za-z\\])(?:[A-J](?![A-Za-z])|or\b|and\b)")
+_LETTER_ALONE = re.compile(_OPTION + r"\(?([A-J])\)?[.:]?\s*\}?\s*")
+_LETTER_AND_MORE = re.compile(_OPTION + r"(?:\(([A-J])\)|([A-J])[.):](?=\s))\s*\}?(?:\s|\\[ ,;:]|~)*\}?(?=\S)(?![)}])")
+
+
+def option_apart(answer: str, gold: str) -> tuple[str, str]:
+    """(answer, gold) where one gives an option's letter before its text, and the other the letter or the text alone."""
+    for one, other, is_gold in ((answer, gold, False), (gold, answer, True)):
+        named = _LETTER_AND_MORE.match(one)
+        if named is None or _OTHER_OPTION.search(one, named.end()) or _LETTER_AND_MORE.match(other):
+            continue
+        alone = _LETTER_ALONE.fullmatch(other)
+        letter = named[1] or named[2]
+        if alone:
+            return (alone[1], letter) if is_gold else (letter, alone[1])
+        if named[1]:
+            return (answer, gold[named.end() :]) if is_gold else (answer[named.end() :], gold)
+    return answer, gold

@@ -49,7 +49,9 @@ def _phrase(noun: str, adjectives: str, joins: str) -> str:
 
 
 OTHER_LANGUAGES = re.compile(
-    r"(?i)(?<![a-zà-ÿа-я])(?:" + "|".join(_phrase(*language) for language in _LANGUAGES) + r")|(?m:^)[ \t]*A:\s*"
+    r"(?i)(?<![a-zà-ÿа-я])(?:"
+    + "|".join(_phrase(*language) for language in _LANGUAGES)
+    + r")|(?m:^)[ \t*]*(?:A|Ans)(?::|(?<=s)\.)\s*"
 )
 # An answer that is called final in so many words: it takes the place of a box before it.
 FINAL = re.compile(

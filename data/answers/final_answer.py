@@ -17,11 +17,15 @@ from data.answers.notation import single_backslashes
 DENIED = "what the answer is not"
 AFTER_BOX = "final answer phrase after a box"
 _THINK_END = "</think>"
-_BOX = re.compile(r"\\(?:boxed|fbox)(?![a-zA-Z])\s*")
+_BOX = re.compile(r"(?:\\(?:boxed|fbox)(?![a-zA-Z])|(?<![a-zA-Z\\])boxed(?=\{))\s*")
 _BETWEEN_BOXES = re.compile(r"^(?:\s|\$|\\[\]\[(),;:!]|\\quad|\\qquad|\\text|[{},;]|and|or|\\&)*$")
 _ANCHOR = re.compile(
-    r"(?i)(?:final answer|answer|answer to (?:the|this) (?:question|problem))\**\s*"
+    r"(?i)(?:final answers?|answers?|answer to (?:the|this) (?:question|problem))\**\s*"
     r"(?:(?:is|are|was|equals|=)\b[:=]?|[:：]\**)\s*(?:\*\*|simply|just|therefore|thus)?\s*"
+)
+_HEADING = re.compile(r"(?im)^[#*_ \t]*(?:the )?(?:final )?answer[*_: \t]*\n\s*")
+_WEAK_ANCHOR = re.compile(
+    r"(?i)\b(?:solutions?|roots?|zeros|zeroes|pairs?|triples?|results?|values?|numbers?)\s+(?:is|are)\b\s*:?\s*"
 )
 _END = re.compile(r"\n|(?<!\d)\.(?=\s|$)|\.(?=\s+[A-Z\n])|\.$|。|।|\. I hope")
 _CORRECTION = re.compile(
@@ -116,7 +120,9 @@ def _without_boxes(text: str) -> str:
 
 def _after_anchor(text: str) -> tuple[str, int] | None:
     """(the text after the last anchor, up to the end of its sentence; where the anchor ends)."""
-    ends = [(match.end(), pattern) for pattern in (_ANCHOR, OTHER_LANGUAGES) for match in pattern.finditer(text)]
+    ends = [
+        (match.end(), pattern) for pattern in (_ANCHOR, _HEADING, OTHER_LANGUAGES) for match in pattern.finditer(text)
+    ]
     if not ends:
         return None
     place, pattern = max(ends, key=lambda end: end[0])
@@ -194,6 +200,12 @@ def final_answer(response: str) -> FinalAnswer:
         if is_denied(anchored[0]):
             return FinalAnswer(None, DENIED)
         return _corrected(tail, anchored[1]) or FinalAnswer(anchored[0], "answer phrase")
+    weak = max(_WEAK_ANCHOR.finditer(tail), key=lambda match: match.end(), default=None)
+    answer = _answer_at(tail, weak.end()) if weak else None
+    if weak and answer and _VALUE.match(answer) and not _corrected(tail, weak.end()):
+        rest = tail[tail.find(answer, weak.end()) + len(answer) :]
+        if not re.search(r"\d", rest):
+            return FinalAnswer(answer, "a sentence that gives the values")
     return FinalAnswer(None, "nothing marks an answer", tail)
 
 

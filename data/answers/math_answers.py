@@ -12,17 +12,21 @@ from dataclasses import dataclass
 
 from data.answers.answer_parts import (
     alternatives,
+    as_union,
     bracket_kind,
     has_many_values,
+    has_plus_minus,
     in_base,
     members,
     num_equals,
     number_and_unit,
+    option_apart,
     set_condition,
     sides,
     tidy,
     unknown,
     unwrap,
+    with_both_signs,
     with_commas,
     without_name,
     without_set_of_one,
@@ -188,6 +192,7 @@ def compare_math(answer: str, gold: str, budget: _Budget | None = None) -> tuple
         return "wrong", layout
     answer, gold = layout or (answer, gold)
     gold = gold if _is_prose(gold) else without_set_of_one(one_spelling(gold))
+    answer, gold = option_apart(answer, gold)
     if _is_prose(answer):
         answer = _GLUED.sub(" ", ascii_digits(answer))
     else:
@@ -219,6 +224,10 @@ def _compare_whole(answer: str, gold: str, budget: _Budget) -> tuple[str, str]:
     """By math-verify; what wraps a whole formula is taken off, what stands in a sentence is left to it."""
     bare_answer = with_commas(unwrap(answer)) if not _is_prose(answer) else answer
     bare_gold = with_commas(unwrap(gold)) if not _is_prose(gold) else gold
+    if "\\cup" in bare_gold and "\\cup" not in bare_answer:
+        bare_answer = as_union(answer) or bare_answer
+    if has_plus_minus(bare_answer) != has_plus_minus(bare_gold):
+        bare_answer, bare_gold = with_both_signs(bare_answer), with_both_signs(bare_gold)
     condition, gold_condition = set_condition(bare_answer), set_condition(bare_gold)
     bare_gold = gold_condition or bare_gold
     if condition is not None:  # math-verify reads a condition as a set on the gold's side alone
@@ -229,17 +238,25 @@ def _compare_whole(answer: str, gold: str, budget: _Budget) -> tuple[str, str]:
         verdict, reason = POOL.compare(
             gold if _DELIMITERS.search(gold) else f"${bare_gold}$", answer, [(False, False)], budget.seconds
         )
-    if verdict == "right" and _is_prose(answer) and _contradicts(answer, gold):
+    sentences = [(one, other) for one, other in ((answer, gold), (gold, answer)) if _is_prose(one)]
+    if verdict == "right" and any(_contradicts(sentence, other) for sentence, other in sentences):
         return "wrong", "the sentence's formula is of another kind"
     return verdict, reason
 
 
+_TOKEN = r"(\$[^$]{1,80}\$|[-+]?\d+(?:[.,/]\d+)*)"
+_EITHER = re.compile(
+    _TOKEN + r"(?:\s[^\s\d$]{1,12})?\s*,?\s*(?:\bor\b|\boder\b|\bou\b|或者|或|または|또는)\s*" + _TOKEN
+)
 _FORMULA = re.compile(r"(?<!\\)\$([^$]{1,200})(?<!\\)\$|\\\((.{1,200}?)\\\)")
 
 
 def _contradicts(sentence: str, gold: str) -> bool:
     """Whether the last formula of a sentence is a set where the gold is a tuple, or a term where it is a number."""
     formulas = list(_FORMULA.finditer(sentence))
+    either = _EITHER.search(sentence)
+    if either and not has_many_values(gold) and not _is_prose(gold):
+        return any((_quick(token, gold) or (True, ""))[0] is False for token in either.groups())
     if not formulas or _is_prose(gold) or re.search(r"\d", sentence[formulas[-1].end() :]):
         return False
     last = formulas[-1][1] or formulas[-1][2]
@@ -253,7 +270,7 @@ def _contradicts(sentence: str, gold: str) -> bool:
 def grade_math(prediction: str, gold: str) -> Grade:
     """Kind `math`: the prediction is an answer, perhaps in its sentence or its box."""
     text = single_backslashes(prediction[-_MAX_CHARS:])
-    if "</think>" in text:
+    if "</think>" in text or "<answer>" in text:
         text = visible_part(text) or ""
     gold = single_backslashes(gold)
     found = final_answer(text)

@@ -12,6 +12,8 @@ _COMMANDS = (
 )
 _DOUBLED = re.compile(rf"(?<!\\)\\\\(?=(?:{_COMMANDS})(?![a-zA-Z]))")
 _DOUBLED_BRACED = re.compile(r"(?<!\\)\\\\(?=(?:boxed|fbox|[dtc]?frac|sqrt|text(?:bf|it|rm)?|math(?:rm|bf|bb)|mbox)\{)")
+_DOUBLED_SIGN = re.compile(r"(?<!\\)\\\\(?:[{}%$,;!]|\([^()]{0,200}\\\\\))")
+_TYPED_NEWLINE = re.compile(r"(?<!\\)\\n(?![a-zA-Z])")
 _BACKSLASHES = re.compile(r"\\+")
 _HAS_ROWS = re.compile(r"\\begin\s*\{")
 
@@ -19,10 +21,12 @@ _HAS_ROWS = re.compile(r"\\begin\s*\{")
 def single_backslashes(text: str) -> str:
     """`\\\\\\\\frac` → `\\\\frac`: a backslash that was escaped once too often, in the text of JSON or of a program.
 
-    Where every backslash of a text is doubled (and one stands before a command), all are halved, those of rows
-    too; else only those before a command's name. Two backslashes before anything else break a line.
+    Where every backslash of a text is doubled (and one stands before a command or a sign that needs one), all are
+    halved, those of rows too; else only those before a command's name. Two backslashes before anything else break
+    a line. A typed `\\n` is one, too.
     """
-    if "\\\\" not in text or not _DOUBLED.search(text):
+    text = _TYPED_NEWLINE.sub("\n", text) if "\\n" in text else text
+    if "\\\\" not in text or not (_DOUBLED.search(text) or _DOUBLED_SIGN.search(text)):
         return text
     if all(len(run[0]) % 2 == 0 for run in _BACKSLASHES.finditer(text)):
         return _BACKSLASHES.sub(lambda run: run[0][: len(run[0]) // 2], text)
@@ -113,6 +117,14 @@ _SPELLINGS = [
     (re.compile(r"\\(sin|cos|tan|cot|sec|csc)\s*[({]?\s*(\d{1,4})\s*(?:\^\s*\{?\s*\\circ\s*\}?|°)\s*[)}]?"),
      r"\\\1(\\frac{\2\\pi}{180})"),
     (re.compile(r"\\text\s*\{\s*infinity\s*\}"), r"\\infty "),
+    (re.compile(r"^\s*\\text\s*\{[^{}]{0,60}(?:\bis|\bare|[:=])\s*\}\s*(?=\S)"), ""),
+    (re.compile(r"\s*\$?\s*(?:\\(?:blacksquare|square|Box|qed)(?![a-zA-Z])|∎|■)\s*\$?\s*\.?$"), ""),
+    (re.compile(r"(?<=\d:\d\d)\s*(?:\\text\s*\{)?\s*[aApP]\.?\s?[mM]\.?\s*\}?$"), ""),
+    (re.compile(r"\\(?:mathbf|textbf|boldsymbol|mathit|mathrm|text|bm)\s*\{\s*([-+]?\d[\d.,]{0,40})\s*\}"), r"\1"),
+    (re.compile(r"^\(([0-9a-zA-Z]{1,40})\)_"), r"\1_"),
+    (re.compile(r"\\mid(?![a-zA-Z])\s*([^|{}]{1,40}?)\s*\\mid(?![a-zA-Z])"), r"|\1|"),
+    (re.compile(r"(?<=[\d}])\s*\\[dt]?frac\s*\{\s*\\(?:text|mathrm)\s*\{[^{}]*\}\s*\}\s*\{\s*\\(?:text|mathrm)\s*\{[^{}]*\}"
+     r"(?:\^\{?\d\}?)?\s*\}$"), ""),
 ]  # fmt: skip
 _OPEN_INTERVAL = re.compile(
     r"^(\s*(?:[a-zA-Z]\s*\\in\s*)?)([\[\]])([^\[\](){},;]{1,60})[,;]([^\[\](){},;]{1,60})([\[\]])\s*$"
@@ -128,13 +140,30 @@ def _turned_brackets(match: re.Match[str]) -> str:
     return f"{match[1]}{start}{match[3]},{match[4]}{end}"
 
 
+_OPEN_DOLLARS = re.compile(r"(?<!\\)\$(\s*(?:,|;|,?\s*and|,?\s*or)\s*)\$")
+_BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10,
+          "eleven": 11, "twelve": 12, "sixteen": 16}  # fmt: skip
+_BASE_IN_WORDS = re.compile(r"_\{?\s*\\text\s*\{\s*([a-z]{3,7})\s*\}\s*\}?|_\{([a-z]{3,7})\}")
+_CONNECTIVE = re.compile(
+    r"(?i)^(?:so|thus|hence|therefore|then|also|consequently|finally|donc|ainsi|somit|daher|folglich|entonces|luego|portanto"
+    r"|logo|quindi|dunque)\s*[,:]?\s+(?=[$\\\d(\[-]|[a-zA-Z]\s*=)"
+)
+
+
+def _base(match: re.Match[str]) -> str:
+    number = _BASES.get(match[1] or match[2])
+    return f"_{{{number}}}" if number else match[0]
+
+
 def one_spelling(text: str) -> str:
     """An answer (not a sentence) in one spelling."""
     text = latex_characters(single_backslashes(text)).strip()
     marks = _OUTER_MARKS.match(text)
     if marks and marks[1] not in marks[2]:
         text = marks[2].strip()
-    text = _SIZES.sub("", text)
+    if not text.startswith("$") and not text.endswith("$"):
+        text = _OPEN_DOLLARS.sub(r"\1", text)  # the dollars of `$1$ and $2$`, whose outer ones are gone
+    text = _BASE_IN_WORDS.sub(_base, _SIZES.sub("", _CONNECTIVE.sub("", text)))
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
     text = _OPEN_INTERVAL.sub(_turned_brackets, text)
