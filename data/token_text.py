@@ -127,7 +127,8 @@ def steps_on_tokens(steps: Sequence[str], tokens: TokenText) -> tuple[list[str],
     Text and tokens of every step agree: with the tokens `5`, `.\\n\\n` and `6` the steps `5.`, `\\n\\n6` become
     `5.\\n\\n` and `6`. A step that lies within a token joins the one that the token begins in.
     """
-    return steps_at_token_ends(sorted({end for end in token_step_ends(steps, tokens) if end}), tokens)
+    ends = {*token_step_ends(steps, tokens), len(tokens.ends) - 1} - {0}
+    return steps_at_token_ends(sorted(ends), tokens)
 
 
 def encode_response(tokenizer: Any, prompt_ids: Sequence[int], text: str) -> tuple[list[int], bool]:
@@ -159,15 +160,16 @@ def _context(prompt_ids: Sequence[int], decode: Decode) -> list[int]:
 
 
 def _whole(ids: Sequence[int], decode: Decode, at_least: int = 0) -> str:
-    """The text of the longest beginning of `ids` that ends with a whole character."""
+    """The text of `ids` without the first bytes of a character that they do not end."""
     text = decode(ids)
     if not text.endswith(_LOST):
         return text
+    cut = text.rstrip(_LOST)
     for length in range(len(ids) - 1, max(at_least, len(ids) - _LONGEST) - 1, -1):
         shorter = decode(ids[:length])
         if not shorter.endswith(_LOST):
-            return shorter
-    return text.rstrip(_LOST)
+            return cut if cut.startswith(shorter) else shorter  # bytes that make no character can spoil those before
+    return cut
 
 
 def _added(context: Sequence[int], ids: Sequence[int], decode: Decode) -> str:
@@ -187,7 +189,8 @@ def _read_units(context: Sequence[int], ids: Sequence[int], decode: Decode, text
         is_whole = not piece.endswith(_LOST) and text.startswith(piece, chars)
         if is_whole:
             chars, start = chars + len(piece), k
-        ends.append(chars)
+        begun = len(piece.rstrip(_LOST)) if text.startswith(piece.rstrip(_LOST), chars) else 0
+        ends.append(chars if is_whole else max(ends[-1], chars + begun))
         is_border.append(is_whole)
     ends[-1], is_border[-1] = len(text), True
     return TokenText(text, ends, is_border)

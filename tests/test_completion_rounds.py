@@ -336,7 +336,9 @@ def test_a_job_asks_in_rounds_and_goes_on_in_any(tmp_path: Path, tiny_policy: Pa
     from sampling.job import run_job
 
     tokenizer = load_tokenizer(str(tiny_policy))  # the states are in the policy's tokens, 10 to 13
-    states = [State(f"p/{k}#1", "p", f"p/{k}", 1, "Q", tokenizer.decode([10 + k]), [9], [10 + k], "7") for k in range(4)]
+    states = [
+        State(f"p/{k}#1", "p", f"p/{k}", 1, "Q", tokenizer.decode([10 + k]), [9], [10 + k], "7") for k in range(4)
+    ]
     write_records(tmp_path / "s.jsonl", states)
     output = tmp_path / "c.jsonl"
 
