@@ -28,7 +28,7 @@ from runtime.schemas import RLConfig
 from runtime.tracking import check_tracking
 from sampling.server import VLLMServer
 from sampling.vllm_client import VLLMClient
-from training.guards import check_tokenizer, model_limits
+from training.guards import check_stop_tokens, check_tokenizer, model_limits
 
 log = logging.getLogger("rl")
 OWN_SERVER = "sampling.server.VLLMServer"
@@ -47,6 +47,7 @@ def main(config: RLConfig) -> None:
     torch.manual_seed(config.seed)
     tokenizer = load_tokenizer(config.model["path"])
     check_tokenizer(tokenizer, model_limits(config.model["path"], tokenizer))
+    check_stop_tokens(tokenizer, config.model["path"])
     # server=none is a node without a component
     if config.server and config.server.get("_target_", OWN_SERVER) != OWN_SERVER:
         raise BadConfig("reinforcement learning keeps one server in step with the policy: set server=own or none")

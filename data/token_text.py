@@ -20,6 +20,15 @@ from typing import Any
 from data.records import BadInput
 from data.steps import Decode, Decoder
 
+# What two tokenizers are compared on: words, digits, code, mathematics, other scripts and white space, of which they
+# seldom cut all alike.
+PROBE_TEXT = (
+    "Mia has 12 apples; she buys 3.75 more and gives away 1,048. How many now?\n\n"
+    "Step 1: \\frac{x^2 - 4}{x + 2} = \\boxed{x - 2}\t#### -17\r\n"
+    "def f(a_b): return [a_b ** 2 for _ in range(10)]  // naïve Übung, 数学, Привет, مرحبا 🙂"
+)
+PROBE_TEXTS = (PROBE_TEXT, " 5.\n\n6", "  two spaces", "\n\n\nThought 2:\n", "####\u2028e\u0301 ﬁ", "a b  c\t\td")
+
 _LOST = "\ufffd"  # what bytes read as that make no character, or not yet
 _CONTEXT = 8  # tokens of the prompt that a text is decoded behind, at least
 _LONGEST = 8  # tokens that one character is cut into, at most

@@ -8,6 +8,7 @@ and byte-level BPE with 131k tokens. The third is the quick start's.
 import json
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +71,8 @@ def build(name: str, folder: Path, num_ranks: int | None = None) -> Subject:
 
 def _saved(name: str, folder: Path, tokenizer: Any, original: Any = None) -> Subject:
     tokenizer.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "vocab_size": len(tokenizer)}))
+    config = {"model_type": "llama", "vocab_size": len(tokenizer), "transformers_version": version("transformers")}
+    (folder / "config.json").write_text(json.dumps(config))
     (folder / "model.safetensors").touch()
     assert is_plain(str(folder)), "the light loader is to be measured"
     loaded = load_tokenizer(str(folder))

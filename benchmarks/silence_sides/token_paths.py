@@ -22,6 +22,7 @@ from typing import Any
 
 from benchmarks.silence_sides.real_tokenizers import NAMES, Subject, build
 from data.answers.grade import Grade
+from data.example_view import token_text
 from data.examples import encode_demonstration
 from data.process_data.formats import to_step_texts
 from data.prompts import EncodedPrompt, PromptTemplate
@@ -29,6 +30,7 @@ from data.records import Demonstration, LabelledSteps, Problem, State, Trajector
 from data.splitters import SPLITTERS, splitter
 from data.step_examples import encode_labelled
 from data.token_text import encode_response, read_tokens
+from pipeline.show_prompt import token_pieces
 from pipeline.state_pairs import step_pairs
 from rewards.cut_points import split_at_cut_points
 from rewards.monte_carlo import finished, states_of
@@ -366,6 +368,19 @@ def of_judged_steps(case: Case) -> Iterator[Check]:
         yield lengths[0] < len(text) <= lengths[1], f"step {number} is read at token {position}"
 
 
+def of_pages(case: Case) -> Iterator[Check]:
+    """What a reader is shown: the pieces of a prompt's page, and the marks of an example."""
+    tokenizer, ids = case.subject.tokenizer, [*case.prompt.ids, *case.ids]
+    wanted = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    yield same("".join(piece.text for piece in token_pieces(tokenizer, ids, len(case.prompt.ids))), wanted, "page")
+    names = set(tokenizer.all_special_tokens)
+    shown = [token_text(tokenizer)(token) for token in case.ids]
+    for token, text in zip(case.ids, shown, strict=True):
+        raw = case.subject.token_bytes[token]
+        is_text = "\ufffd" not in raw.decode(errors="replace")
+        yield (text == raw.decode() if is_text else text not in names), f"token {token} is shown as {text!r}"
+
+
 def _trajectory(case: Case, ids: list[int] | None = None, name: str = "p/0") -> Trajectory:
     sample, _ = case.sampled(case.ids if ids is None else ids)
     task = Recorder(case.rng.choice(list(SPLITTERS)))
@@ -414,6 +429,7 @@ PATHS: dict[str, Callable[[Case], Iterator[Check]]] = {
     "cut points": of_cut_points,
     "step pairs": of_pairs,
     "judged steps": of_judged_steps,
+    "pages": of_pages,
 }
 
 

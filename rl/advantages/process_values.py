@@ -14,6 +14,7 @@ Its score after a step is its estimate of the value of the state the step leads 
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -87,9 +88,9 @@ class ProcessValueAdvantage:
         """Move the network."""
         self.model.to(device)  # type: ignore[arg-type]
 
-    def vocabulary_sizes(self) -> dict[str, int]:
-        """Of the one network."""
-        return {"process reward model": int(self.model.config.vocab_size)}
+    def networks(self) -> dict[str, Any]:
+        """The one network."""
+        return {"process reward model": self.model}
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, live: Live) -> Estimate:
         """Every response token gets the advantage of its step."""
