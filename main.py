@@ -26,7 +26,7 @@ from runtime.logs import set_up_logging
 from runtime.run_dir import check_run_dir, is_finished, open_run_dir
 from runtime.schemas import RLConfig
 from runtime.tracking import check_tracking
-from training.guards import check_tokenizer, model_limits
+from training.guards import check_stop_tokens, check_tokenizer, model_limits
 
 log = logging.getLogger("rl")
 
@@ -44,6 +44,7 @@ def main(config: RLConfig) -> None:
     torch.manual_seed(config.seed)
     tokenizer = load_tokenizer(config.model["path"])
     check_tokenizer(tokenizer, model_limits(config.model["path"], tokenizer))
+    check_stop_tokens(tokenizer, config.model["path"])
     server, client = make_client(config)
     lock = exclusive(run_dir) if is_main_rank() else nullcontext()
     with lock, process_group(is_needed_alone=bool(config.deepspeed)):

@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from data.examples import OutcomeExample, PairExample, StepExample, TokenExample
+from data.steps import Decoder
 
 Piece = Callable[[int], str]
 _DIM, _GREEN, _RED, _BOLD, _END = "\x1b[2m", "\x1b[32m", "\x1b[31m", "\x1b[1;35m", "\x1b[0m"
@@ -31,10 +32,11 @@ class Mark:
 
 
 def token_text(tokenizer: Any) -> Piece:
-    """The text of one token by itself, special ones too; the token's own name where it is no whole character."""
+    """The text of one token behind others, special ones too; the token's own name where it is no whole character."""
+    decode = Decoder(tokenizer, skips_special_tokens=False)
 
     def piece(token: int) -> str:
-        text: str = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        text = decode.piece(token)
         return str(tokenizer.convert_ids_to_tokens(token)) if "\ufffd" in text else text
 
     return piece

@@ -18,7 +18,7 @@ from data.prompts import encode_text
 from data.records import BadInput, Demonstration, PreferencePair
 from data.token_text import encode_response
 
-log = logging.getLogger("train")
+log = logging.getLogger(__name__)
 
 E = TypeVar("E")
 R = TypeVar("R")

@@ -20,6 +20,15 @@ from typing import Any
 from data.records import BadInput
 from data.steps import Decode, Decoder
 
+# What two tokenizers are compared on: words, digits, code, mathematics, other scripts and white space, of which they
+# seldom cut all alike.
+PROBE_TEXT = (
+    "Mia has 12 apples; she buys 3.75 more and gives away 1,048. How many now?\n\n"
+    "Step 1: \\frac{x^2 - 4}{x + 2} = \\boxed{x - 2}\t#### -17\r\n"
+    "def f(a_b): return [a_b ** 2 for _ in range(10)]  // naïve Übung, 数学, Привет, مرحبا 🙂"
+)
+PROBE_TEXTS = (PROBE_TEXT, " 5.\n\n6", "  two spaces", "\n\n\nThought 2:\n", "####\u2028e\u0301 ﬁ", "a b  c\t\td")
+
 _LOST = "\ufffd"  # what bytes read as that make no character, or not yet
 _CONTEXT = 8  # tokens of the prompt that a text is decoded behind, at least
 _LONGEST = 8  # tokens that one character is cut into, at most
@@ -127,7 +136,8 @@ def steps_on_tokens(steps: Sequence[str], tokens: TokenText) -> tuple[list[str],
     Text and tokens of every step agree: with the tokens `5`, `.\\n\\n` and `6` the steps `5.`, `\\n\\n6` become
     `5.\\n\\n` and `6`. A step that lies within a token joins the one that the token begins in.
     """
-    return steps_at_token_ends(sorted({end for end in token_step_ends(steps, tokens) if end}), tokens)
+    ends = {*token_step_ends(steps, tokens), len(tokens.ends) - 1} - {0}
+    return steps_at_token_ends(sorted(ends), tokens)
 
 
 def encode_response(tokenizer: Any, prompt_ids: Sequence[int], text: str) -> tuple[list[int], bool]:
@@ -159,15 +169,16 @@ def _context(prompt_ids: Sequence[int], decode: Decode) -> list[int]:
 
 
 def _whole(ids: Sequence[int], decode: Decode, at_least: int = 0) -> str:
-    """The text of the longest beginning of `ids` that ends with a whole character."""
+    """The text of `ids` without the first bytes of a character that they do not end."""
     text = decode(ids)
     if not text.endswith(_LOST):
         return text
+    cut = text.rstrip(_LOST)
     for length in range(len(ids) - 1, max(at_least, len(ids) - _LONGEST) - 1, -1):
         shorter = decode(ids[:length])
         if not shorter.endswith(_LOST):
-            return shorter
-    return text.rstrip(_LOST)
+            return cut if cut.startswith(shorter) else shorter  # bytes that make no character can spoil those before
+    return cut
 
 
 def _added(context: Sequence[int], ids: Sequence[int], decode: Decode) -> str:
@@ -187,7 +198,8 @@ def _read_units(context: Sequence[int], ids: Sequence[int], decode: Decode, text
         is_whole = not piece.endswith(_LOST) and text.startswith(piece, chars)
         if is_whole:
             chars, start = chars + len(piece), k
-        ends.append(chars)
+        begun = len(piece.rstrip(_LOST)) if text.startswith(piece.rstrip(_LOST), chars) else 0
+        ends.append(chars if is_whole else max(ends[-1], chars + begun))
         is_border.append(is_whole)
     ends[-1], is_border[-1] = len(text), True
     return TokenText(text, ends, is_border)

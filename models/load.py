@@ -74,10 +74,24 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 def load_end_ids(path: str) -> list[int]:
     """The end-of-sequence ids of a model's generation settings (or of its configuration); there can be several."""
+    found = generation_end_ids(path)
+    return config_end_ids(path) if found is None else found
+
+
+def generation_end_ids(path: str) -> list[int] | None:
+    """Those of generation_config.json, which engines stop at; None where there is no such file."""
     try:
-        found: Any = GenerationConfig.from_pretrained(path).eos_token_id
+        return _as_ids(GenerationConfig.from_pretrained(path).eos_token_id)
     except OSError:
-        found = getattr(load_config(path), "eos_token_id", None)
+        return None
+
+
+def config_end_ids(path: str) -> list[int]:
+    """Those of config.json."""
+    return _as_ids(getattr(load_config(path).get_text_config(), "eos_token_id", None))
+
+
+def _as_ids(found: Any) -> list[int]:
     return [] if found is None else [found] if isinstance(found, int) else list(found)
 
 

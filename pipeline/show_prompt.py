@@ -13,12 +13,15 @@ import sys
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from data.examples import encode_demonstration
 from data.prompts import EncodedPrompt, PromptTemplate, encode_prompt
 from data.records import BadInput, Demonstration, Problem
+from data.steps import Decoder
+from data.token_text import read_tokens
 from pipeline.stage import StageContext
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja")
@@ -155,31 +158,20 @@ def remarks(template: Any, tokenizer: Any, problem: Problem, encoded: EncodedPro
 def token_pieces(tokenizer: Any, ids: Sequence[int], num_prompt: int) -> list[Piece]:
     """The tokens with the text each of them brings; tokens from `num_prompt` on are those the loss reads.
 
-    Tokens that are parts of one character (bytes) make one piece, of up to four tokens.
+    Tokens that are parts of one character (bytes) make one piece.
     """
     special = set(tokenizer.all_special_ids)
-
-    def decode(some: Sequence[int]) -> str:
-        text: str = tokenizer.decode(some, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        return text
-
-    def text_of(start: int, end: int) -> str:
-        before = ids[max(0, start - 8) : start]
-        known, text = decode(before), decode([*before, *ids[start:end]])
-        return text[len(known) :] if text.startswith(known) else decode(ids[start:end])
-
-    pieces: list[Piece] = []
-    start = 0
-    while start < len(ids):
-        border = num_prompt if start < num_prompt else len(ids)
-        end = start + 1
-        for longer in range(start + 1, min(start + 4, border) + 1):
-            if "\ufffd" not in text_of(start, longer):
-                end = longer
-                break
-        pieces.append(Piece(text_of(start, end), list(ids[start:end]), start >= num_prompt, ids[start] in special))
-        start = end
-    return pieces
+    tokens = read_tokens([], ids, Decoder(tokenizer, skips_special_tokens=False))
+    cuts = [k for k in range(len(ids) + 1) if tokens.is_border[k] or k == num_prompt]
+    return [
+        Piece(
+            tokens.text[tokens.ends[start] : tokens.ends[end]],
+            list(ids[start:end]),
+            start >= num_prompt,
+            ids[start] in special,
+        )
+        for start, end in pairwise(cuts)
+    ]
 
 
 def visible(text: str) -> str:

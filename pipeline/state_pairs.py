@@ -47,7 +47,7 @@ def step_pairs(
     """
     children: dict[tuple[int, ...], dict[tuple[int, ...], Option]] = defaultdict(dict)
     for trajectory in group:
-        starts = [0, *trajectory.step_ends[:-1]]
+        starts = [0, *trajectory.step_ends][: len(trajectory.step_ends)]
         rows = zip(starts, trajectory.step_ends, values[trajectory.id], strict=True)
         for step, (start, end, value) in enumerate(rows):
             prefix = tuple(trajectory.response_ids[:start])

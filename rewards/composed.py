@@ -62,9 +62,9 @@ class ComposedReward:
         for term in self._with_models():
             term.to(device)
 
-    def vocabulary_sizes(self) -> dict[str, int]:
-        """Of all networks."""
-        return {name: size for term in self._with_models() for name, size in term.vocabulary_sizes().items()}
+    def networks(self) -> dict[str, Any]:
+        """All of them."""
+        return {name: model for term in self._with_models() for name, model in term.networks().items()}
 
     def _with_models(self) -> list[Any]:
         return [term for term in self.terms.values() if isinstance(term, HoldsModels)]

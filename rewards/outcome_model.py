@@ -5,6 +5,7 @@ training: the same ids, the same last token.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -36,9 +37,9 @@ class OutcomeModelReward:
         """Move the network."""
         self.model.to(device)  # type: ignore[arg-type]
 
-    def vocabulary_sizes(self) -> dict[str, int]:
-        """Of the one network."""
-        return {"outcome reward model": int(self.model.config.vocab_size)}
+    def networks(self) -> dict[str, Any]:
+        """The one network."""
+        return {"outcome reward model": self.model}
 
     @torch.inference_mode()
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:

@@ -143,9 +143,9 @@ class ProcessReward:
         """Move the network."""
         self.model.to(device)  # type: ignore[arg-type]
 
-    def vocabulary_sizes(self) -> dict[str, int]:
-        """Of the one network."""
-        return {"process reward model": int(self.model.config.vocab_size)}
+    def networks(self) -> dict[str, Any]:
+        """The one network."""
+        return {"process reward model": self.model}
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """Outcome 0 and one reward a step. Raises BadInput for a trajectory without token ids."""

@@ -6,7 +6,7 @@ never from lists that run beside it, so that no cut into batches can grade one s
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -44,5 +44,5 @@ class HoldsModels(Protocol):
     def to(self, device: torch.device) -> None:
         """Move them."""
 
-    def vocabulary_sizes(self) -> dict[str, int]:
-        """Name → number of token ids each of them knows: those of the policy must be among them."""
+    def networks(self) -> dict[str, Any]:
+        """Name → network; each must have the policy's tokenizer: it is given the policy's ids."""

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from models.inputs import network
-from models.load import load_reference, max_length_of
+from models.load import BadModel, load_reference, load_tokenizer, max_length_of
 from models.lora import PolicyWithoutAdapters
+from models.tokenizer_checks import tokenizer_differences
 from rewards.score import HoldsModels
 from rl.critic import Critic
 from rl.engines import check_engines, make_engine, without_dropout
@@ -59,8 +60,9 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: OwnServer | None, cli
     reward = build(config.reward)
     for part in (reward, estimator):
         if isinstance(part, HoldsModels):
-            for name, size in part.vocabulary_sizes().items():
-                check_vocabulary(model, size, name)
+            for name, found in part.networks().items():
+                check_vocabulary(model, int(found.config.vocab_size), name)
+                check_same_tokenizer(tokenizer, str(found.config.name_or_path), name)
             part.to(device())
     if critic is not None:
         check_vocabulary(model, int(network(critic.engine.model).config.vocab_size), "critic")
@@ -209,6 +211,20 @@ def check_vocabulary(policy: Any, size: int, name: str) -> None:
     own = int(policy.config.vocab_size)
     if size != own:
         raise BadConfig(f"the policy knows {own} token ids and the {name} {size}: both must have one tokenizer")
+
+
+def check_same_tokenizer(tokenizer: Any, path: str, name: str) -> None:
+    """Raise BadConfig where the tokenizer beside another network's weights is not the policy's; a folder without one is
+    taken on trust, which the log says."""
+    try:
+        other = load_tokenizer(path)
+    except BadModel as error:
+        log.warning("that the %s has the policy's tokenizer is taken on trust: %s", name, error)
+        return
+    differences = tokenizer_differences(tokenizer, other, ("the policy", f"the {name}"))
+    if differences:
+        raise BadConfig(f"{path}: the {name} has another tokenizer than the policy: {differences[0]}: it would read "
+                        "other texts than were sampled: train it on this policy's tokens")  # fmt: skip
 
 
 def make_critic(config: RLConfig) -> Critic | None:

@@ -10,12 +10,6 @@ from data.steps import Decode
 from data.token_text import added_text
 from sampling.client import SampleRequest
 
-# Words, digits, code, mathematics, other scripts and white space: two tokenizers seldom cut all of it alike.
-PROBE_TEXT = (
-    "Mia has 12 apples; she buys 3.75 more and gives away 1,048. How many now?\n\n"
-    "Step 1: \\frac{x^2 - 4}{x + 2} = \\boxed{x - 2}\t#### -17\r\n"
-    "def f(a_b): return [a_b ** 2 for _ in range(10)]  // naïve Übung, 数学, Привет, مرحبا 🙂"
-)
 _MANY = 32
 
 

@@ -23,13 +23,14 @@ from typing import Any
 from data.failed_rows import failed_path, write_failed
 from data.jsonl import file_sha256, write_json
 from data.records import BadInput
+from data.token_text import PROBE_TEXT
 from runtime.entrypoint import build
 from runtime.life import exclusive
 from runtime.run_dir import model_fingerprint, provenance, same_origin
 from runtime.schemas import SampleConfig
 from runtime.tracking import Progress
 from sampling.client import Client, SampleRequest, SamplingParams, ServerGone, ShowsLife
-from sampling.input_checks import PROBE_TEXT, check_origin, check_unique
+from sampling.input_checks import check_origin, check_unique
 from sampling.local_engines_client import LocalEnginesClient
 from sampling.requests import CompletionRequests
 from sampling.rounds import Rounds, RoundSource, run_rounds

@@ -58,7 +58,7 @@ def read_sample(sample: Sample, prompt_ids: Sequence[int], tokenizer: Any) -> Sa
     if sample.stop and sample.stop in text:
         text = text[: text.index(sample.stop)]
         num = bisect.bisect_left(tokens.ends, len(text))
-    if "\ufffd" not in tokens.text and "".join(text.split()) != "".join(sample.text.split()):
+    if "".join(text.split()) != "".join(sample.text.split()) and "\ufffd" not in decode(tokenizer)(ids):
         raise BadInput(
             f"the sampler reads its tokens as {_start(sample.text, text)}, the policy's tokenizer as "
             f"{_start(text, sample.text)}: serve the policy with its own tokenizer"

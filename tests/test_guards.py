@@ -13,11 +13,13 @@ from data.examples import OutcomeExample, PairExample, StepExample, TokenExample
 from data.left_out import count_left_out
 from data.records import BadInput
 from models.load import BadModel, load_end_ids, load_tokenizer
+from models.tokenizer_checks import stop_token_faults, tokenizer_differences
 from training.guards import (
     Limits,
     check_amount,
     check_examples,
     check_held_out,
+    check_stop_tokens,
     check_tokenizer,
     model_limits,
     read_tokens,
@@ -175,3 +177,84 @@ def test_a_tokenizer_without_an_end_token_cannot_train(copied: Path) -> None:
     tokenizer = load_tokenizer(str(copied))
     with pytest.raises(BadInput, match="the tokenizer's eos token is not set: set eos_token in its tokenizer_config"):
         check_tokenizer(tokenizer, model_limits(str(copied), tokenizer))
+
+
+CHAT = "{% for m in messages %}<|user|>{{ m['content'] }}<|turn|>{% endfor %}"
+
+
+def words(template: str = "", end: str = "<|end|>", **more: int) -> PreTrainedTokenizerFast:
+    """A tokenizer of a few words; `more` are others with their ids."""
+    names = {"<|pad|>": 0, "<|end|>": 1, "<|user|>": 2, "<|turn|>": 3, "?": 4, **more}
+    found = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(names, unk_token="?")), eos_token=end, unk_token="?"
+    )
+    found.add_special_tokens({"additional_special_tokens": ["<|user|>", "<|turn|>"]})
+    found.chat_template = template or None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("template", "config", "generation", "faults"),
+    [
+        ("", [1], [1], []),
+        ("", [1], [], []),  # no generation_config.json: engines read config.json
+        ("", [2], [1], ["id 1, config.json ends at 2", "config.json ends at 2, generation_config.json, which engines"]),
+        ("", [1], [2, 3], ["id 1, generation_config.json ends at 2, 3", "config.json ends at 1, generation_config"]),
+        (CHAT, [1], [1, 3], []),
+        (CHAT, [1], [1], ["the chat template ends a turn with '<|turn|>' (id 3), a response ends at 1"]),
+        ("{{ messages[-1]['content'] }}", [1], [1], ["the chat template ends a turn without a token"]),
+        ("{{ raise_exception('no') }}", [1], [1], []),
+    ],
+)
+def test_whatever_names_the_end_of_a_response_names_the_same(
+    template: str, config: list[int], generation: list[int], faults: list[str]
+) -> None:
+    found = stop_token_faults(words(template), config, generation)
+    assert len(found) == len(faults)
+    assert all(part in line for part, line in zip(faults, found, strict=True))
+
+
+def test_the_ends_of_a_folder_are_compared_before_training(
+    tiny_policy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = load_tokenizer(str(tiny_policy))
+    check_stop_tokens(tokenizer, str(tiny_policy))
+    assert caplog.text == ""
+    shutil.copytree(tiny_policy, tmp_path / "other")
+    (tmp_path / "other" / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    check_stop_tokens(tokenizer, str(tmp_path / "other"))
+    assert "the tokenizer's end token '<|end|>' is id 1, generation_config.json ends at 7, 9" in caplog.text
+
+
+def test_tokenizers_differ_in_ids_in_texts_or_in_the_ids_of_tokens() -> None:
+    def found(one: Any, other: Any, texts: tuple[str, ...] = ("a", "b")) -> list[str]:
+        return tokenizer_differences(one, other, ("the policy", "the judge"), texts)
+
+    base = words(a=5, b=6)
+    assert found(base, words(a=5, b=6)) == found(base, words(a=5, b=6, c=7)) == []
+    swapped = found(base, words(a=6, b=5))
+    assert swapped[0] == "of 'a' the policy makes 1 tokens, from token 0 on [5], the judge 1, [6]"
+    assert swapped[-1] == "2 tokens have other ids: 'a' is 5 of the policy, 6 of the judge"
+    special = words(a=5, b=6)
+    special.add_special_tokens({"additional_special_tokens": ["a"]})
+    assert found(base, special) == ["the policy reads the same tokens as 'a', the judge as ''"]
+
+
+def test_a_judge_with_another_tokenizer_is_refused_by_reinforcement_learning(
+    tiny_policy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from models.tiny import build_tokenizer
+    from rl.assembly import check_same_tokenizer
+    from runtime.entrypoint import BadConfig
+
+    tokenizer = load_tokenizer(str(tiny_policy))
+    check_same_tokenizer(tokenizer, str(tiny_policy), "process reward model")
+    shutil.copytree(tiny_policy, tmp_path / "prm")
+    build_tokenizer(["zzz yyy zzz yyy xxx"], len(tokenizer)).save_pretrained(tmp_path / "prm")
+    with pytest.raises(BadConfig, match="the process reward model has another tokenizer than the policy: of 'Mia has"):
+        check_same_tokenizer(tokenizer, str(tmp_path / "prm"), "process reward model")
+    for file in (tmp_path / "prm").glob("tokenizer*"):
+        file.unlink()
+    assert caplog.text == ""
+    check_same_tokenizer(tokenizer, str(tmp_path / "prm"), "process reward model")
+    assert "is taken on trust" in caplog.text

@@ -12,10 +12,11 @@ from test_runner import job_config, run_the_job
 
 from data.jsonl import read_records, write_records
 from data.records import BadInput, State
+from data.token_text import PROBE_TEXT
 from models.tiny import build_tiny, build_tokenizer
 from runtime.entrypoint import build
 from sampling.client import SampleRequest, ServerGone
-from sampling.input_checks import PROBE_TEXT, check_origin, check_state_tokens, check_unique
+from sampling.input_checks import check_origin, check_state_tokens, check_unique
 from sampling.requests import decode
 
 

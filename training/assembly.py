@@ -23,6 +23,7 @@ from training.guards import (
     check_amount,
     check_examples,
     check_held_out,
+    check_stop_tokens,
     check_targets,
     check_tokenizer,
     model_limits,
@@ -47,6 +48,7 @@ def make_loader(config: TrainConfig, examples: Sequence[Any]) -> Loader:
 
 def load_data(config: TrainConfig, tokenizer: Any) -> tuple[list[Any], list[Any]]:
     """Training and evaluation examples, past the guards; no evaluation examples where the config has none."""
+    check_stop_tokens(tokenizer, config.model["path"])
     examples = load_examples(config, config.examples, tokenizer)
     eval_examples = load_examples(config, config.eval_examples, tokenizer) if config.eval_examples else []
     if eval_examples:

@@ -16,7 +16,8 @@ from data.examples import OutcomeExample, PairExample, StepExample, TokenExample
 from data.label_balance import check_balance
 from data.left_out import leave_out
 from data.records import BadInput
-from models.load import load_config, load_end_ids
+from models.load import config_end_ids, generation_end_ids, load_config, load_end_ids
+from models.tokenizer_checks import stop_token_faults
 
 log = logging.getLogger("train")
 E = TypeVar("E")
@@ -54,6 +55,12 @@ def check_tokenizer(tokenizer: Any, limits: Limits) -> None:
             what = "is not set" if token is None else f"is id {token}, the model has {limits.vocabulary} embeddings"
             raise BadInput(f"{limits.path}: the tokenizer's {name} token {what}: set {name}_token in its "
                            "tokenizer_config.json to a token of the vocabulary")  # fmt: skip
+
+
+def check_stop_tokens(tokenizer: Any, path: str) -> None:
+    """Warn where tokenizer, configurations and chat template of a model folder name different ends of a response."""
+    for line in stop_token_faults(tokenizer, config_end_ids(path), generation_end_ids(path) or []):
+        log.warning("%s: %s", path, line)
 
 
 def check_examples(examples: Sequence[E], path: str, limits: Limits, max_length: int | None = None) -> list[E]:

@@ -1,1 +1,1 @@
-"""The sides of the benchmark of what could be wrong without a word."""
+"""What `benchmarks.silence` measures, a module for each part."""

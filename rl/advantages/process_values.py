@@ -16,6 +16,7 @@ itself as V_S. Three forms of what a step is credited with:
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -98,9 +99,9 @@ class ProcessValueAdvantage:
         """Move the network."""
         self.model.to(device)  # type: ignore[arg-type]
 
-    def vocabulary_sizes(self) -> dict[str, int]:
-        """Of the one network."""
-        return {"process reward model": int(self.model.config.vocab_size)}
+    def networks(self) -> dict[str, Any]:
+        """The one network."""
+        return {"process reward model": self.model}
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, live: Live) -> Estimate:
         """Every response token gets the advantage of its step."""

@@ -1,0 +1,138 @@
+"""From tokens to text on published tokenizers: SentencePiece, byte-level BPE with 131k tokens, and the tiny one.
+
+`benchmarks.silence_sides.token_paths` sends random texts through every path; here are a few of them, and the cases that
+once differed written out.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.silence_sides.real_tokenizers import NAMES, Subject, build
+from data.answers.grade import Grade
+from data.records import LabelledSteps, Problem, State, Trajectory
+from data.splitters import splitter
+from data.steps import Decoder
+from rewards.cut_points import split_at_cut_points
+from rewards.monte_carlo import finished, states_of
+from sampling.client import SampleRequest, SamplingParams
+from sampling.completion_api import read_samples
+from sampling.requests import make_completions, make_trajectory
+
+PROBLEM = Problem("p", "", "6")
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
+    """All tokenizers; of the largest the first 16k tokens, which is the same and faster."""
+    pytest.importorskip("mistral_common", reason="the published tokenizers lie in the package mistral_common")
+    folder: Path = tmp_path_factory.mktemp("tokenizers")
+    return {name: build(name, folder / name, 16000) for name in NAMES}
+
+
+class Sums:
+    """A task whose answer is the number at the end of all it reads."""
+
+    name = "sums"
+
+    def __init__(self, splitter_name: str = "lines"):
+        self.split_steps = splitter(splitter_name)
+        self.read: list[str] = []
+
+    def grade(self, gold: Any, response: str, num_options: int = 0) -> Grade:
+        self.read.append(response)
+        return Grade(response, response.split()[-1:] == [gold])
+
+
+def sampled(
+    subject: Subject, task: Any, prompt: str, ids: list[int], text: str, reason: str, stop: Any = None
+) -> Trajectory:
+    """A trajectory from what vLLM answers; every token has the log-prob -1."""
+    request = SampleRequest("p", prompt, list(subject.tokenizer(prompt).input_ids))
+    choice = {"index": 0, "text": text, "token_ids": ids, "finish_reason": reason, "stop_reason": stop,
+              "logprobs": {"token_logprobs": [-1.0] * len(ids)}}  # fmt: skip
+    params = SamplingParams(1, 1.0, 64, has_logprobs=True)
+    (sample,) = read_samples("completions", {"choices": [choice]}, request, params)
+    return make_trajectory(task, subject.tokenizer, PROBLEM, request, 0, sample)
+
+
+def tokens(subject: Subject, *pieces: str) -> list[int]:
+    """The ids of pieces that are each one token: `▁5`, `<0x0A>` or `5`, as the vocabulary writes them."""
+    ids: list[int] = subject.tokenizer.convert_tokens_to_ids(list(pieces))
+    assert subject.tokenizer.unk_token_id not in ids
+    return ids
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_random_texts_and_cuts_read_as_their_bytes_on_every_path(name: str, subjects: dict[str, Subject]) -> None:
+    from benchmarks.silence_sides.token_paths import PATHS, count
+
+    rows = count(subjects[name], num_texts=20, seed=0)
+    assert [(row.path, row.differences, row.first) for row in rows] == [(path, 0, "") for path in PATHS]
+    assert sum(row.cuts for row in rows) > 500
+
+
+def test_segments_of_a_response_whose_last_token_holds_the_beginning_of_a_stop_string(
+    subjects: dict[str, Subject],
+) -> None:
+    tekken = subjects["tekken"]
+    ids = tokens(tekken, "2", "+", "4", "=", "6", ".ĊĊ", "Q")  # the stop string "\n\nQ" begins within `.\n\n`
+    row = sampled(tekken, Sums(), "1+1\n", ids, "2+4=6.", "stop", "\n\nQ")
+    assert (row.response, row.response_ids, row.logprobs) == ("2+4=6.", ids[:6], [-1.0] * 6)
+    cut = split_at_cut_points(row, [-0.01, -1.0, -0.01, -1.0, -0.01, -0.01], Decoder(tekken.tokenizer))
+    assert (cut.steps, cut.step_ends) == (["2+", "4=", "6."], [2, 4, 6])
+
+
+def test_a_stop_string_is_found_in_a_response_that_begins_with_a_space(subjects: dict[str, Subject]) -> None:
+    pieces = subjects["sentencepiece"]
+    ids = tokens(pieces, "▁answer", "▁", "6", "<0x0A>", "<0x0A>", "Q")
+    row = sampled(pieces, Sums(), "Q:", ids, " answer 6", "stop", "\n\n")
+    assert (row.response, row.response_ids, row.logprobs) == (" answer 6", ids[:3], [-1.0] * 3)
+    assert row.step_ends == [3]
+
+
+def test_a_token_over_a_step_border_and_its_text_are_of_one_step(subjects: dict[str, Subject]) -> None:
+    tekken = subjects["tekken"]
+    ids = [*tokens(tekken, "5", ".ĊĊ", "6"), tekken.tokenizer.eos_token_id]
+    row = sampled(tekken, Sums("gsm8k"), "1+1\n", ids, "5.\n\n6", "stop")  # the splitter says "5.", "\n", "\n6"
+    assert (row.steps, row.step_ends) == (["5.\n\n", "6"], [2, 4])
+    (state,) = states_of(row)
+    assert (state.prefix, state.prefix_ids) == ("5.\n\n", ids[:2])
+
+
+@pytest.mark.parametrize("prefix", ["5.\n\n", "5."])  # as states are cut, and one whose text ends within the token
+def test_a_completion_is_graded_on_the_text_of_all_its_tokens(prefix: str, subjects: dict[str, Subject]) -> None:
+    tekken, task = subjects["tekken"], Sums("gsm8k")
+    ids, six = tokens(tekken, "5", ".ĊĊ"), [*tokens(tekken, "6"), tekken.tokenizer.eos_token_id]
+    prompt_ids = list(tekken.tokenizer("1+1\n").input_ids)
+    state = State("p/0#1", "p", "p/0", 1, "1+1\n", prefix, prompt_ids, ids, "6")
+    request = SampleRequest("p/0#1", "1+1\n" + prefix, prompt_ids + ids)
+    choice = {"index": 0, "text": "6", "token_ids": six, "finish_reason": "stop", "stop_reason": None}
+    (sample,) = read_samples("completions", {"choices": [choice]}, request, SamplingParams(1, 1.0, 64))
+    (completion,) = make_completions(task, tekken.tokenizer, state, request.id, [sample])
+    assert (task.read, completion.is_correct) == (["5.\n\n6"], True)
+    assert state.prefix + completion.response == finished(state, completion).response == "5.\n\n6"
+
+
+def test_a_demonstration_gets_no_space_that_it_does_not_have(subjects: dict[str, Subject]) -> None:
+    from data.examples import encode_demonstration
+    from data.records import Demonstration
+
+    for name in ("sentencepiece", "sentencepiece_first"):
+        tokenizer = subjects[name].tokenizer
+        for completion, piece in ((" 6", "▁6"), ("6", "6")):
+            example = encode_demonstration(tokenizer, Demonstration("d", "1 + 5 =", completion))
+            written = tokenizer.convert_ids_to_tokens(example.ids[example.prompt_length :])
+            assert written == (["▁", "6", "</s>"] if piece == "▁6" else ["6", "</s>"])
+
+
+def test_judged_steps_of_a_tokenizer_that_writes_a_space_first_are_kept(subjects: dict[str, Subject]) -> None:
+    from data.prompts import PromptTemplate
+    from data.step_examples import encode_labelled
+
+    tokenizer = subjects["sentencepiece"].tokenizer
+    record = LabelledSteps("p", "p", "1 + 5?", ["One.\n", "Six."], [1.0, 0.0], 1, None)
+    example = encode_labelled(tokenizer, record, PromptTemplate(), "x")
+    assert example is not None
+    assert [tokenizer.convert_ids_to_tokens(example.ids[place]) for place in example.positions] == ["<0x0A>", "."]
