@@ -118,7 +118,7 @@ def on_kernel(load: Callable[[str], Any], attention: str) -> Any:
     except ValueError as error:
         if attention != "sdpa" or "does not support an attention implementation" not in str(error):
             raise
-        log.info("%s: attention by matrix products (eager)", _first_line(error).split(" through")[0])
+        log.info("%s: attention by matrix products (eager) in place of sdpa, which it cannot", str(error).split()[0])
     return load(attention_name("eager"))
 
 

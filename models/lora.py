@@ -161,8 +161,8 @@ def base_of_adapter(adapter: Path, base: str = "") -> PreTrainedModel:
     if settings["task_type"] == "TOKEN_CLS":
         return load_process_reward(path, _num_labels(adapter))
     if settings["task_type"] == "SEQ_CLS":
-        labels = {"num_labels": _num_labels(adapter)}
-        return from_pretrained(AutoModelForSequenceClassification, path, ["score."], ["lm_head.", "score."], **labels)
+        exempt = (["score."], ["lm_head.", "score."])
+        return from_pretrained(AutoModelForSequenceClassification, path, *exempt, num_labels=_num_labels(adapter))
     raise BadModel(f"{adapter}: an adapter of task {settings['task_type']} cannot be merged here")
 
 

@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 # Differences are shares of the largest hidden value. `_TIMES` the noise is allowed: float32, float16 and bf16 networks
 # of 2 to 48 layers were seen to differ by 0.2 to 2.3 times it; `_FLOOR` at least; `_HALF`: kernels of bf16.
 _FLOOR, _TIMES, _HALF = 2e-5, 8.0, 5e-2
+HOW_ROWS_ARE = {"packed": "packed", "padded": "padded, not packed", "alone": "computed one at a time"}
 _SHARED, _TAILS, _OTHER = 8, (5, 3), 6  # tokens of the rows
 
 
@@ -43,7 +44,7 @@ _SHARED, _TAILS, _OTHER = 8, (5, 3), 6  # tokens of the rows
 class PackingCheck:
     """`choice`: packed, padded or alone. `leak` and `padding`: the largest difference of packed and of padded rows from
     rows alone, `noise` that of rounding, as shares of the largest hidden value (0 where not measured, infinity where
-    the network refuses). `reason`: why rows are not packed, or what else is odd; empty where all is well.
+    the network refuses). `reason`: why rows are not packed; empty where they are.
     `max_length`: a batch with a longer row is computed one row at a time. `is_head_last`: logits are what the output
     head says."""
 
@@ -69,8 +70,8 @@ def packing_of(model: Any) -> PackingCheck:
     known = getattr(net, "_packing", None)
     if known is None or known[0] != name:
         check = check_packing(net)
-        if check.reason and takes_packed_rows(net):
-            log.warning("%s: %s", type(net).__name__, check.reason)
+        if check.reason and str(name).startswith(PREFIX):
+            log.warning("%s: rows are %s: %s", type(net).__name__, HOW_ROWS_ARE[check.choice], check.reason)
         if not isinstance(net, PreTrainedModel):
             return check
         known = (net.config._attn_implementation, check)
@@ -91,8 +92,7 @@ def check_packing(model: Any) -> PackingCheck:
     if not isinstance(net, PreTrainedModel):
         return PackingCheck("padded")
     if is_cut(net):
-        return PackingCheck("padded", reason="rows are padded: its weights are cut over ranks (ZeRO-3) and nothing was "
-                            "measured before")  # fmt: skip
+        return PackingCheck("padded", reason="its weights are cut over ranks (ZeRO-3), and nothing was measured before")
     with _still(net):
         return _measure(net)
 
@@ -204,7 +204,7 @@ def _measure(net: PreTrainedModel) -> PackingCheck:
         truth, noise = _alone(net, rows)
         is_head_last = _is_head_last(net, rows[-1])
     if not all(bool(row.isfinite().all()) for row in truth):
-        return PackingCheck("padded", reason="rows are padded: its hidden states are not numbers")
+        return PackingCheck("padded", reason="its hidden states are not numbers")
     fine = max(_FLOOR, _TIMES * noise)
     is_half = "flash" in name
     limit = _HALF if is_half else fine
@@ -214,20 +214,20 @@ def _measure(net: PreTrainedModel) -> PackingCheck:
     if padding > limit:
         return _without_ours(net, rows, truth, fine, replace(base, reason=refused), attends_here)
     if not takes_packed_rows(net):
-        return replace(base, reason=f"rows are padded: it attends by '{name}', which takes no packed rows")
+        return replace(base, reason=f"it attends by '{name}', which takes no packed rows")
     leak, refused = _try(net, rows, "packed", truth)
     if is_half and leak <= limit:
         with _attention(net, PREFIX + "eager"):
             leak, refused = _try(net, rows, "packed", truth)
     base = replace(base, leak=leak)
     if refused:
-        return replace(base, reason=f"rows are padded: it refuses packed ones ({refused})")
+        return replace(base, reason=f"it refuses packed ones ({refused})")
     if leak > fine:
-        return replace(base, reason=f"rows are padded: packed, they change one another by {leak:.1e} of the largest "
+        return replace(base, reason=f"packed, they change one another by {leak:.1e} of the largest "
                        f"hidden value (rounding: {noise:.1e}){_kinds(net.config)}")  # fmt: skip
     unseen = _unseen(net.config, calls.windows)
     if unseen:
-        return replace(base, reason=f"rows are padded: {unseen} is not built for packed ones")
+        return replace(base, reason=f"{unseen} is not built for packed ones")
     return replace(base, choice="packed")
 
 
@@ -245,11 +245,10 @@ def _without_ours(
         net.set_attn_implementation("eager")
         padding, _ = _try(net, rows, "padded", truth)
         if padding <= limit:
-            return replace(base, padding=padding, reason="rows are padded and model.attention is the network's own "
-                           f"eager: with '{PREFIX}' attention padded rows differ ({found})")  # fmt: skip
+            return replace(base, padding=padding, reason="it attends by the network's own eager function: by that of "
+                           f"model.attention padded rows differ ({found})")  # fmt: skip
         base = replace(base, padding=padding)
-    return replace(base, choice="alone", reason="rows are computed one at a time: padded, they differ from rows alone "
-                   f"({found})")  # fmt: skip
+    return replace(base, choice="alone", reason=f"padded, they differ from rows alone ({found})")
 
 
 def _is_head_last(net: PreTrainedModel, row: Sequence[int]) -> bool:

@@ -64,7 +64,9 @@ def test_what_leaks_is_said_in_one_line_once_and_refused_where_it_is_forced(
     assert all(part.training for part in model.modules())
     assert (check.choice, check.leak > 0.01, check.padding < 1e-5) == ("padded", True, True)
     assert len(caplog.messages) == 1
-    assert caplog.messages[0].startswith("Lfm2ForCausalLM: rows are padded: packed, they change one another by ")
+    assert caplog.messages[0].startswith(
+        "Lfm2ForCausalLM: rows are padded, not packed: packed, they change one another by "
+    )
     assert "conv" in caplog.messages[0]
     assert check_layout(model, "auto", 100) == check_layout(model, "padded", 100) == "padded"
     for forced in ("shared", "packed"):
@@ -112,7 +114,7 @@ def mixing(path: Path) -> Any:
 def test_rows_that_padding_changes_are_computed_one_at_a_time(tiny_policy: Path) -> None:
     model, examples = mixing(tiny_policy), [TokenExample(str(k), row, 1) for k, row in enumerate(ROWS)]
     assert packing_of(model).choice == "alone"
-    assert packing_of(model).reason.startswith("rows are computed one at a time: padded, they differ from rows alone")
+    assert packing_of(model).reason.startswith("padded, they differ from rows alone (by ")
     alone = [model(input_ids=torch.tensor([row])).logits[0] for row in ROWS]
     logs = [torch.log_softmax(one[:-1], -1).gather(1, torch.tensor(row[1:])[:, None])[:, 0]
             for one, row in zip(alone, ROWS, strict=True)]  # fmt: skip
@@ -155,7 +157,7 @@ def test_scalar_heads_are_read_one_row_at_a_time_too(tiny_policy: Path) -> None:
 
 
 def test_attention_that_is_not_the_networks_own_is_replaced_by_it(
-    tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_policy: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ours: Any = ALL_ATTENTION_FUNCTIONS["packed_eager"]
     right = ours.padded
@@ -166,9 +168,10 @@ def test_attention_that_is_not_the_networks_own_is_replaced_by_it(
     check = packing_of(model)
     assert check.choice == "padded"
     assert check.padding < 1e-5
-    assert check.reason.startswith("rows are padded and model.attention is the network's own eager")
+    assert check.reason.startswith("it attends by the network's own eager function: by that of model.attention")
     assert model.config._attn_implementation == "eager"
     assert packing_of(model) is check
+    assert caplog.messages == [f"LlamaForCausalLM: rows are padded, not packed: {check.reason}"]
 
 
 def test_chunks_and_windows_that_layers_keep_to_themselves_are_found_by_short_rows(tmp_path: Path) -> None:
@@ -193,7 +196,7 @@ def test_nothing_is_computed_where_weights_are_cut_or_no_numbers(tiny_policy: Pa
         model.lm_head.weight.fill_(float("nan"))
         assert check_packing(model).choice == "packed"  # the head is no part of the body
         model.model.norm.weight.fill_(float("nan"))
-    assert check_packing(model).reason == "rows are padded: its hidden states are not numbers"
+    assert check_packing(model).reason == "its hidden states are not numbers"
     model.lm_head.weight.ds_id = 7
     model.register_forward_pre_hook(lambda *_: pytest.fail("a pass that other ranks know nothing of"))
     assert "ZeRO-3" in check_packing(model).reason
