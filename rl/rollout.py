@@ -126,7 +126,8 @@ class Sampler:
         """One group a problem, in order; ids are `{name}/{problem}/{k}`. Raises ServerGone, BadInput (also where the
         server refuses one)."""
         groups, refused = await self.draw(problems, params, name, policy_version)
-        check_refused(refused, len(problems), 0.0)
+        if refused:
+            raise BadInput(f"problem {refused[0].problem_id} cannot be sampled: {refused[0].reason}")
         return groups
 
     async def draw(
