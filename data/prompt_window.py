@@ -41,7 +41,7 @@ class WindowFit:
                            "the prompt")  # fmt: skip
         if self.left_out:
             longest, length = self.left_out[0]
-            reason = f"have a prompt longer than the window of {self.window} tokens"
+            reason = f"have a prompt that leaves no room in the window of {self.window} tokens"
             details = f" (longest: '{longest}', {length} tokens)"
             leave_out(self.name, len(self.left_out), self.total, "problems", reason, details=details)
         if self.num_short:

@@ -202,6 +202,8 @@ def check_parts(config: RLConfig, estimator: AdvantageEstimator) -> None:
         raise BadConfig(f"{name} does not see a KL penalty in the reward: set kl.place=loss")
     if config.whitening not in WHITENINGS:
         raise BadConfig(f"whitening must be one of {', '.join(WHITENINGS)}, got '{config.whitening}'")
+    if not 0 <= config.max_refused_share <= 1:
+        raise BadConfig(f"max_refused_share must be in [0, 1], got {config.max_refused_share:g}")
     if config.max_resamplings < 0:
         raise BadConfig(f"max_resamplings must be at least 0, got {config.max_resamplings}")
 

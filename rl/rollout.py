@@ -86,12 +86,13 @@ class Refusal:
 
 def check_refused(refused: Sequence[Refusal], num_asked: int, max_share: float) -> None:
     """Say which of `num_asked` problems the server refuses. Raises BadInput where they are more than `max_share` of
-    them, or all."""
+    them (one may always be, unless that is 0), or all."""
     if not refused:
         return
     ids = ", ".join(f"'{one.problem_id}'" for one in refused[:5]) + (" …" if len(refused) > 5 else "")
     told = f"{len(refused)} of {num_asked} problems are refused by the server: {ids} ({refused[0].reason})"
-    if len(refused) == num_asked or len(refused) > max_share * num_asked:
+    limit = max(max_share * num_asked, 1.0) if max_share > 0 else 0.0
+    if len(refused) == num_asked or len(refused) > limit:
         raise BadInput(f"{told}: leave them out of the task's file, or raise max_refused_share ({max_share:g})")
     log.warning("%s; they are left out", told)
 
@@ -126,7 +127,8 @@ class Sampler:
         """One group a problem, in order; ids are `{name}/{problem}/{k}`. Raises ServerGone, BadInput (also where the
         server refuses one)."""
         groups, refused = await self.draw(problems, params, name, policy_version)
-        check_refused(refused, len(problems), 0.0)
+        if refused:
+            raise BadInput(f"problem {refused[0].problem_id} cannot be sampled: {refused[0].reason}")
         return groups
 
     async def draw(

@@ -226,7 +226,7 @@ class RLConfig:
     `samples_every` iterations the first rollouts of `num_samples` problems are written down (samples/).
 
     A problem of which the server refuses the prompt (HTTP 400) gives no group; where they are more than
-    `max_refused_share` of an iteration's or an evaluation's problems the run ends.
+    `max_refused_share` of an iteration's or an evaluation's problems the run ends (one may always be, unless it is 0).
     """
 
     output_dir: str = MISSING

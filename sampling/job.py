@@ -252,7 +252,7 @@ def _finish(config: SampleConfig, output: Path, tally: Tally, meta: dict[str, An
     failed = write_failed(output, tally.failed)
     meta = {**meta, "counts": counts, "seconds": round(meta["seconds"] + seconds, 2),
             "sampling_seconds": round(meta["sampling_seconds"] + tally.seconds, 2)}  # fmt: skip
-    total = counts["requests"] + len(tally.failed)
+    total = tally.before + tally.done + len(tally.failed)
     is_done = within_limit(len(tally.failed), total, config.max_failed_share)
     write_json(output.with_suffix(".meta.json"), {**meta, "is_complete": is_done})
     log.info("%s: %d rows, %.1f %% right, %.1f %% without an answer that can be read, %d tokens, %.1f s", output, rows,

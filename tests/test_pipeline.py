@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from data.failed_rows import read_failed
 from data.jsonl import read_records, write_records
 from data.records import Completion, PreferencePair, State, StepScores, StepValues, Trajectory
 from data.tasks.word_arithmetic import WordArithmetic
@@ -122,3 +123,37 @@ def test_a_missing_key_is_named_and_nothing_is_written(tmp_path: Path, policy: P
                   "client.key_variable=ESPALIER_NO_SUCH_KEY", "requests.limit=2", code=2)  # fmt: skip
     assert "error: the environment variable ESPALIER_NO_SUCH_KEY is not set" in printed
     assert not output.exists() or not output.read_text()
+
+
+@pytest.mark.slow
+def test_the_script_goes_on_without_prompts_that_are_refused_and_again_for_nothing(
+    tiny_policy: Path, tmp_path: Path
+) -> None:
+    """A server in vLLM's place answers some prompts of problems and of states with 400, always."""
+    serve = [sys.executable, "-m", "benchmarks.answering_server", "--tokenizer", f"{tiny_policy}/tokenizer.json",
+             "--refused-share", "0.03"]  # fmt: skip
+    with subprocess.Popen(serve, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = f"http://127.0.0.1:{int(server.stdout.readline())}"
+            words = ["env", f"ESPALIER_SERVER={address}", "bash", "scripts/process_rewards.sh", f"policy={tiny_policy}",
+                     f"run={tmp_path}/run", "num_problems=60", "num_samples=2", "num_completions=2", "max_length=4096",
+                     "exp=exp/debug/reward/word_arithmetic", "task.num_train=60"]  # fmt: skip
+            assert "max_failed_share=0" in run(*words, "max_failed_share=0.01", code=1)
+            printed = run(*words, "max_failed_share=0.1")
+        finally:
+            server.kill()
+    data = tmp_path / "run" / "process_rewards"
+    problems, states = read_failed(data / "trajectories.jsonl"), read_failed(data / "completions.jsonl")
+    assert 1 <= len(problems) < 6
+    assert states
+    trajectories = read_records(Trajectory, data / "trajectories.jsonl")
+    assert len(trajectories) == 2 * (60 - len(problems))
+    assert not problems.keys() & {row.problem_id for row in trajectories}
+    values = read_records(StepValues, data / "step_values.jsonl")
+    gone = {state.trajectory_id for state in read_records(State, data / "states.jsonl") if state.id in states}
+    assert gone
+    assert not gone & {row.id for row in values}
+    assert len(read_records(StepScores, data / "step_scores.jsonl")) == len(trajectories)
+    assert f"{len(trajectories) - len(values)} of {len(trajectories)} trajectories pass through a state" in printed
+    assert "is complete" in run(*words, "max_failed_share=0.1"), "no server is left to ask, and none is needed"

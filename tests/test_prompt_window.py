@@ -80,7 +80,7 @@ def test_what_is_left_out_is_said_and_counted(caplog: pytest.LogCaptureFixture) 
     problems = [Problem(name, "x" * length, "1") for name, length in (("a", 9), ("b", 10), ("c", 12))]
     with count_left_out() as counted:
         fit_window(Lines(), Lines(), "dev", problems, window=10, max_tokens=5).check()
-    assert counted == [LeftOut("lines/dev", "have a prompt longer than the window of 10 tokens", 2, 3)]
+    assert counted == [LeftOut("lines/dev", "have a prompt that leaves no room in the window of 10 tokens", 2, 3)]
     first, second = [record.message for record in caplog.records if record.levelno == logging.WARNING]
     assert "2 of 3 problems" in first
     assert first.endswith("left out (longest: 'c', 12 tokens)")
@@ -96,7 +96,7 @@ def test_problems_that_do_not_fit_are_never_asked_and_a_resume_is_of_the_same_ru
     window = sorted(lengths.values())[-4]
     too_long = {name for name, length in lengths.items() if length >= window}
     num_train = len(too_long & lengths_of(task, tokenizer).keys())
-    made = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", stop_after=2)
+    made = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", stop_after=1, save_every=1)
     trainer = windowed(made, window)
     client = refusing(trainer, tokenizer)
     trainer.run()
@@ -106,9 +106,10 @@ def test_problems_that_do_not_fit_are_never_asked_and_a_resume_is_of_the_same_ru
     assert row["problems/train_left_out"] == num_train
     assert row["problems/dev_left_out"] == len(too_long) - num_train
     assert row["rollout/refused"] == 0
-    whole = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", stop_after=3)
+    whole = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", stop_after=2)
+    assert whole.data == trainer.data
     whole.run()
-    assert read_metrics(tmp_path / "run")[-1]["step"] == 3
+    assert read_metrics(tmp_path / "run")[-1]["step"] == 2
 
 
 def test_a_window_that_leaves_too_few_problems_is_refused_at_once(
@@ -126,18 +127,18 @@ def test_a_window_that_leaves_too_few_problems_is_refused_at_once(
 def test_a_prompt_that_the_server_refuses_gives_no_group_and_the_run_goes_on(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    more: dict[str, Any] = {"num_problems": 40, "num_iterations": 2, "num_eval_problems": 20, "eval_every": 1}
+    more: dict[str, Any] = {"num_iterations": 1, "eval_every": 1}
     trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", **more)
     client = refusing(trainer, tokenizer, task.problems("dev")[0].id)
     client.refused += (_first_drawn(trainer),)
     trainer.run()
     rows = read_metrics(tmp_path / "run")
     drawn = [row for row in rows if "rollout/reward" in row]
-    assert [row["step"] for row in drawn] == [1, 2]
+    assert [row["step"] for row in drawn] == [1]
     assert drawn[0]["rollout/refused"] == 1
-    assert drawn[0]["rollout/num_groups"] == 39
+    assert drawn[0]["rollout/num_groups"] == 5
     assert {row["eval/refused"] for row in rows if "eval/accuracy" in row} == {1.0}
-    told = f"1 of 40 problems are refused by the server: '{client.refused[1]}' (HTTP 400"
+    told = f"1 of 6 problems are refused by the server: '{client.refused[1]}' (HTTP 400"
     assert any(record.message.startswith(told) for record in caplog.records)
 
 
@@ -154,6 +155,9 @@ def test_more_refused_problems_than_the_limit_end_the_run_with_their_ids() -> No
         check_refused(refused, 39, RLConfig().max_refused_share)
     with pytest.raises(BadInput, match="2 of 2"):
         check_refused(refused, 2, 1.0)
+    check_refused(refused[:1], 4, 0.05)  # or one problem would end a small run on every resume
+    with pytest.raises(BadInput, match="1 of 4"):
+        check_refused(refused[:1], 4, 0.0)
 
 
 def test_a_request_that_is_never_answered_is_no_refusal(task: WordArithmetic, tokenizer: Any) -> None:
