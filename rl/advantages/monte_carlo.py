@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from data.records import BadInput, Completion, State, Trajectory
-from data.splitters.probability import is_cut_point
+from data.splitters.probability import cut_points_by_probability, is_cut_point
 from rewards.cut_points import split_at_cut_points
 from rewards.labels import wilson_interval
 from rewards.monte_carlo import StateKey, finished, state_key, states_of
@@ -36,6 +36,9 @@ class CutPoints:
     cut_points_per_segment: int | None = None
     masks_other_tokens: bool = False
 
+    def __post_init__(self) -> None:
+        cut_points_by_probability([], self.num_segments, self.threshold, self.cut_points_per_segment)  # refuses
+
 
 class MonteCarloAdvantage:
     """`completions_per_state` is K. `prompt_value`: "sampled" (K completions, as VinePPO), or free from the group's
@@ -51,6 +54,7 @@ class MonteCarloAdvantage:
     needs_critic = False
     reads_token_rewards = False
     samples_more = True
+    takes_step_rewards = False
 
     def __init__(
         self,
