@@ -74,6 +74,8 @@ class MonteCarloAdvantage:
                                             f"'{prompt_value}'"),
             (budget in ("remaining", "fresh"), f"budget must be remaining or fresh, got '{budget}'"),
             (max_step is None or max_step >= 0, f"max_step must be at least 0 or null, got {max_step}"),
+            (max_completions == 0 or max_completions > completions_per_state, f"max_completions must be 0 or above "
+                f"completions_per_state ({completions_per_state}), got {max_completions}: no state would get more"),
             (round_completions >= 1, f"round_completions must be at least 1, got {round_completions}"),
         ):  # fmt: skip
             if not is_good:
