@@ -132,8 +132,8 @@ def from_pretrained(
 ) -> PreTrainedModel:
     """`auto_class.from_pretrained` in float32 master weights, errors as BadModel; `attention` as of `load_policy`.
 
-    Every weight of the model must stand in the folder in its shape, and no other; `may_lack` and `may_add`
-    are the prefixes of the names that are exempt.
+    Every weight of the model must stand in the folder in its shape, and no other; `may_lack` (those that get fresh
+    values) and `may_add` are the prefixes of the names that are exempt.
     """
     check_model_folder(path)
 
@@ -148,7 +148,7 @@ def from_pretrained(
         raise BadModel(f"{path}: cannot load the model: {_first_line(error)}") from error
     wrong = {
         "lacks": [name for name in found["missing_keys"] if not name.startswith(tuple(may_lack))],
-        "has other shapes of": [row[0] for row in found["mismatched_keys"]],
+        "has other shapes of": [row[0] for row in found["mismatched_keys"] if not row[0].startswith(tuple(may_lack))],
         "holds more than such a model:": [
             name for name in found["unexpected_keys"] if not name.startswith(tuple(may_add))
         ],

@@ -10,7 +10,7 @@ labels class k means "k of K completions are correct" and the score is the expec
 from functools import partial
 
 import torch
-from transformers import AutoModelForTokenClassification, PreTrainedModel
+from transformers import AutoModelForTokenClassification, PretrainedConfig, PreTrainedModel
 
 from models.fused_norm import fuse_norms
 from models.last_layer import read_last_layer
@@ -22,10 +22,34 @@ def load_process_reward(
 ) -> PreTrainedModel:
     """A process reward model: a trained folder, or a policy's body with a fresh head of `num_labels`.
 
-    The fresh head is zero: before training every score is 1/2 (one label) or the middle of the classes.
+    The fresh head is zero: before training every score is 1/2 (one label) or the middle of the classes. Raises BadModel
+    on a critic whose values are no shares.
     """
+    form = critic_form(load_config(path))
+    if form not in (None, "probability"):
+        raise BadModel(
+            f"{path} is a critic of form {form}, whose values are no scores from 0 to 1: name a reward model"
+        )
+    return _load(path, num_labels, attention, is_checkpointing_gradients)
+
+
+def critic_form(config: PretrainedConfig) -> str | None:
+    """The form of values that a network was saved as a critic with; None where it was none."""
+    found: str | None = getattr(config, "critic_form", None)
+    return found
+
+
+def _is_scalar(config: PretrainedConfig) -> bool:
+    """Whether a folder holds a scalar head of any kind."""
+    return any(name.endswith("ForTokenClassification") for name in config.architectures or [])
+
+
+def _load(
+    path: str, num_labels: int | None, attention: str, is_checkpointing_gradients: bool, has_fresh_head: bool = False
+) -> PreTrainedModel:
+    """The network of a folder; with `has_fresh_head`, or from a policy, a head of zeros on its body."""
     config = load_config(path)
-    is_trained = any(name.endswith("ForTokenClassification") for name in config.architectures or [])
+    is_trained = _is_scalar(config) and not has_fresh_head
     if is_trained and num_labels not in (None, config.num_labels):
         raise BadModel(f"{path} has {config.num_labels} labels, not {num_labels}: set model.num_labels=null")
     if not is_trained and num_labels is None:
@@ -51,7 +75,7 @@ def load_process_reward(
     return model
 
 
-CRITIC_SOURCES = ("auto", "policy", "reward_model", "scratch")
+CRITIC_SOURCES = ("auto", "policy", "reward_model", "reward_model_body", "scratch")
 
 
 def load_critic(
@@ -63,6 +87,8 @@ def load_critic(
       standard deviation 1/sqrt(hidden + 1) (Huang et al. 2024, "The N+ implementation details of RLHF"), bias 0;
     - "reward_model": a trained folder with one label (process or outcome reward model, or an earlier critic): body
       and head as they are;
+    - "reward_model_body": a trained folder with any number of labels; its body gets a fresh head as a policy's does,
+      for returns that are not on the reward model's scale;
     - "scratch": either; only the sizes are taken, all weights are drawn anew;
     - "auto": "reward_model" where the folder is one, else "policy".
 
@@ -71,11 +97,13 @@ def load_critic(
     if source not in CRITIC_SOURCES:
         raise BadModel(f"critic.model.source must be one of {', '.join(CRITIC_SOURCES)}, got '{source}'")
     config = load_config(path)
-    is_reward = any(name.endswith("ForTokenClassification") for name in config.architectures or [])
-    if source in ("policy", "reward_model") and is_reward != (source == "reward_model"):
+    is_reward = _is_scalar(config)
+    if source in ("policy", "reward_model", "reward_model_body") and is_reward != (source != "policy"):
         raise BadModel(f"{path} is {'a' if is_reward else 'no'} reward model: set critic.model.source=auto")
-    if is_reward and source != "scratch" and config.num_labels != 1:
-        raise BadModel(f"{path} has {config.num_labels} labels: a critic needs one (source=scratch takes sizes alone)")
+    has_fresh_head = not is_reward or source in ("reward_model_body", "scratch")
+    if not has_fresh_head and config.num_labels != 1:
+        raise BadModel(f"{path} has {config.num_labels} labels and a critic needs one: source=reward_model_body gives "
+                       "it a fresh head")  # fmt: skip
     if source == "scratch":
         config.num_labels, config.classifier_dropout = 1, 0.0
         draw = partial(AutoModelForTokenClassification.from_config, config, dtype=torch.float32)
@@ -85,8 +113,9 @@ def load_critic(
         if is_checkpointing_gradients:
             checkpoint_gradients(model)
     else:
-        model = load_process_reward(path, 1, attention, is_checkpointing_gradients)
-    if source == "scratch" or not is_reward:
+        model = _load(path, 1, attention, is_checkpointing_gradients, has_fresh_head)
+    if has_fresh_head:
+        model.config.critic_form = None  # whatever stood there
         head = model.get_submodule("score")
         torch.nn.init.normal_(head.get_parameter("weight"), std=(config.hidden_size + 1) ** -0.5)
         torch.nn.init.zeros_(head.get_parameter("bias"))

@@ -11,13 +11,13 @@ The KL penalty of `kl.place=reward` comes last and is the trainer's (`rl.experie
 of a score.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from data.records import BadInput, Trajectory
-from rewards.score import HoldsModels, Reward, Score
+from rewards.score import HoldsModels, Interval, Reward, Score, ScoreRange, clipped, hull
 
 
 def compose(scores: Mapping[str, Score], weights: Mapping[str, float], limit: float = 0.0) -> Score:
@@ -34,6 +34,32 @@ def compose(scores: Mapping[str, Score], weights: Mapping[str, float], limit: fl
         outcome = min(max(outcome, -limit), limit)
     parts = {part: value for score in scores.values() for part, value in score.parts.items()}
     return Score(outcome, steps, parts)
+
+
+def compose_ranges(
+    ranges: Mapping[str, ScoreRange], weights: Mapping[str, float], limit: float, non_stop_reward: float | None
+) -> ScoreRange:
+    """The range of scores that are put together as the module says."""
+    outcome = clipped(_weighted({name: found.outcome for name, found in ranges.items()}, weights), limit)
+    steps = {name: found.to_come for name, found in ranges.items() if found.to_come is not None}
+    to_come = _weighted(steps, weights) if steps else None
+    if non_stop_reward is not None:
+        outcome = hull(outcome, (non_stop_reward, non_stop_reward))
+        to_come = None if to_come is None else hull(to_come, (0.0, 0.0))
+    return ScoreRange(outcome, to_come)
+
+
+def _weighted(intervals: Mapping[str, Interval], weights: Mapping[str, float]) -> Interval:
+    """Of the sum of weight times number; a weight of 0 leaves nothing of any number."""
+    scaled = [
+        sorted(weights[name] * bound if weights[name] else 0.0 for bound in pair) for name, pair in intervals.items()
+    ]
+    return sum(low for low, _ in scaled), sum(high for _, high in scaled)
+
+
+def _whole_weights(terms: Iterable[str], weights: Mapping[str, float] | None) -> dict[str, float]:
+    """A weight of every term: 1 where none is given."""
+    return {name: float((weights or {}).get(name, 1.0)) for name in terms}
 
 
 class ComposedReward:
@@ -54,8 +80,18 @@ class ComposedReward:
             what = f"reward.weights.{strange[0]} has no term" if strange else "a composed reward has no terms"
             raise BadInput(f"{what}: name it under reward.terms")
         self.terms = dict(terms)
-        self.weights = {name: float((weights or {}).get(name, 1.0)) for name in terms}
+        self.weights = _whole_weights(self.terms, weights)
         self.limit, self.non_stop_reward = limit, non_stop_reward
+
+    @classmethod
+    def score_range(cls, settings: Mapping[str, Any]) -> ScoreRange | None:
+        """From those of its terms, where each is known."""
+        ranges: Mapping[str, ScoreRange | None] = settings["terms"]
+        known = {name: found for name, found in ranges.items() if found is not None}
+        if len(known) < len(ranges):
+            return None
+        weights = _whole_weights(known, settings["weights"])
+        return compose_ranges(known, weights, settings["limit"], settings["non_stop_reward"])
 
     def to(self, device: torch.device) -> None:
         """Move the terms' networks."""

@@ -1,11 +1,12 @@
 """The format reward: does the response have the form that was asked for, right or wrong."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from data.records import BadInput, Trajectory
-from rewards.score import Score
+from rewards.score import Score, ScoreRange, hull
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,11 @@ class FormatReward:
             re.compile(self.pattern)
         except re.error as error:
             raise BadInput(f"the pattern of a format reward is no regular expression: {error}") from None
+
+    @classmethod
+    def score_range(cls, settings: Mapping[str, Any]) -> ScoreRange:
+        """Either of the two."""
+        return ScoreRange(hull(*((settings[name],) * 2 for name in ("good", "bad"))))
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """From the text alone, without the end token."""

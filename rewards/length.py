@@ -1,10 +1,11 @@
 """The length penalty: long responses cost, before they are cut (DAPO, Yu et al. 2025, "soft overlong punishment")."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from data.records import BadInput, Trajectory
-from rewards.score import Score
+from rewards.score import Score, ScoreRange
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,11 @@ class LengthPenalty:
                 f"a length penalty needs 0 <= free_tokens < max_tokens and worst <= 0, got {self.free_tokens}, "
                 f"{self.max_tokens} and {self.worst:g}"
             )
+
+    @classmethod
+    def score_range(cls, settings: Mapping[str, Any]) -> ScoreRange:
+        """From the worst to nothing."""
+        return ScoreRange((settings["worst"], 0.0))
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """From the number of response tokens, the end token included."""

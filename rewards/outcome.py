@@ -1,10 +1,11 @@
 """The outcome reward: is the final answer right."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from data.records import Trajectory
-from rewards.score import Score
+from rewards.score import Score, ScoreRange, hull
 
 
 @dataclass(frozen=True)
@@ -14,6 +15,11 @@ class OutcomeReward:
 
     right: float = 1.0
     wrong: float = 0.0
+
+    @classmethod
+    def score_range(cls, settings: Mapping[str, Any]) -> ScoreRange:
+        """Either of the two."""
+        return ScoreRange(hull(*((settings[name],) * 2 for name in ("right", "wrong"))))
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """As they were graded when they were sampled."""

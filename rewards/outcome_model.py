@@ -4,7 +4,7 @@ The model is a trained folder of `exp/reward` (a token-classification network). 
 training: the same ids, the same last token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ import torch
 from data.records import BadInput, Trajectory
 from models.scalar_head import load_process_reward, scores_from_logits
 from rewards.process import row_logits
-from rewards.score import Score
+from rewards.score import ANYTHING, Score, ScoreRange, clipped
 
 
 class OutcomeModelReward:
@@ -32,6 +32,11 @@ class OutcomeModelReward:
         if form == "logit" and self.model.config.num_labels != 1:
             raise BadInput(f"{path} has {self.model.config.num_labels} labels and no one logit: set form=probability")
         self.form, self.limit, self.batch_tokens = form, limit, batch_tokens
+
+    @classmethod
+    def score_range(cls, settings: Mapping[str, Any]) -> ScoreRange:
+        """A share, or any number; at most `limit` away from 0."""
+        return ScoreRange(clipped((0.0, 1.0) if settings["form"] == "probability" else ANYTHING, settings["limit"]))
 
     def to(self, device: torch.device) -> None:
         """Move the network."""

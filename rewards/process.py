@@ -5,7 +5,7 @@ A sum of positive scores pays for more steps whatever they say; "progress" canno
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from models.inputs import model_inputs
 from models.logprobs import all_logits
 from models.packing_check import packing_of
 from models.scalar_head import load_process_reward, scores_from_logits
-from rewards.score import Score
+from rewards.score import ANYTHING, Interval, Score, ScoreRange, clipped, hull
 
 
 def in_batches(rows: Sequence[Sequence[int]], is_packed: bool, batch_tokens: int) -> list[list[int]]:
@@ -111,6 +111,18 @@ def step_rewards(scores: Sequence[float], form: str, offset: float, temperature:
     return moved
 
 
+def step_reward_range(form: str, offset: float, limit: float) -> Interval:
+    """Of the sum of `step_rewards` from any step on, each clipped to at most `limit` away from 0 (0: not clipped)."""
+    low, high = -offset, 1 - offset
+    if form == "progress":  # the last score minus the one before the sum: another score, or the offset
+        largest = hull((low, high), (-1.0, 1.0))
+        return largest if limit <= 0 or limit >= max(map(abs, largest)) else ANYTHING
+    if form == "minimum":  # shares of the scores, which sum to 1 at most
+        return hull((low, high), (0.0, 0.0))
+    low, high = clipped((low, high), limit)
+    return (low if low >= 0 else -math.inf, high if high <= 0 else math.inf)
+
+
 FORMS = ("score", "progress", "minimum")
 
 
@@ -138,6 +150,11 @@ class ProcessReward:
         self.model = load_process_reward(path, attention=attention).requires_grad_(False)
         self.form, self.offset, self.temperature = form, offset, temperature
         self.limit, self.batch_tokens = limit, batch_tokens
+
+    @classmethod
+    def score_range(cls, settings: Mapping[str, Any]) -> ScoreRange:
+        """No outcome; with the form "score" there is no bound, because there is none to the number of steps."""
+        return ScoreRange(to_come=step_reward_range(settings["form"], settings["offset"], settings["limit"]))
 
     def to(self, device: torch.device) -> None:
         """Move the network."""

@@ -4,7 +4,8 @@ A reward reads everything about a sample from the sample's own record (prompt, i
 never from lists that run beside it, so that no cut into batches can grade one sample with another's text.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -28,6 +29,48 @@ class Score:
     def total(self) -> float:
         """The reward of the whole trajectory."""
         return self.outcome + sum(self.steps)
+
+
+Interval = tuple[float, float]
+ANYTHING: Interval = (-math.inf, math.inf)
+
+
+@dataclass(frozen=True)
+class ScoreRange:
+    """What a reward's scores can be, by its settings alone: (lowest, highest), infinite where nothing bounds them.
+
+    `outcome` is that of a score's outcome. `to_come` is that of the sum of its process rewards from any step on; None
+    where the reward gives none.
+    """
+
+    outcome: Interval = (0.0, 0.0)
+    to_come: Interval | None = None
+
+    @property
+    def total(self) -> Interval:
+        """Of all rewards to come at any token, in the words of `Score.total`."""
+        low, high = self.to_come or (0.0, 0.0)
+        return self.outcome[0] + low, self.outcome[1] + high
+
+
+def hull(*intervals: Interval) -> Interval:
+    """The smallest interval that holds all."""
+    return min(low for low, _ in intervals), max(high for _, high in intervals)
+
+
+def clipped(interval: Interval, limit: float) -> Interval:
+    """Of numbers that are clipped to at most `limit` away from 0, where `limit` is above 0."""
+    low, high = (min(max(value, -limit), limit) if limit > 0 else value for value in interval)
+    return low, high
+
+
+@runtime_checkable
+class StatesRange(Protocol):
+    """A class of rewards that knows its range without a model or a response."""
+
+    @classmethod
+    def score_range(cls, settings: Mapping[str, Any]) -> ScoreRange | None:
+        """`settings`: all its keyword arguments, in place of a reward its range; None: it cannot be known."""
 
 
 class Reward(Protocol):

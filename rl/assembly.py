@@ -15,9 +15,10 @@ from models.load import BadModel, load_reference, load_tokenizer, max_length_of
 from models.lora import PolicyWithoutAdapters
 from models.tokenizer_checks import tokenizer_differences
 from rewards.score import HoldsModels
+from rl.combinations import check_combinations
 from rl.critic import Critic
 from rl.engines import check_engines, make_engine, without_dropout
-from rl.kl import KLController, check_kl
+from rl.kl import KLController
 from rl.live_engine import LiveEngine, OwnEngine, VLLMEngine
 from rl.rollout import Sampler, check_params
 from rl.trainer import Trainer
@@ -37,8 +38,6 @@ from sampling.vllm_client import VLLMClient
 from training.engine import Engine
 
 log = logging.getLogger("rl")
-WHITENINGS = ("none", "scale", "standard")
-
 
 OwnEngines = OfflineClient | LocalEnginesClient
 RLClient = VLLMClient | OwnEngines
@@ -48,10 +47,10 @@ OwnServer = VLLMServer | VLLMServers
 def make_trainer(config: RLConfig, tokenizer: Any, server: OwnServer | None, client: RLClient) -> Trainer:
     """Every component of the run, built from its config, before the server (None: one that runs already, or engines
     without one) starts."""
+    check_parts(config)
     params, task = build(config.params), build(config.task)
     estimator: AdvantageEstimator = build(config.advantage)
     check_params(params, config.group_size, estimator.smallest_group)
-    check_parts(config, estimator)
     model = build(config.model)
     trained = build(config.lora).wrap(model) if config.lora else model
     engine = make_engine(config, trained, config.optimizer, config.learning_rate, config.max_grad_norm)
@@ -188,24 +187,13 @@ def _max_step(config: RLConfig) -> float:
     return config.probes.max_step if config.probes.on_fault == "stop" else 0.0
 
 
-def check_parts(config: RLConfig, estimator: AdvantageEstimator) -> None:
+def check_parts(config: RLConfig) -> None:
     """Raise BadConfig where two settings contradict each other, or one would be silently without effect."""
-    check_kl(config.kl)
+    check_combinations(config)
     check_engines(config)
     check_probes(config.probes)
-    name = type(estimator).__name__
-    if estimator.needs_critic and config.critic is None:
-        raise BadConfig(f"{name} needs a critic: choose critic=policy, reward_model or scratch")
-    if config.critic is not None and not estimator.needs_critic:
-        raise BadConfig(f"{name} reads no values: a critic would be trained for nothing: set critic=none")
-    if config.kl.coefficient > 0 and config.kl.place == "reward" and not estimator.reads_token_rewards:
-        raise BadConfig(f"{name} does not see a KL penalty in the reward: set kl.place=loss")
-    if config.whitening not in WHITENINGS:
-        raise BadConfig(f"whitening must be one of {', '.join(WHITENINGS)}, got '{config.whitening}'")
     if not 0 <= config.max_refused_share <= 1:
         raise BadConfig(f"max_refused_share must be in [0, 1], got {config.max_refused_share:g}")
-    if config.max_resamplings < 0:
-        raise BadConfig(f"max_resamplings must be at least 0, got {config.max_resamplings}")
 
 
 def check_vocabulary(policy: Any, size: int, name: str) -> None:

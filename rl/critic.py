@@ -4,24 +4,31 @@
 sees the token it is the baseline of.
 """
 
+import json
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn.functional import pad
 
 from data.records import BadInput
+from models.inputs import network
 from models.logprobs import response_values
 from models.packing_check import packs_rows
+from models.scalar_head import critic_form
 from rl.experience import RowScorer, empty_loss, micro_batches, most_passes, own_rows
 from rl.losses import explained_variance, value_loss
 from rl.types import Experience
+from runtime.distributed import is_main_rank
 from runtime.schemas import CriticConfig
-from training.engine import Engine, autocast
+from training.engine import BadCheckpoint, Engine, autocast
 from training.loop import NotFinite, Sums
 
-FORMS = ("linear", "probability")
+# What a critic can say, by its form: what is not within it cannot be learnt.
+VALUE_RANGES = {"linear": (-math.inf, math.inf), "probability": (0.0, 1.0)}
+_ROUNDING = 1e-4
 
 
 def critic_values(
@@ -39,7 +46,11 @@ def critic_values(
 
 @dataclass
 class Critic:
-    """`engine` trains the network; sizes in rollouts."""
+    """`engine` trains the network; sizes in rollouts. The network's config says `critic_form`, so that a saved critic
+    is read as what it is.
+
+    Raises BadInput on a form that does not exist, and on a network that was saved as a critic of another form.
+    """
 
     engine: Engine
     config: CriticConfig
@@ -47,8 +58,32 @@ class Critic:
     micro_batch_size: int
 
     def __post_init__(self) -> None:
-        if self.config.form not in FORMS:
-            raise BadInput(f"critic.form must be one of {', '.join(FORMS)}, got '{self.config.form}'")
+        form = self.config.form
+        if form not in VALUE_RANGES:
+            raise BadInput(f"critic.form must be one of {', '.join(VALUE_RANGES)}, got '{form}'")
+        inner = network(self.engine.model)
+        saved = critic_form(inner.config)
+        if saved not in (None, form):
+            raise BadInput(f"{inner.config.name_or_path or 'the critic'} was saved as a critic of form {saved}, and "
+                           f"critic.form={form}: set critic.form={saved}, or critic.model.source=reward_model_body for "
+                           "a fresh head")  # fmt: skip
+        inner.config.critic_form = form
+
+    def save_state(self, folder: Path) -> None:
+        """What a resume needs, and which form its values have; called on every rank."""
+        self.engine.save_state(folder)
+        if is_main_rank():
+            low, high = (bound if math.isfinite(bound) else None for bound in VALUE_RANGES[self.config.form])
+            (folder / "critic.json").write_text(json.dumps({"form": self.config.form, "range": [low, high]}) + "\n")
+
+    def load_state(self, folder: Path) -> None:
+        """What `save_state` wrote. Raises BadCheckpoint where that was a critic of another form."""
+        record = folder / "critic.json"
+        saved = json.loads(record.read_text())["form"] if record.is_file() else self.config.form
+        if saved != self.config.form:
+            raise BadCheckpoint(f"{folder} holds a critic of form {saved}, and critic.form={self.config.form}: choose "
+                                "another output_dir")  # fmt: skip
+        self.engine.load_state(folder)
 
     def values(self, scorer: RowScorer) -> torch.Tensor:
         """[N, T] of all rollouts, before the update."""
@@ -98,6 +133,21 @@ class Critic:
             values = critic_values(self.engine.model, ids, attention_mask, self.config.form, mask)
         old, returns = take(experience.values), take(experience.returns)
         return value_loss(values, old, returns, mask, self.config.clip_range)
+
+
+def check_returns(form: str, returns: torch.Tensor, mask: torch.Tensor) -> None:
+    """Raise BadInput where a critic of this form cannot say what came after a token.
+
+    `returns` [N, T] are read where `mask` is true.
+    """
+    low, high = VALUE_RANGES[form]
+    chosen = returns[mask]
+    outside = ~((chosen >= low - _ROUNDING) & (chosen <= high + _ROUNDING) & chosen.isfinite())
+    if outside.any():
+        raise BadInput(f"{int(outside.sum())} of {len(chosen)} returns lie outside what the critic can say: they are "
+                       f"{float(chosen.min()):.4g} to {float(chosen.max()):.4g}, its values {low:g} to {high:g} "
+                       f"(critic.form={form}); nothing was learnt from them: choose critic=reward_model_body or policy "
+                       "(critic.form=linear), or a reward within the range")  # fmt: skip
 
 
 def describe_values(experience: Experience) -> dict[str, float]:

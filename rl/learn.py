@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from rl.critic import check_returns
 from rl.describe import describe_kl, timed
 from rl.engines import has_noise
 from rl.experience import RowScorer, make_experience, reference_terms, token_rewards
@@ -65,6 +66,7 @@ class Learn:
                 shifts_mean = self.config.whitening == "standard"
                 advantages = whiten(advantages, experience.response_mask, shifts_mean)
             experience = replace(experience, advantages=advantages, returns=estimate.returns)
+            self._check_returns(experience, estimate)
         values["seconds/advantage"] -= sum(times.values())  # the rest of it is the estimator's own
         for name, seconds in times.items():
             values[name] = values.get(name, 0.0) + seconds
@@ -76,6 +78,12 @@ class Learn:
         if "kl/per_response" in values:
             self.update.kl.update(values["kl/per_response"], len(experience.ids))
         return experience, estimate, updated
+
+    def _check_returns(self, experience: Experience, estimate: Estimate) -> None:
+        """Raise BadInput where the critic cannot say what it is asked to learn."""
+        returns = estimate.returns if estimate.to_come is None else estimate.to_come
+        if self.update.critic is not None and returns is not None:
+            check_returns(self.update.critic.config.form, returns, experience.response_mask)
 
     def _experience(
         self, groups: Sequence[RolloutGroup], values: dict[str, float], is_scored: bool

@@ -1,19 +1,20 @@
 """What a run trains, saved and resumed as one: the policy, the critic and the moving average where there is one, the KL
 coefficient.
 
-In a checkpoint the policy's state stands at the top, as in every training run, the critic's in `critic/`, the
-average in `ema.safetensors` and the controller's in `kl.json`.
+In a checkpoint the policy's state stands at the top, as in every training run, the critic's in `critic/`
+with the form of its values, the average in `ema.safetensors` and the controller's in `kl.json`.
 """
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from rl.critic import Critic
 from rl.ema import MovingAverage
 from rl.kl import KLController
 from rl.policy import Policy
 from runtime.distributed import barrier, is_main_rank
-from training.engine import BadCheckpoint, Engine
+from training.engine import BadCheckpoint
 
 
 @dataclass
@@ -21,7 +22,7 @@ class Learners:
     """Implements `training.checkpoint.HasState`."""
 
     policy: Policy
-    critic: Engine | None
+    critic: Critic | None
     kl: KLController
     average: MovingAverage | None = None
 

@@ -102,7 +102,7 @@ class Trainer:
         asked = (self.pad_id, self.estimator.samples_more)
         self.learn = Learn(self.config, self.engine, self.reference, self.update, watch, self.params, *asked)
         self.average = MovingAverage(self.config.ema.decay) if self.config.ema.decay else None
-        self.learners = Learners(self.policy, critic.engine if critic else None, self.update.kl, self.average)
+        self.learners = Learners(self.policy, critic, self.update.kl, self.average)
 
     def _fitting(self, split: str, problems: Sequence[Problem]) -> list[Problem]:
         """The problems whose prompt fits the window; how many do not, or leave less room than `max_tokens`, is said and

@@ -73,13 +73,15 @@ class Estimate:
     """`advantages` [N, T]; `returns` [N, T], None where there is no critic to fit: None *is* "no critic".
 
     `metrics` are means over the iteration. `state_values`: for every rollout the values V_0 .. V_S of its states
-    (V_S the terminal one), empty for estimators that value no states.
+    (V_S the terminal one, whose value is the rollout's reward), empty for estimators that value no states. `to_come`
+    [N, T], where there is a critic: the rewards that came after each token, discounted as the estimator does.
     """
 
     advantages: torch.Tensor
     returns: torch.Tensor | None = None
     metrics: dict[str, float] = field(default_factory=dict)
     state_values: list[list[float]] = field(default_factory=list)
+    to_come: torch.Tensor | None = None
 
 
 class Live(Protocol):
@@ -111,7 +113,9 @@ class AdvantageEstimator(Protocol):
 
     `needs_critic`: it reads `experience.values`. `reads_token_rewards`: it reads `experience.rewards`, so that a
     KL penalty placed in the reward is not lost. `samples_more`: it asks `live` for samples. `smallest_group`: 2 where
-    a rollout is compared with others of its problem, else 1.
+    a rollout is compared with others of its problem, else 1. One that refuses process rewards says so by
+    `takes_step_rewards = False`, one that sets process scores beside rewards by `has_process_scores = True`
+    (rl/combinations.py).
     """
 
     needs_critic: bool

@@ -154,9 +154,10 @@ class KLConfig:
 class CriticConfig:
     """The value network: a model with a value at every position, its own optimizer and schedule.
 
-    `form`: a value is the head's output (linear) or its sigmoid (probability, as process reward models are
-    trained). `clip_range` bounds how far a value may move in one iteration (0: nothing is clipped). For the first
-    `num_warmup_iterations` the critic alone is trained; the policy's warm-up and schedule take up the rest of the run.
+    `form`: a value is the head's output (linear: any number) or its sigmoid (probability: 0 to 1, as process reward
+    models are trained); a run whose returns leave that range is refused. `clip_range` bounds how far a value may move
+    in one iteration (0: nothing is clipped). For the first `num_warmup_iterations` the critic alone is trained; the
+    policy's warm-up and schedule take up the rest of the run.
     """
 
     model: Any = MISSING

@@ -500,7 +500,7 @@ def test_a_process_models_state_values_are_those_of_the_prompt_the_steps_and_the
 ) -> None:
     torch.manual_seed(0)
     fresh = load_process_reward(str(tiny_policy), 1)
-    torch.nn.init.normal_(fresh.get_parameter("score.weight"))
+    torch.nn.init.normal_(fresh.get_parameter("score.weight"), std=0.1)
     fresh.save_pretrained(tmp_path / "prm")
     estimator = ProcessValueAdvantage(str(tmp_path / "prm"), form, weight=2.0)
     nothing = make_rollout("p/3", "", False)

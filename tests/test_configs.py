@@ -12,6 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
+from rl.combinations import check_combinations
 from runtime.entrypoint import BadConfig, check_component, find_component, register_schemas
 from runtime.schemas import RLConfig
 
@@ -154,13 +155,14 @@ def test_a_component_without_a_needed_key_fails(tmp_path: Path) -> None:
         bind_components(compose_config(write(tmp_path, text), "mine"))
 
 
-def test_a_critic_is_there_where_it_is_chosen_and_null_elsewhere() -> None:
+def test_every_rl_experiment_fits_together_and_has_a_critic_where_it_is_chosen() -> None:
     for path in sorted(CONF.glob("exp/ppo/*.yaml")):
         composed = compose_config(CONF, name_of(path), "model.path=M", "output_dir=D")
         for key in missing_keys(OmegaConf.to_container(composed)):  # a reward model's path, say
             OmegaConf.update(composed, key, "given")
         config = OmegaConf.to_object(composed)
         assert isinstance(config, RLConfig)
+        check_combinations(config)
         if path.stem.startswith("published_"):  # what published runs share has no estimator of its own
             continue
         assert (config.critic is not None) == ("generalized" in str(config.advantage["_target_"])), path

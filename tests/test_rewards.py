@@ -1,5 +1,7 @@
 """Rewards: records in and one score each out, in an order that is written down; no cut misaligns them."""
 
+import math
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +16,9 @@ from rewards.format import FormatReward
 from rewards.length import LengthPenalty
 from rewards.outcome import OutcomeReward
 from rewards.outcome_model import OutcomeModelReward
-from rewards.process import ProcessReward, minimum_weights, step_rewards
-from rewards.score import Reward, Score
+from rewards.process import ProcessReward, minimum_weights, step_reward_range, step_rewards
+from rewards.score import Reward, Score, ScoreRange
+from rl.combinations import reward_range
 
 
 def make_trajectory(name: str, response: str, num_tokens: int, is_correct: bool, finish: str = "stop") -> Trajectory:
@@ -33,6 +36,58 @@ WRONG = make_trajectory("ccc", "one\n#### 4", 4, False)
 
 def test_the_outcome_is_how_the_trajectory_was_graded() -> None:
     assert [score.total for score in OutcomeReward(2.0, -1.0)([RIGHT, CUT, WRONG])] == [2.0, -1.0, -1.0]
+
+
+@pytest.mark.parametrize("limit", [0.0, 0.3, 2.0])
+@pytest.mark.parametrize("offset", [0.0, 0.5, 1.0, -0.5])
+@pytest.mark.parametrize("form", ["score", "progress", "minimum"])
+def test_the_range_of_process_rewards_holds_every_sum_to_come(form: str, offset: float, limit: float) -> None:
+    low, high = step_reward_range(form, offset, limit)
+    rng = random.Random(0)
+    sums = []
+    for _ in range(300):
+        scores = [rng.choice([0.0, 1.0, rng.random()]) for _ in range(rng.randint(1, 8))]
+        rewards = step_rewards(scores, form, offset, 0.1)
+        if limit > 0:
+            rewards = [min(max(value, -limit), limit) for value in rewards]
+        sums += [sum(rewards[first:]) for first in range(len(rewards))]
+    assert low - 1e-9 <= min(sums) <= max(sums) <= high + 1e-9
+    if limit == 0:  # and no wider than it has to be
+        for bound, found in ((low, min(sums)), (high, max(sums))):
+            assert math.isinf(bound) or found == pytest.approx(bound, abs=0.05)
+
+
+def test_the_range_of_a_reward_is_read_from_its_config() -> None:
+    def node(target: str, **settings: object) -> dict[str, object]:
+        return {"_target_": target, **settings}
+
+    outcome = node("rewards.outcome.OutcomeReward", right=1.0, wrong=-1.0)
+    form = node("rewards.format.FormatReward", pattern=".*", bad=-0.5)
+    length = node("rewards.length.LengthPenalty", free_tokens=1, max_tokens=2, worst=-2.0)
+    model = node("rewards.outcome_model.OutcomeModelReward", path="M")
+    process = node("rewards.process.ProcessReward", path="M")  # progress against 0.5
+    anything, nothing = (-math.inf, math.inf), None
+    assert reward_range(outcome) == ScoreRange((-1.0, 1.0), nothing)
+    assert reward_range(form) == ScoreRange((-0.5, 1.0), nothing)
+    assert reward_range(length) == ScoreRange((-2.0, 0.0), nothing)
+    assert reward_range(model) == ScoreRange(anything, nothing)
+    assert reward_range({**model, "limit": 4.0}) == ScoreRange((-4.0, 4.0), nothing)
+    assert reward_range({**model, "form": "probability"}) == ScoreRange((0.0, 1.0), nothing)
+    assert reward_range(process) == ScoreRange((0.0, 0.0), (-1.0, 1.0))
+
+    def composed(terms: dict[str, object], **settings: object) -> ScoreRange | None:
+        return reward_range(node("rewards.composed.ComposedReward", terms=terms, **settings))
+
+    terms: dict[str, object] = {"outcome": outcome, "form": form, "process": process}
+    weights = {"outcome": 2.0, "form": -1.0}
+    assert composed(terms, weights=weights) == ScoreRange((-3.0, 2.5), (-1.0, 1.0))
+    assert composed(terms, weights=weights, limit=1.5) == ScoreRange((-1.5, 1.5), (-1.0, 1.0))
+    found = composed(terms, weights=weights, limit=1.5, non_stop_reward=-10.0)
+    assert found == ScoreRange((-10.0, 1.5), (-1.0, 1.0))
+    assert found.total == (-11.0, 2.5)
+    assert composed({"outcome": outcome, "model": model}, weights={"model": 0.0}) == ScoreRange((-1.0, 1.0), nothing)
+    strange = node("rewards.aggregate.aggregate", scores=[], how="min")  # says nothing of its range
+    assert composed({"outcome": outcome, "strange": strange}) is None
 
 
 def test_the_format_is_of_the_whole_response() -> None:

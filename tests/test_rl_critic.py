@@ -10,21 +10,23 @@ import pytest
 import torch
 from rl_cases import PARAMS, make_trainer, read_metrics
 
+from data.records import BadInput
 from data.tasks.word_arithmetic import WordArithmetic
 from models.load import BadModel, load_policy
 from models.packing_check import packs_rows
 from models.scalar_head import load_critic, load_process_reward
+from rewards.outcome import OutcomeReward
 from rl.advantages.generalized import GeneralizedAdvantage
-from rl.advantages.leave_one_out import LeaveOneOutAdvantage
 from rl.advantages.monte_carlo import MonteCarloAdvantage
 from rl.assembly import check_parts, check_vocabulary
-from rl.critic import Critic, critic_values
+from rl.combinations import check_critic_range
+from rl.critic import Critic, check_returns, critic_values
 from rl.experience import micro_batches
-from rl.types import AdvantageEstimator, Experience
+from rl.types import Experience
 from runtime.entrypoint import BadConfig
 from runtime.schemas import CriticConfig, KLConfig, RLConfig
 from sampling.client import ServerGone
-from training.engine import TorchEngine
+from training.engine import BadCheckpoint, TorchEngine
 from training.loop import Sums
 
 
@@ -137,19 +139,183 @@ def test_rollouts_of_a_problem_stay_together_where_rows_are_packed() -> None:
     assert cuts == [([1, 3], 4), ([5, 4], 7), ([0], 9)]
 
 
-def test_parts_that_do_not_fit_are_told_before_anything_starts(tiny_policy: Path) -> None:
-    ppo: AdvantageEstimator = GeneralizedAdvantage(1.0, 0.95)
-    vine: AdvantageEstimator = MonteCarloAdvantage(completions_per_state=2)
-    with pytest.raises(BadConfig, match="needs a critic"):
-        check_parts(RLConfig(), ppo)
-    with pytest.raises(BadConfig, match="trained for nothing"):
-        check_parts(RLConfig(critic=CriticConfig()), vine)
-    in_reward = RLConfig(kl=KLConfig(coefficient=0.1, kind="k1", place="reward"))
-    with pytest.raises(BadConfig, match=r"set kl\.place=loss"):
-        check_parts(in_reward, vine)
-    check_parts(in_reward, LeaveOneOutAdvantage())
+def node(target: str, **settings: Any) -> dict[str, Any]:
+    return {"_target_": target, **settings}
+
+
+GAE = node("rl.advantages.generalized.GeneralizedAdvantage", gamma=1.0, lam=0.95)
+VINE = node("rl.advantages.monte_carlo.MonteCarloAdvantage", completions_per_state=2)
+RLOO = node("rl.advantages.leave_one_out.LeaveOneOutAdvantage")
+SPO = {**VINE, "cut_points": node("rl.advantages.monte_carlo.CutPoints", masks_other_tokens=True)}
+PRM_VALUES = node("rl.advantages.process_values.ProcessValueAdvantage", path="PRM")
+OUTCOME = node("rewards.outcome.OutcomeReward")
+SIGNED = node("rewards.outcome.OutcomeReward", right=1.0, wrong=-1.0)
+SCORES = node("rewards.process.ProcessReward", path="PRM", form="score", offset=0.0, limit=5.0)
+BOTH = node("rewards.composed.ComposedReward", terms={"outcome": OUTCOME, "process": {**SCORES, "form": "progress"}},
+            weights={"process": 0.5})  # fmt: skip
+KL_IN_REWARD = KLConfig(coefficient=0.1, kind="k1", place="reward")
+
+
+def settings(**changes: Any) -> RLConfig:
+    return RLConfig(**{"advantage": RLOO, "reward": OUTCOME, **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"advantage": GAE}, "needs a critic"),
+        ({"critic": CriticConfig()}, "trained for nothing"),
+        ({"advantage": VINE, "kl": KL_IN_REWARD}, r"set kl\.place=loss"),
+        ({"advantage": VINE, "reward": SCORES}, "MonteCarloAdvantage values whole responses, and reward ProcessReward"),
+        ({"advantage": SPO, "reward": BOTH}, "MonteCarloAdvantage values whole responses, and reward ComposedReward"),
+        ({"advantage": SPO, "whitening": "standard"}, "whitening=standard .*masks_other_tokens"),
+        ({"advantage": {**VINE, "completes_agreeing_groups": False}, "group_size": 1}, "completes_agreeing_groups"),
+        ({"advantage": PRM_VALUES, "reward": SIGNED}, "advantage.form=value .* OutcomeReward gives -1 to 1"),
+        ({"max_resamplings": 1, "group_size": 1}, "max_resamplings=1 .* group_size=1"),
+        ({"patience": 2}, "patience=2 .* eval_every=0"),
+        ({"keep_best": 1}, "keep_best=1 .* eval_every=0"),
+        ({"eval_every": 1, "num_eval_problems": 0}, "num_eval_problems must be at least 1"),
+        ({"minibatch_size": 0}, "minibatch_size must be at least 1, got 0"),
+        ({"micro_batch_size": 0}, "micro_batch_size must be at least 1, got 0"),
+        ({"num_epochs": 0}, "num_epochs must be at least 1, got 0"),
+        ({"precision": "fp16"}, "precision must be bf16 or fp32"),
+        ({"whitening": "black"}, "whitening must be one of"),
+        ({"advantage": GAE, "critic": CriticConfig(num_warmup_iterations=10)}, "num_iterations=10 leaves the policy"),
+        ({"reward": node("rewards.outcome.OutcomeReward", rihgt=2.0)}, "has no setting 'rihgt'"),
+    ],
+)  # fmt: skip
+def test_parts_that_do_not_fit_are_told_before_anything_starts(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadConfig, match=words):
+        check_parts(settings(**changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"kl": KL_IN_REWARD}, {"advantage": VINE}, {"advantage": PRM_VALUES}, {"whitening": "standard"},
+     {"advantage": {**PRM_VALUES, "form": "progress"}, "reward": SIGNED}, {"advantage": SPO, "whitening": "scale"},
+     {"advantage": GAE, "critic": CriticConfig(), "reward": BOTH, "kl": KL_IN_REWARD}],
+)  # fmt: skip
+def test_parts_that_fit_are_not_refused(changes: dict[str, Any]) -> None:
+    check_parts(settings(**changes))
+
+
+def test_a_warm_up_that_outlasts_the_run_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    check_parts(settings(num_iterations=2, warmup_steps=3))  # of 512 rollouts in one minibatch each
+    assert "warmup_steps=3 outlasts the run of 2 steps" in caplog.text
+
+
+def test_networks_of_several_tokenizers_are_refused(tiny_policy: Path) -> None:
     with pytest.raises(BadConfig, match="320 token ids and the critic 400"):
         check_vocabulary(load_policy(str(tiny_policy)), 400, "critic")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, ""),
+        ({"reward": node("rewards.outcome.OutcomeReward", right=3.0)}, "values from 0 to 1, .* from 0 to 3"),
+        ({"reward": SIGNED}, "OutcomeReward gives returns from -1 to 1"),
+        ({"reward": SCORES}, "ProcessReward gives returns from 0 to inf"),
+        ({"reward": BOTH}, r"ComposedReward gives returns from -0\.5 to 1\.5"),
+        ({"kl": KL_IN_REWARD}, "kl.place=reward takes off a cost that has no bound"),
+        ({"kl": KLConfig(coefficient=0.1)}, ""),
+    ],
+)
+def test_a_critic_of_shares_is_refused_beside_returns_that_leave_them(changes: dict[str, Any], words: str) -> None:
+    shares = settings(advantage=GAE, critic=CriticConfig(form="probability"), **changes)
+    if words:
+        with pytest.raises(BadConfig, match=words):
+            check_critic_range(shares)
+    else:
+        check_critic_range(shares)
+    check_critic_range(settings(advantage=GAE, critic=CriticConfig(form="linear"), **changes))
+
+
+def test_returns_that_leave_the_critics_range_are_refused_before_anything_is_learnt(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    critic = CriticConfig(learning_rate=1e-3, form="probability")
+    trainer = make_trainer(
+        tiny_policy, task, tokenizer, tmp_path / "run", "", GeneralizedAdvantage(1.0, 0.95), critic=critic,
+        eval_every=0, num_problems=2,
+    )  # fmt: skip
+    trainer.reward = OutcomeReward(wrong=-1.0)
+    assert trainer.update.critic is not None
+    before = weights(trainer.update.critic.engine.model)
+    with pytest.raises(BadInput, match=r"\d+ of \d+ returns lie outside .* -1 to .*, its values 0 to 1 .*model_body"):
+        trainer.run()
+    assert torch.equal(weights(trainer.update.critic.engine.model), before)
+    assert torch.equal(weights(trainer.engine.model), weights(load_policy(str(tiny_policy), "eager")))
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_returns_at_the_ends_of_a_range_are_within_it_and_those_that_are_no_number_in_none() -> None:
+    mask = torch.tensor([[True, True, False]])
+    check_returns("probability", torch.tensor([[0.0, 1.0, 7.0]]), mask)
+    check_returns("linear", torch.tensor([[-50.0, 7.0, 7.0]]), mask)
+    for form in ("probability", "linear"):
+        with pytest.raises(BadInput, match="1 of 2 returns"):
+            check_returns(form, torch.tensor([[0.0, float("nan"), 7.0]]), mask)
+
+
+def test_with_a_short_lambda_it_is_what_really_came_that_is_compared_with_the_range() -> None:
+    # rewards of 0.4 a token, values of 0.1: one-step targets are 0.5 and 0.4, the returns 1.2, 0.8, 0.4
+    mask = torch.ones(1, 3, dtype=torch.bool)
+    zeros = torch.zeros(1, 3)
+    experience = Experience(
+        mask.long(), mask.long(), mask, zeros, zeros, zeros, rewards=zeros + 0.4, values=zeros + 0.1
+    )
+    nothing: Any = None
+    found = GeneralizedAdvantage(gamma=1.0, lam=0.0)([], experience, nothing)
+    assert found.returns is not None
+    assert found.to_come is not None
+    assert found.returns.max() < 0.51
+    assert found.to_come.tolist() == [pytest.approx([1.2, 0.8, 0.4])]
+
+
+def test_a_critic_on_a_reward_models_body_has_a_fresh_head(tiny_policy: Path, tmp_path: Path) -> None:
+    for labels in (1, 4):
+        trained = load_process_reward(str(tiny_policy), labels)
+        with torch.no_grad():
+            trained.get_parameter("score.weight").fill_(3.0)
+            trained.get_parameter("model.norm.weight").fill_(2.0)
+        trained.save_pretrained(tmp_path / f"prm-{labels}")
+        critic = load_critic(str(tmp_path / f"prm-{labels}"), "reward_model_body")
+        assert torch.equal(critic.get_parameter("model.norm.weight"), trained.get_parameter("model.norm.weight"))
+        head = critic.get_parameter("score.weight").detach()
+        assert head.shape == (1, 64)
+        assert float(head.std()) == pytest.approx(65**-0.5, rel=0.35)
+        assert float(critic.get_parameter("score.bias").detach()) == 0.0
+    with pytest.raises(BadModel, match="is no reward model"):
+        load_critic(str(tiny_policy), "reward_model_body")
+
+
+def make_critic(path: Path, form: str, source: str = "auto") -> Critic:
+    model: Any = load_critic(str(path), source, "eager")
+    engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
+    return Critic(engine, CriticConfig(form=form), "fp32", 4)
+
+
+def test_a_saved_critic_says_its_form_and_is_read_as_no_other(tiny_policy: Path, tmp_path: Path) -> None:
+    for form, other in (("linear", "probability"), ("probability", "linear")):
+        critic = make_critic(tiny_policy, form)
+        critic.engine.save_model(tmp_path / form)
+        assert json.loads((tmp_path / form / "config.json").read_text())["critic_form"] == form
+        make_critic(tmp_path / form, form)
+        with pytest.raises(BadInput, match=f"{form} was saved as a critic of form {form}, and critic.form={other}"):
+            make_critic(tmp_path / form, other)
+        make_critic(tmp_path / form, other, "reward_model_body")  # a fresh head
+        make_critic(tmp_path / form, other, "scratch")
+        (tmp_path / f"{form}-state").mkdir()
+        critic.save_state(tmp_path / f"{form}-state")
+        make_critic(tiny_policy, form).load_state(tmp_path / f"{form}-state")
+        with pytest.raises(BadCheckpoint, match=f"holds a critic of form {form}, and critic.form={other}"):
+            make_critic(tiny_policy, other).load_state(tmp_path / f"{form}-state")
+    record = json.loads((tmp_path / "probability-state" / "critic.json").read_text())
+    assert record == {"form": "probability", "range": [0.0, 1.0]}
+    load_process_reward(str(tmp_path / "probability"))
+    with pytest.raises(BadModel, match="is a critic of form linear, whose values are no scores from 0 to 1"):
+        load_process_reward(str(tmp_path / "linear"))
 
 
 CASES: dict[str, dict[str, Any]] = {

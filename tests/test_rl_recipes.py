@@ -76,7 +76,8 @@ RECIPES: dict[str, dict[str, Any]] = {
         "num_epochs": 2, "num_iterations": 982, "warmup_steps": 196, "critic.warmup_steps": 196,
         "kl.coefficient": 0.1, "kl.kind": "k1", "kl.place": "reward", "advantage.gamma": 1.0, "advantage.lam": 0.95,
         "critic.clip_range": 0.2, "reward.limit": 5.0, "reward.offset": 0.0, "optimizer.weight_decay": 0.01,
-        "save_every": 50, "group_size": 1, "server.max_model_len": 4096, "critic.model.source": "reward_model"},
+        "save_every": 50, "group_size": 1, "server.max_model_len": 4096, "critic.model.source": "reward_model_body",
+        "critic.form": "linear"},
     "group_relative_logiqa": {
         **LPR, "learning_rate": 5e-7, "group_size": 8, "num_problems": 64, "num_epochs": 1, "micro_batch_size": 2,
         "kl.coefficient": 0.04, "kl.kind": "k3", "kl.place": "loss", "reward.limit": 3.0,

@@ -166,13 +166,16 @@ def test_the_schedule_stays_where_an_iteration_has_fewer_rollouts(tiny_policy: P
     assert engine.rates == [4.0, 8.0, 12.0, 8.0, 4.0]  # of 4, 8, 12, 12, 8, 4: the fourth step is not made
 
 
-def test_an_entropy_bonus_step_is_the_gradient_of_the_entropy(tiny_policy: Path) -> None:
+@pytest.mark.parametrize("kl", [KLConfig(), KLConfig(coefficient=0.0001, kind="full")])
+def test_an_entropy_bonus_step_is_the_gradient_of_the_entropy(kl: KLConfig, tiny_policy: Path) -> None:
     model = noisy(tiny_policy)
     experience = replace(make_experience(model), advantages=torch.zeros(4, 9))
+    if kl.coefficient:  # against itself: a divergence of 0, and no gradient
+        experience = replace(experience, reference_logprobs=torch.zeros(4, 9))
     shares = torch.log_softmax(policy_logits(model, experience.ids, experience.attention_mask), dim=-1)
     entropy = -(shares.exp() * shares).sum(-1)[experience.response_mask].mean()
     expected = 0.1 * slope(model, entropy)
-    found = moved(model, experience, entropy_bonus=0.1, micro_batch_size=1)
+    found = moved(model, experience, noisy(tiny_policy), entropy_bonus=0.1, micro_batch_size=1, kl=kl)
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
 
 

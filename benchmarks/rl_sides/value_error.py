@@ -21,7 +21,7 @@ from data.collate import pad_rows
 from data.records import State, Trajectory
 from data.tasks.word_arithmetic import WordArithmetic
 from models.load import load_tokenizer
-from models.scalar_head import load_critic
+from models.scalar_head import critic_form, load_critic
 from rewards.monte_carlo import StateKey, state_key, states_of
 from rl.critic import critic_values
 from rl.rollout import Sampler
@@ -63,9 +63,10 @@ def ranked_first(
 
 
 @torch.no_grad()
-def critic_estimates(folder: Path, states: Mapping[StateKey, State], form: str = "linear") -> dict[StateKey, float]:
+def critic_estimates(folder: Path, states: Mapping[StateKey, State]) -> dict[StateKey, float]:
     """What the value network says of every state: read at the state's last token."""
     model: Any = load_critic(str(folder), "reward_model", "eager").eval()
+    form = critic_form(model.config) or "linear"
     keys, rows = list(states), [[*s.prompt_ids, *s.prefix_ids] for s in states.values()]
     found = {}
     for start in range(0, len(rows), 64):

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 
 from data.records import BadInput
+from rl.advantages.token_maps import rewards_to_go
 from rl.critic import describe_values
 from rl.types import Estimate, Experience, Live, RolloutGroup
 
@@ -78,7 +79,8 @@ class GeneralizedAdvantage:
         else:
             targets = generalized_advantages(*given, self.critic_lam)
         returns = (targets + experience.values) * mask
-        return Estimate(advantages, returns, describe_values(replace(experience, returns=returns)))
+        metrics = describe_values(replace(experience, returns=returns))
+        return Estimate(advantages, returns, metrics, to_come=rewards_to_go(experience.rewards, mask, self.gamma))
 
     def _lam(self, mask: torch.Tensor) -> float | torch.Tensor:
         if self.length_alpha <= 0:

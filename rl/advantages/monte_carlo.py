@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from data.records import BadInput, Completion, State, Trajectory
-from data.splitters.probability import is_cut_point
+from data.splitters.probability import cut_points_by_probability, is_cut_point
 from rewards.cut_points import split_at_cut_points
 from rewards.labels import wilson_interval
 from rewards.monte_carlo import StateKey, finished, state_key, states_of
@@ -36,6 +36,9 @@ class CutPoints:
     cut_points_per_segment: int | None = None
     masks_other_tokens: bool = False
 
+    def __post_init__(self) -> None:
+        cut_points_by_probability([], self.num_segments, self.threshold, self.cut_points_per_segment)  # refuses
+
 
 class MonteCarloAdvantage:
     """`completions_per_state` is K. `prompt_value`: "sampled" (K completions, as VinePPO), or free from the group's
@@ -51,6 +54,7 @@ class MonteCarloAdvantage:
     needs_critic = False
     reads_token_rewards = False
     samples_more = True
+    takes_step_rewards = False
 
     def __init__(
         self,
@@ -70,6 +74,8 @@ class MonteCarloAdvantage:
                                             f"'{prompt_value}'"),
             (budget in ("remaining", "fresh"), f"budget must be remaining or fresh, got '{budget}'"),
             (max_step is None or max_step >= 0, f"max_step must be at least 0 or null, got {max_step}"),
+            (max_completions == 0 or max_completions > completions_per_state, f"max_completions must be 0 or above "
+                f"completions_per_state ({completions_per_state}), got {max_completions}: no state would get more"),
             (round_completions >= 1, f"round_completions must be at least 1, got {round_completions}"),
         ):  # fmt: skip
             if not is_good:

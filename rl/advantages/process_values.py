@@ -86,6 +86,7 @@ class ProcessValueAdvantage:
     reads_token_rewards = False
     samples_more = False
     smallest_group = 2
+    has_process_scores = True
 
     def __init__(
         self, path: str, form: str = "value", weight: float = 1.0, batch_tokens: int = 16384, attention: str = "sdpa"
@@ -104,7 +105,13 @@ class ProcessValueAdvantage:
         return {"process reward model": self.model}
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, live: Live) -> Estimate:
-        """Every response token gets the advantage of its step."""
+        """Every response token gets the advantage of its step. Raises BadInput where the form "value" meets a reward
+        outside 0 to 1."""
+        rewards = [reward for group in groups for reward in group.rewards]
+        if self.form == "value" and not all(-1e-6 <= reward <= 1 + 1e-6 for reward in rewards):
+            raise BadInput(f"advantage.form=value sets process scores from 0 to 1 beside rewards, and these are "
+                           f"{min(rewards):g} to {max(rewards):g}: choose advantage.form=progress or minimum, or a "
+                           "reward from 0 to 1")  # fmt: skip
         trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
         scores = score_trajectories(self.model, trajectories, pad_id=0, batch_tokens=self.batch_tokens)
         rest = iter(scores)

@@ -1,0 +1,166 @@
+"""Settings that contradict each other, or of which one would be silently without effect: by the config alone, so that
+nothing has been loaded, started or sampled when it is said.
+
+Every check takes the config of a run, raises BadConfig in one line that names the settings, and can be called alone.
+"""
+
+import inspect
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from rewards.score import ScoreRange, StatesRange
+from rl.critic import VALUE_RANGES
+from rl.kl import check_kl
+from rl.update import steps_per_iteration
+from runtime.entrypoint import BadConfig, check_component, find_component
+from runtime.schemas import RLConfig
+
+log = logging.getLogger(__name__)
+WHITENINGS = ("none", "scale", "standard")
+_REMEDY = "choose critic=reward_model_body or policy (critic.form=linear)"
+
+
+def check_combinations(config: RLConfig) -> None:
+    """All of them."""
+    check_kl(config.kl)
+    check_numbers(config)
+    check_schedules(config)
+    check_estimator(config)
+    check_step_rewards(config)
+    check_value_scale(config)
+    check_critic_range(config)
+
+
+def check_numbers(config: RLConfig) -> None:
+    """Counts that make no run, words that mean nothing, and settings that wait for something that never comes."""
+    for name in ("num_iterations", "num_problems", "group_size", "num_epochs", "minibatch_size", "micro_batch_size",
+                 "num_in_flight"):  # fmt: skip
+        _check(getattr(config, name) >= 1, f"{name} must be at least 1, got {getattr(config, name)}")
+    evaluates = config.eval_every > 0
+    _check(not evaluates or config.num_eval_problems >= 1,
+           f"num_eval_problems must be at least 1, got {config.num_eval_problems}, or set eval_every=0")  # fmt: skip
+    for name in ("patience", "keep_best"):
+        number = getattr(config, name)
+        _check(number <= 0 or evaluates, f"{name}={number} goes by evaluations, and eval_every={config.eval_every} "
+                                         f"makes none: set eval_every, or {name}=0")  # fmt: skip
+    _check(config.precision in ("bf16", "fp32"), f"precision must be bf16 or fp32, got '{config.precision}'")
+    _check(
+        config.whitening in WHITENINGS, f"whitening must be one of {', '.join(WHITENINGS)}, got '{config.whitening}'"
+    )
+    number = config.max_resamplings
+    _check(number >= 0, f"max_resamplings must be at least 0, got {number}")
+    _check(number == 0 or config.group_size >= 2, f"max_resamplings={number} replaces groups whose rewards agree, and "
+                                                  "those of group_size=1 always do: set max_resamplings=0")  # fmt: skip
+
+
+def check_schedules(config: RLConfig) -> None:
+    """A policy that is never trained; a warning where a warm-up outlasts the run."""
+    warmup = config.critic.num_warmup_iterations if config.critic is not None else 0
+    _check(0 <= warmup < config.num_iterations, f"critic.num_warmup_iterations={warmup} of num_iterations="
+           f"{config.num_iterations} leaves the policy untrained: set it below num_iterations")  # fmt: skip
+    steps = (config.num_iterations - warmup) * steps_per_iteration(config)
+    if config.warmup_steps > steps:
+        log.warning("warmup_steps=%d outlasts the run of %d steps: learning_rate is never reached", config.warmup_steps,
+                    steps)  # fmt: skip
+
+
+def check_estimator(config: RLConfig) -> None:
+    """The estimator beside the critic, the KL penalty, whitening and the size of a group."""
+    found = component_settings(config.advantage)
+    if found is None:
+        return
+    kind, settings = found
+    name, has_critic = kind.__name__, config.critic is not None
+    _check(has_critic or not kind.needs_critic,
+           f"{name} needs a critic: choose critic=policy, reward_model_body, reward_model or scratch")  # fmt: skip
+    _check(kind.needs_critic or not has_critic,
+           f"{name} reads no values: a critic would be trained for nothing: set critic=none")  # fmt: skip
+    in_reward = config.kl.coefficient > 0 and config.kl.place == "reward"
+    _check(kind.reads_token_rewards or not in_reward,
+           f"{name} does not see a KL penalty in the reward: set kl.place=loss")  # fmt: skip
+    masks = (settings.get("cut_points") or {}).get("masks_other_tokens")
+    _check(not masks or config.whitening != "standard", "whitening=standard shifts the advantages of 0 that "
+           "advantage.cut_points.masks_other_tokens gives: set whitening=scale or none")  # fmt: skip
+    _check(settings.get("completes_agreeing_groups") is not False or config.group_size >= 2,
+           "advantage.completes_agreeing_groups=false leaves groups out whose rewards agree, and those of group_size=1 "
+           "always do: set it to true")  # fmt: skip
+
+
+def check_step_rewards(config: RLConfig) -> None:
+    """Process rewards for an estimator that values whole responses."""
+    estimator, reward = component_settings(config.advantage), reward_range(config.reward)
+    if estimator is None or reward is None or reward.to_come is None:
+        return
+    kind = estimator[0]
+    _check(getattr(kind, "takes_step_rewards", True), f"advantage {kind.__name__} values whole responses, and reward "
+           f"{_name(config.reward)} has process rewards at step ends: choose a reward without, or "
+           "advantage=generalized, remax or reinforce_plus_plus")  # fmt: skip
+
+
+def check_value_scale(config: RLConfig) -> None:
+    """Process scores as values beside rewards of another scale."""
+    estimator, reward = component_settings(config.advantage), reward_range(config.reward)
+    if estimator is None or reward is None or not getattr(estimator[0], "has_process_scores", False):
+        return
+    low, high = reward.total
+    _check(estimator[1]["form"] != "value" or (low >= 0 and high <= 1), "advantage.form=value sets process scores from "
+           f"0 to 1 beside rewards, and reward {_name(config.reward)} gives {low:g} to {high:g}: choose "
+           "advantage.form=progress or minimum, or a reward from 0 to 1")  # fmt: skip
+
+
+def check_critic_range(config: RLConfig) -> None:
+    """A critic whose values are bounded beside returns that are not within its bounds."""
+    critic = config.critic
+    if critic is None:
+        return
+    _check(critic.form in VALUE_RANGES, f"critic.form must be one of {', '.join(VALUE_RANGES)}, got '{critic.form}'")
+    lowest, highest = VALUE_RANGES[critic.form]
+    says = f"critic.form={critic.form} says values from {lowest:g} to {highest:g}"
+    reward = reward_range(config.reward)
+    if reward is not None:
+        low, high = reward.total
+        _check(lowest <= low and high <= highest, f"{says}, and reward {_name(config.reward)} gives returns from "
+               f"{low:g} to {high:g}: {_REMEDY}, or a reward within the critic's range")  # fmt: skip
+    in_reward = config.kl.coefficient > 0 and config.kl.place == "reward"
+    _check(not in_reward or (lowest, highest) == VALUE_RANGES["linear"],
+           f"{says}, and kl.place=reward takes off a cost that has no bound: {_REMEDY}, or kl.place=loss")  # fmt: skip
+
+
+def component_settings(node: Any) -> tuple[Any, dict[str, Any]] | None:
+    """(the class or function behind a `_target_`, all its arguments, defaults too); None where the node names none.
+    Raises BadConfig on a key that it does not take."""
+    if not isinstance(node, Mapping) or "_target_" not in node:
+        return None
+    check_component(node)
+    kind = find_component(str(node["_target_"]))
+    bound = inspect.signature(kind).bind(**{name: value for name, value in node.items() if not name.startswith("_")})
+    bound.apply_defaults()
+    return kind, dict(bound.arguments)
+
+
+def reward_range(node: Any) -> ScoreRange | None:
+    """What the scores of a reward's config can be; None where its class does not say."""
+    found = component_settings(node)
+    if found is None or not isinstance(found[0], StatesRange):
+        return None
+    kind, settings = found
+    return kind.score_range({name: _with_ranges(value) for name, value in settings.items()})
+
+
+def _with_ranges(value: Any) -> Any:
+    """The value with the range of every reward in place of the reward's config."""
+    if not isinstance(value, Mapping):
+        return value
+    if "_target_" in value:
+        return reward_range(value)
+    return {name: _with_ranges(part) for name, part in value.items()}
+
+
+def _name(node: Mapping[str, Any]) -> str:
+    return str(node["_target_"]).rpartition(".")[2]
+
+
+def _check(is_good: bool, message: str) -> None:
+    if not is_good:
+        raise BadConfig(message)
