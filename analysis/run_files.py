@@ -10,7 +10,6 @@
 Evaluations of the three policies, prm.json and seconds.jsonl must be there; the rest may be missing.
 """
 
-import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -60,15 +59,27 @@ class Bin:
     count: int
 
 
-@dataclass(frozen=True)
-class RewardModelQuality:
-    """prm.json; `auc` is None where every step is on one side of 1/2."""
+QUALITY = ("auc", "ece", "value_mae")
 
-    auc: float | None
-    ece: float
-    value_mae: float
+
+@dataclass(frozen=True)
+class StepQuality:
+    """Figures of one kind of steps; None where they are not defined: without a step, and `auc` where every step is on
+    one side of 1/2."""
+
+    auc: Interval | None
+    ece: Interval | None
+    value_mae: Interval | None
     num_steps: int
     num_problems: int
+
+
+@dataclass(frozen=True)
+class RewardModelQuality:
+    """prm.json: inner steps, and last steps, whose value is the outcome; `bins` of the inner ones."""
+
+    inner: StepQuality
+    terminal: StepQuality
     bins: list[Bin]
 
 
@@ -191,7 +202,13 @@ def read_prm(path: Path) -> RewardModelQuality:
     """A prm.json."""
     row = read_json(path)
     bins = [parse_record(Bin, item, f"{path}: bins") for item in _need(row, "bins", list, str(path))]
-    return dataclasses.replace(parse_record(RewardModelQuality, {**row, "bins": []}, str(path)), bins=bins)
+    parts = {}
+    for name in ("inner", "terminal"):
+        part, place = _need(row, name, dict, str(path)), f"{path}: {name}"
+        figures = {key: None if part.get(key) is None else _interval(part[key], f"{place}.{key}") for key in QUALITY}
+        numbers = {key: _need(part, key, int, place) for key in ("num_steps", "num_problems")}
+        parts[name] = StepQuality(**figures, **numbers)
+    return RewardModelQuality(**parts, bins=bins)
 
 
 def read_seconds(path: Path) -> dict[str, float]:

@@ -145,21 +145,23 @@ def loss_section(losses: Mapping[str, LossCurves], missing: Sequence[str]) -> Ma
     return section("losses", "Losses", *parts)
 
 
+def _share(value: Interval | None) -> str:
+    return "none" if value is None else f"{value.mean:.3f} [{value.low:.3f}, {value.high:.3f}]"
+
+
 def _quality(prm: RewardModelQuality) -> Markup:
-    area, why = "none", "cannot be told: every step is on one side of value 1/2"
-    if prm.auc is not None:
-        area, why = f"{prm.auc:.3f}", "tells steps to a state of value above 1/2 from the rest; 0.5 is chance"
+    why = "tells steps to a state of value above 1/2 from the rest; 0.5 is chance"
+    if prm.inner.auc is None:
+        why = "cannot be told: every step is on one side of value 1/2"
     facts = [
-        ("AUC", area, why),
-        ("ECE", f"{prm.ece:.3f}", "expected calibration error: mean distance of the marks from the diagonal"),
-        (
-            "MAE",
-            f"{prm.value_mae:.3f}",
-            "mean absolute error of a step's score against its Monte-Carlo value",
-        ),
+        ("AUC", _share(prm.inner.auc), why),
+        ("ECE", _share(prm.inner.ece), "expected calibration error: mean distance of the marks from the diagonal"),
+        ("MAE", _share(prm.inner.value_mae), "mean absolute error of a step's score against its Monte-Carlo value"),
     ]
     items = [tag("div", tag("dt", n), tag("dd", tag("b", v), tag("span", text))) for n, v, text in facts]
-    return tag("dl", *items)
+    last = prm.terminal
+    rows = [["AUC", _share(last.auc)], ["ECE", _share(last.ece)], ["MAE", _share(last.value_mae)]]
+    return join([tag("dl", *items), table(["last steps", "against the outcome"], rows, "Last steps")])
 
 
 def calibration_section(prm: RewardModelQuality) -> Markup:
@@ -170,8 +172,9 @@ def calibration_section(prm: RewardModelQuality) -> Markup:
         chart = calibration_chart(prm.bins, "PRM score against Monte-Carlo value in bins of the score")
     bins = tag("details", tag("summary", "The bins as a table"), table(["score", "value", "steps"], rows))
     told = (
-        f"{prm.num_steps:,} distinct steps of {prm.num_problems:,} held-out problems, unseen in training."
-        " On the diagonal a score means what it says."
+        f"{prm.inner.num_steps:,} distinct inner steps of {prm.inner.num_problems:,} held-out problems, unseen in"
+        f" training, and apart from them {prm.terminal.num_steps:,} last steps, whose value is the outcome. On the"
+        " diagonal a score means what it says. In brackets 95 % intervals over problems."
     )
     return section(
         "calibration",

@@ -1,11 +1,11 @@
 """Several runs of one pipeline side by side: a Markdown table of their summary.json files.
 
 A row is a figure, a column a run (95 % interval over problems in brackets), the last one the mean over runs
-with its spread (lowest to highest).
+with its spread (lowest to highest). Figures of the process reward model are of inner and of terminal steps.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,18 @@ from typing import Any
 from data.records import BadInput
 from pipeline.stage import StageContext
 
-Row = tuple[str, list[dict[str, float]]]
+Figure = dict[str, float]
+Row = tuple[str, list[Figure | None], Callable[[float], str]]
 
 
 def _points(value: float) -> str:
     return f"{100 * value:.1f}"
 
 
-def _cell(figure: dict[str, float]) -> str:
-    if "low" not in figure:
-        return f"{figure['mean']:.3f}"
-    return f"{_points(figure['mean'])} [{_points(figure['low'])}, {_points(figure['high'])}]"
+def _cell(figure: Figure | None, show: Callable[[float], str]) -> str:
+    if figure is None:
+        return "not defined"
+    return f"{show(figure['mean'])} [{show(figure['low'])}, {show(figure['high'])}]"
 
 
 def _rows(summaries: list[dict[str, Any]]) -> Iterator[Row]:
@@ -33,16 +34,16 @@ def _rows(summaries: list[dict[str, Any]]) -> Iterator[Row]:
         for policy, metrics in first[group].items():
             for metric in metrics:
                 name = label.format(policy.replace("_minus_", " - "), metric)
-                yield name, [summary[group][policy][metric] for summary in summaries]
+                yield name, [summary[group][policy][metric] for summary in summaries], _points
     for metric in first["prm"]:
-        yield f"PRM {metric}", [{"mean": summary["prm"][metric]} for summary in summaries]
+        yield f"PRM {metric}", [summary["prm"][metric] for summary in summaries], "{:.3f}".format
 
 
-def _line(name: str, figures: list[dict[str, float]]) -> str:
-    means = [figure["mean"] for figure in figures]
-    show = _points if "low" in figures[0] else "{:.3f}".format
-    spread = f"{show(sum(means) / len(means))} ({show(min(means))} to {show(max(means))})"
-    return "| " + " | ".join([name, *(_cell(figure) for figure in figures), spread]) + " |"
+def _line(name: str, figures: list[Figure | None], show: Callable[[float], str]) -> str:
+    """The mean is over the runs in which the figure is defined."""
+    means = [figure["mean"] for figure in figures if figure is not None]
+    spread = f"{show(sum(means) / len(means))} ({show(min(means))} to {show(max(means))})" if means else "not defined"
+    return "| " + " | ".join([name, *(_cell(figure, show) for figure in figures), spread]) + " |"
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,12 @@ class CompareSeeds:
         if not self.runs:
             raise BadInput("stage.runs is empty: name the run directories, stage.runs=[experiments/a,experiments/b]")
         summaries = [json.loads(Path(path).read_text()) for path in self.inputs()]
+        old = [path for path, row in zip(self.inputs(), summaries, strict=True) if "inner_auc" not in row["prm"]]
+        if old:
+            raise BadInput(f"{old[0]}: its figures of the reward model do not tell inner from terminal steps: run "
+                           "evaluate_prm and report of that run again")  # fmt: skip
         names = [Path(run).name for run in self.runs]
         head = ["| figure | " + " | ".join(names) + " | mean (lowest to highest) |", "|---" * (len(names) + 2) + "|"]
-        lines = [_line(name, figures) for name, figures in _rows(summaries)]
+        lines = [_line(*row) for row in _rows(summaries)]
         context.counts.update(runs=len(names), figures=len(lines))
         return "\n".join([*head, *lines]) + "\n"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from analysis.run_files import Evaluation, Interval, RewardModelQuality
+from analysis.run_files import QUALITY, Evaluation, Interval, RewardModelQuality
 from data.records import BadInput
 from pipeline.evaluate import interval
 
@@ -53,7 +53,11 @@ def summarize(
             policy: {name: asdict(value) for name, value in evaluation.accuracy.items()}
             for policy, evaluation in evaluations.items()
         },
-        "prm": {"auc": prm.auc, "ece": prm.ece, "value_mae": prm.value_mae},
+        "prm": {
+            f"{kind}_{name}": None if (value := getattr(getattr(prm, kind), name)) is None else asdict(value)
+            for kind in ("inner", "terminal")
+            for name in QUALITY
+        },
         "differences": {
             f"{after}_minus_{before}": {name: asdict(value) for name, value in rows.items()}
             for (after, before), rows in differences.items()

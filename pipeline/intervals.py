@@ -3,9 +3,13 @@
 Problems are drawn, not samples: the n samples of one problem resemble each other. Metrics of the same problems
 share their draws, so a table of them costs hardly more than one. The interval of a paired difference is the
 interval of the differences' mean.
+
+What is measured on steps is no mean over problems: a problem has more steps than another, and an AUC is no mean at all.
+`resampled` draws whole problems there too, and computes the figure anew with every row weighing as often as its problem
+was drawn.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -53,6 +57,37 @@ def bootstrap_interval(values: Sequence[float], seed: int = 0, draws: int = 10_0
     table = np.asarray([values], dtype=np.float64)
     low, high = _bootstrap(table, seed, draws)
     return float(table.mean()), float(low[0]), float(high[0])
+
+
+def resampled(
+    problems: Sequence[str], figure: Callable[[np.ndarray], float | None], seed: int = 0, draws: int = 2_000
+) -> Interval | None:
+    """`{"mean", "low", "high", "n"}` of a figure of rows that belong to n `problems`; "mean" is the figure itself.
+
+    `figure(weights)` gets the weight of each row [R]; None says that it is not defined, and such draws are left out.
+    None where it is not defined for the rows as they are.
+    """
+    found = figure(np.ones(len(problems))) if len(problems) else None
+    if found is None:
+        return None
+    names, rows = np.unique(np.asarray(problems), return_inverse=True)
+    rng = np.random.default_rng(seed)
+    values = [figure(np.bincount(rng.integers(0, len(names), len(names)), minlength=len(names))[rows].astype(float))
+              for _ in range(draws)]  # fmt: skip
+    defined = [value for value in values if value is not None] or [found]
+    low, high = np.quantile(defined, [0.025, 0.975])
+    return {"mean": round(found, 5), "low": round(float(low), 5), "high": round(float(high), 5), "n": len(names)}
+
+
+def resampled_mean(rows: Sequence[tuple[str, float]]) -> Interval | None:
+    """`resampled` of the mean of (problem, value) over all rows; None without a row."""
+    values = np.asarray([value for _, value in rows])
+
+    def mean(weights: np.ndarray) -> float | None:
+        total = weights.sum()
+        return float(weights @ values / total) if total else None
+
+    return resampled([problem for problem, _ in rows], mean)
 
 
 def interval(values: Sequence[float]) -> Interval:

@@ -1,5 +1,7 @@
 """StepLabels → JSON: what every step's labels look like, and what looks wrong with them.
 
+- `inner` and `terminal`: means over all inner steps (value, label, width of the interval, share of values of 0), and
+  over the last ones, whose value is the outcome; with 95 % intervals, bootstrapped over problems;
 - `positions`: tenths of a trajectory, the last step apart: mean value and label, the histogram of the values;
 - `first_errors`: at which step, and in which tenth, wrong trajectories fall to a value of 0 for good;
 - `impossible`: a state none of whose completions is right, and a later state, or the trajectory itself, that is
@@ -10,7 +12,7 @@
   completions measure copying. The last step is not looked at;
 - `length`: steps and tokens of right and wrong trajectories, the correlation of their number with the outcome, and
   of the value with the share of the way (a reward model can learn length instead of reasoning);
-- `widths`: how wide the intervals are, and how many labels were left out.
+- `widths`: how wide the intervals of inner steps are, and how many of their labels were left out.
 """
 
 import math
@@ -23,6 +25,7 @@ from typing import Any
 from data.jsonl import read_records
 from data.records import BadInput
 from data.step_labels import StepLabels
+from pipeline.intervals import resampled_mean
 from pipeline.stage import StageContext
 
 BINS = 10
@@ -50,7 +53,8 @@ class StepStatistics:
             "trajectories": len(rows),
             "problems": len({row.problem_id for row in rows}),
             "steps": sum(len(row.steps) for row in rows),
-            "accuracy": round(statistics.mean(row.is_correct for row in rows), 5),
+            "inner": inner_means(rows),
+            "terminal": terminal_means(rows),
             "positions": positions(rows),
             "first_errors": first_errors(rows),
             "impossible": {"count": len(impossible), "improbable": sum(found["chance"] < 0.01 for found in impossible),
@@ -61,6 +65,29 @@ class StepStatistics:
         }  # fmt: skip
         context.counts.update(trajectories=len(rows), steps=result["steps"], impossible=len(impossible))
         return result
+
+
+def inner_means(rows: Sequence[StepLabels]) -> dict[str, Any]:
+    """`steps`, and means over those whose value (or label) is known, with 95 % intervals over problems."""
+    steps = [(row.problem_id, *step) for row in rows
+             for step in zip(row.values[:-1], row.labels[:-1], row.low[:-1], row.high[:-1], strict=True)]  # fmt: skip
+    known = [(problem, value) for problem, value, *_ in steps if value is not None]
+    return {
+        "steps": len(steps),
+        "mean_value": resampled_mean(known),
+        "share_of_zero": resampled_mean([(problem, float(value == 0)) for problem, value in known]),
+        "mean_label": resampled_mean([(problem, label) for problem, _, label, *_ in steps if label is not None]),
+        "mean_width": resampled_mean([(problem, high - low) for problem, _, _, low, high in steps]),
+    }
+
+
+def terminal_means(rows: Sequence[StepLabels]) -> dict[str, Any]:
+    """The share of right trajectories, with its 95 % interval over problems, and how many last steps have a label."""
+    labelled = sum(row.labels[-1] is not None for row in rows if row.labels)
+    return {
+        "accuracy": resampled_mean([(row.problem_id, float(row.is_correct)) for row in rows]),
+        "labelled_steps": labelled,
+    }
 
 
 def positions(rows: Sequence[StepLabels]) -> list[dict[str, Any]]:
@@ -157,13 +184,17 @@ def length_bias(rows: Sequence[StepLabels]) -> dict[str, Any]:
 
 
 def widths(rows: Sequence[StepLabels]) -> dict[str, Any]:
-    """The intervals of all steps but the last, in tenths of their width; labels left out; mean weight of the rest."""
+    """The intervals of all steps but the last, in tenths of their width; of their labels those left out, and the mean
+    weight of the rest."""
     found = [high - low for row in rows for low, high in zip(row.low[:-1], row.high[:-1], strict=True)]
     histogram = Counter(map(_bin, found))
     weights = [
-        weight for row in rows for weight, label in zip(row.weights, row.labels, strict=True) if label is not None
+        weight
+        for row in rows
+        for weight, label in zip(row.weights[:-1], row.labels[:-1], strict=True)
+        if label is not None
     ]
-    labels = [label for row in rows for label in row.labels]
+    labels = [label for row in rows for label in row.labels[:-1]]
     return {"mean": _mean(found), "histogram": [histogram[number] for number in range(BINS)],
             "left_out": sum(label is None for label in labels), "mean_weight": _mean(weights)}  # fmt: skip
 

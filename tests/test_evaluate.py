@@ -18,9 +18,9 @@ from data.failed_rows import write_failed
 from data.jsonl import read_records, write_records
 from data.records import BadInput, Problem, StepScores, StepValues, Trajectory
 from pipeline.evaluate import Evaluate, Prediction, best_of, bootstrap_interval, interval, majority_vote
-from pipeline.evaluate_prm import EvaluateProcessReward, auc, calibration
+from pipeline.evaluate_prm import EvaluateProcessReward, auc, calibration, calibration_error
 from pipeline.evaluation_inputs import OutcomeScore
-from pipeline.intervals import intervals
+from pipeline.intervals import intervals, resampled, resampled_mean
 from pipeline.stage import StageContext
 from rewards.aggregate import BadAggregate
 
@@ -500,16 +500,61 @@ def test_a_process_reward_model_is_judged_by_hand(tmp_path: Path) -> None:
     seen = replace(VALUES, id=f"{SEEN}/0", problem_id=SEEN)
     scores = [StepScores(VALUES.id, HELD, [0.5, 0.45, 0.95]), StepScores(seen.id, SEEN, [1.0, 0.0, 0.0])]
     result = process_reward_evaluated(tmp_path, [VALUES, seen], scores)
-    assert (result["num_steps"], result["num_problems"]) == (3, 1)
-    assert result["auc"] == 0.5
-    assert result["value_mae"] == pytest.approx((0.25 + 0.3 + 0.05) / 3, abs=1e-5)
-    assert result["ece"] == pytest.approx((0.25 + 0.3 + 0.05) / 3, abs=1e-5)
+    inner, terminal = result["inner"], result["terminal"]
+    assert (inner["num_steps"], terminal["num_steps"], result["num_problems"]) == (2, 1, 1)
+    assert inner["auc"] == {"mean": 0.0, "low": 0.0, "high": 0.0, "n": 1}, "0.45 for 0.75 is below 0.5 for 0.25"
+    assert inner["value_mae"]["mean"] == pytest.approx((0.25 + 0.3) / 2, abs=1e-5)
+    assert inner["ece"]["mean"] == pytest.approx((0.25 + 0.3) / 2, abs=1e-5)
+    assert (terminal["auc"], terminal["value_mae"]["mean"]) == (None, 0.05)
+    assert [row["count"] for row in result["bins"]] == [1, 1]
+    assert [row["count"] for row in result["terminal_bins"]] == [1]
+
+
+def test_outcomes_that_are_easy_to_see_do_not_make_inner_steps_look_good(tmp_path: Path) -> None:
+    """Inner scores are the wrong way round, last ones perfect: the AUC of both together would be 5 / 9."""
+    rows = [
+        replace(VALUES, id=f"{HELD}/{k}", response_ids=[2 + k, 5, 9], values=[value, value, outcome])
+        for k, (value, outcome) in enumerate([(0.25, 0.0), (0.75, 1.0)])
+    ]
+    scores = [StepScores(rows[0].id, HELD, [0.6, 0.6, 0.0]), StepScores(rows[1].id, HELD, [0.4, 0.4, 1.0])]
+    result = process_reward_evaluated(tmp_path, rows, scores)
+    assert result["inner"]["auc"]["mean"] == 0.0
+    assert result["terminal"]["auc"]["mean"] == 1.0
+
+
+def test_the_weights_of_a_draw_are_repeated_rows() -> None:
+    """AUC and calibration error against the rows written out as often as their problem was drawn."""
+    rng = random.Random(0)
+    for _ in range(40):
+        size = rng.randint(2, 12)
+        scores = [rng.choice([0.1, 0.25, 0.5, 0.8, 1.0]) for _ in range(size)]
+        values = [rng.random() for _ in range(size)]
+        weights = [rng.randint(0, 3) for _ in range(size)]
+        rows = [row for row, times in zip(zip(scores, values, strict=True), weights, strict=True) for _ in range(times)]
+        pairs = [(one > other) + 0.5 * (one == other) for one, v in rows if v > 0.5 for other, w in rows if w <= 0.5]
+        want = sum(pairs) / len(pairs) if pairs else None
+        found = auc(scores, [value > 0.5 for value in values], weights)
+        assert found == (None if want is None else pytest.approx(want))
+        if rows:
+            bins = calibration([one for one, _ in rows], [value for _, value in rows])
+            gap = sum(row["count"] * abs(row["score"] - row["value"]) for row in bins) / len(rows)
+            error = calibration_error(np.asarray(scores), np.asarray(values), np.asarray(weights, dtype=float))
+            assert error == pytest.approx(gap, abs=1e-4)
+
+
+def test_an_interval_of_a_figure_of_steps_draws_whole_problems() -> None:
+    """Values 0, 0 and 1 of three problems: all 0 in 8 of 27 draws, all 1 in 1 of 27, both above 2.5 %. Ten rows of one
+    problem are one problem."""
+    assert resampled_mean([("a", 0.0), ("b", 0.0), ("c", 1.0)]) == {"mean": 0.33333, "low": 0.0, "high": 1.0, "n": 3}
+    assert resampled_mean([("a", 0.5)] * 10) == {"mean": 0.5, "low": 0.5, "high": 0.5, "n": 1}
+    assert resampled_mean([]) is None
+    assert resampled(["a", "b"], lambda weights: None) is None
 
 
 def test_a_prefix_that_two_trajectories_share_counts_once(tmp_path: Path) -> None:
     other = replace(VALUES, id=f"{HELD}/1", response_ids=[2, 3, 5], values=[0.25, 0.75, 0.0], is_correct=False)
     scores = [StepScores(row.id, HELD, [0.5, 0.5, 0.5]) for row in (VALUES, other)]
-    assert process_reward_evaluated(tmp_path, [VALUES, other], scores)["num_steps"] == 4
+    assert process_reward_evaluated(tmp_path, [VALUES, other], scores)["inner"]["num_steps"] == 2
 
 
 def test_a_trajectory_without_scores_or_with_fewer_is_refused(tmp_path: Path) -> None:

@@ -85,7 +85,11 @@ def write_rewards(run: Path, rows: list[StepValues]) -> None:
     scores = [StepScores(row.id, row.problem_id, [0.5 * value for value in row.values]) for row in rows]
     write_records(folder / "step_scores.jsonl", scores)
     bins = [{"score": 0.1, "value": 0.05, "count": 30}, {"score": 0.9, "value": 0.8, "count": 10}]
-    quality = {"auc": 0.9, "ece": 0.0625, "value_mae": 0.2, "num_steps": 40, "num_problems": 5, "bins": bins}
+    spans = {name: {"mean": mean, "low": mean / 2, "high": 0.95, "n": 5}
+             for name, mean in (("auc", 0.9), ("ece", 0.0625), ("value_mae", 0.2))}  # fmt: skip
+    inner = {**spans, "num_steps": 40, "num_problems": 5}
+    terminal = {**spans, "auc": None, "num_steps": 9, "num_problems": 5}
+    quality = {"inner": inner, "terminal": terminal, "num_problems": 5, "bins": bins, "terminal_bins": []}
     write_json(folder / "prm.json", quality)
     meta = {"commit": "abc123", "versions": {"torch": "2.0"}, "seconds": 1.0}
     for name, counts in (
@@ -145,7 +149,11 @@ def test_summary_holds_accuracies_seconds_and_the_reward_model(run: Path) -> Non
     assert list(summary["accuracy"]) == ["sft", "dpo", "process_dpo"]
     assert summary["accuracy"]["process_dpo"]["greedy"]["mean"] == 0.75
     assert summary["accuracy"]["sft"]["best_of_8_product"] == {"mean": 1.0, "low": 1.0, "high": 1.0, "n": 4}
-    assert summary["prm"] == {"auc": 0.9, "ece": 0.0625, "value_mae": 0.2}
+    prm = summary["prm"]
+    assert list(prm) == [f"{kind}_{name}" for kind in ("inner", "terminal") for name in ("auc", "ece", "value_mae")]
+    assert prm["inner_auc"] == {"mean": 0.9, "low": 0.45, "high": 0.95, "n": 5}
+    assert prm["terminal_auc"] is None
+    assert "0.900 [0.450, 0.950]" in page_of(run)
 
 
 def test_difference_is_paired_by_problem_and_not_by_position(run: Path) -> None:
@@ -220,14 +228,15 @@ def test_what_a_run_lacks_is_said_in_a_sentence(run: Path) -> None:
     shutil.rmtree(run / "dpo")
     (run / "process_rewards" / "step_scores.jsonl").unlink()
     quality = json.loads((run / "process_rewards" / "prm.json").read_text())
-    write_json(run / "process_rewards" / "prm.json", {**quality, "auc": None, "bins": []})
+    quality["inner"]["auc"] = None
+    write_json(run / "process_rewards" / "prm.json", {**quality, "bins": []})
     page = page_of(run)
     assert "No losses to show for dpo:" in page
     assert "every step is on one side of value 1/2" in page
     assert "No bins to draw." in page
     assert "None: no step values or scores" in page
     assert "No pairs to count" in page
-    assert json.loads((run / "summary.json").read_text())["prm"]["auc"] is None
+    assert json.loads((run / "summary.json").read_text())["prm"]["inner_auc"] is None
 
 
 @pytest.mark.parametrize(

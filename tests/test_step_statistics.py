@@ -17,8 +17,10 @@ from pipeline.step_statistics import (
     first_error,
     first_errors,
     impossible_patterns,
+    inner_means,
     length_bias,
     positions,
+    terminal_means,
     widths,
 )
 from rewards.labels import wilson_interval
@@ -84,10 +86,22 @@ def test_length_bias_by_hand() -> None:
     assert correlation([1, 2, 3], [2, 4, 6]) == 1.0
 
 
+def test_means_of_inner_steps_and_outcomes_are_apart_with_intervals_over_problems() -> None:
+    """Problem p: values 0.5 and 0, wrong; q: 1, right. Drawn whole: p p (mean 1/4), p q (1/2), q q (1)."""
+    rows = [row("p/0", [2, 0], is_correct=False), row("q/0", [4], is_correct=True)]
+    found = inner_means(rows)
+    assert found["steps"] == 3
+    assert found["mean_value"] == {"mean": 0.5, "low": 0.25, "high": 1.0, "n": 2}
+    assert found["share_of_zero"] == {"mean": 0.33333, "low": 0.0, "high": 0.5, "n": 2}
+    assert terminal_means(rows) == {"accuracy": {"mean": 0.5, "low": 0.0, "high": 1.0, "n": 2}, "labelled_steps": 2}
+    unknown = replace(rows[0], values=[None, None, 0.0], labels=[None, None, 0.0])
+    assert inner_means([unknown])["mean_value"] is None
+
+
 def test_widths_and_labels_left_out() -> None:
     found = widths([replace(GOOD, labels=[None, 0.5, 1.0, 1.0], weights=[0.0, 0.5, 1.0, 1.0])])
     assert found["left_out"] == 1
-    assert found["mean_weight"] == pytest.approx(2.5 / 3, abs=1e-5)
+    assert found["mean_weight"] == 0.75, "of the inner steps: 0.5 and 1"
     assert sum(found["histogram"]) == 3
 
 
@@ -105,7 +119,8 @@ def test_the_stage_writes_one_document_and_finds_leaks_with_a_task(tmp_path: Pat
     task: Any = Marked()
     found = StepStatistics().run(str(path), StageContext(task, tmp_path / "s.json", 10.0))
     assert found["leaks"] == {"count": 1, "listed": [{"trajectory": "p/9", "step": 2, "num_steps": 4, "answer": "7"}]}
-    assert (found["trajectories"], found["problems"], found["steps"], found["accuracy"]) == (4, 1, 16, 0.5)
+    assert (found["trajectories"], found["problems"], found["steps"]) == (4, 1, 16)
+    assert found["terminal"]["accuracy"] == {"mean": 0.5, "low": 0.5, "high": 0.5, "n": 1}
     assert found["impossible"]["count"] == 1
     assert StepStatistics().run(str(path), StageContext(None, tmp_path / "s.json", 10.0))["leaks"] is None
 
