@@ -487,6 +487,33 @@ def test_cut_points_value_segments_and_mask_the_other_tokens() -> None:
     assert found.advantages[1].tolist() == pytest.approx([0.0, 0.25, 0.0, -0.75, 0.0])
 
 
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: MonteCarloAdvantage(4, max_completions=4), r"max_completions must be 0 or above .* \(4\), got 4"),
+        (lambda: MonteCarloAdvantage(0), "completions_per_state must be at least 1"),
+        (lambda: CutPoints(threshold=0.0), "threshold of cut points"),
+        (lambda: CutPoints(num_segments=2, cut_points_per_segment=3), "not both"),
+        (lambda: CutPoints(cut_points_per_segment=0), "cut_points_per_segment must be"),
+        (lambda: ReinforcePlusPlusAdvantage(gamma=1.5), r"advantage\.gamma must be from 0 to 1"),
+        (lambda: GeneralizedAdvantage(gamma=1.0, lam=-0.1), r"advantage\.lam must be from 0 to 1"),
+    ],
+)
+def test_an_estimators_settings_are_refused_when_it_is_built(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        make()
+
+
+def test_a_reward_of_another_scale_is_refused_beside_process_scores(tiny_policy: Path, tmp_path: Path) -> None:
+    load_process_reward(str(tiny_policy), 1).save_pretrained(tmp_path / "prm")
+    group = make_group([("ab", True), ("b", False)])
+    group = replace(group, scores=[Score(1.0), Score(-1.0)])
+    with pytest.raises(BadInput, match=r"advantage\.form=value .* these are -1 to 1"):
+        ProcessValueAdvantage(str(tmp_path / "prm"))([group], make_experience([group]), NO_SAMPLER)
+    found = ProcessValueAdvantage(str(tmp_path / "prm"), "progress")([group], make_experience([group]), NO_SAMPLER)
+    assert found.state_values[1][-1] == -1.0
+
+
 def test_process_values_stand_in_for_monte_carlo_values() -> None:
     # leave-one-out: the prompt is worth 0 to the right rollout and 1 to the wrong one
     found = process_advantages([[0.5, 0.9], [0.2, 0.1, 0.3]], [1.0, 0.0], "value", weight=1.0)

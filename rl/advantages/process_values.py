@@ -120,10 +120,8 @@ class ProcessValueAdvantage:
         for group in groups:
             own = [next(rest) for _ in group.rollouts]
             found = state_values(own, group.rewards, self.form)
-            empty = [
-                not rollout.trajectory.response_ids for rollout in group.rollouts
-            ]  # no step: the terminal state alone
-            values += [row[-1:] if is_empty else row for row, is_empty in zip(found, empty, strict=True)]
+            has_tokens = [bool(rollout.trajectory.response_ids) for rollout in group.rollouts]
+            values += [row if is_one else row[-1:] for row, is_one in zip(found, has_tokens, strict=True)]
             rows += process_advantages(own, group.rewards, self.form, self.weight)
         ends = [step_ends_of(group, index) for group in groups for index in range(len(group.rollouts))]
         every = [score for row in scores for score in row]
