@@ -26,9 +26,14 @@ from checks.resources import (
 from checks.template import check_template
 from data.prompt_window import fit_window
 from data.records import Problem
+from data.tasks.gold_check import check_golds
 from data.tasks.task import Task
-from models.load import load_tokenizer, max_length_of
+from models.load import config_end_ids, generation_end_ids, load_end_ids, load_tokenizer, max_length_of
 from models.packing_check import packing_of
+from models.tokenizer_checks import stop_token_faults
+from rl.assembly import check_same_tokenizer
+from rl.combinations import check_combinations
+from rl.critic import VALUE_RANGES
 from runtime.entrypoint import build
 from runtime.schemas import RLConfig, SampleConfig, TrainConfig
 from training.assembly import load_data
@@ -44,7 +49,7 @@ def checks_of(config: Config, has_engine: bool = True) -> list[Check]:
         checks = _of_rl(case)
     else:
         checks = _of_sampling(case) if isinstance(config, SampleConfig) else _of_training(case)
-    return [check for check, is_costly in checks if has_engine or not is_costly]
+    return [check for check in checks if has_engine or not check.loads]
 
 
 def machine_checks() -> list[Check]:
@@ -100,6 +105,42 @@ class Case:
         limits = model_limits(self.policy, self.tokenizer)
         check_tokenizer(self.tokenizer, limits)
         return f"{len(self.tokenizer):,} tokens of {limits.vocabulary:,}, pads with {self.tokenizer.pad_token!r}"
+
+    def agreeing_tokenizers(self) -> str:
+        """The other networks of the run read the policy's own tokens."""
+        config = self.config
+        paths = [path for path in model_paths([config.reward, config.advantage]) if path != self.policy]
+        if config.critic is not None and str(config.critic.model["path"]) != self.policy:
+            paths.append(str(config.critic.model["path"]))
+        if not paths:
+            raise Skipped("no other network reads the policy's tokens")
+        for path in dict.fromkeys(paths):
+            check_same_tokenizer(self.tokenizer, path, "network")
+        return f"the policy's is that of {', '.join(dict.fromkeys(paths))}"
+
+    def stop_tokens(self) -> str:
+        """Tokenizer, configurations and chat template name one end of a response."""
+        ends = load_end_ids(self.policy)
+        faults = stop_token_faults(self.tokenizer, config_end_ids(self.policy), generation_end_ids(self.policy) or [])
+        if faults:
+            raise CheckFailed(f"{self.policy}: {'; '.join(faults)}")
+        tokens = self.tokenizer.convert_ids_to_tokens(ends or [self.tokenizer.eos_token_id])
+        return f"a response ends with {' or '.join(map(repr, tokens))}"
+
+    def golds(self) -> str:
+        """The task's grader accepts the task's own golds, and rejects changed ones."""
+        found = check_golds(self.task, self.problems)
+        if not found.is_sound:
+            raise CheckFailed(f"{found.line}: set task.kind to the kind of this task's answers (docs/grading.md)")
+        return found.line
+
+    def critic(self) -> str:
+        """What the settings of rewards, critic, schedules and estimator say of one another."""
+        check_combinations(self.config)
+        if self.config.critic is None:
+            return "settings fit together; no critic"
+        low, high = VALUE_RANGES[self.config.critic.form]
+        return f"settings fit together; the critic says values from {low:g} to {high:g}"
 
     def memory(self) -> str:
         """See `check_memory`."""
@@ -190,11 +231,7 @@ class Case:
 
     def step(self) -> str:
         """See `rehearse_training`."""
-        try:
-            examples, _ = self.examples
-        except Exception:  # whatever it is, the check of the examples has said it
-            raise Skipped("there are no examples to make it with") from None
-        return rehearse_training(self.config, self.tokenizer, examples)
+        return rehearse_training(self.config, self.tokenizer, self.examples[0])
 
 
 def model_paths(node: Any) -> Iterator[str]:
@@ -209,46 +246,46 @@ def model_paths(node: Any) -> Iterator[str]:
             yield from model_paths(value)
 
 
-def _of_machine(case: Case) -> list[tuple[Check, bool]]:
-    checks = [Check("versions", check_versions), Check("device", case.device), Check("memory", case.memory),
-              Check("disk", case.disk)]  # fmt: skip
-    return [(check, False) for check in checks]
+def _of_model(case: Case) -> list[Check]:
+    return [
+        Check("versions", check_versions),
+        Check("device", case.device),
+        Check("memory", case.memory),
+        Check("disk", case.disk),
+        Check("tokenizer", case.check_tokenizer),
+        Check("stop tokens", case.stop_tokens),
+    ]
 
 
-def _of_prompts(case: Case) -> list[tuple[Check, bool]]:
-    """Of configs that sample."""
-    checks = [
+def _of_prompts(case: Case) -> list[Check]:
+    return [
         Check("port", lambda: check_server_port(getattr(case.config, "server", None))),
         Check("template", case.template),
         Check("window", case.fits_window),
+        Check("grader", case.golds),
     ]
-    return [(check, False) for check in checks]
 
 
-def _of_rl(case: Case) -> list[tuple[Check, bool]]:
+def _of_rl(case: Case) -> list[Check]:
     return [
-        *_of_machine(case),
-        (Check("tokenizer", case.check_tokenizer), False),
+        *_of_model(case),
+        Check("tokenizers agree", case.agreeing_tokenizers),
         *_of_prompts(case),
-        (Check("packing", case.packing), True),
-        (Check("engine", lambda: rehearse_rl(case.config, case.tokenizer)), True),
+        Check("critic", case.critic),
+        Check("packing", case.packing, loads=True),
+        Check("engine", lambda: rehearse_rl(case.config, case.tokenizer), loads=True, is_rehearsal=True),
     ]
 
 
-def _of_sampling(case: Case) -> list[tuple[Check, bool]]:
-    return [
-        *_of_machine(case),
-        (Check("tokenizer", case.check_tokenizer), False),
-        *_of_prompts(case),
-        (Check("engine", lambda: rehearse_sampling(case.config, case.tokenizer)), True),
-    ]
+def _of_sampling(case: Case) -> list[Check]:
+    engine = Check("engine", lambda: rehearse_sampling(case.config, case.tokenizer), loads=True, is_rehearsal=True)
+    return [*_of_model(case), *_of_prompts(case), engine]
 
 
-def _of_training(case: Case) -> list[tuple[Check, bool]]:
+def _of_training(case: Case) -> list[Check]:
     return [
-        *_of_machine(case),
-        (Check("tokenizer", case.check_tokenizer), False),
-        (Check("examples", case.check_examples), False),
-        (Check("packing", case.packing), True),
-        (Check("step", case.step), True),
+        *_of_model(case),
+        Check("examples", case.check_examples),
+        Check("packing", case.packing, loads=True),
+        Check("step", case.step, loads=True, is_rehearsal=True),
     ]

@@ -28,10 +28,13 @@ class CheckFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class Check:
-    """`name` in the field's words; `run` returns the line of a check that passed."""
+    """`name` in the field's words; `run` returns the line of a check that passed. `loads`: a network or an engine.
+    `is_rehearsal`: the run itself in small, which is not tried where a check before it failed."""
 
     name: str
     run: Callable[[], str]
+    loads: bool = False
+    is_rehearsal: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,9 +54,15 @@ class Finding:
 
 
 def examine(checks: Iterable[Check]) -> Iterator[Finding]:
-    """Run each check in turn; a check never stops the next one."""
+    """Run each check in turn; a check stops no other one but a rehearsal."""
+    has_failed = False
     for check in checks:
-        yield _examine(check)
+        if check.is_rehearsal and has_failed:
+            yield Finding(check.name, SKIPPED, "not tried: a check above failed")
+            continue
+        finding = _examine(check)
+        has_failed |= finding.status == BAD
+        yield finding
 
 
 def _examine(check: Check) -> Finding:
