@@ -111,15 +111,22 @@ def _first_line(error: BaseException) -> str:
 
 def on_kernel(load: Callable[[str], Any], attention: str) -> Any:
     """What `load` makes of the name of an attention kernel; by matrix products where the network has no use for
-    torch's fused one (attention sinks: GPT-OSS), with the same numbers."""
+    torch's fused one (attention sinks: GPT-OSS), with the same numbers; by transformers' own name where the network
+    knows no others (GPT-J, Falcon), whose rows are then padded."""
     name = attention_name(attention)
     try:
         return load(name)
+    except KeyError as error:
+        if error.args != (name,):
+            raise
+        log.info("this network has a table of its own for attention: rows are padded, model.attention=%s is its own",
+                 attention)  # fmt: skip
+        return load(attention)
     except ValueError as error:
         if attention != "sdpa" or "does not support an attention implementation" not in str(error):
             raise
         log.info("%s: attention by matrix products (eager) in place of sdpa, which it cannot", str(error).split()[0])
-    return load(attention_name("eager"))
+        return on_kernel(load, "eager")
 
 
 def from_pretrained(

@@ -93,8 +93,11 @@ def check_packing(model: Any) -> PackingCheck:
         return PackingCheck("padded")
     if is_cut(net):
         return PackingCheck("padded", reason="its weights are cut over ranks (ZeRO-3), and nothing was measured before")
-    with _still(net):
-        return _measure(net)
+    try:
+        with _still(net):
+            return _measure(net)
+    except Exception as error:  # networks of other forms fail in many ways, and nothing is known of them then
+        return PackingCheck("padded", reason=f"it could not be asked ({_line(error)})", is_head_last=False)
 
 
 def is_cut(model: Any) -> bool:
@@ -181,7 +184,11 @@ def _try(
     try:
         return _distance(_rows_together(net, rows, kind), truth), ""
     except Exception as error:  # networks refuse in many ways; each means that this layout is none for them
-        return float("inf"), f"{type(error).__name__}: {str(error).strip()[:120]}".splitlines()[0]
+        return float("inf"), _line(error)
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip()[:120]}".splitlines()[0]
 
 
 @contextmanager

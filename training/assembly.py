@@ -114,7 +114,8 @@ def make_layout(config: TrainConfig, objective: Any, model: Any, examples: Seque
     """How batches lie in memory: as the config says, which policy and reference have to be able to take; `auto` is
     what both can. Raises BadAttention where packed rows are forced on a network that mixes them up."""
     longest = max(map(example_length, examples), default=0)
-    networks = [model, *([objective.reference] if getattr(objective, "reference", None) is not None else [])]
+    reference = getattr(objective, "reference", None)
+    networks = [model, *([reference.to(device())] if reference is not None else [])]
     kinds = {check_layout(one, config.layout, longest) for one in networks}
     return Layout("padded" if "padded" in kinds else kinds.pop(), pad_id)
 
