@@ -115,7 +115,7 @@ class VLLMEngine(CacheProbe):
         return receipts
 
     async def receive(self, folder: Path) -> list[dict[str, str]]:
-        """Each worker reads the folder; their receipts. Raises StaleWeights where one gives none."""
+        """Each worker reads the folder; their receipts. Raises StaleWeights on an answer that is none."""
         body = {"method": "receive_weights", "kwargs": {"folder": str(folder)}}
         answer = await self._post("/collective_rpc", body)
         found = answer.get("results") if isinstance(answer, dict) else None

@@ -185,6 +185,8 @@ class WeightSync:
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         for engine, of_workers in zip(self.engines, receipts, strict=True):
+            if of_workers is not None and not of_workers:
+                raise StaleWeights(f"{engine.name} took a delivery and gave no receipt")
             for receipt in of_workers or []:
                 check_receipt(sent, receipt, self._sent, engine.name)
         self._sent.append(sent)

@@ -2,6 +2,8 @@
 # Evaluate one policy on held-out problems: greedy, mean of samples, majority vote, best of n by the PRM.
 #
 #   bash scripts/evaluate.sh policy=experiments/quickstart/dpo/model name=dpo run=experiments/quickstart
+#
+# max_failed_share=0.02   the share of problems that may be refused (too long, say): they are in no figure, and counted
 set -euo pipefail
 settings="task policy name run split num_problems num_samples max_tokens max_length seed max_failed_share"
 task=word_arithmetic policy='' name='' run='' split=test num_problems=1000 num_samples=8 max_tokens=128

@@ -15,6 +15,7 @@
 # objective=NAME        another of conf/objective/ for training (dpo_positive has its own); objective.penalty=50 and
 #                       the like are its settings
 # steps=cut_points      process_dpo: states at improbable tokens (scripts/process_rewards.sh)
+# max_failed_share=0.02 the share of requests that may be refused (scripts/process_rewards.sh)
 # stride=N              every round takes N problems further on; 0 the same ones again
 #
 # Round k stands in $run/round<k>, its policy in $run/round<k>/policy, the manifest in $run/rounds.json.

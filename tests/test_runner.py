@@ -24,6 +24,7 @@ from data.failed_rows import read_failed, write_failed
 from data.jsonl import read_records, to_line, write_records
 from data.records import BadInput, Completion, State, StepValues, Trajectory
 from sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
+from sampling.job import within_limit
 from sampling.runner import Runner, Stopped, Tally, finished_requests
 from sampling.vllm_client import VLLMClient
 
@@ -508,6 +509,13 @@ def test_a_job_whose_refused_rows_are_few_enough_is_finished_without_them(
     assert {row.problem_id for row in read_records(Trajectory, output)[-2:]} == {refused}
     with pytest.raises(BadInput, match=r"max_failed_share must be in \[0, 1\), got 1"):
         run_the_job(replace(config, max_failed_share=1.0))
+
+
+def test_a_share_is_compared_with_counts_and_not_with_their_rounding() -> None:
+    assert within_limit(29, 100, 0.29)
+    assert not within_limit(30, 100, 0.29)
+    assert within_limit(0, 7, 0.0)
+    assert not within_limit(1, 1000, 0.0)
 
 
 def test_the_pipeline_goes_on_without_a_problem_and_a_state_that_are_refused(
