@@ -65,7 +65,7 @@ class Trajectory:
     prompt: a token belongs to the step it begins in, its text too. The last step holds the end-of-sequence token if
     there is one; where its last token goes over into a stop string, the text ends before the token does. `answer`
     is None where none could be extracted. `logprobs`, kept when asked, are the sampler's own log-probs of
-    `response_ids`, one a token (nats; of the model before temperature and top_p, unless the engine was told
+    `response_ids`, one a token (nats; of the model before temperature and top_p, unless the engine is set
     otherwise); None where they were not kept."""
 
     id: str
