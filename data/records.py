@@ -61,10 +61,12 @@ class Demonstration:
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
     """One sampled solution. `"".join(steps) == response`; `step_ends[i]` counts the response tokens up
-    to and including step i, so `response_ids[:step_ends[i]]` are the first i + 1 steps. The last step
-    holds the end-of-sequence token if there is one. `answer` is None where none could be extracted.
-    `logprobs`, kept when asked, are the sampler's own log-probs of `response_ids`, one a token (nats; of the
-    model before temperature and top_p, unless the engine was told otherwise); None where they were not kept."""
+    to and including step i, so `response_ids[:step_ends[i]]` are the first i + 1 steps, and read as them behind the
+    prompt: a token belongs to the step it begins in, its text too. The last step holds the end-of-sequence token if
+    there is one; where its last token goes over into a stop string, the text ends before the token does. `answer`
+    is None where none could be extracted. `logprobs`, kept when asked, are the sampler's own log-probs of
+    `response_ids`, one a token (nats; of the model before temperature and top_p, unless the engine is set
+    otherwise); None where they were not kept."""
 
     id: str
     problem_id: str
@@ -84,7 +86,8 @@ class Trajectory:
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """An intermediate state: a problem and a prefix of `step` steps of the trajectory that reached it."""
+    """An intermediate state: a problem and a prefix of `step` steps of the trajectory that reached it; `prefix` is
+    what `prefix_ids` read as behind the prompt."""
 
     id: str
     problem_id: str
@@ -100,8 +103,8 @@ class State:
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """A continuation sampled from a state; `response` is the continuation alone. `logprobs`, kept when asked,
-    are those of `response_ids`, as in Trajectory."""
+    """A continuation sampled from a state; `response` is what follows the state's prefix in the text of all
+    tokens. `logprobs`, kept when asked, are those of `response_ids`, as in Trajectory."""
 
     id: str
     state_id: str

@@ -137,7 +137,8 @@ def encode_labelled(tokenizer: Any, record: LabelledSteps, template: PromptTempl
     """A judged solution as ids, read at the end of every step that somebody judged; None where its text does not
     come back from its ids, so that no step end could be trusted.
 
-    The response is tokenised in one piece, as a policy writes it, and step ends are found on the tokens. A
+    The response is tokenised in one piece, as a policy writes it, and step ends are found on the tokens: a step is read
+    at the token that holds its last character, and of steps that end in one token the last is. A
     solution that reached an answer (`is_correct` is known) ends with the end token, which its last step takes in.
     """
     problem = Problem(record.id, record.question, record.gold)
@@ -155,10 +156,10 @@ def encode_labelled(tokenizer: Any, record: LabelledSteps, template: PromptTempl
     if record.is_correct is not None:
         response_ids.append(tokenizer.eos_token_id)
         ends = [*ends[:-1], len(response_ids)]
-    reads = [
-        (len(prompt_ids) + end - 1, float(label)) for end, label in zip(ends, labels, strict=True) if label is not None
-    ]
-    return StepExample(record.id, prompt_ids + response_ids, [place for place, _ in reads], [v for _, v in reads])
+    reads = {
+        len(prompt_ids) + end - 1: float(label) for end, label in zip(ends, labels, strict=True) if label is not None
+    }
+    return StepExample(record.id, prompt_ids + response_ids, list(reads), list(reads.values()))
 
 
 @dataclass(frozen=True)

@@ -140,7 +140,8 @@ def find_demonstration(
 
 
 def remarks(template: Any, tokenizer: Any, problem: Problem, encoded: EncodedPrompt) -> list[str]:
-    """What a reader of the prompt should know: texts left out, special tokens within, an empty end."""
+    """What a reader of the prompt should know: texts left out or changed, special tokens within, an
+    empty end."""
     notes = []
     for what, values in (("options", problem.options), ("context", problem.context.splitlines())):
         missing = [value for value in values if value.strip() not in encoded.text]
@@ -150,6 +151,9 @@ def remarks(template: Any, tokenizer: Any, problem: Problem, encoded: EncodedPro
         notes.append("the begin token stands more than once in the prompt")
     if not (isinstance(template, PromptTemplate) and template.is_chat) and tokenizer.eos_token_id in encoded.ids:
         notes.append("the end token stands in the prompt: the text of the problem holds it")
+    read = Decoder(tokenizer, skips_special_tokens=False)(encoded.ids).removeprefix(tokenizer.bos_token or "")
+    if "".join(read.split()) != "".join(encoded.text.removeprefix(tokenizer.bos_token or "").split()):
+        notes.append("the tokenizer changes the prompt's text: the model reads what the tokens show")
     if encoded.text.endswith(" "):
         notes.append("the prompt ends with a space, which most tokenizers put at the beginning of a word")
     return notes

@@ -43,7 +43,8 @@ def messages_of(task: Task, problem: Problem) -> list[dict[str, str]]:
 
 def read_sample(sample: Sample, prompt_ids: Sequence[int], tokenizer: Any) -> Sample:
     """The sample with the text that its tokens have behind the prompt, up to a stop string, without the tokens that lie
-    wholly in the stop string; one that holds the end of the text too stays, as it was sampled.
+    wholly in the stop string; one that holds the end of the text too stays, as it was sampled, and so does the first:
+    a response of nothing but a stop string has a token that its reward belongs to.
 
     An end token is kept and is no part of the text. A sample without token ids (of a chat API) is left as it is.
     Raises BadInput where the sampler reads its tokens otherwise: it has another tokenizer. (White space beside special
@@ -57,7 +58,7 @@ def read_sample(sample: Sample, prompt_ids: Sequence[int], tokenizer: Any) -> Sa
     text, num = tokens.text, len(ids)
     if sample.stop and sample.stop in text:
         text = text[: text.index(sample.stop)]
-        num = bisect.bisect_left(tokens.ends, len(text))
+        num = max(1, bisect.bisect_left(tokens.ends, len(text)))
     if "".join(text.split()) != "".join(sample.text.split()) and "\ufffd" not in decode(tokenizer)(ids):
         raise BadInput(
             f"the sampler reads its tokens as {_start(sample.text, text)}, the policy's tokenizer as "

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.silence_sides.real_tokenizers import NAMES, Subject, build
 from data.answers.grade import Grade
-from data.records import LabelledSteps, Problem, State, Trajectory
+from data.records import BadInput, LabelledSteps, Problem, State, Trajectory
 from data.splitters import splitter
 from data.steps import Decoder
 from rewards.cut_points import split_at_cut_points
@@ -27,6 +27,7 @@ PROBLEM = Problem("p", "", "6")
 def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
     """All tokenizers; of the largest the first 16k tokens, which is the same and faster."""
     pytest.importorskip("mistral_common", reason="the published tokenizers lie in the package mistral_common")
+    pytest.importorskip("sentencepiece", reason="one of them is read with the package sentencepiece")
     folder: Path = tmp_path_factory.mktemp("tokenizers")
     return {name: build(name, folder / name, 16000) for name in NAMES}
 
@@ -82,6 +83,27 @@ def test_segments_of_a_response_whose_last_token_holds_the_beginning_of_a_stop_s
     assert (row.response, row.response_ids, row.logprobs) == ("2+4=6.", ids[:6], [-1.0] * 6)
     cut = split_at_cut_points(row, [-0.01, -1.0, -0.01, -1.0, -0.01, -0.01], Decoder(tekken.tokenizer))
     assert (cut.steps, cut.step_ends) == (["2+", "4=", "6."], [2, 4, 6])
+
+
+def test_a_response_of_nothing_but_a_stop_string_keeps_the_token_that_is_rewarded(subjects: dict[str, Subject]) -> None:
+    tekken = subjects["tekken"]
+    row = sampled(tekken, Sums(), "1+1\n", tokens(tekken, "##", "##"), "", "stop", "####")
+    assert (row.response, row.steps, row.step_ends, row.response_ids) == ("", [], [], tokens(tekken, "##"))
+    assert row.logprobs == [-1.0]
+
+
+def test_a_sampler_that_reads_its_tokens_otherwise_is_refused(subjects: dict[str, Subject]) -> None:
+    tekken = subjects["tekken"]
+    ids = [*tokens(tekken, "6", ".ĊĊ", "6"), tekken.tokenizer.eos_token_id]
+    with pytest.raises(BadInput, match=r"reads its tokens as '6.\\n\\n7', the policy's tokenizer as '6.\\n\\n6'"):
+        sampled(tekken, Sums(), "1+1\n", ids, "6.\n\n7", "stop")
+
+
+def test_a_character_that_the_length_cut_off_is_no_part_of_the_text(subjects: dict[str, Subject]) -> None:
+    pieces = subjects["sentencepiece"]
+    ids = tokens(pieces, "▁", "6", "<0x0A>", "<0xF0>", "<0x9F>")  # behind the newline two of the four bytes of an emoji
+    row = sampled(pieces, Sums(), "Q:", ids, " 6\n", "length")
+    assert (row.response, row.steps, row.step_ends) == (" 6\n", [" 6\n"], [5])
 
 
 def test_a_stop_string_is_found_in_a_response_that_begins_with_a_space(subjects: dict[str, Subject]) -> None:

@@ -303,7 +303,7 @@ def of_steps(case: Case) -> Iterator[Check]:
         yield same((row.response, task.read), (text, [text]), "graded")
         yield same(len(row.logprobs or []), len(row.response_ids), "log-probs")
         if sample.stop:
-            needed = bisect_left(case.lengths(case.ids), len(text.encode()))
+            needed = max(1, bisect_left(case.lengths(case.ids), len(text.encode())))
             yield same(row.response_ids, case.ids[:needed], "tokens before the stop")
         yield from steps_agree(case, row)
         places, place = [], 0
