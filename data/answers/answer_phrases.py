@@ -69,19 +69,24 @@ _ENDINGS = re.compile(
 
 
 _OR = re.compile(
-    r"或者|或是|或|または|もしくは|又は|또는|혹은"
-    r"|(?<!\w)(?:ou|oder|o|или|або|أو|atau|veya|hoặc|lub|albo|eller|या)(?!\w)"
+    r"\s*(?:或者|或是|或|または|もしくは|又は|또는|혹은)\s*"
+    r"|(?<=[\d$)\]}*])\s+(?:ou|oder|o|или|або|أو|atau|veya|hoặc|lub|albo|eller|या)\s+(?=[-+$\\(\[{*\d])"
 )
-_AND = re.compile(r"以及|和|与|および|と|그리고|와|과|(?<!\w)(?:et|und|y|и|і|dan|ve|và|och|og|और)(?!\w)")
+_AND = re.compile(
+    r"(?<=[\d$)\]}*])\s*(?:以及|和|与|および|と|그리고|와|과)\s*(?=[-+$\\(\[{*\d])"
+    r"|(?<=[\d$)\]}*])\s+(?:et|und|y|e|и|і|dan|ve|và|och|og|और)\s+(?=[-+$\\(\[{*\d])"
+)
+_POINT_LANGUAGES = re.compile(r"[\u0590-\u06ff\u0900-\u0e7f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]|answer|jibu")
 _NOT = re.compile(r"(?:not|nicht|pas|no|non|não|не|nie|niet|inte|ikke)\s|不是|아니")
 _DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d+),(\d{1,2}|\d{4,})(?![\d,])")
 
 
-def in_plain_form(answer: str) -> str:
-    """What another language's sentence says, in English: without the verb at its end (`5です`, `5입니다`), with "or"
-    and "and", and with a decimal point in a number that stands alone (`3,5`; `1,234` stays)."""
+def in_plain_form(answer: str, phrase: str) -> str:
+    """What another language's sentence says after a phrase, in English: without the verb at its end (`5です`,
+    `5입니다`), with "or" and "and", and with a decimal point in a number that stands alone, where the phrase's language
+    has a comma there (`3,5`; `1,234` stays)."""
     answer = (answer if answer.isascii() else _ENDINGS.sub("", answer)).strip("* ")
-    if not re.search(r"[$\\(\[{]", answer):
+    if not re.search(r"[$\\(\[{]", answer) and not _POINT_LANGUAGES.search(phrase.lower()):
         answer = _DECIMAL_COMMA.sub(r"\1.\2", answer)
     return _AND.sub(" and ", _OR.sub(" or ", answer)).strip()
 

@@ -120,16 +120,19 @@ def _without_boxes(text: str) -> str:
 
 def _after_anchor(text: str) -> tuple[str, int] | None:
     """(the text after the last anchor, up to the end of its sentence; where the anchor ends)."""
-    ends = [
-        (match.end(), pattern) for pattern in (_ANCHOR, _HEADING, OTHER_LANGUAGES) for match in pattern.finditer(text)
-    ]
-    if not ends:
+    matches = [match for pattern in (_ANCHOR, _HEADING, OTHER_LANGUAGES) for match in pattern.finditer(text)]
+    if not matches:
         return None
-    place, pattern = max(ends, key=lambda end: end[0])
-    answer = _answer_at(text, place)
-    if answer and pattern is OTHER_LANGUAGES:
-        answer = in_plain_form(answer)
-    return (answer, place) if answer else None
+    last = max(matches, key=lambda match: match.end())
+    answer = _answer_at(text, last.end())
+    if answer and last.re is OTHER_LANGUAGES and not _is_formula_alone(text, last.end(), answer):
+        answer = in_plain_form(answer, last[0])
+    return (answer, last.end()) if answer else None
+
+
+def _is_formula_alone(text: str, place: int, answer: str) -> bool:
+    """Whether the answer at a place of a text is what stood between the delimiters of one formula."""
+    return text[place : place + 1] in ("$", "\\") and answer[:1] != text[place]
 
 
 def _answer_at(text: str, place: int) -> str | None:
@@ -171,8 +174,9 @@ def _said_after(text: str, boxed: str) -> tuple[str, int] | None:
         if answer is None or nested or _SEE_ABOVE.search(answer):
             continue
         has_words = _FEW_WORDS.fullmatch(answer) and not re.search(r"\d|\\(?!text)", boxed)
-        if _VALUE.match(answer) or has_words:
-            return answer if "answer" in match[0].lower() else in_plain_form(answer), match.end()
+        is_formula = _is_formula_alone(text, match.end(), answer)
+        if is_formula or _VALUE.match(answer) or has_words:
+            return answer if is_formula else in_plain_form(answer, match[0]), match.end()
     return None
 
 

@@ -36,7 +36,7 @@ from data.answers.answer_parts import (
 from data.answers.final_answer import AFTER_BOX, DENIED, FinalAnswer, final_answer, find_boxes, visible_part
 from data.answers.grade import Grade
 from data.answers.monomials import Monomial, read_monomial
-from data.answers.notation import ascii_digits, one_spelling, single_backslashes
+from data.answers.notation import ascii_digits, one_spelling, single_backslashes, without_connective
 from data.answers.plain_numbers import is_equal_within_decimals, read_number
 from data.answers.pool import NOT_EQUAL, POOL
 from data.answers.solutions import in_one_layout
@@ -145,7 +145,7 @@ def _is_prose(text: str) -> bool:
     if _NON_LATIN.search(text):
         return True
     plain = without_text(text)
-    found = _WORD.findall(re.sub(r"\\[a-zA-Z]+", " ", plain))
+    found = _WORD.findall(re.sub(r"\\(?:begin|end)\{[a-z]+\*?\}|\\[a-zA-Z]+", " ", plain))
     return (bool(_PROSE.search(plain)) and len(found) >= 2) or len(found) >= 4
 
 
@@ -186,7 +186,7 @@ def compare_math(answer: str, gold: str, budget: _Budget | None = None) -> tuple
         return "unparseable", f"longer than {_MAX_CHARS} characters"
     answer, gold = re.sub(r"\s{2,}", " ", answer), re.sub(r"\s{2,}", " ", gold)
     budget = budget or _Budget.start()
-    answer, gold = single_backslashes(answer), single_backslashes(gold)
+    answer, gold = without_connective(single_backslashes(answer)), single_backslashes(gold)
     layout = in_one_layout(answer, gold)
     if isinstance(layout, str):
         return "wrong", layout

@@ -150,6 +150,11 @@ _CONNECTIVE = re.compile(
 )
 
 
+def without_connective(text: str) -> str:
+    """Without the "So" or "Therefore," before a formula."""
+    return _CONNECTIVE.sub("", text)
+
+
 def _base(match: re.Match[str]) -> str:
     number = _BASES.get(match[1] or match[2])
     return f"_{{{number}}}" if number else match[0]
@@ -163,7 +168,7 @@ def one_spelling(text: str) -> str:
         text = marks[2].strip()
     if not text.startswith("$") and not text.endswith("$"):
         text = _OPEN_DOLLARS.sub(r"\1", text)  # the dollars of `$1$ and $2$`, whose outer ones are gone
-    text = _BASE_IN_WORDS.sub(_base, _SIZES.sub("", _CONNECTIVE.sub("", text)))
+    text = _BASE_IN_WORDS.sub(_base, _SIZES.sub("", without_connective(text)))
     for pattern, spelling in _SPELLINGS:
         text = pattern.sub(spelling, text)
     text = _OPEN_INTERVAL.sub(_turned_brackets, text)
