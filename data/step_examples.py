@@ -40,7 +40,15 @@ def prefixes(example: StepExample) -> list[StepExample]:
     weights = example.weights or [1.0] * len(example.values)
     outcome = len(example.values) if example.has_outcome else 0
     return [
-        StepExample(f"{example.id}#{step}", example.ids[: position + 1], [position], [value], [weight], step == outcome)
+        StepExample(
+            f"{example.id}#{step}",
+            example.ids[: position + 1],
+            [position],
+            [value],
+            [weight],
+            step == outcome,
+            example.problem_id,
+        )
         for step, (position, value, weight) in enumerate(
             zip(example.positions, example.values, weights, strict=True), 1
         )
@@ -113,7 +121,8 @@ class StepValueExamples:
             start = len(record.prompt_ids)
             positions = [start + end - 1 for end in record.step_ends]
             ids = record.prompt_ids + record.response_ids
-            examples.append(StepExample(record.id, ids, positions, record.values, has_outcome=True))
+            values = record.values
+            examples.append(StepExample(record.id, ids, positions, values, [], True, record.problem_id))
         leave_out(self.path, num_empty, len(records), "trajectories", "have no step")
         leave_out_repeated(self.path, num_repeated, len(records), "trajectories")
         return finish_steps(examples, self.path, self.max_length, self.one_example_per, self.balanced_classes)
@@ -157,7 +166,8 @@ def encode_labelled(tokenizer: Any, record: LabelledSteps, template: PromptTempl
     reads = [
         (len(prompt_ids) + end - 1, float(label)) for end, label in zip(ends, labels, strict=True) if label is not None
     ]
-    return StepExample(record.id, prompt_ids + response_ids, [place for place, _ in reads], [v for _, v in reads])
+    ids, places, values = prompt_ids + response_ids, [place for place, _ in reads], [value for _, value in reads]
+    return StepExample(record.id, ids, places, values, problem_id=record.problem_id)
 
 
 @dataclass(frozen=True)
