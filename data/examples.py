@@ -42,7 +42,8 @@ class StepExample:
     """`ids` [T]; `positions` [S] are indices into ids of step ends, `values` [S] their targets in [0, 1].
 
     `weights` [S] weigh the reads (empty: all 1). `has_outcome`: the last read is of the terminal state, and its value
-    the outcome; the others are of inner states. It says where a value comes from and is no part of the data.
+    the outcome; the others are of inner states. It and `problem_id` say where values come from and are no part of the
+    data.
     """
 
     id: str
@@ -51,6 +52,7 @@ class StepExample:
     values: list[float]
     weights: list[float] = field(default_factory=list)
     has_outcome: bool = field(default=False, repr=False, compare=False)
+    problem_id: str = field(default="", repr=False, compare=False)
 
     @property
     def inner_values(self) -> list[float]:

@@ -189,11 +189,15 @@ class LabelledSteps:
 
 @dataclasses.dataclass(frozen=True)
 class StepScores:
-    """A process reward model's score of every step of a trajectory, each in [0, 1]."""
+    """A process reward model's score of every step of a trajectory, each in [0, 1].
+
+    `is_seen`: whether the model was trained on this problem; None where its folder does not say.
+    """
 
     id: str
     problem_id: str
     scores: list[float]
+    is_seen: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -41,7 +41,15 @@ def prefixes(example: StepExample) -> list[StepExample]:
     weights = example.weights or [1.0] * len(example.values)
     outcome = len(example.values) if example.has_outcome else 0
     return [
-        StepExample(f"{example.id}#{step}", example.ids[: position + 1], [position], [value], [weight], step == outcome)
+        StepExample(
+            f"{example.id}#{step}",
+            example.ids[: position + 1],
+            [position],
+            [value],
+            [weight],
+            step == outcome,
+            example.problem_id,
+        )
         for step, (position, value, weight) in enumerate(
             zip(example.positions, example.values, weights, strict=True), 1
         )
@@ -114,7 +122,8 @@ class StepValueExamples:
             start = len(record.prompt_ids)
             positions = [start + end - 1 for end in record.step_ends]
             ids = record.prompt_ids + record.response_ids
-            examples.append(StepExample(record.id, ids, positions, record.values, has_outcome=True))
+            values = record.values
+            examples.append(StepExample(record.id, ids, positions, values, [], True, record.problem_id))
         leave_out(self.path, num_empty, len(records), "trajectories", "have no step")
         leave_out_repeated(self.path, num_repeated, len(records), "trajectories")
         return finish_steps(examples, self.path, self.max_length, self.one_example_per, self.balanced_classes)
@@ -156,10 +165,11 @@ def encode_labelled(tokenizer: Any, record: LabelledSteps, template: PromptTempl
     if record.is_correct is not None:
         response_ids.append(tokenizer.eos_token_id)
         ends = [*ends[:-1], len(response_ids)]
-    reads = {
-        len(prompt_ids) + end - 1: float(label) for end, label in zip(ends, labels, strict=True) if label is not None
-    }
-    return StepExample(record.id, prompt_ids + response_ids, list(reads), list(reads.values()))
+    reads = [
+        (len(prompt_ids) + end - 1, float(label)) for end, label in zip(ends, labels, strict=True) if label is not None
+    ]
+    ids, places, values = prompt_ids + response_ids, [place for place, _ in reads], [value for _, value in reads]
+    return StepExample(record.id, ids, places, values, problem_id=record.problem_id)
 
 
 @dataclass(frozen=True)

@@ -106,4 +106,5 @@ class StepLabelExamples:
             [label for _, label, _ in kept],
             [weight for _, _, weight in kept] if self.is_weighted else [],
             has_outcome=bool(kept) and kept[-1][0] == start + record.step_ends[-1] - 1,
+            problem_id=record.problem_id,
         )

@@ -72,6 +72,27 @@ def read_steps(values: str, scores: str) -> dict[str, tuple[str, list[float]]]:
     return {row.id: (row.problem_id, row.scores) for row in read_records(StepScores, scores)}
 
 
+def note_seen(groups: Groups, scores: str, context: StageContext, is_excluded: bool = False) -> set[str]:
+    """The problems that the reward model behind the scores was trained on; told with their number, and so are those of
+    which the scores do not say it."""
+    flags: dict[str, list[bool | None]] = {}
+    for row in read_records(StepScores, scores):
+        flags.setdefault(row.problem_id, []).append(row.is_seen)
+    mine = {problem: flags.get(problem, []) for problem in groups.by_problem}
+    seen = {problem for problem, found in mine.items() if True in found}
+    unknown = sum(None in found for found in mine.values())
+    context.counts.update(problems_seen_by_the_reward_model=len(seen))
+    if seen:
+        told = "make no pair" if is_excluded else "are ranked by scores that flatter"
+        log.warning("%s: %d of %d problems were in the reward model's training set and %s", scores, len(seen),
+                    len(mine), told)  # fmt: skip
+    if unknown:
+        context.counts.update(problems_perhaps_seen=unknown)
+        log.warning("%s: of %d of %d problems nobody knows whether the reward model was trained on them: score again "
+                    "with a model that has training_problems.json", scores, unknown, len(mine))  # fmt: skip
+    return seen
+
+
 def check_steps(trajectory: Trajectory, found: Mapping[str, tuple[str, list[float]]], path: str) -> list[float]:
     """The numbers of a trajectory's steps. Raises BadInput where they are missing or another trajectory's."""
     if trajectory.id not in found:
@@ -119,7 +140,8 @@ class ProcessPreferences(ProcessRule, ProblemPart):
 
     `skips_types` (ReAct's Thought, Action, Observation, State), `drop_first` and `drop_last` leave steps out of the
     score; where nothing would be left, all steps count. `exclude` names a file whose problems make no pair of two
-    right solutions (the reward model's training data, whose scores flatter).
+    right solutions (the reward model's training data, whose scores flatter). `excludes_seen` leaves out every problem
+    whose scores say that the reward model was trained on it (`StepScores.is_seen`); either way a warning counts them.
     """
 
     scores: str
@@ -128,6 +150,7 @@ class ProcessPreferences(ProcessRule, ProblemPart):
     drop_first: int = 0
     drop_last: int = 0
     exclude: str = ""
+    excludes_seen: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -147,8 +170,11 @@ class ProcessPreferences(ProcessRule, ProblemPart):
         scores = read_steps("", self.scores)
         excluded = problem_ids(self.exclude) if self.exclude else set()
         groups = read_groups(input_path, self)
+        seen = note_seen(groups, self.scores, context, self.excludes_seen)
         pairs: list[PreferencePair] = []
         for problem, group in groups.by_problem.items():
+            if self.excludes_seen and problem in seen:
+                continue
             scored: list[Scored] = [(t, self.score(t, check_steps(t, scores, self.scores))) for t in group]
             made = process_pairs(scored, self, random.Random(f"{self.seed}/{problem}"))
             pairs += [p for p in made if not (problem in excluded and p.kind == "process_correct")]
@@ -190,6 +216,8 @@ class StepPreferences(ProblemPart):
     def run(self, input_path: str, context: StageContext) -> list[PreferencePair]:
         """Pairs in the order of their problems' ids."""
         groups, values = _with_values(self, input_path)
+        if self.scores:
+            note_seen(groups, self.scores, context)
         pairs: list[PreferencePair] = []
         for group in groups.by_problem.values():
             pairs += step_pairs(group, values, self.margin, self.which, self.max_pairs)
@@ -215,6 +243,8 @@ class PartialPreferences(PartialRule, ProblemPart):
     def run(self, input_path: str, context: StageContext) -> list[PreferencePair]:
         """Pairs in the order of their problems' ids."""
         groups, values = _with_values(self, input_path)
+        if self.scores:
+            note_seen(groups, self.scores, context)
         pairs: list[PreferencePair] = []
         for problem, group in groups.by_problem.items():
             pairs += partial_pairs(group, values, self, random.Random(f"{self.seed}/{problem}"))

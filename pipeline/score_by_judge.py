@@ -31,6 +31,6 @@ class ScoreByJudge:
             shares = judged_shares(rows, rows[0].num_steps)
             without += None in shares
             scores = [UNKNOWN if share is None else share for share in shares]
-            records.append(StepScores(solution_id, rows[0].problem_id, scores))
+            records.append(StepScores(solution_id, rows[0].problem_id, scores, is_seen=False))
         context.counts.update(solutions=len(records), without_verdict=without)
         return records

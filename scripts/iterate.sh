@@ -22,10 +22,10 @@
 # Safe to run again from the top, also with more rounds: finished stages are kept, a broken one goes on where it was.
 set -euo pipefail
 settings="method task policy run num_rounds num_problems stride num_samples num_completions max_tokens max_length \
-  held_out_share seed build exp reward_exp start_from candidates rule metric prm_replay policy_replay prm_from \
+  held_out_share folds seed build exp reward_exp start_from candidates rule metric prm_replay policy_replay prm_from \
   split num_dev num_dev_samples dev_temperature objective steps cut_threshold cuts_per_step max_failed_share"
 method=process_dpo task=word_arithmetic policy='' run='' num_rounds=2 num_problems=1000 stride=0 num_samples=8
-num_completions=4 max_tokens=128 max_length=512 held_out_share=0.1 seed=0 build='' exp='' start_from='' candidates=''
+num_completions=4 max_tokens=128 max_length=512 held_out_share='' folds=2 seed=0 build='' exp='' start_from='' candidates=''
 reward_exp=exp/reward/word_arithmetic rule='' metric=mean prm_replay=0.1 policy_replay=0.0 prm_from=policy
 split=dev num_dev=200 num_dev_samples=16 dev_temperature=0.35 objective='' steps=task cut_threshold=0.9 cuts_per_step=1
 max_failed_share=0.02
@@ -51,12 +51,13 @@ candidates=${candidates:-${defaults[3]}} rule=${rule:-${defaults[4]}}
 [[ $start_from == sft || $start_from == last ]] || { echo "error: start_from must be sft or last" >&2; exit 2; }
 [[ $prm_from == policy || $prm_from == last ]] || { echo "error: prm_from must be policy or last" >&2; exit 2; }
 mkdir -p "$run"
-first_policy=$policy last_prm=$policy
+first_policy=$policy last_prm=$policy last_other=$policy
 
 for ((round = 0; round < num_rounds; round++)); do
   out=$run/round$round data=$run/round$round/process_rewards round_seed=$((seed * 1000 + round))
   first=$((round * stride)) examples=$run/round$round/examples.jsonl
   declare -A starts=([sft]=$first_policy [last]=$policy) prm_starts=([policy]=$policy [last]=$last_prm)
+  declare -A other_starts=([policy]=$policy [last]=$last_other)
   start=${starts[$start_from]} known=()
   printf '\n==== round %d of %d: %s\n' $((round + 1)) "$num_rounds" "$policy" >&2
 
@@ -64,10 +65,11 @@ for ((round = 0; round < num_rounds; round++)); do
     bash scripts/process_rewards.sh task="$task" policy="$policy" run="$out" num_problems="$num_problems" \
       first="$first" num_samples="$num_samples" num_completions="$num_completions" max_tokens="$max_tokens" \
       max_length="$max_length" held_out_share="$held_out_share" seed="$round_seed" exp="$reward_exp" rounds="$run" \
-      round="$round" replay_share="$prm_replay" prm_start="${prm_starts[$prm_from]}" steps="$steps" \
+      round="$round" replay_share="$prm_replay" prm_start="${prm_starts[$prm_from]}" \
+      folds="$folds" other_start="${other_starts[$prm_from]}" steps="$steps" \
       cut_threshold="$cut_threshold" cuts_per_step="$cuts_per_step" max_failed_share="$max_failed_share" "${extra[@]}"
     known=(stage.scores="$data/step_scores.jsonl")
-    last_prm=$out/prm/model
+    last_prm=$out/prm/model last_other=$out/prm_other/model
   else
     stage sample_trajectories "$python" service_api_caller_v1.py -cn api/vllm/trajectories policy="$policy" \
       output="$data/trajectories.jsonl" task="$task" seed="$round_seed" requests.first="$first" \

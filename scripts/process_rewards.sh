@@ -4,23 +4,30 @@
 #   bash scripts/process_rewards.sh task=word_arithmetic policy=experiments/quickstart/sft/model run=experiments/mine
 #   bash scripts/process_rewards.sh task=gsm8k task.path=FOLDER num_problems=32 policy=... run=...
 #
+# folds=2 (default)  two reward models: $run/prm is trained on all problems but held_out_share (a half), $run/prm_other on
+#                    that share; every trajectory is scored by the one that has not seen its problem
+# folds=1            one reward model; process_preferences makes pairs of the held-out problems alone (a tenth)
 # steps=cut_points   steps end at tokens sampled with a probability below cut_threshold, after every cuts_per_step of them
 # max_failed_share=0.02   the share of problems, and of states, that may be refused (too long, say): they are listed in
 #                         X.failed.jsonl, and left out from there on
 # first=N leaves out the first N problems. As part of scripts/iterate.sh: round=K rounds=RUN replay_share=0.1 trains the
-# reward model on a share of earlier rounds' values too, prm_start=MODEL from that model instead of the policy.
+# reward model on a share of earlier rounds' values too, prm_start=MODEL and other_start=MODEL from those models instead of
+# the policy.
 # Safe to run again from the top: finished stages are kept, a broken one goes on where it was.
 set -euo pipefail
 settings="task policy run num_problems num_samples num_completions max_tokens max_length held_out_share seed exp \
-  first rounds round replay_share prm_start steps cut_threshold cuts_per_step max_failed_share"
+  first rounds round replay_share folds prm_start other_start steps cut_threshold cuts_per_step max_failed_share"
 task=word_arithmetic policy='' run='' num_problems=1000 num_samples=8 num_completions=4 max_tokens=128
-max_length=512 held_out_share=0.1 seed=0 exp=''
-first=0 rounds='' round=0 replay_share=0.1 prm_start='' steps=task cut_threshold=0.9 cuts_per_step=1
+max_length=512 held_out_share='' seed=0 exp=''
+first=0 rounds='' round=0 replay_share=0.1 folds=2 prm_start='' other_start='' steps=task cut_threshold=0.9 cuts_per_step=1
 max_failed_share=0.02
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
+[[ $folds == 1 || $folds == 2 ]] || { echo "error: folds must be 1 or 2, got '$folds'" >&2; exit 2; }
 [[ $steps == task || $steps == cut_points ]] || { echo "error: steps must be task or cut_points" >&2; exit 2; }
+shares=('' 0.1 0.5)
+held_out_share=${held_out_share:-${shares[$folds]}}
 mkdir -p "$run"
 exp=${exp:-$(experiment reward)}
 out=$run/process_rewards
@@ -48,9 +55,17 @@ if [[ -n $rounds ]]; then
     stage.share="$replay_share" seed="$seed"
 fi
 stage train_prm "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/prm" model.path="${prm_start:-$policy}" \
-  seed="$seed" examples.path="$values" examples.max_length="$max_length" examples.held_out_share="$held_out_share"
+  seed="$seed" examples.path="$values" examples.max_length="$max_length" examples.part=train \
+  examples.held_out_share="$held_out_share"
+scorers=(stage.model="$run/prm/model")
+if [[ $folds == 2 ]]; then
+  stage train_prm_other "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/prm_other" \
+    model.path="${other_start:-$policy}" seed="$seed" examples.path="$values" examples.max_length="$max_length" \
+    examples.part=held_out examples.held_out_share="$held_out_share" eval_examples=null
+  scorers+=(stage.other_model="$run/prm_other/model")
+fi
 stage score_steps "$python" run_stage.py -cn score_steps input="$out/trajectories.jsonl" \
-  output="$out/step_scores.jsonl" stage.model="$run/prm/model"
+  output="$out/step_scores.jsonl" "${scorers[@]}"
 stage inspect_steps "$python" run_stage.py -cn inspect_steps input="$out/trajectories.jsonl" output="$out/inspect.html" \
   stage.values="$out/step_values.jsonl" stage.states="$out/states.jsonl" stage.completions="$out/completions.jsonl" \
   stage.scores="$out/step_scores.jsonl"

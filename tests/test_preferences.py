@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from data.jsonl import write_records
+from data.jsonl import read_records, write_records
 from data.records import BadInput, PreferencePair, StepScores, StepValues, Trajectory
 from pipeline.build_preferences import (
     OutcomePreferences,
@@ -257,6 +257,32 @@ def test_the_process_stage_ranks_by_aggregated_scores(files: dict[str, str]) -> 
     (pair,) = stage.run(files["trajectories"], counted)
     assert (pair.id, pair.chosen_score, pair.rejected_score) == ("p/0>p/2", 0.5, 0.25)
     assert (counted.counts["pairs_process"], counted.counts["margin_mean"]) == (1, 0.25)
+
+
+def test_problems_that_the_reward_model_was_trained_on_make_no_pair_and_are_counted(
+    files: dict[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = read_records(StepScores, files["scores"])
+    settings = {"scores": files["scores"], "max_chosen": 1, "max_rejected": 1, "margin": 0.4}
+    for is_seen, excludes_seen, num_pairs, message in (
+        (False, True, 1, ""),
+        (True, True, 0, "2 of 2 problems were in the reward model's training set and make no pair"),
+        (
+            True,
+            False,
+            1,
+            "2 of 2 problems were in the reward model's training set and are ranked by scores that flatter",
+        ),
+        (None, True, 1, "of 2 of 2 problems nobody knows whether the reward model was trained on them"),
+    ):
+        write_records(files["scores"], [replace(row, is_seen=is_seen) for row in rows])
+        caplog.clear()
+        counted = context()
+        pairs = ProcessPreferences(**settings, excludes_seen=excludes_seen).run(files["trajectories"], counted)
+        assert len(pairs) == num_pairs
+        assert counted.counts["problems_seen_by_the_reward_model"] == (2 if is_seen else 0)
+        assert message in caplog.text
+        assert bool(message) == ("training" in caplog.text or "trained" in caplog.text)
 
 
 def test_the_process_stage_counts_pairs_over_right_ones(tmp_path: Path) -> None:

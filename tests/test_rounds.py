@@ -427,8 +427,21 @@ def test_process_dpo_goes_on_from_the_last_policy_with_a_reward_model_of_each_ro
     assert all(row.id.endswith("@round0") for row in values[16:])
     pairs = read_records(PreferencePair, run / "round1" / "examples.jsonl")
     assert {pair.kind for pair in pairs} == {"process"}
-    (prm,) = [c for c in commands if f"output_dir={run}/round1/prm" in c]
-    assert f"model.path={run}/round0/prm/model" in prm
+    for name, part in (("prm", "train"), ("prm_other", "held_out")):  # each goes on from its own fold's
+        (train,) = [c for c in commands if f"output_dir={run}/round1/{name}" in c]
+        assert f"model.path={run}/round0/{name}/model" in train
+        assert {f"examples.part={part}", "examples.held_out_share=0.5"} < set(train)
+    (score,) = [c for c in commands if f"output={run}/round1/process_rewards/step_scores.jsonl" in c]
+    assert {f"stage.{name}={run}/round1/{folder}/model"
+            for name, folder in (("model", "prm"), ("other_model", "prm_other"))} < set(score)  # fmt: skip
+
+
+def test_one_fold_trains_one_reward_model_and_holds_a_tenth_out(script: Callable[..., list[list[str]]]) -> None:
+    commands = script("policy=a", "run=b", "folds=1", name="process_rewards.sh")
+    (train,) = [c for c in commands if c[0] == "trainer_base_ds_mul.py"]
+    assert "examples.held_out_share=0.1" in train
+    assert not any("stage.other_model" in part for c in commands for part in c)
+    assert script("policy=a", "run=b", "folds=3", name="process_rewards.sh", code=2) == []
 
 
 def test_a_broken_stage_is_done_again_and_nothing_else(

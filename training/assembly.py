@@ -11,6 +11,7 @@ from data.example_view import of_each_kind, token_text, view
 from data.examples import example_length
 from data.loader import Loader
 from data.packing import Layout
+from data.training_problems import write_training_problems
 from models.lora import PolicyWithoutAdapters, merge_adapter, write_bits
 from models.packing_check import check_layout, packing_of
 from runtime.distributed import device, is_main_rank, rank, world_size
@@ -149,7 +150,8 @@ def make_objective(config: TrainConfig, policy: Any) -> Any:
 
 
 def save_model(loop: Loop, tokenizer: Any) -> None:
-    """model/, a standard folder; with adapters also adapter/, from which model/ is merged."""
+    """model/, a standard folder; with adapters also adapter/, from which model/ is merged. A model trained on steps
+    says of which problems they were (`data.training_problems`)."""
     config, adapter = loop.config, loop.run_dir / "adapter"
 
     def write_adapter(folder: Path) -> None:
@@ -165,6 +167,9 @@ def save_model(loop: Loop, tokenizer: Any) -> None:
             merge_adapter(adapter, lambda: build(config.model)).save_pretrained(folder)
         if rank() == 0:
             tokenizer.save_pretrained(folder)
+            problems = {getattr(example, "problem_id", "") for example in loop.loader.examples} - {""}
+            if problems:
+                write_training_problems(folder, problems, config.model["path"])
 
     if config.lora:
         write_folder(adapter, write_adapter)

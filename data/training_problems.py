@@ -1,0 +1,39 @@
+"""Which problems a model was trained on: `training_problems.json` in its folder, hashes of their ids.
+
+A reward model flatters what it was trained on: its scores of those problems say less about a step than about its
+memory. So the folder of a model trained on steps says which problems these were, those of the model it started from
+included, and whoever scores with it can tell.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from data.records import BadInput
+
+FILE = "training_problems.json"
+
+
+def problem_hash(problem_id: str) -> str:
+    """16 hexadecimal digits of a problem's id."""
+    return hashlib.sha256(f"problem/{problem_id}".encode()).hexdigest()[:16]
+
+
+def write_training_problems(folder: Path, problem_ids: Iterable[str], started_from: str) -> None:
+    """Write the file of a model trained on these problems, from a model in the folder (or hub name) `started_from`."""
+    earlier = read_training_problems(started_from) or frozenset()
+    found = sorted(earlier | {problem_hash(problem_id) for problem_id in problem_ids})
+    (folder / FILE).write_text(json.dumps({"problems": found}) + "\n")
+
+
+def read_training_problems(folder: str) -> frozenset[str] | None:
+    """The hashes of the problems that a model was trained on; None where its folder does not say. Raises BadInput on a
+    file that cannot be read."""
+    path = Path(folder) / FILE
+    if not path.is_file():
+        return None
+    try:
+        return frozenset(map(str, json.loads(path.read_text())["problems"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path} cannot be read ({error}): train the model again, or remove the file") from None
