@@ -2,7 +2,7 @@
 
     python main.py -cn exp/ppo/group_relative_word_arithmetic model.path=MODEL output_dir=experiments/rl
     python main.py -cn exp/ppo/vineppo_word_arithmetic model.path=MODEL output_dir=experiments/vineppo
-    torchrun --nproc_per_node 2 main.py -cn exp/ppo/ppo_word_arithmetic model.path=MODEL output_dir=experiments/ppo
+    python launch.py --nproc_per_node 2 main.py -cn exp/ppo/ppo_word_arithmetic model.path=MODEL output_dir=RUN
 
 PPO, VinePPO, GRPO and their kin differ in `advantage` (and `critic`) alone. With `client=local_engines server=none`
 several engines work beside one another without a server, which is the fastest on one CPU machine. The run directory
@@ -34,7 +34,7 @@ log = logging.getLogger("rl")
 OWN_SERVER = "sampling.server.VLLMServer"
 
 
-@entrypoint(RLConfig, config_name="rl")
+@entrypoint(RLConfig, config_name="rl", is_on_ranks=True)
 def main(config: RLConfig) -> None:
     """Start the server, train, save the model."""
     check_tracking(config.tracking)
@@ -56,7 +56,7 @@ def main(config: RLConfig) -> None:
     if not isinstance(client, VLLMClient):
         client.model, client.log = client.model or config.model["path"], client.log or str(run_dir / "engine.log")
     lock = exclusive(run_dir) if is_main_rank() else nullcontext()
-    with lock, process_group(is_needed_alone=bool(config.deepspeed)):
+    with lock, process_group(config.rank_timeout_seconds, is_needed_alone=bool(config.deepspeed)):
         trainer = make_trainer(config, tokenizer, server, client)
         barrier()
         open_run_dir(config.output_dir, config)  # only now: a mistake above leaves nothing behind

@@ -51,6 +51,9 @@ class TrainConfig:
     (`best_is` lowest or highest; each evaluation that is one of them is saved). `on_nonfinite`: a loss or
     gradient that is not finite stops the run, or (skip) its step is left out, `max_skipped` times at most.
 
+    `rank_timeout_seconds`, on several ranks: how long a collective may take, and a rank be without a sign of life
+    (runtime/peers.py). Phases in which one rank works for all have no such limit.
+
     `debug` first shows examples with what the loss reads of them (data.example_view). `mode` is train, or predict:
     score `examples` with checkpoints (training.predict), files in `output_dir`.
     """
@@ -64,6 +67,7 @@ class TrainConfig:
     optimizer: Any = MISSING
     deepspeed: Any = None
     lora: Any = None
+    rank_timeout_seconds: float = 600.0
     precision: str = "bf16"
     layout: str = "shared"
     batch_size: int = 64
@@ -220,6 +224,7 @@ class RLConfig:
     (policies/iteration-N), for evaluation apart. Training ends before `num_iterations`, schedules unchanged, after
     iteration `stop_after`, or after `patience` evaluations in a row without a new best (0: neither). Every
     `samples_every` iterations the first rollouts of `num_samples` problems are written down (samples/).
+    `rank_timeout_seconds` is that of TrainConfig.
     """
 
     output_dir: str = MISSING
@@ -237,6 +242,7 @@ class RLConfig:
     client: Any = MISSING
     params: Any = MISSING
     optimizer: Any = MISSING
+    rank_timeout_seconds: float = 600.0
     precision: str = "bf16"
     num_iterations: int = 10
     num_problems: int = 64
