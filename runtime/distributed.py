@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
-from runtime.peers import company, peers, store, told
+from runtime.company import company, peers, sharing_errors, store
 from runtime.ranks import is_main_rank as is_main_rank
 from runtime.ranks import rank as rank
 from runtime.ranks import world_size as world_size
@@ -51,12 +51,12 @@ def process_group(timeout_seconds: float = 600.0, is_needed_alone: bool = False)
     if world_size() == 1 and not is_needed_alone:
         yield
         return
-    with company(), told():
+    with company(), sharing_errors():
         _wait("the process group")
         _open_group(datetime.timedelta(seconds=timeout_seconds))
         _wait("the process group, open")  # one that fails at once must not fail while others connect to it
         try:
-            with told():  # before the group is gone, so that the others know why
+            with sharing_errors():  # before the group is gone, so that the others know why
                 yield
         finally:
             dist.destroy_process_group()

@@ -35,11 +35,12 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from runtime import schemas
+from runtime.company import company
 from runtime.config_errors import suggest
 from runtime.errors import exit_code_of, line_of
 from runtime.life import REPEAT_SECONDS, die_with_owner
 from runtime.logs import quiet_libraries
-from runtime.peers import RankFailed, company
+from runtime.peers import RankFailed
 from runtime.ranks import says_errors
 
 C = TypeVar("C")
@@ -260,7 +261,7 @@ def _run(function: Callable[[Any], int | None], schema: type, config_name: str, 
             if not isinstance(typed, schema):
                 raise BadConfig(f"this program needs a {schema.__name__}: choose another -cn")
             codes.append(function(typed) or 0)
-        except Exception as error:  # told below, outside Hydra, which would print lines of its own
+        except Exception as error:  # said below, outside Hydra, which would print lines of its own
             errors.append(error)
 
     try:

@@ -11,36 +11,31 @@ What it does not notice is a rank that lives and does nothing, outside a collect
 for whom the others wait.
 """
 
-import datetime
 import json
 import logging
 import os
 import re
-import secrets
 import selectors
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from runtime.errors import exit_code_of, line_of
-from runtime.ranks import rank, says_errors, world_size
+from runtime.ranks import rank, says_errors
 
 log = logging.getLogger(__name__)
 
-START_SECONDS = 600.0  # for all ranks to come; and the limit until a config says its own
+START_SECONDS = 600.0  # the limit until a config says its own
 SETTLE_SECONDS = 1.0  # after an error that may follow from another rank's
 ASK_SECONDS = 3.0  # after another rank's error, until this one is interrupted
 FORCE_SECONDS = 20.0  # ... until it is ended
 UNWIND_SECONDS = 60.0  # ... until it is ended although it is on its way out
-_LINE_SECONDS = 30.0  # for one message
 LEAVE_SECONDS = 30.0  # for the others to come to their end too, after an error
-_END = "the end"
+END = "the end"
 _OF_A_COLLECTIVE = re.compile(r"gloo|nccl|connection (closed|reset)|timed out|broken pipe|c10d", re.I)
 
 
@@ -61,12 +56,6 @@ class RankFailed(RuntimeError):
         super().__init__(failure.line if failure.is_lost else f"rank {failure.rank}: {failure.line}")
         self.failure = failure
         self.exit_code = failure.exit_code
-
-
-class RanksApart(RuntimeError):
-    """The ranks do not find one another."""
-
-    exit_code = 3
 
 
 class Peers:
@@ -96,7 +85,7 @@ class Peers:
         Raises RankFailed where another rank fails, is lost, or is at another place.
         """
         self._met += 1
-        self._is_at_end = place == _END
+        self._is_at_end = place == END
         if rank() == 0:
             self._arrive(0, self._met, place)
         else:
@@ -124,9 +113,9 @@ class Peers:
             self._publish(own)
         found = self.failure or own
         if found.rank == rank() or (found.line, found.exit_code) == (own.line, own.exit_code):
-            is_told = exit_code_of(error) is not None or isinstance(error, SystemExit | KeyboardInterrupt)
+            is_explained = exit_code_of(error) is not None or isinstance(error, SystemExit | KeyboardInterrupt)
             is_first = found.rank == rank() and not _is_of_a_collective(error)
-            return None if is_told or is_first else RankFailed(found)
+            return None if is_explained or is_first else RankFailed(found)
         return RankFailed(found)
 
     def leave(self) -> None:
@@ -297,110 +286,3 @@ def _described(error: BaseException) -> tuple[str, int]:
 
 def _is_of_a_collective(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and exit_code_of(error) is None and bool(_OF_A_COLLECTIVE.search(str(error)))
-
-
-_peers: Peers | None = None
-_store: Any = None
-
-
-def peers() -> Peers | None:
-    """Those of this process, None on one process."""
-    return _peers
-
-
-def store() -> Any:
-    """torch's key-value store that the ranks came together by."""
-    return _store
-
-
-@contextmanager
-def company() -> Iterator[None]:
-    """The ranks of a launcher in company for the length of the block: what one raises ends all, with its exit code.
-
-    Nothing on one process, or within another such block. Raises RankFailed where another rank failed.
-    """
-    global _peers, _store
-    if world_size() == 1 or _peers is not None:
-        yield
-        return
-    _peers, _store = _connect()
-    try:
-        with told():
-            yield
-            _peers.meet(_END)
-    finally:
-        _peers.leave()
-        _peers = _store = None
-
-
-@contextmanager
-def told() -> Iterator[None]:
-    """Every rank is told of what the block raises, or RankFailed is raised in its place where another was first."""
-    try:
-        yield
-    except BaseException as error:
-        other = _peers.settle(error) if _peers is not None else None
-        if other is None:
-            raise
-        raise other from None
-
-
-def _connect() -> tuple[Peers, Any]:
-    """(the peers, the store) once all ranks are there. Raises RanksApart where one does not come."""
-    import torch.distributed as dist
-
-    limit = datetime.timedelta(seconds=START_SECONDS)
-    try:
-        found, *_ = next(iter(dist.rendezvous("env://", timeout=limit)))  # type: ignore[attr-defined]
-        own = f"process {os.getpid()} on {socket.gethostname()}"
-        if rank() == 0:
-            return Peers(*_listen(found, own)), found
-        line = _call(found, own)
-        return Peers({0: line}, {0: found.get("espalier/name").decode()}), found
-    except (dist.DistError, OSError, ValueError) as error:  # ValueError: no MASTER_ADDR
-        raise RanksApart(f"the {world_size()} ranks did not find one another ({line_of(error)[:200]}): did all start, "
-                         "and is MASTER_ADDR:MASTER_PORT in reach?") from None  # fmt: skip
-
-
-def _listen(store: Any, own: str) -> tuple[dict[int, socket.socket], dict[int, str]]:
-    """On rank 0: (a line to every other rank, their names)."""
-    token = secrets.token_hex(16)
-    lines: dict[int, socket.socket] = {}
-    names: dict[int, str] = {}
-    is_dual = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if is_dual else socket.AF_INET
-    with socket.create_server(("", 0), family=family, backlog=world_size(), dualstack_ipv6=is_dual) as server:
-        server.settimeout(START_SECONDS)
-        store.set("espalier/name", own)
-        store.set("espalier/line", f"{server.getsockname()[1]} {token}")
-        while len(lines) < world_size() - 1:
-            line, _ = server.accept()
-            words = _first_line(line).split(" ", 2)
-            if len(words) == 3 and words[0] == token:
-                lines[int(words[1])], names[int(words[1])] = line, words[2]
-            else:
-                line.close()  # a stranger
-    return lines, names
-
-
-def _first_line(line: socket.socket) -> str:
-    """What the other end says first, and nothing of what follows; empty where that is no line."""
-    line.settimeout(_LINE_SECONDS)
-    text = b""
-    try:
-        while not text.endswith(b"\n") and len(text) < 1000:
-            letter = line.recv(1)
-            if not letter:
-                return ""
-            text += letter
-        return text.decode().rstrip("\n")
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
-def _call(store: Any, own: str) -> socket.socket:
-    """On the other ranks: the line to rank 0, which listens on the machine of the store."""
-    port, token = store.get("espalier/line").decode().split()
-    line = socket.create_connection((os.environ["MASTER_ADDR"], int(port)), timeout=_LINE_SECONDS)
-    line.sendall(f"{token} {rank()} {own}\n".encode())
-    return line

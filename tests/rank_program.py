@@ -48,7 +48,7 @@ def work(scenario: str) -> None:
         assert made._get_backend(torch.device("cpu")).options._timeout.total_seconds() == LIMIT
     elif scenario == "late":
         barrier()
-        time.sleep((LIMIT + 2) * rank())
+        time.sleep((LIMIT + 1.2) * rank())
         barrier()
     elif scenario == "bad_input":
         from_main_rank(lambda: raise_(BadInput("x.jsonl:3: no id")))

@@ -120,6 +120,15 @@ def test_a_collective_that_a_living_rank_does_not_come_to_ends_both(ended: dict[
     assert line.startswith("error: rank 1: a collective between the ranks failed")
 
 
+def test_ranks_without_a_launchers_address_are_one_line(tmp_path: Path) -> None:
+    environment = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": ""}
+    pid = start_program("tests/rank_program.py", ["output=long"], tmp_path / "log", environment)
+    assert exit_code(pid) == 2
+    (line,) = (tmp_path / "log").read_text().splitlines()
+    assert line.startswith("error: WORLD_SIZE is 2, but ")
+    assert line.endswith("MASTER_ADDR expected, but not set: start the program by launch.py")
+
+
 def test_a_limit_that_no_collective_could_keep_is_refused() -> None:
     with (
         pytest.raises(runtime.distributed.BadTimeout, match="rank_timeout_seconds must be at least 1, got 0"),
