@@ -2,7 +2,7 @@
 
     python main.py -cn exp/ppo/group_relative_word_arithmetic model.path=MODEL output_dir=experiments/rl
     python main.py -cn exp/ppo/vineppo_word_arithmetic model.path=MODEL output_dir=experiments/vineppo
-    torchrun --nproc_per_node 2 main.py -cn exp/ppo/ppo_word_arithmetic model.path=MODEL output_dir=experiments/ppo
+    python launch.py --nproc_per_node 2 main.py -cn exp/ppo/ppo_word_arithmetic model.path=MODEL output_dir=RUN
 
 PPO, VinePPO, GRPO and their kin differ in `advantage` (and `critic`) alone. Of several servers (`server=several`, or
 `server=none client.base_url=[...]`) every one follows the policy. With `client=local_engines server=none` several
@@ -31,7 +31,7 @@ from training.guards import check_stop_tokens, check_tokenizer, model_limits
 log = logging.getLogger("rl")
 
 
-@entrypoint(RLConfig, config_name="rl")
+@entrypoint(RLConfig, config_name="rl", is_on_ranks=True)
 def main(config: RLConfig) -> None:
     """Start the server, train, save the model."""
     check_tracking(config.tracking)
@@ -47,7 +47,7 @@ def main(config: RLConfig) -> None:
     check_stop_tokens(tokenizer, config.model["path"])
     server, client = make_client(config)
     lock = exclusive(run_dir) if is_main_rank() else nullcontext()
-    with lock, process_group(is_needed_alone=bool(config.deepspeed)):
+    with lock, process_group(config.rank_timeout_seconds, is_needed_alone=bool(config.deepspeed)):
         trainer = make_trainer(config, tokenizer, server, client)
         barrier()
         open_run_dir(config.output_dir, config)  # only now: a mistake above leaves nothing behind

@@ -1,7 +1,7 @@
 """Train one model on a fixed dataset: SFT, process reward models, DPO and step-DPO.
 
     python trainer_base_ds_mul.py -cn exp/sft/word_arithmetic output_dir=experiments/sft
-    torchrun --nproc_per_node 2 trainer_base_ds_mul.py -cn ... deepspeed=zero2
+    python launch.py --nproc_per_node 2 trainer_base_ds_mul.py -cn ... deepspeed=zero2
     python trainer_base_ds_mul.py -cn ... lora=dora resume=step-40
     python trainer_base_ds_mul.py -cn ... mode=predict 'predict.checkpoints=[RUN]' output_dir=experiments/scores
 
@@ -29,13 +29,14 @@ from training.predict import predict
 log = logging.getLogger("train")
 
 
-@entrypoint(TrainConfig, config_name="train")
+@entrypoint(TrainConfig, config_name="train", is_on_ranks=True)
 def main(config: TrainConfig) -> None:
     """Build everything, train, save the model."""
     set_up_logging()
     check_tracking(config.tracking)
     if config.mode == "predict":
-        with exclusive(Path(config.output_dir)) if rank() == 0 else nullcontext(), process_group():
+        lock = exclusive(Path(config.output_dir)) if rank() == 0 else nullcontext()
+        with lock, process_group(config.rank_timeout_seconds):
             predict(config, load_tokenizer(config.model["path"]))
         return
     if config.mode != "train":
@@ -48,7 +49,7 @@ def main(config: TrainConfig) -> None:
         return
     torch.manual_seed(config.seed)
     lock = exclusive(run_dir) if rank() == 0 else nullcontext()
-    with lock, process_group(is_needed_alone=bool(config.deepspeed)):
+    with lock, process_group(config.rank_timeout_seconds, is_needed_alone=bool(config.deepspeed)):
         tokenizer = load_tokenizer(config.model["path"])
         examples, eval_examples = load_data(config, tokenizer)
         loop, sizes = make_loop(config, tokenizer, examples, eval_examples)

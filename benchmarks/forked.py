@@ -53,6 +53,11 @@ def start_program(name: str, settings: Sequence[str], log: Path, environment: Ma
 
 def run_ranks(name: str, settings: Sequence[str], log: Path, num_ranks: int) -> list[int]:
     """Run a program on CPUs, on `num_ranks` ranks as a launcher would (1: without one); their exit codes."""
+    return [exit_code(pid) for pid in start_ranks(name, settings, log, num_ranks)]
+
+
+def start_ranks(name: str, settings: Sequence[str], log: Path, num_ranks: int) -> list[int]:
+    """The process ids of the ranks of `run_ranks`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -63,7 +68,7 @@ def run_ranks(name: str, settings: Sequence[str], log: Path, num_ranks: int) -> 
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(num_ranks)}
             environment |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
         pids.append(start_program(name, settings, log, environment))
-    return [exit_code(pid) for pid in pids]
+    return pids
 
 
 def exit_code(pid: int) -> int:

@@ -26,7 +26,7 @@ from rl.types import AdvantageEstimator
 from rl.update import Update
 from rl.watch import check_probes
 from rl.weight_sync import WeightSync
-from runtime.distributed import device, is_main_rank, send_from_main_rank, world_size
+from runtime.distributed import device, from_main_rank, is_main_rank, world_size
 from runtime.entrypoint import BadConfig, build
 from runtime.schemas import RLConfig
 from sampling.client import check_one_device
@@ -87,7 +87,7 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: OwnServer | None, cli
         ),
         int(tokenizer.pad_token_id),
         Path(config.output_dir),
-        send_from_main_rank(window_of(client, server, config.model["path"]) if is_main_rank() else None),
+        from_main_rank(lambda: window_of(client, server, config.model["path"])),
     )
 
 

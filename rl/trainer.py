@@ -4,19 +4,19 @@ A run stopped at any moment and started again goes on from its last checkpoint, 
 minibatches and learning rates are functions of the iteration's number, parameters and optimizer come back bit
 for bit. What the engine samples is its own.
 
-With several ranks rank 0 alone talks to the engine and scores; all ranks hold all rollouts, and share the forward
-and backward passes.
+With several ranks rank 0 alone talks to the engine and scores, for as long as that takes (`from_main_rank`); all
+ranks hold all rollouts, and share the forward and backward passes.
 """
 
 import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from data.jsonl import read_records, write_records
 from data.prompt_window import fit_window
@@ -44,7 +44,7 @@ from rl.types import AdvantageEstimator, Estimate, Experience, RolloutGroup
 from rl.update import Update
 from rl.watch import Watch
 from rl.weight_sync import Canary, Weights, WeightSync
-from runtime.distributed import is_main_rank, send_from_main_rank
+from runtime.distributed import from_main_rank, is_main_rank
 from runtime.schemas import RLConfig
 from runtime.tracking import Metrics, Progress
 from sampling.client import SamplingParams
@@ -53,7 +53,6 @@ from training.engine import Engine
 
 log = logging.getLogger(__name__)
 
-R = TypeVar("R")
 _NUM_CANARIES = 8
 
 
@@ -123,7 +122,7 @@ class Trainer:
         if first:
             log.info("resuming %s after iteration %d of %d", self.run_dir, first, config.num_iterations)
         self.metrics = Metrics(self.run_dir, config.tracking, first, config)
-        self.accuracies = send_from_main_rank(read_accuracies(self.metrics.path))
+        self.accuracies = from_main_rank(lambda: read_accuracies(self.metrics.path))
         line_every = config.tracking.line_every_seconds
         progress = Progress("rl", self._last_iteration, "iteration", first, line_every)
         with asyncio.Runner() if is_main_rank() else nullcontext() as loop, progress:
@@ -132,7 +131,7 @@ class Trainer:
                 weights = self.policy.weights()
                 if self.average is not None and first == 0:
                     self.average.start(weights)
-                self._on_main(lambda: self._run(self._start(first, weights)))
+                from_main_rank(lambda: self._run(self._start(first, weights)))
                 if first == 0 and config.eval_every > 0 and not self.accuracies:  # cut early it has been done
                     self._evaluate(0)
                 for iteration in range(first, self._last_iteration):
@@ -187,15 +186,11 @@ class Trainer:
         assert self._loop is not None
         return self._loop.run(coroutine)
 
-    def _on_main(self, call: Callable[[], R]) -> R:
-        """What `call` gives on rank 0, on every rank."""
-        return send_from_main_rank(call() if is_main_rank() else None)  # type: ignore[return-value]
-
     def iterate(self, iteration: int) -> dict[str, float]:
         """One iteration (from 0); its metrics."""
         started = time.monotonic()
         values: dict[str, float] = {}
-        groups, drawn = self._on_main(lambda: self._draw(iteration, values))
+        groups, drawn = from_main_rank(lambda: self._draw(iteration, values))
         values, self._saved = values | self._saved | drawn, {}
         experience, estimate, updated = self.learn(groups, iteration, values, self._ask_estimator)
         with timed(values, "weight_sync"):
@@ -203,11 +198,11 @@ class Trainer:
             if self.average is not None:
                 self.average.update(weights)
         with timed(values, "probes"):
-            moved = self._on_main(lambda: self.weight_sync.look(self.policy.network, iteration + 1, weights))
+            moved = from_main_rank(lambda: self.weight_sync.look(self.policy.network, iteration + 1, weights))
         with timed(values, "weight_sync"):
-            self._on_main(lambda: self._run(self.weight_sync.send(weights)))
+            from_main_rank(lambda: self._run(self.weight_sync.send(weights)))
             if self._is_anything_due(iteration + 1):
-                self._on_main(lambda: self._run(self._prove()))
+                from_main_rank(lambda: self._run(self._prove()))
         config, done = self.config, iteration + 1
         if is_main_rank() and config.samples_every > 0 and config.num_samples > 0 and done % config.samples_every == 0:
             write_samples(self.run_dir, done, groups, experience, estimate, config.num_samples)
@@ -273,13 +268,13 @@ class Trainer:
 
     def _ask_again(self, rows: list[list[int]]) -> list[list[list[float]]]:
         """Every engine's log-probs of whole rows, without its prefix cache; on every rank."""
-        return self._on_main(lambda: self._run(self.weight_sync.logprobs_of(rows)))
+        return from_main_rank(lambda: self._run(self.weight_sync.logprobs_of(rows)))
 
     def _ask_estimator(
         self, groups: Sequence[RolloutGroup], experience: Experience, iteration: int
     ) -> tuple[Estimate, dict[str, float]]:
         """(advantages, the seconds that its questions to the sampler and the reward took); on every rank."""
-        return self._on_main(lambda: self._estimate(groups, experience, iteration))
+        return from_main_rank(lambda: self._estimate(groups, experience, iteration))
 
     def _estimate(
         self, groups: Sequence[RolloutGroup], experience: Experience, iteration: int
@@ -332,7 +327,7 @@ class Trainer:
         greedy = replace(self.params, n=1, temperature=0.0)
         with timed(values, "evaluate"):
             name = f"dev-{version}"
-            groups, refused = self._on_main(lambda: self._run(self.sampler.draw(dev, greedy, name, version)))
+            groups, refused = from_main_rank(lambda: self._run(self.sampler.draw(dev, greedy, name, version)))
         check_refused(refused, len(dev), self.config.max_refused_share)
         described = describe_rollouts(groups)
         accuracy = described["rollout/accuracy"]

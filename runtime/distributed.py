@@ -1,6 +1,10 @@
 """Ranks: init and teardown, sums over ranks. Everything is a no-op on one process.
 
-A launcher (`torchrun`, `deepspeed`) sets RANK, WORLD_SIZE and LOCAL_RANK; gloo serves CPUs, nccl GPUs.
+A launcher (`launch.py`, `torchrun`, `deepspeed`) sets RANK, WORLD_SIZE and LOCAL_RANK; gloo serves CPUs, nccl GPUs.
+
+Ranks that do the same work meet in collectives, which have the limit of the process group. Where one may take longer
+than another (rank 0 samples, scores, reads and writes for all) they wait for one another first, by `runtime.peers`,
+without a limit but with signs of life: before `barrier`, `gather_over_ranks` and `from_main_rank`.
 """
 
 import datetime
@@ -11,8 +15,9 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
+from runtime.company import company, peers, sharing_errors, store
 from runtime.ranks import is_main_rank as is_main_rank
 from runtime.ranks import rank as rank
 from runtime.ranks import world_size as world_size
@@ -27,34 +32,68 @@ def device() -> torch.device:
     return torch.device("cpu")
 
 
-@contextmanager
-def process_group(timeout_seconds: float = 1800.0, is_needed_alone: bool = False) -> Iterator[None]:
-    """The process group of all ranks, for the length of the block.
+class BadTimeout(ValueError):
+    """A limit that no collective could keep."""
 
-    One process without a launcher has none, unless `is_needed_alone` (DeepSpeed wants one).
+    exit_code = 2
+
+
+@contextmanager
+def process_group(timeout_seconds: float = 600.0, is_needed_alone: bool = False) -> Iterator[None]:
+    """The process group of all ranks, for the length of the block, in which an error of one ends all.
+
+    `timeout_seconds`: for a collective, and for a rank to give a sign of life (`rank_timeout_seconds` of a config).
+    One process without a launcher has no group, unless `is_needed_alone` (DeepSpeed wants one). Raises RankFailed
+    where another rank failed, BadTimeout.
     """
+    if not timeout_seconds >= 1:
+        raise BadTimeout(f"rank_timeout_seconds must be at least 1, got {timeout_seconds:g}")
     if world_size() == 1 and not is_needed_alone:
         yield
         return
+    with company(), sharing_errors():
+        _wait("the process group")
+        _open_group(datetime.timedelta(seconds=timeout_seconds))
+        _wait("the process group, open")  # one that fails at once must not fail while others connect to it
+        try:
+            with sharing_errors():  # before the group is gone, so that the others know why
+                yield
+        finally:
+            dist.destroy_process_group()
+
+
+def _open_group(timeout: datetime.timedelta) -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(device())
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    timeout = datetime.timedelta(seconds=timeout_seconds)
-    if "RANK" in os.environ:
-        dist.init_process_group(backend, timeout=timeout)
-    else:
+    others = peers()
+    if others is None:
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
         dist.init_process_group(backend, timeout=timeout, store=HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+        return
+    others.limit = timeout.total_seconds()
+    common = PrefixStore("espalier/group", store())
+    dist.init_process_group(backend, timeout=timeout, store=common, rank=rank(), world_size=world_size())
+
+
+def limit_all_groups() -> None:
+    """Give every group there is the limit of the process group: those that DeepSpeed makes have torch's own."""
+    others = peers()
+    if others is not None:
+        for group in dist.distributed_c10d._world.pg_map:
+            dist.distributed_c10d._set_pg_timeout(datetime.timedelta(seconds=others.limit), group)
+
+
+def _wait(place: str) -> None:
+    """Until all ranks are here, however long that takes, as long as they give signs of life."""
+    others = peers()
+    if others is not None:
+        others.meet(place)
 
 
 def barrier() -> None:
     """Wait for all ranks."""
-    if world_size() > 1:
-        dist.barrier()
+    _wait("a barrier")
 
 
 def sum_over_ranks(values: list[float]) -> list[float]:
@@ -70,32 +109,23 @@ def gather_over_ranks(value: T) -> list[T]:
     """The (picklable) value of every rank, in their order, on every rank."""
     if world_size() == 1:
         return [value]
+    _wait("what every rank has")
     values: list[Any] = [None] * world_size()
     dist.all_gather_object(values, value)
     return values
 
 
 def from_main_rank(call: Callable[[], T]) -> T:
-    """What `call` returns on rank 0, which alone makes the call, on every rank; or what it raises, on every rank."""
-    answer: tuple[Any, Exception | None] = (None, None)
-    if is_main_rank():
-        try:
-            answer = (call(), None)
-        except Exception as error:  # raised again below, on every rank
-            answer = (None, error)
-    value, raised = gather_over_ranks(answer)[0]
-    if raised is not None:
-        raise raised
-    return value
+    """What `call` returns (picklable) on rank 0, which alone makes the call, on every rank, however long that takes.
 
-
-def send_from_main_rank(value: T | None) -> T:
-    """The (picklable) value of rank 0 on every rank; what the others give is not looked at."""
-    if world_size() > 1:
-        values: list[Any] = [value if is_main_rank() else None]
-        dist.broadcast_object_list(values, src=0, device=device())
-        value = values[0]
-    return value  # type: ignore[return-value]
+    What it raises rises on rank 0; the others then raise RankFailed with its line and its exit code.
+    """
+    if world_size() == 1:
+        return call()
+    values: list[Any] = [call() if is_main_rank() else None]
+    _wait("the answer of rank 0")
+    dist.broadcast_object_list(values, src=0, device=device())
+    return values[0]  # type: ignore[no-any-return]
 
 
 def sum_tensor_over_ranks(tensor: torch.Tensor) -> torch.Tensor:

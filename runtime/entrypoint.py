@@ -1,25 +1,27 @@
 """How every program starts: argv, Hydra, a typed config, one clear line for what the user got wrong.
 
 `python <entrypoint>.py -cp conf/exp/dpo -cn name key=value`, `-cn exp/dpo/name`, and the same behind
-`deepspeed` or `torchrun`, from any directory. What Hydra 1.3 needs help with is absorbed here:
+a launcher of ranks, from any directory. What Hydra 1.3 needs help with is absorbed here:
 
 - `-cp` is resolved from the repository root and `conf/` always stays on the search path;
 - a launcher's `--local_rank=N` is dropped (LOCAL_RANK is trusted) and flags are moved before overrides;
 - no rank makes a run directory of its own: Hydra writes nothing, `runtime.run_dir` does;
 - what is wrong in a config or an input ends in one line and an exit code, never in a traceback.
 
-Exit codes: 0 done; 1 some rows failed (listed); 2 bad input or config; 3 server unreachable or stalled;
-4 storage; 5 a cap on tokens or money is reached, resumable; 130/143 stopped by a signal, resumable. An exception
-class states its own in `exit_code`.
+Exit codes: 0 done; 1 some rows failed (listed); 2 bad input or config; 3 a server or another rank unreachable or
+stalled; 4 storage; 5 a cap on tokens or money is reached, resumable; 130/143 stopped by a signal, resumable. An
+exception class states its own in `exit_code`.
 """
 
-import errno
 import importlib
 import inspect
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import wraps
 from pathlib import Path
 from types import FrameType
@@ -33,9 +35,13 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from runtime import schemas
-from runtime.config_errors import CONFIG_ERRORS, describe_config_error, suggest
-from runtime.life import die_with_owner
+from runtime.company import company
+from runtime.config_errors import suggest
+from runtime.errors import exit_code_of, line_of
+from runtime.life import REPEAT_SECONDS, die_with_owner
 from runtime.logs import quiet_libraries
+from runtime.peers import RankFailed
+from runtime.ranks import says_errors
 
 C = TypeVar("C")
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,7 +51,6 @@ _VALUE_FLAGS = {"-cp", "--config-path", "-cn", "--config-name", "-cd", "--config
 _VALUE_FLAGS |= {"-c", "--cfg"}
 _FLAGS = {"-h", "--help", "--hydra-help", "--version", "--resolve", "-i", "--info"}
 _QUIET = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
-_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 
 class BadConfig(ValueError):
@@ -200,56 +205,58 @@ def _resolve_config_path(value: str) -> Path:
     raise BadConfig(f"-cp {value}: no such folder in {ROOT} (nor below the current folder)")
 
 
-def _exit_code(error: BaseException) -> int | None:
-    """The exit code of an error that is explained in one line; None for one that needs a traceback."""
-    if isinstance(error, OSError) and error.errno in _DISK_FULL:
-        return 4
-    if isinstance(error, CONFIG_ERRORS):
-        return 2
-    code = getattr(error, "exit_code", None)
-    return code if isinstance(code, int) else None
-
-
 def _report(error: BaseException) -> None:
-    if int(os.environ.get("LOCAL_RANK", "0")) != 0:
-        return  # the first rank of this machine says it
-    if isinstance(error, CONFIG_ERRORS):
-        line = describe_config_error(error)
-    elif isinstance(error, OSError) and error.errno in _DISK_FULL:
-        line = f"{error.filename or 'storage'}: {error.strerror}: free space, then run the same command again"
-    else:
-        line = str(error)
-    print(f"error: {line}", file=sys.stderr, flush=True)
+    """One line, said by the first rank of this machine."""
+    lost = error.failure.rank if isinstance(error, RankFailed) and error.failure.is_lost else None
+    if says_errors(lost):
+        print(f"error: {line_of(error)}", file=sys.stderr, flush=True)
 
 
-def _stop(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
+class _Stop:
+    """Raises SystemExit at a signal; not again at one that follows at once: a launcher and a scheduler may both send
+    it, and what is being closed must not be cut short."""
+
+    def __init__(self) -> None:
+        self.last = -math.inf
+
+    def __call__(self, number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        is_new, self.last = now - self.last > REPEAT_SECONDS, now
+        if is_new:
+            raise SystemExit(128 + number)
 
 
 def entrypoint(
-    schema: type | tuple[type, ...], config_name: str, config_folder: str = ""
+    schema: type | tuple[type, ...], config_name: str, config_folder: str = "", is_on_ranks: bool = False
 ) -> Callable[[Callable[[Any], int | None]], Callable[[], None]]:
     """Make `main(config)` a program. `config` is an instance of `schema` (or of one of several); its return value the
     exit code.
 
     `config_name` is used where the command line names none; `config_folder` is the folder below conf/
-    in which `-cn` is looked up where there is no `-cp`.
+    in which `-cn` is looked up where there is no `-cp`. Where it `is_on_ranks`, a launcher may start several
+    processes of it, which end together and with one exit code.
     """
 
     def decorate(function: Callable[[Any], int | None]) -> Callable[[], None]:
         @wraps(function)
         def main() -> None:
-            sys.exit(_run(function, schema, config_name, CONF / config_folder))
+            sys.exit(_run(function, schema, config_name, CONF / config_folder, is_on_ranks))
 
         return main
 
     return decorate
 
 
-def _run(function: Callable[[Any], int | None], schema: type | tuple[type, ...], config_name: str, folder: Path) -> int:
+def _run(
+    function: Callable[[Any], int | None],
+    schema: type | tuple[type, ...],
+    config_name: str,
+    folder: Path,
+    is_on_ranks: bool,
+) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     quiet_libraries()
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, _Stop())
     die_with_owner()
     register_schemas()
     codes: list[int] = []
@@ -262,18 +269,19 @@ def _run(function: Callable[[Any], int | None], schema: type | tuple[type, ...],
                 names = " or ".join(kind.__name__ for kind in (schema if isinstance(schema, tuple) else (schema,)))
                 raise BadConfig(f"this program needs a {names}: choose another -cn")
             codes.append(function(typed) or 0)
-        except Exception as error:  # told below, outside Hydra, which would print lines of its own
+        except Exception as error:  # said below, outside Hydra, which would print lines of its own
             errors.append(error)
 
     try:
-        sys.argv = [sys.argv[0], *_normalise_argv(sys.argv[1:], folder)]
-        hydra.main(version_base="1.3", config_path=None, config_name=config_name)(job)()
-        if errors:
-            raise errors[0]
+        with company() if is_on_ranks else nullcontext():
+            sys.argv = [sys.argv[0], *_normalise_argv(sys.argv[1:], folder)]
+            hydra.main(version_base="1.3", config_path=None, config_name=config_name)(job)()
+            if errors:
+                raise errors[0]
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        code = _exit_code(error)
+        code = exit_code_of(error)
         if code is None:
             raise
         _report(error)

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 OWNER_VARIABLE = "ESPALIER_OWNER"
+REPEAT_SECONDS = 2.0  # signals that follow one another within these are one: of a launcher and of a scheduler
 
 
 class Busy(RuntimeError):

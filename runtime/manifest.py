@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from runtime.distributed import barrier, is_main_rank
+from runtime.distributed import barrier, from_main_rank
 
 MANIFEST = "manifest.json"
 PARTIAL, REPLACED = ".partial", ".replaced"
@@ -88,10 +88,7 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     OSError where the disk is full, also where safetensors says so in words of its own.
     """
     partial, replaced = (folder.with_name(folder.name + ending) for ending in (PARTIAL, REPLACED))
-    if is_main_rank():
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-    barrier()
+    from_main_rank(lambda: _make_anew(partial))
     try:
         write(partial)
     except Exception as error:
@@ -100,17 +97,24 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
             raise
         raise OSError(int(number.group(1)), os.strerror(int(number.group(1))), str(partial)) from error
     barrier()
-    if is_main_rank():
-        write_manifest(partial)
-        for path in [*partial.rglob("*"), partial]:
-            _fsync(path)
-        if folder.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-            folder.replace(replaced)
-        partial.replace(folder)
-        _fsync(folder.parent)
+    from_main_rank(lambda: _complete(folder, partial, replaced))
+
+
+def _make_anew(partial: Path) -> None:
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+
+
+def _complete(folder: Path, partial: Path, replaced: Path) -> None:
+    write_manifest(partial)
+    for path in [*partial.rglob("*"), partial]:
+        _fsync(path)
+    if folder.exists():
         shutil.rmtree(replaced, ignore_errors=True)
-    barrier()
+        folder.replace(replaced)
+    partial.replace(folder)
+    _fsync(folder.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def remove_folder(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Which of the processes of a run this one is, read from a launcher's variables: needs no torch, as callers of HTTP
 servers start without it.
 
-A launcher (`torchrun`, `deepspeed`) sets RANK, WORLD_SIZE and LOCAL_RANK.
+A launcher (`launch.py`, `torchrun`, `deepspeed`) sets RANK, WORLD_SIZE and LOCAL_RANK.
 """
 
 import os
@@ -12,6 +12,11 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
+def local_rank() -> int:
+    """This process's place among those of its machine, 0 without a launcher."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
 def world_size() -> int:
     """The number of processes, 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))
@@ -20,3 +25,9 @@ def world_size() -> int:
 def is_main_rank() -> bool:
     """Whether this process is the one that writes and speaks."""
     return rank() == 0
+
+
+def says_errors(lost: int | None = None) -> bool:
+    """Whether this process prints why the run ends: the first of each machine that is not the `lost` rank."""
+    first = rank() - local_rank()
+    return rank() == (first + 1 if first == lost else first)

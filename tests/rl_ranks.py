@@ -1,5 +1,5 @@
 """A small RL run for `test_rl_ranks.py`: `python rl_ranks.py POLICY RUN_DIR [one_pass] [KEY=VALUE ...]`, alone or
-behind torchrun: PPO, or with `one_pass` GRPO, whose update makes the only pass. Its sampler answers by the request
+behind a launcher: PPO, or with `one_pass` GRPO, whose update makes the only pass. Its sampler answers by the request
 alone, so that no rounding changes what is learnt from; the engine that is asked for log-probs serves what was
 delivered. Keys are those of main.py."""
 

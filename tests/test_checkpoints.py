@@ -27,7 +27,7 @@ from data.loader import Loader
 from data.packing import Layout
 from data.records import BadInput
 from models.load import load_policy
-from runtime import manifest
+from runtime import life, manifest
 from runtime.distributed import process_group
 from runtime.manifest import find_damage, write_folder
 from runtime.schemas import TrainConfig
@@ -366,6 +366,7 @@ def test_a_signal_saves_at_the_steps_end_and_the_run_goes_on_to_the_same_bits(
 def test_a_second_signal_ends_the_process_at_once(tiny_policy: Path, tmp_path: Path) -> None:
     def train() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        life.REPEAT_SECONDS = 0.0
         loop = make_loop(tiny_policy, tmp_path / "run", save_every=0)
         loop.objective.before = lambda call: os.kill(os.getpid(), signal.SIGTERM)  # type: ignore[attr-defined]
         loop.run()
@@ -374,7 +375,9 @@ def test_a_second_signal_ends_the_process_at_once(tiny_policy: Path, tmp_path: P
     assert checkpoints(tmp_path / "run") == []
 
 
-def test_a_signal_to_one_rank_stops_both_with_one_checkpoint(tiny_policy: Path, tmp_path: Path) -> None:
+def test_a_signal_to_one_rank_stops_both_with_one_checkpoint_also_when_a_launcher_repeats_it(
+    tiny_policy: Path, tmp_path: Path
+) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -384,7 +387,7 @@ def test_a_signal_to_one_rank_stops_both_with_one_checkpoint(tiny_policy: Path, 
         with process_group(timeout_seconds=60):
             loop = make_loop(tiny_policy, tmp_path / "run", save_every=0, max_steps=50)
             if rank == 1:
-                loop.objective.before = lambda call: call == 3 and os.kill(os.getpid(), signal.SIGTERM)  # type: ignore[attr-defined]
+                loop.objective.before = lambda call: call == 3 and [os.kill(os.getpid(), signal.SIGTERM) for _ in "12"]  # type: ignore[attr-defined]
             loop.run()
 
     pids = [start(lambda rank=rank: train(rank)) for rank in (0, 1)]  # type: ignore[misc]

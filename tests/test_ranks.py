@@ -1,14 +1,16 @@
 """Two gloo ranks equal one process: plain gradient sums, and DeepSpeed's ZeRO 0 to 3, also with offload.
 
-Real programs on real ranks: in forked children that are given what a launcher gives, and behind torchrun.
+Real programs on real ranks: in forked children that are given what a launcher gives, and behind launch.py.
 """
 
 import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +22,8 @@ from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from benchmarks.forked import run_ranks
 from models.load import load_policy, load_tokenizer
+from runtime.manifest import find_damage
+from training.checkpoint import checkpoints
 from training.export_model import ExportModel
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
@@ -38,7 +42,7 @@ OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT
 
 def train(run: Path, files: list[str], num_ranks: int, *settings: str) -> subprocess.CompletedProcess[str]:
     """Train the tiny policy on CPUs."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={num_ranks}"]
+    launcher = [str(ROOT / "launch.py"), "--standalone", f"--nproc_per_node={num_ranks}"]
     program = [str(ROOT / "trainer_base_ds_mul.py"), *SETTINGS, f"output_dir={run}", *files, *settings]
     environment = {name: value for name, value in os.environ.items() if name not in OF_A_LAUNCHER}
     environment |= {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
@@ -136,6 +140,24 @@ def test_a_rank_without_an_example_left_takes_part_and_adds_nothing(
     assert_same_weights(tmp_path / "one", tmp_path / "run", tolerance=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("name", "settings", "words"),
+    [
+        ("main.py", "-cn rl model.path=M output_dir={1}/D num_iteration=3", "config: there is no key 'num_iteration'"),
+        ("trainer_base_ds_mul.py", "-cn train model.path={0} examples.path=F.jsonl output_dir={1}/D", "F.jsonl"),
+    ],
+)  # fmt: skip
+def test_a_mistake_in_a_config_or_a_file_is_one_line_on_two_ranks(
+    name: str, settings: str, words: str, tiny_policy: Path, tmp_path: Path
+) -> None:
+    codes = run_ranks(name, settings.format(tiny_policy, tmp_path).split(), tmp_path / "log", 2)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert codes == [2, 2], lines
+    assert len(lines) == 1
+    assert re.match(rf"error: .*{words}", lines[0])
+    assert not (tmp_path / "D").exists()
+
+
 def assert_same_export(one: Path, other: Path, tolerance: float) -> None:
     """What the checkpoint of step 2 becomes, put together from the parts of all ranks."""
     found = []
@@ -188,7 +210,7 @@ def test_zero_on_two_ranks_equals_one_process_also_when_resumed(
 
 
 @pytest.mark.slow
-def test_zero_behind_torchrun_is_quiet_and_equals_one_process(
+def test_zero_behind_a_launcher_is_quiet_and_equals_one_process(
     one_process: Path, files: list[str], tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -199,6 +221,30 @@ def test_zero_behind_torchrun_is_quiet_and_equals_one_process(
         return done.stderr
 
     assert_equals_one_process_also_when_resumed(one_process, run, start)
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_stopped_has_its_ranks_save_and_ends_with_143(files: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    program = [str(ROOT / "trainer_base_ds_mul.py"), *SETTINGS, f"output_dir={run}", *files, "max_steps=100000"]
+    environment = {name: value for name, value in os.environ.items() if name not in OF_A_LAUNCHER}
+    environment |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    started = subprocess.Popen(
+        [sys.executable, str(ROOT / "launch.py"), "--standalone", "--nproc_per_node=2", *program],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + SECONDS
+    while not (run / "metrics.jsonl").is_file() and time.monotonic() < deadline:
+        time.sleep(0.2)
+    started.send_signal(signal.SIGTERM)
+    _, printed = started.communicate(timeout=SECONDS)
+    assert started.returncode == 143, printed
+    assert "Traceback" not in printed
+    assert "stopped by a signal after step" in printed
+    (folder,) = checkpoints(run)[-1:]
+    assert find_damage(folder) == ""
 
 
 def test_deepspeed_needs_no_launcher_for_one_process(one_process: Path, files: list[str], tmp_path: Path) -> None:

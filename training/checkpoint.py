@@ -12,12 +12,11 @@ import logging
 import math
 import re
 import shutil
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from runtime.distributed import barrier, gather_over_ranks, is_main_rank, rank, world_size
+from runtime.distributed import barrier, from_main_rank, is_main_rank, rank, world_size
 from runtime.manifest import PARTIAL, REPLACED, find_damage, remove_folder, write_folder
 from training.engine import BadCheckpoint
 from training.random_state import load_random_state, save_random_state
@@ -107,10 +106,11 @@ def _states(run: Path) -> list[TrainState]:
 
 def is_among_best(run: Path, state: TrainState, best: Best) -> bool:
     """Whether `state` would be one of the best that are kept: rank 0 looks, all ranks get its answer."""
-    answer = False
-    if is_main_rank() and best.keep > 0:
-        answer = state in best.among([row for row in _states(run) if row.step != state.step] + [state])
-    return gather_over_ranks(answer)[0]
+    if best.keep <= 0:
+        return False
+    return from_main_rank(
+        lambda: state in best.among([row for row in _states(run) if row.step != state.step] + [state])
+    )
 
 
 def save(run: Path, engine: HasState, state: TrainState, keep: int, best: Best | None = None) -> None:
@@ -124,14 +124,17 @@ def save(run: Path, engine: HasState, state: TrainState, keep: int, best: Best |
             (partial / "state.json").write_text(json.dumps(stored, indent=1) + "\n")
 
     write_folder(folder_of(run, state.step), write)
-    if is_main_rank():
-        kept = {row.step for row in (best or Best()).among(_states(run))}
-        for old in checkpoints(run)[: -max(keep, 1)]:
-            if int(old.name.removeprefix("step-")) not in kept:
-                remove_folder(old)
-        for ending in (PARTIAL, REPLACED):  # what a killed save left behind
-            for left in (run / "checkpoints").glob(f"step-*{ending}"):
-                shutil.rmtree(left)
+    from_main_rank(lambda: _prune(run, keep, best or Best()))
+
+
+def _prune(run: Path, keep: int, best: Best) -> None:
+    kept = {row.step for row in best.among(_states(run))}
+    for old in checkpoints(run)[: -max(keep, 1)]:
+        if int(old.name.removeprefix("step-")) not in kept:
+            remove_folder(old)
+    for ending in (PARTIAL, REPLACED):  # what a killed save left behind
+        for left in (run / "checkpoints").glob(f"step-*{ending}"):
+            shutil.rmtree(left)
 
 
 def select(run: Path, wanted: str, best: Best | None = None) -> Path | None:
@@ -172,27 +175,13 @@ def select(run: Path, wanted: str, best: Best | None = None) -> Path | None:
     raise BadCheckpoint(f"{run}/checkpoints has no {what}{why}: resume=none begins again at step 0")
 
 
-def _on_rank_0(call: Callable[[], Path | None]) -> Path | None:
-    """The answer of rank 0 on every rank, or its error on every rank."""
-    answer: tuple[Path | None, str] = (None, "")
-    if is_main_rank():
-        try:
-            answer = (call(), "")
-        except BadCheckpoint as error:
-            answer = (None, str(error))
-    found, error_text = gather_over_ranks(answer)[0]
-    if error_text:
-        raise BadCheckpoint(error_text)
-    return found
-
-
 def load(run: Path, engine: HasState, data: str, wanted: str = "auto", best: Best | None = None) -> TrainState:
     """Restore what `select` finds; the state it was written in, that of step 0 where there is none.
 
     Raises BadCheckpoint where there is nothing to load, or where the examples or the number of ranks are
     not those of the checkpoint.
     """
-    folder = _on_rank_0(lambda: select(run, wanted, best))
+    folder = from_main_rank(lambda: select(run, wanted, best))
     state = TrainState(0, data)
     if folder is not None:
         state = read_state(folder)
@@ -204,8 +193,7 @@ def load(run: Path, engine: HasState, data: str, wanted: str = "auto", best: Bes
         engine.load_state(folder)
         load_random_state(folder / f"random-{rank()}.json")
     barrier()
-    if is_main_rank():
-        _set_aside(run, state.step)
+    from_main_rank(lambda: _set_aside(run, state.step))
     return state
 
 

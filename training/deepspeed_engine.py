@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from runtime.distributed import device, is_main_rank, world_size
+from runtime.distributed import device, is_main_rank, limit_all_groups, world_size
 from training.engine import BadCheckpoint
 
 TAG = "deepspeed"
@@ -90,6 +90,7 @@ class DeepSpeedEngine:
             )
         except (ValueError, ZeRORuntimeException) as error:
             raise BadSettings(f"DeepSpeed refuses its settings: {' '.join(str(error).split())}") from error
+        limit_all_groups()
         self.is_tensor_parallel = tensor_parallel_size(settings) > 1
         if self.is_tensor_parallel:
             check_head_is_whole(self.model.module)

@@ -21,7 +21,7 @@ from data.examples import fingerprint
 from data.loader import Loader
 from data.packing import Layout
 from data.records import BadInput
-from runtime.distributed import gather_over_ranks, sum_over_ranks, world_size
+from runtime.distributed import barrier, gather_over_ranks, sum_over_ranks, world_size
 from runtime.schemas import TrainConfig
 from runtime.tracking import Metrics, Progress
 from training import checkpoint
@@ -141,6 +141,7 @@ class Loop:
         if first:
             log.info("resuming %s at step %d of %d", self.run_dir, first, max_steps)
         metrics = Metrics(self.run_dir, config.tracking, first, config)
+        barrier()  # rank 0 may have a service to call
         progress = Progress("train", max_steps, "step", first, config.tracking.line_every_seconds)
         with progress, self.stop, ThreadPoolExecutor(1) as self._background:
             try:

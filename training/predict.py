@@ -28,7 +28,7 @@ from data.jsonl import cut_torn_tail, file_sha256, iter_rows, read_records, to_l
 from data.records import BadInput, parse_record
 from models.load import BadModel
 from models.lora import merge_adapter
-from runtime.distributed import barrier, device, from_main_rank, is_main_rank, rank, world_size
+from runtime.distributed import barrier, device, from_main_rank, rank, world_size
 from runtime.entrypoint import BadConfig, build
 from runtime.run_dir import model_fingerprint, name_of, provenance, same_origin
 from runtime.schemas import TrainConfig
@@ -162,18 +162,19 @@ def _write(
 ) -> type[Prediction]:
     """The rows of one checkpoint; their kind."""
     inputs = {checkpoint.path: checkpoint.fingerprint(), "examples": fingerprint(examples)}
-    done = from_main_rank(lambda: _begin(config, checkpoint, examples, inputs))
-    if done is None:
+    found = from_main_rank(lambda: _begin(config, checkpoint, examples, inputs))
+    if found is None:
         log.info("%s is complete", checkpoint.file)
         return from_main_rank(lambda: _kind_of(checkpoint))
-    started = time.monotonic()
+    done, started = found, time.monotonic()
     scorer = load()
     kind = prediction_kind(examples[0], is_scalar(scorer.model))
     left = [example for example in examples if example.id not in done]
     mine = batches_by_length(left, config.predict.batch_tokens)[rank() :: world_size()]
     _score(config, checkpoint, scorer, mine)
     barrier()
-    if is_main_rank():
+
+    def finish() -> None:
         seconds = time.monotonic() - started
         rows = _collect(checkpoint, kind, examples)
         counts = {"rows": len(rows), "kind": kind.__name__, "resumed": len(done), "ranks": world_size()}
@@ -181,7 +182,8 @@ def _write(
         write_records(checkpoint.file, rows)
         shutil.rmtree(checkpoint.parts)
         log.info("%s: %d rows (%.1f s)", checkpoint.file, len(rows), seconds)
-    barrier()
+
+    from_main_rank(finish)
     return kind
 
 

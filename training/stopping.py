@@ -1,13 +1,18 @@
 """SIGTERM and SIGINT as a wish: the loop finishes its step, saves and ends with 128 + the signal's number.
 
-A second signal ends the process at once, as without this module.
+A second signal ends the process at once, as without this module, unless it follows within two seconds: Ctrl-C and
+schedulers signal a launcher and its ranks, and the launcher signals the ranks again.
 """
 
+import math
+import os
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
+from runtime import life
 from runtime.distributed import sum_over_ranks
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
@@ -22,6 +27,7 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.number = 0
+        self._noted_at = math.inf
         self._old: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -30,8 +36,12 @@ class StopSignals:
         return self
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        self.number = number
-        self._restore()
+        now = time.monotonic()
+        if now - self._noted_at > life.REPEAT_SECONDS:
+            self._restore()
+            os.kill(os.getpid(), number)
+            return
+        self.number, self._noted_at = number, now
 
     def _restore(self) -> None:
         for number, handler in self._old.items():

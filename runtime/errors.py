@@ -1,0 +1,32 @@
+"""What an error means to the user: one line, and the exit code that its class states in `exit_code`."""
+
+import errno
+
+from runtime.config_errors import CONFIG_ERRORS, describe_config_error
+
+_DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+
+
+def exit_code_of(error: BaseException) -> int | None:
+    """The exit code of an error that is explained in one line; None for one that needs a traceback."""
+    if _is_storage(error):
+        return 4
+    if isinstance(error, CONFIG_ERRORS):
+        return 2
+    code = getattr(error, "exit_code", None)
+    return code if isinstance(code, int) else None
+
+
+def line_of(error: BaseException) -> str:
+    """The error in one line; one that is explained nowhere with the name of its class."""
+    if isinstance(error, CONFIG_ERRORS):
+        return describe_config_error(error)
+    if isinstance(error, OSError) and _is_storage(error):
+        return f"{error.filename or 'storage'}: {error.strerror}: free space, then run the same command again"
+    if exit_code_of(error) is not None:
+        return str(error)
+    return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def _is_storage(error: BaseException) -> bool:
+    return isinstance(error, OSError) and error.errno in _DISK_FULL
