@@ -31,6 +31,7 @@ from sampling.server import VLLMServer
 from sampling.vllm_client import VLLMClient
 from training.engine import Engine
 
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 WHITENINGS = ("none", "scale", "standard")
 
 
@@ -72,11 +73,12 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, cl
         Update(engine, config, params.temperature, params.max_tokens, kl, critic, reference),
         WeightSync(
             engine_of(client, check_server),
-            config.max_logprob_gap,
+            config.probes.max_gap,
             config.precision,
             _max_step(config),
             # "auto", or a server that is not ours: as the trainer has them
-            {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(served_dtype(server, client)),
+            _DTYPES.get(served_dtype(server, client)),
+            config.probes.on_fault == "stop",
         ),
         int(tokenizer.pad_token_id),
         Path(config.output_dir),

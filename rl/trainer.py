@@ -92,7 +92,15 @@ class Trainer:
         draw_problems(self.problems, self.config.num_problems, 0, 0)  # too few are told of at once
         critic = self.update.critic
         self.policy = Policy(self.engine)
-        watch = Watch(self.config, self.engine.model, self.params, self.sampler.tokenizer, self._ask_again)
+        watch = Watch(
+            self.config,
+            self.engine.model,
+            self.params,
+            self.sampler.tokenizer,
+            self._ask_again,
+            self.weight_sync.computes_in,
+            lambda: self._on_main(lambda: self.weight_sync.is_received),
+        )
         asked = (self.pad_id, self.estimator.samples_more)
         self.learn = Learn(self.config, self.engine, self.reference, self.update, watch, self.params, *asked)
         self.average = MovingAverage(self.config.ema.decay) if self.config.ema.decay else None

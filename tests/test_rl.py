@@ -64,7 +64,7 @@ def make_groups(rows: Sequence[tuple[list[int], list[int]]], rewards: Sequence[f
 
 
 def make_sync(engine: FakeEngine) -> WeightSync:
-    sync = WeightSync(engine, max_logprob_gap=0.1, precision="fp32")
+    sync = WeightSync(engine, precision="fp32")
     sync.canaries = [Canary(list(range(5, 25)), start=8), Canary(list(range(40, 70)), start=10)]
     return sync
 
