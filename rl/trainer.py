@@ -37,6 +37,7 @@ from rl.learn import Learn
 from rl.learners import Learners
 from rl.live import LiveSampler
 from rl.policy import Policy
+from rl.reward_falls import RewardWatch
 from rl.rollout import Sampler, draw_problems, score
 from rl.samples import write_samples
 from rl.types import AdvantageEstimator, Estimate, Experience, RolloutGroup
@@ -115,6 +116,7 @@ class Trainer:
             log.info("resuming %s after iteration %d of %d", self.run_dir, first, config.num_iterations)
         self.metrics = Metrics(self.run_dir, config.tracking, first, config)
         self.accuracies = send_from_main_rank(read_accuracies(self.metrics.path))
+        rewards = RewardWatch(self.metrics.path) if is_main_rank() else None
         line_every = config.tracking.line_every_seconds
         progress = Progress("rl", self._last_iteration, "iteration", first, line_every)
         with asyncio.Runner() if is_main_rank() else nullcontext() as loop, progress:
@@ -131,6 +133,8 @@ class Trainer:
                         break
                     values = self.iterate(iteration)
                     self.metrics.log(iteration + 1, values)
+                    if rewards is not None:
+                        rewards.add(iteration + 1, values)
                     rate = values["rollout/tokens"] / values["seconds/iteration"]
                     progress.update(iteration + 1, accuracy=values["rollout/accuracy"], tokens_per_second=rate)
                     self._after(iteration + 1, data)
