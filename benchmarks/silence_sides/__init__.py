@@ -1,0 +1,1 @@
+"""What `benchmarks.silence` measures, a module for each part."""
