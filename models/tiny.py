@@ -1,4 +1,4 @@
-"""A tiny Llama and its tokenizer, built on the spot from a text: for the quick start and the tests.
+"""A tiny policy and its tokenizer, built on the spot from a text: for the quick start and the tests.
 
 Nothing is downloaded: the tokenizer is a byte-level BPE trained on the text (digits stand alone, a newline
 is a token of its own), the weights are random. The folder is a standard Hugging Face one. Input and output
@@ -12,8 +12,11 @@ from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from data.records import BadInput
+
+FAMILIES = ("llama", "qwen2", "qwen3")  # architectures, by the names of their configurations
 END, PAD = "<|end|>", "<|pad|>"
 
 
@@ -49,22 +52,28 @@ def build_tiny(
     vocab_size: int,
     max_length: int,
     seed: int,
+    family: str = "llama",
 ) -> Path:
-    """Write a Llama with random weights and its tokenizer to `output_dir` (complete or absent).
+    """Write a network of a `family` with random weights and its tokenizer to `output_dir` (complete or absent).
 
-    `max_length` in tokens. Deterministic in its arguments. A folder that exists is kept as it is.
+    `max_length` in tokens. Deterministic in its arguments. A folder that exists is kept as it is. Raises BadInput on a
+    family that is not one of `FAMILIES`.
     """
+    if family not in FAMILIES:
+        raise BadInput(f"a tiny policy's family must be one of {', '.join(FAMILIES)}, got '{family}'")
     output_dir = Path(output_dir)
     if output_dir.exists():
         return output_dir
     tokenizer = build_tokenizer(texts, vocab_size)
-    config = LlamaConfig(
+    config = AutoConfig.for_model(
+        family,
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
         intermediate_size=4 * hidden_size,
         num_hidden_layers=num_layers,
         num_attention_heads=num_heads,
         num_key_value_heads=num_heads,
+        head_dim=hidden_size // num_heads,
         max_position_embeddings=max_length,
         tie_word_embeddings=False,
         bos_token_id=None,
@@ -73,7 +82,7 @@ def build_tiny(
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config)
     partial = output_dir.with_name(f"{output_dir.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     try:

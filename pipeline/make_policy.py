@@ -9,7 +9,8 @@ from pipeline.stage import StageContext
 
 @dataclass(frozen=True)
 class MakeTinyPolicy:
-    """The shape of a tiny Llama; the output is a folder. The tokenizer reads the first `num_texts` texts."""
+    """The shape of a tiny policy and its `family` (`models.tiny.FAMILIES`); the output is a folder. The tokenizer reads
+    the first `num_texts` texts."""
 
     hidden_size: int
     num_layers: int
@@ -18,6 +19,7 @@ class MakeTinyPolicy:
     max_length: int
     num_texts: int
     seed: int
+    family: str = "llama"
 
     def inputs(self) -> list[str]:
         """None beside the demonstrations."""
@@ -37,4 +39,5 @@ class MakeTinyPolicy:
             vocab_size=self.vocab_size,
             max_length=self.max_length,
             seed=self.seed,
+            family=self.family,
         )

@@ -38,6 +38,7 @@ from sampling.vllm_client import VLLMClient
 from training.engine import Engine
 
 log = logging.getLogger("rl")
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 OwnEngines = OfflineClient | LocalEnginesClient
 RLClient = VLLMClient | OwnEngines
@@ -79,11 +80,12 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: OwnServer | None, cli
         Update(engine, config, params.temperature, params.max_tokens, kl, critic, reference),
         WeightSync(
             engines_of(client, server),
-            config.max_logprob_gap,
+            config.probes.max_gap,
             config.precision,
             _max_step(config),
             # "auto", or a server that is not ours: as the trainer has them
-            {"bfloat16": torch.bfloat16, "float16": torch.float16}.get(served_dtype(server, client)),
+            _DTYPES.get(served_dtype(server, client)),
+            config.probes.on_fault == "stop",
         ),
         int(tokenizer.pad_token_id),
         Path(config.output_dir),

@@ -4,8 +4,9 @@ Each says what the engine would have to have computed; the trainer computes that
 under which the difference vanishes is the diagnosis. Only where a limit is crossed: it costs some twenty forward
 passes of at most `MAX_ROWS` rollouts.
 
-What no hypothesis explains is either the engine's weights or what it keeps of old ones: asked for the log-probs of
-the same tokens in one piece, which bypasses its prefix cache, it then agrees with the trainer or it does not.
+What no hypothesis explains may be what the engine keeps of old weights: asked for the log-probs of the same tokens in
+one piece, which bypasses its prefix cache, it then agrees with the trainer. Where it does not, and its receipts say
+that it read every tensor as it was sent, the weights are not what is wrong.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,7 @@ from rl.probes import BOS, CACHE, SHIFT, TEMPERATURE, TOP_P, UNKNOWN, WEIGHTS, F
 
 MAX_ROWS = 16
 _EXPLAINED = 0.35  # of the difference may be left
+_NEARER = 0.6  # of it, where no more is left than rounding may leave
 _TEMPERATURES = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3, 1.5, 2.0)
 _TOP_PS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 0.97, 0.99)
 
@@ -65,21 +67,27 @@ def truncated_logprobs(logits: torch.Tensor, ids: torch.Tensor, top_p: float) ->
     return chosen - kept.log()
 
 
-def diagnose(case: Case, rescore: Rescore, ask: AskEngine | None, max_gap: float, evidence: str) -> Fault:
-    """The fault that explains the difference. `max_gap`: what rounding may leave of it (mean, absolute)."""
+def diagnose(
+    case: Case, rescore: Rescore, ask: AskEngine | None, max_gap: float, evidence: str, is_received: bool = False
+) -> Fault:
+    """The fault that explains the difference. `max_gap`: what rounding may leave of it (mean, absolute). `is_received`:
+    receipts say that the engine read the policy's weights as they were sent."""
     case = case.cut()
     gap = _distance(case.engine, case.trainer, case.response_mask)
     found = min(_hypotheses(case, rescore), key=lambda row: row[0], default=(gap, UNKNOWN, ""))
     left, kind, told = found
-    if left <= max(max_gap, _EXPLAINED * gap) and left < gap:
+    if left <= max(min(max_gap, _NEARER * gap), _EXPLAINED * gap) and left < gap:
         return Fault(kind, f"{told}: then {left:.3g} of the mean gap of {gap:.3g} is left; {evidence}")
     if ask is None:
         return Fault(UNKNOWN, evidence)
     again = _asked_again(case, rescore, ask)
-    if again <= max(max_gap, _EXPLAINED * gap):
+    if again <= max(min(max_gap, _NEARER * gap), _EXPLAINED * gap):
         return Fault(CACHE, f"asked again without its cache the engine is {again:.3g} from the trainer, "
                      f"with it {gap:.3g}; {evidence}")  # fmt: skip
-    return Fault(WEIGHTS, f"asked again without its cache the engine is still {again:.3g} from the trainer; {evidence}")
+    told = f"asked again without its cache the engine is still {again:.3g} from the trainer"
+    if is_received:
+        return Fault(UNKNOWN, f"{told}, though it read every tensor as it was sent; {evidence}")
+    return Fault(WEIGHTS, f"{told}; {evidence}")
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor, mask: torch.Tensor) -> float:

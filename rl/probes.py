@@ -1,13 +1,14 @@
 """What can silently spoil reinforcement learning with a live engine, and how it is seen: pure functions.
 
 The engine says of every token it drew what log-prob it had; the trainer computes it again. Nothing but rounding may
-lie between the two. `measure_gap` sums the difference up, `crossed` holds it against limits, `check_layout` looks at
-the tensors themselves, `surprise` asks whether tokens were drawn from the distribution whose log-probs they have.
+lie between the two. `measure_gap` sums the difference up, `crossed` holds it against what rounding makes of this very
+policy (`rl.rounding`), `check_layout` looks at the tensors themselves, `surprise` asks whether tokens were drawn from
+the distribution whose log-probs they have.
 Which fault it is, `rl.diagnosis` finds out.
 
 Why several measures (tiny Llama, bf16, 18,000 tokens): a wrong temperature, a shift or a doubled BOS make the mean
-0.11 where it is 0.002; top-p of 0.9 shows in the bias (0.10) and in no ratio outside [0.8, 1.2]; a policy one small
-step old shows in none of them, so that versions and digests of weights are compared besides (`rl.weight_sync`).
+0.11 where rounding makes 0.002; top-p of 0.9 shows in the bias (0.10) and in no ratio outside [0.8, 1.2]; a policy one
+small step old shows in none of them, so that versions and digests of weights are compared besides (`rl.weight_sync`).
 """
 
 import math
@@ -16,10 +17,11 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from runtime.schemas import ProbesConfig
+from rl.rounding import FACTOR, FLOOR
 from sampling.client import ServerGone
 
 WEIGHTS = "weights not delivered"
+UNUSED = "weights read and not used"
 CACHE = "stale prefix cache"
 TEMPERATURE = "temperature on one side only"
 TOP_P = "top-p on one side only"
@@ -35,6 +37,7 @@ UNKNOWN = "engine and trainer disagree"
 
 REMEDIES = {
     WEIGHTS: "the engine must take every tensor: look into the server's log for weights that were not loaded",
+    UNUSED: "the engine was sent every tensor and computes with an old one: look for a tied or converted copy of it",
     CACHE: "the engine must empty its prefix cache when it takes new weights: nothing may ask it during a delivery",
     TEMPERATURE: "the server needs logprobs_mode=processed_logprobs, and both sides the same params.temperature",
     TOP_P: "set params.top_p=1 and let no generation_config.json of the server fill in top_p, top_k or min_p",
@@ -46,8 +49,11 @@ REMEDIES = {
     CRASH: "the same command goes on from the last checkpoint",
     KL: "lower learning_rate, or raise kl.coefficient; the last checkpoint is from before",
     VERSION: "one engine serves one run: another program delivered weights, or the engine was restarted",
-    UNKNOWN: "the same dtype and kernels on both sides, or wider limits (probes.max_gap and its kin)",
+    UNKNOWN: "the same dtype and kernels on both sides; a quantised engine needs a limit of its own: probes.max_gap",
 }
+
+
+_CHANCE = 4.0  # standard errors
 
 
 @dataclass(frozen=True)
@@ -89,9 +95,9 @@ def crashed(error: ServerGone, check_server: Callable[[], None], has_answered: b
 @dataclass(frozen=True)
 class Gap:
     """Over response tokens, with d = trainer's - engine's log-prob: mean and 99th percentile of |d| and its largest;
-    `bias`, the mean of d, and its standard error; `k3`, the mean of exp(d) - d - 1 (KL of the engine's policy from
-    the trainer's); `outside`, the share with exp(d) not in [0.8, 1.2]; the largest |sum of d| of a response;
-    `effective`, (sum w)^2 / (n sum w^2) of the weights w = exp(d)."""
+    `bias`, the mean of d; `k3`, the mean of exp(d) - d - 1 (KL of the engine's policy from the trainer's); `outside`,
+    the share with exp(d) not in [0.8, 1.2]; the largest |sum of d| of a response; `effective`, (sum w)^2 / (n sum w^2)
+    of the weights w = exp(d). An `_error` is the standard error of a mean."""
 
     mean: float
     p99: float
@@ -103,6 +109,8 @@ class Gap:
     largest_sequence: float
     effective: float
     tokens: int
+    mean_error: float
+    k3_error: float
 
     def metrics(self) -> dict[str, float]:
         """For the metrics file, beside `gap_mean` and `gap_max`."""
@@ -118,38 +126,56 @@ def measure_gap(engine: torch.Tensor, trainer: torch.Tensor, mask: torch.Tensor)
     difference = trainer.double() - engine.double()
     found = difference[mask]
     if not len(found):
-        return Gap(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0)
+        return Gap(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0, 0.0, 0.0)
     if not bool(torch.isfinite(found).all()):
         nan = float("nan")
-        return Gap(nan, nan, nan, nan, nan, nan, nan, nan, nan, len(found))
+        return Gap(nan, nan, nan, nan, nan, nan, nan, nan, nan, len(found), nan, nan)
     size, ratio = found.abs(), torch.exp(found.clamp(-20, 20))
-    ordered = size.sort().values
+    ordered, divergences = size.sort().values, ratio - found - 1
+
+    def error(values: torch.Tensor) -> float:
+        return float(values.std(correction=0)) / math.sqrt(len(values))
+
     return Gap(
         mean=float(size.mean()),
         p99=float(ordered[min(len(ordered) - 1, math.ceil(0.99 * len(ordered)) - 1)]),
         largest=float(ordered[-1]),
         bias=float(found.mean()),
-        bias_error=float(found.std(correction=0)) / math.sqrt(len(found)),
-        k3=float((ratio - found - 1).mean()),
+        bias_error=error(found),
+        k3=float(divergences.mean()),
         outside=float(((ratio < 0.8) | (ratio > 1.2)).double().mean()),
         largest_sequence=float(difference.masked_fill(~mask, 0.0).sum(-1).abs().max()),
         effective=float(ratio.sum().square() / (len(ratio) * ratio.square().sum())),
         tokens=len(found),
+        mean_error=error(size),
+        k3_error=error(divergences),
     )
 
 
-def crossed(gap: Gap, limits: ProbesConfig) -> list[str]:
-    """The limits that are crossed, in words; a bias counts beyond what few tokens can make by chance (four standard
-    errors)."""
+def allowed(rounding: Gap) -> float:
+    """The mean |d| up to which the engine may differ where rounding makes this much, in nats a token."""
+    return FACTOR * max(FLOOR, rounding.mean + _CHANCE * rounding.mean_error)
+
+
+def crossed(gap: Gap, rounding: Gap, max_gap: float = 0.0) -> list[str]:
+    """What of the engine's difference cannot be rounding, in words. `rounding`: what the trainer's own log-probs differ
+    by when they are rounded as the engine's (`rl.rounding`).
+
+    The mean may be `FACTOR` times as large, k3 (a square) the square of that, and a bias, which rounding hardly has, as
+    large as rounding's mean; each beyond what chance makes of so many tokens (four standard errors). Above 0 `max_gap`
+    limits the mean instead, and nothing else does.
+    """
+    if max_gap > 0:
+        return [] if gap.mean <= max_gap else [f"mean gap {gap.mean:.3g} (probes.max_gap is {max_gap:g})"]
+    mean, k3 = allowed(rounding), FACTOR**2 * max(FLOOR**2, rounding.k3 + _CHANCE * rounding.k3_error)
     rows = (
-        ("mean gap", gap.mean, limits.max_gap, "max_gap"),
-        ("99th percentile", gap.p99, limits.max_gap_p99, "max_gap_p99"),
-        ("bias", max(abs(gap.bias) - 4 * gap.bias_error, 0.0), limits.max_bias, "max_bias"),
-        ("k3", gap.k3, limits.max_k3, "max_k3"),
-        ("ratios outside [0.8, 1.2]", gap.outside, limits.max_outside, "max_outside"),
+        ("mean gap", gap.mean, gap.mean_error, mean),
+        ("bias", abs(gap.bias), gap.bias_error, mean / FACTOR),
+        ("k3", gap.k3, gap.k3_error, k3),
     )
-    return [f"{name} {value:.3g} (probes.{key} is {limit:g})" for name, value, limit, key in rows
-            if not value <= limit]  # fmt: skip
+    told = f"rounding makes a mean of {rounding.mean:.2g}"
+    return [f"{name} {value:.3g} (at most {limit:.2g} here: {told})" for name, value, error, limit in rows
+            if not value - _CHANCE * error <= limit]  # fmt: skip
 
 
 def surprise(

@@ -38,6 +38,7 @@ from rl.learn import Learn
 from rl.learners import Learners
 from rl.live import LiveSampler
 from rl.policy import Policy
+from rl.reward_falls import RewardWatch
 from rl.rollout import Refusal, Sampler, check_refused, draw_problems, score
 from rl.samples import write_samples
 from rl.types import AdvantageEstimator, Estimate, Experience, RolloutGroup
@@ -97,7 +98,15 @@ class Trainer:
         draw_problems(self.problems, self.config.num_problems, 0, 0)  # too few are told of at once
         critic = self.update.critic
         self.policy = Policy(self.engine)
-        watch = Watch(self.config, self.engine.model, self.params, self.sampler.tokenizer, self._ask_again)
+        watch = Watch(
+            self.config,
+            self.engine.model,
+            self.params,
+            self.sampler.tokenizer,
+            self._ask_again,
+            self.weight_sync.computes_in,
+            lambda: from_main_rank(lambda: self.weight_sync.is_received),
+        )
         asked = (self.pad_id, self.estimator.samples_more)
         self.learn = Learn(self.config, self.engine, self.reference, self.update, watch, self.params, *asked)
         self.average = MovingAverage(self.config.ema.decay) if self.config.ema.decay else None
@@ -123,6 +132,7 @@ class Trainer:
             log.info("resuming %s after iteration %d of %d", self.run_dir, first, config.num_iterations)
         self.metrics = Metrics(self.run_dir, config.tracking, first, config)
         self.accuracies = from_main_rank(lambda: read_accuracies(self.metrics.path))
+        rewards = RewardWatch(self.metrics.path) if is_main_rank() else None
         line_every = config.tracking.line_every_seconds
         progress = Progress("rl", self._last_iteration, "iteration", first, line_every)
         with asyncio.Runner() if is_main_rank() else nullcontext() as loop, progress:
@@ -139,6 +149,8 @@ class Trainer:
                         break
                     values = self.iterate(iteration)
                     self.metrics.log(iteration + 1, values)
+                    if rewards is not None:
+                        rewards.add(iteration + 1, values)
                     rate = values["rollout/tokens"] / values["seconds/iteration"]
                     progress.update(iteration + 1, accuracy=values["rollout/accuracy"], tokens_per_second=rate)
                     self._after(iteration + 1, data)

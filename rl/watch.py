@@ -6,7 +6,8 @@ leaves the last checkpoint as it was. Every rank looks at the same tensors and c
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from data.records import BadInput
 from models.inputs import network
-from rl.diagnosis import AskEngine, Case, diagnose, truncated_logprobs
+from rl.diagnosis import MAX_ROWS, AskEngine, Case, diagnose, truncated_logprobs
 from rl.experience import device_of, policy_logits
 from rl.probes import (
     TEMPERATURE,
@@ -23,12 +24,14 @@ from rl.probes import (
     Gap,
     ProbeFailed,
     Row,
+    allowed,
     check_layout,
     check_steps,
     crossed,
     measure_gap,
     surprise,
 )
+from rl.rounding import rounded
 from rl.types import Experience, RolloutGroup
 from runtime.schemas import ProbesConfig, RLConfig
 from sampling.client import SamplingParams
@@ -36,8 +39,8 @@ from training.engine import autocast
 
 log = logging.getLogger(__name__)
 
-_WARN_K3 = 1e-3
-_WARN_GROWTH = 3.0  # times the first iteration's mean
+_WARN_RATIO = 0.6  # of what the engine may differ
+_SURPRISE = 0.02  # nats a token: less says nothing that matters
 _MAX_LOGITS = 2**24  # at a time, where rollouts are scored again
 _SURE = 6.0  # standard errors
 
@@ -46,18 +49,24 @@ def check_probes(limits: ProbesConfig) -> None:
     """Raise BadInput on a setting that does not exist."""
     if limits.on_fault not in ("stop", "warn"):
         raise BadInput(f"probes.on_fault must be stop or warn, got '{limits.on_fault}'")
+    if not limits.max_gap >= 0:
+        raise BadInput(f"probes.max_gap must be at least 0 (0: measured), got {limits.max_gap:g}")
 
 
 @dataclass
 class Watch:
-    """`model` is the policy; `ask` (through rank 0) has the engine score tokens again, None where it cannot."""
+    """`model` is the policy; `ask` (through rank 0) has the engine score tokens again, None where it cannot; `dtype` is
+    what the engine computes in; `is_received` says whether it read the policy's weights as they were sent."""
 
     config: RLConfig
     model: Any
     params: SamplingParams
     tokenizer: Any
     ask: AskEngine | None = None
-    _first: Gap | None = field(default=None, init=False)
+    dtype: torch.dtype = torch.bfloat16
+    is_received: Callable[[], bool] = lambda: False
+    _rounded: tuple[slice, torch.Tensor] | None = field(default=None, init=False)  # of rows looked at last
+    _is_drifting: bool = field(default=False, init=False)
     _has_told: bool = field(default=False, init=False)
     _is_told: bool = field(default=False, init=False)  # of the rollouts looked at last
 
@@ -84,25 +93,37 @@ class Watch:
         self._is_told = fault is not None
         if fault is not None:
             self._report(fault)
+        self._rounded = None if self._is_told else self._round(experience)
         return {"engine/version_lag": float(lag)}
 
     def compare(self, experience: Experience) -> dict[str, float]:
         """The engine's log-probs of the rollouts looked at last with the trainer's; metrics. Raises ProbeFailed."""
         gap = measure_gap(experience.engine_logprobs, experience.old_logprobs, experience.response_mask)
         found = dict(gap.metrics())
-        fault = None if self._is_told else self._compare(experience, gap, found)
-        if fault is not None:
-            self._report(fault)
-        self._warn_of_growth(gap)
+        if self._rounded is not None:
+            rows, scored = self._rounded
+            old, mask = experience.old_logprobs[rows], experience.response_mask[rows]
+            rounding = measure_gap(scored, old[:, : scored.shape[1]], mask[:, : scored.shape[1]])
+            found["rounding"] = rounding.mean
+            fault = self._compare(experience, gap, rounding, found)
+            if fault is not None:
+                self._report(fault)
+            self._warn_of_drift(gap, rounding)
         return {f"engine/{name}": value for name, value in found.items()}
 
     def check_kl(self, per_token: float) -> None:
         """The policy's distance from its reference, before the update. Raises ProbeFailed."""
         self._check_steps([("the KL from the reference", per_token, self.config.probes.max_reference_kl)])
 
-    def check_update(self, kl_old: float) -> None:
-        """The policy's distance (k3) from the one before the update. Raises ProbeFailed."""
-        self._check_steps([("the KL from the policy before the update", kl_old, self.config.probes.max_update_kl)])
+    def check_update(self, kl_old: float, largest_ratio: float = 1.0, tokens: int = 1) -> None:
+        """The policy's distance (mean k3 of `tokens`) from the one before the update. Raises ProbeFailed.
+
+        The token with the largest ratio is left out: one that was drawn by luck and became likely has a ratio of
+        thousands, and moves the mean of many tokens alone.
+        """
+        luck = (largest_ratio - 1 - math.log(largest_ratio)) / tokens if 1 < largest_ratio < math.inf else 0.0
+        kl = max(kl_old - luck, 0.0) if math.isfinite(kl_old) else kl_old
+        self._check_steps([("the KL from the policy before the update", kl, self.config.probes.max_update_kl)])
 
     def _check_steps(self, values: Sequence[tuple[str, float, float]]) -> None:
         fault = check_steps(values)
@@ -115,9 +136,21 @@ class Watch:
         log.warning("%s", fault)
         self._has_told = True
 
-    def _compare(self, experience: Experience, gap: Gap, found: dict[str, float]) -> Fault | None:
-        limits, mask = self.config.probes, experience.response_mask
-        reasons = crossed(gap, limits)
+    def _round(self, experience: Experience) -> tuple[slice, torch.Tensor] | None:
+        """(some of the rows, their log-probs [n, T'] in the engine's arithmetic), T' as far as they are filled."""
+        count = len(experience.ids)
+        if count == 0:
+            return None
+        step = max(1, count // MAX_ROWS)
+        rows = slice(None, step * MAX_ROWS, step)
+        width = int(experience.attention_mask[rows].sum(-1).max())
+        ids, mask = experience.ids[rows, :width], experience.attention_mask[rows, :width]
+        with rounded(network(self.model), self.dtype):
+            return rows, self._rescore(ids, mask, self.params.temperature, 1.0, "fp32")
+
+    def _compare(self, experience: Experience, gap: Gap, rounding: Gap, found: dict[str, float]) -> Fault | None:
+        max_gap, mask = self.config.probes.max_gap, experience.response_mask
+        reasons = crossed(gap, rounding, max_gap)
         if reasons and self._has_told:  # looked into once
             log.warning("engine and trainer still disagree: %s", ", ".join(reasons))
         elif reasons:
@@ -130,14 +163,15 @@ class Watch:
                 self.params.temperature,
                 self._first_ids(experience),
             )
-            return diagnose(case, self._rescore, self.ask, limits.max_gap, ", ".join(reasons))
+            left = max_gap or allowed(rounding)
+            return diagnose(case, self._rescore, self.ask, left, ", ".join(reasons), self.is_received())
         if reasons or self.config.max_resamplings > 0:  # chosen rollouts are no sample of the policy
             return None
-        return self._compare_draws(experience, found)
+        return self._compare_draws(experience, max(_SURPRISE, rounding.mean), found)
 
-    def _compare_draws(self, experience: Experience, found: dict[str, float]) -> Fault | None:
+    def _compare_draws(self, experience: Experience, limit: float, found: dict[str, float]) -> Fault | None:
         """Whether the tokens were drawn as their log-probs say."""
-        limit, values = self.config.probes.max_surprise, (experience.old_logprobs, experience.entropies)
+        values = (experience.old_logprobs, experience.entropies)
         found["surprise"], errors = surprise(*values, experience.response_mask)
         if self.params.stop or abs(errors) <= _SURE or abs(found["surprise"]) <= limit:
             return None
@@ -148,18 +182,16 @@ class Watch:
             return None
         how = "likelier" if found["surprise"] < 0 else "less likely"
         told = f"the engine draws tokens that are {how} than their own log-probs say: -log-prob - entropy is "
-        return Fault(TEMPERATURE, f"{told}{found['surprise']:.3g} (or a top-p or top-k cuts; probes.max_surprise "
-                     f"is {limit:g})")  # fmt: skip
+        return Fault(TEMPERATURE, f"{told}{found['surprise']:.3g}, {abs(errors):.0f} standard errors (or a top-p or "
+                     "top-k cuts)")  # fmt: skip
 
-    def _warn_of_growth(self, gap: Gap) -> None:
-        self._first = self._first or gap
-        if gap.k3 > _WARN_K3 or gap.mean > _WARN_GROWTH * max(self._first.mean, 1e-4):
-            log.warning(
-                "the engine's log-probs drift from the trainer's: mean gap %.3g (at first %.3g), k3 %.2g",
-                gap.mean,
-                self._first.mean,
-                gap.k3,
-            )
+    def _warn_of_drift(self, gap: Gap, rounding: Gap) -> None:
+        """Once, when the difference comes near to what is allowed."""
+        is_near = gap.mean > _WARN_RATIO * (self.config.probes.max_gap or allowed(rounding))
+        if is_near and not self._is_drifting:
+            log.warning("the engine's log-probs drift from the trainer's: mean gap %.3g, rounding makes %.3g", gap.mean,
+                        rounding.mean)  # fmt: skip
+        self._is_drifting = is_near
 
     def _end_ids(self) -> list[int]:
         """Every token that ends a response: the tokenizer's and the model's."""
@@ -175,21 +207,23 @@ class Watch:
         return list(dict.fromkeys(int(t) for t in [*own, int(experience.ids[0, 0])] if t is not None))
 
     @torch.no_grad()
-    def _logits(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def _logits(
+        self, ids: torch.Tensor, attention_mask: torch.Tensor, precision: str = ""
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """(ids, logits aligned with them) of a few rows at a time, on the model's device."""
         self.model.eval()
         device = device_of(self.model)
         size = max(1, _MAX_LOGITS // (ids.shape[1] * int(network(self.model).config.vocab_size)))
         for row in range(0, len(ids), size):
             part, mask = ids[row : row + size].to(device), attention_mask[row : row + size].to(device)
-            with autocast(device, self.config.precision):
+            with autocast(device, precision or self.config.precision):
                 logits = policy_logits(self.model, part, mask)
             yield part, logits
 
     def _rescore(
-        self, ids: torch.Tensor, attention_mask: torch.Tensor, temperature: float, top_p: float
+        self, ids: torch.Tensor, attention_mask: torch.Tensor, temperature: float, top_p: float, precision: str = ""
     ) -> torch.Tensor:
-        logits = self._logits(ids, attention_mask)
+        logits = self._logits(ids, attention_mask, precision)
         return torch.cat([truncated_logprobs(found / temperature, part, top_p).cpu() for part, found in logits])
 
 

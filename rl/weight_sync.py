@@ -16,8 +16,10 @@ Two more proofs of every delivery are asked for beside the first rollouts from i
 evaluated or saved: they cost the engine little and would keep it waiting. A prompt asked after the last rollouts must
 not be **cached** after the delivery. And the **canary**: log-probs of fixed responses by the trainer and by the engine
 must agree. The gap is a mean over tokens weighted by the trainer's entropy, because a token the policy
-is sure of agrees under any weights. On the tiny policy at lr 1e-4 it was 0.02 at most when fresh, 0.08 to
-0.16 when one iteration stale and above 0.2 after two; the largest gap of one token tells less (0.23 fresh).
+is sure of agrees under any weights. How large it may be is measured for every version (`rl.rounding`): the responses
+are the first policy's, and as they become unlikely, rounding alone makes 0.007 to 0.07 of them in one clean run. What
+it says depends on the receipt: an engine that read every tensor as it was sent is never said to lack them. It may
+compute with old ones all the same (`serves_old`), or simply otherwise than the trainer.
 
 At start-up `prove_delivery`: every parameter is perturbed on a scratch copy, the copy is delivered, and the
 engine must agree with the copy and with none of the copies that keep one parameter as it was. A canary alone
@@ -39,7 +41,8 @@ import torch
 from data.collate import pad_rows
 from models.logprobs import token_logprobs
 from rl.live_engine import LiveEngine, StaleWeights, StampedEngine
-from rl.probes import CACHE, KL, VERSION, Fault, ProbeFailed
+from rl.probes import CACHE, KL, UNKNOWN, UNUSED, VERSION, WEIGHTS, Fault, ProbeFailed
+from rl.rounding import FACTOR, FLOOR, rounded
 from rl.weights_file import WeightsFile
 from sampling.weight_receipt import digest
 from training.engine import autocast, named_weights
@@ -49,7 +52,9 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 Weights = Mapping[str, torch.Tensor]
 _MARGIN = 3.0  # a stale parameter must lie this many times farther from the engine than the truth
-_SHOWN = 0.3  # nats a token, mean: ten times the bf16 noise of a perturbed tiny model
+_SHOWN = 0.3  # nats a token, mean: ten times the bf16 noise of a perturbed tiny model, or
+_SHOWN_ROUNDINGS = 2 * _MARGIN  # times what rounding makes of this one, whichever is more
+_MAX_SCORES = 2**22  # positions x vocabulary whose distributions are kept from one version to the next: 16 MiB
 _MAX_ATTEMPTS = 3
 _MAX_ROUNDS = 8  # doublings of a perturbation that does not show
 
@@ -64,11 +69,19 @@ class Canary:
 
 @dataclass(frozen=True)
 class Unproven:
-    """A version and the trainer's log-probs and entropies [R] of the canaries under it."""
+    """A version and what the trainer computes of the canaries under it: log-probs and entropies [R], the log-probs when
+    every layer is rounded to the engine's dtype, and those of the version before (None: unknown)."""
 
     version: int
     logprobs: torch.Tensor
     entropies: torch.Tensor
+    rounded: torch.Tensor
+    before: torch.Tensor | None
+
+    @property
+    def rounding(self) -> float:
+        """As `canary_gap`: what rounding alone makes."""
+        return canary_gap(self.rounded, self.logprobs, self.entropies)
 
 
 def digests(weights: Weights) -> dict[str, str]:
@@ -114,19 +127,55 @@ def trainer_logprobs(
     model: Any, weights: Weights, canaries: Sequence[Canary], precision: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(log-probs, entropies) [R] of all canaries' response tokens under `model` with `weights` put in."""
+    return canary_scores(model, weights, canaries, precision)[:2]
+
+
+@torch.no_grad()
+def canary_scores(
+    model: Any, weights: Weights, canaries: Sequence[Canary], precision: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`trainer_logprobs`, and the whole log-distributions [P, V] at as many of their positions, evenly spread, as make
+    `_MAX_SCORES` numbers."""
     ids, attention_mask, response_mask = pad_rows([c.ids for c in canaries], [c.start for c in canaries], 0)
     device = next(iter(weights.values())).device
     arguments = {"input_ids": ids.to(device), "attention_mask": attention_mask.to(device)}
     with autocast(device, precision):
         logits = torch.func.functional_call(model, dict(weights), kwargs=arguments, tie_weights=False).logits
     logprobs, entropies = token_logprobs(logits, ids.to(device))
-    return logprobs.cpu()[response_mask[:, 1:]], entropies.cpu()[response_mask[:, 1:]]
+    mask = response_mask[:, 1:]
+    rows, columns = mask.nonzero(as_tuple=True)
+    step = -(-len(rows) * logits.shape[-1] // _MAX_SCORES) or 1
+    chosen = logits[rows[::step].to(device), columns[::step].to(device)]
+    return logprobs.cpu()[mask], entropies.cpu()[mask], torch.log_softmax(chosen.float(), dim=-1).cpu()
 
 
 def canary_gap(engine: torch.Tensor, trainer: torch.Tensor, entropies: torch.Tensor) -> float:
     """The mean over tokens of |engine's - trainer's log-prob|, weighted by entropy; all arguments [R]."""
     weights = entropies + 1e-6
     return float(((engine - trainer).abs() * weights).sum() / weights.sum())
+
+
+def step_kl(before: torch.Tensor, after: torch.Tensor) -> float:
+    """The mean over positions of KL(before || after) in nats, of log-distributions [P, V]; a token that both exclude
+    adds nothing."""
+    if not len(before):
+        return 0.0
+    terms = before.double().exp() * (before.double() - after.double())
+    return float(terms.masked_fill(before == -torch.inf, 0.0).sum(-1).mean())
+
+
+def serves_old(engine: torch.Tensor, sent: Unproven) -> bool:
+    """Whether an engine's log-probs [R] say that it computes with the version before and not with the one that was
+    sent: it is farther from the new one than rounding explains, and less than half as far from the old one. Between
+    versions that lie no farther apart than rounding only a receipt can tell."""
+    if sent.before is None:
+        return False
+
+    def size(values: torch.Tensor) -> torch.Tensor:
+        return values.double().square().mean(-1).sqrt()
+
+    far, near = size(engine - sent.logprobs), size(engine - sent.before)
+    return bool(((far > 2 * size(sent.rounded - sent.logprobs)) & (far > FLOOR) & (near < far / 2)).any())
 
 
 def perturb(weights: Weights, names: Sequence[str], scales: Mapping[str, float], seed: int) -> dict[str, torch.Tensor]:
@@ -149,28 +198,38 @@ def perturb(weights: Weights, names: Sequence[str], scales: Mapping[str, float],
 
 class WeightSync:
     """Deliveries to one engine or several. `canaries` are set once an engine has sampled them.
-    `max_step`: how far one version may lie from the one before, in nats a token of the canaries (0: any). `dtype`: what
-    the engine computes in, where that is known: it is sent no more digits than it keeps."""
+    `max_logprob_gap`: how far an engine may be from the trainer on them, in nats a token (0: `FACTOR` times what
+    rounding makes of each version). `max_step`: KL of one version from the one before, in nats a token of the canaries
+    (0: any). `dtype`: what the engines compute in, where that is known: they are sent no more digits than they keep.
+    `stops`: whether a disagreement that is no matter of delivery ends the run; else it is warned of."""
 
     def __init__(
         self,
         engines: LiveEngine | Sequence[LiveEngine],
-        max_logprob_gap: float,
-        precision: str,
+        max_logprob_gap: float = 0.0,
+        precision: str = "bf16",
         max_step: float = 0.0,
         dtype: torch.dtype | None = None,
+        stops: bool = True,
     ):
         self.engines = list(engines) if isinstance(engines, Sequence) else [engines]
         self.max_logprob_gap = max_logprob_gap
         self.precision = precision
         self.max_step = max_step
         self.dtype = dtype
+        self.stops = stops
+        self.is_received = False  # what was sent last, by receipts of it
         self.canaries: list[Canary] = []
         self._sent: deque[dict[str, str]] = deque(maxlen=4)  # digests of the last deliveries
         self._file = WeightsFile()
-        self._trainer_before: torch.Tensor | None = None
+        self._before: tuple[torch.Tensor, torch.Tensor] | None = None  # log-probs, distributions
         self._next: Unproven | None = None  # looked at, not delivered
         self._unproven: Unproven | None = None
+
+    @property
+    def computes_in(self) -> torch.dtype:
+        """The engine's dtype; the coarsest of the usual ones where it is unknown."""
+        return self.dtype or torch.bfloat16
 
     async def deliver(self, weights: Weights) -> None:
         """Write once, tell every engine, and compare every receipt. Raises StaleWeights, ServerGone."""
@@ -189,6 +248,7 @@ class WeightSync:
                 raise StaleWeights(f"{engine.name} took a delivery and gave no receipt")
             for receipt in of_workers or []:
                 check_receipt(sent, receipt, self._sent, engine.name)
+        self.is_received = all(receipts)
         self._sent.append(sent)
 
     def _stamped(self) -> list[StampedEngine]:
@@ -208,12 +268,9 @@ class WeightSync:
         counts = await each(engine.cached_tokens(marker) for engine in engines)
         return {engine.name: count or 0 for engine, count in zip(engines, counts, strict=True)}
 
-    def _check_step(self, trainer: torch.Tensor, entropies: torch.Tensor, version: int) -> dict[str, float]:
+    def _check_step(self, before: torch.Tensor, after: torch.Tensor, version: int) -> dict[str, float]:
         """How far the policy moved on the canaries since the last version. Raises ProbeFailed."""
-        before, self._trainer_before = self._trainer_before, trainer
-        if before is None:
-            return {}
-        moved = canary_gap(trainer, before, entropies)
+        moved = step_kl(before, after)
         if self.max_step > 0 and not moved <= self.max_step:
             told = f"policy version {version} lies {moved:.3g} nats a token from the one before on fixed responses"
             raise ProbeFailed(Fault(KL, f"{told} (probes.max_step is {self.max_step:g})"))
@@ -243,10 +300,17 @@ class WeightSync:
         canaries; how far they moved since the last version. Raises ProbeFailed on a step that is too large."""
         model.eval()
         weights = named_weights(model) if weights is None else weights
-        logprobs, entropies = trainer_logprobs(model, weights, self.canaries, self.precision)
-        moved = self._check_step(logprobs, entropies, version)
-        self._next = Unproven(version, logprobs, entropies)
+        logprobs, entropies, distributions = canary_scores(model, weights, self.canaries, self.precision)
+        before, self._before = self._before, (logprobs, distributions)
+        moved = self._check_step(before[1], distributions, version) if before else {}
+        in_engine = self._rounded_logprobs(model, weights)
+        self._next = Unproven(version, logprobs, entropies, in_engine, before[0] if before else None)
         return moved
+
+    def _rounded_logprobs(self, model: Any, weights: Weights) -> torch.Tensor:
+        """As the engine would compute them, [R]."""
+        with rounded(model, self.computes_in):
+            return trainer_logprobs(model, weights, self.canaries, "fp32")[0]
 
     async def send(self, weights: Weights) -> None:
         """Deliver the weights that were looked at last, and stamp every engine. Raises StaleWeights."""
@@ -267,13 +331,29 @@ class WeightSync:
                 told = f"a prompt asked before policy version {sent.version} came has {count} cached tokens after it"
                 raise StaleWeights(f"{told} at {name}", CACHE)
         gaps = [canary_gap(found, sent.logprobs, sent.entropies) for found in engines]
-        for engine, gap in zip(self.engines, gaps, strict=True):
-            if not gap <= self.max_logprob_gap:  # also where it is not a number
-                raise StaleWeights(
-                    f"{engine.name} does not serve policy version {sent.version}: its log-probs of fixed responses are "
-                    f"{gap:.3f} from the trainer's (max_logprob_gap is {self.max_logprob_gap:g})"
-                )
-        return {"canary_gap": max(gaps), "canary_gap_max": float((engines - sent.logprobs).abs().max())}
+        for engine, found, gap in zip(self.engines, engines, gaps, strict=True):
+            fault = self._fault(engine.name, found, sent, gap)
+            if fault is not None and (self.stops or fault.kind != UNKNOWN):
+                raise ProbeFailed(fault) if fault.kind == UNKNOWN else StaleWeights(fault.evidence, fault.kind)
+            if fault is not None:
+                log.warning("%s", fault)
+        largest = float((engines - sent.logprobs).abs().max())
+        return {"canary_gap": max(gaps), "canary_gap_max": largest, "canary_rounding": sent.rounding}
+
+    def _fault(self, name: str, engine: torch.Tensor, sent: Unproven, gap: float) -> Fault | None:
+        """What the log-probs [R] of the canaries by the engine of that name say is wrong. Where receipts prove the
+        delivery, it is not what is named."""
+        told = f"its log-probs of fixed responses under policy version {sent.version} are {gap:.3g} from the trainer's"
+        if serves_old(engine, sent):
+            kind = UNUSED if self.is_received else WEIGHTS
+            return Fault(kind, f"{name} computes as the version before: {told}, and nearer to those of that one")
+        limit = self.max_logprob_gap or FACTOR * max(FLOOR, sent.rounding)
+        if gap <= limit:  # which nothing is that is no number
+            return None
+        rounding = f"at most {limit:.2g} here, rounding makes {sent.rounding:.2g}"
+        if not self.is_received:
+            return Fault(WEIGHTS, f"{name} does not serve policy version {sent.version}: {told} ({rounding})")
+        return Fault(UNKNOWN, f"{name} read every tensor as it was sent, and {told} ({rounding})")
 
     async def sync(self, model: Any, version: int, weights: Weights | None = None) -> dict[str, float]:
         """`look`, `send` after the marker was asked for, and `prove` at once."""
@@ -307,18 +387,21 @@ class WeightSync:
                 log.info("delivery reaches all %d weights: the engine is %.3f nats from the truth, and "
                          "%.3f from a stale %s", len(stale), error, distances[nearest], nearest)  # fmt: skip
                 return {"error": error, "nearest_stale": distances[nearest], "moved": moved}
-        raise StaleWeights(
-            f"delivery does not reach the whole engine ({self.engines[worst].name}): with all weights perturbed its "
-            f"log-probs are {error:.3f} from the trainer's, {distances[nearest]:.3f} from a stale {nearest}'s, and "
-            f"{moved:.3f} from before (means over tokens)"
-        )
+        told = f"{error:.3f} from the trainer's, {distances[nearest]:.3f} from a stale {nearest}'s, and {moved:.3f} " \
+               "from before (means over tokens)"  # fmt: skip
+        name = self.engines[worst].name
+        if self.is_received and error < min(moved, distances[nearest]):  # nothing stale explains it better
+            raise ProbeFailed(Fault(UNKNOWN, f"with all weights perturbed the log-probs of {name} are {told}"))
+        kind = UNUSED if self.is_received else WEIGHTS
+        raise StaleWeights(f"delivery does not reach the whole engine ({name}): with all weights perturbed its "
+                           f"log-probs are {told}", kind)  # fmt: skip
 
     def _scratch_copy(
         self, model: Any, weights: Weights, seed: int
     ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
         """(perturbed weights, name → log-probs [R] with that one parameter as it was).
 
-        A perturbation that moves the log-probs by less than `_SHOWN` is doubled.
+        A perturbation that moves the log-probs by less than shows behind rounding is doubled.
         """
         names = [name for name, value in weights.items() if value.is_floating_point()]
         scales = dict.fromkeys(names, 0.4)
@@ -329,7 +412,9 @@ class WeightSync:
                 name: trainer_logprobs(model, {**scratch, name: weights[name]}, self.canaries, self.precision)[0]
                 for name in names
             }
-            small = [n for n in names if (stale[n] - truth).abs().mean() < _SHOWN]
+            rounding = float((self._rounded_logprobs(model, scratch) - truth).abs().mean())
+            shown = max(_SHOWN, _SHOWN_ROUNDINGS * rounding)
+            small = [n for n in names if (stale[n] - truth).abs().mean() < shown]
             if not small:
                 return scratch, stale
             scales.update({name: 2 * scales[name] for name in small})

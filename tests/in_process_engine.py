@@ -67,7 +67,7 @@ async def follows_the_policy(client: OfflineClient, policy: str) -> None:
     """Deliveries, receipts, stamps, the prefix cache, and what is said where one of them is missing."""
     model = load_policy(policy, "eager")
     engine = OwnEngine(client)
-    sync = WeightSync(engine, max_logprob_gap=0.2, precision="bf16", dtype=torch.bfloat16)
+    sync = WeightSync(engine, precision="bf16", dtype=torch.bfloat16)
     sync.canaries = [Canary(list(range(5, 45)), start=8)]
     assert await engine.served_version() == "default"
     await sync.prove_delivery(model)

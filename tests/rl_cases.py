@@ -159,7 +159,7 @@ def make_trainer(
     settings: dict[str, Any] = {
         "output_dir": str(run_dir), "seed": 5, "precision": "fp32", "num_iterations": 6, "num_problems": 6,
         "group_size": 4, "num_epochs": 2, "minibatch_size": 10, "micro_batch_size": 4, "learning_rate": 1e-3,
-        "warmup_steps": 7, "eval_every": 2, "num_eval_problems": 10, "save_every": 2, "max_logprob_gap": 0.1,
+        "warmup_steps": 7, "eval_every": 2, "num_eval_problems": 10, "save_every": 2,
         "optimizer": {"_target_": "torch.optim.AdamW"},
         "probes": ProbesConfig(on_fault="warn"),  # this sampler's log-probs are no policy's
     }  # fmt: skip
@@ -188,7 +188,7 @@ def make_trainer(
         Sampler(client, task, tokenizer, num_in_flight=4, stall_seconds=60),
         PARAMS,
         Update(engine, config, temperature=1.0, max_tokens=PARAMS.max_tokens, kl=kl, critic=critic),
-        WeightSync(FakeEngine(tiny_policy), config.max_logprob_gap, "fp32"),
+        WeightSync(FakeEngine(tiny_policy), precision="fp32", dtype=torch.float32),
         int(tokenizer.pad_token_id),
         run_dir,
     )

@@ -28,13 +28,13 @@ def with_engine(
     async def run() -> Any:
         client = VLLMClient(server.base_url)
         await client.open()
-        sync = WeightSync(engine(client, server.check), max_logprob_gap=0.2, precision="bf16", dtype=torch.bfloat16)
+        sync = WeightSync(engine(client, server.check), precision="bf16", dtype=torch.bfloat16)
         sync.canaries = [Canary(list(range(5, 45)), start=8)]
         before = {name: value.clone() for name, value in named_weights(model).items()}
         try:
             return await use(sync, VLLMEngine(client, server.check))
         finally:
-            await WeightSync(VLLMEngine(client), 1.0, "fp32").deliver(before)
+            await WeightSync(VLLMEngine(client), precision="fp32").deliver(before)
             await client.close()
 
     return asyncio.run(run())

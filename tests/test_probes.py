@@ -33,6 +33,7 @@ from rl.probes import (
     TEMPERATURE,
     TOP_P,
     UNKNOWN,
+    UNUSED,
     VERSION,
     WEIGHTS,
     ProbeFailed,
@@ -45,7 +46,7 @@ from rl.probes import (
 from rl.rollout import Sampler, score
 from rl.types import Experience, Rollout, RolloutGroup
 from rl.watch import Watch
-from rl.weight_sync import Canary, StaleWeights, WeightSync, check_receipt, digests
+from rl.weight_sync import Canary, StaleWeights, WeightSync, check_receipt, digests, step_kl
 from rl.weights_file import WeightsFile
 from runtime.schemas import ProbesConfig, RLConfig
 from sampling.client import SampleRequest, SamplingParams, ServerGone
@@ -65,6 +66,10 @@ def one_thread() -> Iterator[None]:
 
 
 # --- measures ---------------------------------------------------------------------------------------------------
+
+
+NO_TOKENS = torch.zeros(1, 1)
+NO_ROUNDING = measure_gap(NO_TOKENS, NO_TOKENS, NO_TOKENS.bool())
 
 
 def test_a_gap_by_hand_on_four_tokens() -> None:
@@ -88,21 +93,33 @@ def test_a_gap_by_hand_on_four_tokens() -> None:
 def test_a_log_prob_that_is_no_number_crosses_every_limit() -> None:
     mask = torch.tensor([[True, True]])
     found = measure_gap(torch.tensor([[-1.0, float("nan")]]), torch.zeros(1, 2), mask)
-    assert len(crossed(found, ProbesConfig())) == 5
+    assert len(crossed(found, NO_ROUNDING)) == 3
+    assert len(crossed(found, NO_ROUNDING, max_gap=9.0)) == 1
 
 
 def test_a_bias_counts_beyond_what_few_tokens_make_by_chance() -> None:
     few = torch.tensor([[0.02, -0.01, 0.03, -0.02]])  # mean 0.005, standard error 0.01
     mask = torch.ones(1, 4, dtype=torch.bool)
-    assert crossed(measure_gap(torch.zeros(1, 4), few, mask), ProbesConfig()) == []
+    rounding = replace(NO_ROUNDING, mean=0.005, k3=4e-4)
+    assert crossed(measure_gap(torch.zeros(1, 4), few, mask), rounding) == []
     many = few.repeat(1, 1000) + 0.005
-    found = crossed(measure_gap(torch.zeros(1, 4000), many, torch.ones(1, 4000, dtype=torch.bool)), ProbesConfig())
+    found = crossed(measure_gap(torch.zeros(1, 4000), many, torch.ones(1, 4000, dtype=torch.bool)), rounding)
     assert [reason.split()[0] for reason in found] == ["bias"]
+
+
+def test_a_difference_is_held_against_what_rounding_makes_of_this_policy() -> None:
+    """0.1 nats a token: twenty times what rounding makes of one policy, twice what it makes of another."""
+    mask = torch.ones(1, 4000, dtype=torch.bool)
+    gap = measure_gap(torch.zeros(1, 4000), torch.tensor([[0.1, -0.1]]).repeat(1, 2000), mask)
+    quiet, sharp = replace(NO_ROUNDING, mean=0.005, k3=2e-5), replace(NO_ROUNDING, mean=0.05, k3=2e-3)
+    assert [reason.split()[0] for reason in crossed(gap, quiet)] == ["mean", "k3"]
+    assert crossed(gap, sharp) == []
+    assert [len(crossed(gap, sharp, max_gap=limit)) for limit in (0.09, 0.11)] == [1, 0]
 
 
 def test_no_tokens_have_no_gap() -> None:
     empty = torch.zeros(2, 3)
-    assert crossed(measure_gap(empty, empty, torch.zeros(2, 3, dtype=torch.bool)), ProbesConfig()) == []
+    assert crossed(measure_gap(empty, empty, torch.zeros(2, 3, dtype=torch.bool)), NO_ROUNDING) == []
 
 
 def drawn(top_p: float, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -127,7 +144,7 @@ def test_tokens_drawn_as_their_log_probs_say_surprise_by_their_entropy() -> None
 def test_tokens_drawn_otherwise_do_not(top_p: float, temperature: float, sign: int) -> None:
     mean, errors = surprise(*drawn(top_p, temperature))
     assert errors * sign > 6
-    assert mean * sign > ProbesConfig().max_surprise
+    assert mean * sign > 0.02
 
 
 def test_rare_tokens_that_were_not_drawn_are_no_surprise() -> None:
@@ -136,7 +153,7 @@ def test_rare_tokens_that_were_not_drawn_are_no_surprise() -> None:
     entropy = -0.99 * math.log(0.99) - 0.01 * math.log(0.01)
     entropies, variance = torch.full((1, 400), entropy), 0.99 * 0.01 * math.log(99) ** 2
     mean, errors = surprise(logprobs, entropies, mask)
-    assert mean < -ProbesConfig().max_surprise
+    assert mean < -0.02
     assert errors < -6
     _, errors = surprise(logprobs, entropies, mask, torch.full((1, 400), variance))
     assert errors == pytest.approx((-math.log(0.99) - entropy) / math.sqrt(variance / 400), rel=1e-4)
@@ -278,6 +295,7 @@ def look(
     ask: AskEngine | None = None,
     spoil: Callable[[Experience], Experience] = lambda experience: experience,
     temperature: float = 1.0,
+    is_received: bool = False,
     **limits: Any,
 ) -> dict[str, float]:
     """The probes' metrics of rollouts drawn from the model; raises ProbeFailed. `say`: the engine's log-probs."""
@@ -292,7 +310,7 @@ def look(
                                     temperature=temperature)  # fmt: skip
     config = RLConfig(precision="fp32", probes=ProbesConfig(**limits))
     params = SamplingParams(n=4, temperature=temperature, max_tokens=32, has_logprobs=True)
-    watch, experience = Watch(config, model, params, Tokens(), ask), spoil(experience)
+    watch, experience = Watch(config, model, params, Tokens(), ask, is_received=lambda: is_received), spoil(experience)
     return watch.look(groups, experience, version=2) | watch.compare(experience)
 
 
@@ -364,6 +382,7 @@ def test_an_engine_with_other_weights_is_named_and_not_taken_for_its_cache(tiny_
     both = lambda rows: ask_from(model)(rows) + ask_from(stale)(rows)  # noqa: E731
     assert kind_of(model, say, both) == WEIGHTS  # one engine of two
     assert kind_of(model, say) == UNKNOWN
+    assert kind_of(model, say, ask_from(stale), is_received=True) == UNKNOWN  # receipts say that it has the weights
 
 
 def test_a_warning_leaves_the_run_alone(tiny_policy: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -413,6 +432,7 @@ def test_a_policy_that_runs_away_is_named(tiny_policy: Path) -> None:
     watch = Watch(RLConfig(probes=ProbesConfig(max_update_kl=0.5)), None, PARAMS, Tokens())
     watch.check_update(0.4)
     watch.check_kl(2.9)
+    watch.check_update(0.7, largest_ratio=5000.0, tokens=20_000)  # one lucky token makes 0.25 of it
     for check, value in ((watch.check_update, 0.6), (watch.check_update, math.nan), (watch.check_kl, 3.1)):
         with pytest.raises(ProbeFailed, match="nats a token, the limit") as caught:
             check(value)
@@ -503,7 +523,7 @@ def test_a_digest_is_of_the_bytes_and_sees_one_bit() -> None:
 
 def test_a_sync_delivers_in_its_engines_dtype(tiny_policy: Path) -> None:
     engine = KnowingEngine(tiny_policy)
-    sync = WeightSync(engine, max_logprob_gap=10.0, precision="fp32", dtype=torch.bfloat16)
+    sync = WeightSync(engine, precision="fp32", dtype=torch.bfloat16)
     asyncio.run(sync.deliver(named_weights(load_policy(str(tiny_policy)))))
     assert {value.dtype for value in engine.before.values()} == {torch.bfloat16}
 
@@ -572,10 +592,19 @@ def test_a_link_that_leads_to_another_process_is_named(tmp_path: Path) -> None:
 
 
 class KnowingEngine(FakeEngine):
-    """Receipts, stamps and a prefix cache; `keeps_cache` does not empty it, `late` serves the delivery before."""
+    """Receipts, stamps and a prefix cache; `keeps_cache` does not empty it, `late` serves the delivery before, and
+    `pretends` to serve the new one; it computes in `dtype`."""
 
-    def __init__(self, path: Path, keeps_cache: bool = False, late: bool = False):
+    def __init__(
+        self,
+        path: Path,
+        keeps_cache: bool = False,
+        late: bool = False,
+        pretends: bool = False,
+        dtype: torch.dtype = torch.float32,
+    ):
         super().__init__(path)
+        self.model, self.pretends = self.model.to(dtype), pretends
         self.version, self.is_cached = "default", False
         self.keeps_cache, self.late = keeps_cache, late
         self.before: dict[str, torch.Tensor] = {}
@@ -587,7 +616,8 @@ class KnowingEngine(FakeEngine):
         self.before = weights
         self.model.load_state_dict(read)
         self.is_cached = self.is_cached and self.keeps_cache
-        return [{name: digest(value) for name, value in read.items()}]
+        said = weights if self.pretends else read
+        return [{name: digest(value) for name, value in said.items()}]
 
     async def stamp(self, version: str) -> None:
         self.version = version
@@ -601,7 +631,7 @@ class KnowingEngine(FakeEngine):
 
 
 def knowing_sync(engine: KnowingEngine, max_step: float = 0.0) -> WeightSync:
-    sync = WeightSync(engine, max_logprob_gap=10.0, precision="fp32", max_step=max_step)
+    sync = WeightSync(engine, precision="fp32", max_step=max_step)
     sync.canaries = [Canary(list(range(5, 25)), start=8)]
     return sync
 
@@ -618,6 +648,61 @@ def test_an_engine_one_step_behind_is_named_however_small_the_step(tiny_policy: 
     asyncio.run(sync.sync(model, 0))
     with pytest.raises(StaleWeights, match="which are 1 version old"):
         asyncio.run(sync.sync(moved(model, 1e-6), 1))
+
+
+def test_rounding_is_not_taken_for_a_delivery_that_failed(tiny_policy: Path) -> None:
+    """A sharp policy, responses that have become unlikely, bfloat16 on both sides: 0.14 nats of right weights."""
+    engine = KnowingEngine(tiny_policy, dtype=torch.bfloat16)
+    sync, model = WeightSync(engine, precision="bf16", dtype=torch.bfloat16), load_policy(str(tiny_policy), "eager")
+    sync.canaries = [Canary(list(range(5, 125)), start=8)]
+    with torch.no_grad():
+        model.lm_head.weight.mul_(120)
+    found = asyncio.run(sync.sync(model, 0))
+    assert found["canary_gap"] > 0.1
+    assert 0.5 < found["canary_gap"] / found["canary_rounding"] < 2
+    found = asyncio.run(sync.sync(moved(model, 1e-3), 1))  # and the next one is not nearer to this one
+    assert found["policy_moved"] > 0
+
+
+def test_an_engine_that_read_all_of_it_and_computes_otherwise_is_not_said_to_lack_weights(
+    tiny_policy: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Colder(KnowingEngine):
+        async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
+            return [[value - 0.1 for value in row] for row in await super().prompt_logprobs(ids)]
+
+    sync, model = knowing_sync(Colder(tiny_policy)), load_policy(str(tiny_policy))
+    with pytest.raises(ProbeFailed, match="the engine read every tensor as it was sent, and its log-probs") as caught:
+        asyncio.run(sync.sync(model, 0))
+    assert caught.value.fault.kind == UNKNOWN
+    sync.stops = False
+    assert asyncio.run(sync.sync(model, 1))["canary_gap"] == pytest.approx(0.1, abs=0.01)
+    assert UNKNOWN in caplog.text
+    own = WeightSync(Colder(tiny_policy), max_logprob_gap=0.2, precision="fp32")
+    own.canaries = sync.canaries
+    assert asyncio.run(own.sync(model, 0))["canary_gap"] == pytest.approx(0.1, abs=0.01)
+
+
+def test_an_engine_that_says_it_read_what_it_does_not_use_is_named(tiny_policy: Path) -> None:
+    sync = knowing_sync(KnowingEngine(tiny_policy, late=True, pretends=True))
+    model = load_policy(str(tiny_policy))
+    asyncio.run(sync.sync(model, 0))
+    with pytest.raises(StaleWeights, match="computes as the version before") as caught:
+        asyncio.run(sync.sync(moved(model, 0.03), 1))
+    assert caught.value.fault.kind == UNUSED
+
+
+def test_a_step_is_measured_over_whole_distributions_and_not_on_unlikely_tokens() -> None:
+    """From 0.9, 0.1 - e, e = 1e-6 to e = 1e-9: the third token falls by 6.9 nats, the policy hardly moves. From
+    0.5, 0.5 to 0.9, 0.1: 0.5 log(0.5 / 0.9) + 0.5 log(0.5 / 0.1) = 0.5108."""
+    before, after = torch.tensor([[0.9, 0.1 - 1e-6, 1e-6]]).log(), torch.tensor([[0.9, 0.1 - 1e-9, 1e-9]]).log()
+    assert 0 < step_kl(before, after) < 1e-5
+    wide, narrow = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.9, 0.1]]).log()
+    assert step_kl(wide, narrow) == pytest.approx(0.5108, abs=1e-4)
+    assert step_kl(torch.cat([wide, wide]), torch.cat([wide, narrow])) == pytest.approx(0.5108 / 2, abs=1e-4)
+    none = torch.tensor([[0.0, -math.inf]])
+    assert step_kl(none, none) == 0
+    assert step_kl(wide, none) == math.inf
 
 
 def test_a_cache_that_outlives_a_delivery_is_named(tiny_policy: Path) -> None:

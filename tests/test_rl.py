@@ -64,7 +64,7 @@ def make_groups(rows: Sequence[tuple[list[int], list[int]]], rewards: Sequence[f
 
 
 def make_sync(*engines: FakeEngine) -> WeightSync:
-    sync = WeightSync(engines, max_logprob_gap=0.1, precision="fp32")
+    sync = WeightSync(engines, precision="fp32")
     sync.canaries = [Canary(list(range(5, 25)), start=8), Canary(list(range(40, 70)), start=10)]
     return sync
 

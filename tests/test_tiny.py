@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.jsonl import file_sha256
+from data.records import BadInput
 from models.tiny import END, PAD, build_tiny
 from sampling.requests import decode
 
@@ -96,3 +97,18 @@ def test_input_and_output_embeddings_are_not_tied(tiny_policy: Path) -> None:
 
     model = load_policy(str(tiny_policy))
     assert not torch.equal(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
+
+
+@pytest.mark.parametrize("family", ["qwen2", "qwen3"])
+def test_a_policy_can_be_of_another_family(family: str, tmp_path: Path) -> None:
+    from models.load import load_policy
+
+    path = build_tiny(tmp_path / family, TEXTS, seed=0, family=family, **SHAPE)
+    model = load_policy(str(path))
+    assert model.config.model_type == family
+    assert model.config.head_dim * model.config.num_attention_heads == 16
+
+
+def test_a_family_that_is_not_known_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="family must be one of llama, qwen2, qwen3, got 'gpt9'"):
+        build_tiny(tmp_path / "one", TEXTS, seed=0, family="gpt9", **SHAPE)

@@ -175,3 +175,17 @@ def test_more_problems_than_exist_are_refused() -> None:
 def test_totals_too_small_for_any_problem_are_refused() -> None:
     with pytest.raises(BadInput, match=r"task.max_total must be at least 4, got 3"):
         WordArithmetic(max_total=3)
+
+
+def test_a_problem_has_as_many_operations_as_are_asked() -> None:
+    task = WordArithmetic(num_train=60, num_demonstrations=60, min_operations=8, max_operations=10)
+    counts = [len(totals(problem.question)) - 1 for problem in task.problems("train")]
+    assert set(counts) == {8, 9, 10}
+    steps = [len(STEP.findall(row.completion)) for row in task.demonstrations("train")]
+    assert steps == counts
+
+
+@pytest.mark.parametrize(("lowest", "highest"), [(0, 3), (6, 5)])
+def test_a_range_of_operations_without_problems_is_refused(lowest: int, highest: int) -> None:
+    with pytest.raises(BadInput, match=r"task\.min_operations must be from 1 to task\.max_operations"):
+        WordArithmetic(min_operations=lowest, max_operations=highest)

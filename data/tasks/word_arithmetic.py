@@ -1,8 +1,8 @@
 """`word_arithmetic`: generated multi-step word problems, embedded so that nothing is downloaded.
 
-A problem starts with a small number of things and changes it by two to five operations (buys, gives away,
-doubles, halves), every intermediate total between 1 and `max_total`. A solution has one step a line and
-`#### N` last. Problems are told apart by their numbers and operations alone, not by names: the splits
+A problem starts with a small number of things and changes it by `min_operations` to `max_operations` (two to five)
+operations: buys, gives away, doubles, halves; every intermediate total is between 1 and `max_total`. A solution has one
+step a line and `#### N` last. Problems are told apart by their numbers and operations alone, not by names: the splits
 share no such structure, so a test problem is never a renamed training problem.
 
 **The teacher is imperfect on purpose.** On "doubles" it writes `v + 2` and on "halves" `v - 2` with
@@ -34,11 +34,13 @@ def apply_operation(value: int, operation: Operation) -> int:
     return {"buys": value + amount, "gives": value - amount, "doubles": value * 2, "halves": value // 2}[verb]
 
 
-def draw_operations(rng: random.Random, max_total: int) -> tuple[int, list[Operation]]:
-    """A start and two to five operations whose totals all stay within 1..max_total."""
+def draw_operations(
+    rng: random.Random, max_total: int, min_operations: int = 2, max_operations: int = 5
+) -> tuple[int, list[Operation]]:
+    """A start and `min_operations` to `max_operations` operations whose totals all stay within 1..max_total."""
     start = value = rng.randint(2, max_total // 2)
     operations: list[Operation] = []
-    for _ in range(rng.randint(2, 5)):
+    for _ in range(rng.randint(min_operations, max_operations)):
         options: list[Operation] = []
         if value < max_total:
             options.append(("buys", rng.randint(1, min(9, max_total - value))))
@@ -96,7 +98,8 @@ def solve(start: int, operations: list[Operation], rng: random.Random | None, wr
 
 @dataclass(frozen=True)
 class WordArithmetic:
-    """Args: problems a split, demonstrations a training problem set, the teacher's rate of wrong ways."""
+    """Args: problems a split, demonstrations a training problem set, the teacher's rate of wrong ways, and how many
+    operations a problem has."""
 
     num_train: int = 4000
     num_dev: int = 200
@@ -104,6 +107,8 @@ class WordArithmetic:
     num_demonstrations: int = 20000
     wrong_way_rate: float = 0.6
     max_total: int = 30
+    min_operations: int = 2
+    max_operations: int = 5
     seed: int = 0
 
     name = "word_arithmetic"
@@ -111,6 +116,9 @@ class WordArithmetic:
     def __post_init__(self) -> None:
         if self.max_total < 4:
             raise BadInput(f"task.max_total must be at least 4, got {self.max_total}")
+        if not 1 <= self.min_operations <= self.max_operations:
+            raise BadInput(f"task.min_operations must be from 1 to task.max_operations ({self.max_operations}), got "
+                           f"{self.min_operations}")  # fmt: skip
 
     def problems(self, split: str) -> list[Problem]:
         """Distinct problems of the split; drawn from a stream seeded by the split's name alone."""
@@ -128,7 +136,7 @@ class WordArithmetic:
                     f"word_arithmetic: {count} {split} problems are asked, {len(problems)} distinct ones "
                     f"found: lower num_{split} or raise max_total"
                 )
-            start, operations = draw_operations(rng, self.max_total)
+            start, operations = draw_operations(rng, self.max_total, self.min_operations, self.max_operations)
             key = f"{start}|{operations}"
             name, thing = rng.choice(NAMES), rng.choice(THINGS)
             if split_of(start, operations) != split or key in seen:
