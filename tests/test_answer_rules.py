@@ -107,6 +107,14 @@ def test_other_letters_and_powers_are_other_terms(one: str, other: str) -> None:
     assert not is_right("math", other, one)
 
 
+@pytest.mark.parametrize("kind", ["number", "response_number"])
+def test_a_term_is_no_number_for_the_number_kinds_either(kind: str) -> None:
+    for text in ("5x", "5xy", "5n", "$5y$", "\\boxed{5x}", "The answer is $5x^2$.", "The answer is not 5."):
+        assert not is_right(kind, text, "5")
+    for text in ("5 m", "5m", "5 apples", "5", "x = 5", "$5"):
+        assert is_right(kind, text, "5")
+
+
 # --- sets, tuples, intervals ------------------------------------------------------------------------------------
 
 SAME_SETS = [

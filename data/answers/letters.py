@@ -2,8 +2,8 @@
 
 Only the response is read, never the prompt, and the range of letters comes from the problem. Two different
 answers are wrong: a policy must not gain by listing several. In this order: `Finish[B]`, the last box, the
-last "answer is B" or "answer: B", a response that is or begins with a letter, letters that stand alone and
-are not denied ("not A", "A is not").
+last "answer is B" or "answer: B", a response that is or begins with a letter, the one letter that is affirmed ("B is
+right"), letters that stand alone and are not denied ("not A or C", "A is not"; letter_mentions.py).
 """
 
 import re

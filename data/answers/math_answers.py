@@ -1,4 +1,5 @@
-"""Are two mathematical answers the same? Fast exact paths first, symbolic work in the pool for the rest.
+"""Are two mathematical answers the same? One spelling and one layout (notation.py, solutions.py), then fast exact
+paths, symbolic work in the pool for the rest.
 
 The fast paths decide only what they can decide exactly: the same text after harmless rewriting, two plain
 numbers (with their units), two different words. Everything else goes to math-verify in a worker process, whose

@@ -4,9 +4,10 @@ text with its unit, the final one of a whole response."""
 import re
 from decimal import Decimal, InvalidOperation
 
-from data.answers.final_answer import final_answer
+from data.answers.final_answer import DENIED, final_answer
 from data.answers.grade import Grade
 from data.answers.math_answers import grade_math, grade_math_response
+from data.answers.monomials import read_monomial
 from data.answers.plain_numbers import PlainNumber, is_equal_within_decimals, read_number
 
 _MARKED = re.compile(r"####[ \t]*([^\n]*)")
@@ -47,6 +48,7 @@ _IN_TEXT = re.compile(
 _FRACTION = re.compile(r"[-+]?\\[dt]?frac\s*\{-?\d{1,15}\}\s*\{-?\d{1,15}\}")
 _CHANGES = re.compile(r"\\(?:text|textbf|mathrm|mbox|mathbf)\s*\{([^{}]*)\}")
 _MAX_TEXT = 4000
+_GLUED_UNITS = frozenset("mgshlLdctw")  # `5m` beside a number is as often five metres
 _CHAIN = re.compile(r"=(?!=)")
 
 
@@ -72,6 +74,8 @@ def _one_number(text: str) -> tuple[str, PlainNumber] | str:
     whole = read_number(text.strip().strip("$* ").rstrip("."))
     if whole is not None:
         return text.strip().strip("$* ").rstrip("."), whole
+    if _is_term(text):
+        return "a multiple of a variable"
     sides = _CHAIN.split(text)
     values = [read_number(side.strip().strip("$* ").rstrip(".")) for side in sides]
     if len(sides) > 1 and all(value is not None for value in values) and len({v.value for v in values if v}) > 1:
@@ -82,6 +86,12 @@ def _one_number(text: str) -> tuple[str, PlainNumber] | str:
     if len({(number.value, number.is_percent) for _, number in found}) > 1:
         return f"{len(found)} different numbers"
     return found[-1]
+
+
+def _is_term(text: str) -> bool:
+    """Whether a text is a number times variables, and nothing else."""
+    term = read_monomial(text.strip("$* .\n"))
+    return term is not None and not {letter for letter, _ in term.powers} <= _GLUED_UNITS
 
 
 def _judge(answer: tuple[str, PlainNumber] | str, gold: str, how: str) -> Grade:
@@ -109,6 +119,8 @@ def _is_close(one: PlainNumber, other: PlainNumber) -> bool:
 def grade_number(prediction: str, gold: str) -> Grade:
     """Kind `number`: the prediction is an answer, perhaps with its unit or in its sentence."""
     found = final_answer(prediction)
+    if found.how == DENIED:
+        return Grade(None, False, DENIED)
     text = found.text if found.text is not None else prediction[-_MAX_TEXT:]
     grade = _judge(_one_number(text), gold, found.how if found.text is not None else "the answer")
     return _or_as_formula(grade, grade_math(prediction, gold) if _is_formula(grade, text) else None)
@@ -135,6 +147,8 @@ def grade_number_response(response: str, gold: str) -> Grade:
 
 def _grade_number_response(response: str, gold: str) -> Grade:
     found = final_answer(response)
+    if found.how == DENIED:
+        return Grade(None, False, DENIED)
     if found.text is not None:
         answer = _one_number(found.text)
         if isinstance(answer, str) and found.how == "answer phrase" and "different" in answer:
@@ -143,5 +157,5 @@ def _grade_number_response(response: str, gold: str) -> Grade:
             )[0]
             answer = _one_number(sentence)
         return _judge(answer, gold, found.how)
-    numbers = numbers_in(found.unmarked)
+    numbers = [] if _is_term(found.unmarked) else numbers_in(found.unmarked)
     return _judge(numbers[-1] if numbers else "no number", gold, f"the last number; {found.how}")
