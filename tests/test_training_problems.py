@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_training import STEPS, make_loop
 
 from data.jsonl import write_records
 from data.records import BadInput, StepScores, Trajectory
@@ -14,7 +15,6 @@ from data.training_problems import FILE, problem_hash, read_training_problems, w
 from models.scalar_head import load_process_reward
 from pipeline.score_steps import ScoreSteps, choose_models
 from pipeline.stage import StageContext
-from test_training import STEPS, make_loop
 from training.assembly import save_model
 
 ROWS = [
