@@ -103,8 +103,8 @@ class EvaluateProcessReward:
         scores = {row.id: row.scores for row in rows}
         seen = {row.problem_id for row in rows if row.is_seen and is_held_out(row.problem_id, self.held_out_share)}
         if seen:
-            raise BadInput(f"{self.scores}: {len(seen)} problems held out by held_out_share {self.held_out_share} were "
-                           "in the reward model's training set: set stage.held_out_share as in its training")  # fmt: skip
+            raise BadInput(f"{self.scores}: the reward model was trained on {len(seen)} problems that held_out_share "
+                           f"{self.held_out_share} holds out: set stage.held_out_share as in its training")  # fmt: skip
         found: dict[tuple[str, tuple[int, ...], bool], ScoredStep] = {}
         for row in read_records(StepValues, input_path):
             if not is_held_out(row.problem_id, self.held_out_share):
