@@ -207,7 +207,9 @@ def read_prm(path: Path) -> RewardModelQuality:
         part, place = _need(row, name, dict, str(path)), f"{path}: {name}"
         figures = {key: None if part.get(key) is None else _interval(part[key], f"{place}.{key}") for key in QUALITY}
         numbers = {key: _need(part, key, int, place) for key in ("num_steps", "num_problems")}
-        parts[name] = StepQuality(**figures, **numbers)
+        parts[name] = StepQuality(
+            figures["auc"], figures["ece"], figures["value_mae"], numbers["num_steps"], numbers["num_problems"]
+        )
     return RewardModelQuality(**parts, bins=bins)
 
 

@@ -99,7 +99,12 @@ class EvaluateProcessReward:
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
         """`{"inner", "terminal", "num_problems", "bins", "terminal_bins"}`: `quality` of inner and of last steps."""
-        scores = {row.id: row.scores for row in read_records(StepScores, self.scores)}
+        rows = read_records(StepScores, self.scores)
+        scores = {row.id: row.scores for row in rows}
+        seen = {row.problem_id for row in rows if row.is_seen and is_held_out(row.problem_id, self.held_out_share)}
+        if seen:
+            raise BadInput(f"{self.scores}: the reward model was trained on {len(seen)} problems that held_out_share "
+                           f"{self.held_out_share} holds out: set stage.held_out_share as in its training")  # fmt: skip
         found: dict[tuple[str, tuple[int, ...], bool], ScoredStep] = {}
         for row in read_records(StepValues, input_path):
             if not is_held_out(row.problem_id, self.held_out_share):

@@ -564,6 +564,11 @@ def test_a_trajectory_without_scores_or_with_fewer_is_refused(tmp_path: Path) ->
         process_reward_evaluated(tmp_path, [VALUES], [StepScores(VALUES.id, HELD, [0.5, 0.5])])
 
 
+def test_problems_that_the_reward_model_was_trained_on_are_never_held_out(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"the reward model was trained on 1 problems that held_out_share 0\.5 holds out"):
+        process_reward_evaluated(tmp_path, [VALUES], [StepScores(VALUES.id, HELD, [0.5, 0.45, 0.95], is_seen=True)])
+
+
 def test_no_held_out_problem_is_refused(tmp_path: Path) -> None:
     seen = replace(VALUES, id=f"{SEEN}/0", problem_id=SEEN)
     with pytest.raises(BadInput, match="no held-out problem"):
