@@ -175,6 +175,7 @@ def members(text: str) -> list[str]:
     A comma between thousands is none; `\\{1, 2\\}` and `(1, 2)` are one member.
     """
     plain = unwrap(text).replace("\\!", "")
+    plain = plain if "\\begin" in plain else plain.replace("\\\\", " , ")  # a broken line parts two answers
     plain = re.sub(r"(?<!\\)\$", " ", plain).replace("\\(", " ").replace("\\)", " ")
     plain = re.sub(r"\\(?:text|mathrm)\s*\{\s*\(?\s*(or|and|and/or)\s+\}?", r" \1 ", plain) if "(or" in plain else plain
     plain = re.sub(r"\(\s*or\b([^()]*)\)?", r" or \1 ", plain)
