@@ -565,7 +565,7 @@ def test_a_trajectory_without_scores_or_with_fewer_is_refused(tmp_path: Path) ->
 
 
 def test_problems_that_the_reward_model_was_trained_on_are_never_held_out(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"the reward model was trained on 1 problems that held_out_share 0\.5 holds out"):
+    with pytest.raises(BadInput, match=r"was trained on 1 problems that held_out_share 0\.5 holds out"):
         process_reward_evaluated(tmp_path, [VALUES], [StepScores(VALUES.id, HELD, [0.5, 0.45, 0.95], is_seen=True)])
 
 
