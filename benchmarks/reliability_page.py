@@ -1,4 +1,4 @@
-"""The table of docs/reliability.md, written from benchmarks/results/faults.json.
+"""The tables of docs/reliability.md, written from benchmarks/results/faults.json and silence.json.
 
 python -m benchmarks.reliability_page
 """
@@ -10,7 +10,6 @@ from typing import Any
 from benchmarks.result import RESULTS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "reliability.md"
-BEGIN, END = "<!-- table of faults.json: begin -->", "<!-- table of faults.json: end -->"
 SAYS = {
     "kills_clean": "`kill -9` at random moments, then the same command again: final files equal an undisturbed run's",
     "flaky_rows_complete": "30 % of answers 500, 429, cut off or late: rows written and not empty, of those wanted",
@@ -45,17 +44,33 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(rows)
 
 
-def with_table(page: str, result: dict[str, Any]) -> str:
-    """The page with the table between its two marks."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table(result)}\n{END}{after}"
+def defects_table(result: dict[str, Any]) -> str:
+    """What was, what happens now, and the tests, of every defect; then when they were run."""
+    rows = ["| area | was | now | tests |", "|---|---|---|---|"]
+    for row in result["detail"]["defects"]:
+        tests = ", ".join(f"`{name}`" for name in row["tests"])
+        rows.append(f"| {row['area']} | {row['was']} | {row['now']} | {tests}{'' if row['passes'] else ' **fails**'} |")
+    figure = result["figures"]["defects_with_a_failing_test"]
+    counts = f"The tests of {figure['value']:g} of {figure['goal']:g} defects pass"
+    return "\n".join([*rows, "", f"{counts}: {result['date']}, commit {result['commit']}."])
 
 
-def write_page() -> None:
-    """Write the table into the page."""
-    result = json.loads((RESULTS / "faults.json").read_text())
-    PAGE.write_text(with_table(PAGE.read_text(), result))
+def with_table(page: str, name: str, table: str) -> str:
+    """The page with the table of `name` between its two marks."""
+    begin, end = f"<!-- table of {name}: begin -->", f"<!-- table of {name}: end -->"
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{table}\n{end}{after}"
+
+
+def write_page(*names: str) -> None:
+    """Write the tables of these result files into the page, of all that are there without names."""
+    tables = {"faults.json": table, "silence.json": defects_table}
+    page = PAGE.read_text()
+    for name in names or tables:
+        if (RESULTS / name).is_file():
+            page = with_table(page, name, tables[name](json.loads((RESULTS / name).read_text())))
+    PAGE.write_text(page)
 
 
 if __name__ == "__main__":

@@ -36,6 +36,13 @@ def figure(ratios: list[float], *, goal: float, how: str) -> dict[str, Any]:
     }
 
 
+def count(value: int, goal: int, unit: str, *, how: str, better: str = "higher") -> dict[str, Any]:
+    """A number of things, and whether it reaches its goal (or, where lower is better, stays within it)."""
+    is_met = value >= goal if better == "higher" else value <= goal
+    return {"value": value, "low": value, "high": value, "unit": unit, "goal": goal, "better": better, "met": is_met,
+            "how": how}  # fmt: skip
+
+
 def write_result(
     name: str,
     figures: dict[str, Any],

@@ -30,7 +30,7 @@ from safetensors.torch import load_file, save_file
 
 import rl.experience
 from benchmarks.forked import ROOT
-from benchmarks.result import write_result
+from benchmarks.result import count, write_result
 from data.records import Trajectory
 from data.tasks.word_arithmetic import WordArithmetic
 from models.load import load_tokenizer
@@ -435,15 +435,10 @@ def figures(found: Sequence[dict[str, Any]], clean: Sequence[dict[str, Any]], nu
     alarms = sum(bool(row["alarm"]) + row["num_warnings"] for row in clean)
     probed = sum(row["probes"] for row in clean)
 
-    def count(value: int, goal: int, unit: str, better: str) -> dict[str, Any]:
-        is_met = value >= goal if better == "higher" else value <= goal
-        return {"value": value, "low": value, "high": value, "unit": unit, "goal": goal, "better": better,
-                "met": is_met, "how": HOW}  # fmt: skip
-
     return {
-        "planted_faults_caught": count(caught, len(found), f"of {len(found)} faults", "higher"),
-        "false_alarms": count(alarms, 0, f"in {num_clean} clean probes", "lower"),
-        "clean_probes": count(probed, num_clean, "probes", "higher"),
+        "planted_faults_caught": count(caught, len(found), f"of {len(found)} faults", how=HOW),
+        "false_alarms": count(alarms, 0, f"in {num_clean} clean probes", how=HOW, better="lower"),
+        "clean_probes": count(probed, num_clean, "probes", how=HOW),
     }
 
 

@@ -334,7 +334,7 @@ def main() -> None:
         seconds[name] = round(time.monotonic() - began, 1)
         print(f"{name}: {found[name]}", file=sys.stderr)
     path = write_result("faults", figures(found), {**found, "seconds": seconds, "load_after": os.getloadavg()[0]})
-    write_page()
+    write_page("faults.json")
     shutil.rmtree(folder)
     print(path)
 

@@ -4,6 +4,7 @@
 #   bash scripts/bench.sh sampling [throughput] [prefill] [values] [prm] [plan] [--run experiments/quickstart]
 #   bash scripts/bench.sh training                 installs TRL into .venv-bench first
 #   bash scripts/bench.sh rl [trl] [loop] [credit] [--quick]       installs TRL too
+#   bash scripts/bench.sh silence [packing] [tokens] [doctor] [clean] [defects]
 #   bash scripts/bench.sh page                     docs/benchmarks.md alone
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"

@@ -17,6 +17,7 @@ MAY_IMPORT = {
     "training": {"data", "models", "runtime"},
     "rl": {"data", "models", "sampling", "rewards", "training", "runtime"},
     "analysis": {"data", "rewards", "pipeline", "runtime"},
+    "checks": {"data", "models", "sampling", "rewards", "training", "rl", "runtime"},
 }
 ENTRYPOINTS = {path.stem for path in ROOT.glob("*.py")}
 HEAVY = ("vllm", "deepspeed", "flash_attn", "ray", "wandb")

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks.reliability_page import PAGE, SAYS, table, with_table
+from benchmarks.reliability_page import PAGE, SAYS, defects_table, table, with_table
 from benchmarks.result import RESULTS
+from benchmarks.silence_sides.defects import read_defects
 from models import load
 from models.tokenizer import is_plain, load_tokenizer
 
@@ -34,17 +35,25 @@ def test_a_goal_that_is_missed_is_written_as_it_is() -> None:
 
 def test_the_table_is_put_between_its_marks_and_again() -> None:
     page = PAGE.read_text()
-    once = with_table(page, result())
-    assert with_table(once, result()) == once
+    once = with_table(page, "faults.json", table(result()))
+    assert with_table(once, "faults.json", table(result())) == once
     assert once.startswith("# Reliability\n")
     assert once.endswith(page[-200:])
 
 
 def test_the_page_holds_the_stored_result() -> None:
-    path = RESULTS / "faults.json"
-    if not path.is_file():
-        pytest.skip("no benchmarks/results/faults.json: bash scripts/faults.sh sampling")
-    assert with_table(PAGE.read_text(), json.loads(path.read_text())) == PAGE.read_text()
+    for name, make in (("faults.json", table), ("silence.json", defects_table)):
+        path = RESULTS / name
+        if not path.is_file():
+            pytest.skip(f"no benchmarks/results/{name}: bash scripts/bench.sh, scripts/faults.sh")
+        assert with_table(PAGE.read_text(), name, make(json.loads(path.read_text()))) == PAGE.read_text()
+
+
+def test_every_defects_tests_are_in_the_suite() -> None:
+    for defect in read_defects():
+        for name in defect.tests:
+            file, _, test = name.partition("::")
+            assert f"def {test}(" in (ROOT / "tests" / file).read_text(), name
 
 
 def test_a_caller_of_a_server_loads_no_torch(tiny_policy: Path) -> None:

@@ -23,8 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.forked import ROOT
+from benchmarks.result import count
 from benchmarks.rl_sides.policy import run_program, train
 
+HOW = "bash scripts/bench.sh silence clean"
 LENGTHS = {"short": (2, 5), "medium": (5, 7), "long": (8, 10)}
 FAMILIES = ("llama", "qwen3")
 RATES = (1e-4, 3e-4)
@@ -146,8 +148,8 @@ def measure(
     clean = sum(row["iterations"] for row in rows if not row["alarms"])
     alarms = sum(len(row["alarms"]) for row in rows)
     figures = {
-        "clean_iterations_without_alarm": _count(clean, 400, "iterations", "higher"),
-        "false_alarms_of_clean_runs": _count(alarms, 0, f"in {len(rows)} clean runs", "lower"),
+        "clean_iterations_without_alarm": count(clean, 400, "iterations", how=HOW),
+        "false_alarms_of_clean_runs": count(alarms, 0, f"in {len(rows)} clean runs", how=HOW, better="lower"),
     }
     shown = (
         "cell",
@@ -159,12 +161,6 @@ def measure(
     )
     table = {"title": "Clean runs", "columns": list(shown), "rows": [[row[name] for name in shown] for row in rows]}
     return figures, {"cells": rows, "sft_steps": sft_steps}, [table]
-
-
-def _count(value: int, goal: int, unit: str, better: str) -> dict[str, Any]:
-    is_met = value >= goal if better == "higher" else value <= goal
-    return {"value": value, "low": value, "high": value, "unit": unit, "goal": goal, "better": better, "met": is_met,
-            "how": "bash scripts/bench.sh silence"}  # fmt: skip
 
 
 def main() -> None:
