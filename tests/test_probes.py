@@ -668,8 +668,8 @@ def test_an_engine_that_read_all_of_it_and_computes_otherwise_is_not_said_to_lac
     tiny_policy: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Colder(KnowingEngine):
-        async def prompt_logprobs(self, ids: list[int]) -> list[list[float]]:
-            return [[value - 0.1 for value in row] for row in await super().prompt_logprobs(ids)]
+        async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+            return [value - 0.1 for value in await super().prompt_logprobs(ids)]
 
     sync, model = knowing_sync(Colder(tiny_policy)), load_policy(str(tiny_policy))
     with pytest.raises(ProbeFailed, match="the engine read every tensor as it was sent, and its log-probs") as caught:
