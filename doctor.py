@@ -6,17 +6,18 @@
     python doctor.py -cn api/vllm/trajectories policy=M output=F.jsonl --quick     # without networks and engines
 
 The arguments are those of the program that is to run (main.py, trainer_base_ds_mul.py, service_api_caller_v1.py or
-vllm_inference.py): put doctor.py in its place. Networks are loaded, the engine starts, and one small step is made; what
-that writes is removed, and the run's own folder is not touched. Exit code 0 where all is well, 1 where a check failed.
+vllm_inference.py): put doctor.py in its place, for one process. Networks are loaded, the engine starts, and one small
+step is made; what that writes is removed, and the run's own folder is not touched. Exit code 0 where all is well, 1
+where a check failed, 2 where the arguments make no config.
 """
 
 import sys
 
 from checks.plan import checks_of, machine_checks
 from checks.report import examine, show
-from runtime.entrypoint import entrypoint
+from runtime.entrypoint import BadConfig, entrypoint
 from runtime.logs import quiet_libraries
-from runtime.schemas import RLConfig, SampleConfig, TrainConfig
+from runtime.schemas import RLConfig, SampleConfig, StageConfig, TrainConfig
 
 QUICK = "--quick"
 
@@ -29,8 +30,10 @@ def main() -> None:
         quiet_libraries()
         sys.exit(show(examine(machine_checks())))
 
-    @entrypoint((RLConfig, TrainConfig, SampleConfig), config_name="rl")
-    def check(config: RLConfig | TrainConfig | SampleConfig) -> int:
+    @entrypoint((RLConfig, TrainConfig, SampleConfig, StageConfig), config_name="rl")
+    def check(config: RLConfig | TrainConfig | SampleConfig | StageConfig) -> int:
+        if isinstance(config, StageConfig):
+            raise BadConfig("the doctor looks at runs: what stages come to, -cn explain and -cn plan say")
         return show(examine(checks_of(config, has_engine=not is_quick)))
 
     check()

@@ -12,6 +12,7 @@ import logging
 import signal
 import sys
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 SHUTDOWN_SECONDS = 240
 
@@ -38,8 +39,17 @@ def main(arguments: Sequence[str]) -> int:
     # What it says of ranks that end early is said by these, or below.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
+    parsed = run.parse_args([f"--shutdown_timeout={SHUTDOWN_SECONDS}", *arguments])
+    if not (parsed.module or parsed.no_python or Path(parsed.training_script).is_file()):
+        print(
+            f"error: {parsed.training_script}: no such program: name main.py or trainer_base_ds_mul.py", file=sys.stderr
+        )
+        return 2
     try:
-        run.run(run.parse_args([f"--shutdown_timeout={SHUTDOWN_SECONDS}", *arguments]))
+        run.run(parsed)
+    except ValueError as error:  # a number of ranks that is none, say
+        print(f"error: launch.py: {error}", file=sys.stderr)
+        return 2
     except ChildFailedError as error:
         ended = sorted((failure.timestamp, rank, failure.exitcode) for rank, failure in error.failures.items())
         for _, rank, code in ended:

@@ -7,6 +7,7 @@ task once.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from checks.machine import check_device, check_server_port, check_versions
@@ -28,16 +29,25 @@ from data.prompt_window import fit_window
 from data.records import Problem
 from data.tasks.gold_check import check_golds
 from data.tasks.task import Task
-from models.load import config_end_ids, generation_end_ids, load_end_ids, load_tokenizer, max_length_of
+from models.load import (
+    check_model_folder,
+    config_end_ids,
+    generation_end_ids,
+    load_end_ids,
+    load_tokenizer,
+    max_length_of,
+)
 from models.packing_check import packing_of
 from models.tokenizer_checks import stop_token_faults
-from rl.assembly import check_same_tokenizer
+from rl.assembly import check_same_tokenizer, make_client
 from rl.combinations import check_combinations
 from rl.critic import VALUE_RANGES
-from runtime.entrypoint import build
+from runtime.entrypoint import BadConfig, build
+from runtime.run_dir import check_run_dir
 from runtime.schemas import RLConfig, SampleConfig, TrainConfig
 from training.assembly import load_data
 from training.guards import check_tokenizer, model_limits
+from training.predict import find_checkpoints
 
 Config = RLConfig | SampleConfig | TrainConfig
 
@@ -96,6 +106,11 @@ class Case:
         return check_device(config.precision if is_trained else "fp32", attention, needs_vllm)
 
     @property
+    def is_chat_api(self) -> bool:
+        """Whether nothing of the config's runs on this machine."""
+        return self.client_kind == "OpenAIChatClient"
+
+    @property
     def client_kind(self) -> str:
         """The class of the sampler, "" where there is none."""
         return str(read(getattr(self.config, "client", None), "_target_", "")).rpartition(".")[2]
@@ -146,6 +161,8 @@ class Case:
         """See `check_memory`."""
         import torch
 
+        if not self.needs():
+            raise Skipped("no network and no engine of this config's own")
         if torch.cuda.is_available():
             free, _ = torch.cuda.mem_get_info()
             return check_memory(self.needs(), free, "GPU memory")
@@ -181,10 +198,14 @@ class Case:
         return [served(self.policy, number, float(read(node, "kv_cache_gib", 1)))]
 
     def disk(self) -> str:
-        """Room for checkpoints and models, or for samples."""
+        """Room for checkpoints and models, or for samples, in a folder or file that the program would take."""
         config = self.config
         if isinstance(config, SampleConfig):
+            if Path(config.output).is_dir() and not config.policies:
+                raise CheckFailed(f"output={config.output} is a folder: name a file")
             return check_disk(config.output, 2**26)
+        if getattr(config, "mode", "train") == "train":
+            check_run_dir(config.output_dir, config)
         num_kept = config.keep_checkpoints + config.keep_best if config.save_every > 0 else 0
         return check_disk(config.output_dir, checkpoint_bytes(self.policy, num_kept))
 
@@ -192,9 +213,23 @@ class Case:
         """See `check_template`."""
         return check_template(self.task, self.tokenizer, self.problems)
 
+    def requests(self) -> str:
+        """What is asked can be read, and there is some of it."""
+        requests = build(self.config.requests).load(self.task, self.tokenizer)
+        if not requests:
+            raise CheckFailed("there is nothing to ask: look at requests")
+        return f"{len(requests):,} of {self.config.params['n']} samples each"
+
+    def client(self) -> str:
+        """Client and server are a pair that takes new weights."""
+        make_client(self.config)
+        return f"{self.client_kind}, which takes new weights"
+
     def fits_window(self) -> str:
         """How many of the problems leave room for a response in the engine's window."""
         config = self.config
+        if self.is_chat_api:
+            raise Skipped("a chat API says its window itself")
         window = read(config.server, "max_model_len", 0) or read(config.client, "max_model_len", 0)
         window = window or max_length_of(self.policy)
         if not window:
@@ -228,6 +263,14 @@ class Case:
         """Past the guards of `training.guards`."""
         examples, held_out = self.examples
         return f"{len(examples)} of kind {type(examples[0]).__name__}, {len(held_out)} to evaluate"
+
+    def checkpoints(self) -> str:
+        """Those that are to be predicted with are there."""
+        config = self.config
+        found = find_checkpoints(config.predict.checkpoints, Path(config.output_dir), self.policy)
+        for checkpoint in found:
+            check_model_folder(checkpoint.path)
+        return f"{', '.join(checkpoint.name for checkpoint in found)} to predict with"
 
     def step(self) -> str:
         """See `rehearse_training`."""
@@ -271,6 +314,7 @@ def _of_rl(case: Case) -> list[Check]:
         *_of_model(case),
         Check("tokenizers agree", case.agreeing_tokenizers),
         *_of_prompts(case),
+        Check("client", case.client),
         Check("critic", case.critic),
         Check("packing", case.packing, loads=True),
         Check("engine", lambda: rehearse_rl(case.config, case.tokenizer), loads=True, is_rehearsal=True),
@@ -278,11 +322,16 @@ def _of_rl(case: Case) -> list[Check]:
 
 
 def _of_sampling(case: Case) -> list[Check]:
+    if case.config.policies:
+        raise BadConfig("the doctor looks at one policy: give policy=MODEL with -cn api/vllm/trajectories, which "
+                        "samples as the evaluation of policies does")  # fmt: skip
     engine = Check("engine", lambda: rehearse_sampling(case.config, case.tokenizer), loads=True, is_rehearsal=True)
-    return [*_of_model(case), *_of_prompts(case), engine]
+    return [*_of_model(case), *_of_prompts(case), Check("requests", case.requests), engine]
 
 
 def _of_training(case: Case) -> list[Check]:
+    if case.config.mode == "predict":
+        return [*_of_model(case), Check("examples", case.check_examples), Check("checkpoints", case.checkpoints)]
     return [
         *_of_model(case),
         Check("examples", case.check_examples),

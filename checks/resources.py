@@ -5,6 +5,7 @@ an engine's weights and its cache. Activations, logits and fragmentation come on
 cannot run, and one that does may still be too large.
 """
 
+import math
 import os
 import shutil
 import tempfile
@@ -31,19 +32,18 @@ class Need:
 
 def num_parameters(path: str) -> int:
     """Of a model folder, from the headers of its weight files; raises Skipped for a hub name."""
-    from safetensors import safe_open
+    from safetensors import SafetensorError, safe_open
 
     files = sorted(Path(path).glob("*.safetensors"))
     if not files:
         raise Skipped(f"{path} is no folder with safetensors: its size is not known")
     total = 0
     for file in files:
-        with safe_open(str(file), "pt") as weights:
-            for name in weights.keys():  # noqa: SIM118  (a safe_open is no mapping)
-                size = 1
-                for length in weights.get_slice(name).get_shape():
-                    size *= length
-                total += size
+        try:
+            with safe_open(str(file), "pt") as weights:
+                total += sum(math.prod(weights.get_slice(name).get_shape()) for name in weights.keys())  # noqa: SIM118
+        except SafetensorError as error:
+            raise CheckFailed(f"{file} is damaged or incomplete ({error}): copy it again") from None
     return total
 
 

@@ -7,11 +7,13 @@ included, and whoever scores with it can tell.
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterable
 from pathlib import Path
 
 from data.records import BadInput
 
+log = logging.getLogger(__name__)
 FILE = "training_problems.json"
 
 
@@ -20,9 +22,19 @@ def problem_hash(problem_id: str) -> str:
     return hashlib.sha256(f"problem/{problem_id}".encode()).hexdigest()[:16]
 
 
-def write_training_problems(folder: Path, problem_ids: Iterable[str], started_from: str) -> None:
-    """Write the file of a model trained on these problems, from a model in the folder (or hub name) `started_from`."""
-    earlier = read_training_problems(started_from) or frozenset()
+def write_training_problems(
+    folder: Path, problem_ids: Iterable[str], started_from: str, is_of_reward_model: bool = False
+) -> None:
+    """Write the file of a model trained on these problems, from a model in the folder (or hub name) `started_from`.
+    Nothing is written where that `is_of_reward_model` and does not say its own problems: a list without them would call
+    unseen what was seen."""
+    earlier = read_training_problems(started_from)
+    if earlier is None:
+        if is_of_reward_model:
+            log.warning("%s: a reward model that does not say what it was trained on, so neither does %s", started_from,
+                        folder)  # fmt: skip
+            return
+        earlier = frozenset()
     found = sorted(earlier | {problem_hash(problem_id) for problem_id in problem_ids})
     (folder / FILE).write_text(json.dumps({"problems": found}) + "\n")
 

@@ -32,6 +32,7 @@ if not torch.cuda.is_available():
     # transformers' loading threads race for torch's pool where its number of threads was set ("Invalid thread pool").
     os.environ.setdefault("HF_DEACTIVATE_ASYNC_LOAD", "1")
 
+_TOKENIZERS = ("tokenizer.*", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 _WEIGHTS = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -45,7 +46,8 @@ def check_model_folder(path: str) -> None:
     """Raise BadModel unless `path` is a complete model folder, or a hub name (no local folder meant)."""
     folder = Path(path)
     if not folder.exists():
-        if path.startswith((".", "/", "~")) or path.count("/") != 1:
+        is_local = path.startswith((".", "/", "~")) or path.count("/") != 1 or Path(path.partition("/")[0]).is_dir()
+        if is_local:
             raise BadModel(f"{path}: no such model folder: check the path, or run the stage that writes it")
         return
     if not (folder / "config.json").is_file():
@@ -61,6 +63,8 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
+        if Path(path).is_dir() and not any(next(Path(path).glob(pattern), None) for pattern in _TOKENIZERS):
+            raise BadModel(f"{path} has no tokenizer (tokenizer.json): copy its files from the base model") from None
         raise BadModel(f"{path}: cannot load a tokenizer: {_first_line(error)}") from error
     if tokenizer.pad_token_id is None:
         if tokenizer.eos_token_id is None:
@@ -103,6 +107,15 @@ def load_config(path: str) -> PretrainedConfig:
     except (OSError, ValueError) as error:
         raise BadModel(f"{path}: cannot read config.json: {_first_line(error)}") from error
     return config
+
+
+def is_reward_model(path: str) -> bool:
+    """Whether the folder (or hub name) says that its model classifies tokens or texts; False where there is none."""
+    try:
+        kinds = load_config(path).architectures or []
+    except BadModel:
+        return False
+    return any(kind.endswith(("ForTokenClassification", "ForSequenceClassification")) for kind in kinds)
 
 
 def _first_line(error: BaseException) -> str:

@@ -247,6 +247,7 @@ def _finish(config: SampleConfig, output: Path, tally: Tally, meta: dict[str, An
         "correct": correct,
         "unparseable": round(unparseable / max(rows, 1), 5),
         "failed": len(tally.failed),
+        "unanswered": tally.unanswered,
         "generated_tokens": tally.tokens,
     }
     failed = write_failed(output, tally.failed)
@@ -260,6 +261,9 @@ def _finish(config: SampleConfig, output: Path, tally: Tally, meta: dict[str, An
     if not tally.failed:
         return 0
     told = f"{len(tally.failed)} of {total} requests were refused: see {failed}"
+    if tally.unanswered:
+        told += f" ({tally.unanswered} of them used up their attempts without an answer: what is left favours what " \
+                "is answered soon)"  # fmt: skip
     if is_done:
         log.warning("%s; the run is finished without them (max_failed_share is %g)", told, config.max_failed_share)
         return 0

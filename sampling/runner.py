@@ -19,7 +19,7 @@ from typing import Any
 
 from data.jsonl import cut_torn_tail, iter_rows, to_line
 from data.records import BadInput
-from sampling.client import BudgetSpent, Client, Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from sampling.client import BudgetSpent, Client, NotAnswered, Refused, Sample, SampleRequest, SamplingParams, ServerGone
 
 log = logging.getLogger("sample")
 
@@ -37,12 +37,14 @@ class Stopped(RuntimeError):
 
 @dataclass
 class Tally:
-    """What a run did: requests finished before and now, refused ones, generated tokens, seconds of asking."""
+    """What a run did: requests finished before and now, failed ones (of which `unanswered` were not refused, but used
+    up their attempts), generated tokens, seconds of asking."""
 
     before: int = 0
     done: int = 0
     tokens: int = 0
     failed: list[tuple[str, str]] = field(default_factory=list)
+    unanswered: int = 0
     seconds: float = 0.0
 
 
@@ -217,6 +219,7 @@ class Runner:
                 return
             except Refused as error:
                 self.tally.failed.append((request.id, str(error)))
+                self.tally.unanswered += isinstance(error, NotAnswered)
             else:
                 if len(samples) != self.params.n:
                     raise ServerGone(f"request '{request.id}': {len(samples)} samples came back of {self.params.n}")

@@ -242,6 +242,9 @@ def main() -> int:
     arguments = parser.parse_args()
     command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    if arguments.model.startswith((".", "/", "~")) and not os.path.isdir(arguments.model):
+        print(f"error: {arguments.model}: no such model folder: check the path", file=sys.stderr)
+        return 2
     options = {"enforce_eager": True, "max_num_seqs": 256, "disable_log_stats": True}
     server = VLLMServer(arguments.model, arguments.log, arguments.port, arguments.max_model_len, options=options)
     try:

@@ -1,4 +1,4 @@
-"""The direction of the imports, read from the source: DESIGN section 2."""
+"""The direction of the imports, read from the source: docs/architecture.md."""
 
 import ast
 from functools import cache

@@ -443,7 +443,8 @@ def test_a_job_writes_graded_trajectories_and_their_provenance(
     tokens = sum(len(row.response_ids) for row in rows)
     assert meta["is_complete"]
     assert meta["counts"] == {
-        "requests": 12, "rows": 24, "correct": num_correct, "unparseable": 0.0, "failed": 0, "generated_tokens": tokens,
+        "requests": 12, "rows": 24, "correct": num_correct, "unparseable": 0.0, "failed": 0, "unanswered": 0,
+        "generated_tokens": tokens,
     }  # fmt: skip
     assert run_the_job(config) == 0, "a complete file needs no server: this one is gone"
 
@@ -509,6 +510,20 @@ def test_a_job_whose_refused_rows_are_few_enough_is_finished_without_them(
     assert {row.problem_id for row in read_records(Trajectory, output)[-2:]} == {refused}
     with pytest.raises(BadInput, match=r"max_failed_share must be in \[0, 1\), got 1"):
         run_the_job(replace(config, max_failed_share=1.0))
+
+
+def test_requests_that_were_never_answered_are_counted_apart_from_refused_ones(
+    tmp_path: Path, tiny_policy: Path, completion_server: Any, answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    output = tmp_path / "t.jsonl"
+    with completion_server(answer=answer, max_model_len=256) as server:
+        server.breaks = lambda ids: ids == server.prompts[0]
+        config = job_config(server.base_url, tiny_policy, output, max_failed_share=0.1)
+        config.client["max_attempts"] = 2
+        assert run_the_job(config) == 0
+    assert "1 of 12 requests were refused" in caplog.text
+    assert "1 of them used up their attempts without an answer: what is left favours" in caplog.text
+    assert json.loads((tmp_path / "t.meta.json").read_text())["counts"]["unanswered"] == 1
 
 
 def test_a_share_is_compared_with_counts_and_not_with_their_rounding() -> None:

@@ -12,6 +12,7 @@ from data.jsonl import write_records
 from data.records import BadInput, StepScores, Trajectory
 from data.step_examples import prefixes
 from data.training_problems import FILE, problem_hash, read_training_problems, write_training_problems
+from models.load import is_reward_model
 from models.scalar_head import load_process_reward
 from pipeline.score_steps import ScoreSteps, choose_models
 from pipeline.stage import StageContext
@@ -90,3 +91,16 @@ def test_a_trained_model_names_its_problems_and_those_of_its_start(
     loop.loader.examples = STEPS  # of which nobody says what problems they are
     save_model(replace(loop, run_dir=tmp_path / "unknown"), tokenizer)
     assert read_training_problems(str(tmp_path / "unknown" / "model")) is None
+
+
+def test_a_model_that_starts_from_one_that_does_not_say_its_problems_does_not_either(
+    tiny_policy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    silent = reward_model(tiny_policy, tmp_path / "silent", 1, None)
+    assert is_reward_model(silent)
+    assert not is_reward_model(str(tiny_policy))
+    write_training_problems(tmp_path, ["p"], silent, is_reward_model(silent))
+    assert read_training_problems(str(tmp_path)) is None
+    assert "does not say what it was trained on" in caplog.text
+    write_training_problems(tmp_path, ["p"], str(tiny_policy), is_reward_model(str(tiny_policy)))
+    assert read_training_problems(str(tmp_path)) == {problem_hash("p")}

@@ -12,6 +12,7 @@ from data.examples import example_length
 from data.loader import Loader
 from data.packing import Layout
 from data.training_problems import write_training_problems
+from models.load import is_reward_model
 from models.lora import PolicyWithoutAdapters, merge_adapter, write_bits
 from models.packing_check import check_layout, packing_of
 from runtime.distributed import device, is_main_rank, rank, world_size
@@ -169,7 +170,8 @@ def save_model(loop: Loop, tokenizer: Any) -> None:
             tokenizer.save_pretrained(folder)
             problems = {getattr(example, "problem_id", "") for example in loop.loader.examples} - {""}
             if problems:
-                write_training_problems(folder, problems, config.model["path"])
+                start = config.model["path"]
+                write_training_problems(folder, problems, start, is_reward_model(start))
 
     if config.lora:
         write_folder(adapter, write_adapter)

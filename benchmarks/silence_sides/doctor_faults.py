@@ -24,7 +24,7 @@ PPO = "exp/ppo/ppo_word_arithmetic"
 SMALL = ("client=vllm", "server.max_model_len=256", "server.options.max_num_seqs=32", "server.num_threads=1")
 SFT = "exp/sft/word_arithmetic"
 TASK = ("task.num_train=400", "task.num_dev=20", "task.num_test=20")
-STALE = "server.options.worker_extension_cls=benchmarks.silence_sides.stale_worker.KeepsOneTensor"
+STALE = "+server.options.worker_extension_cls=benchmarks.silence_sides.stale_worker.KeepsOneTensor"
 
 
 @dataclass(frozen=True)
