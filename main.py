@@ -4,7 +4,7 @@
     python main.py -cn exp/ppo/vineppo_word_arithmetic model.path=MODEL output_dir=experiments/vineppo
     python launch.py --nproc_per_node 2 main.py -cn exp/ppo/ppo_word_arithmetic model.path=MODEL output_dir=RUN
 
-PPO, VinePPO, GRPO and their kin differ in `advantage` (and `critic`) alone. Of several servers (`server=several`, or
+PPO, VinePPO, GRPO and the like differ in `advantage` (and `critic`) alone. Of several servers (`server=several`, or
 `server=none client.base_url=[...]`) every one follows the policy. With `client=local_engines server=none` several
 engines work beside one another without a server, which is the fastest on one CPU machine. The run directory
 holds config.yaml, metrics.jsonl, server.log (or engine.log, engine-0.log, …), samples/, checkpoints/, policies/ where

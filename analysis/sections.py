@@ -152,7 +152,7 @@ def _share(value: Interval | None) -> str:
 def _quality(prm: RewardModelQuality) -> Markup:
     why = "tells steps to a state of value above 1/2 from the rest; 0.5 is chance"
     if prm.inner.auc is None:
-        why = "cannot be told: every step is on one side of value 1/2"
+        why = "unknown: every step is on one side of value 1/2"
     facts = [
         ("AUC", _share(prm.inner.auc), why),
         ("ECE", _share(prm.inner.ece), "expected calibration error: mean distance of the marks from the diagonal"),

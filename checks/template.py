@@ -26,7 +26,7 @@ def check_template(task: Task, tokenizer: Any, problems: Sequence[Problem]) -> s
         missing = _missing(problem, prompt.text)
         if missing:
             raise CheckFailed(f"{how} leaves out the {missing} of problem '{problem.id}', the model reads "
-                              f"{prompt.text[-60:]!r}: mend the template")  # fmt: skip
+                              f"{prompt.text[-60:]!r}: correct the template")  # fmt: skip
         if _missing(problem, read):
             raise CheckFailed(f"the tokenizer cannot write the prompt of problem '{problem.id}': its ids read as "
                               f"{read[:60]!r}: choose a tokenizer that has these characters")  # fmt: skip

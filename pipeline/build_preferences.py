@@ -73,7 +73,7 @@ def read_steps(values: str, scores: str) -> dict[str, tuple[str, list[float]]]:
 
 
 def note_seen(groups: Groups, scores: str, context: StageContext, is_excluded: bool = False) -> set[str]:
-    """The problems that the reward model behind the scores was trained on; told with their number, and so are those of
+    """The problems that the reward model behind the scores was trained on; said with their number, and so are those of
     which the scores do not say it."""
     flags: dict[str, list[bool | None]] = {}
     for row in read_records(StepScores, scores):

@@ -181,11 +181,15 @@ def plant(faults: Faults) -> Iterator[tuple[str, str, dict[str, str]]]:
 
 
 def measure(folder: Path) -> list[Found]:
-    """A sound run, and every fault."""
+    """A sound run, and every fault; the folder's own name is left out of what the doctor said."""
+
+    def shown(failed: dict[str, str]) -> dict[str, str]:
+        return {name: line.replace(str(folder), "FOLDER") for name, line in failed.items()}
+
     faults = Faults(folder)
     sound = faults.run(RL, *TASK, *SMALL, is_quick=False)
     found = [Found("none", "", not sound, sound)]
     for fault, check, failed in plant(faults):
-        found.append(Found(fault, check, list(failed) == [check], failed))
+        found.append(Found(fault, check, list(failed) == [check], shown(failed)))
         print(f"{'named' if found[-1].named else 'MISSED'}: {fault}: {failed}", file=sys.stderr, flush=True)
     return found
