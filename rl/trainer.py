@@ -23,6 +23,7 @@ from data.prompt_window import fit_window
 from data.records import BadInput, Problem, Trajectory
 from data.tasks.task import Task
 from rewards.score import Reward
+from rl.canary import Canary, Weights
 from rl.describe import (
     agrees,
     describe_experience,
@@ -44,7 +45,7 @@ from rl.samples import write_samples
 from rl.types import AdvantageEstimator, Estimate, Experience, RolloutGroup
 from rl.update import Update
 from rl.watch import Watch
-from rl.weight_sync import Canary, Weights, WeightSync
+from rl.weight_sync import WeightSync
 from runtime.distributed import from_main_rank, is_main_rank
 from runtime.schemas import RLConfig
 from runtime.tracking import Metrics, Progress

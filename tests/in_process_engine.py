@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from models.load import load_policy
+from rl.canary import Canary
 from rl.live_engine import OwnEngine, StaleWeights
 from rl.probes import CACHE, WEIGHTS
-from rl.weight_sync import Canary, WeightSync
+from rl.weight_sync import WeightSync
 from sampling.client import Refused, SampleRequest, SamplingParams, ServerGone
 from sampling.offline_client import OfflineClient
 from training.engine import named_weights

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from models.load import load_policy
+from rl.canary import Canary
 from rl.live_engine import StaleWeights, VLLMEngine
 from rl.probes import CACHE, WEIGHTS
-from rl.weight_sync import Canary, WeightSync
+from rl.weight_sync import WeightSync
 from rl.weights_file import WeightsFile
 from sampling.client import ServerGone
 from sampling.vllm_client import VLLMClient

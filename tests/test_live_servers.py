@@ -18,9 +18,10 @@ from rl_cases import read_metrics
 from benchmarks.repeatable_server import RepeatableServer
 from models.load import load_policy
 from rl.assembly import check_client, engines_of
+from rl.canary import Canary
 from rl.live_engine import StaleWeights
 from rl.probes import CACHE, UNUSED, VERSION, WEIGHTS
-from rl.weight_sync import Canary, WeightSync
+from rl.weight_sync import WeightSync
 from runtime.entrypoint import BadConfig
 from sampling.client import SampleRequest, SamplingParams, ServerGone
 from sampling.several_servers import VLLMServers

@@ -17,8 +17,10 @@ from data.records import BadInput, Problem, Trajectory
 from data.tasks.word_arithmetic import WordArithmetic
 from models.load import load_policy
 from rewards.score import Score
+from rl.canary import Canary, step_kl
 from rl.diagnosis import AskEngine, truncated_logprobs
 from rl.experience import make_experience
+from rl.live_engine import StaleWeights
 from rl.losses import clipped_surrogate, importance_weights
 from rl.probes import (
     BOS,
@@ -46,7 +48,7 @@ from rl.probes import (
 from rl.rollout import Sampler, score
 from rl.types import Experience, Rollout, RolloutGroup
 from rl.watch import Watch
-from rl.weight_sync import Canary, StaleWeights, WeightSync, check_receipt, digests, step_kl
+from rl.weight_sync import WeightSync, check_receipt, digests
 from rl.weights_file import WeightsFile
 from runtime.schemas import ProbesConfig, RLConfig
 from sampling.client import SampleRequest, SamplingParams, ServerGone

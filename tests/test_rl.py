@@ -22,13 +22,15 @@ from models.logprobs import token_logprobs
 from rewards.outcome import OutcomeReward
 from rewards.score import Score
 from rl.advantages.group_relative import GroupRelativeAdvantage, group_advantages
+from rl.canary import Canary
 from rl.experience import logprob_gap, make_experience
 from rl.kl import KLController, divergence
+from rl.live_engine import StaleWeights
 from rl.losses import clipped_surrogate, clipped_tokens
 from rl.rollout import BadSampling, Sampler, check_params, draw_problems, score
 from rl.types import Experience, Live, Rollout, RolloutGroup
 from rl.update import Update, learning_rate
-from rl.weight_sync import Canary, StaleWeights, WeightSync
+from rl.weight_sync import WeightSync
 from rl.weights_file import WeightsFile
 from runtime.schemas import KLConfig, RLConfig
 from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
