@@ -23,6 +23,9 @@ FINAL_BEHIND_A_BOX = [
     ("Step 1 gives \\boxed{\\frac{1}{2}}.\nThe final answer is \\(\\frac{1}{4}\\).", "0.25"),
     ("$\\boxed{3}$ cases, 5 each.\n\n**Final Answer**: $x = 15$", "15"),
     ("\\boxed{2} as a start. Then my final answer is -6.", "-6"),
+    ("\\boxed{12} in all. The final answer is 15. Actually the check gives 15 rather than 4.", "15"),
+    ("\\boxed{4} per row. Final Answer: 8 apples", "8"),
+    ("\\boxed{4} per row. The final answer is 8 square units. It should be noted that 2 rows exist.", "8"),
     ("\\boxed{1}, \\boxed{2} for the parts. The final answer is $(1,2)$.", "(1,2)"),
     ("中间结果是 \\boxed{4}。最终答案是 8。", "8"),
     ("On a \\boxed{4}, puis on double. La réponse finale est 8.", "8"),
@@ -38,6 +41,15 @@ BOX_STANDS = [
     ("Final answer: see the box. \\boxed{6}", "6", "7"),
     ("The final answer is 4? No: \\boxed{6}", "6", "4"),
     ("\\boxed{6}. Note that 7 is an answer to another question.", "6", "7"),
+    ("\\boxed{12}\nThe final answer is 12. Note: we used x=3 instead of x=4.", "12", "4"),
+    ("\\boxed{12}\nThe final answer is 12. It should be 12 whichever of the 3 we try.", "12", "3"),
+    ("\\boxed{12}\nThe final answer is 12. Actually, 4 would be too small.", "12", "4"),
+    ("\\boxed{12}\nThe final answer is 12. One could divide by 4 rather than by 3", "12", "3"),
+    ("\\boxed{5}. The final answer is 5 of the 10 marbles.", "5", "10"),
+    ("\\boxed{18}\n\nFinal Answer: 18 (9 eggs at $2 each)", "18", "2"),
+    ("\\boxed{18}\n\n**Final Answer:** 9 eggs at $2 each, so 18", "18", "9"),
+    ("\\boxed{\\frac{1}{3}}. The final answer is 0.33.", "1/3", "0.5"),
+    ("\\boxed{12}. The final answer is 13. Wait, no, that counts one twice.", "12", "13"),
 ]
 
 
@@ -61,6 +73,74 @@ def test_a_hedge_behind_a_box_is_no_answer() -> None:
     assert not is_right("response_math", "\\boxed{3}. The final answer is 4. Wait, it is 5.", "4")
 
 
+NOT_CORRECTED = [
+    "The answer is 12. Note: we used x=3 instead of x=4.", "The answer is 12. It should be noted that x = 4.",
+    "Answer: 12. We counted pairs rather than 4 triples.", "The answer is 12.",
+]  # fmt: skip
+CORRECTED = [
+    "The answer is 4. It should be 12.", "The answer is 4. Actually, it is 12.", "The answer is 4. Sorry, 12.",
+    "The answer is 4. Wait, it is 12 instead.",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("response", [*NOT_CORRECTED, *CORRECTED])
+def test_an_answer_in_words_is_corrected_by_another_value_alone(response: str) -> None:
+    assert is_right("response_math", response, "12")
+    assert not is_right("response_math", response, "4")
+
+
+# --- an answer in words that begins with a negation -------------------------------------------------------------
+
+NEGATIVE_WORDS = [
+    "no solution", "no real solutions", "not enough information", "not a prime number", "not possible", "none",
+    "not a function",
+]  # fmt: skip
+DENIED_VALUES = [
+    ("not 5", "5"), ("not $x$", "x"), ("not x.", "x"), ("not -5", "-5"), ("not $\\frac12$", "0.5"),
+    ("not (1,2)", "(1,2)"), ("not equal to 5", "5"), ("not **5**", "5"), ("not \\$5", "5"), ("not $5 + x$", "5+x"),
+    ("not .5", "0.5"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", NEGATIVE_WORDS)
+def test_a_negation_without_a_value_is_an_answer(words: str) -> None:
+    for response in (f"Answer: {words}", f"The answer is {words}.", f"**Answer:** {words}", f"Final answer: {words}"):
+        assert is_right("response_math", response, words)
+        assert is_right("math", response, f"\\text{{{words}}}")
+        assert not is_right("response_math", response, "5")
+
+
+@pytest.mark.parametrize(("words", "gold"), DENIED_VALUES)
+def test_a_value_that_is_denied_is_no_answer(words: str, gold: str) -> None:
+    for response in (f"The answer is {words}", f"Answer: {words}"):
+        assert not is_right("response_math", response, gold)
+        assert not is_right("math", response, gold)
+
+
+# --- times of day -----------------------------------------------------------------------------------------------
+
+SAME_TIMES = [
+    ("3:00 AM", "3:00"), ("3:00", "3:00 \\text{ p.m.}"), ("3:00 a.m.", "3:00 \\text{ AM}"), ("3 PM", "3"),
+    ("3:00\\text{ PM}", "3:00 PM"), ("The answer is 3:00 PM.", "3:00 PM"), ("3pm", "3 p.m."),
+    ("$3:00$ PM", "3:00 \\text{ PM}"), ("\\text{3:00 PM}", "3:00 PM"), ("$3:00$ a.m.", "3:00"),
+    ("5 \\text{ PM}, 3 \\text{ AM}", "3 \\text{ AM}, 5 \\text{ PM}"),
+]  # fmt: skip
+OTHER_TIMES = [
+    ("3:00 AM", "3:00 PM"), ("3:00 PM", "3:00 AM"), ("3:00\\text{ a.m.}", "3:00\\text{ PM}"), ("3 AM", "3 PM"),
+    ("The train leaves at 3:00 AM.", "3:00 PM"), ("3am", "3 p.m."), ("4:00 PM", "3:00 PM"), ("3:30", "3:00 PM"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("prediction", "gold"), SAME_TIMES)
+def test_a_time_of_day_without_its_half_fits_either(prediction: str, gold: str) -> None:
+    assert is_right("math", prediction, gold)
+
+
+@pytest.mark.parametrize(("prediction", "gold"), OTHER_TIMES)
+def test_morning_is_not_afternoon(prediction: str, gold: str) -> None:
+    assert not is_right("math", prediction, gold)
+
+
 # --- a number times letters is no number ------------------------------------------------------------------------
 
 EQUAL_TERMS = [
@@ -74,8 +154,9 @@ NUMBERS_WITH_UNITS = [
     "5 mètres", "5 N",
 ]  # fmt: skip
 OTHER_THAN_FIVE = [
-    "5x", "5 x", "5*x", "5 \\cdot x", "5y", "5n", "5t", "5m", "5a", "5k", "5i", "5xy", "5ab", "5x^2", "5X", "5A", "5u",
-    "\\boxed{5x}", "The answer is $5t$.", "$5h$", "5\\pi", "5x\\text{ cm}", "5 abc", "5\\theta", "5 \\sqrt{2}",
+    "5x", "5 x", "5*x", "5 \\cdot x", "5y", "5n", "5t", "5a", "5k", "5i", "5xy", "5ab", "5x^2", "5X", "5u",
+    "\\boxed{5x}", "The answer is $5t$.", "5*m", "5 \\cdot h", "5hs", "5m_1",
+    "5\\pi", "5x\\text{ cm}", "5 abc", "5\\theta", "5 \\sqrt{2}",
 ]  # fmt: skip
 OTHER_TERMS = [
     ("5x", "5y"), ("5x", "6x"), ("5m", "5n"), ("5x", "5x^2"), ("5xy", "5x"), ("x", "1"), ("x", "y"), ("3x+2t", "3x+2"),
@@ -99,6 +180,21 @@ def test_a_unit_may_be_left_off_and_put_in(text: str) -> None:
 def test_a_number_is_not_that_number_times_a_letter(text: str) -> None:
     assert not is_right("math", text, "5")
     assert not is_right("math", "5", text)
+
+
+GLUED_UNITS = [("5m", "5"), ("$5h$", "5"), ("\\boxed{5m}", "5"), ("5A", "5"), ("12V", "12"),
+               ("The answer is 12V.", "12"),
+               ("9J", "9"), ("300K", "300"), ("2.5L", "2.5"), ("5m^2", "5"),
+               ("-3C", "-3"), ("d = 5m", "5")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "gold"), GLUED_UNITS)
+def test_the_letter_of_a_unit_right_behind_a_number_is_its_unit_beside_a_plain_number(text: str, gold: str) -> None:
+    for kind in ("math", "response_math", "number", "response_number"):
+        assert is_right(kind, text, gold)
+        assert not is_right(kind, text, gold + "1")
+    assert is_right("response_number", f"#### {text.strip('$')}", gold) or "answer" in text
+    assert not is_right("math", gold, text) or "answer" in text  # a gold answer `5m` is five times m
 
 
 @pytest.mark.parametrize(("one", "other"), OTHER_TERMS)
@@ -151,14 +247,18 @@ SAME_SOLUTIONS = [
     ("\\begin{cases}x=1\\\\y=2\\end{cases}", "(1,2)"), ("$x=1$, $y=2$", "(1,2)"), ("z=3,x=1,y=2", "(x,y,z)=(1,2,3)"),
     ("x = \\frac{1}{2}, y = \\sqrt{4}", "(0.5, 2)"), ("\\{x=1, y=2\\}", "(1,2)"), ("n=5, k=2", "(5,2)"),
     ("AB=4, CD=5", "CD=5, AB=4"), ("x=1 or x=2", "x=2, x=1"), ("x_2=7, x_1=6", "(x_1,x_2)=(6,7)"),
-    ("a=1,b=2; a=3,b=4; a=5,b=6", "(5,6),(1,2),(3,4)"),
+    ("a=1,b=2; a=3,b=4; a=5,b=6", "(5,6),(1,2),(3,4)"), ("x_1=5", "x_{1}=5"), ("x_1=1, x_2=2", "x_{1}=1, x_{2}=2"),
+    ("x_{2}=2, x_1=1", "(x_{1},x_{2})=(1,2)"), ("X=5", "x=5"), ("X=1, Y=2", "y=2, x=1"), ("X_{1}=5", "x_1=5"),
+    ("n=4,m=3", "(4,3)"), ("n=4,m=3", "(3,4)"), ("t=1, s=2", "(1,2)"), ("A=1, a=2", "a=2, A=1"),
 ]  # fmt: skip
 OTHER_SOLUTIONS = [
     ("a=1,b=2;a=3,b=4", "(1,2),(4,3)"), ("a=1,b=2;a=3,b=4", "(1,2)"), ("(1,2)", "a=1,b=2;a=3,b=4"),
     ("b=1, a=2", "(1,2)"), ("x=1,y=2", "x=2,y=1"), ("x=1,y=2", "a=1,b=2"), ("x=1, y=2", "1"), ("x=1 or x=2", "1"),
     ("(a,b)=(1,2)", "(b,a)=(1,2)"), ("a=1 or b=2", "a=1,b=2"), ("a=1 and b=4, or a=3 and b=2", "(1,2),(3,4)"),
     ("x=1,y=2,z=3", "(1,2)"), ("x=1", "x=1,y=2"), ("a=1,b=2;a=3,b=4;a=5,b=6", "a=1,b=2;a=3,b=4"), ("n=5", "m=5"),
-    ("x=1, x=2", "x=1"),
+    ("x=1, x=2", "x=1"), ("x_1=5", "x_2=5"), ("x_{1}=5", "x_{2}=5"), ("x_1=1,x_2=2", "x_{1}=2,x_{2}=1"), ("X=5", "y=5"),
+    ("X=1,Y=2", "x=2,y=1"), ("n=4,m=3", "m=4,n=3"), ("n=4,m=3", "(4,4)"), ("A=1, a=2", "a=1, A=2"),
+    ("x_{12}=5", "x_1=5"),
 ]  # fmt: skip
 
 
@@ -233,14 +333,20 @@ CHOOSES_B = [
     "Option A is wrong; option B is correct.", "The answer is B, not A or C.", "It's B rather than A or D.",
     "Unlike A, B is correct.", "A不对，B正确", "排除A和C，选B", "A is out, and so is C. B is the only valid choice.",
     "Comparing A and C with B: B is correct.", "**A** is incorrect. **B** is correct.", "\\\\boxed{B}",
-    "La bonne réponse est (B).", "Ответ: B", "正解はBです",
+    "La bonne réponse est (B).", "Ответ: B", "正解はBです", "Answer: B\n\nNote: A would need more evidence.",
+    "The answer is B. Never mind A.", "Answer: B\nExcluded: A, C, D", "B. Note that the rest fail.",
+    "The answer is B. Note that this follows from the text.", "The answer is B not A.", "B) Nothing else fits.",
+    "Answer: B.\n\nNot A, since it is too broad.", "**B**\n\nIncorrect options: A, C, D", "The answer is B.\nWrong: A",
+    "The correct answer is (B). False options are A and C.", "The answer is B. Notably A fails.",
+    "I choose B.\nOut of the others, C came closest.", "The answer is B\n\nNever A.",
 ]  # fmt: skip
 CHOOSES_NOT_B_ALONE = [
     "A is right and B is right.", "A or B is correct.", "Both A and B are correct.",
     "A is correct, B is also correct.", "It is not C, so A or B.", "Either A is right or B is right.",
     "B is right; A might be too.", "A, B and C are wrong.", "B is not correct.", "Neither A nor B is right.",
     "If B is correct then A is wrong.", "It is not B or A.", "Is B correct?", "B is wrong, A is wrong.",
-    "Not B, so A is right.", "La réponse est A ou B.",
+    "Not B, so A is right.", "La réponse est A ou B.", "B isn't supported; A is.", "(B) fails. A holds.",
+    "B is not it.", "**B** is false; the answer is A.", "B cannot be right.",
 ]  # fmt: skip
 
 

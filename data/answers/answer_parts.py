@@ -135,9 +135,11 @@ def _is_name(text: str, value: str) -> bool:
 
 
 def unknown(text: str) -> str:
-    """The one letter, perhaps with an index, that an answer gives the value of (`x_1 = 5`); "" where there is none."""
+    """The one letter, perhaps with an index, that an answer gives the value of (`x_1 = 5`), in lower case and without
+    braces (`X_{1}` is `x_1`); "" where there is none."""
     parts = _split(unwrap(text), _EQUALS)
-    return parts[0].strip() if len(parts) == 2 and re.fullmatch(r"\s*[a-zA-Z](?:_\{?\w\}?)?\s*", parts[0]) else ""
+    name = re.sub(r"[{}\s]", "", parts[0]).lower()
+    return name if len(parts) == 2 and re.fullmatch(r"[a-z](?:_\w+)?", name) else ""
 
 
 def sides(text: str) -> list[str]:

@@ -77,7 +77,11 @@ _AND = re.compile(
     r"|(?<=[\d$)\]}*])\s+(?:et|und|y|e|и|і|dan|ve|và|och|og|और)\s+(?=[-+$\\(\[{*\d])"
 )
 _POINT_LANGUAGES = re.compile(r"[\u0590-\u06ff\u0900-\u0e7f\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7af]|answer|jibu")
-_NOT = re.compile(r"(?:not|nicht|pas|no|non|não|не|nie|niet|inte|ikke)\s|不是|아니")
+_NOT = re.compile(
+    r"(?i)\**(?:(?:not|nicht|pas|no(?= (?:es|son))|non|não|не|nie|niet|inte|ikke)"
+    r"\s+(?:(?:equal to|simply|just|really|yet|es|son|é|è|to|egal à|gleich)\s+)?|不是\s*|아니)"
+    r"(?=\**\s*[-+−]?\s*(?:[$£€]?\s*\.?\d|\$(?!\\text)|\\(?!text)|[(\[{√π∞½]|[a-z](?:_\w)?(?:\s*[-.,;=+*/^<>]|\s*$)))"
+)
 _DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d+),(\d{1,2}|\d{4,})(?![\d,])")
 
 
@@ -92,5 +96,6 @@ def in_plain_form(answer: str, phrase: str) -> str:
 
 
 def is_denied(answer: str) -> bool:
-    """Whether what follows the phrase says what the answer is not."""
+    """Whether what follows the phrase says which value the answer is not: `not 5`, `not $x$`; "no solution" and "not
+    enough information" are answers."""
     return _NOT.match(answer) is not None

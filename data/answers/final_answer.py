@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from data.answers.answer_phrases import FINAL, OTHER_LANGUAGES, in_plain_form, is_denied
 from data.answers.notation import single_backslashes
+from data.answers.plain_numbers import read_number
 
 DENIED = "what the answer is not"
 AFTER_BOX = "final answer phrase after a box"
@@ -29,7 +30,11 @@ _WEAK_ANCHOR = re.compile(
 )
 _END = re.compile(r"\n|(?<!\d)\.(?=\s|$)|\.(?=\s+[A-Z\n])|\.$|。|।|\. I hope")
 _CORRECTION = re.compile(
-    r"(?i)\b(?:wait|actually|correction|sorry|no,|i mean|rather|should be|on second thought|oops|instead)\b"
+    r"(?i)\b(?:wait|actually|correction|sorry|no,|i mean|rather(?! than)|should be(?! noted)|on second thought|oops"
+    r"|instead(?! of))\b"
+)
+_TAKEN_BACK = re.compile(
+    r"(?i)[\s.!*$)]*(?:hmm+|oh|but|well)?[\s,.]*(?:wait|no,|oops|sorry|correction|i mean|on second thought)\b"
 )
 _DOLLAR = re.compile(r"(?<!\\)\$")
 _ASIDE = re.compile(r",\s+(?=(?:I|as|so|because|since|which|where|when|but|not|if)\b)")
@@ -159,12 +164,38 @@ _VALUE = re.compile(
     r"\**\s*(?:[-+−]?\s*[$£€]?\s*(?:\d|\.\d|\$|\\|[√π∞½])|[(\[{](?!\s*[a-z]{2})|[a-zA-Z](?:_\w)?(?:\([a-z]\))?\s*(?:=|\\in))"
 )
 _FEW_WORDS = re.compile(r"[A-Za-z]{1,20}(?: [A-Za-z]{1,20}){0,2}")
+_NUMBER_WITH_UNIT = re.compile(
+    r"(?:[-+−]?\s*[$£€]?\s*[-−]?[\d.,/]*\d|\$[^$]{1,200}\$)\s*"
+    r"(?:\\?%|(?:(?!(?:of|out|for|from|if|when|because|since|as|with|plus|minus|times|and|or|not)\b)[^\W\d_]+[²³]?\.?"
+    r"(?:/[^\W\d_]+|\^\{?\d\}?)?[ \t]*){1,4})?"
+)
+_COMMANDS = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{[^{}]*\}|\\[a-zA-Z]+")
+_LONG_WORD = re.compile(r"(?!(?:and|or|mod|sin|cos|tan|log|ln|sqrt|pi)\b)[^\W\d_]{3,}|\b(?:of|is|as|if|at|in|to|by)\b")
 _SEE_ABOVE = re.compile(r"(?i)\\boxed\s+[a-z]|\b(?:correct|above|below|boxed|given|same|not|unclear)\b")
 
 
-def _said_after(text: str, boxed: str) -> tuple[str, int] | None:
-    """(the answer, where it begins) where a text behind a box calls an answer final, and it is a value as the box's
-    content is. A phrase in quotation marks speaks of an answer and gives none."""
+def _is_whole_value(answer: str) -> bool:
+    """Whether a value, or a list of values, is all that an answer text says (`8 apples`, `x = 3 or 4`): not `5 of the
+    10 marbles`, `18 (9 eggs at $2 each)`."""
+    text = answer.replace("**", "").strip(" .")
+    if _NUMBER_WITH_UNIT.fullmatch(text):
+        return True
+    return _VALUE.match(text) is not None and not _LONG_WORD.search(_COMMANDS.sub(" ", text))
+
+
+def _is_same_number(one: str, other: str) -> bool:
+    """Whether two texts are one number, or one is what the other rounds to."""
+    first, second = read_number(one.strip("$* .")), read_number(other.strip("$* ."))
+    if first is None or second is None or first.is_percent != second.is_percent:
+        return False
+    decimals = [number.num_decimals for number in (first, second) if number.num_decimals]
+    return abs(first.value - second.value) * 2 * 10 ** min(decimals, default=0) <= (1 if decimals else 0)
+
+
+def _said_after(text: str, boxed: str) -> str | None:
+    """The answer where a text behind a box calls one final, and it is in full a value as the box's content is, but
+    another one. A phrase in quotation marks speaks of an answer and gives none; nor does one that is taken back at
+    once ("Wait, ..."). Nothing else behind a box counts."""
     for match in list(FINAL.finditer(text))[: -_MAX_PHRASES - 1 : -1]:
         line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
         if line.count('"') % 2 or line.count("“") > line.count("”"):
@@ -175,8 +206,12 @@ def _said_after(text: str, boxed: str) -> tuple[str, int] | None:
             continue
         has_words = _FEW_WORDS.fullmatch(answer) and not re.search(r"\d|\\(?!text)", boxed)
         is_formula = _is_formula_alone(text, match.end(), answer)
-        if is_formula or _VALUE.match(answer) or has_words:
-            return answer if is_formula else in_plain_form(answer, match[0]), match.end()
+        said = answer if is_formula else in_plain_form(answer, match[0])
+        if not (is_formula or has_words or _is_whole_value(said)):
+            continue
+        end = text.find(answer, match.end()) + len(answer)
+        is_kept = _TAKEN_BACK.match(text, end) or _is_same_number(said, boxed)
+        return None if is_kept else said
     return None
 
 
@@ -188,11 +223,8 @@ def final_answer(response: str) -> FinalAnswer:
     text = single_backslashes(text)
     boxed = _last_boxes(text)
     if boxed is not None:
-        behind = text[boxed[1] :]
-        said = _said_after(behind, boxed[0])
-        if said is None:
-            return FinalAnswer(boxed[0][:_MAX_ANSWER], "box")
-        return _corrected(behind, said[1]) or FinalAnswer(said[0], AFTER_BOX)
+        said = _said_after(text[boxed[1] :], boxed[0])
+        return FinalAnswer(boxed[0][:_MAX_ANSWER], "box") if said is None else FinalAnswer(said, AFTER_BOX)
     marker = text.rfind("####")
     if marker >= 0:
         line = text[marker + 4 :].split("\n", 1)[0].strip()

@@ -1,34 +1,41 @@
 """What a text says of the lettered options it names: one is affirmed ("B is right"), denied ("not A or C",
-"(A) is wrong") or only named. A place, not a letter, is denied: what is denied first may be affirmed in the end."""
+"(A) is wrong") or only named. A place, not a letter, is denied: what is denied first may be affirmed in the end.
+
+Words deny or affirm a letter of their own sentence and line only: in "C. Note that A fails." C stands.
+"""
 
 import re
 from dataclasses import dataclass
 
+_GAP = r"[^\S\n]"  # white space within a line
 _OPTION = r"(?:(?i:options?|choices?|answers?|either|both)\s+)?"
 _DENIED_BEFORE = re.compile(
     r"(?i)(?:\bnot|n't(?:\s+be)?|\bnever|\bneither|\bnor|\bcannot be|\bexcept(?:\s+for)?|\brul(?:e[sd]?|ing) out"
     r"|\beliminat(?:e[sd]?|ing)|\bdiscard(?:s|ed|ing)?|\bdismiss(?:es|ed|ing)?|\bexclud(?:e[sd]?|ing)"
     r"|\breject(?:s|ed|ing)?"
-    r"|\bthan|\bunlike|\binstead of|\brather than|\bagainst|不是|并非|不选|排除|不应选|nicht|n'est pas|pas)"
-    r"\s*(?:(?:be|the|any of|option|choice|answer|either|both)s?\s+){0,2}[(\"'*\[]*$"
+    r"|\bthan|\bunlike|\binstead of|\brather than|\bagainst|\bnicht|\bn'est pas|\bpas"
+    r"|不是|并非|不选|排除|不应选)"
+    rf"{_GAP}*(?:(?:be|the|any of|option|choice|answer|either|both)s?{_GAP}+){{0,2}}[(\"'*\[]*$"
 )
+_BEFORE_A_LETTER = r"[^\S\n]+(?:(?:options?|choices?|answers?)[^\S\n]+)?[(\[\"'*]*(?-i:[A-H])\b"
 _NEGATIVE = (
-    r"(?:n't|not|never|no longer|in(?:correct|valid|consistent|adequate)|wrong|false|untrue|eliminated|ruled out"
-    r"|excluded|rejected|discarded|impossible|irrelevant|unsupported|contradict\w*|fails?|out\b"
-    r"|too (?:broad|narrow|extreme|strong))"
+    rf"(?:(?:not|never)\b(?!{_BEFORE_A_LETTER})"  # "C, not A" denies A
+    r"|(?:n't|no longer|in(?:correct|valid|consistent|adequate)|wrong|false|untrue|eliminated|ruled out"
+    r"|excluded|rejected|discarded|impossible|irrelevant|unsupported|contradict\w*|fails?|out"
+    r"|too (?:broad|narrow|extreme|strong))\b)"
 )
 _DENIED_AFTER = re.compile(
-    r"(?i)^[)\"'*.\]]*\s*(?:(?:is|was|are|were|does|do|can|could|would|must|should|might|may|seems?|looks?|has|have|be"
+    rf"(?i)^[)\"'*\]]*{_GAP}*(?:(?:is|was|are|were|does|do|can|could|would|must|should|might|may|seems?|looks?|has|have|be"
     r"|being|also|all|both"
-    rf"|clearly|definitely|obviously|simply|therefore|thus|plainly|just|to|been)\s+){{0,4}}"
-    rf"(?:(?:is|was|are|does|do|ca|could|would|must|should)?{_NEGATIVE}|cannot|can't"
+    rf"|clearly|definitely|obviously|simply|therefore|thus|plainly|just|to|been){_GAP}+){{0,4}}"
+    rf"(?:(?:is|was|are|does|do|ca|could|would|must|should)?{_NEGATIVE}|cannot\b|can't\b"
     r"|不是(?!\s*[A-H])|(?:是)?错|(?:是)?不对|(?:是)?不正确|不符合|被?排除)"
 )
 _AFFIRMED_AFTER = re.compile(
-    r"(?i)^[)\"'*\]]*\s*(?:(?:is|was|are|must|has|to|be|seems?|looks?|appears|remains|clearly|definitely|obviously|therefore"
-    r"|thus|indeed|then|the|only|most|my|our|likely|probably|certainly|one|that|which)\s+){1,5}"
+    rf"(?i)^[)\"'*\]]*{_GAP}*(?:(?:is|was|are|must|has|to|be|seems?|looks?|appears|remains|clearly|definitely|obviously|therefore"
+    rf"|thus|indeed|then|the|only|most|my|our|likely|probably|certainly|one|that|which){_GAP}+){{1,5}}"
     r"(?:correct|right|true|valid|best|answer|choice|option|one|accurate|appropriate)\b(?!\s*\?)"
-    r"|^[)\"'*\]]*\s*(?:(?:是)?(?:正确|对的|答案)|it is\b|remains\b)"
+    rf"|^[)\"'*\]]*{_GAP}*(?:(?:是)?(?:正确|对的|答案)|it is\b|remains\b)"
 )
 _HYPOTHETICAL = re.compile(
     r"(?i)\b(?:if|whether|suppose|supposing|assum(?:e|ing)|unless|given that)\s+(?:option\s+|choice\s+)?[(\"'*\[]*$"

@@ -36,9 +36,16 @@ from data.answers.answer_parts import (
 )
 from data.answers.final_answer import AFTER_BOX, DENIED, FinalAnswer, final_answer, find_boxes, visible_part
 from data.answers.grade import Grade
-from data.answers.monomials import Monomial, read_monomial
-from data.answers.notation import ascii_digits, one_spelling, single_backslashes, without_connective
-from data.answers.plain_numbers import is_equal_within_decimals, read_number
+from data.answers.monomials import Monomial, has_glued_unit, read_monomial
+from data.answers.notation import (
+    ascii_digits,
+    in_one_half_of_day,
+    is_other_half_of_day,
+    one_spelling,
+    single_backslashes,
+    without_connective,
+)
+from data.answers.plain_numbers import PlainNumber, is_equal_within_decimals, read_number
 from data.answers.pool import NOT_EQUAL, POOL
 from data.answers.solutions import in_one_layout
 
@@ -133,7 +140,11 @@ def _quick_letters(value: str, gold_value: str) -> tuple[bool, str] | None:
     term, other = (own, gold_value) if own is not None else (wanted, value)
     if term is None or _has_constants(term):
         return None
-    is_number = read_number(other) is not None or number_and_unit(other) is not None
+    number = read_number(other)
+    if number is not None and own is not None and has_glued_unit(value):
+        is_same = is_equal_within_decimals(PlainNumber(own.coefficient), number)
+        return bool(is_same), "equal numbers beside a unit" if is_same else "different numbers beside a unit"
+    is_number = number is not None or number_and_unit(other) is not None
     return (False, "a multiple of a variable") if is_number else None
 
 
@@ -188,10 +199,22 @@ def compare_math(answer: str, gold: str, budget: _Budget | None = None) -> tuple
     answer, gold = re.sub(r"\s{2,}", " ", answer), re.sub(r"\s{2,}", " ", gold)
     budget = budget or _Budget.start()
     answer, gold = without_connective(single_backslashes(answer)), single_backslashes(gold)
-    layout = in_one_layout(answer, gold)
-    if isinstance(layout, str):
-        return "wrong", layout
-    answer, gold = layout or (answer, gold)
+    if is_other_half_of_day(answer, gold):
+        return "wrong", "different halves of the day"
+    answer, gold = in_one_half_of_day(answer, gold)
+    layouts = in_one_layout(answer, gold)
+    if isinstance(layouts, str):
+        return "wrong", layouts
+    verdict = reason = ""
+    for one, other in layouts:
+        verdict, reason = _compare_in_layout(one, other, budget)
+        if verdict == "right":
+            break
+    return verdict, reason
+
+
+def _compare_in_layout(answer: str, gold: str, budget: _Budget) -> tuple[str, str]:
+    """(verdict, reason) for an answer and a gold answer whose unknowns come in one order."""
     gold = gold if _is_prose(gold) else without_set_of_one(one_spelling(gold))
     answer, gold = option_apart(answer, gold)
     if _is_prose(answer):

@@ -1,7 +1,8 @@
 """A number times letters (`5x`, `3ab`, `2 \\cdot x^2`), told apart from a number with its unit (`5 cm`, `5 m`).
 
 LaTeX writes both alike. Here letters are a unit where they stand in `\\text{...}` or `\\mathrm{...}`, where they are
-a known unit or a word, or where one letter of a unit stands apart (`5 m`, not `5m`); all else is a variable.
+a known unit or a word, or where one letter of a unit stands apart (`5 m`, not `5m`); all else is a variable. Whether
+the letter of a unit right behind a number (`5m`) is one depends on the gold answer: beside a plain number it is.
 """
 
 import re
@@ -81,6 +82,16 @@ def read_monomial(text: str) -> Monomial | None:
         return None
     coefficient = value.value if value is not None else Fraction(-1 if number == "-" else 1)
     return Monomial(coefficient, tuple(sorted(powers.items())))
+
+
+def has_glued_unit(text: str, more: str = "") -> bool:
+    """Whether a text is a number and one letter of a unit, or one of `more`, right behind it, perhaps squared or cubed
+    (`5m`, `12V`)."""
+    match = _PREFIX.match(text.strip())
+    letter = _LETTER.fullmatch(text.strip(), match.end()) if match and match["number"].strip("+- ") else None
+    if match is None or letter is None or match["gap"] or letter[1] not in _UNIT_LETTERS.union(more):
+        return False
+    return letter[2] is None and (letter[3] or letter[4] or "2") in ("2", "3")
 
 
 _TAIL = re.compile(r"(?P<before>^|[^a-zA-Z])(?P<letters>[a-zA-Z]{1,20})(?:\^\{?\d\}?)?\s*$")

@@ -119,7 +119,6 @@ _SPELLINGS = [
     (re.compile(r"\\text\s*\{\s*infinity\s*\}"), r"\\infty "),
     (re.compile(r"^\s*\\text\s*\{[^{}]{0,60}(?:\bis|\bare|[:=])\s*\}\s*(?=\S)"), ""),
     (re.compile(r"\s*\$?\s*(?:\\(?:blacksquare|square|Box|qed)(?![a-zA-Z])|∎|■)\s*\$?\s*\.?$"), ""),
-    (re.compile(r"(?<=\d:\d\d)\s*(?:\\text\s*\{)?\s*[aApP]\.?\s?[mM]\.?\s*\}?$"), ""),
     (re.compile(r"\\(?:mathbf|textbf|boldsymbol|mathit|mathrm|text|bm)\s*\{\s*([-+]?\d[\d.,]{0,40})\s*\}"), r"\1"),
     (re.compile(r"^\(([0-9a-zA-Z]{1,40})\)_"), r"\1_"),
     (re.compile(r"\\mid(?![a-zA-Z])\s*([^|{}]{1,40}?)\s*\\mid(?![a-zA-Z])"), r"|\1|"),
@@ -158,6 +157,35 @@ def without_connective(text: str) -> str:
 def _base(match: re.Match[str]) -> str:
     number = _BASES.get(match[1] or match[2])
     return f"_{{{number}}}" if number else match[0]
+
+
+_HALF = r"(?:([ap])\.\s?m\b\.?|([ap])m\b)"
+_HALF_OF_DAY = re.compile(
+    r"(?i)(?<=\d)(?:\s|\\[,;: ]|~)*(\$?)(?:\s|~)*"
+    rf"(?:\\(?:text|mathrm|textrm|mbox)\s*\{{(?:\s|~)*{_HALF}\s*\}}|{_HALF})"
+)
+
+
+def _halves_of_day(text: str) -> list[str]:
+    return ["".join(letters).upper() + "M" for _, *letters in _HALF_OF_DAY.findall(text)]
+
+
+def is_other_half_of_day(answer: str, gold: str) -> bool:
+    """Whether the last times of day of an answer and those of the gold answer ("3:00 PM", `3 \\text{ p.m.}`) stand in
+    different halves of the day; a side that names no half fits either."""
+    own, wanted = _halves_of_day(answer), _halves_of_day(gold)
+    return bool(own and wanted) and set(own[-len(wanted) :]) != set(wanted)
+
+
+def in_one_half_of_day(answer: str, gold: str) -> tuple[str, str]:
+    """(answer, gold) with AM and PM in one spelling; without where one side names none or all are the same."""
+    own, wanted = _halves_of_day(answer), _halves_of_day(gold)
+    is_named = bool(own and wanted) and len({*own, *wanted}) > 1
+
+    def spelled(match: re.Match[str]) -> str:
+        return match[1] + " " + _halves_of_day("0" + match[0])[0] if is_named else match[1]
+
+    return _HALF_OF_DAY.sub(spelled, answer), _HALF_OF_DAY.sub(spelled, gold)
 
 
 def one_spelling(text: str) -> str:

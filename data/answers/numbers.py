@@ -7,7 +7,7 @@ from decimal import Decimal, InvalidOperation
 from data.answers.final_answer import DENIED, final_answer
 from data.answers.grade import Grade
 from data.answers.math_answers import grade_math, grade_math_response
-from data.answers.monomials import read_monomial
+from data.answers.monomials import has_glued_unit, read_monomial
 from data.answers.plain_numbers import PlainNumber, is_equal_within_decimals, read_number
 
 _MARKED = re.compile(r"####[ \t]*([^\n]*)")
@@ -48,7 +48,7 @@ _IN_TEXT = re.compile(
 _FRACTION = re.compile(r"[-+]?\\[dt]?frac\s*\{-?\d{1,15}\}\s*\{-?\d{1,15}\}")
 _CHANGES = re.compile(r"\\(?:text|textbf|mathrm|mbox|mathbf)\s*\{([^{}]*)\}")
 _MAX_TEXT = 4000
-_GLUED_UNITS = frozenset("mgshlLdctw")  # `5m` beside a number is as often five metres
+_CENTS_DAYS_WEEKS = "cdw"  # units too where every answer is a number
 _CHAIN = re.compile(r"=(?!=)")
 
 
@@ -90,8 +90,8 @@ def _one_number(text: str) -> tuple[str, PlainNumber] | str:
 
 def _is_term(text: str) -> bool:
     """Whether a text is a number times variables, and nothing else."""
-    term = read_monomial(text.strip("$* .\n"))
-    return term is not None and not {letter for letter, _ in term.powers} <= _GLUED_UNITS
+    text = text.strip("$* .\n")
+    return read_monomial(text) is not None and not has_glued_unit(text, _CENTS_DAYS_WEEKS)
 
 
 def _judge(answer: tuple[str, PlainNumber] | str, gold: str, how: str) -> Grade:

@@ -2,8 +2,9 @@
 `(a,b) = (1,2) \\text{ or } (3,4)`, a system in braces, each as `(1,2),(3,4)`.
 
 Unknowns come in the order of the alphabet, so that `y=2, x=1` is `(1,2)`, where all are single letters of one family
-(`x y z`, `a b c`, `m n`, ...) or have indexes; else in the order in which they are named. Answers that name other
-unknowns than the gold answer are different answers.
+(`x y z`, `a b c`, ...) or have indexes; else in the order in which they are named, or in that of the alphabet (`n=4,
+m=3` is `(4,3)` or `(3,4)`). Answers that name other unknowns than the gold answer are different answers; a name's case
+and the braces of its index tell nothing apart.
 """
 
 import re
@@ -28,7 +29,7 @@ _OR = re.compile(
 _ALTERNATIVE = "\x1f"  # stands for "or": a solution ends there
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{(?:cases|array|aligned|align\*?|gather\*?|gathered)\}(?:\{[clr]+\})?")
 _NO_VALUE = re.compile(r"[=<>:]|\\(?:in|le|ge|ne|neq|leq|geq|approx|pm)(?![a-zA-Z])|(?<![\\a-zA-Z{])[a-zA-Z]{3,}")
-_FAMILIES = ("abcd", "xyzw", "xyzt", "uvw", "pqrs", "mn", "ijk", "st", "ABCD", "PQR", "XYZ")
+_FAMILIES = ("abcd", "xyzw", "xyzt", "uvw", "pqrs", "ABCD", "PQR", "XYZ")
 _OPEN, _CLOSE = "([{", ")]}"
 
 
@@ -45,12 +46,20 @@ class Solutions:
         return ", ".join(row[0] if len(row) == 1 else f"({','.join(row)})" for row in rows)
 
     @property
-    def conventional(self) -> tuple[str, ...]:
-        """The names in the order in which values without names are read."""
+    def orders(self) -> tuple[tuple[str, ...], ...]:
+        """The orders of the names in which values without names may be read."""
         letters = [name[0] for name in self.names if len(name) == 1]
         is_family = len(letters) == len(self.names) and any(set(letters) <= set(family) for family in _FAMILIES)
         has_indexes = all("_" in name and name.split("_")[0] == self.names[0].split("_")[0] for name in self.names)
-        return tuple(sorted(self.names)) if is_family or has_indexes else self.names
+        by_alphabet = tuple(sorted(self.names))
+        return (by_alphabet,) if is_family or has_indexes else tuple(dict.fromkeys((self.names, by_alphabet)))
+
+    def renamed(self) -> "Solutions":
+        """With names in lower case and without braces, where that leaves them different."""
+        plain = tuple(re.sub(r"[{}\s]", "", name) for name in self.names)
+        small = tuple(name.lower() for name in plain)
+        names = next((names for names in (small, plain) if len(set(names)) == len(names)), self.names)
+        return Solutions(names, self.values)
 
 
 def split_outside(text: str, separators: str = ",;") -> list[str]:
@@ -138,21 +147,23 @@ def _is_in(name: str, value: str) -> bool:
     return re.search(rf"(?<![a-zA-Z\\]){re.escape(name)}(?![a-zA-Z])", value) is not None
 
 
-def in_one_layout(answer: str, gold: str) -> tuple[str, str] | str | None:
-    """(answer, gold) as lists of tuples in one order of the unknowns; None where neither names two values or more;
-    the reason where the two name different unknowns."""
+def in_one_layout(answer: str, gold: str) -> list[tuple[str, str]] | str:
+    """(answer, gold) as lists of tuples in one order of the unknowns, for each order in which they may be read; as
+    they are where neither names two values or more; the reason where the two name different unknowns."""
     own, wanted = read_solutions(answer), read_solutions(gold)
     if own is None and wanted and len(wanted.names) > 1 and read_solutions(_OR.sub(",", answer)):
         return "alternatives for different unknowns"
     sizes = [len(found.names) * len(found.values) for found in (own, wanted) if found]
     if max(sizes, default=0) < 2:
-        return None
+        return [(answer, gold)]
     if own and wanted:
+        if set(own.names) != set(wanted.names):
+            own, wanted = own.renamed(), wanted.renamed()
         if set(own.names) != set(wanted.names):
             return "values of different unknowns"
         order = tuple(sorted(own.names))
-        return own.in_order(order), wanted.in_order(order)
+        return [(own.in_order(order), wanted.in_order(order))]
     if own:
-        return own.in_order(own.conventional), gold
+        return [(own.in_order(order), gold) for order in own.orders]
     assert wanted is not None
-    return answer, wanted.in_order(wanted.conventional)
+    return [(answer, wanted.in_order(order)) for order in wanted.orders]
