@@ -14,9 +14,9 @@ a freshly drawn network some 1e-3. A kernel of half precision (flash-attention) 
 layout to the fine one by an exact kernel. Nothing random is drawn and no state is kept.
 
 What short rows cannot show is read from the configuration: windows that layers do not hand to their attention function,
-chunks, and rotary embeddings whose frequencies depend on the longest row of a batch (`longrope`: Phi-3) or on every row
-before it (`dynamic`: transformers keeps the frequencies that a row beyond the positions has made, so that not even a row
-alone is a function of its tokens; such rows are refused).
+chunks, and rotary embeddings whose frequencies depend on the longest row of a batch (`longrope`: Phi-3) or on rows of
+earlier ones (`dynamic`: transformers keeps the frequencies that a row beyond the positions has made, so that not even a
+row alone is a function of its tokens; such rows are refused).
 """
 
 import logging

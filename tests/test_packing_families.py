@@ -23,6 +23,8 @@ from models.packed_attention import BadAttention
 from models.packing_check import PackingCheck, check_layout, check_packing, packing_of
 from models.scalar_head import load_critic, load_process_reward
 from rewards.process import row_logits
+from rl.assembly import check_window
+from runtime.entrypoint import BadConfig
 from training.assembly import make_layout
 from training.objectives.process_reward import ProcessReward
 from training.objectives.sft import SupervisedFineTuning
@@ -228,6 +230,10 @@ def test_rotary_frequencies_that_stay_grown_after_a_long_row_are_refused_that_ro
     for call in calls:
         with pytest.raises(BadInput, match="a row of 65 tokens for a network of 64 positions"):
             call()
+    check_window(model, 64)
+    for window in (65, None):
+        with pytest.raises(BadConfig, match=r"server\.max_model_len=64"):
+            check_window(model, window)
     few = (ids[:3, :64], mask[:3, :64])
     padded = all_logits(model, {"input_ids": few[0], "attention_mask": few[1]})
     found, _ = response_logprobs(model, *few)
