@@ -15,14 +15,14 @@ from benchmarks.silence_sides.packing_families import FAMILIES, configuration, m
 from data.collate import collate_tokens, pad_rows
 from data.examples import StepExample, TokenExample
 from data.packing import Layout, place_rows
-from data.records import BadInput
+from data.records import BadInput, Trajectory
 from models.inputs import model_inputs
 from models.load import load_policy
 from models.logprobs import all_logits, response_logprobs, response_values, target_scores
 from models.packed_attention import BadAttention
 from models.packing_check import PackingCheck, check_layout, check_packing, packing_of
 from models.scalar_head import load_critic, load_process_reward
-from rewards.process import row_logits
+from rewards.process import row_logits, score_trajectories
 from rl.assembly import check_window
 from runtime.entrypoint import BadConfig
 from training.assembly import make_layout
@@ -230,6 +230,9 @@ def test_rotary_frequencies_that_stay_grown_after_a_long_row_are_refused_that_ro
     for call in calls:
         with pytest.raises(BadInput, match="a row of 65 tokens for a network of 64 positions"):
             call()
+    trajectory = Trajectory("p/7", "p", "", "a", ["a"], rows[3][:1], rows[3][1:], [64], "stop", "", None, False)
+    with pytest.raises(BadInput, match=r"trajectory 'p/7': a row of 65 tokens for a network of 64 positions"):
+        score_trajectories(model, [trajectory], pad_id=0)
     check_window(model, 64)
     for window in (65, None):
         with pytest.raises(BadConfig, match=r"server\.max_model_len=64"):
