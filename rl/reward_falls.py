@@ -3,16 +3,16 @@ A warning only: the run goes on.
 
 Nothing else in a run notices it: the loss of a policy gradient says nothing about progress, and evaluations are rare.
 At 20 iterations and at every tenth after that, the slope of the rewards over the last 20, the last 40 and all of them
-is tested, one-sided, by Student's t. The k-th look may raise 0.9 % · 6 / (π² k²) of false alarms, divided by its windows
-(Bonferroni): all looks of a run that stands still under independent normal noise, however long, add up to 0.9 % at most.
-After a fall that was said the count of iterations begins anew. Where the second half of a window lies less than a tenth
-below the first, nothing is said.
+is tested, one-sided, by Student's t. The k-th look may raise 0.9 % · 6 / (π² k²) of false alarms, divided by its
+windows (Bonferroni): all looks of a run that stands still under independent normal noise, however long, add up to 0.9 %
+at most. After a fall that was said the count of iterations begins anew. Where the second half of a window lies less
+than a tenth below the first, nothing is said.
 
 Simulated with 64 problems of 8 rollouts whose difficulties differ (beta distributed, of concentration 1.5): success
 that falls linearly from 9 % to 5 % in 20 iterations is said at once in 38 % of runs and after 10 more iterations at 5 %
 in 57 %, from 9 % to 3 % in 24 in 64 %, from 40 % to 20 % in 20 in all. Of flat runs of 24, 100 and 200 iterations 0.5,
-0.7 and 0.9 % are said to fall at 9 % and at most 0.3 % at 50 %, under normal noise (of a fifth of the mean) at most
-0.9 %, under noise of long tails (Student's t of 3 degrees, the eighth power of a uniform number) at most 0.7 %; of 2,000
+0.7 and 0.9 % are said to fall at 9 % and at most 0.3 % at 50 %, under normal noise (of a fifth of the mean) at most 0.9
+%, under noise of long tails (Student's t of 3 degrees, the eighth power of a uniform number) at most 0.7 %; of 2,000
 runs that rise from 10 % to 60 % in 30 iterations and stand still for 70, at most one. Where success of 30 % itself
 wanders (its log-odds with autocorrelation 0.8 and deviation 0.05, or 0.3 and 0.1), 0.7 to 2 % are.
 """
