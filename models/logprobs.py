@@ -192,7 +192,7 @@ def _answering(
 
 def one_by_one(model: Any, inputs: dict[str, Any]) -> list[dict[str, Any]]:
     """The inputs of each row of a padded batch, without its padding, where the network needs them alone; else nothing.
-    Raises BadAttention for packed rows that it cannot take."""
+    Raises BadAttention for packed rows that it cannot take, BadInput for a row that it does not."""
     check, segments = packing_of(model), inputs.get("segments")
     if segments is not None:
         if check.choice_for(segments.longest) != "packed":
@@ -200,7 +200,7 @@ def one_by_one(model: Any, inputs: dict[str, Any]) -> list[dict[str, Any]]:
                                "set layout=auto")  # fmt: skip
         return []
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
-    if len(ids) < 2 or check.choice_for(ids.shape[1]) != "alone":
+    if check.choice_for(ids.shape[1]) != "alone" or len(ids) < 2:  # positions run through the padding too
         return []
     if is_cut(model):
         raise BadAttention(f"{type(network(model)).__name__}: rows have to be computed one at a time, and ranks would "

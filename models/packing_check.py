@@ -14,7 +14,9 @@ a freshly drawn network some 1e-3. A kernel of half precision (flash-attention) 
 layout to the fine one by an exact kernel. Nothing random is drawn and no state is kept.
 
 What short rows cannot show is read from the configuration: windows that layers do not hand to their attention function,
-chunks, and rotary embeddings whose frequencies depend on the longest row of a batch (`longrope`: Phi-3).
+chunks, and rotary embeddings whose frequencies depend on the longest row of a batch (`longrope`: Phi-3) or on rows of
+earlier ones (`dynamic`: transformers keeps the frequencies that a row beyond the positions has made, so that not even a
+row alone is a function of its tokens; such rows are refused).
 """
 
 import logging
@@ -28,6 +30,7 @@ import torch
 from transformers import PreTrainedModel
 
 from data.packing import Layout, PlacedRows, pack_rows, place_rows
+from data.records import BadInput
 from models.inputs import model_inputs, network
 from models.packed_attention import PREFIX, BadAttention, takes_packed_rows, watched
 
@@ -45,8 +48,8 @@ class PackingCheck:
     """`choice`: packed, padded or alone. `leak` and `padding`: the largest difference of packed and of padded rows from
     rows alone, `noise` that of rounding, as shares of the largest hidden value (0 where not measured, infinity where
     the network refuses). `reason`: why rows are not packed; empty where they are.
-    `max_length`: a batch with a longer row is computed one row at a time. `is_head_last`: logits are what the output
-    head says."""
+    `max_length`: a batch with a longer row is computed one row at a time; `refuses_longer`: a longer row is refused.
+    `is_head_last`: logits are what the output head says."""
 
     choice: str
     leak: float = 0.0
@@ -55,10 +58,17 @@ class PackingCheck:
     reason: str = ""
     max_length: int | None = None
     is_head_last: bool = True
+    refuses_longer: bool = False
 
     def choice_for(self, longest: int) -> str:
-        """The choice for rows of which the longest has so many tokens."""
+        """The choice for rows of which the longest has so many tokens. Raises BadInput for one that is refused."""
         is_too_long = self.max_length is not None and longest > self.max_length
+        if is_too_long and self.refuses_longer:
+            raise BadInput(
+                f"a row of {longest} tokens for a network of {self.max_length} positions: its rotary frequencies "
+                "('dynamic') would change for this row and for others: take shorter rows (params.max_tokens, "
+                f"server.max_model_len={self.max_length}, examples.max_length={self.max_length})"
+            )
         return "alone" if is_too_long else self.choice
 
 
@@ -217,7 +227,8 @@ def _measure(net: PreTrainedModel) -> PackingCheck:
     limit = _HALF if is_half else fine
     padding, refused = _try(net, rows, "padded", truth)
     base = PackingCheck("padded", padding=padding, noise=noise, is_head_last=is_head_last,
-                        max_length=_longest_together(net.config))  # fmt: skip
+                        max_length=_longest_together(net.config),
+                        refuses_longer=longest_row(net.config) is not None)  # fmt: skip
     if padding > limit:
         return _without_ours(net, rows, truth, fine, replace(base, reason=refused), attends_here)
     if not takes_packed_rows(net):
@@ -293,21 +304,33 @@ def _unseen(config: Any, windows: Sequence[int | None]) -> str:
     return f"a sliding window of {window} tokens that its layers do not hand over" if seen < expected else ""
 
 
+def _rotary_kinds(text: Any) -> list[dict[str, Any]]:
+    """The rotary settings of a configuration: one, or one a kind of layer."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    return [rope, *(value for value in rope.values() if isinstance(value, dict))]
+
+
+def longest_row(config: Any) -> int | None:
+    """The longest row that a network takes whose rotary frequencies grow with its rows (`dynamic`) and stay grown
+    afterwards; None: it has no such limit."""
+    text = config.get_text_config()
+    grows = any("dynamic" in str(kind.get("rope_type")) for kind in _rotary_kinds(text))
+    return int(text.max_position_embeddings) if grows else None
+
+
 def _longest_together(config: Any) -> int | None:
     """The longest row that leaves the rotary frequencies of its batch as they are; None: any."""
     text = config.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or {}
-    kinds = [rope, *(value for value in rope.values() if isinstance(value, dict))]
     lengths = [kind.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
-               for kind in kinds if kind.get("rope_type") == "longrope"]  # fmt: skip
-    return min((int(length) for length in lengths if length), default=None)
+               for kind in _rotary_kinds(text) if kind.get("rope_type") == "longrope"]  # fmt: skip
+    return min((int(length) for length in [*lengths, longest_row(config)] if length), default=None)
 
 
 def check_layout(model: Any, layout: str, longest: int) -> str:
     """The kind of layout to use for rows of which the longest has so many tokens, where `layout` is asked for; `auto`:
     shared where rows may be packed, else padded. Raises BadAttention where packed rows are forced and leak, and where
     rows have to be computed one at a time with weights that ZeRO-3 has cut (ranks would make unequal numbers of
-    passes)."""
+    passes), and BadInput for a row that the network does not take."""
     check = packing_of(model)
     choice = check.choice_for(longest)
     why = check.reason or f"a row of {longest} tokens (above {check.max_length}) changes the rotary frequencies of " \

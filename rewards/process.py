@@ -62,7 +62,7 @@ def score_trajectories(
     """Scores in [0, 1] of every step of every trajectory, in order.
 
     Trajectories with the same ids are scored once; `on_progress` gets the number of distinct ones done.
-    Raises BadInput for a trajectory without token ids.
+    Raises BadInput for a trajectory without token ids, or longer than the network takes.
     """
     for trajectory in trajectories:
         check_ends(trajectory.steps, trajectory.step_ends, trajectory.id)
@@ -73,6 +73,7 @@ def score_trajectories(
     chosen = [first[key] for key in distinct]
     scores: dict[Any, list[float]] = {}
     rows = [[*t.prompt_ids, *t.response_ids] for t in chosen]
+    _check_longest(model, chosen, rows)
     for batch in row_logits(model, rows, pad_id, batch_tokens):
         for index, logits in batch:
             start = len(chosen[index].prompt_ids)
@@ -80,6 +81,17 @@ def score_trajectories(
             scores[distinct[index]] = [round(float(value), 6) for value in scores_from_logits(read)]
         on_progress(len(scores))
     return [scores[key] for key in keys]
+
+
+def _check_longest(model: Any, trajectories: Sequence[Trajectory], rows: Sequence[Sequence[int]]) -> None:
+    """Raise BadInput, with the trajectory, for a row that the network does not take."""
+    if not rows:
+        return
+    row, trajectory = max(zip(rows, trajectories, strict=True), key=lambda pair: len(pair[0]))
+    try:
+        packing_of(model).choice_for(len(row))
+    except BadInput as error:
+        raise BadInput(f"trajectory '{trajectory.id}': {error}") from None
 
 
 def minimum_weights(scores: Sequence[float], temperature: float) -> list[float]:

@@ -13,6 +13,7 @@ import torch
 from models.inputs import network
 from models.load import BadModel, load_reference, load_tokenizer, max_length_of
 from models.lora import PolicyWithoutAdapters
+from models.packing_check import longest_row
 from models.tokenizer_checks import tokenizer_differences
 from rewards.score import HoldsModels
 from rl.combinations import check_combinations
@@ -68,6 +69,8 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: OwnServer | None, cli
         check_vocabulary(model, int(network(critic.engine.model).config.vocab_size), "critic")
     kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)
     check_server = server.check if server is not None else lambda: None
+    window = from_main_rank(lambda: window_of(client, server, config.model["path"]))
+    check_window(model, window)
     return Trainer(
         config,
         engine,
@@ -89,8 +92,18 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: OwnServer | None, cli
         ),
         int(tokenizer.pad_token_id),
         Path(config.output_dir),
-        from_main_rank(lambda: window_of(client, server, config.model["path"])),
+        window,
     )
+
+
+def check_window(model: Any, window: int | None) -> None:
+    """Raise BadConfig where the engine's window (None: unknown) lets rollouts grow beyond what the policy can score."""
+    longest = longest_row(network(model).config)
+    if longest is not None and (window is None or window > longest):
+        raise BadConfig(
+            f"the engine takes {window or 'any number of'} tokens and the policy, whose rotary frequencies ('dynamic') "
+            f"change beyond its positions, {longest}: set server.max_model_len={longest}"
+        )
 
 
 def window_of(client: RLClient, server: OwnServer | None, model: str) -> int | None:

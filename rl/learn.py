@@ -73,8 +73,7 @@ class Learn:
         compare = self._score_others(experience, scorer, values) if is_one_pass else None
         with timed(values, "update"):
             updated = self.update(experience, iteration, compare)
-            tokens = int(experience.response_mask.sum()) * self.config.num_epochs
-            self.watch.check_update(updated.get("kl_old", 0.0), updated.get("ratio_max", 1.0), max(1, tokens))
+            self.watch.check_update(updated.get("kl_old", 0.0), updated["kl_luckiest"])
         values["seconds/update"] -= values.pop("seconds/probes_within", 0.0)
         if "kl/per_response" in values:
             self.update.kl.update(values["kl/per_response"], len(experience.ids))

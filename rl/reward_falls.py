@@ -1,12 +1,20 @@
 """Whether the training reward falls over many iterations: a test on the rewards of a run, and the line that says so.
+A warning only: the run goes on.
 
 Nothing else in a run notices it: the loss of a policy gradient says nothing about progress, and evaluations are rare.
-The test looks for the iteration at which the mean reward stepped down: for every such border the iterations from it on
-are compared with those just before it (5, 10, 20, ... of them), in standard errors of their ranks' normal scores. The
-noise of one iteration is estimated from the differences of neighbours, which a trend hardly touches. The limit grows
-with the number of comparisons, so that fewer than 10 of 1,000 flat runs of 24 to 200 iterations are said to fall. What
-raises so few false alarms needs a clear fall: with 64 problems an iteration, from 9 % to 3 % is usually seen within two
-dozen iterations, from 9 % to 5 % only after more of them.
+At 20 iterations and at every tenth after that, the slope of the rewards over the last 20, the last 40 and all of them
+is tested, one-sided, by Student's t. The k-th look may raise 0.9 % · 6 / (π² k²) of false alarms, divided by its
+windows (Bonferroni): all looks of a run that stands still under independent normal noise, however long, add up to 0.9 %
+at most. After a fall that was said the count of iterations begins anew. Where the second half of a window lies less
+than a tenth below the first, nothing is said.
+
+Simulated with 64 problems of 8 rollouts whose difficulties differ (beta distributed, of concentration 1.5): success
+that falls linearly from 9 % to 5 % in 20 iterations is said at once in 38 % of runs and after 10 more iterations at 5 %
+in 57 %, from 9 % to 3 % in 24 in 64 %, from 40 % to 20 % in 20 in all. Of flat runs of 24, 100 and 200 iterations 0.5,
+0.7 and 0.9 % are said to fall at 9 % and at most 0.3 % at 50 %, under normal noise (of a fifth of the mean) at most 0.9
+%, under noise of long tails (Student's t of 3 degrees, the eighth power of a uniform number) at most 0.7 %; of 2,000
+runs that rise from 10 % to 60 % in 30 iterations and stand still for 70, at most one. Where success of 30 % itself
+wanders (its log-odds with autocorrelation 0.8 and deviation 0.05, or 0.3 and 0.1), 0.7 to 2 % are.
 """
 
 import json
@@ -16,23 +24,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist, fmean
-from typing import Any
 
 import numpy
 
 log = logging.getLogger(__name__)
 
-SHORTEST = 5  # iterations on either side
-_WINDOW = 400  # the newest iterations that are looked at
-_LIMIT, _GROWTH = 3.1, 0.4  # standard errors, where the noise is known: and for every e-fold of iterations
-_SLACK = 8.0  # as much more, divided by the differences that the noise is estimated from
+_FIRST_LOOK, _EVERY = 20, 10  # iterations
+_WINDOWS = (20, 40)  # the newest of them, beside all
+_FALSE_ALARMS = 0.009  # of all looks together
 _SMALLEST = 0.1  # of the earlier mean: a smaller fall is not said
 
 
 @dataclass(frozen=True)
 class Fall:
     """From the mean reward `before` of the iterations `first` .. `border` - 1 to `after` of `border` .. `last` (numbers
-    from 1), `errors` standard errors apart."""
+    from 1), the halves of a window with a slope of -`errors` standard errors."""
 
     first: int
     border: int
@@ -43,8 +49,8 @@ class Fall:
 
 
 class RewardTrend:
-    """Fed with an iteration's mean reward after the other; says of each fall once, when it is seen: what comes after it
-    is compared with the level it fell to. Fed with the same rewards again it is in the same state."""
+    """Fed with an iteration's mean reward after the other; says of each fall once, when it is seen: only iterations
+    after it are looked at from then on. Fed with the same rewards again it is in the same state."""
 
     def __init__(self) -> None:
         self._rewards: list[float] = []
@@ -53,50 +59,52 @@ class RewardTrend:
     def add(self, reward: float) -> Fall | None:
         """The fall that shows with this iteration's mean reward."""
         self._rewards.append(reward)
-        if len(self._rewards) > _WINDOW:
-            self._first += len(self._rewards) - _WINDOW
-            self._rewards = self._rewards[-_WINDOW:]
         found = find_fall(self._rewards, self._first)
         if found is not None:
-            self._rewards = self._rewards[found.border - self._first :]
-            self._first = found.border
+            self._first += len(self._rewards)
+            self._rewards = []
         return found
 
 
 def find_fall(rewards: Sequence[float], first: int = 1) -> Fall | None:
-    """The most significant step down in the mean rewards of iterations `first`, `first` + 1, ...; None where there is
-    none beyond chance."""
+    """The most significant fall in the mean rewards of iterations `first`, `first` + 1, ...; None where there is none
+    beyond chance, or no look is due at so many of them."""
     count = len(rewards)
-    if count < 2 * SHORTEST:
+    if count < _FIRST_LOOK or (count - _FIRST_LOOK) % _EVERY:
         return None
-    scores = normal_scores(rewards)
-    noise = math.sqrt(float(numpy.square(numpy.diff(scores)).mean()) / 2)
-    sums = numpy.concatenate([[0.0], scores.cumsum()])
-    borders = numpy.arange(SHORTEST, count - SHORTEST + 1)
-    widths = SHORTEST * 2 ** numpy.arange(math.ceil(math.log2(count / SHORTEST)))
-    starts = numpy.maximum(borders - widths[:, None], 0)
-    before = (sums[borders] - sums[starts]) / (borders - starts)
-    after = numpy.broadcast_to((sums[-1] - sums[borders]) / (count - borders), before.shape)
-    error = noise * numpy.sqrt(1 / (borders - starts) + 1 / (count - borders))
-    sizes = (before - after) / numpy.maximum(error, 1e-12)
-    best = numpy.unravel_index(int(sizes.argmax()), sizes.shape)
-    start, border, size = int(starts[best]), int(borders[best[1]]), float(sizes[best])
-    if not size > _LIMIT + _GROWTH * math.log(count) + _SLACK / (count - 1):
-        return None
-    high, low = fmean(rewards[start:border]), fmean(rewards[border:])
-    if not high - low >= _SMALLEST * abs(high):
-        return None
-    return Fall(first + start, first + border, first + count - 1, high, low, size)
+    look = 1 + (count - _FIRST_LOOK) // _EVERY
+    windows = sorted({min(size, count) for size in (*_WINDOWS, count)})
+    chance = _FALSE_ALARMS * 6 / (math.pi * look) ** 2 / len(windows)
+    found: dict[float, Fall] = {}  # how far beyond its limit → the fall
+    for size in windows:
+        errors = -slope_errors(rewards[-size:])
+        start, border = count - size, count - size // 2
+        high, low = fmean(rewards[start:border]), fmean(rewards[border:])
+        beyond = errors / student_quantile(1 - chance, size - 2)
+        if beyond > 1 and high - low >= _SMALLEST * abs(high):
+            found[beyond] = Fall(first + start, first + border, first + count - 1, high, low, errors)
+    return found[max(found)] if found else None
 
 
-def normal_scores(values: Sequence[float]) -> Any:
-    """The normal quantiles of the values' ranks (equal values share one): a few lucky iterations weigh no more than
-    they would under a normal distribution."""
-    _, inverse, counts = numpy.unique(numpy.asarray(values), return_inverse=True, return_counts=True)
-    ranks = numpy.cumsum(counts) - (counts - 1) / 2  # from 1
-    quantile = NormalDist().inv_cdf
-    scores = numpy.array([quantile(rank / (len(values) + 1)) for rank in ranks])
-    return scores[inverse]
+def slope_errors(values: Sequence[float]) -> float:
+    """The slope of the least-squares line through `values` in its standard errors (Student's t of n - 2 degrees)."""
+    given = numpy.asarray(values, dtype=float)
+    times = numpy.arange(len(given)) - (len(given) - 1) / 2
+    spread = float(times @ times)
+    slope = float(times @ given) / spread
+    rest = given - given.mean() - slope * times
+    return slope / max(math.sqrt(float(rest @ rest) / (len(given) - 2) / spread), 1e-12)
+
+
+def student_quantile(share: float, degrees: int) -> float:
+    """Of Student's distribution, by the Cornish-Fisher expansion (Abramowitz and Stegun 26.7.5)."""
+    z = NormalDist().inv_cdf(share)
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / degrees**power for power, term in enumerate(terms, 1))
 
 
 Row = Mapping[str, float]  # of metrics.jsonl
@@ -126,7 +134,6 @@ class RewardWatch:
         if reward is None:  # a line of an evaluation alone
             return None
         self._rows[iteration] = {name: values[name] for name in _SHOWN if name in values}
-        self._rows.pop(iteration - _WINDOW, None)
         return self.trend.add(reward)
 
 
@@ -136,7 +143,7 @@ _SHOWN = ("update/learning_rate", "update/clip_share", "update/kl_old", "update/
 
 def describe_fall(fall: Fall, rows: Mapping[int, Row]) -> str:
     """How far and since when, and the usual causes in their order with the run's own numbers: means over the iterations
-    `rows` holds before and after the border (the largest of learning rates and ratios)."""
+    `rows` holds in either half (the largest of learning rates and ratios)."""
 
     def values(name: str, start: int, end: int) -> list[float]:
         return [rows[i][name] for i in range(start, end) if i in rows and name in rows[i]]
@@ -161,7 +168,7 @@ def describe_fall(fall: Fall, rows: Mapping[int, Row]) -> str:
         "params.max_tokens)",
     )
     return (
-        f"the training reward fell from {fall.before:.3g} (iterations {fall.first} to {fall.border - 1}) to "
-        f"{fall.after:.3g} (since iteration {fall.border}), by {fall.errors:.1f} standard errors. Usual causes, the "
-        f"likeliest first: {'; '.join(causes)}"
+        f"the training reward falls: {fall.before:.3g} in iterations {fall.first} to {fall.border - 1}, "
+        f"{fall.after:.3g} in {fall.border} to {fall.last}, a slope of -{fall.errors:.1f} standard errors. Usual "
+        f"causes, the likeliest first: {'; '.join(causes)}"
     )

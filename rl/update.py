@@ -96,7 +96,9 @@ class Update:
     def __call__(
         self, experience: Experience, iteration: int, before_step: Callable[[], None] | None = None
     ) -> dict[str, float]:
-        """Train on the experience of `iteration` (from 0); means over its tokens and steps.
+        """Train on the experience of `iteration` (from 0); means over its tokens and steps. `kl_luckiest` is what the
+        luckiest token alone, over all epochs, makes of the mean `kl_old`: one that was drawn by luck and became likely
+        has a ratio of thousands.
 
         With `before_step` (see `makes_one_pass`) the log-probs and entropies of `rows_with_gradient` are written into
         the experience; then it is called, before any weight changes.
@@ -112,7 +114,8 @@ class Update:
         sums = Sums()
         rates: dict[str, float] = {}
         warmup = self.critic.config.num_warmup_iterations if self.critic else 0
-        self.largest_ratio = 0.0
+        self.largest_ratio, self.num_counted = 0.0, 0
+        self.rises = torch.zeros(experience.ids.shape, dtype=torch.float64)
         for step, rows in self._minibatches(len(experience.ids), iteration):
             if iteration >= warmup:
                 rates["learning_rate"] = self._rate(step, warmup)
@@ -120,7 +123,14 @@ class Update:
             if self.critic is not None:
                 rates["value_learning_rate"] = self._critic_rate(step)
                 self.critic.step(experience, rows, rates["value_learning_rate"], sums)
-        return {**sums.means(), **rates, "ratio_max": max(gather_over_ranks(self.largest_ratio))}
+        found = {**sums.means(), **rates, "ratio_max": max(gather_over_ranks(self.largest_ratio))}
+        return found | {"kl_luckiest": self._luckiest()}
+
+    def _luckiest(self) -> float:
+        """The largest sum over epochs of a token's k3, of those that became likelier, as its share of the mean."""
+        rises = sum_tensor_over_ranks(self.rises)
+        largest = float(rises.max()) if rises.numel() else 0.0
+        return largest / max(1.0, sum_over_ranks([float(self.num_counted)])[0])
 
     def _minibatches(self, num_rollouts: int, iteration: int) -> Iterator[tuple[int, torch.Tensor]]:
         """(step of the run from 0, rows). An iteration begins at the same step whatever the ones before it had."""
@@ -257,7 +267,8 @@ class Update:
             sums.add({"importance_capped": (float((chosen >= config.importance_cap).sum()), len(chosen))})
         clip = (mask, config.clip_low, config.clip_high)
         total, _ = clipped_surrogate(logprobs, old, advantages, *clip, config.dual_clip, surrogate_weights)
-        self._count(logprobs.detach(), old, advantages, clip, total, sums, ratios)
+        terms = self._count(logprobs.detach(), old, advantages, clip, total, sums, ratios)
+        self.rises[cut, :length] += (terms * (logprobs.detach() > old)).double().cpu()
         if kind:
             terms = self._penalty(kind, logits, logprobs, take(experience.reference_logprobs), ids, attention_mask)
             if config.kl.max_token > 0:
@@ -296,24 +307,27 @@ class Update:
         surrogate: torch.Tensor,
         sums: Sums,
         ratios: list[float],
-    ) -> None:
-        """Add a micro-batch's metrics."""
+    ) -> torch.Tensor:
+        """Add a micro-batch's metrics; the k3 of every token [B, T] of it, 0 outside the response."""
         mask = clip[0]
         tokens = int(mask.sum())
+        terms = divergence(old, logprobs, "k3").where(mask, 0.0)
         ratio = torch.exp(logprobs[mask] - old[mask])
         ratios[0] += float(ratio.double().sum())
         ratios[1] += tokens
+        self.num_counted += tokens
         if tokens:
             self.largest_ratio = max(self.largest_ratio, float(ratio.max()))
         sums.add(
             {
                 "surrogate_loss": (float(surrogate.detach()), 0),
                 "clip_share": (clipped_tokens(logprobs, old, advantages, *clip)[0], 0),
-                "kl_old": (float(divergence(old, logprobs, "k3")[mask].sum()), tokens),
+                "kl_old": (float(terms[mask].sum()), tokens),
                 "approximate_kl": (float(divergence(logprobs, old, "mse")[mask].sum()), tokens),
                 "ratio": (float(ratio.sum()), tokens),
             }
         )
+        return terms
 
 
 def _scores_of(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:

@@ -115,14 +115,13 @@ class Watch:
         """The policy's distance from its reference, before the update. Raises ProbeFailed."""
         self._check_steps([("the KL from the reference", per_token, self.config.probes.max_reference_kl)])
 
-    def check_update(self, kl_old: float, largest_ratio: float = 1.0, tokens: int = 1) -> None:
-        """The policy's distance (mean k3 of `tokens`) from the one before the update. Raises ProbeFailed.
+    def check_update(self, kl_old: float, luckiest: float = 0.0) -> None:
+        """The policy's distance (mean k3) from the one before the update. Raises ProbeFailed.
 
-        The token with the largest ratio is left out: one that was drawn by luck and became likely has a ratio of
-        thousands, and moves the mean of many tokens alone.
+        The luckiest token, which makes `luckiest` of that mean, is left out: one that was drawn by luck and became
+        likely has a ratio of thousands, and moves the mean of many tokens alone.
         """
-        luck = (largest_ratio - 1 - math.log(largest_ratio)) / tokens if 1 < largest_ratio < math.inf else 0.0
-        kl = max(kl_old - luck, 0.0) if math.isfinite(kl_old) else kl_old
+        kl = max(kl_old - luckiest, 0.0) if math.isfinite(kl_old) else kl_old
         self._check_steps([("the KL from the policy before the update", kl, self.config.probes.max_update_kl)])
 
     def _check_steps(self, values: Sequence[tuple[str, float, float]]) -> None:

@@ -15,13 +15,16 @@ from benchmarks.silence_sides.packing_families import FAMILIES, configuration, m
 from data.collate import collate_tokens, pad_rows
 from data.examples import StepExample, TokenExample
 from data.packing import Layout, place_rows
+from data.records import BadInput, Trajectory
 from models.inputs import model_inputs
 from models.load import load_policy
 from models.logprobs import all_logits, response_logprobs, response_values, target_scores
 from models.packed_attention import BadAttention
 from models.packing_check import PackingCheck, check_layout, check_packing, packing_of
 from models.scalar_head import load_critic, load_process_reward
-from rewards.process import row_logits
+from rewards.process import row_logits, score_trajectories
+from rl.assembly import check_window
+from runtime.entrypoint import BadConfig
 from training.assembly import make_layout
 from training.objectives.process_reward import ProcessReward
 from training.objectives.sft import SupervisedFineTuning
@@ -187,6 +190,61 @@ def test_chunks_and_windows_that_layers_keep_to_themselves_are_found_by_short_ro
         layer.self_attn.config._attn_implementation = model.config._attn_implementation
         assert inner.__func__ is own.forward
     assert "a sliding window of 64 tokens that its layers do not hand over" in check_packing(model).reason
+
+
+def dynamic_network(folder: Path) -> Any:
+    """A network of 64 positions whose rotary frequencies grow with its rows."""
+    config = configuration("llama")
+    config.max_position_embeddings = 64
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    return load_policy(str(folder)).eval()
+
+
+@torch.no_grad()
+def test_rotary_frequencies_that_stay_grown_after_a_long_row_are_refused_that_row(tmp_path: Path) -> None:
+    """Rows of 30, 40 and 64 tokens equal each alone, together and before and after a row of 65 that is refused."""
+    model = dynamic_network(tmp_path)
+    plain = LlamaForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    draw = random.Random(0)
+    rows = [[draw.randrange(2, 90) for _ in range(size)] for size in (30, 40, 64, 65)]
+    want = [plain(input_ids=torch.tensor([row]), use_cache=False).logits[0] for row in rows]
+    grown = plain(input_ids=torch.tensor([rows[2]]), use_cache=False).logits[0]
+    assert float((grown - want[2]).abs().max()) > 1e-3  # transformers keeps what the row of 65 has made
+    check = packing_of(model)
+    assert (check.choice, check.max_length, check.refuses_longer) == ("packed", 64, True)
+    ids, mask, _ = pad_rows(rows, [0] * 4, 0)
+    calls: list[Any] = [
+        lambda: all_logits(model, {"input_ids": ids, "attention_mask": mask}),
+        lambda: all_logits(model, {"input_ids": ids[3:], "attention_mask": mask[3:]}),
+        lambda: response_logprobs(model, ids, mask),
+        lambda: response_logprobs(model, ids[3:], mask[3:]),
+        lambda: list(row_logits(model, rows, 0, 1000)),
+        lambda: check_layout(model, "auto", 65),
+    ]
+    for call in calls:
+        with pytest.raises(BadInput, match="a row of 65 tokens for a network of 64 positions"):
+            call()
+    trajectory = Trajectory("p/7", "p", "", "a", ["a"], rows[3][:1], rows[3][1:], [64], "stop", "", None, False)
+    with pytest.raises(BadInput, match=r"trajectory 'p/7': a row of 65 tokens for a network of 64 positions"):
+        score_trajectories(model, [trajectory], pad_id=0)
+    check_window(model, 64)
+    for window in (65, None):
+        with pytest.raises(BadConfig, match=r"server\.max_model_len=64"):
+            check_window(model, window)
+    few = (ids[:3, :64], mask[:3, :64])
+    padded = all_logits(model, {"input_ids": few[0], "attention_mask": few[1]})
+    found, _ = response_logprobs(model, *few)
+    for row, truth in enumerate(want[:3]):
+        size = len(truth)
+        torch.testing.assert_close(padded[row, :size], truth, rtol=0, atol=1e-4)
+        logs = torch.log_softmax(truth[:-1], -1).gather(1, ids[row, 1:size, None])[:, 0]
+        torch.testing.assert_close(found[row, : size - 1], logs, rtol=0, atol=1e-4)
 
 
 def test_nothing_is_computed_where_weights_are_cut_or_no_numbers(tiny_policy: Path) -> None:

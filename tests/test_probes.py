@@ -434,7 +434,7 @@ def test_a_policy_that_runs_away_is_named(tiny_policy: Path) -> None:
     watch = Watch(RLConfig(probes=ProbesConfig(max_update_kl=0.5)), None, PARAMS, Tokens())
     watch.check_update(0.4)
     watch.check_kl(2.9)
-    watch.check_update(0.7, largest_ratio=5000.0, tokens=20_000)  # one lucky token makes 0.25 of it
+    watch.check_update(0.7, luckiest=0.25)
     for check, value in ((watch.check_update, 0.6), (watch.check_update, math.nan), (watch.check_kl, 3.1)):
         with pytest.raises(ProbeFailed, match="nats a token, the limit") as caught:
             check(value)

@@ -1,6 +1,7 @@
 """Reinforcement learning: advantages and losses by hand, masks, deliveries that are stale, exact resume."""
 
 import asyncio
+import math
 import os
 import subprocess
 import sys
@@ -27,9 +28,11 @@ from rl.experience import logprob_gap, make_experience
 from rl.kl import KLController, divergence
 from rl.live_engine import StaleWeights
 from rl.losses import clipped_surrogate, clipped_tokens
+from rl.probes import ProbeFailed
 from rl.rollout import BadSampling, Sampler, check_params, draw_problems, score
 from rl.types import Experience, Live, Rollout, RolloutGroup
 from rl.update import Update, learning_rate
+from rl.watch import Watch
 from rl.weight_sync import WeightSync
 from rl.weights_file import WeightsFile
 from runtime.schemas import KLConfig, RLConfig
@@ -215,6 +218,29 @@ def test_a_kl_penalty_pulls_a_policy_back_to_its_reference(tiny_policy: Path) ->
     divergences = [update(experience, iteration)["kl_reference"] for iteration in range(5)]
     assert divergences == sorted(divergences, reverse=True)
     assert divergences[-1] < 0.9 * divergences[0]
+
+
+@pytest.mark.parametrize("num_epochs", [1, 3])
+def test_one_lucky_token_stops_no_update_however_few_tokens_count(tiny_policy: Path, num_epochs: int) -> None:
+    """Five of six rollouts agree, the sixth has eleven tokens; one of them is a thousand times likelier than before."""
+    model: Any = load_policy(str(tiny_policy), "eager")
+    experience = ragged_experience(model)
+    advantages = torch.zeros(experience.ids.shape)
+    advantages[5] = experience.response_mask[5].float()
+    old = experience.old_logprobs.clone()
+    place = int(experience.response_mask[5].nonzero()[0])
+    old[5, place] -= math.log(1000)
+    experience = replace(experience, advantages=advantages, old_logprobs=old)
+    update = make_update(model, num_epochs=num_epochs, learning_rate=0.0)
+    found = update(experience, iteration=0)
+    assert found["kl_old"] == pytest.approx((1000 - 1 - math.log(1000)) / 11, rel=1e-3)  # once an epoch, as the others
+    assert found["kl_luckiest"] == pytest.approx(found["kl_old"], rel=1e-5)
+    watch = Watch(update.config, None, PARAMS, None)
+    watch.check_update(found["kl_old"], found["kl_luckiest"])
+    old[5, place + 1] -= math.log(1000)  # a second one is no luck
+    found = update(experience, iteration=0)
+    with pytest.raises(ProbeFailed, match="the KL from the policy before the update"):
+        watch.check_update(found["kl_old"], found["kl_luckiest"])
 
 
 def test_an_estimator_with_returns_is_refused_while_there_is_no_critic(tiny_policy: Path) -> None:
