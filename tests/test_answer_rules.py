@@ -50,6 +50,7 @@ BOX_STANDS = [
     ("\\boxed{18}\n\n**Final Answer:** 9 eggs at $2 each, so 18", "18", "9"),
     ("\\boxed{\\frac{1}{3}}. The final answer is 0.33.", "1/3", "0.5"),
     ("\\boxed{12}. The final answer is 13. Wait, no, that counts one twice.", "12", "13"),
+    ("\\boxed{50}\n\nFinal Answer: Y = 600 / 12 = <<600/12=50>>50", "50", "12"),
 ]
 
 
@@ -75,7 +76,7 @@ def test_a_hedge_behind_a_box_is_no_answer() -> None:
 
 NOT_CORRECTED = [
     "The answer is 12. Note: we used x=3 instead of x=4.", "The answer is 12. It should be noted that x = 4.",
-    "Answer: 12. We counted pairs rather than 4 triples.", "The answer is 12.",
+    "Answer: 12. We counted pairs rather than 4 triples.", "The answer is 12. We should be careful: 4 is no option.",
 ]  # fmt: skip
 CORRECTED = [
     "The answer is 4. It should be 12.", "The answer is 4. Actually, it is 12.", "The answer is 4. Sorry, 12.",
@@ -338,6 +339,7 @@ CHOOSES_B = [
     "The answer is B. Note that this follows from the text.", "The answer is B not A.", "B) Nothing else fits.",
     "Answer: B.\n\nNot A, since it is too broad.", "**B**\n\nIncorrect options: A, C, D", "The answer is B.\nWrong: A",
     "The correct answer is (B). False options are A and C.", "The answer is B. Notably A fails.",
+    "Answer: B Rejected: A.", "B Wrong ones: A, C", "(B) Out of the four, it fits best.",
     "I choose B.\nOut of the others, C came closest.", "The answer is B\n\nNever A.",
 ]  # fmt: skip
 CHOOSES_NOT_B_ALONE = [
@@ -412,7 +414,7 @@ SAME_TEXT = [
     ("(1,2)∪(3,4)", "(1,2)\\cup(3,4)"), ("ℝ", "\\R"), ("£5", "5"), ("5 €", "5"), ("Rs. 500", "500"), ("５", "5"),
     ("**5**", "5"), ("]1,2[", "(1,2)"), ("[1;2]", "[1,2]"), ("\\bigl(1,2\\bigr)", "(1,2)"),
     ("\\varnothing", "\\emptyset"), ("{5 \\choose 2}", "10"), ("204_{\\text{five}}", "204_5"),
-    ("\\sin 30^\\circ", "\\frac12"), ("= 5", "5"), ("5,", "5"), ("So $x = 5$.", "5"),
+    ("\\sin 30^\\circ", "\\frac12"), ("= 5", "5"), ("5,", "5"), ("$5,$.", "5"), ("So $x = 5$.", "5"),
     ("5:30 PM", "5:30 \\text{ p.m.}"), ("\\frac{1\\pm\\sqrt5}{2}", "\\frac{1+\\sqrt5}{2}, \\frac{1-\\sqrt5}{2}"),
     ("P(A)=0.3", "0.3"), ("\\text{Area}=5", "5"), ("(B) 12", "12"), ("B", "\\text{(B) }12"),
     ("The roots are 1 and 2.", "1,2"),

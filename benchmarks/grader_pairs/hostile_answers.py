@@ -78,6 +78,7 @@ BOMBS: tuple[Callable[[int], str], ...] = (
     lambda n: "a the " * (n // 6), lambda n: "." * n, lambda n: ". " * (n // 2), lambda n: "-" * n + "1",
     lambda n: "- " * (n // 2) + "1", lambda n: "," * n, lambda n: "1." * (n // 2), lambda n: "1e" * (n // 2),
     lambda n: "1/" * (n // 2) + "1", lambda n: "1 / " * (n // 4), lambda n: "wait " * (n // 5),
+    lambda n: "3" + " ~" * (n // 2), lambda n: "\\boxed{3}. The final answer is 8 " + "a" * n + "!",
     lambda n: "The answer is 1. Wait, " * (n // 23), lambda n: "<answer>" * (n // 8), lambda n: "</think>" * (n // 8),
     lambda n: "\\begin{pmatrix}" * (n // 15), lambda n: "1 & " * (n // 4) + "\\\\",
     lambda n: "\\{" * (n // 2) + "\\}" * (n // 2), lambda n: "\\cup" * (n // 4), lambda n: "答案" * (n // 2),

@@ -30,8 +30,8 @@ _WEAK_ANCHOR = re.compile(
 )
 _END = re.compile(r"\n|(?<!\d)\.(?=\s|$)|\.(?=\s+[A-Z\n])|\.$|。|।|\. I hope")
 _CORRECTION = re.compile(
-    r"(?i)\b(?:wait|actually|correction|sorry|no,|i mean|rather(?! than)|should be(?! noted)|on second thought|oops"
-    r"|instead(?! of))\b"
+    r"(?i)\b(?:wait|actually|correction|sorry|no,|i mean|rather(?! than)|should be(?=\s+[-+−$\\(*\d])|on second thought"
+    r"|oops|instead(?! of))\b"
 )
 _TAKEN_BACK = re.compile(
     r"(?i)[\s.!*$)]*(?:hmm+|oh|but|well)?[\s,.]*(?:wait|no,|oops|sorry|correction|i mean|on second thought)\b"
@@ -166,7 +166,8 @@ _VALUE = re.compile(
 _FEW_WORDS = re.compile(r"[A-Za-z]{1,20}(?: [A-Za-z]{1,20}){0,2}")
 _NUMBER_WITH_UNIT = re.compile(
     r"(?:[-+−]?\s*[$£€]?\s*[-−]?[\d.,/]*\d|\$[^$]{1,200}\$)\s*"
-    r"(?:\\?%|(?:(?!(?:of|out|for|from|if|when|because|since|as|with|plus|minus|times|and|or|not)\b)[^\W\d_]+[²³]?\.?"
+    r"(?:\\?%|(?:(?!(?:of|out|for|from|if|when|because|since|as|with|plus|minus|times|and|or|not)\b)[^\W\d_]+(?![^\W\d_])"
+    r"[²³]?\.?"
     r"(?:/[^\W\d_]+|\^\{?\d\}?)?[ \t]*){1,4})?"
 )
 _COMMANDS = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{[^{}]*\}|\\[a-zA-Z]+")
@@ -174,13 +175,17 @@ _LONG_WORD = re.compile(r"(?!(?:and|or|mod|sin|cos|tan|log|ln|sqrt|pi)\b)[^\W\d_
 _SEE_ABOVE = re.compile(r"(?i)\\boxed\s+[a-z]|\b(?:correct|above|below|boxed|given|same|not|unclear)\b")
 
 
+_CHAIN = re.compile(r"=[^,;=]*=")
+
+
 def _is_whole_value(answer: str) -> bool:
     """Whether a value, or a list of values, is all that an answer text says (`8 apples`, `x = 3 or 4`): not `5 of the
-    10 marbles`, `18 (9 eggs at $2 each)`."""
+    10 marbles`, `18 (9 eggs at $2 each)`, `600 / 12 = 50 = x`."""
     text = answer.replace("**", "").strip(" .")
     if _NUMBER_WITH_UNIT.fullmatch(text):
         return True
-    return _VALUE.match(text) is not None and not _LONG_WORD.search(_COMMANDS.sub(" ", text))
+    is_worded = _CHAIN.search(text) or _LONG_WORD.search(_COMMANDS.sub(" ", text))
+    return _VALUE.match(text) is not None and not is_worded
 
 
 def _is_same_number(one: str, other: str) -> bool:

@@ -25,7 +25,7 @@ _NEGATIVE = (
     r"|too (?:broad|narrow|extreme|strong))\b)"
 )
 _DENIED_AFTER = re.compile(
-    rf"(?i)^[)\"'*\]]*{_GAP}*(?:(?:is|was|are|were|does|do|can|could|would|must|should|might|may|seems?|looks?|has|have|be"
+    rf"(?i)^[)\"'*\]]*{_GAP}*(?!(?-i:[A-Z][a-z]))(?:(?:is|was|are|were|does|do|can|could|would|must|should|might|may|seems?|looks?|has|have|be"
     r"|being|also|all|both"
     rf"|clearly|definitely|obviously|simply|therefore|thus|plainly|just|to|been){_GAP}+){{0,4}}"
     rf"(?:(?:is|was|are|does|do|ca|could|would|must|should)?{_NEGATIVE}|cannot\b|can't\b"

@@ -130,7 +130,7 @@ _OPEN_INTERVAL = re.compile(
 )
 _OUTER_MARKS = re.compile(r"^(\*{1,3}|`+|\"|“|'')(.+?)(\*{1,3}|`+|\"|”|'')\.?$", re.DOTALL)
 _LEADING = re.compile(r"^\s*(?:=|\\approx|\\equiv|\\to|:)\s*(?=[^=\s])")
-_TRAILING = re.compile(r"\s*(?:[,;=]|\\times|\\cdot)\s*$")
+_TRAILING = re.compile(r"\s*(?:[,;=]|\\times|\\cdot)\s*(?=\$?\.?$)")
 
 
 def _turned_brackets(match: re.Match[str]) -> str:
@@ -161,8 +161,8 @@ def _base(match: re.Match[str]) -> str:
 
 _HALF = r"(?:([ap])\.\s?m\b\.?|([ap])m\b)"
 _HALF_OF_DAY = re.compile(
-    r"(?i)(?<=\d)(?:\s|\\[,;: ]|~)*(\$?)(?:\s|~)*"
-    rf"(?:\\(?:text|mathrm|textrm|mbox)\s*\{{(?:\s|~)*{_HALF}\s*\}}|{_HALF})"
+    r"(?i)(?<=\d)(?:\s|\\[,;: ]|~){0,4}(\$?)(?:\s|~){0,2}"
+    rf"(?:\\(?:text|mathrm|textrm|mbox)\s*\{{(?:\s|~){{0,4}}{_HALF}\s?\}}|{_HALF})"
 )
 
 
