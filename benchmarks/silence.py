@@ -26,6 +26,7 @@ from benchmarks.reliability_page import write_page
 from benchmarks.result import count, write_result
 from benchmarks.silence_sides import clean_runs, defects, doctor_faults, packing_families, token_paths
 from data.jsonl import write_json
+from runtime.run_dir import code_commit
 
 FOLDER = ROOT / "experiments" / "silence"
 HOW = "bash scripts/bench.sh silence"
@@ -115,11 +116,12 @@ def main() -> None:
         parser.error(f"there is no part {', '.join(sorted(unknown))}: choose of {', '.join(PARTS)}")
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name in arguments.parts or PARTS:
-        write_json(FOLDER / f"{name}.json", PARTS[name]())
-    stored: list[Part] = [json.loads((FOLDER / f"{name}.json").read_text()) for name in PARTS
-                          if (FOLDER / f"{name}.json").is_file()]  # fmt: skip
+        write_json(FOLDER / f"{name}.json", {**PARTS[name](), "commit": code_commit()})
+    there = [name for name in PARTS if (FOLDER / f"{name}.json").is_file()]
+    stored: list[Part] = [json.loads((FOLDER / f"{name}.json").read_text()) for name in there]
     figures = {name: value for part in stored for name, value in part["figures"].items()}
     detail = {name: value for part in stored for name, value in part["detail"].items()}
+    detail["commits"] = {name: part["commit"] for name, part in zip(there, stored, strict=True)}
     tables = [table for part in stored for table in part["tables"]]
     print(write_result("silence", figures, detail, tables=tables))
     if "defects" in detail:
