@@ -22,10 +22,11 @@ MIN_SHARED = 16  # tokens; a shorter common beginning costs more in small pieces
 @dataclass(frozen=True)
 class Segments:
     """`lengths` [S] of the segments in the order of the packed row; `above[s]`: those that lead to segment s,
-    from the root down."""
+    from the root down. `num_unread` tokens behind the last one round the row's size up: nobody reads them."""
 
     lengths: tuple[int, ...]
     above: tuple[tuple[int, ...], ...]
+    num_unread: int = 0
 
     @cached_property
     def longest(self) -> int:

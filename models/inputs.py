@@ -1,8 +1,12 @@
 """What a network is called with, and which network that is under its wrappers."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
+
+from models.shapes import ROWS, missing
 
 
 def network(model: Any) -> Any:
@@ -18,9 +22,15 @@ def network(model: Any) -> Any:
 
 def model_inputs(batch: Any) -> dict[str, Any]:
     """What the model is called with: `Batch` or `PlacedRows`. Packed rows come with a mask of four dimensions that
-    nothing reads, so that transformers makes none."""
+    nothing reads, so that transformers makes none, and rounded up to a size that other batches have (`models.shapes`):
+    logits [1, T', V] of more tokens than the batch's T."""
     if batch.segments is None:
         return {"input_ids": batch.ids, "attention_mask": batch.attention_mask}
     nothing = torch.zeros(1, 1, 1, 1, device=batch.ids.device)
-    named = {"position_ids": batch.position_ids, "segments": batch.segments}
-    return {"input_ids": batch.ids, "attention_mask": nothing, **named}
+    more = missing(batch.ids.shape[1], ROWS, batch.ids)
+    return {
+        "input_ids": pad(batch.ids, (0, more)),
+        "attention_mask": nothing,
+        "position_ids": pad(batch.position_ids, (0, more)),
+        "segments": replace(batch.segments, num_unread=more),
+    }

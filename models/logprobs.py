@@ -27,6 +27,7 @@ from models.inputs import model_inputs, network
 from models.last_layer import reads_of
 from models.packed_attention import BadAttention
 from models.packing_check import is_cut, packing_of
+from models.shapes import ROWS, missing
 
 MAX_SCORES = {"cpu": 2**22, "cuda": 2**28}  # tokens x vocabulary in float32 at a time: 16 MiB, 1 GiB
 # Settings of networks that change the logits after the head.
@@ -157,7 +158,10 @@ def chunked_scores(
     kind = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
     limit = max_scores or MAX_SCORES.get(device, MAX_SCORES["cpu"])
     bias = None if bias is None else bias.to(kind)
-    found = _ChunkedScores.apply(hidden.to(kind), weight.to(kind), bias, targets, temperature, limit)
+    hidden, size = hidden.to(kind), len(targets)
+    more = missing(size, ROWS, hidden)
+    hidden, targets = pad(hidden, (0, 0, 0, more)), pad(targets, (0, more))
+    found = _ChunkedScores.apply(hidden, weight.to(kind), bias, targets, temperature, limit)[:, :size]
     return TokenScores(found[0], found[1], found[2].detach())
 
 

@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
@@ -35,6 +36,7 @@ from models.attention_kernels import (
     sdpa_kernel,
     sdpa_padded,
 )
+from models.shapes import TOGETHER
 
 PREFIX = "packed_"
 # Arguments of transformers' attention functions that change the scores and are not built here.
@@ -77,14 +79,16 @@ def _plan(segments: Segments, window: int | None, device: torch.device) -> tuple
         if len(members) < _FEWEST or shape[0] * shape[1] > _LARGEST:
             alone += [own for own, _, _ in members]
             continue
-        queries, keys = (torch.zeros(len(members), size, dtype=torch.long) for size in shape)
+        num_rows = len(members) + (-len(members) % TOGETHER if device.type == "cpu" else 0)
+        queries, keys = (torch.zeros(num_rows, size, dtype=torch.long) for size in shape)
         is_query = torch.zeros(queries.shape, dtype=torch.bool)
         for row, (own, own_queries, own_keys) in enumerate(members):
             chain = [place for segment in (*segments.above[own], own) for place in runs[segment]]
             queries[row, :own_queries] = torch.tensor(runs[own])
             keys[row, :own_keys] = torch.tensor(chain)
             is_query[row, :own_queries] = True
-        before = torch.tensor([own_keys - own_queries for _, own_queries, own_keys in members])
+        before = torch.zeros(num_rows, dtype=torch.long)
+        before[: len(members)] = torch.tensor([own_keys - own_queries for _, own_queries, own_keys in members])
         last_seen = torch.arange(shape[0]) + before.unsqueeze(1)  # [N, Q], as a place among the keys
         visible = torch.arange(shape[1]) <= last_seen.unsqueeze(2)
         if window is not None:
@@ -119,17 +123,20 @@ def _by_segments(
         ]
         places.append(group.queries[group.is_query])
         found.append(batch(*picked, group.visible, how).transpose(1, 2)[group.is_query])
-    parts = [tensor.split(segments.lengths, dim=2) for tensor in (query, key, value)] if alone else []
+    sizes = (*segments.lengths, segments.num_unread)
+    parts = [tensor.split(sizes, dim=2) for tensor in (query, key, value)] if alone else []
     for own in alone:
         above = segments.above[own]
         queries, keys, values = (part[own] for part in parts)
         if above:
             keys, values = (torch.cat([*(part[s] for s in above), part[own]], dim=2) for part in parts[1:])
         found.append(kernel(queries, keys, values, how)[0].transpose(0, 1))
+    found.append(value.new_zeros(segments.num_unread, value.shape[1], value.shape[3]))
     if not groups:
         return torch.cat(found).unsqueeze(0)
     ends = torch.tensor(segments.lengths).cumsum(0).tolist()
     places += [torch.arange(ends[own] - segments.lengths[own], ends[own], device=value.device) for own in alone]
+    places.append(torch.arange(ends[-1], ends[-1] + segments.num_unread, device=value.device))
     attended = torch.cat(found)
     return torch.empty_like(attended).index_copy(0, torch.cat(places), attended).unsqueeze(0)
 
@@ -168,10 +175,11 @@ def _by_flash(
     """[1, T, H, D]; the keys of shared segments are repeated for every segment below them."""
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     places, num_keys = key_layout(segments)
-    if len(places) > len(key):
+    if len(places) != len(key):
         places = places.to(key.device, non_blocking=True)
         key, value = key.index_select(0, places), value.index_select(0, places)
-    return _flash((query, key, value), segments.lengths, num_keys, how).unsqueeze(0)
+    found = _flash((query[: sum(segments.lengths)], key, value), segments.lengths, num_keys, how)
+    return pad(found, (0, 0, 0, 0, 0, segments.num_unread)).unsqueeze(0)
 
 
 def _flash_padded(

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from objective_cases import OBJECTIVES, case
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     Gemma2Config,
     Gemma2ForCausalLM,
@@ -30,11 +31,12 @@ from transformers import (
 from data.collate import collate_tokens
 from data.examples import OutcomeExample, PairExample, StepExample, TokenExample
 from data.packing import Layout, pack_rows, place_rows
-from models import packed_attention
+from models import attention_kernels, logprobs, packed_attention
 from models.inputs import model_inputs
 from models.load import load_policy
 from models.logprobs import response_logprobs, target_scores
 from models.packed_attention import BadAttention, attention_name, key_layout
+from models.packing_check import packing_of
 
 torch.set_num_threads(1)
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=10), min_size=1, max_size=8)
@@ -90,14 +92,24 @@ def related_rows() -> list[list[int]]:
     return [*(base[:30] + tail for tail in tails), *others, base[:20] + others[1][:9], base[:25], base, base]
 
 
+@pytest.mark.parametrize("is_rounded", [False, True], ids=["", "rounded"])
 @pytest.mark.parametrize("fewest", [1, 3, 1000], ids="at once {}".format)
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])
 @pytest.mark.parametrize(("config", "network", "extra"), NETWORKS, ids=lambda value: getattr(value, "__name__", ""))
 def test_packed_rows_give_the_logits_and_gradients_of_each_row_alone(
-    kernel: str, config: Any, network: Any, extra: dict[str, Any], fewest: int, monkeypatch: pytest.MonkeyPatch
+    kernel: str,
+    config: Any,
+    network: Any,
+    extra: dict[str, Any],
+    fewest: int,
+    is_rounded: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Segments one by one, short ones of about one size at once, all at once; the network's own eager attention knows
-    windows of 7 tokens, soft caps and sinks."""
+    windows of 7 tokens, soft caps and sinks; `is_rounded`: every size is rounded up, as in bf16."""
+    if is_rounded:
+        monkeypatch.setattr(attention_kernels, "missing", lambda size, step, tensor: -size % step)
+        monkeypatch.setattr(logprobs, "missing", lambda size, step, tensor: -size % step)
     monkeypatch.setattr(packed_attention, "_FEWEST", fewest)
     packed_attention._plan.cache_clear()
     torch.manual_seed(0)
@@ -196,6 +208,37 @@ def test_recomputed_layers_see_the_same_keys(tiny_policy: Path) -> None:
         found.append([parameter.grad for parameter in model.parameters()])
     for mine, want in zip(*found, strict=True):
         torch.testing.assert_close(mine, want)
+
+
+class Products(TorchDispatchMode):
+    """Within: the shapes of all matrix products, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[str, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.baddbmm, torch.ops.aten.addmm):
+            self.shapes.add((str(func), *(str(tuple(a.shape)) for a in args if torch.is_tensor(a))))
+        return func(*args, **(kwargs or {}))
+
+
+def test_batches_of_other_lengths_make_products_of_the_same_shapes() -> None:
+    """oneDNN builds a kernel for every new shape in bf16, which takes longer than the product itself."""
+    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=97, use_cache=False, **shape))
+    model.set_attn_implementation(attention_name("eager"))
+    packing_of(model)  # asked here, it adds no products below
+    found = []
+    for sizes in [(135, 150, 94, 6, 7, 9, 10, 11), (129, 133, 96, 5, 14, 8, 6, 7, 3)]:  # 422, 401 tokens
+        rows = [[index + 1] * size for index, size in enumerate(sizes)]
+        mask = torch.tensor([[1] * size + [0] * (150 - size) for size in sizes])
+        ids = torch.tensor([row + [0] * (150 - len(row)) for row in rows])
+        with Products() as products, torch.autocast("cpu", torch.bfloat16):
+            response_logprobs(model, ids, mask)[0].sum().backward()  # type: ignore[no-untyped-call]
+        found.append(products.shapes)
+    assert found[0] == found[1]
+    assert len(found[0]) >= 12
 
 
 @pytest.mark.parametrize("kernel", ["sdpa", "eager"])

@@ -296,4 +296,4 @@ def test_packed_rows_of_a_forced_layout_are_those_that_are_asked_for(tiny_policy
     rows = [[draw.randrange(5, 60) for _ in range(size)] for size in (9, 4)]
     for layout in ("packed", "shared"):
         placed = place_rows(rows, Layout(check_layout(model, layout, 9)))
-        assert model(**model_inputs(placed)).logits.shape[1] == 13
+        assert model(**model_inputs(placed)).logits.shape[:2] == (1, 64)  # 13 tokens, rounded up
