@@ -13,11 +13,11 @@ where a check failed, 2 where the arguments make no config.
 
 import sys
 
-from checks.plan import checks_of, machine_checks
-from checks.report import examine, show
-from runtime.entrypoint import BadConfig, entrypoint
-from runtime.logs import quiet_libraries
-from runtime.schemas import RLConfig, SampleConfig, StageConfig, TrainConfig
+from espalier.checks.plan import checks_of, machine_checks
+from espalier.checks.report import examine, show
+from espalier.runtime.entrypoint import BadConfig, entrypoint
+from espalier.runtime.logs import quiet_libraries
+from espalier.runtime.schemas import RLConfig, SampleConfig, StageConfig, TrainConfig
 
 QUICK = "--quick"
 

@@ -17,16 +17,16 @@ from contextlib import nullcontext
 
 import torch
 
-from models.load import check_model_folder, load_tokenizer
-from rl.assembly import make_client, make_trainer, serving
-from runtime.distributed import barrier, is_main_rank, process_group
-from runtime.entrypoint import entrypoint
-from runtime.life import exclusive
-from runtime.logs import set_up_logging
-from runtime.run_dir import check_run_dir, is_finished, open_run_dir
-from runtime.schemas import RLConfig
-from runtime.tracking import check_tracking
-from training.guards import check_stop_tokens, check_tokenizer, model_limits
+from espalier.models.load import check_model_folder, load_tokenizer
+from espalier.rl.assembly import make_client, make_trainer, serving
+from espalier.runtime.distributed import barrier, is_main_rank, process_group
+from espalier.runtime.entrypoint import entrypoint
+from espalier.runtime.life import exclusive
+from espalier.runtime.logs import set_up_logging
+from espalier.runtime.run_dir import check_run_dir, is_finished, open_run_dir
+from espalier.runtime.schemas import RLConfig
+from espalier.runtime.tracking import check_tracking
+from espalier.training.guards import check_stop_tokens, check_tokenizer, model_limits
 
 log = logging.getLogger("rl")
 

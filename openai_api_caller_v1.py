@@ -12,12 +12,12 @@ what is made of judgements.
 
 import dataclasses
 
-from models.load import check_model_folder, load_tokenizer
-from runtime.entrypoint import entrypoint
-from runtime.logs import set_up_logging
-from runtime.schemas import SampleConfig
-from sampling.job import run_job
-from sampling.openai_client import check_key_variable, refuse_key_in
+from espalier.models.load import check_model_folder, load_tokenizer
+from espalier.runtime.entrypoint import entrypoint
+from espalier.runtime.logs import set_up_logging
+from espalier.runtime.schemas import SampleConfig
+from espalier.sampling.job import run_job
+from espalier.sampling.openai_client import check_key_variable, refuse_key_in
 
 
 @entrypoint(SampleConfig, config_name="api/openai/distil")

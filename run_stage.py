@@ -6,10 +6,10 @@
 The stages are the files of conf/stage/. An output that exists is complete and is not made again.
 """
 
-from pipeline.stage import run_stage
-from runtime.entrypoint import build, entrypoint
-from runtime.logs import set_up_logging
-from runtime.schemas import StageConfig
+from espalier.pipeline.stage import run_stage
+from espalier.runtime.entrypoint import build, entrypoint
+from espalier.runtime.logs import set_up_logging
+from espalier.runtime.schemas import StageConfig
 
 
 @entrypoint(StageConfig, config_name="cut_states", config_folder="stage")

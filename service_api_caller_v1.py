@@ -7,11 +7,11 @@ By default a server is started for the run and stopped after it; `server=none cl
 asks one that runs already. Stopped at any moment, the same command goes on where it was.
 """
 
-from models.tokenizer import check_model_folder, load_tokenizer
-from runtime.entrypoint import entrypoint
-from runtime.logs import set_up_logging
-from runtime.schemas import SampleConfig
-from sampling.job import run_job
+from espalier.models.tokenizer import check_model_folder, load_tokenizer
+from espalier.runtime.entrypoint import entrypoint
+from espalier.runtime.logs import set_up_logging
+from espalier.runtime.schemas import SampleConfig
+from espalier.sampling.job import run_job
 
 
 @entrypoint(SampleConfig, config_name="api/vllm/trajectories")

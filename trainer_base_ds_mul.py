@@ -15,16 +15,16 @@ from pathlib import Path
 
 import torch
 
-from models.load import load_tokenizer
-from runtime.distributed import barrier, process_group, rank
-from runtime.entrypoint import BadConfig, entrypoint
-from runtime.life import exclusive
-from runtime.logs import set_up_logging
-from runtime.run_dir import check_run_dir, is_finished, open_run_dir
-from runtime.schemas import TrainConfig
-from runtime.tracking import check_tracking
-from training.assembly import load_data, make_loop, save_model
-from training.predict import predict
+from espalier.models.load import load_tokenizer
+from espalier.runtime.distributed import barrier, process_group, rank
+from espalier.runtime.entrypoint import BadConfig, entrypoint
+from espalier.runtime.life import exclusive
+from espalier.runtime.logs import set_up_logging
+from espalier.runtime.run_dir import check_run_dir, is_finished, open_run_dir
+from espalier.runtime.schemas import TrainConfig
+from espalier.runtime.tracking import check_tracking
+from espalier.training.assembly import load_data, make_loop, save_model
+from espalier.training.predict import predict
 
 log = logging.getLogger("train")
 

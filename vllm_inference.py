@@ -13,27 +13,34 @@ are skipped; one that fails does not stop the rest, is listed, and makes the exi
 import logging
 from pathlib import Path
 
-from data.jsonl import open_atomic, write_json
-from data.records import BadInput
-from pipeline.evaluation_table import read_evaluations
-from pipeline.stage import run_stage
-from runtime.entrypoint import build, entrypoint
-from runtime.life import exclusive
-from runtime.logs import set_up_logging
-from runtime.schemas import SampleConfig, StageConfig
-from sampling.checkpoints import Checkpoint, find_checkpoints, is_evaluated, run_alone, run_each, sample_checkpoint
-from sampling.job import run_job
+from espalier.data.jsonl import open_atomic, write_json
+from espalier.data.records import BadInput
+from espalier.pipeline.evaluation_table import read_evaluations
+from espalier.pipeline.stage import run_stage
+from espalier.runtime.entrypoint import build, entrypoint
+from espalier.runtime.life import exclusive
+from espalier.runtime.logs import set_up_logging
+from espalier.runtime.schemas import SampleConfig, StageConfig
+from espalier.sampling.checkpoints import (
+    Checkpoint,
+    find_checkpoints,
+    is_evaluated,
+    run_alone,
+    run_each,
+    sample_checkpoint,
+)
+from espalier.sampling.job import run_job
 
 log = logging.getLogger("evaluate")
 
 
 def evaluate_one(config: SampleConfig, checkpoint: Checkpoint) -> int:
     """Sample and evaluate one policy in this process; 1 if some requests were refused."""
-    from models.load import check_model_folder, load_tokenizer
+    from espalier.models.load import check_model_folder, load_tokenizer
 
     code = sample_checkpoint(config, checkpoint, load_tokenizer, check_model_folder)
     stage = {
-        "_target_": "pipeline.evaluate.Evaluate",
+        "_target_": "espalier.pipeline.evaluate.Evaluate",
         "greedy": str(checkpoint.file("greedy.jsonl")),
         "problems": str(checkpoint.file("problems.jsonl")),
     }
@@ -62,7 +69,7 @@ def main(config: SampleConfig) -> int:
     """Ask for what the output does not hold yet."""
     set_up_logging()
     if not config.policies:
-        from models.load import check_model_folder, load_tokenizer
+        from espalier.models.load import check_model_folder, load_tokenizer
 
         check_model_folder(config.policy)
         return run_job(config, load_tokenizer, check_model_folder)

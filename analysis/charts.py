@@ -8,8 +8,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.markup import Markup, join, tag
-from analysis.run_files import Bin, Interval, LossCurves
+from espalier.analysis.markup import Markup, join, tag
+from espalier.analysis.run_files import Bin, Interval, LossCurves
 
 # One shape for each series, so that colour alone carries nothing.
 _SHAPES = (

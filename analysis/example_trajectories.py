@@ -12,10 +12,10 @@ from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import TypeVar
 
-from analysis.run_files import RunFiles
-from data.examples import is_held_out
-from data.jsonl import iter_rows
-from data.records import BadInput, StepScores, StepValues, Trajectory, parse_record
+from espalier.analysis.run_files import RunFiles
+from espalier.data.examples import is_held_out
+from espalier.data.jsonl import iter_rows
+from espalier.data.records import BadInput, StepScores, StepValues, Trajectory, parse_record
 
 R = TypeVar("R", StepValues, StepScores, Trajectory)
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeVar
 
-from data.jsonl import iter_rows, read_records
-from data.records import BadInput, Completion, State, StepScores, StepValues, Trajectory
-from data.step_labels import StepLabels
-from rewards.labels import wilson_interval
-from rewards.monte_carlo import Count, StateKey, state_key
+from espalier.data.jsonl import iter_rows, read_records
+from espalier.data.records import BadInput, Completion, State, StepScores, StepValues, Trajectory
+from espalier.data.step_labels import StepLabels
+from espalier.rewards.labels import wilson_interval
+from espalier.rewards.monte_carlo import Count, StateKey, state_key
 
 R = TypeVar("R", StepLabels, StepValues, StepScores)
 

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from analysis.embedded import Cap, Embedded
-from analysis.inspected import Inspected, InspectedFiles, Inspection, read_inspection
-from analysis.inspector_page import InspectorData, render_inspector
-from analysis.suspicions import KINDS, Suspicion, SuspicionRule, suspicions
-from data.records import BadInput
-from pipeline.stage import StageContext
+from espalier.analysis.embedded import Cap, Embedded
+from espalier.analysis.inspected import Inspected, InspectedFiles, Inspection, read_inspection
+from espalier.analysis.inspector_page import InspectorData, render_inspector
+from espalier.analysis.suspicions import KINDS, Suspicion, SuspicionRule, suspicions
+from espalier.data.records import BadInput
+from espalier.pipeline.stage import StageContext
 
 
 @dataclass(frozen=True)

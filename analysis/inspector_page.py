@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from analysis.embedded import Embedded, block, pack
-from analysis.inspected import Inspected
-from analysis.markup import Markup, join, printable, tag
-from analysis.page import STYLE
-from analysis.sections import note, section, table, tiles
-from analysis.step_figures import figures, length_tables
-from analysis.suspicions import KINDS, Suspicion
-from pipeline.step_statistics import impossible_patterns
+from espalier.analysis.embedded import Embedded, block, pack
+from espalier.analysis.inspected import Inspected
+from espalier.analysis.markup import Markup, join, printable, tag
+from espalier.analysis.page import STYLE
+from espalier.analysis.sections import note, section, table, tiles
+from espalier.analysis.step_figures import figures, length_tables
+from espalier.analysis.suspicions import KINDS, Suspicion
+from espalier.pipeline.step_statistics import impossible_patterns
 
 _SCRIPT = Path(__file__).with_name("inspector.js")
 _OWN_STYLE = Path(__file__).with_name("inspector.css")

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis import sections
-from analysis.example_trajectories import ExampleProblem
-from analysis.markup import Markup, join, tag
-from analysis.run_files import Evaluation, Interval, LossCurves, Meta, RewardModelQuality
-from analysis.step_tables import examples_section
-from analysis.summary import Differences
+from espalier.analysis import sections
+from espalier.analysis.example_trajectories import ExampleProblem
+from espalier.analysis.markup import Markup, join, tag
+from espalier.analysis.run_files import Evaluation, Interval, LossCurves, Meta, RewardModelQuality
+from espalier.analysis.step_tables import examples_section
+from espalier.analysis.summary import Differences
 
 STYLE = Path(__file__).with_name("page.css")
 # Nothing may be fetched and nothing may run, whatever text a model has written.

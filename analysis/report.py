@@ -9,9 +9,9 @@ on appending seconds whenever the quick start is run again, and that must not ma
 from dataclasses import dataclass
 from pathlib import Path
 
-from analysis.example_trajectories import read_examples
-from analysis.page import ReportData, render_page
-from analysis.run_files import (
+from espalier.analysis.example_trajectories import read_examples
+from espalier.analysis.page import ReportData, render_page
+from espalier.analysis.run_files import (
     LossCurves,
     Meta,
     RunFiles,
@@ -21,9 +21,9 @@ from analysis.run_files import (
     read_prm,
     read_seconds,
 )
-from analysis.summary import all_differences, summarize
-from data.jsonl import write_json
-from pipeline.stage import StageContext
+from espalier.analysis.summary import all_differences, summarize
+from espalier.data.jsonl import write_json
+from espalier.pipeline.stage import StageContext
 
 _COUNTED = ("trajectories", "states", "completions", "step_values", "step_scores")
 

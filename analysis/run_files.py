@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.jsonl import iter_rows
-from data.records import BadInput, parse_record
+from espalier.data.jsonl import iter_rows
+from espalier.data.records import BadInput, parse_record
 
 POLICIES = ("sft", "dpo", "process_dpo")
 TRAINING_RUNS = ("sft", "prm", "dpo", "process_dpo")

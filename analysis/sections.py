@@ -5,10 +5,10 @@ Each function returns one `<section>`; what a run does not have is said in a sen
 
 from collections.abc import Mapping, Sequence
 
-from analysis.charts import bar, calibration_chart, interval_chart, legend_marker, loss_chart
-from analysis.markup import Markup, join, tag
-from analysis.run_files import Evaluation, Interval, LossCurves, Meta, RewardModelQuality
-from analysis.summary import Differences
+from espalier.analysis.charts import bar, calibration_chart, interval_chart, legend_marker, loss_chart
+from espalier.analysis.markup import Markup, join, tag
+from espalier.analysis.run_files import Evaluation, Interval, LossCurves, Meta, RewardModelQuality
+from espalier.analysis.summary import Differences
 
 # sft, dpo and process_dpo keep their colours whatever else is evaluated.
 _SERIES = {"sft": 0, "dpo": 1, "process_dpo": 2}

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.records import BadInput
-from pipeline.stage import StageContext
+from espalier.data.records import BadInput
+from espalier.pipeline.stage import StageContext
 
 Figure = dict[str, float]
 Row = tuple[str, list[Figure | None], Callable[[float], str]]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from analysis.markup import Markup, tag
+from espalier.analysis.markup import Markup, tag
 
 _LEFT, _RIGHT, _TOP, _BASE = 46, 410, 24, 188
 

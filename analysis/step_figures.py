@@ -3,11 +3,11 @@
 from collections import Counter
 from collections.abc import Sequence
 
-from analysis.inspected import Inspected
-from analysis.markup import Markup, tag
-from analysis.sections import table
-from analysis.step_charts import Column, column_chart, value_class
-from pipeline.step_statistics import BINS, first_errors, length_bias, positions, widths
+from espalier.analysis.inspected import Inspected
+from espalier.analysis.markup import Markup, tag
+from espalier.analysis.sections import table
+from espalier.analysis.step_charts import Column, column_chart, value_class
+from espalier.pipeline.step_statistics import BINS, first_errors, length_bias, positions, widths
 
 Rows = Sequence[Inspected]
 

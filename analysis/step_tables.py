@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 
-from analysis.charts import bar
-from analysis.example_trajectories import ExampleProblem, ScoredTrajectory
-from analysis.markup import Markup, tag
-from analysis.sections import note, section
+from espalier.analysis.charts import bar
+from espalier.analysis.example_trajectories import ExampleProblem, ScoredTrajectory
+from espalier.analysis.markup import Markup, tag
+from espalier.analysis.sections import note, section
 
 _LONGEST_STEP = 600
 _SHOWN_DROP = 0.25

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from analysis.run_files import QUALITY, Evaluation, Interval, RewardModelQuality
-from data.records import BadInput
-from pipeline.evaluate import interval
+from espalier.analysis.run_files import QUALITY, Evaluation, Interval, RewardModelQuality
+from espalier.data.records import BadInput
+from espalier.pipeline.evaluate import interval
 
 Differences = dict[tuple[str, str], dict[str, Interval]]
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from analysis.inspected import Inspected
-from data.records import BadInput, Completion
-from pipeline.step_statistics import impossible_patterns
-from rewards.monte_carlo import StateKey
+from espalier.analysis.inspected import Inspected
+from espalier.data.records import BadInput, Completion
+from espalier.pipeline.step_statistics import impossible_patterns
+from espalier.rewards.monte_carlo import StateKey
 
 # key → (name, what it means); the order is that of the page's buttons
 KINDS: dict[str, tuple[str, str]] = {

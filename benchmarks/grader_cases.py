@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.result import write_result
-from data.answers.grading import grade_answer
-from data.answers.pool import POOL
+from espalier.data.answers.grading import grade_answer
+from espalier.data.answers.pool import POOL
 
 KINDS = {
     "response": "response_math",

@@ -27,8 +27,8 @@ from typing import Any
 
 from benchmarks.grader_pairs.hostile_answers import GOLDS, KINDS, Hostile, hostile_answers, injections
 from benchmarks.result import write_result
-from data.answers.grading import grade_answer
-from data.answers.pool import POOL
+from espalier.data.answers.grading import grade_answer
+from espalier.data.answers.pool import POOL
 
 HOW = "bash scripts/faults.sh grader_hostile"
 NUM_THREADS = 8

@@ -23,8 +23,8 @@ from typing import Any
 from benchmarks.grader_pairs.hack_batteries import batteries
 from benchmarks.grader_pairs.perturbations import Case, perturbations
 from benchmarks.result import write_result
-from data.answers.grading import grade_answer
-from data.answers.pool import POOL
+from espalier.data.answers.grading import grade_answer
+from espalier.data.answers.pool import POOL
 
 HOW = "bash scripts/bench.sh grader_truth"
 DELIMITERS = ("$", "\\(", "\\[", "\\boxed")

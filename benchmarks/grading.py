@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.result import figure, write_result
-from data.answers import grading
-from data.answers.numbers import extract_marked_number
-from data.answers.pool import POOL
-from data.jsonl import iter_rows
-from data.records import BadInput
+from espalier.data.answers import grading
+from espalier.data.answers.numbers import extract_marked_number
+from espalier.data.answers.pool import POOL
+from espalier.data.jsonl import iter_rows
+from espalier.data.records import BadInput
 
 HOW = "bash scripts/bench.sh grading"
 Pair = tuple[str, str]  # response, gold

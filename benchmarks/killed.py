@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.forked import exit_code, start_program
-from runtime.manifest import find_damage
-from training.checkpoint import checkpoints
+from espalier.runtime.manifest import find_damage
+from espalier.training.checkpoint import checkpoints
 
 
 @dataclass(frozen=True)

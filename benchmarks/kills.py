@@ -18,9 +18,9 @@ import time
 from pathlib import Path
 
 from benchmarks.result import write_result
-from data.jsonl import read_records
-from data.records import Completion, PreferencePair, State, StepScores, StepValues, Trajectory
-from runtime.life import OWNER_VARIABLE
+from espalier.data.jsonl import read_records
+from espalier.data.records import Completion, PreferencePair, State, StepScores, StepValues, Trajectory
+from espalier.runtime.life import OWNER_VARIABLE
 
 KINDS = {
     "process_rewards/trajectories.jsonl": Trajectory,

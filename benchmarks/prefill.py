@@ -29,18 +29,18 @@ from typing import Any
 import aiohttp
 from omegaconf import OmegaConf
 
-from data.jsonl import write_records
-from data.prefix_tree import least_prompt_tokens, num_distinct_tokens
-from data.records import State, Trajectory
-from data.tasks.word_arithmetic import WordArithmetic
-from models.load import load_tokenizer
-from pipeline.cut_states import CutStates
-from pipeline.stage import StageContext
-from rewards.monte_carlo import states_of
-from sampling.client import SampleRequest, SamplingParams
-from sampling.requests import CompletionRequests, TrajectoryRequests, make_trajectory
-from sampling.server import VLLMServer
-from sampling.vllm_client import VLLMClient
+from espalier.data.jsonl import write_records
+from espalier.data.prefix_tree import least_prompt_tokens, num_distinct_tokens
+from espalier.data.records import State, Trajectory
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.load import load_tokenizer
+from espalier.pipeline.cut_states import CutStates
+from espalier.pipeline.stage import StageContext
+from espalier.rewards.monte_carlo import states_of
+from espalier.sampling.client import SampleRequest, SamplingParams
+from espalier.sampling.requests import CompletionRequests, TrajectoryRequests, make_trajectory
+from espalier.sampling.server import VLLMServer
+from espalier.sampling.vllm_client import VLLMClient
 
 SIBLINGS = 4
 SAMPLES = 8

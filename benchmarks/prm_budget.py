@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from data.jsonl import read_records
-from data.records import Problem, StepScores, Trajectory
-from data.tasks.word_arithmetic import WordArithmetic, apply_operation
-from pipeline.evaluate_prm import auc
+from espalier.data.jsonl import read_records
+from espalier.data.records import Problem, StepScores, Trajectory
+from espalier.data.tasks.word_arithmetic import WordArithmetic, apply_operation
+from espalier.pipeline.evaluate_prm import auc
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN = 9

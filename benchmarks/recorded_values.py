@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.prefill import IN_FLIGHT, SAMPLES, ask, shared_options, short_trajectories
-from data.records import State, Trajectory
-from data.tasks.word_arithmetic import WordArithmetic
-from rewards.monte_carlo import StateKey, distinct_states, state_key
-from rewards.state_tree import state_tree
-from sampling.client import SampleRequest, SamplingParams
-from sampling.server import VLLMServer
+from espalier.data.records import State, Trajectory
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.rewards.monte_carlo import StateKey, distinct_states, state_key
+from espalier.rewards.state_tree import state_tree
+from espalier.sampling.client import SampleRequest, SamplingParams
+from espalier.sampling.server import VLLMServer
 
 TRUTH = 256
 SPARE = 64

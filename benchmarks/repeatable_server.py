@@ -19,8 +19,8 @@ from aiohttp import web
 from safetensors.torch import load
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from data.steps import Decoder
-from sampling.weight_receipt import digest
+from espalier.data.steps import Decoder
+from espalier.sampling.weight_receipt import digest
 
 
 class RepeatableServer:

@@ -5,8 +5,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from data.jsonl import write_json
-from runtime.run_dir import code_commit, versions
+from espalier.data.jsonl import write_json
+from espalier.runtime.run_dir import code_commit, versions
 
 RESULTS = Path(__file__).parent / "results"
 

@@ -28,24 +28,24 @@ from typing import Any, cast
 import torch
 from safetensors.torch import load_file, save_file
 
-import rl.experience
+import espalier.rl.experience
 from benchmarks.forked import ROOT
 from benchmarks.result import count, write_result
-from data.records import Trajectory
-from data.tasks.word_arithmetic import WordArithmetic
-from models.load import load_tokenizer
-from models.tiny import build_tiny
-from rewards.score import Score
-from rl import probes
-from rl.assembly import make_trainer
-from rl.probes import ProbeFailed
-from rl.trainer import Trainer
-from runtime.entrypoint import build, compose_config
-from runtime.schemas import RLConfig
-from sampling.child_process import group_members
-from sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
-from sampling.server import VLLMServer
-from sampling.vllm_client import VLLMClient
+from espalier.data.records import Trajectory
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.load import load_tokenizer
+from espalier.models.tiny import build_tiny
+from espalier.rewards.score import Score
+from espalier.rl import probes
+from espalier.rl.assembly import make_trainer
+from espalier.rl.probes import ProbeFailed
+from espalier.rl.trainer import Trainer
+from espalier.runtime.entrypoint import build, compose_config
+from espalier.runtime.schemas import RLConfig
+from espalier.sampling.child_process import group_members
+from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.server import VLLMServer
+from espalier.sampling.vllm_client import VLLMClient
 
 HOW = "bash scripts/faults.sh rl"
 SETTINGS = """num_problems=4 group_size=4 minibatch_size=16 micro_batch_size=16 params.max_tokens=40 learning_rate=3e-4
@@ -206,12 +206,12 @@ def pads_otherwise(change: Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tens
     """The tensors are laid out otherwise."""
 
     def plant(trainer: Trainer) -> None:
-        rl.experience.pad_rows = lambda *arguments: change(PAD_ROWS(*arguments))  # type: ignore[assignment]
+        espalier.rl.experience.pad_rows = lambda *arguments: change(PAD_ROWS(*arguments))  # type: ignore[assignment]
 
     return plant
 
 
-PAD_ROWS = rl.experience.pad_rows
+PAD_ROWS = espalier.rl.experience.pad_rows
 
 
 def on_the_left(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -326,7 +326,7 @@ def try_fault(bench: Bench, fault: Fault) -> dict[str, Any]:
     except (ProbeFailed, ServerGone) as error:
         found |= {"told": str(error), "exit_code": error.exit_code}
     finally:
-        rl.experience.pad_rows = PAD_ROWS
+        espalier.rl.experience.pad_rows = PAD_ROWS
     told = found["told"]
     is_named = told.startswith(f"{fault.kind}: ") and fault.says in told and found["exit_code"] == fault.exit_code
     found["at_first_probe"] = ended == [0]

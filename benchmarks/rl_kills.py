@@ -25,8 +25,8 @@ from transformers import AutoModelForCausalLM  # noqa: F401  (loaded once, befor
 from benchmarks.forked import ROOT
 from benchmarks.killed import Killed, figures
 from benchmarks.result import write_result
-from data.tasks.word_arithmetic import WordArithmetic
-from models.tiny import build_tiny
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.tiny import build_tiny
 
 PROGRAM = "main.py"
 KINDS = {

@@ -29,18 +29,18 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerFast  # noqa: F401  (loaded once, before the forks)
 
-import sampling.job
-import sampling.requests  # noqa: F401
+import espalier.sampling.job
+import espalier.sampling.requests  # noqa: F401
 from benchmarks.answering_server import is_refused
 from benchmarks.forked import exit_code, start, start_program
 from benchmarks.reliability_page import write_page
 from benchmarks.result import write_result
-from data.jsonl import read_records
-from data.prompts import encode_prompt
-from data.records import Trajectory
-from data.tasks.word_arithmetic import WordArithmetic
-from models.tokenizer import load_tokenizer
-from runtime.life import is_running
+from espalier.data.jsonl import read_records
+from espalier.data.prompts import encode_prompt
+from espalier.data.records import Trajectory
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.tokenizer import load_tokenizer
+from espalier.runtime.life import is_running
 
 PROGRAM = "service_api_caller_v1.py"
 HOW = "bash scripts/faults.sh sampling"
@@ -78,7 +78,7 @@ def prepare(folder: Path) -> None:
     """The tiny policy whose tokenizer writes the prompts, made in a child: this process loads no torch."""
 
     def build() -> None:
-        from models.tiny import build_tiny
+        from espalier.models.tiny import build_tiny
 
         rows = WordArithmetic(num_train=200, num_dev=20, num_test=20, num_demonstrations=200).demonstrations("train")
         texts = [row.prompt + row.completion for row in rows]

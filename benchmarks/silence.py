@@ -25,8 +25,8 @@ from benchmarks.forked import ROOT
 from benchmarks.reliability_page import write_page
 from benchmarks.result import count, write_result
 from benchmarks.silence_sides import clean_runs, defects, doctor_faults, packing_families, token_paths
-from data.jsonl import write_json
-from runtime.run_dir import code_commit
+from espalier.data.jsonl import write_json
+from espalier.runtime.run_dir import code_commit
 
 FOLDER = ROOT / "experiments" / "silence"
 HOW = "bash scripts/bench.sh silence"

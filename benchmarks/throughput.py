@@ -29,15 +29,15 @@ from benchmarks.forked import ROOT
 from benchmarks.prefill import shared_options
 from benchmarks.result import figure
 from benchmarks.sides import Side, load_before, serve
-from data.jsonl import read_records, write_records
-from data.records import State
-from data.tasks.word_arithmetic import WordArithmetic
-from models.load import load_tokenizer
-from sampling.client import SampleRequest, SamplingParams
-from sampling.requests import CompletionRequests, RequestSource, TrajectoryRequests
-from sampling.runner import Runner
-from sampling.server import VLLMServer
-from sampling.vllm_client import VLLMClient
+from espalier.data.jsonl import read_records, write_records
+from espalier.data.records import State
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.load import load_tokenizer
+from espalier.sampling.client import SampleRequest, SamplingParams
+from espalier.sampling.requests import CompletionRequests, RequestSource, TrajectoryRequests
+from espalier.sampling.runner import Runner
+from espalier.sampling.server import VLLMServer
+from espalier.sampling.vllm_client import VLLMClient
 
 REST_SECONDS = 2.5
 ENGINE = {"enforce_eager": True, "max_num_seqs": 256, "block_size": 32}

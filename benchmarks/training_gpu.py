@@ -28,9 +28,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.forked import ROOT, exit_code, start
 from benchmarks.result import write_result
-from data.jsonl import write_records
-from data.records import Demonstration, PreferencePair, StepValues
-from models.tiny import build_tokenizer
+from espalier.data.jsonl import write_records
+from espalier.data.records import Demonstration, PreferencePair, StepValues
+from espalier.models.tiny import build_tokenizer
 
 # Dense bf16, in TFLOP/s, by a part of the device's name (the makers' data sheets); the first that fits.
 PEAK_TERAFLOPS = {"B200": 2250.0, "H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0,

@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM  # noqa: F401  (loaded once, befor
 
 from benchmarks.killed import Killed, figures
 from benchmarks.result import write_result
-from data.jsonl import write_records
-from data.tasks.word_arithmetic import WordArithmetic
-from models.tiny import build_tiny
+from espalier.data.jsonl import write_records
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.tiny import build_tiny
 
 PROGRAM = "trainer_base_ds_mul.py"
 KINDS = {precision: [f"precision={precision}"] for precision in ("fp32", "bf16")}

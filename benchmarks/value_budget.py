@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from benchmarks.result import write_result
-from data.jsonl import write_records
-from data.records import Completion, State, Trajectory
-from rewards.adaptive_completions import AdaptiveCompletions
-from rewards.monte_carlo import Count, StateKey, distinct_states, state_key
-from rewards.pooled_values import pool
-from rewards.smoothed_values import smooth
-from rewards.state_tree import StateTree, state_tree
+from espalier.data.jsonl import write_records
+from espalier.data.records import Completion, State, Trajectory
+from espalier.rewards.adaptive_completions import AdaptiveCompletions
+from espalier.rewards.monte_carlo import Count, StateKey, distinct_states, state_key
+from espalier.rewards.pooled_values import pool
+from espalier.rewards.smoothed_values import smooth
+from espalier.rewards.state_tree import StateTree, state_tree
 
 GOAL = 0.5
 PLAIN = 9

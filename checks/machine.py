@@ -9,9 +9,9 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from checks.report import CheckFailed, Skipped
-from runtime.entrypoint import ROOT
-from sampling.server import check_port
+from espalier.checks.report import CheckFailed, Skipped
+from espalier.runtime.entrypoint import ROOT
+from espalier.sampling.server import check_port
 
 _OLDEST_PYTHON = (3, 11)
 

@@ -10,10 +10,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from checks.machine import check_device, check_server_port, check_versions
-from checks.rehearsal import rehearse_rl, rehearse_sampling, rehearse_training
-from checks.report import Check, CheckFailed, Skipped
-from checks.resources import (
+from espalier.checks.machine import check_device, check_server_port, check_versions
+from espalier.checks.rehearsal import rehearse_rl, rehearse_sampling, rehearse_training
+from espalier.checks.report import Check, CheckFailed, Skipped
+from espalier.checks.resources import (
     Need,
     available_memory,
     check_disk,
@@ -24,12 +24,12 @@ from checks.resources import (
     served,
     trained,
 )
-from checks.template import check_template
-from data.prompt_window import fit_window
-from data.records import Problem
-from data.tasks.gold_check import check_golds
-from data.tasks.task import Task
-from models.load import (
+from espalier.checks.template import check_template
+from espalier.data.prompt_window import fit_window
+from espalier.data.records import Problem
+from espalier.data.tasks.gold_check import check_golds
+from espalier.data.tasks.task import Task
+from espalier.models.load import (
     check_model_folder,
     config_end_ids,
     generation_end_ids,
@@ -37,17 +37,17 @@ from models.load import (
     load_tokenizer,
     max_length_of,
 )
-from models.packing_check import packing_of
-from models.tokenizer_checks import stop_token_faults
-from rl.assembly import check_same_tokenizer, make_client
-from rl.combinations import check_combinations
-from rl.critic import VALUE_RANGES
-from runtime.entrypoint import BadConfig, build
-from runtime.run_dir import check_run_dir
-from runtime.schemas import RLConfig, SampleConfig, TrainConfig
-from training.assembly import load_data
-from training.guards import check_tokenizer, model_limits
-from training.predict import find_checkpoints
+from espalier.models.packing_check import packing_of
+from espalier.models.tokenizer_checks import stop_token_faults
+from espalier.rl.assembly import check_same_tokenizer, make_client
+from espalier.rl.combinations import check_combinations
+from espalier.rl.critic import VALUE_RANGES
+from espalier.runtime.entrypoint import BadConfig, build
+from espalier.runtime.run_dir import check_run_dir
+from espalier.runtime.schemas import RLConfig, SampleConfig, TrainConfig
+from espalier.training.assembly import load_data
+from espalier.training.guards import check_tokenizer, model_limits
+from espalier.training.predict import find_checkpoints
 
 Config = RLConfig | SampleConfig | TrainConfig
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from checks.report import CheckFailed, Skipped
-from models.load import check_model_folder
-from rl.assembly import make_client, make_trainer, serving
-from runtime.entrypoint import build
-from runtime.schemas import RLConfig, SampleConfig, TrackingConfig, TrainConfig
-from sampling.client import SampleRequest, SamplingParams
-from sampling.job import serving as serving_job
-from training.assembly import make_loop
+from espalier.checks.report import CheckFailed, Skipped
+from espalier.models.load import check_model_folder
+from espalier.rl.assembly import make_client, make_trainer, serving
+from espalier.runtime.entrypoint import build
+from espalier.runtime.schemas import RLConfig, SampleConfig, TrackingConfig, TrainConfig
+from espalier.sampling.client import SampleRequest, SamplingParams
+from espalier.sampling.job import serving as serving_job
+from espalier.training.assembly import make_loop
 
 _NUM_PROBLEMS = 4
 _FEW_TOKENS = 16

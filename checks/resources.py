@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checks.report import CheckFailed, Skipped
+from espalier.checks.report import CheckFailed, Skipped
 
 _GIB = 2**30
 _TRAINED = 16  # bytes a parameter: weight, gradient and two averages of Adam in float32

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-from checks.report import CheckFailed
-from data.prompts import PromptTemplate, encode_prompt
-from data.records import Problem
-from data.tasks.task import Task
+from espalier.checks.report import CheckFailed
+from espalier.data.prompts import PromptTemplate, encode_prompt
+from espalier.data.records import Problem
+from espalier.data.tasks.task import Task
 
 _NUM_LOOKED_AT = 20
 

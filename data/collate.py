@@ -11,8 +11,8 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from data.examples import OutcomeExample, PairExample, StepExample, TokenExample
-from data.packing import Layout, PlacedRows, Segments, place_rows
+from espalier.data.examples import OutcomeExample, PairExample, StepExample, TokenExample
+from espalier.data.packing import Layout, PlacedRows, Segments, place_rows
 
 
 @dataclass

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from data.examples import OutcomeExample, PairExample, StepExample, TokenExample
-from data.steps import Decoder
+from espalier.data.examples import OutcomeExample, PairExample, StepExample, TokenExample
+from espalier.data.steps import Decoder
 
 Piece = Callable[[int], str]
 _DIM, _GREEN, _RED, _BOLD, _END = "\x1b[2m", "\x1b[32m", "\x1b[31m", "\x1b[1;35m", "\x1b[0m"

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
 
-from data.jsonl import read_records
-from data.left_out import leave_out
-from data.prompts import encode_text
-from data.records import BadInput, Demonstration, PreferencePair
-from data.token_text import encode_response
+from espalier.data.jsonl import read_records
+from espalier.data.left_out import leave_out
+from espalier.data.prompts import encode_text
+from espalier.data.records import BadInput, Demonstration, PreferencePair
+from espalier.data.token_text import encode_response
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.jsonl import iter_rows, open_atomic
-from data.records import BadInput
+from espalier.data.jsonl import iter_rows, open_atomic
+from espalier.data.records import BadInput
 
 
 def failed_path(path: str | Path) -> Path:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from data.records import BadInput, parse_record
+from espalier.data.records import BadInput, parse_record
 
 R = TypeVar("R")
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from data.records import BadInput
+from espalier.data.records import BadInput
 
 log = logging.getLogger(__name__)
 

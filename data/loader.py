@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from data.examples import computed_tokens, example_length
-from data.records import BadInput
+from espalier.data.examples import computed_tokens, example_length
+from espalier.data.records import BadInput
 
 
 @dataclass

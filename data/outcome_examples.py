@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from data.examples import OutcomeExample, encode_demonstrations, keep_short, leave_out_repeated, of_part
-from data.jsonl import read_records
-from data.records import BadInput, Demonstration, Trajectory
-from data.step_examples import class_weights
+from espalier.data.examples import OutcomeExample, encode_demonstrations, keep_short, leave_out_repeated, of_part
+from espalier.data.jsonl import read_records
+from espalier.data.records import BadInput, Demonstration, Trajectory
+from espalier.data.step_examples import class_weights
 
 
 @dataclass(frozen=True)

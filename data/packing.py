@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from data.records import BadInput
+from espalier.data.records import BadInput
 
 MIN_SHARED = 16  # tokens; a shorter common beginning costs more in small pieces than it saves
 

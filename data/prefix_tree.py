@@ -8,7 +8,7 @@ sorted list of sequences, in which the neighbours of a sequence are those it sha
 from collections.abc import Sequence
 from itertools import takewhile
 
-from data.records import BadInput
+from espalier.data.records import BadInput
 
 Tokens = Sequence[int]
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.left_out import leave_out
-from data.prompts import encode_prompt
-from data.records import BadInput, Problem
+from espalier.data.left_out import leave_out
+from espalier.data.prompts import encode_prompt
+from espalier.data.records import BadInput, Problem
 
 log = logging.getLogger(__name__)
 

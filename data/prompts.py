@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from data.records import BadInput, Problem, parse_record
-from data.shots import Shot, passage, read_shots
-from data.sources import LETTERS
+from espalier.data.records import BadInput, Problem, parse_record
+from espalier.data.shots import Shot, passage, read_shots
+from espalier.data.sources import LETTERS
 
 FIELDS = ("question", "context", "premises", "options", "letters")
 _FIELD = re.compile(r"\{\{([A-Za-z_][A-Za-z0-9_]*)\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}(\n*)")

@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
 
-from data.answers.grade import Gold
+from espalier.data.answers.grade import Gold
 
 R = TypeVar("R")
 

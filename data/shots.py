@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from data.records import BadInput, Demonstration, Problem, parse_record
-from data.sources import read_json_rows
+from espalier.data.records import BadInput, Demonstration, Problem, parse_record
+from espalier.data.sources import read_json_rows
 
 
 @dataclass(frozen=True)

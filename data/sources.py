@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.jsonl import refuse_constant, refuse_doubled
-from data.records import BadInput
+from espalier.data.jsonl import refuse_constant, refuse_doubled
+from espalier.data.records import BadInput
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _DECODER = json.JSONDecoder(parse_constant=refuse_constant, object_pairs_hook=refuse_doubled)

@@ -15,7 +15,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from data.records import BadInput
+from espalier.data.records import BadInput
 
 VERSIONS = (1,)
 

@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from data.examples import StepExample, keep_short, leave_out_repeated, of_part
-from data.jsonl import read_records
-from data.left_out import leave_out
-from data.process_data.formats import read_labelled, step_format, to_step_texts
-from data.prompts import PromptTemplate
-from data.records import BadInput, LabelledSteps, Problem, StepValues
-from data.steps import Decoder
-from data.token_text import encode_response, read_tokens, token_step_ends
+from espalier.data.examples import StepExample, keep_short, leave_out_repeated, of_part
+from espalier.data.jsonl import read_records
+from espalier.data.left_out import leave_out
+from espalier.data.process_data.formats import read_labelled, step_format, to_step_texts
+from espalier.data.prompts import PromptTemplate
+from espalier.data.records import BadInput, LabelledSteps, Problem, StepValues
+from espalier.data.steps import Decoder
+from espalier.data.token_text import encode_response, read_tokens, token_step_ends
 
 
 def check_steps(example: StepExample, path: str) -> StepExample:

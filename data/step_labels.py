@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from data.examples import StepExample, leave_out_repeated, of_part
-from data.jsonl import read_records
-from data.label_balance import check_balance
-from data.left_out import leave_out
-from data.records import BadInput
-from data.step_examples import finish_steps
+from espalier.data.examples import StepExample, leave_out_repeated, of_part
+from espalier.data.jsonl import read_records
+from espalier.data.label_balance import check_balance
+from espalier.data.left_out import leave_out
+from espalier.data.records import BadInput
+from espalier.data.step_examples import finish_steps
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
-from data.records import BadInput
+from espalier.data.records import BadInput
 
 StepSplitter = Callable[[str], list[str]]
 Decode = Callable[[Sequence[int]], str]

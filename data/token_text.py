@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
-from data.records import BadInput
-from data.steps import Decode, Decoder
+from espalier.data.records import BadInput
+from espalier.data.steps import Decode, Decoder
 
 # What two tokenizers are compared on: words, digits, code, mathematics, other scripts and white space, of which they
 # seldom cut all alike.

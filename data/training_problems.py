@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
-from data.records import BadInput
+from espalier.data.records import BadInput
 
 log = logging.getLogger(__name__)
 FILE = "training_problems.json"

@@ -17,7 +17,7 @@ from torch.nn.functional import dropout as drop
 from torch.nn.functional import pad, scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from models.shapes import SEGMENT, missing
+from espalier.models.shapes import SEGMENT, missing
 
 Kernel = Callable[..., torch.Tensor]
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from models.shapes import ROWS, missing
+from espalier.models.shapes import ROWS, missing
 
 
 def network(model: Any) -> Any:

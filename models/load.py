@@ -19,9 +19,9 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from models.fused_norm import fuse_norms
-from models.last_layer import read_last_layer
-from models.packed_attention import attention_name
+from espalier.models.fused_norm import fuse_norms
+from espalier.models.last_layer import read_last_layer
+from espalier.models.packed_attention import attention_name
 
 log = logging.getLogger(__name__)
 transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

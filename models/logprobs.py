@@ -21,13 +21,13 @@ import torch
 from torch.nn.functional import linear, pad
 from transformers import PreTrainedModel
 
-from data.collate import Batch
-from data.packing import Layout, place_rows
-from models.inputs import model_inputs, network
-from models.last_layer import reads_of
-from models.packed_attention import BadAttention
-from models.packing_check import is_cut, packing_of
-from models.shapes import ROWS, missing
+from espalier.data.collate import Batch
+from espalier.data.packing import Layout, place_rows
+from espalier.models.inputs import model_inputs, network
+from espalier.models.last_layer import reads_of
+from espalier.models.packed_attention import BadAttention
+from espalier.models.packing_check import is_cut, packing_of
+from espalier.models.shapes import ROWS, missing
 
 MAX_SCORES = {"cpu": 2**22, "cuda": 2**28}  # tokens x vocabulary in float32 at a time: 16 MiB, 1 GiB
 # Settings of networks that change the logits after the head.

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from models.inputs import network
-from models.load import BadModel, from_pretrained, load_policy
-from models.quantised import check_bits, quantise, round_weights
-from models.scalar_head import load_process_reward
+from espalier.models.inputs import network
+from espalier.models.load import BadModel, from_pretrained, load_policy
+from espalier.models.quantised import check_bits, quantise, round_weights
+from espalier.models.scalar_head import load_process_reward
 
 HEADS = ("score", "classifier")
 QUANTISATION = "quantisation.json"

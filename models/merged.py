@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from models.load import BadModel
+from espalier.models.load import BadModel
 
 _PREFIX = "base_model.model."
 _ADAPTER = "default"

@@ -25,8 +25,8 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from data.packing import Segments
-from models.attention_kernels import (
+from espalier.data.packing import Segments
+from espalier.models.attention_kernels import (
     How,
     Kernel,
     eager_batch,
@@ -36,7 +36,7 @@ from models.attention_kernels import (
     sdpa_kernel,
     sdpa_padded,
 )
-from models.shapes import TOGETHER
+from espalier.models.shapes import TOGETHER
 
 PREFIX = "packed_"
 # Arguments of transformers' attention functions that change the scores and are not built here.

@@ -29,10 +29,10 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from data.packing import Layout, PlacedRows, pack_rows, place_rows
-from data.records import BadInput
-from models.inputs import model_inputs, network
-from models.packed_attention import PREFIX, BadAttention, takes_packed_rows, watched
+from espalier.data.packing import Layout, PlacedRows, pack_rows, place_rows
+from espalier.data.records import BadInput
+from espalier.models.inputs import model_inputs, network
+from espalier.models.packed_attention import PREFIX, BadAttention, takes_packed_rows, watched
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from models.load import BadModel
+from espalier.models.load import BadModel
 
 KEPT = ("lm_head", "score", "classifier")
 

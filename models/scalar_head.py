@@ -12,9 +12,9 @@ from functools import partial
 import torch
 from transformers import AutoModelForTokenClassification, PretrainedConfig, PreTrainedModel
 
-from models.fused_norm import fuse_norms
-from models.last_layer import read_last_layer
-from models.load import BadModel, checkpoint_gradients, from_pretrained, load_config, on_kernel
+from espalier.models.fused_norm import fuse_norms
+from espalier.models.last_layer import read_last_layer
+from espalier.models.load import BadModel, checkpoint_gradients, from_pretrained, load_config, on_kernel
 
 
 def load_process_reward(

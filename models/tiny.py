@@ -14,7 +14,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from data.records import BadInput
+from espalier.data.records import BadInput
 
 FAMILIES = ("llama", "qwen2", "qwen3")  # architectures, by the names of their configurations
 END, PAD = "<|end|>", "<|pad|>"

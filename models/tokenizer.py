@@ -31,13 +31,13 @@ def load_tokenizer(path: str) -> Any:
             return PreTrainedTokenizerFast.from_pretrained(path)
         except (OSError, ValueError):
             pass  # the general way explains what is wrong
-    from models import load
+    from espalier.models import load
 
     return load.load_tokenizer(path)
 
 
 def check_model_folder(path: str) -> None:
     """`models.load.check_model_folder`, loaded when it is needed."""
-    from models import load
+    from espalier.models import load
 
     load.check_model_folder(path)

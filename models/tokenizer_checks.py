@@ -6,7 +6,7 @@ Each returns what it found in lines for a reader, none where all is well; whoeve
 from collections.abc import Sequence
 from typing import Any
 
-from data.token_text import PROBE_TEXTS
+from espalier.data.token_text import PROBE_TEXTS
 
 
 def tokenizer_differences(

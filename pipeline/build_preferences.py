@@ -17,15 +17,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.jsonl import iter_rows, read_records
-from data.records import BadInput, PreferencePair, StepScores, StepValues, Trajectory
-from data.splitters.react import react_steps
-from pipeline.pair_statistics import pair_statistics
-from pipeline.process_pairs import ProcessRule, Scored, make_pair, process_pairs
-from pipeline.stage import StageContext
-from pipeline.state_pairs import WHICH, PartialRule, drawn, partial_pairs, step_pairs
-from pipeline.trajectory_groups import Groups, ProblemPart, check_choice, check_counts, read_groups
-from rewards.aggregate import aggregate, check_aggregate
+from espalier.data.jsonl import iter_rows, read_records
+from espalier.data.records import BadInput, PreferencePair, StepScores, StepValues, Trajectory
+from espalier.data.splitters.react import react_steps
+from espalier.pipeline.pair_statistics import pair_statistics
+from espalier.pipeline.process_pairs import ProcessRule, Scored, make_pair, process_pairs
+from espalier.pipeline.stage import StageContext
+from espalier.pipeline.state_pairs import WHICH, PartialRule, drawn, partial_pairs, step_pairs
+from espalier.pipeline.trajectory_groups import Groups, ProblemPart, check_choice, check_counts, read_groups
+from espalier.rewards.aggregate import aggregate, check_aggregate
 
 log = logging.getLogger("stage")
 

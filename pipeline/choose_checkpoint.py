@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.records import BadInput
-from pipeline.stage import StageContext
-from pipeline.trajectory_groups import check_choice, sample_order
+from espalier.data.records import BadInput
+from espalier.pipeline.stage import StageContext
+from espalier.pipeline.trajectory_groups import check_choice, sample_order
 
 log = logging.getLogger("stage")
 

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.records import BadInput
-from pipeline.evaluation_table import to_markdown, to_plain
-from pipeline.intervals import intervals
-from pipeline.stage import StageContext
+from espalier.data.records import BadInput
+from espalier.pipeline.evaluation_table import to_markdown, to_plain
+from espalier.pipeline.intervals import intervals
+from espalier.pipeline.stage import StageContext
 
 log = logging.getLogger("stage")
 

@@ -3,13 +3,13 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from data.jsonl import read_records
-from data.judgements import StepJudgement
-from data.label_balance import check_balance
-from data.records import BadInput
-from data.step_labels import StepLabels, inner_steps
-from pipeline.stage import StageContext
-from rewards.consensus import ConsensusRule, judged_shares
+from espalier.data.jsonl import read_records
+from espalier.data.judgements import StepJudgement
+from espalier.data.label_balance import check_balance
+from espalier.data.records import BadInput
+from espalier.data.step_labels import StepLabels, inner_steps
+from espalier.pipeline.stage import StageContext
+from espalier.rewards.consensus import ConsensusRule, judged_shares
 
 
 def votes_by_trajectory(rows: Sequence[StepJudgement]) -> dict[str, list[StepJudgement]]:

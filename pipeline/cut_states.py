@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from data.jsonl import read_records
-from data.prefix_tree import num_distinct_tokens, tree_order
-from data.records import BadInput, State, Trajectory
-from pipeline.stage import StageContext
-from rewards.monte_carlo import StateKey, state_key
-from rewards.state_sampling import StateSampler, shard_of
+from espalier.data.jsonl import read_records
+from espalier.data.prefix_tree import num_distinct_tokens, tree_order
+from espalier.data.records import BadInput, State, Trajectory
+from espalier.pipeline.stage import StageContext
+from espalier.rewards.monte_carlo import StateKey, state_key
+from espalier.rewards.state_sampling import StateSampler, shard_of
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from data.failed_rows import read_failed
-from data.jsonl import read_records
-from data.left_out import leave_out
-from data.records import BadInput, Completion, State, StepValues, Trajectory
-from pipeline.stage import StageContext
-from rewards.monte_carlo import Count, StateKey, count_completions, passes_through, state_key, step_values
+from espalier.data.failed_rows import read_failed
+from espalier.data.jsonl import read_records
+from espalier.data.left_out import leave_out
+from espalier.data.records import BadInput, Completion, State, StepValues, Trajectory
+from espalier.pipeline.stage import StageContext
+from espalier.rewards.monte_carlo import Count, StateKey, count_completions, passes_through, state_key, step_values
 
 log = logging.getLogger("stage")
 

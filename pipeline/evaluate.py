@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
 
-from data.jsonl import write_records
-from data.records import BadInput, Problem, Trajectory
-from pipeline.evaluation_inputs import (
+from espalier.data.jsonl import write_records
+from espalier.data.records import BadInput, Problem, Trajectory
+from espalier.pipeline.evaluation_inputs import (
     Ranking,
     Samples,
     check_known,
@@ -25,11 +25,11 @@ from pipeline.evaluation_inputs import (
     read_rankings,
     read_samples,
 )
-from pipeline.evaluation_table import Row, make_row, make_rows, make_table
-from pipeline.intervals import Interval, bootstrap_interval, interval, intervals
-from pipeline.option_orders import choices, read_order, robustness
-from pipeline.stage import StageContext
-from pipeline.votes import (
+from espalier.pipeline.evaluation_table import Row, make_row, make_rows, make_table
+from espalier.pipeline.intervals import Interval, bootstrap_interval, interval, intervals
+from espalier.pipeline.option_orders import choices, read_order, robustness
+from espalier.pipeline.stage import StageContext
+from espalier.pipeline.votes import (
     MAX_COMPARISONS,
     answer_classes,
     best_index,
@@ -43,7 +43,7 @@ from pipeline.votes import (
     weighted_vote,
     winning_answer,
 )
-from rewards.aggregate import check_aggregate
+from espalier.rewards.aggregate import check_aggregate
 
 __all__ = ["Evaluate", "Prediction", "best_of", "bootstrap_interval", "by_problem", "interval", "majority_vote"]
 

@@ -22,12 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from data.examples import is_held_out
-from data.jsonl import read_records
-from data.records import BadInput, LabelledSteps, StepScores
-from pipeline.evaluation_table import make_row, make_table
-from pipeline.intervals import Interval
-from pipeline.judging import (
+from espalier.data.examples import is_held_out
+from espalier.data.jsonl import read_records
+from espalier.data.records import BadInput, LabelledSteps, StepScores
+from espalier.pipeline.evaluation_table import make_row, make_table
+from espalier.pipeline.intervals import Interval
+from espalier.pipeline.judging import (
     FIRST_ERROR_FORMULA,
     STEP_FORMULA,
     Figures,
@@ -40,8 +40,8 @@ from pipeline.judging import (
     tune_first_error,
     tune_steps,
 )
-from pipeline.stage import StageContext
-from rewards.aggregate import aggregate, check_aggregate
+from espalier.pipeline.stage import StageContext
+from espalier.rewards.aggregate import aggregate, check_aggregate
 
 log = logging.getLogger("stage")
 

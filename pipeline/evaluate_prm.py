@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from data.examples import is_held_out
-from data.jsonl import read_records
-from data.records import BadInput, StepScores, StepValues
-from pipeline.intervals import resampled, resampled_mean
-from pipeline.stage import StageContext
+from espalier.data.examples import is_held_out
+from espalier.data.jsonl import read_records
+from espalier.data.records import BadInput, StepScores, StepValues
+from espalier.pipeline.intervals import resampled, resampled_mean
+from espalier.pipeline.stage import StageContext
 
 NUM_BINS = 10
 

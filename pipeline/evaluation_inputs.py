@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.answers.grade import Gold
-from data.failed_rows import read_failed
-from data.jsonl import iter_rows, read_records
-from data.records import BadInput, Problem, StepScores, Trajectory
-from pipeline.votes import by_problem
-from rewards.aggregate import aggregate, logistic
+from espalier.data.answers.grade import Gold
+from espalier.data.failed_rows import read_failed
+from espalier.data.jsonl import iter_rows, read_records
+from espalier.data.records import BadInput, Problem, StepScores, Trajectory
+from espalier.pipeline.votes import by_problem
+from espalier.rewards.aggregate import aggregate, logistic
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data.records import BadInput
-from pipeline.intervals import Interval
+from espalier.data.records import BadInput
+from espalier.pipeline.intervals import Interval
 
 HEADER = ("metric", "mean", "low", "high", "n")
 SHARE = "share"

@@ -4,10 +4,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from data.jsonl import read_records
-from data.process_data.formats import published_rows, step_format
-from data.records import BadInput, LabelledSteps
-from pipeline.stage import StageContext
+from espalier.data.jsonl import read_records
+from espalier.data.process_data.formats import published_rows, step_format
+from espalier.data.records import BadInput, LabelledSteps
+from espalier.pipeline.stage import StageContext
 
 
 @dataclass(frozen=True)

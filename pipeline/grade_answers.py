@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from data.answers.grade import Gold
-from data.answers.grading import KINDS, grade_answer
-from data.answers.pool import POOL
-from data.jsonl import read_records
-from data.records import BadInput
-from pipeline.stage import StageContext
+from espalier.data.answers.grade import Gold
+from espalier.data.answers.grading import KINDS, grade_answer
+from espalier.data.answers.pool import POOL
+from espalier.data.jsonl import read_records
+from espalier.data.records import BadInput
+from espalier.pipeline.stage import StageContext
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from data.process_data.formats import read_labelled, step_format
-from data.records import LabelledSteps
-from pipeline.stage import StageContext
+from espalier.data.process_data.formats import read_labelled, step_format
+from espalier.data.records import LabelledSteps
+from espalier.pipeline.stage import StageContext
 
 
 @dataclass(frozen=True)

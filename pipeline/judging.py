@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from pipeline.intervals import Interval
+from espalier.pipeline.intervals import Interval
 
 Figures = dict[str, np.ndarray]
 

@@ -3,19 +3,19 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from data.jsonl import read_records
-from data.label_balance import check_balance, label_balance
-from data.records import BadInput, Completion, State, Trajectory
-from data.step_labels import StepLabels, inner_steps
-from data.steps import check_ends
-from pipeline.stage import StageContext
-from rewards.first_error import search_state, states_on_right_ways
-from rewards.label_noise import NoiseRule
-from rewards.labels import LabelRule, wilson_interval
-from rewards.monte_carlo import Count, StateKey, count_sampled, state_key
-from rewards.pooled_values import pool
-from rewards.smoothed_values import smooth
-from rewards.state_tree import state_tree
+from espalier.data.jsonl import read_records
+from espalier.data.label_balance import check_balance, label_balance
+from espalier.data.records import BadInput, Completion, State, Trajectory
+from espalier.data.step_labels import StepLabels, inner_steps
+from espalier.data.steps import check_ends
+from espalier.pipeline.stage import StageContext
+from espalier.rewards.first_error import search_state, states_on_right_ways
+from espalier.rewards.label_noise import NoiseRule
+from espalier.rewards.labels import LabelRule, wilson_interval
+from espalier.rewards.monte_carlo import Count, StateKey, count_sampled, state_key
+from espalier.rewards.pooled_values import pool
+from espalier.rewards.smoothed_values import smooth
+from espalier.rewards.state_tree import state_tree
 
 ESTIMATORS = ("counted", "pooled", "smoothed", "first_error")
 Estimate = tuple[float, float, float]

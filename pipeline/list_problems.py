@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from data.jsonl import write_records
-from data.records import BadInput, Problem
-from pipeline.stage import StageContext
+from espalier.data.jsonl import write_records
+from espalier.data.records import BadInput, Problem
+from espalier.pipeline.stage import StageContext
 
 log = logging.getLogger("stage")
 

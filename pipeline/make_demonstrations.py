@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from data.records import BadInput, Demonstration
-from models.load import load_tokenizer
-from pipeline.stage import StageContext
+from espalier.data.records import BadInput, Demonstration
+from espalier.models.load import load_tokenizer
+from espalier.pipeline.stage import StageContext
 
 
 @dataclass(frozen=True)

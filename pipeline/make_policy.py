@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from data.jsonl import read_records
-from data.records import Demonstration
-from pipeline.stage import StageContext
+from espalier.data.jsonl import read_records
+from espalier.data.records import Demonstration
+from espalier.pipeline.stage import StageContext
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class MakeTinyPolicy:
 
     def run(self, input_path: str, context: StageContext) -> None:
         """Writes the folder itself, complete or not at all."""
-        from models.tiny import build_tiny
+        from espalier.models.tiny import build_tiny
 
         texts = [row.prompt + row.completion for row in read_records(Demonstration, input_path)[: self.num_texts]]
         build_tiny(

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from data.jsonl import read_records
-from data.judgements import ORDERS, VERDICTS, PairJudgement
-from data.records import BadInput
-from pipeline.evaluation_table import make_row, make_table
-from pipeline.judging import Figures, figure_intervals
-from pipeline.stage import StageContext
+from espalier.data.jsonl import read_records
+from espalier.data.judgements import ORDERS, VERDICTS, PairJudgement
+from espalier.data.records import BadInput
+from espalier.pipeline.evaluation_table import make_row, make_table
+from espalier.pipeline.judging import Figures, figure_intervals
+from espalier.pipeline.stage import StageContext
 
 COUNTS = ("won", "lost", "tied", "disagreed", "shown_first", "decided", "unreadable", "votes")
 

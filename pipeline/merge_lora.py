@@ -5,11 +5,11 @@ from pathlib import Path
 
 import torch
 
-from data.records import BadInput
-from models.load import load_tokenizer
-from models.lora import base_of_adapter, merge_adapter
-from pipeline.stage import StageContext
-from runtime.manifest import write_folder
+from espalier.data.records import BadInput
+from espalier.models.load import load_tokenizer
+from espalier.models.lora import base_of_adapter, merge_adapter
+from espalier.pipeline.stage import StageContext
+from espalier.runtime.manifest import write_folder
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

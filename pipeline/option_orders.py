@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.records import BadInput, Problem, Trajectory
-from pipeline.evaluation_inputs import check_known, has_gold, read_problems, read_samples
-from pipeline.intervals import Interval, interval, intervals
-from pipeline.votes import is_right, majority_answer
+from espalier.data.records import BadInput, Problem, Trajectory
+from espalier.pipeline.evaluation_inputs import check_known, has_gold, read_problems, read_samples
+from espalier.pipeline.intervals import Interval, interval, intervals
+from espalier.pipeline.votes import is_right, majority_answer
 
 _LETTER = re.compile(r"\(?([A-Za-z])\)?[.:]?", re.ASCII)
 

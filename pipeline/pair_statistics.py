@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from statistics import fmean, median
 from typing import Any
 
-from data.records import PreferencePair
+from espalier.data.records import PreferencePair
 
 
 def _spread(name: str, values: Sequence[float], digits: int) -> dict[str, float]:

@@ -22,16 +22,16 @@ from pathlib import Path
 from statistics import fmean, linear_regression
 from typing import Any
 
-from data.jsonl import read_records
-from data.prefix_tree import least_prompt_tokens
-from data.prompts import encode_prompt
-from data.records import BadInput, Demonstration, Problem, State, Trajectory
-from data.steps import Decoder
-from data.token_text import encode_response, read_tokens, steps_on_tokens
-from models.load import load_tokenizer
-from pipeline.stage import StageContext
-from rewards.monte_carlo import StateKey, state_key
-from rewards.state_sampling import StateSampler
+from espalier.data.jsonl import read_records
+from espalier.data.prefix_tree import least_prompt_tokens
+from espalier.data.prompts import encode_prompt
+from espalier.data.records import BadInput, Demonstration, Problem, State, Trajectory
+from espalier.data.steps import Decoder
+from espalier.data.token_text import encode_response, read_tokens, steps_on_tokens
+from espalier.models.load import load_tokenizer
+from espalier.pipeline.stage import StageContext
+from espalier.rewards.monte_carlo import StateKey, state_key
+from espalier.rewards.state_sampling import StateSampler
 
 log = logging.getLogger("stage")
 

@@ -20,8 +20,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from data.records import BadInput, PreferencePair, Trajectory
-from pipeline.trajectory_groups import capped, check_choice, check_counts, sample_order
+from espalier.data.records import BadInput, PreferencePair, Trajectory
+from espalier.pipeline.trajectory_groups import capped, check_choice, check_counts, sample_order
 
 Scored = tuple[Trajectory, float]
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.jsonl import iter_rows, write_json
-from data.records import BadInput
-from pipeline.stage import StageContext
-from pipeline.trajectory_groups import sample_order
+from espalier.data.jsonl import iter_rows, write_json
+from espalier.data.records import BadInput
+from espalier.pipeline.stage import StageContext
+from espalier.pipeline.trajectory_groups import sample_order
 
 
 def read_object(path: Path) -> dict[str, Any]:

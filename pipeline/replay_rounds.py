@@ -11,10 +11,10 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from data.jsonl import read_records
-from data.records import BadInput, Demonstration, PreferencePair, StepValues
-from pipeline.stage import StageContext
-from pipeline.trajectory_groups import check_choice
+from espalier.data.jsonl import read_records
+from espalier.data.records import BadInput, Demonstration, PreferencePair, StepValues
+from espalier.pipeline.stage import StageContext
+from espalier.pipeline.trajectory_groups import check_choice
 
 KINDS: dict[str, type] = {"StepValues": StepValues, "PreferencePair": PreferencePair, "Demonstration": Demonstration}
 

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from data.jsonl import read_records
-from data.judgements import StepJudgement
-from data.records import StepScores
-from pipeline.consensus_labels import votes_by_trajectory
-from pipeline.stage import StageContext
-from rewards.consensus import judged_shares
+from espalier.data.jsonl import read_records
+from espalier.data.judgements import StepJudgement
+from espalier.data.records import StepScores
+from espalier.pipeline.consensus_labels import votes_by_trajectory
+from espalier.pipeline.stage import StageContext
+from espalier.rewards.consensus import judged_shares
 
 UNKNOWN = 0.5
 

@@ -8,10 +8,10 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from data.jsonl import read_records
-from data.records import BadInput, StepScores, Trajectory
-from data.training_problems import FILE, problem_hash, read_training_problems
-from pipeline.stage import StageContext
+from espalier.data.jsonl import read_records
+from espalier.data.records import BadInput, StepScores, Trajectory
+from espalier.data.training_problems import FILE, problem_hash, read_training_problems
+from espalier.pipeline.stage import StageContext
 
 log = logging.getLogger("stage")
 
@@ -43,10 +43,10 @@ class ScoreSteps:
     def run(self, input_path: str, context: StageContext) -> Iterable[StepScores]:
         """One record a trajectory, in order; counts `problems_seen`, those that their scorer was trained on. Raises
         BadInput where two models are named and one does not say what it was trained on."""
-        from models.load import load_tokenizer
-        from models.scalar_head import load_process_reward
-        from rewards.process import score_trajectories
-        from runtime.distributed import device
+        from espalier.models.load import load_tokenizer
+        from espalier.models.scalar_head import load_process_reward
+        from espalier.rewards.process import score_trajectories
+        from espalier.runtime.distributed import device
 
         trajectories = read_records(Trajectory, input_path)
         models, chosen = self._choose(trajectories)

@@ -15,12 +15,12 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
-from data.jsonl import read_records
-from data.records import BadInput, Demonstration, Trajectory
-from pipeline.build_preferences import check_steps, read_steps
-from pipeline.stage import StageContext
-from pipeline.trajectory_groups import ProblemPart, capped, check_choice, check_counts, sample_order
-from rewards.aggregate import aggregate, check_aggregate
+from espalier.data.jsonl import read_records
+from espalier.data.records import BadInput, Demonstration, Trajectory
+from espalier.pipeline.build_preferences import check_steps, read_steps
+from espalier.pipeline.stage import StageContext
+from espalier.pipeline.trajectory_groups import ProblemPart, capped, check_choice, check_counts, sample_order
+from espalier.rewards.aggregate import aggregate, check_aggregate
 
 log = logging.getLogger("stage")
 

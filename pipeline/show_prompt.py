@@ -17,12 +17,12 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from data.examples import encode_demonstration
-from data.prompts import EncodedPrompt, PromptTemplate, encode_prompt
-from data.records import BadInput, Demonstration, Problem
-from data.steps import Decoder
-from data.token_text import read_tokens
-from pipeline.stage import StageContext
+from espalier.data.examples import encode_demonstration
+from espalier.data.prompts import EncodedPrompt, PromptTemplate, encode_prompt
+from espalier.data.records import BadInput, Demonstration, Problem
+from espalier.data.steps import Decoder
+from espalier.data.token_text import read_tokens
+from espalier.pipeline.stage import StageContext
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja")
 _PAGE = """<!DOCTYPE html>
@@ -75,7 +75,7 @@ class ShowPrompt:
 
     def run(self, input_path: str, context: StageContext) -> str:
         """The page. Raises BadInput without a task, or with an index beyond its problems."""
-        from models.load import load_tokenizer
+        from espalier.models.load import load_tokenizer
 
         if context.task is None:
             raise BadInput("show_prompt needs a task: add task=NAME")

@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 
-from data.jsonl import read_records
-from data.records import BadInput, Trajectory
-from data.splitters import SPLITTERS, splitter
-from data.steps import Decoder, check_ends, check_join
-from data.token_text import read_response, steps_on_tokens
-from pipeline.stage import StageContext
-from rewards.cut_points import split_at_cut_points
+from espalier.data.jsonl import read_records
+from espalier.data.records import BadInput, Trajectory
+from espalier.data.splitters import SPLITTERS, splitter
+from espalier.data.steps import Decoder, check_ends, check_join
+from espalier.data.token_text import read_response, steps_on_tokens
+from espalier.pipeline.stage import StageContext
+from espalier.rewards.cut_points import split_at_cut_points
 
 AT_CUT_POINTS = "cut_points"
 
@@ -53,7 +53,7 @@ class SplitSteps:
     def run(self, input_path: str, context: StageContext) -> Iterable[Trajectory]:
         """As many trajectories, in their order. Raises BadInput where log-probs or token ids are missing, and where
         the tokens are another tokenizer's."""
-        from models.load import load_tokenizer
+        from espalier.models.load import load_tokenizer
 
         decode = Decoder(load_tokenizer(self.policy))
         rows = read_records(Trajectory, input_path)

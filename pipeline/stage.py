@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from data.jsonl import file_sha256, open_atomic, write_json, write_records
-from data.records import BadInput
-from runtime.life import exclusive
-from runtime.run_dir import provenance, same_origin
-from runtime.schemas import StageConfig
-from runtime.tracking import Progress
+from espalier.data.jsonl import file_sha256, open_atomic, write_json, write_records
+from espalier.data.records import BadInput
+from espalier.runtime.life import exclusive
+from espalier.runtime.run_dir import provenance, same_origin
+from espalier.runtime.schemas import StageConfig
+from espalier.runtime.tracking import Progress
 
 log = logging.getLogger("stage")
 

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 
-from data.records import BadInput, PreferencePair, Trajectory
-from pipeline.process_pairs import is_clear
-from pipeline.trajectory_groups import capped, check_choice, check_counts, sample_order
-from rewards.aggregate import aggregate, check_aggregate
+from espalier.data.records import BadInput, PreferencePair, Trajectory
+from espalier.pipeline.process_pairs import is_clear
+from espalier.pipeline.trajectory_groups import capped, check_choice, check_counts, sample_order
+from espalier.rewards.aggregate import aggregate, check_aggregate
 
 T = TypeVar("T")
 

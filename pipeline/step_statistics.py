@@ -22,11 +22,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.jsonl import read_records
-from data.records import BadInput
-from data.step_labels import StepLabels
-from pipeline.intervals import resampled_mean
-from pipeline.stage import StageContext
+from espalier.data.jsonl import read_records
+from espalier.data.records import BadInput
+from espalier.data.step_labels import StepLabels
+from espalier.pipeline.intervals import resampled_mean
+from espalier.pipeline.stage import StageContext
 
 BINS = 10
 

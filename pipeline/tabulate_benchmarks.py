@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.records import BadInput
-from pipeline.stage import StageContext
+from espalier.data.records import BadInput
+from espalier.pipeline.stage import StageContext
 
 _INTRODUCTION = """# Benchmarks
 

@@ -10,10 +10,10 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.examples import is_held_out
-from data.jsonl import read_records
-from data.records import BadInput, Trajectory
-from data.steps import check_ends
+from espalier.data.examples import is_held_out
+from espalier.data.jsonl import read_records
+from espalier.data.records import BadInput, Trajectory
+from espalier.data.steps import check_ends
 
 PARTS = ("all", "train", "held_out")
 

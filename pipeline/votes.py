@@ -22,8 +22,8 @@ from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
 
-from data.answers.same_answer import is_mathematical, is_same_answer
-from data.records import Trajectory
+from espalier.data.answers.same_answer import is_mathematical, is_same_answer
+from espalier.data.records import Trajectory
 
 _DECIMAL = re.compile(r"([+-]?)((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d*)?|\.\d+)", re.ASCII)
 _RATIO = re.compile(r"([+-]?)(?:\\[dt]?frac\{(\d+)\}\{(\d+)\}|(\d+)\s*/\s*(\d+))", re.ASCII)

@@ -22,13 +22,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from data.jsonl import read_records
-from data.records import BadInput, Completion, Trajectory
-from rewards.labels import LabelRule, wilson_interval
-from rewards.monte_carlo import Count, StateKey, state_key
-from rewards.smoothed_values import smooth
-from rewards.state_tree import StateTree, state_tree
-from sampling.rounds import RoundCompletions
+from espalier.data.jsonl import read_records
+from espalier.data.records import BadInput, Completion, Trajectory
+from espalier.rewards.labels import LabelRule, wilson_interval
+from espalier.rewards.monte_carlo import Count, StateKey, state_key
+from espalier.rewards.smoothed_values import smooth
+from espalier.rewards.state_tree import StateTree, state_tree
+from espalier.sampling.rounds import RoundCompletions
 
 ESTIMATORS = ("counted", "smoothed")
 

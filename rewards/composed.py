@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from data.records import BadInput, Trajectory
-from rewards.score import HoldsModels, Interval, Reward, Score, ScoreRange, clipped, hull
+from espalier.data.records import BadInput, Trajectory
+from espalier.rewards.score import HoldsModels, Interval, Reward, Score, ScoreRange, clipped, hull
 
 
 def compose(scores: Mapping[str, Score], weights: Mapping[str, float], limit: float = 0.0) -> Score:

@@ -12,8 +12,8 @@ of smoothed values never are, and with 0 all of them would be called good.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from data.judgements import StepJudgement
-from data.records import BadInput
+from espalier.data.judgements import StepJudgement
+from espalier.data.records import BadInput
 
 POLICIES = ("drop", "weight", "solution")
 

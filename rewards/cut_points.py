@@ -8,10 +8,10 @@ is decided by the prefix alone, as unbiased pooling asks (`rewards.pooled_values
 from collections.abc import Sequence
 from dataclasses import replace
 
-from data.records import BadInput, Trajectory
-from data.splitters.probability import cut_points_by_probability
-from data.steps import Decode
-from data.token_text import read_response, steps_at_token_ends
+from espalier.data.records import BadInput, Trajectory
+from espalier.data.splitters.probability import cut_points_by_probability
+from espalier.data.steps import Decode
+from espalier.data.token_text import read_response, steps_at_token_ends
 
 
 def split_at_cut_points(

@@ -9,11 +9,11 @@ trajectory passes through is good, and one question answers for every trajectory
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from data.jsonl import read_records
-from data.records import BadInput, Completion, Trajectory
-from rewards.monte_carlo import Count, StateKey, state_key
-from rewards.state_tree import state_tree
-from sampling.rounds import RoundCompletions
+from espalier.data.jsonl import read_records
+from espalier.data.records import BadInput, Completion, Trajectory
+from espalier.rewards.monte_carlo import Count, StateKey, state_key
+from espalier.rewards.state_tree import state_tree
+from espalier.sampling.rounds import RoundCompletions
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from data.records import BadInput
-from rewards.labels import LabelRule
+from espalier.data.records import BadInput
+from espalier.rewards.labels import LabelRule
 
 POLICIES = ("keep", "drop", "weight", "denoise")
 

@@ -9,7 +9,7 @@
 import math
 from dataclasses import dataclass
 
-from data.records import BadInput
+from espalier.data.records import BadInput
 
 KINDS = ("soft", "hard", "classes")
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.records import BadInput, Trajectory
-from rewards.score import Score, ScoreRange
+from espalier.data.records import BadInput, Trajectory
+from espalier.rewards.score import Score, ScoreRange
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ itself. States are cut in token space; two trajectories of one problem that shar
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from data.records import BadInput, Completion, State, StepValues, Trajectory
-from data.steps import check_ends
+from espalier.data.records import BadInput, Completion, State, StepValues, Trajectory
+from espalier.data.steps import check_ends
 
 StateKey = tuple[str, tuple[int, ...]]
 

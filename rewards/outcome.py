@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.records import Trajectory
-from rewards.score import Score, ScoreRange, hull
+from espalier.data.records import Trajectory
+from espalier.rewards.score import Score, ScoreRange, hull
 
 
 @dataclass(frozen=True)

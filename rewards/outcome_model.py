@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from data.records import BadInput, Trajectory
-from models.scalar_head import load_process_reward, scores_from_logits
-from rewards.process import row_logits
-from rewards.score import ANYTHING, Score, ScoreRange, clipped
+from espalier.data.records import BadInput, Trajectory
+from espalier.models.scalar_head import load_process_reward, scores_from_logits
+from espalier.rewards.process import row_logits
+from espalier.rewards.score import ANYTHING, Score, ScoreRange, clipped
 
 
 class OutcomeModelReward:

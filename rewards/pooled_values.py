@@ -33,9 +33,9 @@ differ; `num_completions` and `num_visits` are kept apart so that an interval ca
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from data.records import Trajectory
-from rewards.monte_carlo import Count, StateKey
-from rewards.state_tree import StateTree, state_tree
+from espalier.data.records import Trajectory
+from espalier.rewards.monte_carlo import Count, StateKey
+from espalier.rewards.state_tree import StateTree, state_tree
 
 
 @dataclass(frozen=True)

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from data.packing import Layout, place_rows
-from data.records import BadInput, Trajectory
-from data.steps import check_ends
-from models.inputs import model_inputs
-from models.logprobs import all_logits
-from models.packing_check import packing_of
-from models.scalar_head import load_process_reward, scores_from_logits
-from rewards.score import ANYTHING, Interval, Score, ScoreRange, clipped, hull
+from espalier.data.packing import Layout, place_rows
+from espalier.data.records import BadInput, Trajectory
+from espalier.data.steps import check_ends
+from espalier.models.inputs import model_inputs
+from espalier.models.logprobs import all_logits
+from espalier.models.packing_check import packing_of
+from espalier.models.scalar_head import load_process_reward, scores_from_logits
+from espalier.rewards.score import ANYTHING, Interval, Score, ScoreRange, clipped, hull
 
 
 def in_batches(rows: Sequence[Sequence[int]], is_packed: bool, batch_tokens: int) -> list[list[int]]:

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from data.records import Trajectory
+from espalier.data.records import Trajectory
 
 
 @dataclass(frozen=True)

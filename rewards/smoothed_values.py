@@ -16,9 +16,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from data.records import BadInput, Trajectory
-from rewards.monte_carlo import Count, StateKey
-from rewards.state_tree import StateTree, state_tree
+from espalier.data.records import BadInput, Trajectory
+from espalier.rewards.monte_carlo import Count, StateKey
+from espalier.rewards.state_tree import StateTree, state_tree
 
 _EDGE = 0.004  # values of exactly 0 and 1 would rule out a lucky or an unlucky completion
 

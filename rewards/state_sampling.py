@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from data.records import BadInput, State, Trajectory
-from data.splitters.lines import first_text
-from data.splitters.react import ReactStep, cleaned_react, react_steps
-from rewards.monte_carlo import states_of
+from espalier.data.records import BadInput, State, Trajectory
+from espalier.data.splitters.lines import first_text
+from espalier.data.splitters.react import ReactStep, cleaned_react, react_steps
+from espalier.rewards.monte_carlo import states_of
 
 STEP_TYPES = ("Thought", "Action", "Observation", "State")
 

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from data.prefix_tree import tree_order
-from data.records import Trajectory
-from data.steps import check_ends
-from rewards.monte_carlo import StateKey
+from espalier.data.prefix_tree import tree_order
+from espalier.data.records import Trajectory
+from espalier.data.steps import check_ends
+from espalier.rewards.monte_carlo import StateKey
 
 
 @dataclass(frozen=True)

@@ -10,33 +10,33 @@ from typing import Any
 
 import torch
 
-from models.inputs import network
-from models.load import BadModel, load_reference, load_tokenizer, max_length_of
-from models.lora import PolicyWithoutAdapters
-from models.packing_check import longest_row
-from models.tokenizer_checks import tokenizer_differences
-from rewards.score import HoldsModels
-from rl.combinations import check_combinations
-from rl.critic import Critic
-from rl.engines import check_engines, make_engine, without_dropout
-from rl.kl import KLController
-from rl.live_engine import LiveEngine, OwnEngine, VLLMEngine
-from rl.rollout import Sampler, check_params
-from rl.trainer import Trainer
-from rl.types import AdvantageEstimator
-from rl.update import Update
-from rl.watch import check_probes
-from rl.weight_sync import WeightSync
-from runtime.distributed import device, from_main_rank, is_main_rank, world_size
-from runtime.entrypoint import BadConfig, build
-from runtime.schemas import RLConfig
-from sampling.client import check_one_device
-from sampling.local_engines_client import LocalEnginesClient
-from sampling.offline_client import OfflineClient
-from sampling.server import VLLMServer
-from sampling.several_servers import VLLMServers
-from sampling.vllm_client import VLLMClient
-from training.engine import Engine
+from espalier.models.inputs import network
+from espalier.models.load import BadModel, load_reference, load_tokenizer, max_length_of
+from espalier.models.lora import PolicyWithoutAdapters
+from espalier.models.packing_check import longest_row
+from espalier.models.tokenizer_checks import tokenizer_differences
+from espalier.rewards.score import HoldsModels
+from espalier.rl.combinations import check_combinations
+from espalier.rl.critic import Critic
+from espalier.rl.engines import check_engines, make_engine, without_dropout
+from espalier.rl.kl import KLController
+from espalier.rl.live_engine import LiveEngine, OwnEngine, VLLMEngine
+from espalier.rl.rollout import Sampler, check_params
+from espalier.rl.trainer import Trainer
+from espalier.rl.types import AdvantageEstimator
+from espalier.rl.update import Update
+from espalier.rl.watch import check_probes
+from espalier.rl.weight_sync import WeightSync
+from espalier.runtime.distributed import device, from_main_rank, is_main_rank, world_size
+from espalier.runtime.entrypoint import BadConfig, build
+from espalier.runtime.schemas import RLConfig
+from espalier.sampling.client import check_one_device
+from espalier.sampling.local_engines_client import LocalEnginesClient
+from espalier.sampling.offline_client import OfflineClient
+from espalier.sampling.server import VLLMServer
+from espalier.sampling.several_servers import VLLMServers
+from espalier.sampling.vllm_client import VLLMClient
+from espalier.training.engine import Engine
 
 log = logging.getLogger("rl")
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

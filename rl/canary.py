@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from data.collate import pad_rows
-from models.logprobs import token_logprobs
-from rl.rounding import FLOOR
-from training.engine import autocast
+from espalier.data.collate import pad_rows
+from espalier.models.logprobs import token_logprobs
+from espalier.rl.rounding import FLOOR
+from espalier.training.engine import autocast
 
 Weights = Mapping[str, torch.Tensor]
 _MAX_SCORES = 2**22  # positions x vocabulary whose distributions are kept from one version to the next: 16 MiB

@@ -9,12 +9,12 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from rewards.score import ScoreRange, StatesRange
-from rl.critic import VALUE_RANGES
-from rl.kl import check_kl
-from rl.update import steps_per_iteration
-from runtime.entrypoint import BadConfig, check_component, find_component
-from runtime.schemas import RLConfig
+from espalier.rewards.score import ScoreRange, StatesRange
+from espalier.rl.critic import VALUE_RANGES
+from espalier.rl.kl import check_kl
+from espalier.rl.update import steps_per_iteration
+from espalier.runtime.entrypoint import BadConfig, check_component, find_component
+from espalier.runtime.schemas import RLConfig
 
 log = logging.getLogger(__name__)
 WHITENINGS = ("none", "scale", "standard")

@@ -13,18 +13,18 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from data.records import BadInput
-from models.inputs import network
-from models.logprobs import response_values
-from models.packing_check import packs_rows
-from models.scalar_head import critic_form
-from rl.experience import RowScorer, empty_loss, micro_batches, most_passes, own_rows
-from rl.losses import explained_variance, value_loss
-from rl.types import Experience
-from runtime.distributed import is_main_rank
-from runtime.schemas import CriticConfig
-from training.engine import BadCheckpoint, Engine, autocast
-from training.loop import NotFinite, Sums
+from espalier.data.records import BadInput
+from espalier.models.inputs import network
+from espalier.models.logprobs import response_values
+from espalier.models.packing_check import packs_rows
+from espalier.models.scalar_head import critic_form
+from espalier.rl.experience import RowScorer, empty_loss, micro_batches, most_passes, own_rows
+from espalier.rl.losses import explained_variance, value_loss
+from espalier.rl.types import Experience
+from espalier.runtime.distributed import is_main_rank
+from espalier.runtime.schemas import CriticConfig
+from espalier.training.engine import BadCheckpoint, Engine, autocast
+from espalier.training.loop import NotFinite, Sums
 
 # What a critic can say, by its form: what is not within it cannot be learnt.
 VALUE_RANGES = {"linear": (-math.inf, math.inf), "probability": (0.0, 1.0)}

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 import torch
 
-from rl.experience import logprob_gap
-from rl.kl import divergence
-from rl.types import Estimate, Experience, RolloutGroup
+from espalier.rl.experience import logprob_gap
+from espalier.rl.kl import divergence
+from espalier.rl.types import Estimate, Experience, RolloutGroup
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from rl.probes import BOS, CACHE, SHIFT, TEMPERATURE, TOP_P, UNKNOWN, WEIGHTS, Fault
+from espalier.rl.probes import BOS, CACHE, SHIFT, TEMPERATURE, TOP_P, UNKNOWN, WEIGHTS, Fault
 
 MAX_ROWS = 16
 _EXPLAINED = 0.35  # of the difference may be left

@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from data.records import BadInput
-from runtime.distributed import from_main_rank, is_main_rank
-from training.engine import BadCheckpoint
+from espalier.data.records import BadInput
+from espalier.runtime.distributed import from_main_rank, is_main_rank
+from espalier.training.engine import BadCheckpoint
 
 _FILE = "ema.safetensors"
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import torch
 
-from models.inputs import network
-from models.packing_check import packing_of
-from runtime.distributed import device
-from runtime.entrypoint import BadConfig, build
-from runtime.schemas import RLConfig
-from training.deepspeed_engine import DeepSpeedEngine, tensor_parallel_size
-from training.engine import Engine, TorchEngine
+from espalier.models.inputs import network
+from espalier.models.packing_check import packing_of
+from espalier.runtime.distributed import device
+from espalier.runtime.entrypoint import BadConfig, build
+from espalier.runtime.schemas import RLConfig
+from espalier.training.deepspeed_engine import DeepSpeedEngine, tensor_parallel_size
+from espalier.training.engine import Engine, TorchEngine
 
 _NOISES = ("dropout", "layerdrop", "pdrop", "jitter")
 

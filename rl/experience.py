@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from data.collate import pad_rows
-from models.logprobs import all_logits, response_logprobs
-from models.packing_check import packs_rows
-from rl.kl import divergence, full_divergence
-from rl.types import Experience, RolloutGroup
-from runtime.distributed import gather_over_ranks, rank, sum_tensor_over_ranks, world_size
-from training.engine import autocast
+from espalier.data.collate import pad_rows
+from espalier.models.logprobs import all_logits, response_logprobs
+from espalier.models.packing_check import packs_rows
+from espalier.rl.kl import divergence, full_divergence
+from espalier.rl.types import Experience, RolloutGroup
+from espalier.runtime.distributed import gather_over_ranks, rank, sum_tensor_over_ranks, world_size
+from espalier.training.engine import autocast
 
 
 def micro_batches(

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rl.critic import Critic
-from rl.ema import MovingAverage
-from rl.policy import Policy
-from runtime.distributed import is_main_rank
-from runtime.manifest import write_folder
+from espalier.rl.critic import Critic
+from espalier.rl.ema import MovingAverage
+from espalier.rl.policy import Policy
+from espalier.runtime.distributed import is_main_rank
+from espalier.runtime.manifest import write_folder
 
 log = logging.getLogger(__name__)
 

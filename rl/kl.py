@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 import torch
 
-from data.records import BadInput
-from runtime.schemas import KLConfig
+from espalier.data.records import BadInput
+from espalier.runtime.schemas import KLConfig
 
 KINDS = ("k1", "abs", "mse", "k3", "full")
 PLACES = ("loss", "reward")

@@ -12,17 +12,17 @@ from typing import Any
 
 import torch
 
-from rl.critic import check_returns
-from rl.describe import describe_kl, timed
-from rl.engines import has_noise
-from rl.experience import RowScorer, make_experience, reference_terms, token_rewards
-from rl.losses import whiten
-from rl.types import Estimate, Experience, RolloutGroup
-from rl.update import Update
-from rl.watch import Watch
-from runtime.schemas import RLConfig
-from sampling.client import SamplingParams
-from training.engine import Engine
+from espalier.rl.critic import check_returns
+from espalier.rl.describe import describe_kl, timed
+from espalier.rl.engines import has_noise
+from espalier.rl.experience import RowScorer, make_experience, reference_terms, token_rewards
+from espalier.rl.losses import whiten
+from espalier.rl.types import Estimate, Experience, RolloutGroup
+from espalier.rl.update import Update
+from espalier.rl.watch import Watch
+from espalier.runtime.schemas import RLConfig
+from espalier.sampling.client import SamplingParams
+from espalier.training.engine import Engine
 
 # (groups, experience, iteration) → (advantages, seconds that its questions took), on every rank.
 AskEstimator = Callable[[Sequence[RolloutGroup], Experience, int], tuple[Estimate, dict[str, float]]]

@@ -9,12 +9,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from rl.critic import Critic
-from rl.ema import MovingAverage
-from rl.kl import KLController
-from rl.policy import Policy
-from runtime.distributed import barrier, is_main_rank
-from training.engine import BadCheckpoint
+from espalier.rl.critic import Critic
+from espalier.rl.ema import MovingAverage
+from espalier.rl.kl import KLController
+from espalier.rl.policy import Policy
+from espalier.runtime.distributed import barrier, is_main_rank
+from espalier.training.engine import BadCheckpoint
 
 
 @dataclass

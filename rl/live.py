@@ -4,14 +4,14 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from data.records import Completion, Problem, State, Trajectory
-from data.steps import Decode
-from rewards.score import Reward, Score
-from rl.describe import timed
-from rl.rollout import Sampler, score
-from rl.types import RolloutGroup
-from sampling.client import SamplingParams
-from sampling.requests import decode
+from espalier.data.records import Completion, Problem, State, Trajectory
+from espalier.data.steps import Decode
+from espalier.rewards.score import Reward, Score
+from espalier.rl.describe import timed
+from espalier.rl.rollout import Sampler, score
+from espalier.rl.types import RolloutGroup
+from espalier.sampling.client import SamplingParams
+from espalier.sampling.requests import decode
 
 
 @dataclass

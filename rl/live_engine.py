@@ -8,10 +8,10 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import aiohttp
 
-from rl.probes import CACHE, WEIGHTS, Fault, ProbeFailed, crashed
-from sampling.client import ServerGone, TakesWeights
-from sampling.connection import Connection
-from sampling.vllm_client import VLLMClient
+from espalier.rl.probes import CACHE, WEIGHTS, Fault, ProbeFailed, crashed
+from espalier.sampling.client import ServerGone, TakesWeights
+from espalier.sampling.connection import Connection
+from espalier.sampling.vllm_client import VLLMClient
 
 R = TypeVar("R")
 _MAX_ATTEMPTS = 3
@@ -121,7 +121,7 @@ class VLLMEngine(CacheProbe):
         found = answer.get("results") if isinstance(answer, dict) else None
         if not isinstance(found, list) or not found or not all(isinstance(receipt, dict) for receipt in found):
             raise StaleWeights(f"{self.name} took a delivery and gave no receipt: it was not started with "
-                               "--worker-extension-cls sampling.weight_receipt.ReceivesWeights")  # fmt: skip
+                               "--worker-extension-cls espalier.sampling.weight_receipt.ReceivesWeights")  # fmt: skip
         return found
 
     async def reset_cache(self) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 
-from models.inputs import network
-from models.merged import adapter_scalings, merge_weights
-from runtime.distributed import is_main_rank
-from training.engine import Engine, TorchEngine
+from espalier.models.inputs import network
+from espalier.models.merged import adapter_scalings, merge_weights
+from espalier.runtime.distributed import is_main_rank
+from espalier.training.engine import Engine, TorchEngine
 
 
 def without_weights(model: Any, device: torch.device) -> Any:

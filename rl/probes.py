@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from rl.rounding import FACTOR, FLOOR
-from sampling.client import ServerGone
+from espalier.rl.rounding import FACTOR, FLOOR
+from espalier.sampling.client import ServerGone
 
 WEIGHTS = "weights not delivered"
 UNUSED = "weights read and not used"

@@ -14,15 +14,24 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from data.prompts import encode_prompt
-from data.records import BadInput, Completion, Problem, State
-from data.tasks.task import Task
-from rewards.score import Reward
-from rl.probes import REWARD, Fault, ProbeFailed, crashed
-from rl.types import Rollout, RolloutGroup
-from sampling.client import Client, NotAnswered, Refused, Sample, SampleRequest, SamplingParams, ServerGone, ShowsLife
-from sampling.requests import make_completions, make_trajectory
-from sampling.rounds import round_id
+from espalier.data.prompts import encode_prompt
+from espalier.data.records import BadInput, Completion, Problem, State
+from espalier.data.tasks.task import Task
+from espalier.rewards.score import Reward
+from espalier.rl.probes import REWARD, Fault, ProbeFailed, crashed
+from espalier.rl.types import Rollout, RolloutGroup
+from espalier.sampling.client import (
+    Client,
+    NotAnswered,
+    Refused,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    ServerGone,
+    ShowsLife,
+)
+from espalier.sampling.requests import make_completions, make_trajectory
+from espalier.sampling.rounds import round_id
 
 log = logging.getLogger("rl")
 R = TypeVar("R")

@@ -7,9 +7,9 @@ an iteration that is done again after a resume writes it again.
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.jsonl import write_records
-from data.records import SampledRollout
-from rl.types import Estimate, Experience, Rollout, RolloutGroup
+from espalier.data.jsonl import write_records
+from espalier.data.records import SampledRollout
+from espalier.rl.types import Estimate, Experience, Rollout, RolloutGroup
 
 
 def samples_path(run_dir: Path, iteration: int) -> Path:

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from data.jsonl import read_records, write_records
-from data.prompt_window import fit_window
-from data.records import BadInput, Problem, Trajectory
-from data.tasks.task import Task
-from rewards.score import Reward
-from rl.canary import Canary, Weights
-from rl.describe import (
+from espalier.data.jsonl import read_records, write_records
+from espalier.data.prompt_window import fit_window
+from espalier.data.records import BadInput, Problem, Trajectory
+from espalier.data.tasks.task import Task
+from espalier.rewards.score import Reward
+from espalier.rl.canary import Canary, Weights
+from espalier.rl.describe import (
     agrees,
     describe_experience,
     describe_rewards,
@@ -32,26 +32,26 @@ from rl.describe import (
     speeds,
     timed,
 )
-from rl.early_stop import evaluations_since_best, read_accuracies
-from rl.ema import MovingAverage
-from rl.exports import save_models, write_model
-from rl.learn import Learn
-from rl.learners import Learners
-from rl.live import LiveSampler
-from rl.policy import Policy
-from rl.reward_falls import RewardWatch
-from rl.rollout import Refusal, Sampler, check_refused, draw_problems, score
-from rl.samples import write_samples
-from rl.types import AdvantageEstimator, Estimate, Experience, RolloutGroup
-from rl.update import Update
-from rl.watch import Watch
-from rl.weight_sync import WeightSync
-from runtime.distributed import from_main_rank, is_main_rank
-from runtime.schemas import RLConfig
-from runtime.tracking import Metrics, Progress
-from sampling.client import SamplingParams
-from training import checkpoint
-from training.engine import Engine
+from espalier.rl.early_stop import evaluations_since_best, read_accuracies
+from espalier.rl.ema import MovingAverage
+from espalier.rl.exports import save_models, write_model
+from espalier.rl.learn import Learn
+from espalier.rl.learners import Learners
+from espalier.rl.live import LiveSampler
+from espalier.rl.policy import Policy
+from espalier.rl.reward_falls import RewardWatch
+from espalier.rl.rollout import Refusal, Sampler, check_refused, draw_problems, score
+from espalier.rl.samples import write_samples
+from espalier.rl.types import AdvantageEstimator, Estimate, Experience, RolloutGroup
+from espalier.rl.update import Update
+from espalier.rl.watch import Watch
+from espalier.rl.weight_sync import WeightSync
+from espalier.runtime.distributed import from_main_rank, is_main_rank
+from espalier.runtime.schemas import RLConfig
+from espalier.runtime.tracking import Metrics, Progress
+from espalier.sampling.client import SamplingParams
+from espalier.training import checkpoint
+from espalier.training.engine import Engine
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from typing import Protocol
 
 import torch
 
-from data.records import Completion, Problem, State, Trajectory
-from data.steps import Decode
-from rewards.score import Score
-from sampling.client import SamplingParams
+from espalier.data.records import Completion, Problem, State, Trajectory
+from espalier.data.steps import Decode
+from espalier.rewards.score import Score
+from espalier.sampling.client import SamplingParams
 
 
 @dataclass(frozen=True)

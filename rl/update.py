@@ -20,24 +20,24 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from data.records import BadInput
-from models.logprobs import logit_scores
-from models.packing_check import packs_rows
-from rl.critic import Critic
-from rl.experience import empty_loss, micro_batches, most_passes, own_rows, policy_logits, policy_logprobs
-from rl.kl import KLController, divergence, full_divergence
-from rl.losses import (
+from espalier.data.records import BadInput
+from espalier.models.logprobs import logit_scores
+from espalier.models.packing_check import packs_rows
+from espalier.rl.critic import Critic
+from espalier.rl.experience import empty_loss, micro_batches, most_passes, own_rows, policy_logits, policy_logprobs
+from espalier.rl.kl import KLController, divergence, full_divergence
+from espalier.rl.losses import (
     NORMALISERS,
     clipped_surrogate,
     clipped_tokens,
     importance_weights,
     token_weights,
 )
-from rl.types import Experience
-from runtime.distributed import gather_over_ranks, sum_over_ranks, sum_tensor_over_ranks
-from runtime.schemas import RLConfig
-from training.engine import Engine, autocast
-from training.loop import SCHEDULES, NotFinite, Sums
+from espalier.rl.types import Experience
+from espalier.runtime.distributed import gather_over_ranks, sum_over_ranks, sum_tensor_over_ranks
+from espalier.runtime.schemas import RLConfig
+from espalier.training.engine import Engine, autocast
+from espalier.training.loop import SCHEDULES, NotFinite, Sums
 
 
 def learning_rate(step: int, peak: float, warmup_steps: int, schedule: str = "constant", num_steps: int = 0) -> float:

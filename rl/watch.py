@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from data.records import BadInput
-from models.inputs import network
-from rl.diagnosis import MAX_ROWS, AskEngine, Case, diagnose, truncated_logprobs
-from rl.experience import device_of, policy_logits
-from rl.probes import (
+from espalier.data.records import BadInput
+from espalier.models.inputs import network
+from espalier.rl.diagnosis import MAX_ROWS, AskEngine, Case, diagnose, truncated_logprobs
+from espalier.rl.experience import device_of, policy_logits
+from espalier.rl.probes import (
     TEMPERATURE,
     VERSION,
     Fault,
@@ -31,11 +31,11 @@ from rl.probes import (
     measure_gap,
     surprise,
 )
-from rl.rounding import rounded
-from rl.types import Experience, RolloutGroup
-from runtime.schemas import ProbesConfig, RLConfig
-from sampling.client import SamplingParams
-from training.engine import autocast
+from espalier.rl.rounding import rounded
+from espalier.rl.types import Experience, RolloutGroup
+from espalier.runtime.schemas import ProbesConfig, RLConfig
+from espalier.sampling.client import SamplingParams
+from espalier.training.engine import autocast
 
 log = logging.getLogger(__name__)
 

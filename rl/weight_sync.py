@@ -37,7 +37,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from rl.canary import (
+from espalier.rl.canary import (
     Canary,
     Unproven,
     Weights,
@@ -48,12 +48,12 @@ from rl.canary import (
     step_kl,
     trainer_logprobs,
 )
-from rl.live_engine import LiveEngine, StaleWeights, StampedEngine
-from rl.probes import CACHE, KL, UNKNOWN, UNUSED, VERSION, WEIGHTS, Fault, ProbeFailed
-from rl.rounding import FACTOR, FLOOR, rounded
-from rl.weights_file import WeightsFile
-from sampling.weight_receipt import digest
-from training.engine import named_weights
+from espalier.rl.live_engine import LiveEngine, StaleWeights, StampedEngine
+from espalier.rl.probes import CACHE, KL, UNKNOWN, UNUSED, VERSION, WEIGHTS, Fault, ProbeFailed
+from espalier.rl.rounding import FACTOR, FLOOR, rounded
+from espalier.rl.weights_file import WeightsFile
+from espalier.sampling.weight_receipt import digest
+from espalier.training.engine import named_weights
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
-from sampling.weight_receipt import NAME
+from espalier.sampling.weight_receipt import NAME
 
 Kinds = dict[str, tuple[torch.Size, torch.dtype]]
 

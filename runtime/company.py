@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from runtime.errors import line_of
-from runtime.peers import END, START_SECONDS, Peers
-from runtime.ranks import rank, world_size
+from espalier.runtime.errors import line_of
+from espalier.runtime.peers import END, START_SECONDS, Peers
+from espalier.runtime.ranks import rank, world_size
 
 _LINE_SECONDS = 30.0  # for one message
 

@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
-from runtime.company import company, peers, sharing_errors, store
-from runtime.ranks import is_main_rank as is_main_rank
-from runtime.ranks import rank as rank
-from runtime.ranks import world_size as world_size
+from espalier.runtime.company import company, peers, sharing_errors, store
+from espalier.runtime.ranks import is_main_rank as is_main_rank
+from espalier.runtime.ranks import rank as rank
+from espalier.runtime.ranks import world_size as world_size
 
 T = TypeVar("T")
 

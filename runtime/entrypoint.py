@@ -34,19 +34,19 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from runtime import schemas
-from runtime.company import company
-from runtime.config_errors import suggest
-from runtime.errors import exit_code_of, line_of
-from runtime.life import REPEAT_SECONDS, die_with_owner
-from runtime.logs import quiet_libraries
-from runtime.peers import RankFailed
-from runtime.ranks import says_errors
+from espalier.runtime import schemas
+from espalier.runtime.company import company
+from espalier.runtime.config_errors import suggest
+from espalier.runtime.errors import exit_code_of, line_of
+from espalier.runtime.life import REPEAT_SECONDS, die_with_owner
+from espalier.runtime.logs import quiet_libraries
+from espalier.runtime.peers import RankFailed
+from espalier.runtime.ranks import says_errors
 
 C = TypeVar("C")
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
-PACKAGES = ("data", "models", "sampling", "rewards", "pipeline", "training", "rl", "analysis", "runtime")
+PACKAGES = ("data", "models", "sampling", "rewards", "pipeline", "training", "rl", "analysis", "runtime", "checks")
 _VALUE_FLAGS = {"-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir", "-p", "--package"}
 _VALUE_FLAGS |= {"-c", "--cfg"}
 _FLAGS = {"-h", "--help", "--hydra-help", "--version", "--resolve", "-i", "--info"}
@@ -69,19 +69,20 @@ def register_schemas() -> None:
 
 
 def _is_admitted(module: str) -> bool:
-    return module.split(".")[0] in PACKAGES or f"{module}.".startswith("torch.optim.")
+    return module.startswith("espalier.") or f"{module}.".startswith("torch.optim.")
 
 
 def find_component(target: str) -> Callable[..., Any]:
-    """The callable behind a `_target_`: defined in one of our packages or in torch.optim.
+    """The callable behind a `_target_`: defined in this package or in torch.optim.
 
     Raises BadConfig on anything else, also on what one of our modules merely imports: a config must not be
     able to run what it likes.
     """
     module, _, name = target.rpartition(".")
     if not _is_admitted(module):
-        packages = ", ".join(PACKAGES)
-        raise BadConfig(f"_target_ '{target}' is not admitted: only {packages} and torch.optim are")
+        if target.split(".")[0] in PACKAGES:
+            raise BadConfig(f"_target_ '{target}' is now 'espalier.{target}'")
+        raise BadConfig(f"_target_ '{target}' is not admitted: only espalier and torch.optim are")
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:

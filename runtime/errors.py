@@ -2,7 +2,7 @@
 
 import errno
 
-from runtime.config_errors import CONFIG_ERRORS, describe_config_error
+from espalier.runtime.config_errors import CONFIG_ERRORS, describe_config_error
 
 _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 

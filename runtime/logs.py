@@ -9,10 +9,9 @@ import sys
 import warnings
 from pathlib import Path
 
-from runtime.ranks import is_main_rank
+from espalier.runtime.ranks import is_main_rank
 
-_OURS = ("train", "rl", "sample", "stage", "evaluate")
-_OUR_PACKAGES = ("data", "models", "runtime", "sampling", "rewards", "pipeline", "training", "analysis")
+_OURS = ("train", "rl", "sample", "stage", "evaluate", "espalier")
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -46,5 +45,5 @@ def set_up_logging(file: Path | None = None) -> None:
     for handler in handlers:
         handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s", "%H:%M:%S"))
         root.addHandler(handler)
-    for name in (*_OURS, *_OUR_PACKAGES):
+    for name in _OURS:
         logging.getLogger(name).setLevel(logging.INFO if is_main_rank() else logging.WARNING)

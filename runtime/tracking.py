@@ -19,9 +19,9 @@ from typing import Any, Self
 
 from tqdm import tqdm
 
-from runtime.entrypoint import BadConfig
-from runtime.ranks import is_main_rank
-from runtime.schemas import TrackingConfig
+from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.ranks import is_main_rank
+from espalier.runtime.schemas import TrackingConfig
 
 WANDB_MODES = ("offline", "online")
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data.jsonl import cut_torn_tail, iter_rows
-from data.records import BadInput
-from sampling.client import BudgetSpent
+from espalier.data.jsonl import cut_torn_tail, iter_rows
+from espalier.data.records import BadInput
+from espalier.sampling.client import BudgetSpent
 
 OVERHEAD_TOKENS = 64
 _PER_MESSAGE = 8

@@ -24,15 +24,15 @@ from typing import IO, Any, ClassVar
 
 import yaml
 
-from data.jsonl import file_sha256, write_records
-from data.records import BadInput
-from runtime.entrypoint import build
-from runtime.life import OWNER_VARIABLE
-from runtime.run_dir import model_fingerprint, name_of, same_origin
-from runtime.schemas import SampleConfig
-from sampling.child_process import group_members
-from sampling.client import Client, Sample, SampleRequest, SamplingParams
-from sampling.job import HOW, is_finished, run_job
+from espalier.data.jsonl import file_sha256, write_records
+from espalier.data.records import BadInput
+from espalier.runtime.entrypoint import build
+from espalier.runtime.life import OWNER_VARIABLE
+from espalier.runtime.run_dir import model_fingerprint, name_of, same_origin
+from espalier.runtime.schemas import SampleConfig
+from espalier.sampling.child_process import group_members
+from espalier.sampling.client import Client, Sample, SampleRequest, SamplingParams
+from espalier.sampling.job import HOW, is_finished, run_job
 
 log = logging.getLogger("sample")
 
@@ -127,7 +127,7 @@ def is_evaluated(config: SampleConfig, checkpoint: Checkpoint, with_refused: boo
         return False  # not there, or not ours: its process says what is wrong
 
 
-OFFLINE = "sampling.offline_client.OfflineClient"
+OFFLINE = "espalier.sampling.offline_client.OfflineClient"
 
 
 class MissingSamples(RuntimeError):
@@ -177,7 +177,7 @@ def sample_checkpoint(
 ) -> int:
     """Sample what is not there yet; the exit code (1 if some requests were refused). Writes problems.jsonl too."""
     node = config.requests
-    if node.get("_target_") != "sampling.requests.TrajectoryRequests":
+    if node.get("_target_") != "espalier.sampling.requests.TrajectoryRequests":
         raise BadInput("an evaluation asks for full solutions: choose requests=trajectories")
     check_model(checkpoint.path)
     codes = []

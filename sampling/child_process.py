@@ -14,9 +14,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from sampling.client import ServerGone
+import espalier
+from espalier.sampling.client import ServerGone
 
-_ROOT = str(Path(__file__).resolve().parent.parent)
+_ROOT = str(Path(espalier.__file__).resolve().parent.parent)
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec it could deadlock
 _ERROR = re.compile(r"\w+(?:Error|Exception): (?!.*Consider increasing with ulimit).+(?:\n  .+)?")

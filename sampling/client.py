@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from data.records import BadInput
+from espalier.data.records import BadInput
 
 
 class Refused(RuntimeError):

@@ -3,8 +3,8 @@
 
 from typing import Any
 
-from data.records import BadInput
-from sampling.client import Sample, SampleRequest, SamplingParams
+from espalier.data.records import BadInput
+from espalier.sampling.client import Sample, SampleRequest, SamplingParams
 
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 

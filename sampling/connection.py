@@ -10,11 +10,11 @@ from typing import Any
 
 import aiohttp
 
-from data.records import BadInput
-from sampling.client import Refused, ServerGone
-from sampling.completion_api import Transient
-from sampling.engine_counters import EngineCounters, parse_counters
-from sampling.rate_limit import retry_after
+from espalier.data.records import BadInput
+from espalier.sampling.client import Refused, ServerGone
+from espalier.sampling.completion_api import Transient
+from espalier.sampling.engine_counters import EngineCounters, parse_counters
+from espalier.sampling.rate_limit import retry_after
 
 RETRIED = {408, 409, 425, 429}
 _BROKEN = (aiohttp.ClientConnectionError, TimeoutError, OSError)

@@ -1,7 +1,7 @@
 """One vLLM engine in a process of its own, which does what it is told over a socket: the other end of
 `sampling.local_engines_client`.
 
-    python -m sampling.engine_process DESCRIPTOR
+    python -m espalier.sampling.engine_process DESCRIPTOR
 
 Messages are pickles behind their length: the engine's settings first, answered when it is loaded; then tuples:
 (number, method of `OfflineClient`, arguments), answered by (number, result, error or None) in any order; (number,
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from sampling.client import Refused, ServerGone, one_line
+from espalier.sampling.client import Refused, ServerGone, one_line
 
 CANCEL = "cancel"
 _LENGTH = 8
@@ -77,7 +77,7 @@ async def serve(descriptor: int, make_client: Callable[..., Any]) -> None:
 
 
 if __name__ == "__main__":
-    from sampling.offline_client import OfflineClient
+    from espalier.sampling.offline_client import OfflineClient
 
     with contextlib.suppress(EOFError):
         asyncio.run(serve(int(sys.argv[1]), OfflineClient))

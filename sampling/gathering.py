@@ -9,8 +9,8 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from sampling.client import Refused
-from sampling.completion_api import Transient
+from espalier.sampling.client import Refused
+from espalier.sampling.completion_api import Transient
 
 Ask = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]
 Asked = tuple[dict[str, Any], asyncio.Future[dict[str, Any]]]

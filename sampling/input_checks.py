@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data.records import BadInput, State
-from data.steps import Decode
-from data.token_text import added_text
-from sampling.client import SampleRequest
+from espalier.data.records import BadInput, State
+from espalier.data.steps import Decode
+from espalier.data.token_text import added_text
+from espalier.sampling.client import SampleRequest
 
 _MANY = 32
 

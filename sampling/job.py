@@ -20,27 +20,27 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from data.failed_rows import failed_path, write_failed
-from data.jsonl import file_sha256, write_json
-from data.records import BadInput
-from data.token_text import PROBE_TEXT
-from runtime.entrypoint import build
-from runtime.life import exclusive
-from runtime.run_dir import model_fingerprint, provenance, same_origin
-from runtime.schemas import SampleConfig
-from runtime.tracking import Progress
-from sampling.client import Client, SampleRequest, SamplingParams, ServerGone, ShowsLife
-from sampling.input_checks import check_origin, check_unique
-from sampling.local_engines_client import LocalEnginesClient
-from sampling.requests import CompletionRequests
-from sampling.rounds import Rounds, RoundSource, run_rounds
-from sampling.runner import Runner, Tally, count_rows, finished_requests
-from sampling.server import CannotStart
-from sampling.vllm_client import VLLMClient
+from espalier.data.failed_rows import failed_path, write_failed
+from espalier.data.jsonl import file_sha256, write_json
+from espalier.data.records import BadInput
+from espalier.data.token_text import PROBE_TEXT
+from espalier.runtime.entrypoint import build
+from espalier.runtime.life import exclusive
+from espalier.runtime.run_dir import model_fingerprint, provenance, same_origin
+from espalier.runtime.schemas import SampleConfig
+from espalier.runtime.tracking import Progress
+from espalier.sampling.client import Client, SampleRequest, SamplingParams, ServerGone, ShowsLife
+from espalier.sampling.input_checks import check_origin, check_unique
+from espalier.sampling.local_engines_client import LocalEnginesClient
+from espalier.sampling.requests import CompletionRequests
+from espalier.sampling.rounds import Rounds, RoundSource, run_rounds
+from espalier.sampling.runner import Runner, Tally, count_rows, finished_requests
+from espalier.sampling.server import CannotStart
+from espalier.sampling.vllm_client import VLLMClient
 
 log = logging.getLogger("sample")
 
-# Set by `python -m sampling.server`: a server that runs already.
+# Set by `python -m espalier.sampling.server`: a server that runs already.
 SERVER_VARIABLE = "ESPALIER_SERVER"
 
 # What may differ between two runs of one file: where and how fast it is asked, not what is asked.

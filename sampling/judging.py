@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from data.jsonl import read_records
-from data.judgements import ORDERS, PairJudgement, StepJudgement
-from data.records import BadInput, LabelledSteps, PreferencePair, Trajectory
-from data.tasks.task import Task
-from sampling.client import Sample, SampleRequest
+from espalier.data.jsonl import read_records
+from espalier.data.judgements import ORDERS, PairJudgement, StepJudgement
+from espalier.data.records import BadInput, LabelledSteps, PreferencePair, Trajectory
+from espalier.data.tasks.task import Task
+from espalier.sampling.client import Sample, SampleRequest
 
 log = logging.getLogger("sample")
 

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data.records import BadInput
-from sampling.child_process import ChildProcess, engine_environment, numbered
-from sampling.client import Sample, SampleRequest, SamplingParams, ServerGone, check_one_device, one_line
-from sampling.engine_process import CANCEL, receive, send
+from espalier.data.records import BadInput
+from espalier.sampling.child_process import ChildProcess, engine_environment, numbered
+from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone, check_one_device, one_line
+from espalier.sampling.engine_process import CANCEL, receive, send
 
 _DYING_SECONDS = 5.0
 
@@ -150,7 +150,7 @@ class LocalEnginesClient:
     owed.
     """
 
-    program = "sampling.engine_process"
+    program = "espalier.sampling.engine_process"
 
     def __init__(
         self,

@@ -19,9 +19,9 @@ from typing import Any
 import numpy
 import torch
 
-from data.steps import Decoder
-from data.token_text import added_text
-from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone, one_line
+from espalier.data.steps import Decoder
+from espalier.data.token_text import added_text
+from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone, one_line
 
 
 def _log_to(path: Path) -> None:
@@ -106,7 +106,7 @@ class OfflineClient:
             os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
             own |= {
                 "distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
-                "worker_extension_cls": "sampling.weight_receipt.ReceivesWeights",
+                "worker_extension_cls": "espalier.sampling.weight_receipt.ReceivesWeights",
                 "use_tqdm_on_load": not self.log,
             }
         from transformers import PreTrainedTokenizerBase

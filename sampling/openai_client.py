@@ -23,10 +23,10 @@ from typing import Any
 
 import openai
 
-from data.records import BadInput
-from sampling.bill import Bill, Charge, Prices
-from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
-from sampling.rate_limit import RateLimit, empty_for, retry_after
+from espalier.data.records import BadInput
+from espalier.sampling.bill import Bill, Charge, Prices
+from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.rate_limit import RateLimit, empty_for, retry_after
 
 log = logging.getLogger("sample")
 

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
-from data.jsonl import read_records
-from data.prompts import PromptTemplate, encode_prompt
-from data.records import BadInput, Completion, Problem, State, Trajectory
-from data.steps import Decoder, check_join
-from data.tasks.task import Task
-from data.token_text import added_text, read_response, read_tokens, steps_on_tokens
-from sampling.client import Sample, SampleRequest
-from sampling.input_checks import check_state_tokens
+from espalier.data.jsonl import read_records
+from espalier.data.prompts import PromptTemplate, encode_prompt
+from espalier.data.records import BadInput, Completion, Problem, State, Trajectory
+from espalier.data.steps import Decoder, check_join
+from espalier.data.tasks.task import Task
+from espalier.data.token_text import added_text, read_response, read_tokens, steps_on_tokens
+from espalier.sampling.client import Sample, SampleRequest
+from espalier.sampling.input_checks import check_state_tokens
 
 
 class RequestSource(Protocol):

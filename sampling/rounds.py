@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from data.jsonl import cut_torn_tail, iter_rows, to_line
-from data.records import BadInput, Completion, State, parse_record
-from data.tasks.task import Task
-from sampling.client import Client, Sample, SampleRequest, SamplingParams
-from sampling.requests import CompletionRequests, make_completions
-from sampling.runner import Runner, Tally
+from espalier.data.jsonl import cut_torn_tail, iter_rows, to_line
+from espalier.data.records import BadInput, Completion, State, parse_record
+from espalier.data.tasks.task import Task
+from espalier.sampling.client import Client, Sample, SampleRequest, SamplingParams
+from espalier.sampling.requests import CompletionRequests, make_completions
+from espalier.sampling.runner import Runner, Tally
 
 
 @runtime_checkable

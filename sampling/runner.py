@@ -17,9 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data.jsonl import cut_torn_tail, iter_rows, to_line
-from data.records import BadInput
-from sampling.client import BudgetSpent, Client, NotAnswered, Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.data.jsonl import cut_torn_tail, iter_rows, to_line
+from espalier.data.records import BadInput
+from espalier.sampling.client import (
+    BudgetSpent,
+    Client,
+    NotAnswered,
+    Refused,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    ServerGone,
+)
 
 log = logging.getLogger("sample")
 

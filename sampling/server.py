@@ -1,6 +1,6 @@
 """A vLLM server of our own: started, watched and stopped by its own process id, on loopback only.
 
-    python -m sampling.server --model MODEL --log server.log -- COMMAND ...
+    python -m espalier.sampling.server --model MODEL --log server.log -- COMMAND ...
 
 serves for the length of a command: its address stands in the environment variable ESPALIER_SERVER, which the
 sampling programs prefer to a server of their own. The exit code is the command's.
@@ -25,11 +25,11 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any, Self
 
-from sampling.child_process import ChildProcess, die_with_parent, engine_environment
+from espalier.sampling.child_process import ChildProcess, die_with_parent, engine_environment
 
 # New weights with a receipt; how much of a prompt came from the prefix cache.
 _CONTROLS = {
-    "worker-extension-cls": "sampling.weight_receipt.ReceivesWeights",
+    "worker-extension-cls": "espalier.sampling.weight_receipt.ReceivesWeights",
     "enable-prompt-tokens-details": True,
 }
 # An engine of one device works in one process. On CPUs vLLM gives its worker a process of its own, which keeps a core

@@ -6,10 +6,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
-from data.records import BadInput
-from sampling.child_process import numbered
-from sampling.client import ServerGone
-from sampling.server import VLLMServer, free_port
+from espalier.data.records import BadInput
+from espalier.sampling.child_process import numbered
+from espalier.sampling.client import ServerGone
+from espalier.sampling.server import VLLMServer, free_port
 
 log = logging.getLogger("sample")
 

@@ -22,12 +22,12 @@ from typing import Any
 
 import aiohttp
 
-from data.records import BadInput
-from sampling.client import NotAnswered, Refused, Sample, SampleRequest, SamplingParams, ServerGone
-from sampling.completion_api import PATHS, Transient, read_samples, write_request
-from sampling.connection import OPEN_SECONDS, Connection
-from sampling.engine_counters import EngineCounters
-from sampling.gathering import Gathering
+from espalier.data.records import BadInput
+from espalier.sampling.client import NotAnswered, Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.completion_api import PATHS, Transient, read_samples, write_request
+from espalier.sampling.connection import OPEN_SECONDS, Connection
+from espalier.sampling.engine_counters import EngineCounters
+from espalier.sampling.gathering import Gathering
 
 log = logging.getLogger("sample")
 

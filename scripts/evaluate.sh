@@ -17,7 +17,7 @@ ask=(policy="$policy" task="$task" seed="$seed" requests.split="$split" requests
   max_failed_share="$max_failed_share" "${extra[@]}")
 
 sample() {
-  "$python" -m sampling.server --model "$policy" --log "$out/server.log" --max-model-len "$max_length" -- bash -euc '
+  "$python" -m espalier.sampling.server --model "$policy" --log "$out/server.log" --max-model-len "$max_length" -- bash -euc '
     python=$1 out=$2 n=$3; shift 3
     "$python" service_api_caller_v1.py -cn api/vllm/greedy output="$out/greedy.jsonl" "$@"
     "$python" service_api_caller_v1.py -cn api/vllm/trajectories output="$out/samples.jsonl" params.n="$n" "$@"

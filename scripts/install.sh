@@ -6,7 +6,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 requirements=requirements-cpu.txt
 if command -v nvidia-smi >/dev/null && nvidia-smi -L >/dev/null 2>&1; then requirements=requirements.txt; fi
-wanted=$(cat "$requirements" requirements-dev.txt scripts/install.sh | sha256sum | cut -d' ' -f1)
+wanted=$(cat "$requirements" requirements-base.txt requirements-dev.txt scripts/install.sh | sha256sum | cut -d' ' -f1)
 [[ -x .venv/bin/python && "$(cat .venv/installed 2>/dev/null)" == "$wanted" ]] && exit 0
 
 python=${PYTHON:-python3}

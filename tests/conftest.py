@@ -20,7 +20,7 @@ import hypothesis
 import pytest
 from aiohttp import web
 
-from data.tasks.word_arithmetic import WordArithmetic
+from espalier.data.tasks.word_arithmetic import WordArithmetic
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -60,7 +60,7 @@ def demonstration_texts(task: WordArithmetic) -> list[str]:
 @pytest.fixture(scope="session")
 def tokenizer(demonstration_texts: list[str]) -> Any:
     """A byte-level tokenizer trained on the demonstrations."""
-    from models.tiny import build_tokenizer
+    from espalier.models.tiny import build_tokenizer
 
     return build_tokenizer(demonstration_texts, vocab_size=320)
 
@@ -68,7 +68,7 @@ def tokenizer(demonstration_texts: list[str]) -> Any:
 @pytest.fixture(scope="session")
 def tiny_policy(demonstration_texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Llama with random weights and its tokenizer; heads of 32, as vLLM on CPUs takes none smaller."""
-    from models.tiny import build_tiny
+    from espalier.models.tiny import build_tiny
 
     return build_tiny(
         tmp_path_factory.mktemp("models") / "tiny",
@@ -85,7 +85,7 @@ def tiny_policy(demonstration_texts: list[str], tmp_path_factory: pytest.TempPat
 @pytest.fixture(scope="session")
 def real_server(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A vLLM server that serves `tiny_policy`, with the controls that take new weights, and as a chat API."""
-    from sampling.server import VLLMServer
+    from espalier.sampling.server import VLLMServer
 
     template = tmp_path_factory.mktemp("template") / "template.jinja"
     template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")

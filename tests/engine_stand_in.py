@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
-from sampling.engine_process import serve
+from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.engine_process import serve
 
 
 class StandIn:

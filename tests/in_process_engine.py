@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.load import load_policy
-from rl.canary import Canary
-from rl.live_engine import OwnEngine, StaleWeights
-from rl.probes import CACHE, WEIGHTS
-from rl.weight_sync import WeightSync
-from sampling.client import Refused, SampleRequest, SamplingParams, ServerGone
-from sampling.offline_client import OfflineClient
-from training.engine import named_weights
+from espalier.models.load import load_policy
+from espalier.rl.canary import Canary
+from espalier.rl.live_engine import OwnEngine, StaleWeights
+from espalier.rl.probes import CACHE, WEIGHTS
+from espalier.rl.weight_sync import WeightSync
+from espalier.sampling.client import Refused, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.offline_client import OfflineClient
+from espalier.training.engine import named_weights
 
 PROMPTS = [list(range(5 + k, 30 + 3 * k)) for k in range(6)]
 

@@ -7,22 +7,22 @@ from typing import Any
 
 import torch
 
-from data.examples import OutcomeExample, PairExample, StepExample, TokenExample
-from data.packing import Layout
-from models.load import load_policy, load_reference
-from models.scalar_head import load_process_reward
-from training.objectives.bradley_terry import BradleyTerry
-from training.objectives.dpo import DirectPreference
-from training.objectives.dpo_positive import PositivePreference
-from training.objectives.dpo_robust import RobustPreference
-from training.objectives.hinge import HingePreference
-from training.objectives.ipo import IdentityPreference
-from training.objectives.kto import KahnemanTversky
-from training.objectives.objective import Objective
-from training.objectives.outcome_reward import OutcomeReward
-from training.objectives.preference import PairObjective
-from training.objectives.process_reward import ProcessReward
-from training.objectives.sft import SupervisedFineTuning
+from espalier.data.examples import OutcomeExample, PairExample, StepExample, TokenExample
+from espalier.data.packing import Layout
+from espalier.models.load import load_policy, load_reference
+from espalier.models.scalar_head import load_process_reward
+from espalier.training.objectives.bradley_terry import BradleyTerry
+from espalier.training.objectives.dpo import DirectPreference
+from espalier.training.objectives.dpo_positive import PositivePreference
+from espalier.training.objectives.dpo_robust import RobustPreference
+from espalier.training.objectives.hinge import HingePreference
+from espalier.training.objectives.ipo import IdentityPreference
+from espalier.training.objectives.kto import KahnemanTversky
+from espalier.training.objectives.objective import Objective
+from espalier.training.objectives.outcome_reward import OutcomeReward
+from espalier.training.objectives.preference import PairObjective
+from espalier.training.objectives.process_reward import ProcessReward
+from espalier.training.objectives.sft import SupervisedFineTuning
 
 PADDED = Layout("padded")
 DEMONSTRATIONS = [TokenExample("a", [5, 6, 7, 8], 2), TokenExample("b", [9, 4, 3], 1, [0.5, -2.0])]

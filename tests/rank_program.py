@@ -8,9 +8,9 @@ import time
 import torch
 import torch.distributed as dist
 
-from data.records import BadInput
-from runtime import peers
-from runtime.distributed import (
+from espalier.data.records import BadInput
+from espalier.runtime import peers
+from espalier.runtime.distributed import (
     barrier,
     from_main_rank,
     is_main_rank,
@@ -19,10 +19,10 @@ from runtime.distributed import (
     rank,
     sum_over_ranks,
 )
-from runtime.entrypoint import entrypoint
-from runtime.logs import set_up_logging
-from runtime.schemas import StageConfig
-from sampling.client import ServerGone
+from espalier.runtime.entrypoint import entrypoint
+from espalier.runtime.logs import set_up_logging
+from espalier.runtime.schemas import StageConfig
+from espalier.sampling.client import ServerGone
 
 LIMIT = 3.0
 

@@ -12,26 +12,26 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.repeatable_server import RepeatableServer
-from data.records import Trajectory
-from data.tasks.word_arithmetic import WordArithmetic
-from models.load import load_policy, load_reference
-from models.logprobs import token_logprobs
-from models.lora import PolicyWithoutAdapters
-from models.scalar_head import load_critic
-from rewards.outcome import OutcomeReward
-from rewards.score import Score
-from rl.advantages.group_relative import GroupRelativeAdvantage
-from rl.critic import Critic
-from rl.engines import make_engine
-from rl.kl import KLController
-from rl.rollout import Sampler
-from rl.trainer import Trainer
-from rl.types import AdvantageEstimator
-from rl.update import Update
-from rl.weight_sync import WeightSync
-from runtime.entrypoint import build
-from runtime.schemas import ProbesConfig, RLConfig
-from sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.data.records import Trajectory
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.load import load_policy, load_reference
+from espalier.models.logprobs import token_logprobs
+from espalier.models.lora import PolicyWithoutAdapters
+from espalier.models.scalar_head import load_critic
+from espalier.rewards.outcome import OutcomeReward
+from espalier.rewards.score import Score
+from espalier.rl.advantages.group_relative import GroupRelativeAdvantage
+from espalier.rl.critic import Critic
+from espalier.rl.engines import make_engine
+from espalier.rl.kl import KLController
+from espalier.rl.rollout import Sampler
+from espalier.rl.trainer import Trainer
+from espalier.rl.types import AdvantageEstimator
+from espalier.rl.update import Update
+from espalier.rl.weight_sync import WeightSync
+from espalier.runtime.entrypoint import build
+from espalier.runtime.schemas import ProbesConfig, RLConfig
+from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
 
 PARAMS = SamplingParams(n=4, temperature=1.0, max_tokens=16, has_logprobs=True)
 

@@ -11,13 +11,13 @@ import torch
 from rl_cases import make_trainer, on_repeatable
 
 from benchmarks.repeatable_server import RepeatableServer
-from data.tasks.word_arithmetic import WordArithmetic
-from models.load import load_tokenizer
-from rl.advantages.generalized import GeneralizedAdvantage
-from rl.advantages.group_relative import GroupRelativeAdvantage
-from runtime.distributed import process_group
-from runtime.entrypoint import compose_config
-from runtime.schemas import CriticConfig, KLConfig, RLConfig
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.load import load_tokenizer
+from espalier.rl.advantages.generalized import GeneralizedAdvantage
+from espalier.rl.advantages.group_relative import GroupRelativeAdvantage
+from espalier.runtime.distributed import process_group
+from espalier.runtime.entrypoint import compose_config
+from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
 
 
 def main() -> None:

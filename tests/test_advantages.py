@@ -9,26 +9,26 @@ from typing import Any
 import pytest
 import torch
 
-from data.jsonl import read_records
-from data.records import BadInput, Completion, Problem, SampledRollout, State, Trajectory
-from data.token_text import read_tokens, token_step_ends
-from models.scalar_head import load_process_reward
-from rewards.outcome import OutcomeReward
-from rewards.score import Score
-from rl.advantages.generalized import GeneralizedAdvantage, generalized_advantages, last_tokens
-from rl.advantages.group_relative import GroupRelativeAdvantage
-from rl.advantages.leave_one_out import LeaveOneOutAdvantage, leave_one_out
-from rl.advantages.monte_carlo import CutPoints, MonteCarloAdvantage
-from rl.advantages.process_values import ProcessValueAdvantage, lowest_to_come, process_advantages
-from rl.advantages.reinforce_plus_plus import ReinforcePlusPlusAdvantage
-from rl.advantages.remax import ReMaxAdvantage
-from rl.advantages.steps import fill_values, prompt_values, step_advantages
-from rl.advantages.token_maps import rewards_to_go, spread_steps
-from rl.experience import token_rewards
-from rl.losses import whiten
-from rl.samples import samples_path, write_samples
-from rl.types import Experience, Live, Rollout, RolloutGroup
-from sampling.client import SamplingParams
+from espalier.data.jsonl import read_records
+from espalier.data.records import BadInput, Completion, Problem, SampledRollout, State, Trajectory
+from espalier.data.token_text import read_tokens, token_step_ends
+from espalier.models.scalar_head import load_process_reward
+from espalier.rewards.outcome import OutcomeReward
+from espalier.rewards.score import Score
+from espalier.rl.advantages.generalized import GeneralizedAdvantage, generalized_advantages, last_tokens
+from espalier.rl.advantages.group_relative import GroupRelativeAdvantage
+from espalier.rl.advantages.leave_one_out import LeaveOneOutAdvantage, leave_one_out
+from espalier.rl.advantages.monte_carlo import CutPoints, MonteCarloAdvantage
+from espalier.rl.advantages.process_values import ProcessValueAdvantage, lowest_to_come, process_advantages
+from espalier.rl.advantages.reinforce_plus_plus import ReinforcePlusPlusAdvantage
+from espalier.rl.advantages.remax import ReMaxAdvantage
+from espalier.rl.advantages.steps import fill_values, prompt_values, step_advantages
+from espalier.rl.advantages.token_maps import rewards_to_go, spread_steps
+from espalier.rl.experience import token_rewards
+from espalier.rl.losses import whiten
+from espalier.rl.samples import samples_path, write_samples
+from espalier.rl.types import Experience, Live, Rollout, RolloutGroup
+from espalier.sampling.client import SamplingParams
 
 PARAMS = SamplingParams(n=2, temperature=1.0, max_tokens=8, has_logprobs=True)
 NO_SAMPLER: Live = None  # type: ignore[assignment]

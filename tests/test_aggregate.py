@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rewards.aggregate import AGGREGATES, BadAggregate, aggregate, logistic
+from espalier.rewards.aggregate import AGGREGATES, BadAggregate, aggregate, logistic
 
 
 @pytest.mark.parametrize(

@@ -3,9 +3,9 @@ right or wrong by plain reading, not by what any grader says."""
 
 import pytest
 
-from data.answers.grading import grade_answer
-from data.answers.notation import single_backslashes
-from data.answers.solutions import read_solutions
+from espalier.data.answers.grading import grade_answer
+from espalier.data.answers.notation import single_backslashes
+from espalier.data.answers.solutions import read_solutions
 
 
 def is_right(kind: str, prediction: str, gold: str, num_options: int = 4) -> bool:

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from data.answers.final_answer import final_answer, find_boxes
-from data.answers.grading import KINDS, grade_answer
-from data.answers.letters import choose_letter, choose_truth
-from data.answers.math_answers import tidy, unwrap
-from data.answers.plain_numbers import read_number
-from data.answers.short_answers import normalise, token_f1
-from data.records import BadInput
+from espalier.data.answers.final_answer import final_answer, find_boxes
+from espalier.data.answers.grading import KINDS, grade_answer
+from espalier.data.answers.letters import choose_letter, choose_truth
+from espalier.data.answers.math_answers import tidy, unwrap
+from espalier.data.answers.plain_numbers import read_number
+from espalier.data.answers.short_answers import normalise, token_f1
+from espalier.data.records import BadInput
 
 DATASETS = Path(os.environ.get("ESPALIER_DATA") or Path(__file__).resolve().parents[2] / "shared" / "datasets")
 

@@ -21,22 +21,22 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.forked import exit_code, start
-from data.collate import Batch
-from data.examples import TokenExample
-from data.loader import Loader
-from data.packing import Layout
-from data.records import BadInput
-from models.load import load_policy
-from runtime import life, manifest
-from runtime.distributed import process_group
-from runtime.manifest import find_damage, write_folder
-from runtime.schemas import TrainConfig
-from training import checkpoint
-from training.checkpoint import BadCheckpoint, Best, TrainState, checkpoints, select
-from training.engine import TorchEngine
-from training.loop import Loop, NotFinite
-from training.objectives.objective import Loss
-from training.objectives.sft import SupervisedFineTuning
+from espalier.data.collate import Batch
+from espalier.data.examples import TokenExample
+from espalier.data.loader import Loader
+from espalier.data.packing import Layout
+from espalier.data.records import BadInput
+from espalier.models.load import load_policy
+from espalier.runtime import life, manifest
+from espalier.runtime.distributed import process_group
+from espalier.runtime.manifest import find_damage, write_folder
+from espalier.runtime.schemas import TrainConfig
+from espalier.training import checkpoint
+from espalier.training.checkpoint import BadCheckpoint, Best, TrainState, checkpoints, select
+from espalier.training.engine import TorchEngine
+from espalier.training.loop import Loop, NotFinite
+from espalier.training.objectives.objective import Loss
+from espalier.training.objectives.sft import SupervisedFineTuning
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 
-from data.jsonl import read_records, write_records
-from data.records import BadInput, Completion, State, Trajectory
-from rewards.adaptive_completions import AdaptiveCompletions
-from rewards.first_error import FirstErrorCompletions
-from rewards.labels import LabelRule
-from rewards.monte_carlo import distinct_states
-from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
-from sampling.requests import CompletionRequests
-from sampling.rounds import Rounds, RoundSource, run_rounds
-from sampling.runner import Runner, Tally, finished_requests
+from espalier.data.jsonl import read_records, write_records
+from espalier.data.records import BadInput, Completion, State, Trajectory
+from espalier.rewards.adaptive_completions import AdaptiveCompletions
+from espalier.rewards.first_error import FirstErrorCompletions
+from espalier.rewards.labels import LabelRule
+from espalier.rewards.monte_carlo import distinct_states
+from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.requests import CompletionRequests
+from espalier.sampling.rounds import Rounds, RoundSource, run_rounds
+from espalier.sampling.runner import Runner, Tally, finished_requests
 
 N = 3
 
@@ -285,8 +285,8 @@ def find_error(folder: Path, first_error: int, **settings: Any) -> tuple[Policy,
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 8, 13])
 def test_bisection_finds_every_first_error_in_log_two_questions(num_steps: int, tmp_path: Path) -> None:
-    from pipeline.label_steps import LabelSteps
-    from pipeline.stage import StageContext
+    from espalier.pipeline.label_steps import LabelSteps
+    from espalier.pipeline.stage import StageContext
 
     solutions(tmp_path, num_steps)
     for first_error in range(1, num_steps + 1):
@@ -331,9 +331,9 @@ def test_a_search_stops_at_a_refused_state(tmp_path: Path) -> None:
 
 
 def test_a_job_asks_in_rounds_and_goes_on_in_any(tmp_path: Path, tiny_policy: Path, completion_server: Any) -> None:
-    from models.load import check_model_folder, load_tokenizer
-    from runtime.schemas import SampleConfig
-    from sampling.job import run_job
+    from espalier.models.load import check_model_folder, load_tokenizer
+    from espalier.runtime.schemas import SampleConfig
+    from espalier.sampling.job import run_job
 
     tokenizer = load_tokenizer(str(tiny_policy))  # the states are in the policy's tokens, 10 to 13
     states = [
@@ -349,11 +349,12 @@ def test_a_job_asks_in_rounds_and_goes_on_in_any(tmp_path: Path, tiny_policy: Pa
     with completion_server(answer=answer) as server:
         config = SampleConfig(
             output=str(output), policy=str(tiny_policy),
-            task={"_target_": "data.tasks.word_arithmetic.WordArithmetic", "num_train": 12},
-            requests={"_target_": "rewards.adaptive_completions.AdaptiveCompletions", "max_width": 0.6,
+            task={"_target_": "espalier.data.tasks.word_arithmetic.WordArithmetic", "num_train": 12},
+            requests={"_target_": "espalier.rewards.adaptive_completions.AdaptiveCompletions", "max_width": 0.6,
                       "max_completions": 8, "states": str(tmp_path / "s.jsonl")},
-            params={"_target_": "sampling.client.SamplingParams", "n": 2, "temperature": 1.0, "max_tokens": 20},
-            client={"_target_": "sampling.vllm_client.VLLMClient", "base_url": server.base_url},
+            params={"_target_": "espalier.sampling.client.SamplingParams", "n": 2, "temperature": 1.0,
+                    "max_tokens": 20},
+            client={"_target_": "espalier.sampling.vllm_client.VLLMClient", "base_url": server.base_url},
         )  # fmt: skip
         assert run_job(config, load_tokenizer, check_model_folder) == 0
     sizes = {state: len(rights) for state, rights in counts_of(output).items()}

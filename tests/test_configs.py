@@ -12,9 +12,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from rl.combinations import check_combinations
-from runtime.entrypoint import BadConfig, check_component, find_component, register_schemas
-from runtime.schemas import RLConfig
+from espalier.rl.combinations import check_combinations
+from espalier.runtime.entrypoint import BadConfig, check_component, find_component, register_schemas
+from espalier.runtime.schemas import RLConfig
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 EXPERIMENTS = sorted([*CONF.glob("exp/**/*.yaml"), *CONF.glob("api/vllm/*.yaml"), *CONF.glob("api/openai/*.yaml")])
@@ -150,7 +150,7 @@ def test_a_misspelt_key_of_a_component_fails_in_a_yaml(tmp_path: Path) -> None:
 
 
 def test_a_component_without_a_needed_key_fails(tmp_path: Path) -> None:
-    text = "eval_examples:\n  _target_: data.examples.DemonstrationExamples\n  path: x\n"
+    text = "eval_examples:\n  _target_: espalier.data.examples.DemonstrationExamples\n  path: x\n"
     with pytest.raises(BadConfig, match="missing a required argument: 'max_length'"):
         bind_components(compose_config(write(tmp_path, text), "mine"))
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from data.jsonl import write_records
-from data.records import BadInput, StepScores, Trajectory
-from pipeline.build_preferences import OutcomePreferences, PartialPreferences, ProcessPreferences
-from pipeline.select_demonstrations import SelectDemonstrations, equations
-from pipeline.stage import StageContext
+from espalier.data.jsonl import write_records
+from espalier.data.records import BadInput, StepScores, Trajectory
+from espalier.pipeline.build_preferences import OutcomePreferences, PartialPreferences, ProcessPreferences
+from espalier.pipeline.select_demonstrations import SelectDemonstrations, equations
+from espalier.pipeline.stage import StageContext
 
 
 def solution(identity: str, text: str, is_correct: bool = True) -> Trajectory:

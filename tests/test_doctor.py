@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from checks.machine import check_server_port, check_versions
-from checks.plan import checks_of, model_paths
-from checks.report import Check, CheckFailed, Finding, Skipped, examine, show
-from checks.resources import (
+from espalier.checks.machine import check_server_port, check_versions
+from espalier.checks.plan import checks_of, model_paths
+from espalier.checks.report import Check, CheckFailed, Finding, Skipped, examine, show
+from espalier.checks.resources import (
     Need,
     available_memory,
     check_disk,
@@ -21,14 +21,14 @@ from checks.resources import (
     num_parameters,
     trained,
 )
-from checks.template import check_template
-from data.prompts import PromptTemplate
-from data.records import BadInput, Problem
-from data.tasks.problem_file import ProblemFile
-from data.tasks.word_arithmetic import WordArithmetic
-from runtime.entrypoint import compose_config
-from runtime.schemas import RLConfig, SampleConfig, TrainConfig
-from sampling.server import PortInUse
+from espalier.checks.template import check_template
+from espalier.data.prompts import PromptTemplate
+from espalier.data.records import BadInput, Problem
+from espalier.data.tasks.problem_file import ProblemFile
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.runtime.entrypoint import compose_config
+from espalier.runtime.schemas import RLConfig, SampleConfig, TrainConfig
+from espalier.sampling.server import PortInUse
 
 
 def raising(error: Exception) -> Callable[[], str]:
@@ -80,7 +80,7 @@ def test_a_package_that_is_missing_or_of_another_version_is_named(tmp_path: Path
 
 
 def test_a_port_that_is_taken_is_named() -> None:
-    server = {"_target_": "sampling.server.VLLMServer"}
+    server = {"_target_": "espalier.sampling.server.VLLMServer"}
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

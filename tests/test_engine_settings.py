@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.schemas import TrainConfig
-from training.assembly import data_ranks, make_engine
-from training.deepspeed_engine import BadSettings, full_weights, tensor_parallel_size
+from espalier.runtime.schemas import TrainConfig
+from espalier.training.assembly import data_ranks, make_engine
+from espalier.training.deepspeed_engine import BadSettings, full_weights, tensor_parallel_size
 
 
 def config(**settings: Any) -> TrainConfig:

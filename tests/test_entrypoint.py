@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from data.loader import Loader
-from data.records import BadInput
-from runtime.entrypoint import CONF, ROOT, BadConfig, _normalise_argv, build, entrypoint
-from runtime.schemas import StageConfig, TrainConfig
+from espalier.data.loader import Loader
+from espalier.data.records import BadInput
+from espalier.runtime.entrypoint import CONF, ROOT, BadConfig, _normalise_argv, build, entrypoint
+from espalier.runtime.schemas import StageConfig, TrainConfig
 
 GIVEN = ["output_dir=out", "model.path=m", "examples.path=e"]
 
@@ -209,10 +209,10 @@ def test_build_makes_the_component_with_what_the_code_adds() -> None:
         "subprocess.run",
         "torch.load",
         "torch.optim_of_mine.run",
-        "runtime.entrypoint.os.system",
-        "runtime.run_dir.subprocess.run",
-        "runtime.entrypoint.instantiate",
-        "data.jsonl.Path",
+        "espalier.runtime.entrypoint.os.system",
+        "espalier.runtime.run_dir.subprocess.run",
+        "espalier.runtime.entrypoint.instantiate",
+        "espalier.data.jsonl.Path",
     ],
 )
 def test_a_config_can_build_nothing_but_our_own_and_optimizers(target: str) -> None:
@@ -225,7 +225,7 @@ def test_a_config_can_build_nothing_but_our_own_and_optimizers(target: str) -> N
 @pytest.mark.parametrize(
     ("node", "text"),
     [
-        ({"_target_": "data.loader.Loder"}, "_target_ 'data.loader.Loder' does not exist"),
+        ({"_target_": "espalier.data.loader.Loder"}, "_target_ 'espalier.data.loader.Loder' does not exist"),
         ({"_target_": "data.nosuch.Loader"}, "_target_ 'data.nosuch.Loader' does not exist"),
         (
             {"_target_": "torch.optim.SGD", "params": [], "momentun": 0.5},
@@ -243,7 +243,7 @@ def test_a_component_that_cannot_be_built_is_explained(node: Any, text: str) -> 
 
 def test_what_a_component_refuses_keeps_its_own_error() -> None:
     node = {
-        "_target_": "data.loader.Loader",
+        "_target_": "espalier.data.loader.Loader",
         "examples": [],
         "batch_size": 5,
         "micro_batch_size": 2,

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.examples import is_held_out
-from data.failed_rows import write_failed
-from data.jsonl import read_records, write_records
-from data.records import BadInput, Problem, StepScores, StepValues, Trajectory
-from pipeline.evaluate import Evaluate, Prediction, best_of, bootstrap_interval, interval, majority_vote
-from pipeline.evaluate_prm import EvaluateProcessReward, auc, calibration, calibration_error
-from pipeline.evaluation_inputs import OutcomeScore
-from pipeline.intervals import intervals, resampled, resampled_mean
-from pipeline.stage import StageContext
-from rewards.aggregate import BadAggregate
+from espalier.data.examples import is_held_out
+from espalier.data.failed_rows import write_failed
+from espalier.data.jsonl import read_records, write_records
+from espalier.data.records import BadInput, Problem, StepScores, StepValues, Trajectory
+from espalier.pipeline.evaluate import Evaluate, Prediction, best_of, bootstrap_interval, interval, majority_vote
+from espalier.pipeline.evaluate_prm import EvaluateProcessReward, auc, calibration, calibration_error
+from espalier.pipeline.evaluation_inputs import OutcomeScore
+from espalier.pipeline.intervals import intervals, resampled, resampled_mean
+from espalier.pipeline.stage import StageContext
+from espalier.rewards.aggregate import BadAggregate
 
 
 def sample(number: int, answer: str | None, gold: str = "7", problem: str = "p") -> Trajectory:

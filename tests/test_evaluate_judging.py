@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.examples import is_held_out
-from data.jsonl import write_records
-from data.process_data.formats import read_labelled, step_format
-from data.records import BadInput, LabelledSteps, StepScores
-from pipeline.evaluate_judging import EvaluateJudging
-from pipeline.judging import (
+from espalier.data.examples import is_held_out
+from espalier.data.jsonl import write_records
+from espalier.data.process_data.formats import read_labelled, step_format
+from espalier.data.records import BadInput, LabelledSteps, StepScores
+from espalier.pipeline.evaluate_judging import EvaluateJudging
+from espalier.pipeline.judging import (
     best_threshold,
     candidate_thresholds,
     figure_intervals,
@@ -30,7 +30,7 @@ from pipeline.judging import (
     tune_first_error,
     tune_steps,
 )
-from pipeline.stage import StageContext
+from espalier.pipeline.stage import StageContext
 
 
 def judged(number: int, first_error: int | None, num_steps: int = 3, **info: Any) -> LabelledSteps:

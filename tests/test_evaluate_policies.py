@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from data.jsonl import read_records
-from data.records import BadInput, Problem
-from models.load import check_model_folder, load_tokenizer
-from pipeline.compare_policies import ComparePolicies, mcnemar_p
-from pipeline.evaluation_table import read_evaluations
-from pipeline.intervals import interval
-from pipeline.stage import StageContext, run_stage
-from runtime.entrypoint import build
-from runtime.schemas import SampleConfig, StageConfig
-from sampling.checkpoints import (
+from espalier.data.jsonl import read_records
+from espalier.data.records import BadInput, Problem
+from espalier.models.load import check_model_folder, load_tokenizer
+from espalier.pipeline.compare_policies import ComparePolicies, mcnemar_p
+from espalier.pipeline.evaluation_table import read_evaluations
+from espalier.pipeline.intervals import interval
+from espalier.pipeline.stage import StageContext, run_stage
+from espalier.runtime.entrypoint import build
+from espalier.runtime.schemas import SampleConfig, StageConfig
+from espalier.sampling.checkpoints import (
     Checkpoint,
     KeptClient,
     MissingSamples,
@@ -37,7 +37,7 @@ from sampling.checkpoints import (
     sample_checkpoint,
     sampling_jobs,
 )
-from sampling.client import Sample, SampleRequest, SamplingParams
+from espalier.sampling.client import Sample, SampleRequest, SamplingParams
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -198,10 +198,16 @@ CONFIG = SampleConfig(
     output="out",
     policy="",
     policies=["a"],
-    task={"_target_": "data.tasks.word_arithmetic.WordArithmetic"},
-    requests={"_target_": "sampling.requests.TrajectoryRequests", "split": "test"},
-    params={"_target_": "sampling.client.SamplingParams", "n": 8, "temperature": 0.7, "top_p": 0.9, "max_tokens": 64},
-    client={"_target_": "sampling.offline_client.OfflineClient", "model": "", "max_model_len": 256},
+    task={"_target_": "espalier.data.tasks.word_arithmetic.WordArithmetic"},
+    requests={"_target_": "espalier.sampling.requests.TrajectoryRequests", "split": "test"},
+    params={
+        "_target_": "espalier.sampling.client.SamplingParams",
+        "n": 8,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "max_tokens": 64,
+    },
+    client={"_target_": "espalier.sampling.offline_client.OfflineClient", "model": "", "max_model_len": 256},
     server={},
 )
 
@@ -269,7 +275,7 @@ def test_a_policy_is_sampled_evaluated_and_then_known_as_done(
         return text, [*tokenizer(text).input_ids, tokenizer.eos_token_id]
 
     with completion_server(max_model_len=512, answer=answer) as server:
-        client = {"_target_": "sampling.vllm_client.VLLMClient", "base_url": server.base_url, "model": None}
+        client = {"_target_": "espalier.sampling.vllm_client.VLLMClient", "base_url": server.base_url, "model": None}
         task = {**CONFIG.task, "num_train": 20, "num_dev": 5, "num_test": 5}
         config = replace(CONFIG, client=client, task=task, requests={**CONFIG.requests, "first": 1, "limit": 3})
         assert sample_checkpoint(config, checkpoint, load_tokenizer, check_model_folder) == 0
@@ -280,7 +286,7 @@ def test_a_policy_is_sampled_evaluated_and_then_known_as_done(
     ]  # fmt: skip
     assert not is_evaluated(config, checkpoint)
     greedy, problems, samples = (str(checkpoint.file(f"{name}.jsonl")) for name in ("greedy", "problems", "samples"))
-    stage = {"_target_": "pipeline.evaluate.Evaluate", "greedy": greedy, "problems": problems}
+    stage = {"_target_": "espalier.pipeline.evaluate.Evaluate", "greedy": greedy, "problems": problems}
     output = str(checkpoint.file("evaluation.json"))
     assert run_stage(build(stage), None, StageConfig(output=output, input=samples, stage=stage)) == 0
     assert is_evaluated(config, checkpoint)
@@ -293,7 +299,7 @@ def test_a_policy_is_sampled_evaluated_and_then_known_as_done(
 
 
 def test_only_full_solutions_are_evaluated(tmp_path: Path) -> None:
-    config = replace(CONFIG, requests={"_target_": "sampling.requests.CompletionRequests", "states": "s"})
+    config = replace(CONFIG, requests={"_target_": "espalier.sampling.requests.CompletionRequests", "states": "s"})
     with pytest.raises(BadInput, match="choose requests=trajectories"):
         sample_checkpoint(config, find_checkpoints("a", str(tmp_path))[0], load_tokenizer, check_model_folder)
 
@@ -443,8 +449,8 @@ def test_a_program_that_is_stopped_takes_its_processes_along(tmp_path: Path) -> 
     script = (
         "import sys, signal\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
-        "from sampling.checkpoints import find_checkpoints, run_alone\n"
-        "from runtime.schemas import SampleConfig\n"
+        "from espalier.sampling.checkpoints import find_checkpoints, run_alone\n"
+        "from espalier.runtime.schemas import SampleConfig\n"
         "signal.signal(signal.SIGTERM, lambda n, f: sys.exit(128 + n))\n"
         "config = SampleConfig(output='x', policy='', task={}, requests={}, params={}, client={})\n"
         f"run_alone({program!r}, config, find_checkpoints({{'one': 'a'}}, {str(tmp_path)!r})[0])\n"

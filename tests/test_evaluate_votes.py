@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.records import Trajectory
-from pipeline import votes
-from pipeline.votes import (
+from espalier.data.records import Trajectory
+from espalier.pipeline import votes
+from espalier.pipeline.votes import (
     answer_classes,
     best_of,
     majority_answer,

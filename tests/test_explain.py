@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from data.examples import OutcomeExample, PairExample, TokenExample, example_length
-from data.jsonl import write_records
-from data.loader import Loader
-from data.outcome_examples import JudgedResponse
-from data.records import BadInput, Demonstration, PreferencePair
-from models.load import load_tokenizer
-from pipeline.stage import run_stage
-from runtime.entrypoint import BadConfig, build
-from runtime.schemas import StageConfig
-from training.explain import Explain, describe, rows_of
+from espalier.data.examples import OutcomeExample, PairExample, TokenExample, example_length
+from espalier.data.jsonl import write_records
+from espalier.data.loader import Loader
+from espalier.data.outcome_examples import JudgedResponse
+from espalier.data.records import BadInput, Demonstration, PreferencePair
+from espalier.models.load import load_tokenizer
+from espalier.pipeline.stage import run_stage
+from espalier.runtime.entrypoint import BadConfig, build
+from espalier.runtime.schemas import StageConfig
+from espalier.training.explain import Explain, describe, rows_of
 
 Run = Callable[..., dict[str, Any]]
 
@@ -101,7 +101,11 @@ def test_tokens_and_padding_are_those_of_the_loaders_own_batches(
 ) -> None:
     settings = ["batch_size=4", "micro_batch_size=2", "num_epochs=2", "seed=3"]
     found = explain("train", *settings, num_ranks=num_ranks)["tokens"]
-    node = {"_target_": "data.examples.DemonstrationExamples", "path": f"{tmp_path}/train.jsonl", "max_length": 60}
+    node = {
+        "_target_": "espalier.data.examples.DemonstrationExamples",
+        "path": f"{tmp_path}/train.jsonl",
+        "max_length": 60,
+    }
     examples: list[TokenExample] = build(node).load(load_tokenizer(str(tiny_policy)))
     tokens = padded = read = 0
     for step in range(5):
@@ -178,7 +182,7 @@ def test_the_stage_writes_one_document_and_its_provenance(tiny_policy: Path, tmp
     overrides = [f"model.path={tiny_policy}", f"examples.path={tmp_path}/judged.jsonl", "batch_size=2",
                  "micro_batch_size=2", "examples=judged_responses", "objective=kto",
                  "examples.has_mismatched=true"]  # fmt: skip
-    config = StageConfig(output=str(tmp_path / "explain.json"), stage={"_target_": "training.explain.Explain"})
+    config = StageConfig(output=str(tmp_path / "explain.json"), stage={"_target_": "espalier.training.explain.Explain"})
     assert run_stage(Explain("train", overrides), None, config) == 0
     assert (tmp_path / "explain.json").is_file()
     meta = (tmp_path / "explain.meta.json").read_text()

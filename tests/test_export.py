@@ -14,13 +14,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
 from benchmarks.forked import exit_code, start_program
-from data.records import BadInput
-from models.load import load_policy
-from pipeline.merge_lora import MergeLora
-from runtime.manifest import find_damage
-from training.checkpoint import BadCheckpoint, checkpoints
-from training.engine import load_weights, trained_tensors
-from training.export_model import ExportModel
+from espalier.data.records import BadInput
+from espalier.models.load import load_policy
+from espalier.pipeline.merge_lora import MergeLora
+from espalier.runtime.manifest import find_damage
+from espalier.training.checkpoint import BadCheckpoint, checkpoints
+from espalier.training.engine import load_weights, trained_tensors
+from espalier.training.export_model import ExportModel
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from models.fused_norm import FusedRMSNorm, fuse_norms
-from models.load import load_policy
+from espalier.models.fused_norm import FusedRMSNorm, fuse_norms
+from espalier.models.load import load_policy
 
 torch.set_num_threads(1)
 SHAPE = {"vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}

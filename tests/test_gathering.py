@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
-from sampling.completion_api import Transient
-from sampling.gathering import Gathering
-from sampling.vllm_client import VLLMClient
+from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.completion_api import Transient
+from espalier.sampling.gathering import Gathering
+from espalier.sampling.vllm_client import VLLMClient
 
 PATH = "/v1/completions"
 

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from data.answers.grade import Gold, Grade
-from data.records import Problem
-from data.tasks.gold_check import changed, check_golds
-from data.tasks.problem_file import ProblemFile
-from data.tasks.rule_logic import RuleLogic
-from data.tasks.word_arithmetic import WordArithmetic
+from espalier.data.answers.grade import Gold, Grade
+from espalier.data.records import Problem
+from espalier.data.tasks.gold_check import changed, check_golds
+from espalier.data.tasks.problem_file import ProblemFile
+from espalier.data.tasks.rule_logic import RuleLogic
+from espalier.data.tasks.word_arithmetic import WordArithmetic
 
 GOLDS = {
     "marked_number": ["72", "1,080", "3.5", "-4"],
@@ -95,8 +95,8 @@ def test_a_changed_answer_has_the_form_of_the_gold() -> None:
 
 
 def test_the_published_sets_that_are_there_are_sound(datasets_dir: Path) -> None:
-    from data.tasks.gsm8k import GSM8K
-    from data.tasks.math import MATH
+    from espalier.data.tasks.gsm8k import GSM8K
+    from espalier.data.tasks.math import MATH
 
     for task in (GSM8K(str(datasets_dir)), MATH(str(datasets_dir))):
         found = check_golds(task, task.problems("train"), 40)

@@ -22,9 +22,9 @@ from benchmarks.grader_pairs.hostile_answers import (
     hostile_answers,
     injections,
 )
-from data.answers.grade import Grade
-from data.answers.grading import grade_answer
-from data.answers.pool import POOL
+from espalier.data.answers.grade import Grade
+from espalier.data.answers.grading import grade_answer
+from espalier.data.answers.pool import POOL
 
 LONGEST_SECONDS = 1.6  # the goal is 1 s on a machine at rest; a test shares its cores
 
@@ -47,7 +47,7 @@ def graders() -> list[int]:
     found = []
     for pid in descendants(os.getpid()):
         with suppress(OSError):
-            if b"data.answers" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"espalier.data.answers" in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
 
@@ -124,7 +124,7 @@ def test_verdicts_are_the_same_from_threads_and_from_an_event_loop(tmp_path: Pat
     cases = [
         case for case in hostile_answers(seed=2, number=120, path=str(tmp_path / "made")) if case.family == "formula"
     ]
-    from data.answers import grading
+    from espalier.data.answers import grading
 
     here = [grade(case)[0].verdict for case in cases]
     grading._cached.cache_clear()

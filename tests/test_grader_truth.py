@@ -10,8 +10,8 @@ from benchmarks.grader_pairs.perturbed_formulas import FORMULAS
 from benchmarks.grader_pairs.perturbed_scalars import SCALARS
 from benchmarks.grader_pairs.perturbed_structures import STRUCTURES
 from benchmarks.grader_truth import wilson
-from data.answers import grading
-from data.answers.grading import grade_answer
+from espalier.data.answers import grading
+from espalier.data.answers.grading import grade_answer
 
 
 def is_accepted(case: Case) -> bool:

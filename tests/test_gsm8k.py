@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from data.records import BadInput
-from data.tasks.gsm8k import GSM8K
+from espalier.data.records import BadInput
+from espalier.data.tasks.gsm8k import GSM8K
 
 ROWS = [
     {"question": "A cart has 4 wheels. How many wheels have 3 carts?", "answer": "It is 4*3=<<4*3=12>>12.\n#### 12"},

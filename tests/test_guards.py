@@ -9,12 +9,12 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from data.examples import OutcomeExample, PairExample, StepExample, TokenExample, keep_short
-from data.left_out import count_left_out
-from data.records import BadInput
-from models.load import BadModel, load_end_ids, load_tokenizer
-from models.tokenizer_checks import stop_token_faults, tokenizer_differences
-from training.guards import (
+from espalier.data.examples import OutcomeExample, PairExample, StepExample, TokenExample, keep_short
+from espalier.data.left_out import count_left_out
+from espalier.data.records import BadInput
+from espalier.models.load import BadModel, load_end_ids, load_tokenizer
+from espalier.models.tokenizer_checks import stop_token_faults, tokenizer_differences
+from espalier.training.guards import (
     Limits,
     check_amount,
     check_examples,
@@ -243,9 +243,9 @@ def test_tokenizers_differ_in_ids_in_texts_or_in_the_ids_of_tokens() -> None:
 def test_a_judge_with_another_tokenizer_is_refused_by_reinforcement_learning(
     tiny_policy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from models.tiny import build_tokenizer
-    from rl.assembly import check_same_tokenizer
-    from runtime.entrypoint import BadConfig
+    from espalier.models.tiny import build_tokenizer
+    from espalier.rl.assembly import check_same_tokenizer
+    from espalier.runtime.entrypoint import BadConfig
 
     tokenizer = load_tokenizer(str(tiny_policy))
     check_same_tokenizer(tokenizer, str(tiny_policy), "process reward model")

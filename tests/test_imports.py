@@ -55,15 +55,36 @@ def test_a_package_imports_only_what_stands_below_it(package: str) -> None:
     ours = set(MAY_IMPORT) | ENTRYPOINTS
     for path in sources(package):
         for module, _ in imports(path):
-            name = module.split(".")[0]
-            allowed = name == package or name in MAY_IMPORT[package] or name not in ours
+            top, _, rest = module.partition(".")
+            name = rest.split(".")[0] if top == "espalier" else top
+            allowed = name in ("", package) or name in MAY_IMPORT[package] or name not in ours
             assert allowed, f"{path.relative_to(ROOT)} imports {module}"
 
 
 def test_nobody_imports_an_entrypoint() -> None:
-    for path in [*sources(), *ROOT.glob("tests/*.py"), *ROOT.glob("benchmarks/**/*.py")]:
+    for path in everything():
         for module, _ in imports(path):
-            assert module not in ENTRYPOINTS, f"{path.relative_to(ROOT)} imports {module}"
+            is_program = module in ENTRYPOINTS or module.startswith("espalier.programs")
+            assert not is_program, f"{path.relative_to(ROOT)} imports {module}"
+
+
+def everything() -> list[Path]:
+    """All Python files of the repository."""
+    return [*sources(), *ROOT.glob("tests/*.py"), *ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("espalier/*.py")]
+
+
+def test_packages_are_imported_by_their_full_name() -> None:
+    """`import data` works in a checkout too, and would make every class of it twice."""
+    for path in everything():
+        for module, _ in imports(path):
+            assert module.split(".")[0] not in MAY_IMPORT, f"{path.relative_to(ROOT)} imports {module}"
+
+
+def test_the_package_has_every_folder_and_program_of_the_top() -> None:
+    links = {path.name: path.resolve() for path in (ROOT / "espalier").iterdir() if path.is_symlink()}
+    assert links == {name: ROOT / name for name in [*MAY_IMPORT, "conf"]}
+    programs = {path.name: path.resolve() for path in (ROOT / "espalier" / "programs").glob("*.py") if path.is_symlink()}
+    assert programs == {path.name: path for path in ROOT.glob("*.py")}
 
 
 @pytest.mark.parametrize("library", HEAVY)

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from rl_cases import read_metrics
 
-from data.records import BadInput
-from rl.assembly import check_client
-from runtime.entrypoint import BadConfig, compose_config
-from runtime.schemas import RLConfig, SampleConfig
-from sampling.offline_client import OfflineClient
-from sampling.server import VLLMServer
+from espalier.data.records import BadInput
+from espalier.rl.assembly import check_client
+from espalier.runtime.entrypoint import BadConfig, compose_config
+from espalier.runtime.schemas import RLConfig, SampleConfig
+from espalier.sampling.offline_client import OfflineClient
+from espalier.sampling.server import VLLMServer
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -15,17 +15,17 @@ from typing import Any
 import pytest
 from browser import browse
 
-from analysis.embedded import Cap
-from analysis.inspected import InspectedFiles, read_inspection
-from analysis.inspector import InspectSteps
-from analysis.suspicions import KINDS, SuspicionRule, holds_word, largest_gap, largest_jump, suspicions, widest
-from data.answers.grade import Grade
-from data.jsonl import write_records
-from data.records import BadInput, Completion, LabelledSteps, State, StepScores, StepValues, Trajectory
-from data.step_labels import StepLabels
-from pipeline.stage import StageContext
-from rewards.labels import wilson_interval
-from rewards.monte_carlo import states_of
+from espalier.analysis.embedded import Cap
+from espalier.analysis.inspected import InspectedFiles, read_inspection
+from espalier.analysis.inspector import InspectSteps
+from espalier.analysis.suspicions import KINDS, SuspicionRule, holds_word, largest_gap, largest_jump, suspicions, widest
+from espalier.data.answers.grade import Grade
+from espalier.data.jsonl import write_records
+from espalier.data.records import BadInput, Completion, LabelledSteps, State, StepScores, StepValues, Trajectory
+from espalier.data.step_labels import StepLabels
+from espalier.pipeline.stage import StageContext
+from espalier.rewards.labels import wilson_interval
+from espalier.rewards.monte_carlo import states_of
 
 HOSTILE = "</script><script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'><!--<script>\ud800\x00\u2028"
 
@@ -318,7 +318,7 @@ def test_caps_leave_the_least_suspicious_out_and_say_so(write: Write, tmp_path: 
 def test_a_full_page_leaves_completions_out_but_no_trajectory(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("analysis.embedded._BLOCK_CHARACTERS", 1)
+    monkeypatch.setattr("espalier.analysis.embedded._BLOCK_CHARACTERS", 1)
     rows = [trajectory(f"p{k}/0", ["a\n", "b"]) for k in range(3)]
     page, counts = page_of(write(rows, {f"p{k}/0#1": [True] for k in range(3)}, max_megabytes=0.0001), tmp_path)
     blocks = blocks_of(page)

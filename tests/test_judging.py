@@ -12,17 +12,17 @@ from chat_server import ChatServer, chat_answer
 from omegaconf import OmegaConf
 from test_configs import compose_config
 
-from data.jsonl import read_records, write_records
-from data.judgements import PairJudgement, StepJudgement
-from data.records import BadInput, LabelledSteps, PreferencePair, StepScores, Trajectory
-from models.load import check_model_folder
-from pipeline.evaluate_judging import EvaluateJudging
-from pipeline.measure_win_rate import MeasureWinRate, order_verdict, pair_outcome
-from pipeline.score_by_judge import ScoreByJudge
-from pipeline.stage import StageContext
-from sampling.client import BudgetSpent, Refused, Sample, SampleRequest, SamplingParams
-from sampling.job import run_job
-from sampling.judging import (
+from espalier.data.jsonl import read_records, write_records
+from espalier.data.judgements import PairJudgement, StepJudgement
+from espalier.data.records import BadInput, LabelledSteps, PreferencePair, StepScores, Trajectory
+from espalier.models.load import check_model_folder
+from espalier.pipeline.evaluate_judging import EvaluateJudging
+from espalier.pipeline.measure_win_rate import MeasureWinRate, order_verdict, pair_outcome
+from espalier.pipeline.score_by_judge import ScoreByJudge
+from espalier.pipeline.stage import StageContext
+from espalier.sampling.client import BudgetSpent, Refused, Sample, SampleRequest, SamplingParams
+from espalier.sampling.job import run_job
+from espalier.sampling.judging import (
     PolicyPairRequests,
     PreferencePairRequests,
     StepRequests,
@@ -31,7 +31,7 @@ from sampling.judging import (
     parse_first_error,
     parse_verdict,
 )
-from sampling.openai_client import OpenAIChatClient
+from espalier.sampling.openai_client import OpenAIChatClient
 
 ROOT = Path(__file__).resolve().parent.parent
 TASK: Any = None

@@ -19,12 +19,12 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from models.inputs import network
-from models.last_layer import read_last_layer, reads_of
-from models.load import checkpoint_gradients, load_policy
-from models.logprobs import response_logprobs
-from models.packed_attention import attention_name
-from models.packing_check import packing_of
+from espalier.models.inputs import network
+from espalier.models.last_layer import read_last_layer, reads_of
+from espalier.models.load import checkpoint_gradients, load_policy
+from espalier.models.logprobs import response_logprobs
+from espalier.models.packed_attention import attention_name
+from espalier.models.packing_check import packing_of
 
 torch.set_num_threads(1)
 SHAPE = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,

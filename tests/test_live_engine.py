@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from models.load import load_policy
-from rl.canary import Canary
-from rl.live_engine import StaleWeights, VLLMEngine
-from rl.probes import CACHE, WEIGHTS
-from rl.weight_sync import WeightSync
-from rl.weights_file import WeightsFile
-from sampling.client import ServerGone
-from sampling.vllm_client import VLLMClient
-from training.engine import named_weights
+from espalier.models.load import load_policy
+from espalier.rl.canary import Canary
+from espalier.rl.live_engine import StaleWeights, VLLMEngine
+from espalier.rl.probes import CACHE, WEIGHTS
+from espalier.rl.weight_sync import WeightSync
+from espalier.rl.weights_file import WeightsFile
+from espalier.sampling.client import ServerGone
+from espalier.sampling.vllm_client import VLLMClient
+from espalier.training.engine import named_weights
 
 pytestmark = pytest.mark.server
 

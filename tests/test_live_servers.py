@@ -16,16 +16,16 @@ from aiohttp import web
 from rl_cases import read_metrics
 
 from benchmarks.repeatable_server import RepeatableServer
-from models.load import load_policy
-from rl.assembly import check_client, engines_of
-from rl.canary import Canary
-from rl.live_engine import StaleWeights
-from rl.probes import CACHE, UNUSED, VERSION, WEIGHTS
-from rl.weight_sync import WeightSync
-from runtime.entrypoint import BadConfig
-from sampling.client import SampleRequest, SamplingParams, ServerGone
-from sampling.several_servers import VLLMServers
-from sampling.vllm_client import VLLMClient
+from espalier.models.load import load_policy
+from espalier.rl.assembly import check_client, engines_of
+from espalier.rl.canary import Canary
+from espalier.rl.live_engine import StaleWeights
+from espalier.rl.probes import CACHE, UNUSED, VERSION, WEIGHTS
+from espalier.rl.weight_sync import WeightSync
+from espalier.runtime.entrypoint import BadConfig
+from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.several_servers import VLLMServers
+from espalier.sampling.vllm_client import VLLMClient
 
 ROOT = Path(__file__).resolve().parent.parent
 ONE = SamplingParams(n=1, temperature=1.0, max_tokens=4)
@@ -160,7 +160,7 @@ def test_one_server_that_does_not_follow_ends_the_run_under_its_address(
 def test_one_server_without_controls_ends_the_run_under_its_address(
     tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rl.live_engine._DYING_SECONDS", 0.0)
+    monkeypatch.setattr("espalier.rl.live_engine._DYING_SECONDS", 0.0)
 
     async def use(sync: WeightSync, client: VLLMClient, servers: list[FollowingServer]) -> None:
         with pytest.raises(ServerGone, match=f"{servers[1].url}/collective_rpc answered 404"):
@@ -172,7 +172,7 @@ def test_one_server_without_controls_ends_the_run_under_its_address(
 def test_one_server_that_dies_ends_the_run_though_the_other_lives(
     tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rl.live_engine._DYING_SECONDS", 0.0)
+    monkeypatch.setattr("espalier.rl.live_engine._DYING_SECONDS", 0.0)
 
     async def use(sync: WeightSync, client: VLLMClient, servers: list[FollowingServer]) -> None:
         await sync.sync(moved(tiny_policy), 1)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from data.collate import Batch, collate_pairs, collate_steps, collate_tokens
-from data.examples import (
+from espalier.data.collate import Batch, collate_pairs, collate_steps, collate_tokens
+from espalier.data.examples import (
     DemonstrationExamples,
     PairExample,
     PreferenceExamples,
@@ -20,10 +20,10 @@ from data.examples import (
     fingerprint,
     is_held_out,
 )
-from data.loader import Loader
-from data.packing import Layout
-from data.records import BadInput, Demonstration, PreferencePair, StepValues
-from data.step_examples import StepValueExamples
+from espalier.data.loader import Loader
+from espalier.data.packing import Layout
+from espalier.data.records import BadInput, Demonstration, PreferencePair, StepValues
+from espalier.data.step_examples import StepValueExamples
 
 EXAMPLES = [TokenExample(f"e{i}", list(range(1, 2 + (7 * i) % 10)), 1) for i in range(10)]
 

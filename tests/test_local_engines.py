@@ -16,15 +16,15 @@ from typing import Any, cast
 import pytest
 from rl_cases import read_metrics
 
-from data.records import BadInput
-from rl.assembly import check_client, engines_of
-from rl.live_engine import OwnEngine, StaleWeights
-from rl.weight_sync import WeightSync
-from runtime.entrypoint import BadConfig
-from sampling.child_process import group_members
-from sampling.client import Refused, SampleRequest, SamplingParams, ServerGone
-from sampling.local_engines_client import LocalEnginesClient, _Engine
-from sampling.server import VLLMServer
+from espalier.data.records import BadInput
+from espalier.rl.assembly import check_client, engines_of
+from espalier.rl.live_engine import OwnEngine, StaleWeights
+from espalier.rl.weight_sync import WeightSync
+from espalier.runtime.entrypoint import BadConfig
+from espalier.sampling.child_process import group_members
+from espalier.sampling.client import Refused, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.local_engines_client import LocalEnginesClient, _Engine
+from espalier.sampling.server import VLLMServer
 
 ROOT = Path(__file__).resolve().parent.parent
 TWO = SamplingParams(n=2, temperature=1.0, max_tokens=4)
@@ -197,7 +197,9 @@ def test_engines_that_do_not_start_leave_none_behind(model: str, told: str, tmp_
     client = Stood(model, str(tmp_path / "engine.log"), start_seconds=1.0)
     begun: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sampling.child_process.atexit.register", lambda stop: begun.append(stop.__self__.process.pid))
+        patch.setattr(
+            "espalier.sampling.child_process.atexit.register", lambda stop: begun.append(stop.__self__.process.pid)
+        )
         with pytest.raises(ServerGone, match=told):
             asyncio.run(client.open())
     assert len(begun) == 2
@@ -206,7 +208,7 @@ def test_engines_that_do_not_start_leave_none_behind(model: str, told: str, tmp_
 
 def test_they_die_with_the_program_that_started_them(tmp_path: Path) -> None:
     program = (
-        "import asyncio, sys\nfrom sampling.local_engines_client import LocalEnginesClient, _Engine\n"
+        "import asyncio, sys\nfrom espalier.sampling.local_engines_client import LocalEnginesClient, _Engine\n"
         "LocalEnginesClient.program = 'tests.engine_stand_in'\n"
         f"client = LocalEnginesClient('policy', {str(tmp_path / 'engine.log')!r})\n"
         "async def main():\n    await client.open()\n"

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from models import logprobs as logprobs_module
-from models.load import load_policy
-from models.logprobs import chunked_scores, plain_head, response_logprobs, token_logprobs
+from espalier.models import logprobs as logprobs_module
+from espalier.models.load import load_policy
+from espalier.models.logprobs import chunked_scores, plain_head, response_logprobs, token_logprobs
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 

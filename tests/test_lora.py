@@ -8,19 +8,19 @@ from typing import Any
 import pytest
 import torch
 
-from data.examples import PairExample, TokenExample
-from data.loader import Loader
-from data.packing import Layout
-from models.load import BadModel, load_policy, load_reference
-from models.lora import Lora, PolicyWithoutAdapters, base_of_adapter, merge_adapter
-from models.scalar_head import load_process_reward
-from runtime.schemas import TrainConfig
-from training import checkpoint
-from training.engine import TorchEngine, autocast, load_weights, trained_tensors
-from training.loop import Loop
-from training.objectives.dpo import DirectPreference
-from training.objectives.sft import SupervisedFineTuning
-from training.reference_logprobs import FILE, weights_digest
+from espalier.data.examples import PairExample, TokenExample
+from espalier.data.loader import Loader
+from espalier.data.packing import Layout
+from espalier.models.load import BadModel, load_policy, load_reference
+from espalier.models.lora import Lora, PolicyWithoutAdapters, base_of_adapter, merge_adapter
+from espalier.models.scalar_head import load_process_reward
+from espalier.runtime.schemas import TrainConfig
+from espalier.training import checkpoint
+from espalier.training.engine import TorchEngine, autocast, load_weights, trained_tensors
+from espalier.training.loop import Loop
+from espalier.training.objectives.dpo import DirectPreference
+from espalier.training.objectives.sft import SupervisedFineTuning
+from espalier.training.reference_logprobs import FILE, weights_digest
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from data.jsonl import read_records
-from data.records import BadInput, Completion
-from sampling.client import SampleRequest, SamplingParams, ServerGone
-from sampling.runner import Runner, Tally
-from sampling.several_servers import VLLMServers
-from sampling.vllm_client import VLLMClient
+from espalier.data.jsonl import read_records
+from espalier.data.records import BadInput, Completion
+from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.runner import Runner, Tally
+from espalier.sampling.several_servers import VLLMServers
+from espalier.sampling.vllm_client import VLLMClient
 
 PARAMS = SamplingParams(n=1, temperature=1.0, max_tokens=20)
 URLS = ["http://a:1", "http://b:1", "http://c:1"]
@@ -180,7 +180,7 @@ def test_a_server_that_fails_every_request_is_gone_though_it_answers_a_prompt_of
 def test_a_server_that_hangs_from_the_start_is_not_waited_for_long(
     tmp_path: Path, completion_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sampling.connection.OPEN_SECONDS", 0.3)
+    monkeypatch.setattr("espalier.sampling.connection.OPEN_SECONDS", 0.3)
     with completion_server(hang_after=0) as server, pytest.raises(ServerGone, match=r"does not answer .TimeoutError"):
         sample_all([server.base_url], states(2, 1), tmp_path / "c.jsonl")
 
@@ -220,7 +220,7 @@ def test_servers_start_side_by_side_and_one_that_dies_is_left_to_the_client(
 def test_servers_of_which_one_does_not_start_leave_nothing_behind(tmp_path: Path) -> None:
     from test_server import StandIn
 
-    from sampling.server import CannotStart
+    from espalier.sampling.server import CannotStart
 
     servers = VLLMServers("policy", str(tmp_path / "s.log"), 2)
     servers.servers = [StandIn("policy", str(server.log)) for server in servers.servers]

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from data.failed_rows import write_failed
-from data.jsonl import write_records
-from data.records import BadInput, Completion, State, Trajectory
-from pipeline.cut_states import CutStates
-from pipeline.estimate_values import EstimateValues
-from pipeline.stage import StageContext
-from rewards.monte_carlo import Count, count_completions, distinct_states, state_key, states_of, step_values
+from espalier.data.failed_rows import write_failed
+from espalier.data.jsonl import write_records
+from espalier.data.records import BadInput, Completion, State, Trajectory
+from espalier.pipeline.cut_states import CutStates
+from espalier.pipeline.estimate_values import EstimateValues
+from espalier.pipeline.stage import StageContext
+from espalier.rewards.monte_carlo import Count, count_completions, distinct_states, state_key, states_of, step_values
 
 # Three steps of 2, 3 and 1 tokens; the second trajectory shares the first step, the third all but the answer.
 ONE = Trajectory(

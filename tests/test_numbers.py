@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.answers.numbers import extract_marked_number, grade_marked_number, is_equal_number
+from espalier.data.answers.numbers import extract_marked_number, grade_marked_number, is_equal_number
 
 
 @pytest.mark.parametrize(

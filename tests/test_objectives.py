@@ -22,16 +22,16 @@ from objective_cases import (
     token_logprobs,
 )
 
-from data.examples import StepExample, TokenExample
-from data.records import BadInput
-from data.step_examples import prefixes
-from models.scalar_head import load_process_reward
-from training.objectives.bradley_terry import BradleyTerry
-from training.objectives.objective import calibration, finish_metrics, with_deviation
-from training.objectives.outcome_reward import OutcomeReward
-from training.objectives.process_reward import ProcessReward
-from training.objectives.scalar_targets import class_targets
-from training.objectives.sft import SupervisedFineTuning
+from espalier.data.examples import StepExample, TokenExample
+from espalier.data.records import BadInput
+from espalier.data.step_examples import prefixes
+from espalier.models.scalar_head import load_process_reward
+from espalier.training.objectives.bradley_terry import BradleyTerry
+from espalier.training.objectives.objective import calibration, finish_metrics, with_deviation
+from espalier.training.objectives.outcome_reward import OutcomeReward
+from espalier.training.objectives.process_reward import ProcessReward
+from espalier.training.objectives.scalar_targets import class_targets
+from espalier.training.objectives.sft import SupervisedFineTuning
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 

@@ -15,19 +15,19 @@ from chat_server import ChatServer, chat_answer
 from omegaconf import OmegaConf
 from test_configs import compose_config
 
-from data.jsonl import read_records, to_line
-from data.records import BadInput, Completion, Trajectory
-from models.load import check_model_folder, load_tokenizer
-from pipeline.select_demonstrations import SelectDemonstrations
-from pipeline.stage import StageContext
-from runtime.entrypoint import build
-from runtime.logs import set_up_logging
-from sampling.bill import Bill, Charge, Prices
-from sampling.client import BudgetSpent, Refused, Sample, SampleRequest, SamplingParams, ServerGone
-from sampling.job import run_job
-from sampling.openai_client import NoKey, OpenAIChatClient, check_key_variable, refuse_key_in
-from sampling.rate_limit import empty_for, parse_seconds, retry_after
-from sampling.runner import Runner, finished_requests
+from espalier.data.jsonl import read_records, to_line
+from espalier.data.records import BadInput, Completion, Trajectory
+from espalier.models.load import check_model_folder, load_tokenizer
+from espalier.pipeline.select_demonstrations import SelectDemonstrations
+from espalier.pipeline.stage import StageContext
+from espalier.runtime.entrypoint import build
+from espalier.runtime.logs import set_up_logging
+from espalier.sampling.bill import Bill, Charge, Prices
+from espalier.sampling.client import BudgetSpent, Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.job import run_job
+from espalier.sampling.openai_client import NoKey, OpenAIChatClient, check_key_variable, refuse_key_in
+from espalier.sampling.rate_limit import empty_for, parse_seconds, retry_after
+from espalier.sampling.runner import Runner, finished_requests
 
 ROOT = Path(__file__).resolve().parent.parent
 KEY = "sk-a-secret-of-a-test-0123456789"
@@ -154,7 +154,7 @@ def test_thirty_percent_faults_lose_nothing(tmp_path: Path, monkeypatch: pytest.
         (500, {}, {}), (429, {"retry-after": "0"}, {}), (503, {"retry-after": "garbage"}, {}), None, b'{"choices": [',
         {"error": "200, and yet an error"}, chat_answer("a", "b"), chat_answer("a", finish_reason="abort"),
     ]  # fmt: skip
-    monkeypatch.setattr("sampling.openai_client.random.uniform", lambda low, high: 0.001)
+    monkeypatch.setattr("espalier.sampling.openai_client.random.uniform", lambda low, high: 0.001)
 
     def reply(number: int, body: Any) -> Any:
         return rng.choice(faults) if rng.random() < 0.3 else chat_answer(body["messages"][0]["content"])

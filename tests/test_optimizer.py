@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from training.engine import TorchEngine
+from espalier.training.engine import TorchEngine
 
 CONF = Path(__file__).resolve().parent.parent / "conf" / "optimizer" / "adamw.yaml"
 SETTINGS = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}

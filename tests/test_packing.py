@@ -28,15 +28,15 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from data.collate import collate_tokens
-from data.examples import OutcomeExample, PairExample, StepExample, TokenExample
-from data.packing import Layout, pack_rows, place_rows
-from models import attention_kernels, logprobs, packed_attention
-from models.inputs import model_inputs
-from models.load import load_policy
-from models.logprobs import response_logprobs, target_scores
-from models.packed_attention import BadAttention, attention_name, key_layout
-from models.packing_check import packing_of
+from espalier.data.collate import collate_tokens
+from espalier.data.examples import OutcomeExample, PairExample, StepExample, TokenExample
+from espalier.data.packing import Layout, pack_rows, place_rows
+from espalier.models import attention_kernels, logprobs, packed_attention
+from espalier.models.inputs import model_inputs
+from espalier.models.load import load_policy
+from espalier.models.logprobs import response_logprobs, target_scores
+from espalier.models.packed_attention import BadAttention, attention_name, key_layout
+from espalier.models.packing_check import packing_of
 
 torch.set_num_threads(1)
 ROWS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=10), min_size=1, max_size=8)

@@ -12,22 +12,22 @@ from transformers import LlamaForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from benchmarks.silence_sides.packing_families import FAMILIES, configuration, measure_family, token_rows, write_network
-from data.collate import collate_tokens, pad_rows
-from data.examples import StepExample, TokenExample
-from data.packing import Layout, place_rows
-from data.records import BadInput, Trajectory
-from models.inputs import model_inputs
-from models.load import load_policy
-from models.logprobs import all_logits, response_logprobs, response_values, target_scores
-from models.packed_attention import BadAttention
-from models.packing_check import PackingCheck, check_layout, check_packing, packing_of
-from models.scalar_head import load_critic, load_process_reward
-from rewards.process import row_logits, score_trajectories
-from rl.assembly import check_window
-from runtime.entrypoint import BadConfig
-from training.assembly import make_layout
-from training.objectives.process_reward import ProcessReward
-from training.objectives.sft import SupervisedFineTuning
+from espalier.data.collate import collate_tokens, pad_rows
+from espalier.data.examples import StepExample, TokenExample
+from espalier.data.packing import Layout, place_rows
+from espalier.data.records import BadInput, Trajectory
+from espalier.models.inputs import model_inputs
+from espalier.models.load import load_policy
+from espalier.models.logprobs import all_logits, response_logprobs, response_values, target_scores
+from espalier.models.packed_attention import BadAttention
+from espalier.models.packing_check import PackingCheck, check_layout, check_packing, packing_of
+from espalier.models.scalar_head import load_critic, load_process_reward
+from espalier.rewards.process import row_logits, score_trajectories
+from espalier.rl.assembly import check_window
+from espalier.runtime.entrypoint import BadConfig
+from espalier.training.assembly import make_layout
+from espalier.training.objectives.process_reward import ProcessReward
+from espalier.training.objectives.sft import SupervisedFineTuning
 
 torch.set_num_threads(1)
 CHOICES = {

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch.distributed  # noqa: F401, loaded before the fork
 
-import runtime.distributed
-import sampling.client  # noqa: F401
+import espalier.runtime.distributed
+import espalier.sampling.client
 from benchmarks.forked import exit_code, start_program, start_ranks
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -131,8 +131,8 @@ def test_ranks_without_a_launchers_address_are_one_line(tmp_path: Path) -> None:
 
 def test_a_limit_that_no_collective_could_keep_is_refused() -> None:
     with (
-        pytest.raises(runtime.distributed.BadTimeout, match="rank_timeout_seconds must be at least 1, got 0"),
-        runtime.distributed.process_group(0.0),
+        pytest.raises(espalier.runtime.distributed.BadTimeout, match="rank_timeout_seconds must be at least 1, got 0"),
+        espalier.runtime.distributed.process_group(0.0),
     ):
         pass
 

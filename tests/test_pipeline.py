@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from data.failed_rows import read_failed
-from data.jsonl import read_records, write_records
-from data.records import Completion, PreferencePair, State, StepScores, StepValues, Trajectory
-from data.tasks.word_arithmetic import WordArithmetic
-from models.tiny import build_tiny
+from espalier.data.failed_rows import read_failed
+from espalier.data.jsonl import read_records, write_records
+from espalier.data.records import Completion, PreferencePair, State, StepScores, StepValues, Trajectory
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.tiny import build_tiny
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = [
@@ -59,7 +59,15 @@ def test_the_eight_stages_run_end_to_end_and_again_for_nothing(policy: Path, tmp
         f"bash scripts/step_dpo.sh pairs=outcome policy={policy} run={run_dir} exp=exp/debug/dpo/word_arithmetic && "
         f"bash scripts/step_dpo.sh pairs=process policy={policy} run={run_dir} exp=exp/debug/dpo/word_arithmetic"
     )
-    server = [sys.executable, "-m", "sampling.server", "--model", str(policy), "--log", str(tmp_path / "server.log")]
+    server = [
+        sys.executable,
+        "-m",
+        "espalier.sampling.server",
+        "--model",
+        str(policy),
+        "--log",
+        str(tmp_path / "server.log"),
+    ]
     run(*server, "--", "bash", "-euc", everything)
 
     data = run_dir / "process_rewards"
@@ -97,7 +105,7 @@ def test_the_chat_caller_asks_an_openai_compatible_server(policy: Path, tmp_path
     )
     script = tmp_path / "serve.py"
     script.write_text(
-        "import os, subprocess, sys\nfrom sampling.server import VLLMServer\n"
+        "import os, subprocess, sys\nfrom espalier.sampling.server import VLLMServer\n"
         f"with VLLMServer({str(policy)!r}, {str(tmp_path / 'server.log')!r}, options={{'enforce_eager': True, "
         f"'chat_template': {str(template)!r}}}) as server:\n"
         "    sys.exit(subprocess.call([*sys.argv[1:], f'client.base_url={server.base_url}/v1']))\n"

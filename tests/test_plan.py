@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from data.jsonl import write_records
-from data.records import BadInput, Trajectory
-from data.tasks.word_arithmetic import WordArithmetic
-from pipeline.plan import Plan, state_growth
-from pipeline.stage import StageContext
+from espalier.data.jsonl import write_records
+from espalier.data.records import BadInput, Trajectory
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.pipeline.plan import Plan, state_growth
+from espalier.pipeline.stage import StageContext
 
 # 10 tokens in steps that end at 2, 5 and 10; the second shares the first state, a third is the first again.
 ONE = Trajectory("q/0", "q", "Q", "abc", ["a", "b", "c"], [9] * 4, list(range(10)), [2, 5, 10], "stop", "7", "7", True)
@@ -121,7 +121,10 @@ def test_rates_of_solutions_and_of_completions_are_kept_apart(
     for name, seconds in (("Trajectory", 20.0), ("Completion", 10.0)):
         paths.append(meta(tmp_path / f"{name}.meta.json"))
         row = json.loads(Path(paths[-1]).read_text())
-        row |= {"sampling_seconds": seconds, "config": {"requests": {"_target_": f"sampling.requests.{name}Requests"}}}
+        row |= {
+            "sampling_seconds": seconds,
+            "config": {"requests": {"_target_": f"espalier.sampling.requests.{name}Requests"}},
+        }
         Path(paths[-1]).write_text(json.dumps(row))
     found = plan(
         tmp_path, task, tiny_policy, [ONE, TWO, THREE], tokens_per_second=0.0, start_seconds=0.0, measured=paths

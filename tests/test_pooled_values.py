@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from data.records import BadInput, Trajectory
-from rewards.monte_carlo import Count, StateKey, state_key
-from rewards.pooled_values import PooledValue, pooled_values
-from rewards.smoothed_values import smoothed_values
-from rewards.state_tree import state_tree
+from espalier.data.records import BadInput, Trajectory
+from espalier.rewards.monte_carlo import Count, StateKey, state_key
+from espalier.rewards.pooled_values import PooledValue, pooled_values
+from espalier.rewards.smoothed_values import smoothed_values
+from espalier.rewards.state_tree import state_tree
 
 END = 0
 
@@ -201,7 +201,7 @@ def test_posteriors_are_shares_and_the_sums_over_a_tree_are_exact() -> None:
 
     import numpy as np
 
-    from rewards import smoothed_values as module
+    from espalier.rewards import smoothed_values as module
 
     rows = [trajectory("p/0", [1, 2, END], [1, 2, 3], True), trajectory("p/1", [1, 3, END], [1, 2, 3], False)]
     tree = state_tree(rows)

@@ -12,20 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from data.examples import OutcomeExample, PairExample, StepExample, TokenExample
-from data.jsonl import read_records, write_records
-from data.predictions import PairLogprobs, PairRewards, ResponseLogprobs, RewardPrediction, StepPredictions
-from data.records import BadInput, Demonstration, PreferencePair
-from models.load import load_policy, load_tokenizer
-from models.lora import Lora
-from models.scalar_head import load_process_reward
-from runtime.entrypoint import BadConfig
-from runtime.run_dir import name_of
-from runtime.schemas import PredictConfig, TrainConfig
-from training import checkpoint
-from training.engine import TorchEngine
-from training.predict import batches_by_length, find_checkpoints, load_checkpoint, predict
-from training.scoring import Scorer
+from espalier.data.examples import OutcomeExample, PairExample, StepExample, TokenExample
+from espalier.data.jsonl import read_records, write_records
+from espalier.data.predictions import PairLogprobs, PairRewards, ResponseLogprobs, RewardPrediction, StepPredictions
+from espalier.data.records import BadInput, Demonstration, PreferencePair
+from espalier.models.load import load_policy, load_tokenizer
+from espalier.models.lora import Lora
+from espalier.models.scalar_head import load_process_reward
+from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.run_dir import name_of
+from espalier.runtime.schemas import PredictConfig, TrainConfig
+from espalier.training import checkpoint
+from espalier.training.engine import TorchEngine
+from espalier.training.predict import batches_by_length, find_checkpoints, load_checkpoint, predict
+from espalier.training.scoring import Scorer
 
 ROOT = Path(__file__).resolve().parent.parent
 torch.set_num_threads(1)
@@ -136,13 +136,17 @@ def record(pair: PairExample) -> PreferencePair:
 def config(tiny_policy: Path, moved: Path, tmp_path: Path) -> TrainConfig:
     """Pairs scored with two checkpoints of the tiny policy."""
     write_records(tmp_path / "pairs.jsonl", map(record, PAIRS))
-    reference = {"_target_": "models.load.load_reference", "path": str(tiny_policy), "attention": "eager"}
-    objective = {"_target_": "training.objectives.dpo.DirectPreference", "beta": 0.5, "reference": reference}
+    reference = {"_target_": "espalier.models.load.load_reference", "path": str(tiny_policy), "attention": "eager"}
+    objective = {"_target_": "espalier.training.objectives.dpo.DirectPreference", "beta": 0.5, "reference": reference}
     return TrainConfig(
         output_dir=str(tmp_path / "scores"),
-        model={"_target_": "models.load.load_policy", "path": str(tiny_policy), "attention": "eager"},
+        model={"_target_": "espalier.models.load.load_policy", "path": str(tiny_policy), "attention": "eager"},
         objective=objective,
-        examples={"_target_": "data.examples.PreferenceExamples", "path": f"{tmp_path}/pairs.jsonl", "max_length": 60},
+        examples={
+            "_target_": "espalier.data.examples.PreferenceExamples",
+            "path": f"{tmp_path}/pairs.jsonl",
+            "max_length": 60,
+        },
         optimizer={},
         precision="fp32",
         predict=PredictConfig({"first": str(tiny_policy), "moved": str(moved)}, batch_tokens=60),
@@ -213,9 +217,17 @@ def test_a_process_reward_model_gives_scores_of_its_own_kind(tiny_policy: Path, 
     write_records(tmp_path / "d.jsonl", [Demonstration("a", "1 + 1?", " 2")])
     config = TrainConfig(
         output_dir=str(tmp_path / "scores"),
-        model={"_target_": "models.scalar_head.load_process_reward", "path": str(tiny_policy), "num_labels": 1},
-        objective={"_target_": "training.objectives.process_reward.ProcessReward"},
-        examples={"_target_": "data.examples.DemonstrationExamples", "path": f"{tmp_path}/d.jsonl", "max_length": 60},
+        model={
+            "_target_": "espalier.models.scalar_head.load_process_reward",
+            "path": str(tiny_policy),
+            "num_labels": 1,
+        },
+        objective={"_target_": "espalier.training.objectives.process_reward.ProcessReward"},
+        examples={
+            "_target_": "espalier.data.examples.DemonstrationExamples",
+            "path": f"{tmp_path}/d.jsonl",
+            "max_length": 60,
+        },
         optimizer={},
     )
     with pytest.raises(ValueError, match="is no process reward model: train one"):

@@ -19,16 +19,16 @@ from objective_cases import (
     token_logprobs,
 )
 
-from data.examples import OutcomeExample
-from data.records import BadInput
-from models.load import load_policy, load_reference
-from training.objectives.dpo import DirectPreference
-from training.objectives.dpo_positive import PositivePreference
-from training.objectives.dpo_robust import RobustPreference
-from training.objectives.hinge import HingePreference
-from training.objectives.ipo import IdentityPreference
-from training.objectives.kto import KahnemanTversky, kto_losses
-from training.objectives.preference import PairLogprobs, PairObjective
+from espalier.data.examples import OutcomeExample
+from espalier.data.records import BadInput
+from espalier.models.load import load_policy, load_reference
+from espalier.training.objectives.dpo import DirectPreference
+from espalier.training.objectives.dpo_positive import PositivePreference
+from espalier.training.objectives.dpo_robust import RobustPreference
+from espalier.training.objectives.hinge import HingePreference
+from espalier.training.objectives.ipo import IdentityPreference
+from espalier.training.objectives.kto import KahnemanTversky, kto_losses
+from espalier.training.objectives.preference import PairLogprobs, PairObjective
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from data.jsonl import read_records, write_records
-from data.records import BadInput, PreferencePair, StepScores, StepValues, Trajectory
-from pipeline.build_preferences import (
+from espalier.data.jsonl import read_records, write_records
+from espalier.data.records import BadInput, PreferencePair, StepScores, StepValues, Trajectory
+from espalier.pipeline.build_preferences import (
     OutcomePreferences,
     PartialPreferences,
     ProcessPreferences,
     StepPreferences,
     outcome_pairs,
 )
-from pipeline.process_pairs import ProcessRule, Scored, process_pairs, rejection_sample
-from pipeline.stage import StageContext
-from pipeline.state_pairs import step_pairs
-from pipeline.trajectory_groups import group_distinct, sample_order
-from rewards.aggregate import BadAggregate, aggregate
+from espalier.pipeline.process_pairs import ProcessRule, Scored, process_pairs, rejection_sample
+from espalier.pipeline.stage import StageContext
+from espalier.pipeline.state_pairs import step_pairs
+from espalier.pipeline.trajectory_groups import group_distinct, sample_order
+from espalier.rewards.aggregate import BadAggregate, aggregate
 
 
 def trajectory(number: int, is_correct: bool, *steps: list[int], problem: str = "p", **changes: Any) -> Trajectory:

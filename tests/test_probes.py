@@ -13,16 +13,16 @@ import torch
 from rl_cases import PARAMS, FakeClient, FakeEngine, make_trainer, read_metrics
 from safetensors.torch import load_file
 
-from data.records import BadInput, Problem, Trajectory
-from data.tasks.word_arithmetic import WordArithmetic
-from models.load import load_policy
-from rewards.score import Score
-from rl.canary import Canary, step_kl
-from rl.diagnosis import AskEngine, truncated_logprobs
-from rl.experience import make_experience
-from rl.live_engine import StaleWeights
-from rl.losses import clipped_surrogate, importance_weights
-from rl.probes import (
+from espalier.data.records import BadInput, Problem, Trajectory
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.load import load_policy
+from espalier.rewards.score import Score
+from espalier.rl.canary import Canary, step_kl
+from espalier.rl.diagnosis import AskEngine, truncated_logprobs
+from espalier.rl.experience import make_experience
+from espalier.rl.live_engine import StaleWeights
+from espalier.rl.losses import clipped_surrogate, importance_weights
+from espalier.rl.probes import (
     BOS,
     CACHE,
     CRASH,
@@ -45,15 +45,15 @@ from rl.probes import (
     measure_gap,
     surprise,
 )
-from rl.rollout import Sampler, score
-from rl.types import Experience, Rollout, RolloutGroup
-from rl.watch import Watch
-from rl.weight_sync import WeightSync, check_receipt, digests
-from rl.weights_file import WeightsFile
-from runtime.schemas import ProbesConfig, RLConfig
-from sampling.client import SampleRequest, SamplingParams, ServerGone
-from sampling.weight_receipt import NAME, check_link, digest
-from training.engine import named_weights
+from espalier.rl.rollout import Sampler, score
+from espalier.rl.types import Experience, Rollout, RolloutGroup
+from espalier.rl.watch import Watch
+from espalier.rl.weight_sync import WeightSync, check_receipt, digests
+from espalier.rl.weights_file import WeightsFile
+from espalier.runtime.schemas import ProbesConfig, RLConfig
+from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.weight_receipt import NAME, check_link, digest
+from espalier.training.engine import named_weights
 
 ROOT = Path(__file__).resolve().parent.parent
 

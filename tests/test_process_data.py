@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from data.jsonl import read_records, write_records
-from data.process_data.formats import published_rows, read_labelled, step_format, to_step_texts
-from data.process_data.published import content_key, problem_key
-from data.records import BadInput, LabelledSteps
-from pipeline.export_steps import ExportSteps
-from pipeline.import_steps import ImportSteps
-from pipeline.stage import StageContext
+from espalier.data.jsonl import read_records, write_records
+from espalier.data.process_data.formats import published_rows, read_labelled, step_format, to_step_texts
+from espalier.data.process_data.published import content_key, problem_key
+from espalier.data.records import BadInput, LabelledSteps
+from espalier.pipeline.export_steps import ExportSteps
+from espalier.pipeline.import_steps import ImportSteps
+from espalier.pipeline.stage import StageContext
 
 MARK = "\u043a\u0438"
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from data.process_data.formats import published_rows, read_labelled, step_format
-from data.records import LabelledSteps
+from espalier.data.process_data.formats import published_rows, read_labelled, step_format
+from espalier.data.records import LabelledSteps
 
 
 def load(path: Path, name: str, **settings: Any) -> list[LabelledSteps]:

@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 from rl_cases import PARAMS, FakeClient, make_trainer, read_metrics
 
-from data.left_out import LeftOut, count_left_out
-from data.prompt_window import fit_window
-from data.prompts import encode_prompt
-from data.records import BadInput, Problem
-from data.tasks.word_arithmetic import WordArithmetic
-from rl.assembly import window_of
-from rl.rollout import Refusal, Sampler, check_refused
-from rl.trainer import Trainer
-from runtime.schemas import RLConfig
-from sampling.client import NotAnswered, Refused, Sample, SampleRequest, SamplingParams, ServerGone
-from sampling.local_engines_client import LocalEnginesClient
-from sampling.server import VLLMServer
-from sampling.several_servers import VLLMServers
-from sampling.vllm_client import VLLMClient
+from espalier.data.left_out import LeftOut, count_left_out
+from espalier.data.prompt_window import fit_window
+from espalier.data.prompts import encode_prompt
+from espalier.data.records import BadInput, Problem
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.rl.assembly import window_of
+from espalier.rl.rollout import Refusal, Sampler, check_refused
+from espalier.rl.trainer import Trainer
+from espalier.runtime.schemas import RLConfig
+from espalier.sampling.client import NotAnswered, Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.local_engines_client import LocalEnginesClient
+from espalier.sampling.server import VLLMServer
+from espalier.sampling.several_servers import VLLMServers
+from espalier.sampling.vllm_client import VLLMClient
 
 
 class Lines:
@@ -143,7 +143,7 @@ def test_a_prompt_that_the_server_refuses_gives_no_group_and_the_run_goes_on(
 
 
 def _first_drawn(trainer: Trainer) -> str:
-    from rl.rollout import draw_problems
+    from espalier.rl.rollout import draw_problems
 
     return draw_problems(trainer.problems, trainer.config.num_problems, trainer.config.seed, 0)[0].id
 

@@ -14,15 +14,15 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from data.answers.grade import Grade
-from data.examples import encode_demonstration
-from data.jsonl import write_records
-from data.prompts import PromptTemplate, encode_prompt, encode_text
-from data.records import BadInput, Demonstration, Problem
-from data.shots import Shot, read_shots
-from pipeline.show_prompt import ShowPrompt, remarks, render_page, render_terminal, token_pieces, visible
-from pipeline.stage import StageContext, run_stage
-from runtime.entrypoint import build, register_schemas
+from espalier.data.answers.grade import Grade
+from espalier.data.examples import encode_demonstration
+from espalier.data.jsonl import write_records
+from espalier.data.prompts import PromptTemplate, encode_prompt, encode_text
+from espalier.data.records import BadInput, Demonstration, Problem
+from espalier.data.shots import Shot, read_shots
+from espalier.pipeline.show_prompt import ShowPrompt, remarks, render_page, render_terminal, token_pieces, visible
+from espalier.pipeline.stage import StageContext, run_stage
+from espalier.runtime.entrypoint import build, register_schemas
 
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
@@ -57,7 +57,7 @@ def bos_tokenizer(demonstration_texts: list[str]) -> Any:
     """A tokenizer that begins every text with <s> and ends it with <|end|>, as some published ones do."""
     from tokenizers.processors import TemplateProcessing
 
-    from models.tiny import build_tokenizer
+    from espalier.models.tiny import build_tokenizer
 
     tokenizer = build_tokenizer(demonstration_texts, vocab_size=300)
     tokenizer.add_special_tokens({"bos_token": "<s>"})

@@ -9,17 +9,17 @@ import torch
 
 pytest.importorskip("bitsandbytes", reason="no bitsandbytes: pip install bitsandbytes")
 
-from data.examples import TokenExample
-from data.loader import Loader
-from models.load import load_policy
-from models.lora import Lora, PolicyWithoutAdapters, base_of_adapter, merge_adapter, write_bits
-from models.quantised import round_weights
-from models.scalar_head import load_process_reward
-from runtime.schemas import TrainConfig
-from training import checkpoint
-from training.engine import TorchEngine, autocast, trained_tensors
-from training.loop import Loop
-from training.objectives.sft import SupervisedFineTuning
+from espalier.data.examples import TokenExample
+from espalier.data.loader import Loader
+from espalier.models.load import load_policy
+from espalier.models.lora import Lora, PolicyWithoutAdapters, base_of_adapter, merge_adapter, write_bits
+from espalier.models.quantised import round_weights
+from espalier.models.scalar_head import load_process_reward
+from espalier.runtime.schemas import TrainConfig
+from espalier.training import checkpoint
+from espalier.training.engine import TorchEngine, autocast, trained_tensors
+from espalier.training.loop import Loop
+from espalier.training.objectives.sft import SupervisedFineTuning
 
 torch.set_num_threads(1)
 

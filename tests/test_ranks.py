@@ -21,10 +21,10 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
 from benchmarks.forked import run_ranks
-from models.load import load_policy, load_tokenizer
-from runtime.manifest import find_damage
-from training.checkpoint import checkpoints
-from training.export_model import ExportModel
+from espalier.models.load import load_policy, load_tokenizer
+from espalier.runtime.manifest import find_damage
+from espalier.training.checkpoint import checkpoints
+from espalier.training.export_model import ExportModel
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 

@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
-from runtime.entrypoint import register_schemas
+from espalier.runtime.entrypoint import register_schemas
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 LPR = {"optimizer.betas": [0.9, 0.95], "optimizer.eps": 1e-6, "optimizer.weight_decay": 0.0}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.jsonl import cut_torn_tail, iter_rows, read_records, to_line, write_json, write_records
-from data.records import (
+from espalier.data.jsonl import cut_torn_tail, iter_rows, read_records, to_line, write_json, write_records
+from espalier.data.records import (
     BadInput,
     Completion,
     Demonstration,
@@ -71,7 +71,7 @@ def test_every_kind_survives_the_round_trip(record: Any, tmp_path: Path) -> None
 
 
 def test_every_kind_of_the_module_is_among_the_round_trips() -> None:
-    from data import records
+    from espalier.data import records
 
     kinds = {
         kind for kind in vars(records).values() if isinstance(kind, type) and hasattr(kind, "__dataclass_fields__")

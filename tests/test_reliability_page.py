@@ -11,8 +11,8 @@ import pytest
 from benchmarks.reliability_page import PAGE, SAYS, defects_table, table, with_table
 from benchmarks.result import RESULTS
 from benchmarks.silence_sides.defects import read_defects
-from models import load
-from models.tokenizer import is_plain, load_tokenizer
+from espalier.models import load
+from espalier.models.tokenizer import is_plain, load_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -60,7 +60,7 @@ def test_a_caller_of_a_server_loads_no_torch(tiny_policy: Path) -> None:
     program = f"""
 import sys
 import service_api_caller_v1, sampling.vllm_client, sampling.requests, data.tasks.word_arithmetic
-from models.tokenizer import load_tokenizer
+from espalier.models.tokenizer import load_tokenizer
 load_tokenizer({str(tiny_policy)!r})
 sys.exit(",".join(name for name in ("torch", "vllm", "openai", "sympy") if name in sys.modules))
 """

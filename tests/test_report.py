@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from browser import browse
 
-from analysis.example_trajectories import ScoredTrajectory, choose_examples, largest_drop
-from analysis.markup import tag
-from analysis.report import Report
-from analysis.sections import duration
-from data.examples import is_held_out
-from data.jsonl import write_json, write_records
-from data.records import BadInput, StepScores, StepValues, Trajectory
-from pipeline.evaluate import bootstrap_interval, interval
-from pipeline.stage import StageContext, run_stage
-from runtime.schemas import StageConfig
+from espalier.analysis.example_trajectories import ScoredTrajectory, choose_examples, largest_drop
+from espalier.analysis.markup import tag
+from espalier.analysis.report import Report
+from espalier.analysis.sections import duration
+from espalier.data.examples import is_held_out
+from espalier.data.jsonl import write_json, write_records
+from espalier.data.records import BadInput, StepScores, StepValues, Trajectory
+from espalier.pipeline.evaluate import bootstrap_interval, interval
+from espalier.pipeline.stage import StageContext, run_stage
+from espalier.runtime.schemas import StageConfig
 
 SHARE = 0.5
 HELD_OUT = [name for name in (f"wa-train-{number}" for number in range(40)) if is_held_out(name, SHARE)]

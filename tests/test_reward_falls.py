@@ -6,7 +6,15 @@ from pathlib import Path
 import numpy
 import pytest
 
-from rl.reward_falls import Fall, RewardTrend, RewardWatch, describe_fall, find_fall, slope_errors, student_quantile
+from espalier.rl.reward_falls import (
+    Fall,
+    RewardTrend,
+    RewardWatch,
+    describe_fall,
+    find_fall,
+    slope_errors,
+    student_quantile,
+)
 
 
 def accuracies(chances: list[float], seed: int, num_problems: int = 64, group_size: int = 8) -> list[float]:

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.records import BadInput, Trajectory
-from models.scalar_head import load_process_reward
-from rewards.composed import ComposedReward
-from rewards.format import FormatReward
-from rewards.length import LengthPenalty
-from rewards.outcome import OutcomeReward
-from rewards.outcome_model import OutcomeModelReward
-from rewards.process import ProcessReward, minimum_weights, step_reward_range, step_rewards
-from rewards.score import Reward, Score, ScoreRange
-from rl.combinations import reward_range
+from espalier.data.records import BadInput, Trajectory
+from espalier.models.scalar_head import load_process_reward
+from espalier.rewards.composed import ComposedReward
+from espalier.rewards.format import FormatReward
+from espalier.rewards.length import LengthPenalty
+from espalier.rewards.outcome import OutcomeReward
+from espalier.rewards.outcome_model import OutcomeModelReward
+from espalier.rewards.process import ProcessReward, minimum_weights, step_reward_range, step_rewards
+from espalier.rewards.score import Reward, Score, ScoreRange
+from espalier.rl.combinations import reward_range
 
 
 def make_trajectory(name: str, response: str, num_tokens: int, is_correct: bool, finish: str = "stop") -> Trajectory:
@@ -61,11 +61,11 @@ def test_the_range_of_a_reward_is_read_from_its_config() -> None:
     def node(target: str, **settings: object) -> dict[str, object]:
         return {"_target_": target, **settings}
 
-    outcome = node("rewards.outcome.OutcomeReward", right=1.0, wrong=-1.0)
-    form = node("rewards.format.FormatReward", pattern=".*", bad=-0.5)
-    length = node("rewards.length.LengthPenalty", free_tokens=1, max_tokens=2, worst=-2.0)
-    model = node("rewards.outcome_model.OutcomeModelReward", path="M")
-    process = node("rewards.process.ProcessReward", path="M")  # progress against 0.5
+    outcome = node("espalier.rewards.outcome.OutcomeReward", right=1.0, wrong=-1.0)
+    form = node("espalier.rewards.format.FormatReward", pattern=".*", bad=-0.5)
+    length = node("espalier.rewards.length.LengthPenalty", free_tokens=1, max_tokens=2, worst=-2.0)
+    model = node("espalier.rewards.outcome_model.OutcomeModelReward", path="M")
+    process = node("espalier.rewards.process.ProcessReward", path="M")  # progress against 0.5
     anything, nothing = (-math.inf, math.inf), None
     assert reward_range(outcome) == ScoreRange((-1.0, 1.0), nothing)
     assert reward_range(form) == ScoreRange((-0.5, 1.0), nothing)
@@ -76,7 +76,7 @@ def test_the_range_of_a_reward_is_read_from_its_config() -> None:
     assert reward_range(process) == ScoreRange((0.0, 0.0), (-1.0, 1.0))
 
     def composed(terms: dict[str, object], **settings: object) -> ScoreRange | None:
-        return reward_range(node("rewards.composed.ComposedReward", terms=terms, **settings))
+        return reward_range(node("espalier.rewards.composed.ComposedReward", terms=terms, **settings))
 
     terms: dict[str, object] = {"outcome": outcome, "form": form, "process": process}
     weights = {"outcome": 2.0, "form": -1.0}
@@ -86,7 +86,7 @@ def test_the_range_of_a_reward_is_read_from_its_config() -> None:
     assert found == ScoreRange((-10.0, 1.5), (-1.0, 1.0))
     assert found.total == (-11.0, 2.5)
     assert composed({"outcome": outcome, "model": model}, weights={"model": 0.0}) == ScoreRange((-1.0, 1.0), nothing)
-    strange = node("rewards.aggregate.aggregate", scores=[], how="min")  # says nothing of its range
+    strange = node("espalier.rewards.aggregate.aggregate", scores=[], how="min")  # says nothing of its range
     assert composed({"outcome": outcome, "strange": strange}) is None
 
 

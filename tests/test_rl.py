@@ -16,29 +16,29 @@ from rl_cases import PARAMS, FakeClient, FakeEngine, make_trainer, read_metrics
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from data.records import BadInput, Problem, Trajectory
-from data.tasks.word_arithmetic import WordArithmetic
-from models.load import load_policy
-from models.logprobs import token_logprobs
-from rewards.outcome import OutcomeReward
-from rewards.score import Score
-from rl.advantages.group_relative import GroupRelativeAdvantage, group_advantages
-from rl.canary import Canary
-from rl.experience import logprob_gap, make_experience
-from rl.kl import KLController, divergence
-from rl.live_engine import StaleWeights
-from rl.losses import clipped_surrogate, clipped_tokens
-from rl.probes import ProbeFailed
-from rl.rollout import BadSampling, Sampler, check_params, draw_problems, score
-from rl.types import Experience, Live, Rollout, RolloutGroup
-from rl.update import Update, learning_rate
-from rl.watch import Watch
-from rl.weight_sync import WeightSync
-from rl.weights_file import WeightsFile
-from runtime.schemas import KLConfig, RLConfig
-from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
-from sampling.vllm_client import VLLMClient
-from training.engine import TorchEngine, named_weights
+from espalier.data.records import BadInput, Problem, Trajectory
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.load import load_policy
+from espalier.models.logprobs import token_logprobs
+from espalier.rewards.outcome import OutcomeReward
+from espalier.rewards.score import Score
+from espalier.rl.advantages.group_relative import GroupRelativeAdvantage, group_advantages
+from espalier.rl.canary import Canary
+from espalier.rl.experience import logprob_gap, make_experience
+from espalier.rl.kl import KLController, divergence
+from espalier.rl.live_engine import StaleWeights
+from espalier.rl.losses import clipped_surrogate, clipped_tokens
+from espalier.rl.probes import ProbeFailed
+from espalier.rl.rollout import BadSampling, Sampler, check_params, draw_problems, score
+from espalier.rl.types import Experience, Live, Rollout, RolloutGroup
+from espalier.rl.update import Update, learning_rate
+from espalier.rl.watch import Watch
+from espalier.rl.weight_sync import WeightSync
+from espalier.rl.weights_file import WeightsFile
+from espalier.runtime.schemas import KLConfig, RLConfig
+from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.vllm_client import VLLMClient
+from espalier.training.engine import TorchEngine, named_weights
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -10,20 +10,20 @@ from rl_cases import make_trainer, on_repeatable, read_metrics
 from safetensors.torch import load_file
 
 from benchmarks.repeatable_server import RepeatableServer
-from data.tasks.word_arithmetic import WordArithmetic
-from models.load import BadModel, load_policy
-from models.lora import Lora, PolicyWithoutAdapters, merge_adapter
-from models.merged import adapter_scalings, merge_weights
-from rl.ema import MovingAverage
-from rl.engines import check_engines
-from rl.experience import policy_logits
-from rl.kl import full_divergence
-from rl.policy import without_weights
-from rl.trainer import Trainer
-from runtime.entrypoint import BadConfig
-from runtime.schemas import EMAConfig, KLConfig, RLConfig
-from sampling.client import ServerGone
-from training.engine import BadCheckpoint, named_weights
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.load import BadModel, load_policy
+from espalier.models.lora import Lora, PolicyWithoutAdapters, merge_adapter
+from espalier.models.merged import adapter_scalings, merge_weights
+from espalier.rl.ema import MovingAverage
+from espalier.rl.engines import check_engines
+from espalier.rl.experience import policy_logits
+from espalier.rl.kl import full_divergence
+from espalier.rl.policy import without_weights
+from espalier.rl.trainer import Trainer
+from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.schemas import EMAConfig, KLConfig, RLConfig
+from espalier.sampling.client import ServerGone
+from espalier.training.engine import BadCheckpoint, named_weights
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +107,7 @@ def divergence_from_reference(trainer: Trainer) -> float:
     return float(full_divergence(policy, reference, 1.0).mean())
 
 
-LORA = {"_target_": "models.lora.Lora", "rank": 4, "alpha": 8.0}
+LORA = {"_target_": "espalier.models.lora.Lora", "rank": 4, "alpha": 8.0}
 SMALL: dict[str, Any] = {
     "num_iterations": 3, "num_problems": 3, "num_epochs": 1, "minibatch_size": 6, "save_every": 1, "eval_every": 0,
     "export_every": 1, "learning_rate": 1e-2, "warmup_steps": 0, "kl": KLConfig(coefficient=0.01, kind="k3"),

@@ -11,8 +11,8 @@ from benchmarks.rl import overhead
 from benchmarks.rl_sides.credit import Credit, _apart, curve_of, figures, interval, measure
 from benchmarks.rl_sides.same_loss import for_peer, make_rollouts, own_loss
 from benchmarks.rl_sides.value_error import critic_estimates, mean_error, ranked_first, siblings, states_and_parents
-from data.records import State, Trajectory
-from models.scalar_head import load_critic
+from espalier.data.records import State, Trajectory
+from espalier.models.scalar_head import load_critic
 
 A, B, C = ("p", (1,)), ("p", (2,)), ("p", (3,))
 
@@ -94,7 +94,7 @@ def test_the_loss_on_shared_rollouts_is_the_clipped_surrogate_over_all_tokens(
     experience = make_rollouts(str(tiny_policy), num_groups=2)
     for_peer(experience, tmp_path / "rollouts.pt")
     rows = torch.load(tmp_path / "rollouts.pt", weights_only=True)
-    from models.load import load_policy
+    from espalier.models.load import load_policy
 
     model = load_policy(str(tiny_policy), "eager").eval()
     total, tokens = 0.0, 0

@@ -10,24 +10,24 @@ import pytest
 import torch
 from rl_cases import PARAMS, make_trainer, read_metrics
 
-from data.records import BadInput
-from data.tasks.word_arithmetic import WordArithmetic
-from models.load import BadModel, load_policy
-from models.packing_check import packs_rows
-from models.scalar_head import load_critic, load_process_reward
-from rewards.outcome import OutcomeReward
-from rl.advantages.generalized import GeneralizedAdvantage
-from rl.advantages.monte_carlo import MonteCarloAdvantage
-from rl.assembly import check_parts, check_vocabulary
-from rl.combinations import check_critic_range
-from rl.critic import Critic, check_returns, critic_values
-from rl.experience import micro_batches
-from rl.types import Experience
-from runtime.entrypoint import BadConfig
-from runtime.schemas import CriticConfig, KLConfig, RLConfig
-from sampling.client import ServerGone
-from training.engine import BadCheckpoint, TorchEngine
-from training.loop import Sums
+from espalier.data.records import BadInput
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.load import BadModel, load_policy
+from espalier.models.packing_check import packs_rows
+from espalier.models.scalar_head import load_critic, load_process_reward
+from espalier.rewards.outcome import OutcomeReward
+from espalier.rl.advantages.generalized import GeneralizedAdvantage
+from espalier.rl.advantages.monte_carlo import MonteCarloAdvantage
+from espalier.rl.assembly import check_parts, check_vocabulary
+from espalier.rl.combinations import check_critic_range
+from espalier.rl.critic import Critic, check_returns, critic_values
+from espalier.rl.experience import micro_batches
+from espalier.rl.types import Experience
+from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
+from espalier.sampling.client import ServerGone
+from espalier.training.engine import BadCheckpoint, TorchEngine
+from espalier.training.loop import Sums
 
 
 @pytest.fixture(autouse=True)
@@ -143,16 +143,16 @@ def node(target: str, **settings: Any) -> dict[str, Any]:
     return {"_target_": target, **settings}
 
 
-GAE = node("rl.advantages.generalized.GeneralizedAdvantage", gamma=1.0, lam=0.95)
-VINE = node("rl.advantages.monte_carlo.MonteCarloAdvantage", completions_per_state=2)
-RLOO = node("rl.advantages.leave_one_out.LeaveOneOutAdvantage")
-SPO = {**VINE, "cut_points": node("rl.advantages.monte_carlo.CutPoints", masks_other_tokens=True)}
-PRM_VALUES = node("rl.advantages.process_values.ProcessValueAdvantage", path="PRM")
-OUTCOME = node("rewards.outcome.OutcomeReward")
-SIGNED = node("rewards.outcome.OutcomeReward", right=1.0, wrong=-1.0)
-SCORES = node("rewards.process.ProcessReward", path="PRM", form="score", offset=0.0, limit=5.0)
-BOTH = node("rewards.composed.ComposedReward", terms={"outcome": OUTCOME, "process": {**SCORES, "form": "progress"}},
-            weights={"process": 0.5})  # fmt: skip
+GAE = node("espalier.rl.advantages.generalized.GeneralizedAdvantage", gamma=1.0, lam=0.95)
+VINE = node("espalier.rl.advantages.monte_carlo.MonteCarloAdvantage", completions_per_state=2)
+RLOO = node("espalier.rl.advantages.leave_one_out.LeaveOneOutAdvantage")
+SPO = {**VINE, "cut_points": node("espalier.rl.advantages.monte_carlo.CutPoints", masks_other_tokens=True)}
+PRM_VALUES = node("espalier.rl.advantages.process_values.ProcessValueAdvantage", path="PRM")
+OUTCOME = node("espalier.rewards.outcome.OutcomeReward")
+SIGNED = node("espalier.rewards.outcome.OutcomeReward", right=1.0, wrong=-1.0)
+SCORES = node("espalier.rewards.process.ProcessReward", path="PRM", form="score", offset=0.0, limit=5.0)
+BOTH = node("espalier.rewards.composed.ComposedReward", weights={"process": 0.5},
+            terms={"outcome": OUTCOME, "process": {**SCORES, "form": "progress"}})  # fmt: skip
 KL_IN_REWARD = KLConfig(coefficient=0.1, kind="k1", place="reward")
 
 
@@ -181,7 +181,7 @@ def settings(**changes: Any) -> RLConfig:
         ({"precision": "fp16"}, "precision must be bf16 or fp32"),
         ({"whitening": "black"}, "whitening must be one of"),
         ({"advantage": GAE, "critic": CriticConfig(num_warmup_iterations=10)}, "num_iterations=10 leaves the policy"),
-        ({"reward": node("rewards.outcome.OutcomeReward", rihgt=2.0)}, "has no setting 'rihgt'"),
+        ({"reward": node("espalier.rewards.outcome.OutcomeReward", rihgt=2.0)}, "has no setting 'rihgt'"),
     ],
 )  # fmt: skip
 def test_parts_that_do_not_fit_are_told_before_anything_starts(changes: dict[str, Any], words: str) -> None:
@@ -213,7 +213,7 @@ def test_networks_of_several_tokenizers_are_refused(tiny_policy: Path) -> None:
     ("changes", "words"),
     [
         ({}, ""),
-        ({"reward": node("rewards.outcome.OutcomeReward", right=3.0)}, "values from 0 to 1, .* from 0 to 3"),
+        ({"reward": node("espalier.rewards.outcome.OutcomeReward", right=3.0)}, "values from 0 to 1, .* from 0 to 3"),
         ({"reward": SIGNED}, "OutcomeReward gives returns from -1 to 1"),
         ({"reward": SCORES}, "ProcessReward gives returns from 0 to inf"),
         ({"reward": BOTH}, r"ComposedReward gives returns from -0\.5 to 1\.5"),

@@ -12,18 +12,18 @@ from rl_cases import make_trainer, on_repeatable, read_metrics
 from safetensors.torch import load_file, save
 
 from benchmarks.repeatable_server import RepeatableServer
-from data.jsonl import read_records
-from data.records import Problem, SampledRollout, Trajectory
-from data.tasks.word_arithmetic import WordArithmetic
-from rewards.score import Score
-from rl.advantages.generalized import GeneralizedAdvantage
-from rl.advantages.monte_carlo import CutPoints, MonteCarloAdvantage
-from rl.early_stop import evaluations_since_best, read_accuracies
-from rl.samples import samples_path, write_samples
-from rl.trainer import Trainer
-from rl.types import Estimate, Experience, Rollout, RolloutGroup
-from runtime.schemas import CriticConfig, KLConfig
-from sampling.client import ServerGone
+from espalier.data.jsonl import read_records
+from espalier.data.records import Problem, SampledRollout, Trajectory
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.rewards.score import Score
+from espalier.rl.advantages.generalized import GeneralizedAdvantage
+from espalier.rl.advantages.monte_carlo import CutPoints, MonteCarloAdvantage
+from espalier.rl.early_stop import evaluations_since_best, read_accuracies
+from espalier.rl.samples import samples_path, write_samples
+from espalier.rl.trainer import Trainer
+from espalier.rl.types import Estimate, Experience, Rollout, RolloutGroup
+from espalier.runtime.schemas import CriticConfig, KLConfig
+from espalier.sampling.client import ServerGone
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from data.records import BadInput
-from rl.kl import KLController, check_kl, divergence, full_divergence
-from rl.losses import (
+from espalier.data.records import BadInput
+from espalier.rl.kl import KLController, check_kl, divergence, full_divergence
+from espalier.rl.losses import (
     clipped_surrogate,
     explained_variance,
     importance_weights,
@@ -15,7 +15,7 @@ from rl.losses import (
     value_loss,
     whiten,
 )
-from runtime.schemas import KLConfig
+from espalier.runtime.schemas import KLConfig
 
 POLICY = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
 REFERENCE = torch.tensor([0.25, 0.25, 0.3, 0.2], dtype=torch.float64)

@@ -12,9 +12,9 @@ from rl_cases import read_metrics
 from safetensors.torch import load_file
 
 from benchmarks.forked import run_ranks
-from rl.engines import check_engines
-from runtime.entrypoint import BadConfig
-from runtime.schemas import RLConfig
+from espalier.rl.engines import check_engines
+from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.schemas import RLConfig
 
 CUT = "+deepspeed.zero_optimization.stage3_param_persistence_threshold=0"  # the smallest weights too
 

@@ -14,14 +14,14 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from data.tasks.word_arithmetic import WordArithmetic
-from models.load import load_tokenizer
-from rl.advantages.generalized import GeneralizedAdvantage
-from rl.advantages.monte_carlo import MonteCarloAdvantage
-from rl.assembly import make_trainer
-from rl.kl import check_kl
-from runtime.entrypoint import build, register_schemas
-from runtime.schemas import RLConfig
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.load import load_tokenizer
+from espalier.rl.advantages.generalized import GeneralizedAdvantage
+from espalier.rl.advantages.monte_carlo import MonteCarloAdvantage
+from espalier.rl.assembly import make_trainer
+from espalier.rl.kl import check_kl
+from espalier.runtime.entrypoint import build, register_schemas
+from espalier.runtime.schemas import RLConfig
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 VINE = {
@@ -49,7 +49,8 @@ RHO, DEEPSEEK = (
 )
 OFFLOAD = {"deepspeed.zero_optimization.offload_optimizer.device": "cpu"}
 LPR = {
-    "task._target_": "data.tasks.logical_reading.LogiQA2", "params.temperature": 1.0, "params.max_tokens": 2048,
+    "task._target_": "espalier.data.tasks.logical_reading.LogiQA2",
+    "params.temperature": 1.0, "params.max_tokens": 2048,
     "clip_low": 0.2, "clip_high": 0.2, "whitening": "none", "precision": "bf16",
 }  # fmt: skip
 
@@ -91,8 +92,8 @@ RESTEM = {
     "save_every": 500, "objective.temperature": 0.6, "objective.reduction": "sequence",
     "optimizer.betas": [0.9, 0.999],
 }  # fmt: skip
-TINY_TASK = {"_target_": "data.tasks.word_arithmetic.WordArithmetic", "num_train": 200, "num_dev": 20, "num_test": 20,
-             "num_demonstrations": 200, "wrong_way_rate": 0.6, "max_total": 30, "seed": 0}  # fmt: skip
+TINY_TASK = {"_target_": "espalier.data.tasks.word_arithmetic.WordArithmetic", "num_train": 200, "num_dev": 20,
+             "num_test": 20, "num_demonstrations": 200, "wrong_way_rate": 0.6, "max_total": 30, "seed": 0}  # fmt: skip
 
 
 def composed(name: str, *overrides: str) -> DictConfig:
@@ -132,7 +133,7 @@ def test_a_published_restem_recipe_has_its_published_values(size: str, task: str
 @pytest.fixture(scope="module")
 def tiny_reward_model(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A process reward model of one label with the policy's tokenizer."""
-    from models.scalar_head import load_process_reward
+    from espalier.models.scalar_head import load_process_reward
 
     folder = tmp_path_factory.mktemp("reward") / "model"
     load_process_reward(str(tiny_policy), 1).save_pretrained(folder)

@@ -13,26 +13,26 @@ from rl_cases import make_trainer, read_metrics
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from data.records import Problem
-from data.tasks.word_arithmetic import WordArithmetic
-from models import logprobs
-from models.load import load_policy
-from models.logprobs import response_logprobs, token_logprobs
-from models.scalar_head import load_critic
-from rewards.score import Score
-from rl.advantages.group_relative import GroupRelativeAdvantage
-from rl.advantages.monte_carlo import MonteCarloAdvantage
-from rl.advantages.remax import ReMaxAdvantage
-from rl.critic import Critic
-from rl.engines import has_noise, without_dropout
-from rl.experience import policy_logits
-from rl.kl import KLController, full_divergence
-from rl.rollout import draw_problems
-from rl.trainer import agrees
-from rl.types import Experience
-from rl.update import Update
-from runtime.schemas import CriticConfig, KLConfig, RLConfig
-from training.engine import TorchEngine
+from espalier.data.records import Problem
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models import logprobs
+from espalier.models.load import load_policy
+from espalier.models.logprobs import response_logprobs, token_logprobs
+from espalier.models.scalar_head import load_critic
+from espalier.rewards.score import Score
+from espalier.rl.advantages.group_relative import GroupRelativeAdvantage
+from espalier.rl.advantages.monte_carlo import MonteCarloAdvantage
+from espalier.rl.advantages.remax import ReMaxAdvantage
+from espalier.rl.critic import Critic
+from espalier.rl.engines import has_noise, without_dropout
+from espalier.rl.experience import policy_logits
+from espalier.rl.kl import KLController, full_divergence
+from espalier.rl.rollout import draw_problems
+from espalier.rl.trainer import agrees
+from espalier.rl.types import Experience
+from espalier.rl.update import Update
+from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
+from espalier.training.engine import TorchEngine
 
 
 @pytest.fixture(autouse=True)

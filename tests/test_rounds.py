@@ -22,8 +22,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 from transformers import AutoModelForCausalLM
 
-from data.jsonl import read_records, write_json, write_records
-from data.records import (
+from espalier.data.jsonl import read_records, write_json, write_records
+from espalier.data.records import (
     BadInput,
     Completion,
     Demonstration,
@@ -33,16 +33,16 @@ from data.records import (
     StepValues,
     Trajectory,
 )
-from pipeline.choose_checkpoint import ChooseCheckpoint, choose
-from pipeline.record_round import RecordRound
-from pipeline.replay_rounds import ReplayRounds, kept_share
-from pipeline.stage import StageContext, run_stage
-from runtime.entrypoint import CONF, build, register_schemas
-from runtime.schemas import SampleConfig, StageConfig, TrainConfig
-from sampling.checkpoints import find_checkpoints
-from training import checkpoint
-from training.engine import TorchEngine
-from training.export_checkpoints import ExportCheckpoints
+from espalier.pipeline.choose_checkpoint import ChooseCheckpoint, choose
+from espalier.pipeline.record_round import RecordRound
+from espalier.pipeline.replay_rounds import ReplayRounds, kept_share
+from espalier.pipeline.stage import StageContext, run_stage
+from espalier.runtime.entrypoint import CONF, build, register_schemas
+from espalier.runtime.schemas import SampleConfig, StageConfig, TrainConfig
+from espalier.sampling.checkpoints import find_checkpoints
+from espalier.training import checkpoint
+from espalier.training.engine import TorchEngine
+from espalier.training.export_checkpoints import ExportCheckpoints
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -183,7 +183,7 @@ def train_in_name_only(config: TrainConfig, step: int = 12) -> None:
     if (run / "model").is_dir():
         return
     run.mkdir(parents=True)
-    model_settings = {"_target_": "models.load.load_policy", "path": config.model["path"]}
+    model_settings = {"_target_": "espalier.models.load.load_policy", "path": config.model["path"]}
     (run / "config.yaml").write_text(yaml.safe_dump({"model": model_settings}))
     (run / "metrics.jsonl").write_text("".join(json.dumps({"step": s, "train/loss": 1 / s}) + "\n" for s in (1, step)))
     shutil.copytree(config.model["path"], run / "model")

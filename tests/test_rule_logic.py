@@ -6,8 +6,8 @@ from collections import defaultdict
 
 import pytest
 
-from data.records import BadInput, Problem
-from data.tasks.rule_logic import RuleLogic, draw_structure, solve, split_of
+from espalier.data.records import BadInput, Problem
+from espalier.data.tasks.rule_logic import RuleLogic, draw_structure, solve, split_of
 
 FACT = re.compile(r"(\w+) is (\w+)")
 RULE = re.compile(r"(All|Only) (\w+) is (\w+)")
@@ -250,7 +250,7 @@ def test_a_rate_above_one_and_no_problems_at_all_are_refused() -> None:
 
 
 def test_prompt_and_response_fit_two_hundred_tokens_of_the_tiny_tokenizer(logic: RuleLogic) -> None:
-    from models.tiny import build_tokenizer
+    from espalier.models.tiny import build_tokenizer
 
     rows = logic.demonstrations("train")[:200]
     tokenizer = build_tokenizer((row.prompt + row.completion for row in rows), vocab_size=400)

@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 import yaml
 
-from runtime.entrypoint import BadConfig
-from runtime.run_dir import changed_keys, check_run_dir, is_finished, open_run_dir, same_origin, versions
-from runtime.schemas import StageConfig, TrainConfig
+from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.run_dir import changed_keys, check_run_dir, is_finished, open_run_dir, same_origin, versions
+from espalier.runtime.schemas import StageConfig, TrainConfig
 
 
 def config(**changes: Any) -> TrainConfig:
     start = TrainConfig(
         output_dir="out",
-        model={"_target_": "models.load.load_policy", "path": "policy"},
+        model={"_target_": "espalier.models.load.load_policy", "path": "policy"},
         objective={"_target_": "x"},
         examples={"path": "demos.jsonl"},
         optimizer={"betas": [0.9, 0.95]},
@@ -51,7 +51,7 @@ def test_the_same_config_is_accepted_and_nothing_is_written(tmp_path: Path) -> N
         ({"learning_rate": 0.5}, "learning_rate: 1e-05 there, 0.5 now"),
         ({"seed": 3}, "seed: 0 there, 3 now"),
         ({"examples": {"path": "other.jsonl"}}, "examples.path: 'demos.jsonl' there, 'other.jsonl' now"),
-        ({"model": {"path": "policy"}}, "model._target_: 'models.load.load_policy' there, None now"),
+        ({"model": {"path": "policy"}}, "model._target_: 'espalier.models.load.load_policy' there, None now"),
         ({"deepspeed": {"zero_optimization": {"stage": 2}}}, "deepspeed: None there"),
     ],
 )

@@ -20,13 +20,13 @@ from typing import Any
 
 import pytest
 
-from data.failed_rows import read_failed, write_failed
-from data.jsonl import read_records, to_line, write_records
-from data.records import BadInput, Completion, State, StepValues, Trajectory
-from sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
-from sampling.job import within_limit
-from sampling.runner import Runner, Stopped, Tally, finished_requests
-from sampling.vllm_client import VLLMClient
+from espalier.data.failed_rows import read_failed, write_failed
+from espalier.data.jsonl import read_records, to_line, write_records
+from espalier.data.records import BadInput, Completion, State, StepValues, Trajectory
+from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.job import within_limit
+from espalier.sampling.runner import Runner, Stopped, Tally, finished_requests
+from espalier.sampling.vllm_client import VLLMClient
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_SAMPLES = 3
@@ -401,20 +401,20 @@ def test_a_disk_that_is_full_ends_cleanly_and_the_file_goes_on(tmp_path: Path, c
 
 
 def job_config(url: str, policy: Path, output: Path, **changes: Any) -> Any:
-    from runtime.schemas import SampleConfig
+    from espalier.runtime.schemas import SampleConfig
 
     return replace(SampleConfig(
         output=str(output), policy=str(policy),
-        task={"_target_": "data.tasks.word_arithmetic.WordArithmetic", "num_train": 12},
-        requests={"_target_": "sampling.requests.TrajectoryRequests", "split": "train"},
-        params={"_target_": "sampling.client.SamplingParams", "n": 2, "temperature": 1.0, "max_tokens": 20},
-        client={"_target_": "sampling.vllm_client.VLLMClient", "base_url": url},
+        task={"_target_": "espalier.data.tasks.word_arithmetic.WordArithmetic", "num_train": 12},
+        requests={"_target_": "espalier.sampling.requests.TrajectoryRequests", "split": "train"},
+        params={"_target_": "espalier.sampling.client.SamplingParams", "n": 2, "temperature": 1.0, "max_tokens": 20},
+        client={"_target_": "espalier.sampling.vllm_client.VLLMClient", "base_url": url},
     ), **changes)  # fmt: skip
 
 
 def run_the_job(config: Any) -> int:
-    from models.load import check_model_folder, load_tokenizer
-    from sampling.job import run_job
+    from espalier.models.load import check_model_folder, load_tokenizer
+    from espalier.sampling.job import run_job
 
     return run_job(config, load_tokenizer, check_model_folder)
 
@@ -537,12 +537,12 @@ def test_the_pipeline_goes_on_without_a_problem_and_a_state_that_are_refused(
     tmp_path: Path, tiny_policy: Path, tokenizer: Any, completion_server: Any
 ) -> None:
     """One prompt is longer than the window; one state is answered 400. Neither is worth 0, nor 1."""
-    from data.step_examples import StepValueExamples
-    from data.tasks.word_arithmetic import WordArithmetic
-    from pipeline.cut_states import CutStates
-    from pipeline.estimate_values import EstimateValues
-    from pipeline.stage import run_stage
-    from runtime.schemas import StageConfig
+    from espalier.data.step_examples import StepValueExamples
+    from espalier.data.tasks.word_arithmetic import WordArithmetic
+    from espalier.pipeline.cut_states import CutStates
+    from espalier.pipeline.estimate_values import EstimateValues
+    from espalier.pipeline.stage import run_stage
+    from espalier.runtime.schemas import StageConfig
 
     def answer(prompt_ids: list[int], index: int) -> tuple[str, list[int]]:
         text = f"buys: 3 + {index} = 7\n#### {index}"
@@ -568,7 +568,7 @@ def test_the_pipeline_goes_on_without_a_problem_and_a_state_that_are_refused(
     refused = read_records(State, states)[0]
     asked = refused.prompt_ids + refused.prefix_ids
     with completion_server(answer=answer, max_model_len=256, refuses=lambda ids: ids == asked) as server:
-        requests = {"_target_": "sampling.requests.CompletionRequests", "states": str(states)}
+        requests = {"_target_": "espalier.sampling.requests.CompletionRequests", "states": str(states)}
         output = tmp_path / "completions.jsonl"
         config = job_config(server.base_url, tiny_policy, output, requests=requests, max_failed_share=0.2)
         assert run_the_job(config) == 0
@@ -615,7 +615,7 @@ def test_rows_without_provenance_are_not_taken_for_ones_own(tmp_path: Path, tiny
 
 def test_a_job_without_its_states_is_refused(tmp_path: Path, tiny_policy: Path) -> None:
     states = str(tmp_path / "gone.jsonl")
-    requests = {"_target_": "sampling.requests.CompletionRequests", "states": states}
+    requests = {"_target_": "espalier.sampling.requests.CompletionRequests", "states": states}
     with pytest.raises(BadInput, match=r"gone.jsonl: no such file"):
         run_the_job(job_config("http://127.0.0.1:9", tiny_policy, tmp_path / "c.jsonl", requests=requests))
     assert not os.path.exists(tmp_path / "c.jsonl")

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from test_runner import job_config, run_the_job
 
-from data.jsonl import read_records, write_records
-from data.records import BadInput, State
-from data.token_text import PROBE_TEXT
-from models.tiny import build_tiny, build_tokenizer
-from runtime.entrypoint import build
-from sampling.client import SampleRequest, ServerGone
-from sampling.input_checks import check_origin, check_state_tokens, check_unique
-from sampling.requests import decode
+from espalier.data.jsonl import read_records, write_records
+from espalier.data.records import BadInput, State
+from espalier.data.token_text import PROBE_TEXT
+from espalier.models.tiny import build_tiny, build_tokenizer
+from espalier.runtime.entrypoint import build
+from espalier.sampling.client import SampleRequest, ServerGone
+from espalier.sampling.input_checks import check_origin, check_state_tokens, check_unique
+from espalier.sampling.requests import decode
 
 
 def states_of(tokenizer: Any, count: int = 8) -> list[State]:
@@ -104,7 +104,7 @@ def test_a_state_that_stands_twice_is_named(tmp_path: Path, tokenizer: Any, tiny
     path = tmp_path / "states.jsonl"
     rows = states_of(tokenizer)
     write_records(path, [*rows, rows[2]])
-    requests = {"_target_": "sampling.requests.CompletionRequests", "states": str(path)}
+    requests = {"_target_": "espalier.sampling.requests.CompletionRequests", "states": str(path)}
     with pytest.raises(BadInput, match=r"states.jsonl:9: id 'p2/0#1' stands already at .*states.jsonl:3"):
         run_the_job(job_config("http://127.0.0.1:9", tiny_policy, tmp_path / "c.jsonl", requests=requests))
 
@@ -164,7 +164,7 @@ def test_states_cut_for_another_policy_end_a_job_before_any_request(
     with completion_server(max_model_len=256, answer=answer) as server:
         assert run_the_job(job_config(server.base_url, tiny_policy, trajectories)) == 0
         cut_states(trajectories, states)
-        requests = {"_target_": "sampling.requests.CompletionRequests", "states": str(states)}
+        requests = {"_target_": "espalier.sampling.requests.CompletionRequests", "states": str(states)}
         num_asked = len(server.bodies)
         mine = job_config(server.base_url, tiny_policy, tmp_path / "c.jsonl", requests=requests)
         assert run_the_job(mine) == 0
@@ -182,9 +182,9 @@ def test_states_cut_for_another_policy_end_a_job_before_any_request(
 
 
 def cut_states(trajectories: Path, states: Path) -> None:
-    from pipeline.stage import run_stage
-    from runtime.schemas import StageConfig
+    from espalier.pipeline.stage import run_stage
+    from espalier.runtime.schemas import StageConfig
 
-    stage = {"_target_": "pipeline.cut_states.CutStates"}
+    stage = {"_target_": "espalier.pipeline.cut_states.CutStates"}
     config = StageConfig(output=str(states), input=str(trajectories), stage=stage)
     assert run_stage(build(stage), None, config) == 0

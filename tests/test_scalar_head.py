@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForTokenClassification
 
-from models.load import BadModel, load_policy
-from models.scalar_head import load_process_reward, scores_from_logits
+from espalier.models.load import BadModel, load_policy
+from espalier.models.scalar_head import load_process_reward, scores_from_logits
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from sampling.client import SampleRequest, SamplingParams, ServerGone
-from sampling.server import CannotStart, PortInUse, VLLMServer, check_port, free_port
-from sampling.vllm_client import VLLMClient
+from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.server import CannotStart, PortInUse, VLLMServer, check_port, free_port
+from espalier.sampling.vllm_client import VLLMClient
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -220,7 +220,7 @@ def start_parent(tmp_path: Path, make_server: str) -> tuple[subprocess.Popen[str
 import sys, time
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 from pathlib import Path
-from sampling.server import VLLMServer
+from espalier.sampling.server import VLLMServer
 from test_server import stand_in
 with {make_server} as server:
     print(server.process.pid, server.port, flush=True)
@@ -268,7 +268,7 @@ def test_a_model_folder_that_kills_the_server_is_explained_by_the_log(tmp_path: 
 def test_token_ids_go_in_and_come_out_and_nothing_stays_after_stop(
     tmp_path: Path, tiny_policy: Path, tokenizer: Any
 ) -> None:
-    from sampling.requests import decode
+    from espalier.sampling.requests import decode
 
     params = SamplingParams(n=8, temperature=1.0, max_tokens=40, has_logprobs=True)
     prompts = [tokenizer("Mia has 5 apples. Mia buys 3 more. How many apples now?\n").input_ids, [5, 6, 7]]

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from data.prefix_tree import num_distinct_tokens
-from sampling.shared_blocks import BlockPlanner, BlockTable, Match, common_length
+from espalier.data.prefix_tree import num_distinct_tokens
+from espalier.sampling.shared_blocks import BlockPlanner, BlockTable, Match, common_length
 
 
 def test_the_block_that_shares_most_is_found() -> None:
@@ -233,7 +233,7 @@ def test_prefixes_of_other_adapters_are_not_shared() -> None:
 
 
 def test_the_module_offers_one_thing_to_the_engine() -> None:
-    import sampling.shared_blocks as module
+    import espalier.sampling.shared_blocks as module
 
     with pytest.raises(AttributeError, match="has no attribute 'Connector'"):
         _ = module.Connector

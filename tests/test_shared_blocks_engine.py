@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from benchmarks.prefill import computed_tokens, shared_options
-from data.prefix_tree import least_prompt_tokens
-from sampling.client import Sample, SampleRequest, SamplingParams
-from sampling.server import VLLMServer
-from sampling.vllm_client import VLLMClient
+from espalier.data.prefix_tree import least_prompt_tokens
+from espalier.sampling.client import Sample, SampleRequest, SamplingParams
+from espalier.sampling.server import VLLMServer
+from espalier.sampling.vllm_client import VLLMClient
 
 COPIES = 3
 

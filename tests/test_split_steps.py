@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from data.jsonl import read_records, write_records
-from data.records import BadInput, Completion, State, StepValues, Trajectory
-from data.step_examples import StepValueExamples
-from data.step_labels import StepLabelExamples, StepLabels
-from pipeline.cut_states import CutStates
-from pipeline.estimate_values import EstimateValues
-from pipeline.label_steps import LabelSteps
-from pipeline.split_steps import SplitSteps
-from pipeline.stage import run_stage
-from runtime.schemas import StageConfig
+from espalier.data.jsonl import read_records, write_records
+from espalier.data.records import BadInput, Completion, State, StepValues, Trajectory
+from espalier.data.step_examples import StepValueExamples
+from espalier.data.step_labels import StepLabelExamples, StepLabels
+from espalier.pipeline.cut_states import CutStates
+from espalier.pipeline.estimate_values import EstimateValues
+from espalier.pipeline.label_steps import LabelSteps
+from espalier.pipeline.split_steps import SplitSteps
+from espalier.pipeline.stage import run_stage
+from espalier.runtime.schemas import StageConfig
 
 SURE, DOUBT = math.log(0.95), math.log(0.4)
 RESPONSES = ("1 + 2 = 3\n#### 3", "1 + 2 = 4\n#### 4")

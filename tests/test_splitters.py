@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.records import BadInput
-from data.splitters import SPLITTERS, split_gsm8k, split_sentences, split_sub_questions, splitter
+from espalier.data.records import BadInput
+from espalier.data.splitters import SPLITTERS, split_gsm8k, split_sentences, split_sub_questions, splitter
 
 NAMES = sorted(SPLITTERS)
 FRAGMENTS = st.lists(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.splitters import find_blocks, split_math
+from espalier.data.splitters import find_blocks, split_math
 
 FORMULAS = [
     *("$x$", "$x.$", "$x = 1, y = 2 and z. Then$", "$$\na\n. B $$", "\\(a\n\nb. C\\)", "\\[a, b: c\\]", "\\[x.\\]"),

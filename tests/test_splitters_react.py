@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.splitters import clean_react_response, cleaned_react, react_steps, split_react
+from espalier.data.splitters import clean_react_response, cleaned_react, react_steps, split_react
 
 GOOD = (
     " The passage says all cats purr.\n"

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from data.records import BadInput
-from data.splitters import SPLITTERS, cut_points_by_probability, is_cut_point, splitter
-from data.steps import Decoder
-from data.token_text import read_tokens, steps_at_token_ends, token_step_ends
+from espalier.data.records import BadInput
+from espalier.data.splitters import SPLITTERS, cut_points_by_probability, is_cut_point, splitter
+from espalier.data.steps import Decoder
+from espalier.data.token_text import read_tokens, steps_at_token_ends, token_step_ends
 
 RESPONSE = (
     "\nWe buy 3 pens. Then 4 more, so $x = 3 + 4.$ It is 7 🙂. 共有7个。好\n"

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from data.jsonl import file_sha256, read_records, write_records
-from data.records import BadInput, Demonstration, State, Trajectory
-from pipeline.stage import StageContext, run_stage
-from runtime.life import Busy, exclusive
-from runtime.schemas import StageConfig, TrackingConfig
+from espalier.data.jsonl import file_sha256, read_records, write_records
+from espalier.data.records import BadInput, Demonstration, State, Trajectory
+from espalier.pipeline.stage import StageContext, run_stage
+from espalier.runtime.life import Busy, exclusive
+from espalier.runtime.schemas import StageConfig, TrackingConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 ROWS = [Demonstration("a", "1 + 1?", "#### 2"), Demonstration("b", "2 + 2?", "#### 4")]

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from data.jsonl import write_records
-from data.records import BadInput, PreferencePair, StepScores, StepValues, Trajectory
-from pipeline.build_preferences import PartialPreferences, StepPreferences
-from pipeline.stage import StageContext
-from pipeline.state_pairs import PartialRule, partial_pairs, prefixes, step_pairs
-from rewards.aggregate import BadAggregate
+from espalier.data.jsonl import write_records
+from espalier.data.records import BadInput, PreferencePair, StepScores, StepValues, Trajectory
+from espalier.pipeline.build_preferences import PartialPreferences, StepPreferences
+from espalier.pipeline.stage import StageContext
+from espalier.pipeline.state_pairs import PartialRule, partial_pairs, prefixes, step_pairs
+from espalier.rewards.aggregate import BadAggregate
 
 
 def trajectory(number: int, is_correct: bool, *tokens: int) -> Trajectory:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from data.jsonl import write_records
-from data.prefix_tree import least_prompt_tokens, num_distinct_tokens, shared_length, tree_order
-from data.records import BadInput, Trajectory
-from pipeline.cut_states import CutStates
-from pipeline.stage import StageContext
-from rewards.state_sampling import StateSampler, shard_of
+from espalier.data.jsonl import write_records
+from espalier.data.prefix_tree import least_prompt_tokens, num_distinct_tokens, shared_length, tree_order
+from espalier.data.records import BadInput, Trajectory
+from espalier.pipeline.cut_states import CutStates
+from espalier.pipeline.stage import StageContext
+from espalier.rewards.state_sampling import StateSampler, shard_of
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 

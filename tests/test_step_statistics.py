@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from data.answers.grade import Grade
-from data.jsonl import write_records
-from data.records import BadInput
-from data.step_labels import StepLabels
-from pipeline.stage import StageContext
-from pipeline.step_statistics import (
+from espalier.data.answers.grade import Grade
+from espalier.data.jsonl import write_records
+from espalier.data.records import BadInput
+from espalier.data.step_labels import StepLabels
+from espalier.pipeline.stage import StageContext
+from espalier.pipeline.step_statistics import (
     StepStatistics,
     correlation,
     first_error,
@@ -23,7 +23,7 @@ from pipeline.step_statistics import (
     terminal_means,
     widths,
 )
-from rewards.labels import wilson_interval
+from espalier.rewards.labels import wilson_interval
 
 
 def row(name: str, rights: list[int], *, num: int = 4, is_correct: bool) -> StepLabels:

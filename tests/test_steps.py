@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.records import BadInput
-from data.splitters import split_lines
-from data.steps import check_join
-from data.tasks.word_arithmetic import WordArithmetic
-from data.token_text import read_tokens, token_step_ends
-from sampling.requests import decode
+from espalier.data.records import BadInput
+from espalier.data.splitters import split_lines
+from espalier.data.steps import check_join
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.data.token_text import read_tokens, token_step_ends
+from espalier.sampling.requests import decode
 
 LINES = st.text(alphabet="ab \n\t\r\u2028\0é🙂", max_size=30)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.grader_hostile import resident_mib
-from data.answers.pool import SymbolicPool
+from espalier.data.answers.pool import SymbolicPool
 
 ROOT = Path(__file__).resolve().parent.parent
 EASY = ("\\sqrt{8}", "2\\sqrt{2}", [(True, True)])
@@ -188,7 +188,7 @@ def test_the_first_call_may_come_from_many_threads_and_nothing_is_left_over_afte
 PROGRAM = """
 import os, sys, time
 from benchmarks.grader_hostile import resident_mib
-from data.answers.pool import SymbolicPool
+from espalier.data.answers.pool import SymbolicPool
 pool = SymbolicPool(num_workers=2)
 assert pool.compare("1/2", "0.5", [(True, True)])[0] == "right"
 if "fork" in sys.argv:

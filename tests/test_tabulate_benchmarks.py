@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from data.records import BadInput
-from pipeline.stage import StageContext
-from pipeline.tabulate_benchmarks import TabulateBenchmarks, number, section
+from espalier.data.records import BadInput
+from espalier.pipeline.stage import StageContext
+from espalier.pipeline.tabulate_benchmarks import TabulateBenchmarks, number, section
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURE = {"value": 0.9463, "low": 0.8123, "high": 1.17, "unit": "ratio", "goal": 0.9, "better": "higher", "met": True,

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from data.jsonl import read_records, write_records
-from data.prompts import PromptTemplate
-from data.records import BadInput, Problem
-from data.sources import RejectedRow
-from data.splits import SplitPlan, proportional_sizes, shard_of
-from data.tasks.gsm8k import GSM8K
-from data.tasks.logical_reading import LogiQA2
-from data.tasks.problem_file import ProblemFile
-from pipeline.list_problems import ListProblems
-from pipeline.stage import StageContext
+from espalier.data.jsonl import read_records, write_records
+from espalier.data.prompts import PromptTemplate
+from espalier.data.records import BadInput, Problem
+from espalier.data.sources import RejectedRow
+from espalier.data.splits import SplitPlan, proportional_sizes, shard_of
+from espalier.data.tasks.gsm8k import GSM8K
+from espalier.data.tasks.logical_reading import LogiQA2
+from espalier.data.tasks.problem_file import ProblemFile
+from espalier.pipeline.list_problems import ListProblems
+from espalier.pipeline.stage import StageContext
 
 
 def gsm8k(folder: Path, count: int, split: str = "train") -> GSM8K:

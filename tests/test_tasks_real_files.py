@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from data.answers.numbers import is_equal_number
-from data.records import Problem
-from data.tasks.entailment import LogiQANLI
-from data.tasks.folio import FOLIO
-from data.tasks.gsm8k import GSM8K
-from data.tasks.logic_llm import LogicLLM
-from data.tasks.logical_reading import ARLSAT, LogiQA2, ReClor
-from data.tasks.math import MATH
-from data.tasks.published import PublishedTask
-from data.tasks.short_answers import NQOpen, TriviaQA, TruthfulQA
-from data.tasks.word_problems import SVAMP, ASDiv
-from pipeline.list_problems import describe_problems
+from espalier.data.answers.numbers import is_equal_number
+from espalier.data.records import Problem
+from espalier.data.tasks.entailment import LogiQANLI
+from espalier.data.tasks.folio import FOLIO
+from espalier.data.tasks.gsm8k import GSM8K
+from espalier.data.tasks.logic_llm import LogicLLM
+from espalier.data.tasks.logical_reading import ARLSAT, LogiQA2, ReClor
+from espalier.data.tasks.math import MATH
+from espalier.data.tasks.published import PublishedTask
+from espalier.data.tasks.short_answers import NQOpen, TriviaQA, TruthfulQA
+from espalier.data.tasks.word_problems import SVAMP, ASDiv
+from espalier.pipeline.list_problems import describe_problems
 
 FILES: list[tuple[type[PublishedTask], dict[str, Any], str, int]] = [
     (GSM8K, {}, "train", 7473),
@@ -136,7 +136,7 @@ def test_shards_of_a_real_file_are_a_partition(datasets_dir: Path) -> None:
 
 
 def test_gsm8k_has_the_known_sizes_with_a_dev_split(datasets_dir: Path) -> None:
-    from data.splits import SplitPlan
+    from espalier.data.splits import SplitPlan
 
     plan = SplitPlan({"train": 7100, "dev": 373})
     assert [len(load(datasets_dir, GSM8K, split, splits=plan)) for split in ("train", "dev")] == [7100, 373]

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from data.records import BadInput, Problem
-from data.sources import table_rows
-from data.splits import SplitPlan
-from data.tasks.entailment import LogiQANLI
-from data.tasks.folio import FOLIO
-from data.tasks.layouts import TASKS, tasks_that_take
-from data.tasks.logic_llm import LogicLLM, strip_own_letter
-from data.tasks.logical_reading import ARLSAT, LogiQA1, LogiQA2, ReClor
-from data.tasks.math import MATH, last_boxed
-from data.tasks.published import PublishedTask
-from data.tasks.short_answers import NQOpen, TriviaQA, TruthfulQA
-from data.tasks.word_problems import SVAMP, ASDiv, join_scene
+from espalier.data.records import BadInput, Problem
+from espalier.data.sources import table_rows
+from espalier.data.splits import SplitPlan
+from espalier.data.tasks.entailment import LogiQANLI
+from espalier.data.tasks.folio import FOLIO
+from espalier.data.tasks.layouts import TASKS, tasks_that_take
+from espalier.data.tasks.logic_llm import LogicLLM, strip_own_letter
+from espalier.data.tasks.logical_reading import ARLSAT, LogiQA1, LogiQA2, ReClor
+from espalier.data.tasks.math import MATH, last_boxed
+from espalier.data.tasks.published import PublishedTask
+from espalier.data.tasks.short_answers import NQOpen, TriviaQA, TruthfulQA
+from espalier.data.tasks.word_problems import SVAMP, ASDiv, join_scene
 
 ROOT = Path(__file__).resolve().parent.parent
 

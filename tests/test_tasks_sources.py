@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from data.records import BadInput
-from data.sources import BadRow, Row, read_csv_rows, read_json_folder, read_json_rows, read_text
+from espalier.data.records import BadInput
+from espalier.data.sources import BadRow, Row, read_csv_rows, read_json_folder, read_json_rows, read_text
 
 THREE = [{"q": "one"}, {"q": "two \u2028 still two"}, {"q": "drei ü"}]
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in THREE).encode()

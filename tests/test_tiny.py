@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.jsonl import file_sha256
-from data.records import BadInput
-from models.tiny import END, PAD, build_tiny
-from sampling.requests import decode
+from espalier.data.jsonl import file_sha256
+from espalier.data.records import BadInput
+from espalier.models.tiny import END, PAD, build_tiny
+from espalier.sampling.requests import decode
 
 SHAPE = {"hidden_size": 16, "num_layers": 1, "num_heads": 2, "vocab_size": 280, "max_length": 64}
 TEXTS = ["Mia has 5 apples.\nbuys: 5 + 3 = 8\n#### 8"]
@@ -84,7 +84,7 @@ def test_a_build_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_the_folder_loads_as_a_policy_that_ends_with_the_end_token(tiny_policy: Path) -> None:
-    from models.load import load_policy, load_tokenizer, max_length_of
+    from espalier.models.load import load_policy, load_tokenizer, max_length_of
 
     model, tokenizer = load_policy(str(tiny_policy)), load_tokenizer(str(tiny_policy))
     assert model.config.eos_token_id == tokenizer.eos_token_id == 1
@@ -93,7 +93,7 @@ def test_the_folder_loads_as_a_policy_that_ends_with_the_end_token(tiny_policy: 
 
 
 def test_input_and_output_embeddings_are_not_tied(tiny_policy: Path) -> None:
-    from models.load import load_policy
+    from espalier.models.load import load_policy
 
     model = load_policy(str(tiny_policy))
     assert not torch.equal(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
@@ -101,7 +101,7 @@ def test_input_and_output_embeddings_are_not_tied(tiny_policy: Path) -> None:
 
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_a_policy_can_be_of_another_family(family: str, tmp_path: Path) -> None:
-    from models.load import load_policy
+    from espalier.models.load import load_policy
 
     path = build_tiny(tmp_path / family, TEXTS, seed=0, family=family, **SHAPE)
     model = load_policy(str(path))

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from benchmarks.silence_sides.real_tokenizers import NAMES, Subject, build
-from data.answers.grade import Grade
-from data.records import BadInput, LabelledSteps, Problem, State, Trajectory
-from data.splitters import splitter
-from data.steps import Decoder
-from rewards.cut_points import split_at_cut_points
-from rewards.monte_carlo import finished, states_of
-from sampling.client import SampleRequest, SamplingParams
-from sampling.completion_api import read_samples
-from sampling.requests import make_completions, make_trajectory
+from espalier.data.answers.grade import Grade
+from espalier.data.records import BadInput, LabelledSteps, Problem, State, Trajectory
+from espalier.data.splitters import splitter
+from espalier.data.steps import Decoder
+from espalier.rewards.cut_points import split_at_cut_points
+from espalier.rewards.monte_carlo import finished, states_of
+from espalier.sampling.client import SampleRequest, SamplingParams
+from espalier.sampling.completion_api import read_samples
+from espalier.sampling.requests import make_completions, make_trajectory
 
 PROBLEM = Problem("p", "", "6")
 
@@ -138,8 +138,8 @@ def test_a_completion_is_graded_on_the_text_of_all_its_tokens(prefix: str, subje
 
 
 def test_a_demonstration_gets_no_space_that_it_does_not_have(subjects: dict[str, Subject]) -> None:
-    from data.examples import encode_demonstration
-    from data.records import Demonstration
+    from espalier.data.examples import encode_demonstration
+    from espalier.data.records import Demonstration
 
     for name in ("sentencepiece", "sentencepiece_first"):
         tokenizer = subjects[name].tokenizer
@@ -150,8 +150,8 @@ def test_a_demonstration_gets_no_space_that_it_does_not_have(subjects: dict[str,
 
 
 def test_judged_steps_of_a_tokenizer_that_writes_a_space_first_are_kept(subjects: dict[str, Subject]) -> None:
-    from data.prompts import PromptTemplate
-    from data.step_examples import encode_labelled
+    from espalier.data.prompts import PromptTemplate
+    from espalier.data.step_examples import encode_labelled
 
     tokenizer = subjects["sentencepiece"].tokenizer
     record = LabelledSteps("p", "p", "1 + 5?", ["One.\n", "Six."], [1.0, 0.0], 1, None)

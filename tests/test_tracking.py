@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from runtime import tracking
-from runtime.entrypoint import BadConfig
-from runtime.schemas import TrackingConfig, TrainConfig
-from runtime.tracking import Metrics, Progress, check_tracking, duration, peak_memory
+from espalier.runtime import tracking
+from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.schemas import TrackingConfig, TrainConfig
+from espalier.runtime.tracking import Metrics, Progress, check_tracking, duration, peak_memory
 
 ROWS: list[tuple[int, dict[str, float]]] = [
     (1, {"train/loss": 2.5, "train/learning_rate": 1e-3}),

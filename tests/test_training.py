@@ -11,28 +11,28 @@ import pytest
 import torch
 from transformers import AutoModelForTokenClassification
 
-from data.collate import Batch
-from data.examples import OutcomeExample, PairExample, StepExample, TokenExample
-from data.loader import Loader
-from data.packing import Layout
-from data.records import BadInput
-from models.load import load_policy, load_reference
-from models.scalar_head import load_process_reward, scores_from_logits
-from runtime.schemas import TrainConfig
-from training import checkpoint
-from training.assembly import make_layout
-from training.checkpoint import BadCheckpoint, TrainState, checkpoints, write_folder
-from training.engine import BadPrecision, TorchEngine
-from training.loop import Loop, NotFinite, learning_rate
-from training.objectives.bradley_terry import BradleyTerry
-from training.objectives.dpo import DirectPreference
-from training.objectives.dpo_positive import PositivePreference
-from training.objectives.kto import KahnemanTversky
-from training.objectives.objective import Loss
-from training.objectives.outcome_reward import OutcomeReward
-from training.objectives.process_reward import ProcessReward
-from training.objectives.sft import SupervisedFineTuning
-from training.reference_logprobs import FILE, ReferenceLogprobs
+from espalier.data.collate import Batch
+from espalier.data.examples import OutcomeExample, PairExample, StepExample, TokenExample
+from espalier.data.loader import Loader
+from espalier.data.packing import Layout
+from espalier.data.records import BadInput
+from espalier.models.load import load_policy, load_reference
+from espalier.models.scalar_head import load_process_reward, scores_from_logits
+from espalier.runtime.schemas import TrainConfig
+from espalier.training import checkpoint
+from espalier.training.assembly import make_layout
+from espalier.training.checkpoint import BadCheckpoint, TrainState, checkpoints, write_folder
+from espalier.training.engine import BadPrecision, TorchEngine
+from espalier.training.loop import Loop, NotFinite, learning_rate
+from espalier.training.objectives.bradley_terry import BradleyTerry
+from espalier.training.objectives.dpo import DirectPreference
+from espalier.training.objectives.dpo_positive import PositivePreference
+from espalier.training.objectives.kto import KahnemanTversky
+from espalier.training.objectives.objective import Loss
+from espalier.training.objectives.outcome_reward import OutcomeReward
+from espalier.training.objectives.process_reward import ProcessReward
+from espalier.training.objectives.sft import SupervisedFineTuning
+from espalier.training.reference_logprobs import FILE, ReferenceLogprobs
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 

@@ -15,9 +15,9 @@ from benchmarks.sides import Side
 from benchmarks.training_sides import logprob_memory, score_passes
 from benchmarks.training_sides.corpus import Sizes, build, read_ids, tokens_of
 from benchmarks.training_sides.plain_loop import collate
-from data.examples import DemonstrationExamples, PreferenceExamples
-from data.step_examples import StepValueExamples
-from models.load import load_tokenizer
+from espalier.data.examples import DemonstrationExamples, PreferenceExamples
+from espalier.data.step_examples import StepValueExamples
+from espalier.models.load import load_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 

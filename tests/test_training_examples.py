@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from data.collate import collate_outcomes, collate_pairs, collate_steps, collate_tokens, collate_unpaired
-from data.examples import (
+from espalier.data.collate import collate_outcomes, collate_pairs, collate_steps, collate_tokens, collate_unpaired
+from espalier.data.examples import (
     DemonstrationExamples,
     OutcomeExample,
     PairExample,
@@ -20,12 +20,18 @@ from data.examples import (
     WeightedResponse,
     example_length,
 )
-from data.outcome_examples import JudgedResponse, JudgedResponseExamples, TrajectoryOutcomeExamples
-from data.packing import Layout
-from data.process_data.formats import read_labelled, step_format
-from data.prompts import PromptTemplate
-from data.records import BadInput, Demonstration, LabelledSteps, PreferencePair, StepValues, Trajectory
-from data.step_examples import LabelledStepExamples, StepValueExamples, class_weights, encode_labelled, prefixes
+from espalier.data.outcome_examples import JudgedResponse, JudgedResponseExamples, TrajectoryOutcomeExamples
+from espalier.data.packing import Layout
+from espalier.data.process_data.formats import read_labelled, step_format
+from espalier.data.prompts import PromptTemplate
+from espalier.data.records import BadInput, Demonstration, LabelledSteps, PreferencePair, StepValues, Trajectory
+from espalier.data.step_examples import (
+    LabelledStepExamples,
+    StepValueExamples,
+    class_weights,
+    encode_labelled,
+    prefixes,
+)
 
 PADDED = Layout("padded")
 JUDGED = LabelledSteps("j", "p", "1 + 2?", ["3 \n", "no\n", "#### 3"], [1.0, None, 0.875], -1, True)

@@ -8,15 +8,15 @@ import pytest
 import torch
 from test_training import STEPS, make_loop
 
-from data.jsonl import write_records
-from data.records import BadInput, StepScores, Trajectory
-from data.step_examples import prefixes
-from data.training_problems import FILE, problem_hash, read_training_problems, write_training_problems
-from models.load import is_reward_model
-from models.scalar_head import load_process_reward
-from pipeline.score_steps import ScoreSteps, choose_models
-from pipeline.stage import StageContext
-from training.assembly import save_model
+from espalier.data.jsonl import write_records
+from espalier.data.records import BadInput, StepScores, Trajectory
+from espalier.data.step_examples import prefixes
+from espalier.data.training_problems import FILE, problem_hash, read_training_problems, write_training_problems
+from espalier.models.load import is_reward_model
+from espalier.models.scalar_head import load_process_reward
+from espalier.pipeline.score_steps import ScoreSteps, choose_models
+from espalier.pipeline.stage import StageContext
+from espalier.training.assembly import save_model
 
 ROWS = [
     Trajectory(f"{p}/0", p, "Q\n", "ab", ["a", "b"], [9, 12], [20 + k, 30, 40], [1, 3], "stop", "7", "7", True)
@@ -26,7 +26,7 @@ ROWS = [
 
 def reward_model(policy: Path, folder: Path, seed: int, problems: list[str] | None) -> str:
     """A model of random weights that was trained on the problems, as far as its folder says."""
-    from models.load import load_tokenizer
+    from espalier.models.load import load_tokenizer
 
     model = load_process_reward(str(policy), 1)
     generator = torch.Generator().manual_seed(seed)

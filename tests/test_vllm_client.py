@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from data.records import BadInput
-from data.token_text import PROBE_TEXT
-from sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
-from sampling.completion_api import Transient, read_samples
-from sampling.engine_counters import EngineCounters, parse_counters
-from sampling.vllm_client import VLLMClient, _pause
+from espalier.data.records import BadInput
+from espalier.data.token_text import PROBE_TEXT
+from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.completion_api import Transient, read_samples
+from espalier.sampling.engine_counters import EngineCounters, parse_counters
+from espalier.sampling.vllm_client import VLLMClient, _pause
 
 REQUEST = SampleRequest("p", "prompt", [5, 6, 7])
 

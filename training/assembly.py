@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from data.example_view import of_each_kind, token_text, view
-from data.examples import example_length
-from data.loader import Loader
-from data.packing import Layout
-from data.training_problems import write_training_problems
-from models.load import is_reward_model
-from models.lora import PolicyWithoutAdapters, merge_adapter, write_bits
-from models.packing_check import check_layout, packing_of
-from runtime.distributed import device, is_main_rank, rank, world_size
-from runtime.entrypoint import build
-from runtime.manifest import write_folder
-from runtime.schemas import TrainConfig
-from training.deepspeed_engine import BadSettings, DeepSpeedEngine, tensor_parallel_size
-from training.engine import Engine, TorchEngine
-from training.guards import (
+from espalier.data.example_view import of_each_kind, token_text, view
+from espalier.data.examples import example_length
+from espalier.data.loader import Loader
+from espalier.data.packing import Layout
+from espalier.data.training_problems import write_training_problems
+from espalier.models.load import is_reward_model
+from espalier.models.lora import PolicyWithoutAdapters, merge_adapter, write_bits
+from espalier.models.packing_check import check_layout, packing_of
+from espalier.runtime.distributed import device, is_main_rank, rank, world_size
+from espalier.runtime.entrypoint import build
+from espalier.runtime.manifest import write_folder
+from espalier.runtime.schemas import TrainConfig
+from espalier.training.deepspeed_engine import BadSettings, DeepSpeedEngine, tensor_parallel_size
+from espalier.training.engine import Engine, TorchEngine
+from espalier.training.guards import (
     check_amount,
     check_examples,
     check_held_out,
@@ -30,7 +30,7 @@ from training.guards import (
     check_tokenizer,
     model_limits,
 )
-from training.loop import Loop
+from espalier.training.loop import Loop
 
 log = logging.getLogger("train")
 

@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from runtime.distributed import barrier, from_main_rank, is_main_rank, rank, world_size
-from runtime.manifest import PARTIAL, REPLACED, find_damage, remove_folder, write_folder
-from training.engine import BadCheckpoint
-from training.random_state import load_random_state, save_random_state
+from espalier.runtime.distributed import barrier, from_main_rank, is_main_rank, rank, world_size
+from espalier.runtime.manifest import PARTIAL, REPLACED, find_damage, remove_folder, write_folder
+from espalier.training.engine import BadCheckpoint
+from espalier.training.random_state import load_random_state, save_random_state
 
 __all__ = ["BadCheckpoint", "Best", "TrainState", "checkpoints", "load", "resume", "save", "select", "write_folder"]
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from runtime.distributed import device, is_main_rank, limit_all_groups, world_size
-from training.engine import BadCheckpoint
+from espalier.runtime.distributed import device, is_main_rank, limit_all_groups, world_size
+from espalier.training.engine import BadCheckpoint
 
 TAG = "deepspeed"
 

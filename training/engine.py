@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import load_file, save_file
 
-from runtime.distributed import is_main_rank, sum_gradients
+from espalier.runtime.distributed import is_main_rank, sum_gradients
 
 
 class BadCheckpoint(ValueError):

@@ -15,15 +15,15 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from data.examples import OutcomeExample, example_length
-from data.left_out import count_left_out
-from data.loader import Loader
-from data.packing import Layout, place_rows
-from data.records import BadInput
-from models.load import load_tokenizer
-from runtime.entrypoint import build, compose_config
-from runtime.schemas import TrainConfig
-from training.guards import (
+from espalier.data.examples import OutcomeExample, example_length
+from espalier.data.left_out import count_left_out
+from espalier.data.loader import Loader
+from espalier.data.packing import Layout, place_rows
+from espalier.data.records import BadInput
+from espalier.models.load import load_tokenizer
+from espalier.runtime.entrypoint import build, compose_config
+from espalier.runtime.schemas import TrainConfig
+from espalier.training.guards import (
     Limits,
     check_amount,
     check_examples,
@@ -34,7 +34,7 @@ from training.guards import (
     read_tokens,
     token_rows,
 )
-from training.loop import is_due, learning_rate, num_steps, num_warmup_steps
+from espalier.training.loop import is_due, learning_rate, num_steps, num_warmup_steps
 
 log = logging.getLogger("stage")
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import yaml
 
-from data.records import BadInput
-from training.checkpoint import checkpoints
-from training.export_model import Context, ExportModel
+from espalier.data.records import BadInput
+from espalier.training.checkpoint import checkpoints
+from espalier.training.export_model import Context, ExportModel
 
 log = logging.getLogger("stage")
 

@@ -13,15 +13,15 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from data.records import BadInput
-from models.load import load_tokenizer
-from models.lora import write_bits
-from models.quantised import round_weights
-from runtime.entrypoint import build
-from runtime.manifest import write_folder
-from training.checkpoint import Best, read_state, select
-from training.deepspeed_engine import full_weights, is_deepspeed_checkpoint
-from training.engine import load_weights
+from espalier.data.records import BadInput
+from espalier.models.load import load_tokenizer
+from espalier.models.lora import write_bits
+from espalier.models.quantised import round_weights
+from espalier.runtime.entrypoint import build
+from espalier.runtime.manifest import write_folder
+from espalier.training.checkpoint import Best, read_state, select
+from espalier.training.deepspeed_engine import full_weights, is_deepspeed_checkpoint
+from espalier.training.engine import load_weights
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from data.examples import OutcomeExample, PairExample, StepExample, TokenExample, example_length
-from data.label_balance import check_balance
-from data.left_out import leave_out
-from data.records import BadInput
-from models.load import config_end_ids, generation_end_ids, load_config, load_end_ids
-from models.tokenizer_checks import stop_token_faults
+from espalier.data.examples import OutcomeExample, PairExample, StepExample, TokenExample, example_length
+from espalier.data.label_balance import check_balance
+from espalier.data.left_out import leave_out
+from espalier.data.records import BadInput
+from espalier.models.load import config_end_ids, generation_end_ids, load_config, load_end_ids
+from espalier.models.tokenizer_checks import stop_token_faults
 
 log = logging.getLogger("train")
 E = TypeVar("E")

@@ -16,19 +16,19 @@ from typing import NoReturn
 
 import torch
 
-from data.collate import Batch
-from data.examples import fingerprint
-from data.loader import Loader
-from data.packing import Layout
-from data.records import BadInput
-from runtime.distributed import barrier, gather_over_ranks, sum_over_ranks, world_size
-from runtime.schemas import TrainConfig
-from runtime.tracking import Metrics, Progress
-from training import checkpoint
-from training.engine import Engine, autocast
-from training.objectives.objective import MeasuresStep, Objective, finish_metrics
-from training.reference_logprobs import ReferenceLogprobs
-from training.stopping import Stopped, StopSignals
+from espalier.data.collate import Batch
+from espalier.data.examples import fingerprint
+from espalier.data.loader import Loader
+from espalier.data.packing import Layout
+from espalier.data.records import BadInput
+from espalier.runtime.distributed import barrier, gather_over_ranks, sum_over_ranks, world_size
+from espalier.runtime.schemas import TrainConfig
+from espalier.runtime.tracking import Metrics, Progress
+from espalier.training import checkpoint
+from espalier.training.engine import Engine, autocast
+from espalier.training.objectives.objective import MeasuresStep, Objective, finish_metrics
+from espalier.training.reference_logprobs import ReferenceLogprobs
+from espalier.training.stopping import Stopped, StopSignals
 
 log = logging.getLogger(__name__)
 

@@ -23,21 +23,21 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from data.examples import example_length, fingerprint
-from data.jsonl import cut_torn_tail, file_sha256, iter_rows, read_records, to_line, write_json, write_records
-from data.records import BadInput, parse_record
-from models.load import BadModel
-from models.lora import merge_adapter
-from runtime.distributed import barrier, device, from_main_rank, rank, world_size
-from runtime.entrypoint import BadConfig, build
-from runtime.run_dir import model_fingerprint, name_of, provenance, same_origin
-from runtime.schemas import TrainConfig
-from runtime.tracking import Progress
-from training.assembly import load_examples, make_model
-from training.engine import load_weights
-from training.export_model import stored_weights
-from training.guards import token_rows
-from training.scoring import Prediction, Scorer, is_scalar, prediction_kind
+from espalier.data.examples import example_length, fingerprint
+from espalier.data.jsonl import cut_torn_tail, file_sha256, iter_rows, read_records, to_line, write_json, write_records
+from espalier.data.records import BadInput, parse_record
+from espalier.models.load import BadModel
+from espalier.models.lora import merge_adapter
+from espalier.runtime.distributed import barrier, device, from_main_rank, rank, world_size
+from espalier.runtime.entrypoint import BadConfig, build
+from espalier.runtime.run_dir import model_fingerprint, name_of, provenance, same_origin
+from espalier.runtime.schemas import TrainConfig
+from espalier.runtime.tracking import Progress
+from espalier.training.assembly import load_examples, make_model
+from espalier.training.engine import load_weights
+from espalier.training.export_model import stored_weights
+from espalier.training.guards import token_rows
+from espalier.training.scoring import Prediction, Scorer, is_scalar, prediction_kind
 
 log = logging.getLogger("train")
 

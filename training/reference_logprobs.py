@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 
-from data.collate import Batch
-from data.records import BadInput
-from models.inputs import network
-from models.logprobs import target_scores
-from models.lora import PolicyWithoutAdapters
-from runtime.distributed import gather_over_ranks, is_main_rank
+from espalier.data.collate import Batch
+from espalier.data.records import BadInput
+from espalier.models.inputs import network
+from espalier.models.logprobs import target_scores
+from espalier.models.lora import PolicyWithoutAdapters
+from espalier.runtime.distributed import gather_over_ranks, is_main_rank
 
 log = logging.getLogger(__name__)
 FILE = "reference_logprobs.json"

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from data.collate import pad_rows
-from data.examples import OutcomeExample, PairExample, StepExample
-from data.predictions import PairLogprobs, PairRewards, ResponseLogprobs, RewardPrediction, StepPredictions
-from data.records import BadInput
-from models.logprobs import all_logits, response_logprobs
-from models.scalar_head import scores_from_logits
-from training.engine import autocast
-from training.guards import token_rows
+from espalier.data.collate import pad_rows
+from espalier.data.examples import OutcomeExample, PairExample, StepExample
+from espalier.data.predictions import PairLogprobs, PairRewards, ResponseLogprobs, RewardPrediction, StepPredictions
+from espalier.data.records import BadInput
+from espalier.models.logprobs import all_logits, response_logprobs
+from espalier.models.scalar_head import scores_from_logits
+from espalier.training.engine import autocast
+from espalier.training.guards import token_rows
 
 Prediction = ResponseLogprobs | PairLogprobs | StepPredictions | RewardPrediction | PairRewards
 

@@ -12,8 +12,8 @@ import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from runtime import life
-from runtime.distributed import sum_over_ranks
+from espalier.runtime import life
+from espalier.runtime.distributed import sum_over_ranks
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks.rl_sides import value_error
 from benchmarks.rl_sides.policy import run_program, train
-from runtime.run_dir import code_commit
+from espalier.runtime.run_dir import code_commit
 
 ONLINE = {
     "ppo": "exp/ppo/ppo_word_arithmetic",

@@ -23,8 +23,8 @@ from transformers import AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from trl import __version__ as trl_version
 
-from data.tasks.word_arithmetic import WordArithmetic
-from rl.rollout import draw_problems
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.rl.rollout import draw_problems
 
 
 class Turns(TrainerCallback):

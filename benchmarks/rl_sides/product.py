@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.forked import ROOT
-from rl.live_engine import VLLMEngine
-from rl.trainer import Trainer
-from sampling.server import VLLMServer
+from espalier.rl.live_engine import VLLMEngine
+from espalier.rl.trainer import Trainer
+from espalier.sampling.server import VLLMServer
 
 
 def wait_for_turn() -> None:

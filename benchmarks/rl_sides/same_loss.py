@@ -9,16 +9,16 @@ from typing import Any
 
 import torch
 
-from data.records import Problem, Trajectory
-from models.load import load_policy
-from rewards.score import Score
-from rl.advantages.group_relative import group_advantages
-from rl.experience import make_experience
-from rl.kl import KLController
-from rl.types import Experience, Rollout, RolloutGroup
-from rl.update import Update
-from runtime.schemas import RLConfig
-from training.engine import TorchEngine
+from espalier.data.records import Problem, Trajectory
+from espalier.models.load import load_policy
+from espalier.rewards.score import Score
+from espalier.rl.advantages.group_relative import group_advantages
+from espalier.rl.experience import make_experience
+from espalier.rl.kl import KLController
+from espalier.rl.types import Experience, Rollout, RolloutGroup
+from espalier.rl.update import Update
+from espalier.runtime.schemas import RLConfig
+from espalier.training.engine import TorchEngine
 
 GROUP_SIZE = 4
 

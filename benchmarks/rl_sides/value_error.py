@@ -17,17 +17,17 @@ from typing import Any
 
 import torch
 
-from data.collate import pad_rows
-from data.records import State, Trajectory
-from data.tasks.word_arithmetic import WordArithmetic
-from models.load import load_tokenizer
-from models.scalar_head import critic_form, load_critic
-from rewards.monte_carlo import StateKey, state_key, states_of
-from rl.critic import critic_values
-from rl.rollout import Sampler
-from sampling.client import SamplingParams
-from sampling.server import VLLMServer
-from sampling.vllm_client import VLLMClient
+from espalier.data.collate import pad_rows
+from espalier.data.records import State, Trajectory
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.load import load_tokenizer
+from espalier.models.scalar_head import critic_form, load_critic
+from espalier.rewards.monte_carlo import StateKey, state_key, states_of
+from espalier.rl.critic import critic_values
+from espalier.rl.rollout import Sampler
+from espalier.sampling.client import SamplingParams
+from espalier.sampling.server import VLLMServer
+from espalier.sampling.vllm_client import VLLMClient
 
 KS = (1, 3, 9)
 NUM_TRUE = 64

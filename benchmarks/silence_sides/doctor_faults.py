@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.forked import ROOT
-from data.tasks.word_arithmetic import WordArithmetic
-from models.tiny import build_tiny
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.tiny import build_tiny
 
 RL = "exp/ppo/group_relative_word_arithmetic"
 PPO = "exp/ppo/ppo_word_arithmetic"
@@ -61,7 +61,7 @@ class Faults:
 
     def reward_model(self, name: str, tokenizer: Path) -> Path:
         """A process reward model on the policy's body, with the tokenizer of another folder beside it."""
-        from models.scalar_head import load_process_reward
+        from espalier.models.scalar_head import load_process_reward
 
         path = self.folder / name
         load_process_reward(str(self.policy), 1).save_pretrained(path)

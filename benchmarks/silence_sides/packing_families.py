@@ -23,21 +23,21 @@ from transformers import (
     PreTrainedModel,
 )
 
-from data.collate import pad_rows
-from data.examples import PairExample, StepExample, TokenExample
-from data.packing import Layout
-from data.records import Trajectory
-from models.load import load_policy, load_reference
-from models.packing_check import packing_of
-from models.scalar_head import load_process_reward
-from rewards.process import score_trajectories
-from rl.experience import policy_logits, policy_logprobs
-from training.assembly import make_layout
-from training.objectives.dpo import DirectPreference
-from training.objectives.process_reward import ProcessReward
-from training.objectives.sft import SupervisedFineTuning
-from training.reference_logprobs import ReferenceLogprobs
-from training.scoring import Scorer
+from espalier.data.collate import pad_rows
+from espalier.data.examples import PairExample, StepExample, TokenExample
+from espalier.data.packing import Layout
+from espalier.data.records import Trajectory
+from espalier.models.load import load_policy, load_reference
+from espalier.models.packing_check import packing_of
+from espalier.models.scalar_head import load_process_reward
+from espalier.rewards.process import score_trajectories
+from espalier.rl.experience import policy_logits, policy_logprobs
+from espalier.training.assembly import make_layout
+from espalier.training.objectives.dpo import DirectPreference
+from espalier.training.objectives.process_reward import ProcessReward
+from espalier.training.objectives.sft import SupervisedFineTuning
+from espalier.training.reference_logprobs import ReferenceLogprobs
+from espalier.training.scoring import Scorer
 
 WINDOW, VOCABULARY, BETA = 8, 97, 0.1
 LIMIT, HALF_LIMIT = 2e-5, 0.1  # of differences in float32 (rounding: at most 4e-6), and in bf16 (0.05)

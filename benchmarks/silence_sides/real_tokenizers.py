@@ -12,7 +12,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from models.tokenizer import is_plain, load_tokenizer
+from espalier.models.tokenizer import is_plain, load_tokenizer
 
 SENTENCE_PIECE, BYTE_LEVEL = "tokenizer.model.v1", "tekken_240718.json"
 NAMES = ("sentencepiece", "sentencepiece_first", "tekken", "tiny")
@@ -61,7 +61,7 @@ def build(name: str, folder: Path, num_ranks: int | None = None) -> Subject:
     tokens of the byte-level one alone (it is built faster)."""
     folder.mkdir(parents=True, exist_ok=True)
     if name == "tiny":
-        from models.tiny import build_tokenizer
+        from espalier.models.tiny import build_tokenizer
 
         return _saved(name, folder, build_tokenizer(_TINY_TEXTS, 320))
     if name == "tekken":

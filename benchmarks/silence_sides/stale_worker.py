@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from sampling.weight_receipt import ReceivesWeights
+from espalier.sampling.weight_receipt import ReceivesWeights
 
 KEPT = "model.layers.0.self_attn.o_proj.weight"
 

@@ -21,21 +21,21 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.silence_sides.real_tokenizers import NAMES, Subject, build
-from data.answers.grade import Grade
-from data.example_view import token_text
-from data.examples import encode_demonstration
-from data.process_data.formats import to_step_texts
-from data.prompts import EncodedPrompt, PromptTemplate
-from data.records import Demonstration, LabelledSteps, Problem, State, Trajectory
-from data.splitters import SPLITTERS, splitter
-from data.step_examples import encode_labelled
-from data.token_text import encode_response, read_tokens
-from pipeline.show_prompt import token_pieces
-from pipeline.state_pairs import step_pairs
-from rewards.cut_points import split_at_cut_points
-from rewards.monte_carlo import finished, states_of
-from sampling.client import Sample, SampleRequest
-from sampling.requests import decode, make_completions, make_trajectory
+from espalier.data.answers.grade import Grade
+from espalier.data.example_view import token_text
+from espalier.data.examples import encode_demonstration
+from espalier.data.process_data.formats import to_step_texts
+from espalier.data.prompts import EncodedPrompt, PromptTemplate
+from espalier.data.records import Demonstration, LabelledSteps, Problem, State, Trajectory
+from espalier.data.splitters import SPLITTERS, splitter
+from espalier.data.step_examples import encode_labelled
+from espalier.data.token_text import encode_response, read_tokens
+from espalier.pipeline.show_prompt import token_pieces
+from espalier.pipeline.state_pairs import step_pairs
+from espalier.rewards.cut_points import split_at_cut_points
+from espalier.rewards.monte_carlo import finished, states_of
+from espalier.sampling.client import Sample, SampleRequest
+from espalier.sampling.requests import decode, make_completions, make_trajectory
 
 STOPS = ("\n\n", "####", ". ", "\n\nQ", "数", "Thought", "6")
 _FRAGMENTS = (
@@ -413,7 +413,7 @@ def _finished(case: Case, state: State, completion: Any, text: str) -> Iterator[
 
 @cache
 def _general(folder: str) -> Any:
-    from models.load import load_tokenizer
+    from espalier.models.load import load_tokenizer
 
     return load_tokenizer(folder)
 

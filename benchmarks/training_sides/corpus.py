@@ -18,10 +18,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForTokenClassification
 
-from data.jsonl import write_records
-from data.records import Demonstration, PreferencePair, StepValues
-from models.load import load_tokenizer
-from models.tiny import build_tiny
+from espalier.data.jsonl import write_records
+from espalier.data.records import Demonstration, PreferencePair, StepValues
+from espalier.models.load import load_tokenizer
+from espalier.models.tiny import build_tiny
 
 SHAPE = {"hidden_size": 256, "num_layers": 3, "num_heads": 4, "vocab_size": 1024, "max_length": 1024, "seed": 0}
 NUM_WORDS = 300

@@ -23,7 +23,7 @@ from benchmarks.forked import ROOT
 from benchmarks.sides import serve
 from benchmarks.training_sides.corpus import read_ids, tokens_of
 from benchmarks.training_sides.settings import BETAS, DPO_BETA, SETTINGS
-from training.loop import Loop
+from espalier.training.loop import Loop
 
 PROGRAM = "trainer_base_ds_mul.py"
 # The settings of each kind that are chosen for speed; all else is given by the comparison.

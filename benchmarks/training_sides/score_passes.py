@@ -6,11 +6,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from data.jsonl import read_records
-from data.records import StepValues, Trajectory
-from models.load import load_tokenizer
-from models.scalar_head import load_process_reward
-from rewards.process import score_trajectories
+from espalier.data.jsonl import read_records
+from espalier.data.records import StepValues, Trajectory
+from espalier.models.load import load_tokenizer
+from espalier.models.scalar_head import load_process_reward
+from espalier.rewards.process import score_trajectories
 
 
 def trajectories(path: Path, count: int) -> list[Trajectory]:

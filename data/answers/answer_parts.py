@@ -3,9 +3,9 @@ a list. Linear scans on text; nothing here decides whether answers are equal."""
 
 import re
 
-from data.answers.final_answer import find_boxes
-from data.answers.monomials import read_monomial
-from data.answers.plain_numbers import PlainNumber, read_number
+from espalier.data.answers.final_answer import find_boxes
+from espalier.data.answers.monomials import read_monomial
+from espalier.data.answers.plain_numbers import PlainNumber, read_number
 
 _COMMAND_TEXT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox|operatorname)\*?\s*\{([^{}]*)\}"

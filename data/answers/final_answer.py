@@ -11,9 +11,9 @@ caller reads the text itself.
 import re
 from dataclasses import dataclass
 
-from data.answers.answer_phrases import FINAL, OTHER_LANGUAGES, in_plain_form, is_denied
-from data.answers.notation import single_backslashes
-from data.answers.plain_numbers import read_number
+from espalier.data.answers.answer_phrases import FINAL, OTHER_LANGUAGES, in_plain_form, is_denied
+from espalier.data.answers.notation import single_backslashes
+from espalier.data.answers.plain_numbers import read_number
 
 DENIED = "what the answer is not"
 AFTER_BOX = "final answer phrase after a box"

@@ -9,10 +9,10 @@ right"), letters that stand alone and are not denied ("not A or C", "A is not"; 
 import re
 from collections.abc import Sequence
 
-from data.answers.final_answer import find_boxes, visible_part
-from data.answers.grade import Grade
-from data.answers.letter_mentions import Mention, letter_mentions
-from data.answers.notation import single_backslashes
+from espalier.data.answers.final_answer import find_boxes, visible_part
+from espalier.data.answers.grade import Grade
+from espalier.data.answers.letter_mentions import Mention, letter_mentions
+from espalier.data.answers.notation import single_backslashes
 
 _FINISH = re.compile(r"Finish\s*\[([^\]\n]{0,300})\]?")
 _ANCHOR = re.compile(

@@ -11,7 +11,7 @@ import re
 import time
 from dataclasses import dataclass
 
-from data.answers.answer_parts import (
+from espalier.data.answers.answer_parts import (
     alternatives,
     as_union,
     bracket_kind,
@@ -34,10 +34,10 @@ from data.answers.answer_parts import (
     without_text,
     words,
 )
-from data.answers.final_answer import AFTER_BOX, DENIED, FinalAnswer, final_answer, find_boxes, visible_part
-from data.answers.grade import Grade
-from data.answers.monomials import Monomial, has_glued_unit, read_monomial
-from data.answers.notation import (
+from espalier.data.answers.final_answer import AFTER_BOX, DENIED, FinalAnswer, final_answer, find_boxes, visible_part
+from espalier.data.answers.grade import Grade
+from espalier.data.answers.monomials import Monomial, has_glued_unit, read_monomial
+from espalier.data.answers.notation import (
     ascii_digits,
     in_one_half_of_day,
     is_other_half_of_day,
@@ -45,9 +45,9 @@ from data.answers.notation import (
     single_backslashes,
     without_connective,
 )
-from data.answers.plain_numbers import PlainNumber, is_equal_within_decimals, read_number
-from data.answers.pool import NOT_EQUAL, POOL
-from data.answers.solutions import in_one_layout
+from espalier.data.answers.plain_numbers import PlainNumber, is_equal_within_decimals, read_number
+from espalier.data.answers.pool import NOT_EQUAL, POOL
+from espalier.data.answers.solutions import in_one_layout
 
 _MAX_CHARS = 4000
 _MAX_PARTS = 12

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
 
-from data.answers.plain_numbers import read_number
+from espalier.data.answers.plain_numbers import read_number
 
 _UNIT_NAMES = (
     "cm mm km dm nm kg mg gm ml mL kL cL dL ft in yd mi lb lbs oz hr hrs min mins sec secs ms mph kph kmh rad deg sq cu"

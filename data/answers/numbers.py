@@ -4,11 +4,11 @@ text with its unit, the final one of a whole response."""
 import re
 from decimal import Decimal, InvalidOperation
 
-from data.answers.final_answer import DENIED, final_answer
-from data.answers.grade import Grade
-from data.answers.math_answers import grade_math, grade_math_response
-from data.answers.monomials import has_glued_unit, read_monomial
-from data.answers.plain_numbers import PlainNumber, is_equal_within_decimals, read_number
+from espalier.data.answers.final_answer import DENIED, final_answer
+from espalier.data.answers.grade import Grade
+from espalier.data.answers.math_answers import grade_math, grade_math_response
+from espalier.data.answers.monomials import has_glued_unit, read_monomial
+from espalier.data.answers.plain_numbers import PlainNumber, is_equal_within_decimals, read_number
 
 _MARKED = re.compile(r"####[ \t]*([^\n]*)")
 _NUMBER = re.compile(r"\$?(-?)\$?((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+) ?[$%]?\.?")

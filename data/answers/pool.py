@@ -22,7 +22,9 @@ from pathlib import Path
 from queue import LifoQueue
 from typing import Any
 
-_ROOT = Path(__file__).resolve().parent.parent.parent
+import espalier
+
+_ROOT = Path(espalier.__file__).resolve().parent.parent
 NOT_EQUAL = "not equal by math-verify"
 _START_SECONDS = 120.0
 _FORK_SECONDS = 30.0
@@ -112,7 +114,7 @@ class SymbolicPool:
             environment = {**os.environ, "PYTHONPATH": str(_ROOT), "OMP_NUM_THREADS": "1"}
             environment.pop("LD_PRELOAD", None)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "data.answers.worker", str(theirs.fileno())],
+                [sys.executable, "-m", "espalier.data.answers.worker", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

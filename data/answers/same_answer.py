@@ -9,7 +9,7 @@ the same where they are written alike, which the caller knows.
 import re
 from functools import lru_cache
 
-from data.answers.math_answers import compare_math
+from espalier.data.answers.math_answers import compare_math
 
 _MATHEMATICS = re.compile(r"[\d\\=+*/^]")
 _MAX_CHARS = 400  # an answer to vote on is short; a longer one is a text

@@ -6,8 +6,8 @@ import string
 from collections import Counter
 from collections.abc import Sequence
 
-from data.answers.final_answer import final_answer, visible_part
-from data.answers.grade import Gold, Grade
+from espalier.data.answers.final_answer import final_answer, visible_part
+from espalier.data.answers.grade import Gold, Grade
 
 _ARTICLE = re.compile(r"\b(?:a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)

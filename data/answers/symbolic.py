@@ -17,9 +17,9 @@ from latex2sympy2_extended import latex2sympy
 from math_verify import parse, verify
 from math_verify.parser import ExprExtractionConfig, LatexExtractionConfig
 
-from data.answers.monomials import ends_with_variable
-from data.answers.pool import NOT_EQUAL
-from data.answers.sympy_text import SYMPY_LIKE, TooHard, read_sympy
+from espalier.data.answers.monomials import ends_with_variable
+from espalier.data.answers.pool import NOT_EQUAL
+from espalier.data.answers.sympy_text import SYMPY_LIKE, TooHard, read_sympy
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)

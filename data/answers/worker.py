@@ -1,6 +1,6 @@
 """The process that symbolic workers are forked from, and the workers.
 
-    python -m data.answers.worker FD
+    python -m espalier.data.answers.worker FD
 
 A fork of a process that has SymPy and the LaTeX grammar loaded and warm takes milliseconds, an import takes
 seconds: so a worker that hangs or eats memory is killed and replaced at once. Over the socket FD come lines:
@@ -25,8 +25,8 @@ _PR_SET_PDEATHSIG = 1
 
 
 def _answer(request: dict[str, Any]) -> dict[str, str]:
-    from data.answers.symbolic import compare
-    from data.answers.sympy_text import TooHard
+    from espalier.data.answers.symbolic import compare
+    from espalier.data.answers.sympy_text import TooHard
 
     try:
         forms = [(bool(one), bool(other)) for one, other in request["forms"]]
@@ -83,7 +83,7 @@ def _reap(children: set[int]) -> None:
 
 def main() -> None:
     """Warm up, say `ready`, then fork and kill on request until the socket closes."""
-    from data.answers.symbolic import warm_up
+    from espalier.data.answers.symbolic import warm_up
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     control = socket.socket(fileno=int(sys.argv[1]))

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.process_data.labels import labels_up_to, own_extra, plain_steps, the_only
-from data.process_data.published import JsonRow, problem_key, take_known
-from data.records import BadInput, LabelledSteps
+from espalier.data.process_data.labels import labels_up_to, own_extra, plain_steps, the_only
+from espalier.data.process_data.published import JsonRow, problem_key, take_known
+from espalier.data.records import BadInput, LabelledSteps
 
 DEFECT = "the final answer is wrong and no step is said to be"
 

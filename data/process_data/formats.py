@@ -27,16 +27,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from data.process_data.bigbench_mistake import BigBenchMistake
-from data.process_data.math_aps import MathAps
-from data.process_data.math_shepherd import MathShepherd
-from data.process_data.prm800k import PRM800K
-from data.process_data.prmbench import PRMBench
-from data.process_data.processbench import ProcessBench
-from data.process_data.published import JsonRow, content_key, iter_published
-from data.process_data.trl import TRLStepwise
-from data.prompts import PromptTemplate
-from data.records import BadInput, LabelledSteps, Problem
+from espalier.data.process_data.bigbench_mistake import BigBenchMistake
+from espalier.data.process_data.math_aps import MathAps
+from espalier.data.process_data.math_shepherd import MathShepherd
+from espalier.data.process_data.prm800k import PRM800K
+from espalier.data.process_data.prmbench import PRMBench
+from espalier.data.process_data.processbench import ProcessBench
+from espalier.data.process_data.published import JsonRow, content_key, iter_published
+from espalier.data.process_data.trl import TRLStepwise
+from espalier.data.prompts import PromptTemplate
+from espalier.data.records import BadInput, LabelledSteps, Problem
 
 log = logging.getLogger(__name__)
 

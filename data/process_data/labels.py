@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from data.process_data.published import JsonRow
-from data.records import BadInput, LabelledSteps
+from espalier.data.process_data.published import JsonRow
+from espalier.data.records import BadInput, LabelledSteps
 
 
 def labels_up_to(first_error: int, num_steps: int) -> list[float | None]:

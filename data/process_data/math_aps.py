@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.process_data.labels import first_zero
-from data.process_data.published import JsonRow, problem_key, take_known
-from data.records import BadInput, LabelledSteps, parse_record
+from espalier.data.process_data.labels import first_zero
+from espalier.data.process_data.published import JsonRow, problem_key, take_known
+from espalier.data.records import BadInput, LabelledSteps, parse_record
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.process_data.labels import first_zero, judged_part, own_extra, the_only
-from data.process_data.published import JsonRow, problem_key, take_known
-from data.records import BadInput, LabelledSteps
+from espalier.data.process_data.labels import first_zero, judged_part, own_extra, the_only
+from espalier.data.process_data.published import JsonRow, problem_key, take_known
+from espalier.data.records import BadInput, LabelledSteps
 
 MARK = "\u043a\u0438"
 _MARKED = re.compile(f" ?{MARK}")

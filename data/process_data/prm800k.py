@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from data.process_data.published import JsonRow, problem_key, take_known
-from data.records import BadInput, LabelledSteps
+from espalier.data.process_data.published import JsonRow, problem_key, take_known
+from espalier.data.records import BadInput, LabelledSteps
 
 ANSWER_MARK = "# Answer\n\n"
 

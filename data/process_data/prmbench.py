@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.process_data.published import JsonRow, take_known
-from data.records import BadInput, LabelledSteps
+from espalier.data.process_data.published import JsonRow, take_known
+from espalier.data.records import BadInput, LabelledSteps
 
 
 @dataclass(frozen=True)

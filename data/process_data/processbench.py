@@ -9,9 +9,9 @@ judged. The steps are a list of paragraphs; a text is made of them with blank li
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from data.process_data.labels import labels_up_to, own_extra, plain_steps, the_only
-from data.process_data.published import JsonRow, problem_key, take_known
-from data.records import BadInput, LabelledSteps
+from espalier.data.process_data.labels import labels_up_to, own_extra, plain_steps, the_only
+from espalier.data.process_data.published import JsonRow, problem_key, take_known
+from espalier.data.records import BadInput, LabelledSteps
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from data.records import BadInput, parse_record
-from data.sources import read_json_rows
+from espalier.data.records import BadInput, parse_record
+from espalier.data.sources import read_json_rows
 
 R = TypeVar("R")
 JsonRow = dict[str, Any]

@@ -18,12 +18,12 @@ Steps by the policy's own probabilities (segment policy optimisation) need the t
 `cut_points_by_probability`.
 """
 
-from data.records import BadInput
-from data.splitters.latex import find_blocks
-from data.splitters.lines import split_gsm8k, split_lines
-from data.splitters.mathematics import split_math
-from data.splitters.probability import cut_points_by_probability, is_cut_point
-from data.splitters.react import (
+from espalier.data.records import BadInput
+from espalier.data.splitters.latex import find_blocks
+from espalier.data.splitters.lines import split_gsm8k, split_lines
+from espalier.data.splitters.mathematics import split_math
+from espalier.data.splitters.probability import cut_points_by_probability, is_cut_point
+from espalier.data.splitters.react import (
     CleanedReact,
     ReactStep,
     clean_react_response,
@@ -31,9 +31,9 @@ from data.splitters.react import (
     react_steps,
     split_react,
 )
-from data.splitters.sentences import split_sentences
-from data.splitters.sub_questions import split_sub_questions
-from data.steps import StepSplitter
+from espalier.data.splitters.sentences import split_sentences
+from espalier.data.splitters.sub_questions import split_sub_questions
+from espalier.data.steps import StepSplitter
 
 __all__ = [
     "SPLITTERS",

@@ -8,8 +8,8 @@ every text is split: there, a text under 20 characters or a formula nested in an
 import re
 from bisect import bisect_left, bisect_right
 
-from data.splitters.latex import find_blocks, outside
-from data.splitters.lines import first_text, pieces
+from espalier.data.splitters.latex import find_blocks, outside
+from espalier.data.splitters.lines import first_text, pieces
 
 SHORTEST, LONGEST, SHORTEST_HALF = 20, 100, 40  # characters
 

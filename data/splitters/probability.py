@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from numbers import Real
 
-from data.records import BadInput
+from espalier.data.records import BadInput
 
 
 def is_cut_point(logprobs: Sequence[float], threshold: float = 0.9) -> list[bool]:

@@ -11,7 +11,7 @@ The grammar and the cleaning are those of planning-based trajectory collection (
 import re
 from dataclasses import dataclass
 
-from data.splitters.lines import first_text, pieces
+from espalier.data.splitters.lines import first_text, pieces
 
 SHORTEST_CONTENT = 5  # characters; a labelled step with fewer says nothing
 FINISH = "Finish["  # the published runs write `Finish[The answer is B.]`, others `Finish[B]`

@@ -6,7 +6,7 @@ cannot know, it does not cut: two sentences in one step do less harm than a step
 
 import re
 
-from data.splitters.lines import first_text, pieces
+from espalier.data.splitters.lines import first_text, pieces
 
 _CLOSERS = "\"'”’»›)\\]}*_」』）】》〉$\\\\"  # the last two end a formula that ends a sentence
 # Sentence-final marks (`. . .` is an ellipsis), CJK or not, with closing quotes and brackets; or a newline with what

@@ -7,7 +7,7 @@ the step. Least-to-most prompting (Zhou et al. 2023) and reasoning as planning (
 
 import re
 
-from data.splitters.lines import line_starts, pieces
+from espalier.data.splitters.lines import line_starts, pieces
 
 # Possessive quantifiers: white space that leads nowhere is not tried again.
 _LABEL = (

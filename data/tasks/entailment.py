@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from data.records import Problem
-from data.sources import BadRow, Row
-from data.tasks.logical_reading import kinds_of_reasoning
-from data.tasks.published import PublishedTask, letter_of
+from espalier.data.records import Problem
+from espalier.data.sources import BadRow, Row
+from espalier.data.tasks.logical_reading import kinds_of_reasoning
+from espalier.data.tasks.published import PublishedTask, letter_of
 
 LABELS = ["entailed", "not entailed"]
 _SPELLINGS = {"entailed": 0, "entailment": 0, "not entailed": 1, "not-entailed": 1, "not-entailment": 1}

@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from data.records import Problem
-from data.sources import LETTERS, BadRow, Row, read_tab_rows
-from data.tasks.logic_llm import is_logic_llm, logic_llm_places, logic_llm_problem
-from data.tasks.published import PublishedTask
+from espalier.data.records import Problem
+from espalier.data.sources import LETTERS, BadRow, Row, read_tab_rows
+from espalier.data.tasks.logic_llm import is_logic_llm, logic_llm_places, logic_llm_problem
+from espalier.data.tasks.published import PublishedTask
 
 _LABELS = {"True": "True", "False": "False", "Unknown": "Unknown", "Uncertain": "Unknown"}
 _ASKED = re.compile(r"Based on the above information, is the following statement true, false, or \w+\?\s*")

@@ -8,10 +8,10 @@ answer can equal, and a grader that accepts anything; before a run spends hours 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from data.answers.grade import Gold
-from data.answers.plain_numbers import read_number
-from data.records import Problem
-from data.tasks.task import Task
+from espalier.data.answers.grade import Gold
+from espalier.data.answers.plain_numbers import read_number
+from espalier.data.records import Problem
+from espalier.data.tasks.task import Task
 
 _LAYOUTS = {
     "math": ("{}",),

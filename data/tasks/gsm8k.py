@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from data.answers.numbers import extract_marked_number
-from data.records import BadInput, Problem
-from data.sources import BadRow, Row
-from data.tasks.published import PublishedTask
+from espalier.data.answers.numbers import extract_marked_number
+from espalier.data.records import BadInput, Problem
+from espalier.data.sources import BadRow, Row
+from espalier.data.tasks.published import PublishedTask
 
 _NOTE = re.compile(r"<<[^<>]*>>")
 

@@ -5,18 +5,18 @@ The names are those of conf/task/. Sets of one layout stand together; a set that
 
 from pathlib import Path
 
-from data.records import BadInput
-from data.sources import BadRow
-from data.tasks.entailment import LogiQANLI
-from data.tasks.folio import FOLIO
-from data.tasks.gsm8k import GSM8K
-from data.tasks.logic_llm import LogicLLM
-from data.tasks.logical_reading import ARLSAT, LogiQA1, LogiQA2, ReClor
-from data.tasks.math import MATH
-from data.tasks.problem_file import ProblemFile
-from data.tasks.published import PublishedTask
-from data.tasks.short_answers import NQOpen, TriviaQA, TruthfulQA
-from data.tasks.word_problems import SVAMP, ASDiv
+from espalier.data.records import BadInput
+from espalier.data.sources import BadRow
+from espalier.data.tasks.entailment import LogiQANLI
+from espalier.data.tasks.folio import FOLIO
+from espalier.data.tasks.gsm8k import GSM8K
+from espalier.data.tasks.logic_llm import LogicLLM
+from espalier.data.tasks.logical_reading import ARLSAT, LogiQA1, LogiQA2, ReClor
+from espalier.data.tasks.math import MATH
+from espalier.data.tasks.problem_file import ProblemFile
+from espalier.data.tasks.published import PublishedTask
+from espalier.data.tasks.short_answers import NQOpen, TriviaQA, TruthfulQA
+from espalier.data.tasks.word_problems import SVAMP, ASDiv
 
 TASKS: dict[str, type[PublishedTask]] = {
     "gsm8k": GSM8K,

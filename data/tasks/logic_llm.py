@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from data.records import BadInput, Problem
-from data.sources import LETTERS, Row
-from data.tasks.published import PublishedTask
+from espalier.data.records import BadInput, Problem
+from espalier.data.sources import LETTERS, Row
+from espalier.data.tasks.published import PublishedTask
 
 SUBSETS = ("ProofWriter", "ProntoQA", "LogicalDeduction")
 _TASKS = {"FOLIO": "folio", "AR-LSAT": "ar_lsat"}

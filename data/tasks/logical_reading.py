@@ -25,10 +25,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from data.records import BadInput, Problem
-from data.sources import LETTERS, BadRow, Row, read_text
-from data.tasks.logic_llm import is_logic_llm, logic_llm_places, logic_llm_problem
-from data.tasks.published import PublishedTask, letter_of
+from espalier.data.records import BadInput, Problem
+from espalier.data.sources import LETTERS, BadRow, Row, read_text
+from espalier.data.tasks.logic_llm import is_logic_llm, logic_llm_places, logic_llm_problem
+from espalier.data.tasks.published import PublishedTask, letter_of
 
 _MISSPELT = {"Necessry Condtional Reasoning": "Necessary Conditional Reasoning"}
 _LETTER_STOP = re.compile(r"([A-Z])[.．、):：]\s*(?=\S)")

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-from data.records import BadInput, Problem
-from data.sources import BadRow, Row, read_hub_rows, read_json_folder, read_json_rows
-from data.splits import SplitPlan
-from data.tasks.published import PublishedTask, Rows
+from espalier.data.records import BadInput, Problem
+from espalier.data.sources import BadRow, Row, read_hub_rows, read_json_folder, read_json_rows
+from espalier.data.splits import SplitPlan
+from espalier.data.tasks.published import PublishedTask, Rows
 
 log = logging.getLogger(__name__)
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")

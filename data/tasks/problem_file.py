@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from data.records import BadInput, Problem, parse_record
-from data.sources import BadRow, Row
-from data.tasks.published import PublishedTask
+from espalier.data.records import BadInput, Problem, parse_record
+from espalier.data.sources import BadRow, Row
+from espalier.data.tasks.published import PublishedTask
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from data.answers.grade import Gold, Grade
-from data.answers.grading import KINDS, grade_answer
-from data.prompts import PromptTemplate
-from data.records import BadInput, Demonstration, Problem
-from data.sources import LETTERS, BadRow, RejectedRow, Row, read_hub_rows, read_json_rows
-from data.splits import SplitPlan, shard_of
-from data.splitters import SPLITTERS, splitter
+from espalier.data.answers.grade import Gold, Grade
+from espalier.data.answers.grading import KINDS, grade_answer
+from espalier.data.prompts import PromptTemplate
+from espalier.data.records import BadInput, Demonstration, Problem
+from espalier.data.sources import LETTERS, BadRow, RejectedRow, Row, read_hub_rows, read_json_rows
+from espalier.data.splits import SplitPlan, shard_of
+from espalier.data.splitters import SPLITTERS, splitter
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class PublishedTask:
 
     def who_takes(self, rejected: Sequence[RejectedRow]) -> str:
         """Of a file whose rows are all rejected: which tasks would take it, or that none does."""
-        from data.tasks.layouts import tasks_that_take  # which imports every set, and they this module
+        from espalier.data.tasks.layouts import tasks_that_take  # which imports every set, and they this module
 
         path = Path(rejected[0].file)
         names = tasks_that_take(path) if path.is_file() else []

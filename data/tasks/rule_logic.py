@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from itertools import count, pairwise
 from typing import Any
 
-from data.answers.grade import Gold, Grade
-from data.records import BadInput, Demonstration, Problem
-from data.splitters import splitter
+from espalier.data.answers.grade import Gold, Grade
+from espalier.data.records import BadInput, Demonstration, Problem
+from espalier.data.splitters import splitter
 
 NAMES = ("Rex", "Tom", "Ana", "Eva", "Kim", "Max")
 WORDS = ("red", "wet", "old", "shy", "big", "odd", "sad", "raw", "fat", "dim", "hot", "lax")

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from data.records import Problem
-from data.sources import BadRow, Row, read_csv_rows, read_json_rows
-from data.tasks.published import PublishedTask
+from espalier.data.records import Problem
+from espalier.data.sources import BadRow, Row, read_csv_rows, read_json_rows
+from espalier.data.tasks.published import PublishedTask
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from data.answers.grade import Gold, Grade
-from data.records import Demonstration, Problem
+from espalier.data.answers.grade import Gold, Grade
+from espalier.data.records import Demonstration, Problem
 
 
 class Task(Protocol):

@@ -16,10 +16,10 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from data.answers.grade import Gold, Grade
-from data.answers.numbers import grade_marked_number
-from data.records import BadInput, Demonstration, Problem
-from data.splitters import split_lines
+from espalier.data.answers.grade import Gold, Grade
+from espalier.data.answers.numbers import grade_marked_number
+from espalier.data.records import BadInput, Demonstration, Problem
+from espalier.data.splitters import split_lines
 
 NAMES = ("Mia", "Tom", "Ana", "Ben", "Zoe", "Max", "Eva", "Leo")
 THINGS = ("apples", "books", "coins", "pens", "cards", "shells", "stamps", "beads")

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import ClassVar
 
-from data.answers.grade import Gold
-from data.records import Problem
-from data.sources import BadRow, Row
-from data.tasks.published import PublishedTask
+from espalier.data.answers.grade import Gold
+from espalier.data.records import Problem
+from espalier.data.sources import BadRow, Row
+from espalier.data.tasks.published import PublishedTask
 
 _UNIT = re.compile(r"(.*\S)\s+\((.*)\)", re.DOTALL)
 _MISSPELT = {"Common-Divison": "Common-Division"}

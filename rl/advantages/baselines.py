@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rl.types import RolloutGroup
+from espalier.rl.types import RolloutGroup
 
 
 def expected_to_come(groups: Sequence[RolloutGroup], num_tokens: int, gamma: float = 1.0) -> torch.Tensor:

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import torch
 
-from data.records import BadInput
-from rl.advantages.token_maps import rewards_to_go
-from rl.critic import describe_values
-from rl.types import Estimate, Experience, Live, RolloutGroup
+from espalier.data.records import BadInput
+from espalier.rl.advantages.token_maps import rewards_to_go
+from espalier.rl.critic import describe_values
+from espalier.rl.types import Estimate, Experience, Live, RolloutGroup
 
 
 def generalized_advantages(

@@ -10,8 +10,8 @@ Their different ways to average over tokens are `loss_normaliser`; DAPO's dynami
 import math
 from collections.abc import Sequence
 
-from rl.advantages.token_maps import spread_rollouts
-from rl.types import Estimate, Experience, Live, RolloutGroup
+from espalier.rl.advantages.token_maps import spread_rollouts
+from espalier.rl.types import Estimate, Experience, Live, RolloutGroup
 
 _SMALLEST_STD = 1e-6
 

@@ -6,8 +6,8 @@ penalty placed in the reward counts, as in the paper.
 
 from collections.abc import Sequence
 
-from rl.advantages.token_maps import spread_rollouts, total_rewards
-from rl.types import Estimate, Experience, Live, RolloutGroup
+from espalier.rl.advantages.token_maps import spread_rollouts, total_rewards
+from espalier.rl.types import Estimate, Experience, Live, RolloutGroup
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:

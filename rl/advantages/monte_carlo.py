@@ -15,15 +15,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from data.records import BadInput, Completion, State, Trajectory
-from data.splitters.probability import cut_points_by_probability, is_cut_point
-from rewards.cut_points import split_at_cut_points
-from rewards.labels import wilson_interval
-from rewards.monte_carlo import StateKey, finished, state_key, states_of
-from rl.advantages.steps import PROMPT_VALUES, fill_values, prompt_values, step_advantages
-from rl.advantages.token_maps import spread_steps
-from rl.types import Estimate, Experience, Live, RolloutGroup
-from sampling.client import SamplingParams
+from espalier.data.records import BadInput, Completion, State, Trajectory
+from espalier.data.splitters.probability import cut_points_by_probability, is_cut_point
+from espalier.rewards.cut_points import split_at_cut_points
+from espalier.rewards.labels import wilson_interval
+from espalier.rewards.monte_carlo import StateKey, finished, state_key, states_of
+from espalier.rl.advantages.steps import PROMPT_VALUES, fill_values, prompt_values, step_advantages
+from espalier.rl.advantages.token_maps import spread_steps
+from espalier.rl.types import Estimate, Experience, Live, RolloutGroup
+from espalier.sampling.client import SamplingParams
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import torch
 
-from data.records import BadInput
-from rl.advantages.baselines import expected_to_come, spread_baselines
-from rl.advantages.token_maps import rewards_to_go
-from rl.losses import whiten
-from rl.types import Estimate, Experience, Live, RolloutGroup
+from espalier.data.records import BadInput
+from espalier.rl.advantages.baselines import expected_to_come, spread_baselines
+from espalier.rl.advantages.token_maps import rewards_to_go
+from espalier.rl.losses import whiten
+from espalier.rl.types import Estimate, Experience, Live, RolloutGroup
 
 
 class ReinforcePlusPlusAdvantage:

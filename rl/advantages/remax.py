@@ -7,9 +7,9 @@ is compared with what the greedy response still had to come at the same token (r
 from collections.abc import Sequence
 from dataclasses import replace
 
-from rl.advantages.baselines import expected_to_come, spread_baselines
-from rl.advantages.token_maps import rewards_to_go
-from rl.types import Estimate, Experience, Live, RolloutGroup
+from espalier.rl.advantages.baselines import expected_to_come, spread_baselines
+from espalier.rl.advantages.token_maps import rewards_to_go
+from espalier.rl.types import Estimate, Experience, Live, RolloutGroup
 
 
 class ReMaxAdvantage:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from rl.types import Experience, RolloutGroup
+from espalier.rl.types import Experience, RolloutGroup
 
 
 def spread_rollouts(values: Sequence[float], response_mask: torch.Tensor) -> torch.Tensor:

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch.nn.functional import logsigmoid
 
-from data.collate import Batch, collate_pairs
-from data.examples import PairExample
-from data.packing import Layout
-from data.records import BadInput
-from models.logprobs import read_logits
-from training.objectives.objective import Loss, calibration, sum_and_count, with_deviation
+from espalier.data.collate import Batch, collate_pairs
+from espalier.data.examples import PairExample
+from espalier.data.packing import Layout
+from espalier.data.records import BadInput
+from espalier.models.logprobs import read_logits
+from espalier.training.objectives.objective import Loss, calibration, sum_and_count, with_deviation
 
 
 def bradley_terry_losses(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import logsigmoid
 
-from training.objectives.preference import PairLogprobs, PairObjective, check_range
+from espalier.training.objectives.preference import PairLogprobs, PairObjective, check_range
 
 
 def smoothed_sigmoid_losses(margins: torch.Tensor, label_smoothing: float) -> torch.Tensor:

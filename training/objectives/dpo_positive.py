@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
-from data.records import BadInput
-from training.objectives.dpo import smoothed_sigmoid_losses
-from training.objectives.objective import Metrics, sum_and_count
-from training.objectives.preference import PairLogprobs, PairObjective, check_range
+from espalier.data.records import BadInput
+from espalier.training.objectives.dpo import smoothed_sigmoid_losses
+from espalier.training.objectives.objective import Metrics, sum_and_count
+from espalier.training.objectives.preference import PairLogprobs, PairObjective, check_range
 
 
 def positive_penalties(pairs: PairLogprobs) -> torch.Tensor:

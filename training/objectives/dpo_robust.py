@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import logsigmoid
 
-from training.objectives.preference import PairLogprobs, PairObjective, check_range
+from espalier.training.objectives.preference import PairLogprobs, PairObjective, check_range
 
 
 @dataclass

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from training.objectives.objective import Metrics, sum_and_count
-from training.objectives.preference import PairLogprobs, PairObjective
+from espalier.training.objectives.objective import Metrics, sum_and_count
+from espalier.training.objectives.preference import PairLogprobs, PairObjective
 
 
 @dataclass

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from training.objectives.preference import PairLogprobs, PairObjective
+from espalier.training.objectives.preference import PairLogprobs, PairObjective
 
 
 @dataclass

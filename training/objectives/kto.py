@@ -18,13 +18,13 @@ from typing import Any
 
 import torch
 
-from data.collate import Batch, collate_outcomes, collate_unpaired
-from data.examples import OutcomeExample
-from data.packing import Layout
-from data.records import BadInput
-from models.logprobs import target_scores
-from training.objectives.objective import Loss, calibration, sum_and_count
-from training.objectives.preference import check_range, reference_sums
+from espalier.data.collate import Batch, collate_outcomes, collate_unpaired
+from espalier.data.examples import OutcomeExample
+from espalier.data.packing import Layout
+from espalier.data.records import BadInput
+from espalier.models.logprobs import target_scores
+from espalier.training.objectives.objective import Loss, calibration, sum_and_count
+from espalier.training.objectives.preference import check_range, reference_sums
 
 
 def kto_losses(

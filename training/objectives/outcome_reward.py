@@ -8,10 +8,10 @@ Responses compared in pairs are `training.objectives.bradley_terry`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from data.collate import Batch, collate_outcomes
-from data.examples import OutcomeExample
-from data.packing import Layout
-from training.objectives.scalar_targets import ScalarReward
+from espalier.data.collate import Batch, collate_outcomes
+from espalier.data.examples import OutcomeExample
+from espalier.data.packing import Layout
+from espalier.training.objectives.scalar_targets import ScalarReward
 
 
 @dataclass

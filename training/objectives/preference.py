@@ -26,13 +26,13 @@ from typing import Any
 
 import torch
 
-from data.collate import Batch, collate_pairs
-from data.examples import PairExample
-from data.packing import Layout
-from data.records import BadInput
-from models.logprobs import target_scores
-from training.objectives.objective import Loss, Metrics, calibration, sum_and_count, with_deviation
-from training.reference_logprobs import ReferenceLogprobs
+from espalier.data.collate import Batch, collate_pairs
+from espalier.data.examples import PairExample
+from espalier.data.packing import Layout
+from espalier.data.records import BadInput
+from espalier.models.logprobs import target_scores
+from espalier.training.objectives.objective import Loss, Metrics, calibration, sum_and_count, with_deviation
+from espalier.training.reference_logprobs import ReferenceLogprobs
 
 
 @dataclass(frozen=True)

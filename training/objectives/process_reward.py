@@ -9,10 +9,10 @@ no read. Classes are balanced by the weights of the examples (`balanced_classes`
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from data.collate import Batch, collate_steps
-from data.examples import StepExample
-from data.packing import Layout
-from training.objectives.scalar_targets import ScalarReward
+from espalier.data.collate import Batch, collate_steps
+from espalier.data.examples import StepExample
+from espalier.data.packing import Layout
+from espalier.training.objectives.scalar_targets import ScalarReward
 
 
 @dataclass

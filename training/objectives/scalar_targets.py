@@ -16,11 +16,11 @@ from typing import Any
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax
 
-from data.collate import Batch
-from data.records import BadInput
-from models.logprobs import read_logits
-from models.scalar_head import scores_from_logits
-from training.objectives.objective import Loss, Metrics, calibration, sum_and_count
+from espalier.data.collate import Batch
+from espalier.data.records import BadInput
+from espalier.models.logprobs import read_logits
+from espalier.models.scalar_head import scores_from_logits
+from espalier.training.objectives.objective import Loss, Metrics, calibration, sum_and_count
 
 
 def check_threshold(hard_above: float | None) -> None:

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from data.collate import Batch, collate_tokens
-from data.examples import TokenExample
-from data.packing import Layout
-from data.records import BadInput
-from models.logprobs import target_scores
-from training.objectives.objective import Loss, sum_and_count
+from espalier.data.collate import Batch, collate_tokens
+from espalier.data.examples import TokenExample
+from espalier.data.packing import Layout
+from espalier.data.records import BadInput
+from espalier.models.logprobs import target_scores
+from espalier.training.objectives.objective import Loss, sum_and_count
 
 
 @dataclass

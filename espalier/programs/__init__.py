@@ -1,0 +1,1 @@
+"""The programs of the repository's top, by links, so that an installed package has them: `espalier.command` runs them."""

@@ -1,0 +1,1 @@
+../../openai_api_caller_v1.py

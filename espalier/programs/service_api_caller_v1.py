@@ -1,0 +1,1 @@
+../../service_api_caller_v1.py

@@ -1,0 +1,1 @@
+../../trainer_base_ds_mul.py
