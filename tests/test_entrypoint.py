@@ -226,7 +226,8 @@ def test_a_config_can_build_nothing_but_our_own_and_optimizers(target: str) -> N
     ("node", "text"),
     [
         ({"_target_": "espalier.data.loader.Loder"}, "_target_ 'espalier.data.loader.Loder' does not exist"),
-        ({"_target_": "data.nosuch.Loader"}, "_target_ 'data.nosuch.Loader' does not exist"),
+        ({"_target_": "espalier.data.nosuch.Loader"}, "_target_ 'espalier.data.nosuch.Loader' does not exist"),
+        ({"_target_": "data.loader.Loader"}, "_target_ 'data.loader.Loader' is now 'espalier.data.loader.Loader'"),
         (
             {"_target_": "torch.optim.SGD", "params": [], "momentun": 0.5},
             "no setting 'momentun': did you mean 'momentum'",

@@ -83,7 +83,9 @@ def test_packages_are_imported_by_their_full_name() -> None:
 def test_the_package_has_every_folder_and_program_of_the_top() -> None:
     links = {path.name: path.resolve() for path in (ROOT / "espalier").iterdir() if path.is_symlink()}
     assert links == {name: ROOT / name for name in [*MAY_IMPORT, "conf"]}
-    programs = {path.name: path.resolve() for path in (ROOT / "espalier" / "programs").glob("*.py") if path.is_symlink()}
+    programs = {
+        path.name: path.resolve() for path in (ROOT / "espalier" / "programs").glob("*.py") if path.is_symlink()
+    }
     assert programs == {path.name: path for path in ROOT.glob("*.py")}
 
 
