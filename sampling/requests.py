@@ -59,6 +59,8 @@ def read_sample(sample: Sample, prompt_ids: Sequence[int], tokenizer: Any) -> Sa
     if sample.stop and sample.stop in text:
         text = text[: text.index(sample.stop)]
         num = max(1, bisect.bisect_left(tokens.ends, len(text)))
+    if text == sample.text and num == len(ids):
+        return sample
     if "".join(text.split()) != "".join(sample.text.split()) and "\ufffd" not in decode(tokenizer)(ids):
         raise BadInput(
             f"the sampler reads its tokens as {_start(sample.text, text)}, the policy's tokenizer as "

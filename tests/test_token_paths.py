@@ -158,3 +158,24 @@ def test_judged_steps_of_a_tokenizer_that_writes_a_space_first_are_kept(subjects
     example = encode_labelled(tokenizer, record, PromptTemplate(), "x")
     assert example is not None
     assert [tokenizer.convert_ids_to_tokens(example.ids[place]) for place in example.positions] == ["<0x0A>", "."]
+
+
+def test_a_decoder_that_asks_the_rust_part_reads_as_the_tokenizer_does(subjects: dict[str, Subject]) -> None:
+    """Tokens alone and ten together, with special tokens and without."""
+    num_plain = 0
+    for subject in subjects.values():
+        for skips in (True, False):
+            decode = Decoder(subject.tokenizer, skips)
+            num_plain += decode._is_plain
+            for ids in [[token] for token in range(600)] + [list(range(start, start + 10)) for start in range(500)]:
+                settings = {"skip_special_tokens": skips, "clean_up_tokenization_spaces": False}
+                assert decode(ids) == decode(ids) == subject.tokenizer.decode(ids, **settings)
+    assert num_plain >= 4
+
+
+def test_a_tokenizer_with_a_way_of_its_own_is_asked_itself() -> None:
+    class Own:
+        def decode(self, ids: Any, **settings: Any) -> str:
+            return f"{list(ids)} {settings}"
+
+    assert Decoder(Own())([1]) == "[1] {'skip_special_tokens': True, 'clean_up_tokenization_spaces': False}"
