@@ -88,6 +88,11 @@ def score_steps(
     ([2, 1], True)
     """
     rows = [_tokens(prm.tokenizer, solution, is_finished, number) for number, solution in enumerate(solutions)]
+    positions = getattr(prm.network.config.get_text_config(), "max_position_embeddings", None)
+    for row in rows:
+        length = len(row.prompt_ids) + len(row.response_ids)
+        if positions is not None and length > positions:
+            raise BadInput(f"{row.name} has {length} tokens and the model {positions} positions: leave it out")
     return score_step_tokens(prm.network, rows, pad_id=int(prm.tokenizer.pad_token_id), batch_tokens=batch_tokens)
 
 
