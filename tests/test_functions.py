@@ -319,6 +319,15 @@ def test_scores_are_the_networks_probabilities_at_step_ends(
         assert found == pytest.approx(expected, abs=0.01)  # the product computes in bf16
 
 
+def test_one_response_cut_in_two_ways_is_scored_at_the_ends_of_each(
+    prm_path: Path, solutions: list[tuple[str, list[str]]]
+) -> None:
+    prm = espalier.load_prm(prm_path)
+    prompt, steps = solutions[0]
+    fine, coarse = espalier.score_steps(prm, [(prompt, steps), (prompt, [steps[0], "".join(steps[1:])])])
+    assert coarse == [fine[0], fine[-1]]
+
+
 def test_a_policy_with_a_fresh_head_says_one_half(tiny_policy: Path) -> None:
     prm = espalier.load_prm(tiny_policy, num_labels=1)
     assert espalier.score_steps(prm, [("1 + 1 = ?\n", ["1 + 1 = 2\n", "#### 2"]), ("1 + 1 = ?\n", [])]) == [
