@@ -17,8 +17,7 @@ from espalier.data.left_out import leave_out
 from espalier.data.process_data.formats import read_labelled, step_format, to_step_texts
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import BadInput, LabelledSteps, Problem, StepValues
-from espalier.data.steps import Decoder
-from espalier.data.token_text import encode_response, read_tokens, token_step_ends
+from espalier.data.token_text import encode_steps
 
 
 def check_steps(example: StepExample, path: str) -> StepExample:
@@ -146,9 +145,9 @@ def encode_labelled(tokenizer: Any, record: LabelledSteps, template: PromptTempl
     """A judged solution as ids, read at the end of every step that somebody judged; None where its text does not
     come back from its ids, so that no step end could be trusted.
 
-    The response is tokenised in one piece, as a policy writes it, and step ends are found on the tokens: a step is read
-    at the token that holds its last character, and of steps that end in one token the last is. A
-    solution that reached an answer (`is_correct` is known) ends with the end token, which its last step takes in.
+    A step is read at the token that holds its last character (`encode_steps`), and of steps that end in one token the
+    last is. A solution that reached an answer (`is_correct` is known) ends with the end token, which its last step
+    takes in.
     """
     problem = Problem(record.id, record.question, record.gold)
     prompt_ids = template.encode(tokenizer, problem).ids
@@ -156,19 +155,15 @@ def encode_labelled(tokenizer: Any, record: LabelledSteps, template: PromptTempl
     if len(steps) != len(labels):
         raise BadInput(f"{path}: '{record.id}' has {len(steps)} steps and {len(labels)} labels: one a step is wanted")
     steps = [template.before_response + steps[0], *steps[1:]] if steps else []
-    response = "".join(steps)
-    response_ids, _ = encode_response(tokenizer, prompt_ids, response)
-    tokens = read_tokens(prompt_ids, response_ids, Decoder(tokenizer))
-    if tokens.text != response:
+    tokens = encode_steps(tokenizer, prompt_ids, steps, is_finished=record.is_correct is not None)
+    if tokens is None:
         return None
-    ends = token_step_ends(steps, tokens)
-    if record.is_correct is not None:
-        response_ids.append(tokenizer.eos_token_id)
-        ends = [*ends[:-1], len(response_ids)]
     reads = [
-        (len(prompt_ids) + end - 1, float(label)) for end, label in zip(ends, labels, strict=True) if label is not None
+        (len(prompt_ids) + end - 1, float(label))
+        for end, label in zip(tokens.step_ends, labels, strict=True)
+        if label is not None
     ]
-    ids, places, values = prompt_ids + response_ids, [place for place, _ in reads], [value for _, value in reads]
+    ids, places, values = prompt_ids + tokens.response_ids, [place for place, _ in reads], [value for _, value in reads]
     return StepExample(record.id, ids, places, values, problem_id=record.problem_id)
 
 

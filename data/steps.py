@@ -4,6 +4,7 @@ A step splitter is a function `str -> list[str]` whose pieces join to the respon
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -66,6 +67,17 @@ class Decoder:
         """A word that tokens are decoded behind, as ids, and the length of its text."""
         ids = list(self.tokenizer("a", add_special_tokens=False).input_ids)
         return ids, len(self(ids))
+
+
+@dataclass(frozen=True)
+class StepTokens:
+    """A solution as token ids: prompt, response, and for every step the number of response tokens up to and including
+    it, so that `response_ids[:step_ends[i]]` are the first i + 1 steps. Errors call it by its `name`."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    step_ends: list[int]
+    name: str = "solution"
 
 
 def check_join(steps: Sequence[str], response: str, place: str) -> None:

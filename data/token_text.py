@@ -18,7 +18,7 @@ from itertools import accumulate
 from typing import Any
 
 from espalier.data.records import BadInput
-from espalier.data.steps import Decode, Decoder
+from espalier.data.steps import Decode, Decoder, StepTokens
 
 # What two tokenizers are compared on: words, digits, code, mathematics, other scripts and white space, of which they
 # seldom cut all alike.
@@ -154,6 +154,27 @@ def encode_response(tokenizer: Any, prompt_ids: Sequence[int], text: str) -> tup
         if ids[: len(first)] == first and added_text(prompt_ids, ids[len(first) :], decode) == text:
             return ids[len(first) :], True
     return plain, False
+
+
+def encode_steps(
+    tokenizer: Any, prompt_ids: Sequence[int], steps: Sequence[str], is_finished: bool
+) -> StepTokens | None:
+    """Tokenise the steps of a response in one piece, as a policy writes it, and find the step ends on its tokens; None
+    where the text does not come back from its ids, so that no step end could be trusted.
+
+    A step ends with the token that holds its last character (`token_step_ends`). With `is_finished` the end token
+    follows, and the last step takes it in.
+    """
+    response = "".join(steps)
+    response_ids, _ = encode_response(tokenizer, prompt_ids, response)
+    tokens = read_tokens(prompt_ids, response_ids, Decoder(tokenizer))
+    if tokens.text != response:
+        return None
+    ends = token_step_ends(steps, tokens)
+    if is_finished:
+        response_ids.append(tokenizer.eos_token_id)
+        ends = [*ends[:-1], len(response_ids)] if ends else []
+    return StepTokens(list(prompt_ids), response_ids, ends)
 
 
 def _context(prompt_ids: Sequence[int], decode: Decode) -> list[int]:

@@ -101,6 +101,13 @@ def _may_be_same(one: Key, other: Key) -> bool:
     return is_mathematical(str(one)) and is_mathematical(str(other))
 
 
+def is_one_vote(one: str, other: str) -> bool:
+    """Whether two answers vote together: the same as written, the same number, or the same by the grader, asked in
+    both directions. Not transitive (see the module)."""
+    key, other_key = vote_key(one), vote_key(other)
+    return key == other_key or (_may_be_same(key, other_key) and is_same_answer(str(key), str(other_key)))
+
+
 def winning_answer(trajectories: Sequence[Trajectory], weights: Sequence[float]) -> str | None:
     """The answer with the largest sum of weights, its leader as it was first written; None where nobody answered.
 

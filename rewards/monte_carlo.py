@@ -5,6 +5,7 @@ has S + 1 states: the prompt (state 0), one after each step, and the terminal on
 itself. States are cut in token space; two trajectories of one problem that share a prefix share the state.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -65,6 +66,31 @@ class Count:
     def value(self) -> float:
         """The Monte-Carlo estimate."""
         return self.num_correct / self.num_completions
+
+
+@dataclass(frozen=True)
+class StateValue:
+    """The Monte-Carlo value of one state: the mean reward of `num_completions` (K) completions.
+
+    `standard_error` of that mean is s / sqrt(K), s the standard deviation of a sample (K - 1 below): not a number for
+    K = 1, and 0 where all completions agree, which is no proof that the next one does.
+    """
+
+    value: float
+    standard_error: float
+    num_completions: int
+
+
+def state_value(rewards: Sequence[float]) -> StateValue:
+    """Value a state by the rewards of its completions (1 right, 0 wrong). Raises BadInput where there are none."""
+    number = len(rewards)
+    if not number:
+        raise BadInput("a state without completions has no value: sample at least one from it")
+    mean = sum(rewards) / number
+    if number == 1:
+        return StateValue(mean, math.nan, number)
+    variance = math.fsum((reward - mean) ** 2 for reward in rewards) / (number - 1)
+    return StateValue(mean, math.sqrt(variance / number), number)
 
 
 def count_completions(

@@ -12,7 +12,7 @@ import torch
 
 from espalier.data.packing import Layout, place_rows
 from espalier.data.records import BadInput, Trajectory
-from espalier.data.steps import check_ends
+from espalier.data.steps import StepTokens, check_ends
 from espalier.models.inputs import model_inputs
 from espalier.models.logprobs import all_logits
 from espalier.models.packing_check import packing_of
@@ -50,7 +50,6 @@ def row_logits(
         yield [(index, logits[path]) for path, index in zip(placed.paths, batch, strict=True)]
 
 
-@torch.inference_mode()
 def score_trajectories(
     model: Any,
     trajectories: Sequence[Trajectory],
@@ -66,13 +65,31 @@ def score_trajectories(
     """
     for trajectory in trajectories:
         check_ends(trajectory.steps, trajectory.step_ends, trajectory.id)
+    rows = [StepTokens(t.prompt_ids, t.response_ids, t.step_ends, f"trajectory '{t.id}'") for t in trajectories]
+    return score_step_tokens(model, rows, pad_id=pad_id, batch_tokens=batch_tokens, on_progress=on_progress)
+
+
+@torch.inference_mode()
+def score_step_tokens(
+    model: Any,
+    solutions: Sequence[StepTokens],
+    *,
+    pad_id: int,
+    batch_tokens: int = 16384,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> list[list[float]]:
+    """Score solutions given as token ids: one score in [0, 1] for every step end, read at the step's last token.
+
+    Equal solutions (ids and step ends) are scored once; `on_progress` gets the number of distinct ones done.
+    Raises BadInput for a solution that is longer than the network takes.
+    """
     model.eval()
-    keys = [(tuple(t.prompt_ids), tuple(t.response_ids)) for t in trajectories]
+    keys = [(tuple(s.prompt_ids), tuple(s.response_ids), tuple(s.step_ends)) for s in solutions]
     distinct = list(dict.fromkeys(keys))
-    first = dict(zip(reversed(keys), reversed(trajectories), strict=True))
+    first = dict(zip(reversed(keys), reversed(solutions), strict=True))
     chosen = [first[key] for key in distinct]
     scores: dict[Any, list[float]] = {}
-    rows = [[*t.prompt_ids, *t.response_ids] for t in chosen]
+    rows = [[*s.prompt_ids, *s.response_ids] for s in chosen]
     _check_longest(model, chosen, rows)
     for batch in row_logits(model, rows, pad_id, batch_tokens):
         for index, logits in batch:
@@ -83,15 +100,15 @@ def score_trajectories(
     return [scores[key] for key in keys]
 
 
-def _check_longest(model: Any, trajectories: Sequence[Trajectory], rows: Sequence[Sequence[int]]) -> None:
-    """Raise BadInput, with the trajectory, for a row that the network does not take."""
+def _check_longest(model: Any, solutions: Sequence[StepTokens], rows: Sequence[Sequence[int]]) -> None:
+    """Raise BadInput, with the solution, for a row that the network does not take."""
     if not rows:
         return
-    row, trajectory = max(zip(rows, trajectories, strict=True), key=lambda pair: len(pair[0]))
+    row, solution = max(zip(rows, solutions, strict=True), key=lambda pair: len(pair[0]))
     try:
         packing_of(model).choice_for(len(row))
     except BadInput as error:
-        raise BadInput(f"trajectory '{trajectory.id}': {error}") from None
+        raise BadInput(f"{solution.name}: {error}") from None
 
 
 def minimum_weights(scores: Sequence[float], temperature: float) -> list[float]:

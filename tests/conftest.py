@@ -83,6 +83,23 @@ def tiny_policy(demonstration_texts: list[str], tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture(scope="session")
+def tiny_prm(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A process reward model in a folder `prm`: the body of `tiny_policy` with a random head, so that scores differ."""
+    import torch
+
+    from espalier.models.scalar_head import load_process_reward
+
+    path = tmp_path_factory.mktemp("reward_model") / "prm"
+    model = load_process_reward(str(tiny_policy), 1)
+    random_numbers = torch.Generator().manual_seed(0)
+    torch.nn.init.normal_(model.get_parameter("score.weight"), std=0.1, generator=random_numbers)
+    model.save_pretrained(path)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (path / name).write_bytes((tiny_policy / name).read_bytes())
+    return path
+
+
+@pytest.fixture(scope="session")
 def real_server(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A vLLM server that serves `tiny_policy`, with the controls that take new weights, and as a chat API."""
     from espalier.sampling.server import VLLMServer

@@ -73,6 +73,19 @@ def everything() -> list[Path]:
     return [*sources(), *ROOT.glob("tests/*.py"), *ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("espalier/*.py")]
 
 
+def test_the_front_room_is_for_others_and_loads_nothing_before_it_is_asked() -> None:
+    """`import espalier` is for code that is not ours; espalier/__init__.py imports nothing of ours when it runs."""
+    modules = {f"espalier.{path.stem}" for path in ROOT.glob("espalier/*.py")}
+    for path in sources():
+        used = [module for module, _ in imports(path) if module in modules]
+        nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+        used += [alias.name for node in nodes if node.module == "espalier" for alias in node.names]
+        assert not used, f"{path.relative_to(ROOT)} imports {used}"
+    tree = ast.parse((ROOT / "espalier" / "__init__.py").read_text())
+    at_once = [node.module for node in tree.body if isinstance(node, ast.ImportFrom)]
+    assert at_once == ["importlib", "typing"]
+
+
 def test_packages_are_imported_by_their_full_name() -> None:
     """`import data` works in a checkout too, and would make every class of it twice."""
     for path in everything():

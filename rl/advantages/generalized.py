@@ -23,7 +23,19 @@ def generalized_advantages(
     gamma: float,
     lam: float | torch.Tensor,
 ) -> torch.Tensor:
-    """Advantages [B, T] in float32, 0 outside `mask`.
+    """Advantages [B, T] in float32, 0 outside `mask`: `exact_advantages`, rounded."""
+    return exact_advantages(rewards, values, mask, is_last, gamma, lam).float()
+
+
+def exact_advantages(
+    rewards: torch.Tensor,
+    values: torch.Tensor,
+    mask: torch.Tensor,
+    is_last: torch.Tensor,
+    gamma: float,
+    lam: float | torch.Tensor,
+) -> torch.Tensor:
+    """Compute advantages [B, T] in float64, 0 outside `mask`.
 
     `is_last` marks the last token of every response: nothing behind it counts. A row may hold one response (padded)
     or several one behind the other (packed); `lam` is one number or one a token [B, T].
@@ -40,7 +52,7 @@ def generalized_advantages(
         # outside a response what was carried stays as it is: it is read again only by a token that goes on into it
         advantage, value_after = torch.where(mask[:, t], here, advantage), torch.where(mask[:, t], value, value_after)
         found[:, t] = here * mask[:, t]
-    return found.float()
+    return found
 
 
 def last_tokens(mask: torch.Tensor) -> torch.Tensor:

@@ -19,7 +19,7 @@ from espalier.data.records import BadInput, Completion, State, Trajectory
 from espalier.data.splitters.probability import cut_points_by_probability, is_cut_point
 from espalier.rewards.cut_points import split_at_cut_points
 from espalier.rewards.labels import wilson_interval
-from espalier.rewards.monte_carlo import StateKey, finished, state_key, states_of
+from espalier.rewards.monte_carlo import StateKey, finished, state_key, state_value, states_of
 from espalier.rl.advantages.steps import PROMPT_VALUES, fill_values, prompt_values, step_advantages
 from espalier.rl.advantages.token_maps import spread_steps
 from espalier.rl.types import Estimate, Experience, Live, RolloutGroup
@@ -188,8 +188,7 @@ def _mean_rewards(
     rewards = iter(live.score(whole)) if whole else iter(())
     found = {}
     for key, state in states.items():
-        number = len(completions[state.id])
-        found[key] = sum(next(rewards).total for _ in range(number)) / number
+        found[key] = state_value([next(rewards).total for _ in completions[state.id]]).value
     return found
 
 

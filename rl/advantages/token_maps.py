@@ -20,6 +20,15 @@ def step_ends_of(group: RolloutGroup, index: int) -> list[int]:
     return [len(trajectory.response_ids)]
 
 
+def spread_over_tokens(step_ends: Sequence[int], values: Sequence[float]) -> list[float]:
+    """Give every one of the T tokens of a response the number of the step that holds it.
+
+    `step_ends` (S of them, the last is T) count tokens up to and including each step, `values` are S numbers.
+    """
+    lengths = [end - start for start, end in zip([0, *step_ends], step_ends, strict=False)]
+    return [value for value, length in zip(values, lengths, strict=True) for _ in range(length)]
+
+
 def spread_steps(
     step_ends: Sequence[Sequence[int]], values: Sequence[Sequence[float]], response_mask: torch.Tensor
 ) -> torch.Tensor:
@@ -34,12 +43,8 @@ def spread_steps(
         positions = response_mask[row].nonzero().squeeze(1)
         if (ends[-1] if ends else 0) != len(positions):
             raise ValueError(f"rollout {row} has {len(positions)} response tokens and steps up to {list(ends)[-1:]}")
-        if not len(positions):
-            continue
-        start = 0
-        for end, value in zip(ends, numbers, strict=True):
-            spread[row, positions[start:end]] = value
-            start = end
+        if len(positions):
+            spread[row, positions] = torch.tensor(spread_over_tokens(ends, numbers), dtype=spread.dtype)
     return spread
 
 

@@ -1,0 +1,122 @@
+"""A process reward model (PRM) for code of your own: load it, turn steps into tokens, score every step.
+
+The same network, tokens and places that Espalier's programs train on and score, so the same scores.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from espalier.data.prompts import encode_text
+from espalier.data.records import BadInput
+from espalier.data.steps import StepTokens
+from espalier.data.token_text import encode_steps as steps_as_tokens
+from espalier.models.load import load_tokenizer
+from espalier.models.scalar_head import load_process_reward
+from espalier.rewards.process import score_step_tokens
+from espalier.runtime.distributed import device as default_device
+
+
+@dataclass(frozen=True)
+class ProcessRewardModel:
+    """`network` is transformers' token-classification model, `tokenizer` its tokenizer; `path` is their folder."""
+
+    path: str
+    network: Any
+    tokenizer: Any
+
+
+def load_prm(
+    path: str | os.PathLike[str], num_labels: int | None = None, device: str = "", attention: str = "sdpa"
+) -> ProcessRewardModel:
+    """Load a trained process reward model: a folder in Hugging Face's token-classification format, or a hub name.
+
+    `num_labels` gives a policy a fresh head of zeros, to train: every score is 1/2 until then. `device`: "" for the
+    GPU where there is one, else the CPU. `attention`: eager, sdpa or flash_attention_2. Raises
+    `espalier.models.load.BadModel` (a ValueError) in one line where the folder is missing, incomplete or no PRM.
+
+    >>> import espalier
+    >>> prm = espalier.load_prm("prm")  # the folder that training wrote: experiments/quickstart/prm/model
+    >>> prm.network.config.num_labels
+    1
+    """
+    name = os.fspath(path)
+    network = load_process_reward(name, num_labels, attention)
+    place = torch.device(device) if device else default_device()
+    return ProcessRewardModel(name, network.to(place).eval(), load_tokenizer(name))  # type: ignore[arg-type]
+
+
+def encode_steps(tokenizer: Any, prompt: str, steps: Sequence[str], is_finished: bool = True) -> StepTokens:
+    r"""Tokenise a prompt and the steps of a solution, and find the tokens at which steps end.
+
+    `prompt` is the text exactly as the model sees it; `steps` join to the response, their newlines included. What comes
+    back has `prompt_ids`, `response_ids` and `step_ends`: the number of response tokens up to and including each step.
+    A step ends with the token that holds its last character; with `is_finished` the end token belongs to the last
+    step, as in a sampled solution that ended by itself. Raises BadInput where a step is empty, where the tokenizer
+    changes the text, or has no end token that is asked for.
+
+    >>> import espalier
+    >>> prm = espalier.load_prm("prm")
+    >>> tokens = espalier.encode_steps(prm.tokenizer, "2 + 3 + 4 = ?\n", ["2 + 3 = 5\n", "5 + 4 = 9"])
+    >>> prm.tokenizer.decode(tokens.response_ids[: tokens.step_ends[0]])
+    '2 + 3 = 5\n'
+    """
+    return _encode(tokenizer, prompt, steps, is_finished, "the solution")
+
+
+def score_steps(
+    prm: ProcessRewardModel,
+    solutions: Sequence[tuple[str, Sequence[str]] | StepTokens],
+    is_finished: bool = True,
+    batch_tokens: int = 16384,
+) -> list[list[float]]:
+    r"""Score every step of every solution: one list per solution, one score in [0, 1] per step.
+
+    A score is the model's estimate of the value of the state that the step leads to (for the last step: that the answer
+    is right). A solution is (prompt, steps) as text, tokenised by `encode_steps`, or `StepTokens`, the sampler's own
+    ids, which are not tokenised again. `is_finished`: texts end with the end token; False for solutions that still go
+    on. Computed in bf16, `batch_tokens` tokens at a time, equal solutions once; six decimals. Raises BadInput, with the
+    number of the solution from 0, on a solution that cannot be read or is longer than the network takes.
+
+    >>> import espalier
+    >>> prm = espalier.load_prm("prm")
+    >>> scores = espalier.score_steps(prm, [("2 + 3 + 4 = ?\n", ["2 + 3 = 5\n", "5 + 4 = 9"]), ("1 + 1 = ?\n", ["2"])])
+    >>> [len(row) for row in scores], all(0 <= score <= 1 for row in scores for score in row)
+    ([2, 1], True)
+    """
+    rows = [_tokens(prm.tokenizer, solution, is_finished, number) for number, solution in enumerate(solutions)]
+    positions = getattr(prm.network.config.get_text_config(), "max_position_embeddings", None)
+    for row in rows:
+        length = len(row.prompt_ids) + len(row.response_ids)
+        if positions is not None and length > positions:
+            raise BadInput(f"{row.name} has {length} tokens and the model {positions} positions: leave it out")
+    return score_step_tokens(prm.network, rows, pad_id=int(prm.tokenizer.pad_token_id), batch_tokens=batch_tokens)
+
+
+def _tokens(
+    tokenizer: Any, solution: tuple[str, Sequence[str]] | StepTokens, is_finished: bool, number: int
+) -> StepTokens:
+    """One solution as ids that can be scored, named by its number. Raises BadInput."""
+    name = f"solution {number}"
+    if not isinstance(solution, StepTokens):
+        prompt, steps = solution
+        return _encode(tokenizer, prompt, steps, is_finished, name)
+    ends, length = list(solution.step_ends), len(solution.response_ids)
+    if ends != sorted(ends) or not all(1 <= end <= length for end in ends):
+        raise BadInput(f"{name}: step_ends must rise from 1 to its {length} response tokens at most, got {ends[:8]}")
+    return StepTokens(list(solution.prompt_ids), list(solution.response_ids), ends, name)
+
+
+def _encode(tokenizer: Any, prompt: str, steps: Sequence[str], is_finished: bool, name: str) -> StepTokens:
+    if isinstance(steps, str) or not all(isinstance(step, str) and step for step in steps):
+        raise BadInput(f"{name}: steps must be a list of texts that are not empty, got {str(steps)[:60]!r}")
+    if is_finished and tokenizer.eos_token_id is None:
+        raise BadInput(f"{name}: the tokenizer has no end token: set its eos_token, or is_finished=False")
+    found = steps_as_tokens(tokenizer, encode_text(tokenizer, prompt, name), steps, is_finished)
+    if found is None:
+        raise BadInput(f"{name}: the tokenizer changes the text of its steps: leave special tokens out (is_finished "
+                       "adds the end token), or give StepTokens of the sampler's own ids")  # fmt: skip
+    return StepTokens(found.prompt_ids, found.response_ids, found.step_ends, name)
