@@ -62,7 +62,7 @@ class _Engine(ChildProcess):
         await self._within(seconds, opened, "was not loaded")
 
     async def call(self, name: str, *arguments: Any) -> Any:
-        """What the method of its `OfflineClient` returns. Raises Refused as that does; ServerGone where it failed or
+        """What the method of its `OneProcessEngine` returns. Raises Refused as that does; ServerGone where it failed or
         died."""
         number, future = self._expect()
         assert self._writer is not None
@@ -190,7 +190,7 @@ class LocalEnginesClient:
         self._homes: dict[str, _Engine] = {}
 
     def settings(self, number: int) -> dict[str, Any]:
-        """Of one engine's `OfflineClient`. Its random numbers are its own: a prompt may go to any engine."""
+        """Of one engine's `OneProcessEngine`. Its random numbers are its own: a prompt may go to any engine."""
         return {
             "model": self.model,
             "max_model_len": self.max_model_length,
