@@ -26,6 +26,7 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from espalier.sampling.child_process import ChildProcess, die_with_parent, engine_environment
+from espalier.sampling.placement import core_list
 
 # New weights with a receipt; how much of a prompt came from the prefix cache.
 _CONTROLS = {
@@ -74,7 +75,7 @@ class VLLMServer(ChildProcess):
     `options` are the server's own flags (`max_num_seqs: 256` → `--max-num-seqs 256`). `has_controls` opens
     the development endpoints that take new weights (loopback only), and loads `sampling.weight_receipt`.
     `kv_cache_gib` and `num_threads` (from `first_core` on; 0: all cores) count on CPUs only. `devices` are the GPUs
-    it may see ("0,1"; empty: all).
+    it may see, as CUDA_VISIBLE_DEVICES names them ("4,5"; empty: all that this program sees).
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class VLLMServer(ChildProcess):
         """An engine's, with the threads it is given, and controls when asked."""
         environment = engine_environment(self.kv_cache_gib, self.devices)
         if self.num_threads:
-            environment["VLLM_CPU_OMP_THREADS_BIND"] = f"{self.first_core}-{self.first_core + self.num_threads - 1}"
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = core_list(self.first_core, self.num_threads)
         elif self._is_one_process:  # a core is left to the part that answers, as vLLM leaves one to it
             spare = max(1, len(os.sched_getaffinity(0)) - 1)
             asked = environment.get("OMP_NUM_THREADS", "")

@@ -233,6 +233,7 @@ def test_they_die_with_the_program_that_started_them(tmp_path: Path) -> None:
 
 def test_every_engine_has_a_seed_threads_and_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     client = LocalEnginesClient("m", "l", num_engines=3, gpus=[1, "2", 5], seed=5, options={"enforce_eager": True})
     assert [client.settings(number)["options"]["seed"] for number in range(3)] == [5, 6, 7]
@@ -242,7 +243,7 @@ def test_every_engine_has_a_seed_threads_and_gpus_of_its_own(monkeypatch: pytest
     assert {row["OMP_NUM_THREADS"] for row in found} == {"2"}
     assert "RANK" not in found[0]
     assert LocalEnginesClient("m", "l", num_threads=3).environment(0)["OMP_NUM_THREADS"] == "3"
-    with pytest.raises(BadInput, match="a GPU for each of 2 engines, got 1"):
+    with pytest.raises(BadInput, match=r"2 engines of 1 GPU each need 2, and client\.gpus names 1"):
         LocalEnginesClient("m", "l", gpus=[0])
     with pytest.raises(BadInput, match="num_engines must be at least 1, got 0"):
         LocalEnginesClient("m", "l", num_engines=0)
