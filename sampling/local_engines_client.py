@@ -19,7 +19,8 @@ from typing import Any
 
 from espalier.data.records import BadInput
 from espalier.sampling.child_process import ChildProcess, engine_environment, numbered
-from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone, check_one_device, one_line
+from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone, one_line
+from espalier.sampling.engine_arguments import check_one_device, spelled
 from espalier.sampling.engine_process import CANCEL, receive, send
 from espalier.sampling.placement import deal_gpus, share_of_cores
 
@@ -177,14 +178,14 @@ class LocalEnginesClient:
         self.num_engines = num_engines
         self.devices = deal_gpus(num_engines, gpus_each, gpus, {}, "client")
         self.num_threads = num_threads
-        self.max_model_length = int((options or {}).get("max_model_len", max_model_len))
         self.kv_cache_gib = kv_cache_gib
         self.seed = seed
         self.start_seconds = start_seconds
         self.control_seconds = control_seconds
         self.probe_seconds = probe_seconds
-        self.options = options or {}
+        self.options = spelled(options or {})
         self.dtype = str(self.options.get("dtype", dtype))
+        self.max_model_length = int(self.options.get("max_model_len", max_model_len))
         self._engines: list[_Engine] = []
         self._homes: dict[str, _Engine] = {}
 

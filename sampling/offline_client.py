@@ -13,6 +13,7 @@ from typing import Any
 from espalier.data.steps import Decoder
 from espalier.data.token_text import added_text
 from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone, one_line
+from espalier.sampling.engine_arguments import engine_arguments, spelled
 
 
 class OfflineClient:
@@ -20,6 +21,8 @@ class OfflineClient:
 
     The engine works in processes of its own, whose memory comes back when it is closed.
     """
+
+    takes_weights = False
 
     def __init__(
         self,
@@ -32,11 +35,11 @@ class OfflineClient:
     ):
         self.model = model
         self.name = "the engine"
-        self.max_model_length = int((options or {}).get("max_model_len", max_model_len))
         self.kv_cache_gib = kv_cache_gib
         self.seed = seed
-        self.options = options or {}
+        self.options = spelled(options or {})
         self.dtype = str(self.options.get("dtype", dtype))
+        self.max_model_length = int(self.options.get("max_model_len", max_model_len))
         self._engine: Any = None
         self._decode: Decoder | None = None
         self._numbers = itertools.count()
@@ -50,17 +53,13 @@ class OfflineClient:
         except Exception as error:  # of many kinds: a config that does not validate, memory, a missing file
             raise ServerGone(f"no vLLM engine can be had for {self.model}: {one_line(error)}") from error
 
-    def settings(self) -> dict[str, Any]:
-        """vLLM's engine arguments."""
-        own = {"model": self.model, "dtype": self.dtype, "max_model_len": self.max_model_length, "seed": self.seed}
-        return own | {"disable_log_stats": True} | self.options
-
     def _load(self) -> None:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(self.kv_cache_gib))
         from vllm import LLM
         from vllm import SamplingParams as EngineParams
 
-        llm = LLM(**self.settings())
+        own = engine_arguments(self.model, self.dtype, self.max_model_length, self.options, self.takes_weights)
+        llm = LLM(**({"seed": self.seed, "disable_log_stats": True} | own))
         warm_up = EngineParams(max_tokens=2, temperature=0.0)
         llm.generate([{"prompt_token_ids": [0] * 16}], warm_up, use_tqdm=False)
         self._engine = llm.llm_engine

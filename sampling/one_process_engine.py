@@ -6,7 +6,6 @@ samples with log-probs come in three quarters of a server's time.
 
 import os
 from pathlib import Path
-from typing import Any
 
 from espalier.data.steps import Decoder
 from espalier.sampling.client import ServerGone, one_line
@@ -17,13 +16,7 @@ class OneProcessEngine(OfflineClient):
     """An `OfflineClient`, and a `sampling.client.TakesWeights`. Nothing can interrupt it from within when it hangs, and
     vLLM changes the process for good (environment, random numbers, threads): it needs one of its own."""
 
-    def settings(self) -> dict[str, Any]:
-        """With its worker in this process, which knows how to take weights."""
-        own = {
-            "distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
-            "worker_extension_cls": "espalier.sampling.weight_receipt.ReceivesWeights",
-        }
-        return own | super().settings()
+    takes_weights = True
 
     def _load(self) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

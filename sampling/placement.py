@@ -4,21 +4,14 @@ GPUs are those that this program may use itself: a scheduler that gives it 4 and
 the engines get these and no others.
 """
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from espalier.data.records import BadInput
+from espalier.sampling.engine_arguments import num_devices
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
-_PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
-
-
-def num_devices(options: Mapping[str, Any]) -> int:
-    """How many devices an engine with these options of vLLM's works on (1 where none of them says more)."""
-    own = {name.replace("-", "_"): value for name, value in options.items()}
-    return math.prod(int(own.get(name) or 1) for name in _PARALLEL)
 
 
 def visible_gpus() -> list[str]:

@@ -5,8 +5,9 @@ import os
 import pytest
 
 from espalier.data.records import BadInput
+from espalier.sampling.engine_arguments import num_devices
 from espalier.sampling.local_engines_client import LocalEnginesClient
-from espalier.sampling.placement import core_list, num_devices, share_of_cores, visible_gpus
+from espalier.sampling.placement import core_list, share_of_cores, visible_gpus
 from espalier.sampling.several_servers import VLLMServers
 
 GPUS = "CUDA_VISIBLE_DEVICES"
