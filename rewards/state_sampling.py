@@ -128,17 +128,3 @@ class StateSampler:
 def _starts(text: str, steps: Sequence[str]) -> list[int]:
     """Where the first character of each step stands that is no white space."""
     return [first_text(text, end - len(step)) for step, end in zip(steps, accumulate(map(len, steps)), strict=True)]
-
-
-def shard_of(trajectories: Sequence[Trajectory], shard: int, num_shards: int) -> list[Trajectory]:
-    """Shard `shard` (from 0) of `num_shards`: contiguous problems in file order, whole problems together.
-
-    Of N problems shard i takes those from floor(i N / k) to floor((i + 1) N / k): sizes differ by at most one and
-    nothing is left over. Raises BadInput on a shard that does not exist.
-    """
-    if num_shards < 1 or not 0 <= shard < num_shards:
-        raise BadInput(f"shard {shard} of {num_shards} does not exist: shards count from 0")
-    names = list(dict.fromkeys(trajectory.problem_id for trajectory in trajectories))
-    size = len(names)
-    chosen = set(names[shard * size // num_shards : (shard + 1) * size // num_shards])
-    return [trajectory for trajectory in trajectories if trajectory.problem_id in chosen]
