@@ -4,8 +4,6 @@ Planning-based trajectory collection (Jiao et al. 2024) drops the last step, sta
 a share, and keeps each state with a probability; some of its forms leave out short or malformed responses, take states
 after certain step types only, take Action steps out, count labelled lines alone, take the middle state alone, or leave
 out more than the last step (mathematics). All of it is an option here; the defaults keep every state.
-A state that a rule on later text lets in or keeps out (a ratio of the length, a least number of steps) is no longer
-chosen by its prefix alone: see `rewards.pooled_values` for what that forbids.
 """
 
 import hashlib
@@ -73,12 +71,6 @@ class StateSampler:
         unknown = [name for name in self.step_types if name not in STEP_TYPES]
         if unknown:
             raise BadInput(f"there is no step type '{unknown[0]}': choose from {', '.join(STEP_TYPES)}")
-
-    @property
-    def is_by_prefix(self) -> bool:
-        """Whether a prefix alone decides that it is a state, whatever follows it."""
-        looks_ahead = self.rejects_malformed or self.drop_last > 1 or self.which == "middle"
-        return (self.start_ratio, self.end_ratio, self.min_steps) == (0.0, 1.0, 0) and not looks_ahead
 
     def states(self, trajectory: Trajectory) -> list[State]:
         """The chosen states in the order of their steps. Raises BadInput for a trajectory without token ids."""

@@ -157,15 +157,6 @@ def test_settings_out_of_range_are_refused(settings: dict[str, object], message:
         StateSampler(**settings)  # type: ignore[arg-type]
 
 
-def test_a_sampler_knows_whether_it_looks_ahead() -> None:
-    assert StateSampler(keep_ratio=0.5).is_by_prefix
-    assert not StateSampler(start_ratio=0.2).is_by_prefix
-    assert not StateSampler(min_steps=8).is_by_prefix
-    assert not StateSampler(which="middle").is_by_prefix
-    assert not StateSampler(rejects_malformed=True).is_by_prefix
-    assert StateSampler(labelled_only=True).is_by_prefix
-
-
 def test_the_stage_cuts_shards_that_join_to_the_whole(tmp_path: Path) -> None:
     path = str(tmp_path / "t.jsonl")
     rows = [replace(TEN, id=f"q{problem}/{k}", problem_id=f"q{problem}") for problem in range(9) for k in range(2)]
