@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from espalier.sampling.client import ServerGone
 
@@ -45,7 +45,7 @@ class StallWatch:
         self.saw_result()
         everyone = asyncio.gather(*tasks)
         watch = asyncio.create_task(self._watch())
-        waited: list[asyncio.Future[list[R]] | asyncio.Task[None]] = [everyone, watch]
+        waited: list[asyncio.Future[Any]] = [everyone, watch]
         try:
             await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             if not everyone.done():

@@ -120,8 +120,10 @@ async def main(policy: str) -> None:
     """All of it, with one engine."""
     with pytest.raises(ServerGone, match="no vLLM engine can be had for /nowhere"):
         await OneProcessEngine("/nowhere").open()
-    client = OneProcessEngine(policy, max_model_len=256, options={"enforce_eager": True, "max_num_seqs": 32})
+    options = {"enforce_eager": True, "max_num_seqs": 32, "seed": 7}
+    client = OneProcessEngine(policy, max_model_len=256, options=options)
     await client.open()
+    assert torch.initial_seed() == 7  # of all that it samples: engines beside one another draw different samples
     assert client._decode is not None
     await same_text_as_vllm(client)
     await whoever_gives_up_leaves_nothing(client)
