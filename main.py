@@ -7,7 +7,7 @@
 PPO, VinePPO, GRPO and the like differ in `advantage` (and `critic`) alone. Of several servers (`server=several`, or
 `server=none client.base_url=[...]`) every one follows the policy. With `client=local_engines server=none` several
 engines work beside one another without a server, which is the fastest on one CPU machine. The run directory
-holds config.yaml, metrics.jsonl, server.log (or engine.log, engine-0.log, …), samples/, checkpoints/, policies/ where
+holds config.yaml, metrics.jsonl, server.log (or engine-0.log, …), samples/, checkpoints/, policies/ where
 they are asked for, critic/ where there is one and, last of all, model/: a run with a model/ is finished. Stopped at
 any moment, the same command goes on from the last checkpoint.
 """

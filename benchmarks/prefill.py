@@ -3,7 +3,7 @@
 Two sets of states: short solutions (word_arithmetic by the policy's own steps) and long ones (the same policy made to
 go on for 1,000 to 1,200 tokens; a step ends at the first line break from 60 tokens on). Three ways, K = 4 each:
 
-- ours: distinct states in the order of the token tree, n = K in one request, `conf/server/shared_blocks.yaml`;
+- ours: distinct states in the order of the token tree, n = K in one request, `server=shared_blocks`;
 - whole blocks: the same requests to the plain engine with the same block size;
 - every state: each state of each trajectory, distinct or not, in random order, one request a sample, plain engine as
   it comes (prefix cache on); `without_cache` is what that costs where the cache is off, by arithmetic.
@@ -47,16 +47,18 @@ SAMPLES = 8
 WINDOW = 2048
 STEP_TOKENS = 60
 IN_FLIGHT = 64
-PLAIN = {"enforce_eager": True, "max_num_seqs": 256, "disable_uvicorn_access_log": True}
-CONF = Path(__file__).resolve().parent.parent / "conf" / "server" / "shared_blocks.yaml"
+CONF = Path(__file__).resolve().parent.parent / "conf" / "engine_options"
 _COMPUTED = re.compile(r'^vllm:prompt_tokens_by_source_total\{.*source="local_compute".*\} ([0-9.e+]+)$', re.MULTILINE)
 
 
-def shared_options() -> dict[str, Any]:
-    """The engine flags of conf/server/shared_blocks.yaml."""
-    found = OmegaConf.to_container(OmegaConf.load(CONF).options)
-    assert isinstance(found, dict)
-    return PLAIN | {str(name): value for name, value in found.items()}
+def engine_options(name: str) -> dict[str, Any]:
+    """Those of conf/engine_options/NAME.yaml, for a server: with the plain ones, and a quiet log."""
+    found: dict[str, Any] = {}
+    for one in ("plain", name):
+        loaded = OmegaConf.to_container(OmegaConf.load(CONF / f"{one}.yaml"))
+        assert isinstance(loaded, dict)
+        found |= {str(key): value for key, value in loaded.items() if key != "defaults"}
+    return found | {"disable_uvicorn_access_log": True}
 
 
 def with_long_window(model: str, folder: Path) -> str:
@@ -226,9 +228,9 @@ def measure(model: str, num_problems: int = 25, num_threads: int = 0) -> dict[st
         folder = Path(name)
         policy = with_long_window(model, folder)
         sets: list[StateSet] = []
-        shared = shared_options()
+        shared, plain = engine_options("shared_blocks"), engine_options("plain")
         block_size = int(shared["block_size"])
-        ways = {"ours": shared, "whole_blocks": PLAIN | {"block_size": block_size}, "every_state": PLAIN}
+        ways = {"ours": shared, "whole_blocks": plain | {"block_size": block_size}, "every_state": plain}
         for way, options in ways.items():
             log = f"{name}/{way}.log"
             with VLLMServer(

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.prefill import IN_FLIGHT, SAMPLES, ask, shared_options, short_trajectories
+from benchmarks.prefill import IN_FLIGHT, SAMPLES, ask, engine_options, short_trajectories
 from espalier.data.records import State, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.rewards.monte_carlo import StateKey, distinct_states, state_key
@@ -39,7 +39,9 @@ def record(
     """Trajectories of the first problems, and the completions of their states."""
     task = WordArithmetic()
     log = str(folder / "server.log")
-    with VLLMServer(model, log, has_controls=True, num_threads=num_threads, options=shared_options()) as server:
+    with VLLMServer(
+        model, log, has_controls=True, num_threads=num_threads, options=engine_options("shared_blocks")
+    ) as server:
         trajectories = short_trajectories(model, server.base_url, num_problems)
         states = distinct_states(trajectories)
         parts = [(state, part) for state in states for part in range((TRUTH + SPARE) // A_REQUEST)]

@@ -26,7 +26,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from benchmarks.forked import ROOT
-from benchmarks.prefill import shared_options
+from benchmarks.prefill import engine_options
 from benchmarks.result import figure
 from benchmarks.sides import Side, load_before, serve
 from espalier.data.jsonl import read_records, write_records
@@ -137,7 +137,7 @@ def measure_work(work: Work, rounds: int) -> list[list[float]]:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         options = {**ENGINE, "disable_log_stats": True, "disable_uvicorn_access_log": True}
-        kinds = [options, {**shared_options(), "disable_log_stats": True}] if work.states else [options]
+        kinds = [options, {**engine_options("shared_blocks"), "disable_log_stats": True}] if work.states else [options]
         servers = [stack.enter_context(VLLMServer(work.model, f"{folder}/server{number}.log", options=kind))
                    for number, kind in enumerate(kinds)]  # fmt: skip
         sides = [side_of("server", work, servers[0].base_url), side_of("engine", work)]

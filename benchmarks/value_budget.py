@@ -29,7 +29,6 @@ from espalier.data.jsonl import write_records
 from espalier.data.records import Completion, State, Trajectory
 from espalier.rewards.adaptive_completions import AdaptiveCompletions
 from espalier.rewards.monte_carlo import Count, StateKey, distinct_states, state_key
-from espalier.rewards.pooled_values import pool
 from espalier.rewards.smoothed_values import smooth
 from espalier.rewards.state_tree import StateTree, state_tree
 
@@ -214,11 +213,6 @@ def counted(world: Valued, counts: dict[StateKey, Count]) -> dict[StateKey, floa
     return {key: count.value for key, count in counts.items()}
 
 
-def pooled(world: Valued, counts: dict[StateKey, Count]) -> dict[StateKey, float]:
-    """`rewards.pooled_values`."""
-    return {key: one.value for key, one in pool(world.tree, world.outcomes, counts).items()}
-
-
 def smoothed(world: Valued, counts: dict[StateKey, Count]) -> dict[StateKey, float]:
     """`rewards.smoothed_values`."""
     return {key: one.value for key, one in smooth(world.tree, world.outcomes, counts).items()}
@@ -229,10 +223,8 @@ Ask = Callable[[Valued, float], Asked]
 # name -> (how states are asked for a budget of completions a state, how counts become values, budgets)
 WAYS: dict[str, tuple[Ask, Value, list[float]]] = {
     "plain": (lambda world, budget: plain(world, int(budget)), counted, [2, 3, 4, 6, 9, 12]),
-    "pooled": (lambda world, budget: plain(world, int(budget)), pooled, [1, 2, 3, 4, 6, 9]),
     "smoothed": (lambda world, budget: plain(world, int(budget)), smoothed, [1, 2, 3, 4, 6, 9]),
     "adaptive": (lambda world, budget: in_rounds(world, budget, 2, "counted"), counted, [3, 4, 6, 9]),
-    "adaptive, pooled": (lambda world, budget: in_rounds(world, budget, 2, "counted"), pooled, [2.5, 3, 4, 6]),
     "adaptive, smoothed": (lambda world, budget: in_rounds(world, budget, 1, "smoothed"), smoothed, [1.5, 2, 3, 4, 6]),
 }
 

@@ -26,8 +26,16 @@ def _number(text: str) -> int:
 
 
 def shard_of(identity: str, num_shards: int) -> int:
-    """The one shard (0 .. num_shards - 1) of a problem."""
+    """The one shard (0 .. num_shards - 1) of a problem: by its id alone, so that all files agree on it."""
     return _number(f"shard/{identity}") % num_shards
+
+
+def check_shard(shard: int, num_shards: int, where: str) -> None:
+    """Raise BadInput unless the shard exists; `where` ("task") is the part of the config that asks for it."""
+    if num_shards < 1:
+        raise BadInput(f"{where}.num_shards must be at least 1, got {num_shards}")
+    if not 0 <= shard < num_shards:
+        raise BadInput(f"{where}.shard must be 0 to {num_shards - 1} (num_shards - 1), got {shard}")
 
 
 def proportional_sizes(sizes: Mapping[str, int], total: int) -> dict[str, int]:

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from espalier.data.jsonl import read_records
 from espalier.data.prefix_tree import num_distinct_tokens, tree_order
 from espalier.data.records import BadInput, State, Trajectory
+from espalier.data.splits import check_shard, shard_of
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.monte_carlo import StateKey, state_key
-from espalier.rewards.state_sampling import StateSampler, shard_of
+from espalier.rewards.state_sampling import StateSampler
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,10 @@ class CutStates:
         """The states. Raises BadInput on settings out of range and on trajectories without token ids."""
         if self.order not in ("tree", "trajectory"):
             raise BadInput(f"order must be tree or trajectory, got '{self.order}'")
+        check_shard(self.shard, self.num_shards, "stage")
         sampler = self._sampler()
-        trajectories = shard_of(read_records(Trajectory, input_path), self.shard, self.num_shards)
+        rows = read_records(Trajectory, input_path)
+        trajectories = [row for row in rows if shard_of(row.problem_id, self.num_shards) == self.shard]
         found: dict[StateKey, State] = {}
         num_states = 0
         for trajectory in trajectories:

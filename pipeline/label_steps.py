@@ -13,11 +13,9 @@ from espalier.rewards.first_error import search_state, states_on_right_ways
 from espalier.rewards.label_noise import NoiseRule
 from espalier.rewards.labels import LabelRule, wilson_interval
 from espalier.rewards.monte_carlo import Count, StateKey, count_sampled, state_key
-from espalier.rewards.pooled_values import pool
-from espalier.rewards.smoothed_values import smooth
-from espalier.rewards.state_tree import state_tree
+from espalier.rewards.smoothed_values import smoothed_values
 
-ESTIMATORS = ("counted", "pooled", "smoothed", "first_error")
+ESTIMATORS = ("counted", "smoothed", "first_error")
 Estimate = tuple[float, float, float]
 
 
@@ -25,9 +23,9 @@ Estimate = tuple[float, float, float]
 class LabelSteps:
     """Input: completions of the `states` cut from the `trajectories`, which may be of some states only.
 
-    `estimator`: "counted" (the share of right completions of the state itself), "pooled" (with the trajectories and
-    the children's completions: `rewards.pooled_values`), "smoothed" (`rewards.smoothed_values`), or "first_error"
-    (1 up to the first error, 0 from it on, as far as a bisection knows: `rewards.first_error`). A state that the
+    `estimator`: "counted" (the share of right completions of the state itself), "smoothed" (with the trajectories and
+    the neighbours' completions: `rewards.smoothed_values`), or "first_error" (1 up to the first error, 0 from it on, as
+    far as a bisection knows: `rewards.first_error`). A state that the
     estimator says nothing of has no label. `label`, `threshold`, `num_classes` are those of
     `rewards.labels.LabelRule`; `noise`, `max_width`, `min_confidence`, `tolerance` those of
     `rewards.label_noise.NoiseRule`. `has_terminal`: whether the last step is labelled, by the outcome.
@@ -96,6 +94,8 @@ class LabelSteps:
     def _rules(self) -> tuple[LabelRule, NoiseRule]:
         """The label and the noise rule. Raises BadInput on settings that are unknown or that the estimator cannot
         have: each would do nothing, in silence."""
+        if self.estimator == "pooled":
+            raise BadInput("stage.estimator=pooled is no longer there: choose smoothed, which needs fewer completions")
         if self.estimator not in ESTIMATORS:
             raise BadInput(f"there is no estimator '{self.estimator}': choose from {', '.join(ESTIMATORS)}")
         rule = LabelRule(self.label, self.threshold, self.num_classes)
@@ -114,14 +114,7 @@ class LabelSteps:
         if self.estimator in ("counted", "first_error"):
             return {key: (count.value, *wilson_interval(count.num_correct, count.num_completions))
                     for key, count in counts.items()}  # fmt: skip
-        tree, outcomes = state_tree(rows, counts), [row.is_correct for row in rows]
-        if self.estimator == "smoothed":
-            return {key: (one.value, *one.interval()) for key, one in smooth(tree, outcomes, counts).items()}
-        found = {}
-        for key, one in pool(tree, outcomes, counts).items():
-            size = one.num_completions + one.num_visits
-            found[key] = (one.value, *wilson_interval(one.value * size, size))
-        return found
+        return {key: (one.value, *one.interval()) for key, one in smoothed_values(rows, counts).items()}
 
 
 @dataclass(frozen=True)

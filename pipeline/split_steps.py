@@ -31,7 +31,7 @@ class SplitSteps:
 
     At cut points a step ends after a token sampled with a probability below `threshold`: after every one, with
     `cut_points_per_segment` after every so many, with `num_segments` so that all steps hold equally many (see
-    `data.splitters.probability`; this last form looks ahead, which `rewards.pooled_values` forbids). They need
+    `data.splitters.probability`; this last form looks ahead). They need
     trajectories sampled with params.has_logprobs=true.
     """
 

@@ -2,7 +2,7 @@
 
 The steps of the new trajectory are the segments between improbable tokens, so that everything that reads steps
 (cutting, completing, valuing, labelling) reads these. Only the threshold form (every cut point, or every so many)
-is decided by the prefix alone, as unbiased pooling asks (`rewards.pooled_values`); `num_segments` looks ahead.
+is decided by the prefix alone; `num_segments` looks ahead.
 """
 
 from collections.abc import Sequence

@@ -7,7 +7,7 @@ and wrong completions of a state are binomial given its value; the last leg of e
 the last state it passed. Sums over the trees are exact (belief propagation: up, then down).
 
 The posterior mean has the least mean square error where the kernel fits, for the price of a bias: a state is drawn
-towards its neighbours. Unbiased values are those of `rewards.pooled_values`. Costs O(M G^2) a round, M states.
+towards its neighbours; the share of right completions (plain K) has none. Costs O(M G^2) per round, M states.
 """
 
 from collections.abc import Mapping, Sequence

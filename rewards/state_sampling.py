@@ -4,8 +4,6 @@ Planning-based trajectory collection (Jiao et al. 2024) drops the last step, sta
 a share, and keeps each state with a probability; some of its forms leave out short or malformed responses, take states
 after certain step types only, take Action steps out, count labelled lines alone, take the middle state alone, or leave
 out more than the last step (mathematics). All of it is an option here; the defaults keep every state.
-A state that a rule on later text lets in or keeps out (a ratio of the length, a least number of steps) is no longer
-chosen by its prefix alone: see `rewards.pooled_values` for what that forbids.
 """
 
 import hashlib
@@ -74,12 +72,6 @@ class StateSampler:
         if unknown:
             raise BadInput(f"there is no step type '{unknown[0]}': choose from {', '.join(STEP_TYPES)}")
 
-    @property
-    def is_by_prefix(self) -> bool:
-        """Whether a prefix alone decides that it is a state, whatever follows it."""
-        looks_ahead = self.rejects_malformed or self.drop_last > 1 or self.which == "middle"
-        return (self.start_ratio, self.end_ratio, self.min_steps) == (0.0, 1.0, 0) and not looks_ahead
-
     def states(self, trajectory: Trajectory) -> list[State]:
         """The chosen states in the order of their steps. Raises BadInput for a trajectory without token ids."""
         found = states_of(trajectory, first_step=0)
@@ -128,17 +120,3 @@ class StateSampler:
 def _starts(text: str, steps: Sequence[str]) -> list[int]:
     """Where the first character of each step stands that is no white space."""
     return [first_text(text, end - len(step)) for step, end in zip(steps, accumulate(map(len, steps)), strict=True)]
-
-
-def shard_of(trajectories: Sequence[Trajectory], shard: int, num_shards: int) -> list[Trajectory]:
-    """Shard `shard` (from 0) of `num_shards`: contiguous problems in file order, whole problems together.
-
-    Of N problems shard i takes those from floor(i N / k) to floor((i + 1) N / k): sizes differ by at most one and
-    nothing is left over. Raises BadInput on a shard that does not exist.
-    """
-    if num_shards < 1 or not 0 <= shard < num_shards:
-        raise BadInput(f"shard {shard} of {num_shards} does not exist: shards count from 0")
-    names = list(dict.fromkeys(trajectory.problem_id for trajectory in trajectories))
-    size = len(names)
-    chosen = set(names[shard * size // num_shards : (shard + 1) * size // num_shards])
-    return [trajectory for trajectory in trajectories if trajectory.problem_id in chosen]

@@ -15,14 +15,12 @@ class StateTree:
 
     `parents[i]` is the index of the longest state that state i extends, -1 for a prompt state. `paths[t]` holds the
     states that the t-th trajectory passed through, shallow to deep, its prompt state first: every state whose ids
-    its response begins with and goes on after, wherever its own steps end. `num_ends` counts the trajectories
-    that ended at a state of another: see `rewards.pooled_values`.
+    its response begins with and goes on after, wherever its own steps end.
     """
 
     keys: list[StateKey]
     parents: list[int]
     paths: list[list[int]]
-    num_ends: int
 
     def num_visits(self) -> list[int]:
         """How many trajectories passed through each state."""
@@ -50,8 +48,7 @@ def state_tree(trajectories: Sequence[Trajectory], other_states: Iterable[StateK
     index = {key: number for number, key in enumerate(keys)}
     lengths = {problem_id: sorted(set(map(len, found))) for problem_id, found in prefixes.items()}
     paths = [_path(trajectory, lengths[trajectory.problem_id], index) for trajectory in trajectories]
-    num_ends = sum(_ends_at_last(trajectory, path, keys) for trajectory, path in zip(trajectories, paths, strict=True))
-    return StateTree(keys, parents, paths, num_ends)
+    return StateTree(keys, parents, paths)
 
 
 def _add_problem(problem_id: str, prefixes: list[tuple[int, ...]], keys: list[StateKey], parents: list[int]) -> None:
@@ -72,11 +69,3 @@ def _path(trajectory: Trajectory, lengths: list[int], index: dict[StateKey, int]
     longest = len(ids) if trajectory.finish_reason == "stop" else len(ids) - 1
     found = [index.get((trajectory.problem_id, tuple(ids[:length]))) for length in lengths if length <= longest]
     return [number for number in found if number is not None]
-
-
-def _ends_at_last(trajectory: Trajectory, path: list[int], keys: list[StateKey]) -> bool:
-    """Whether nothing but an end token follows the last state: it is then no step end of the trajectory's own."""
-    if not path or not trajectory.steps or trajectory.finish_reason != "stop":
-        return False
-    last = len(keys[path[-1]][1])
-    return last >= len(trajectory.response_ids) - 1 and last not in (0, *trajectory.step_ends[:-1])

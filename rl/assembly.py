@@ -27,12 +27,10 @@ from espalier.rl.types import AdvantageEstimator
 from espalier.rl.update import Update
 from espalier.rl.watch import check_probes
 from espalier.rl.weight_sync import WeightSync
-from espalier.runtime.distributed import device, from_main_rank, is_main_rank, world_size
+from espalier.runtime.distributed import device, from_main_rank, is_main_rank
 from espalier.runtime.entrypoint import BadConfig, build
 from espalier.runtime.schemas import RLConfig
-from espalier.sampling.client import check_one_device
 from espalier.sampling.local_engines_client import LocalEnginesClient
-from espalier.sampling.offline_client import OfflineClient
 from espalier.sampling.server import VLLMServer
 from espalier.sampling.several_servers import VLLMServers
 from espalier.sampling.vllm_client import VLLMClient
@@ -41,8 +39,7 @@ from espalier.training.engine import Engine
 log = logging.getLogger("rl")
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
-OwnEngines = OfflineClient | LocalEnginesClient
-RLClient = VLLMClient | OwnEngines
+RLClient = VLLMClient | LocalEnginesClient
 OwnServer = VLLMServer | VLLMServers
 
 
@@ -128,7 +125,7 @@ def make_client(config: RLConfig) -> tuple[OwnServer | None, RLClient]:
     # server=none is a node without a component
     server: OwnServer | None = build(config.server) if config.server and "_target_" in config.server else None
     client: RLClient = build(config.client, seed=config.seed)
-    check_client(client, server, bool(config.deepspeed))
+    check_client(client, server)
     if not isinstance(client, VLLMClient):
         client.model = client.model or config.model["path"]
         client.log = client.log or str(Path(config.output_dir) / "engine.log")
@@ -147,39 +144,23 @@ def serving(server: OwnServer | None, client: RLClient) -> Iterator[None]:
         yield
 
 
-def check_client(client: Any, server: OwnServer | None, has_deepspeed: bool = False) -> None:
+def check_client(client: Any, server: OwnServer | None) -> None:
     """Raise BadConfig where the client and the server are no pair that new weights can be delivered to."""
-    if isinstance(client, OwnEngines):
+    if isinstance(client, LocalEnginesClient):
         if server is not None:
             raise BadConfig("this client has its engines itself: set server=none")
-        check_one_device(client.options)
-        if isinstance(client, OfflineClient):
-            _check_same_process(client, has_deepspeed)
     elif not isinstance(client, VLLMClient):
-        raise BadConfig("reinforcement learning delivers weights: choose client=vllm (over HTTP), local_engines or "
-                        "in_process")  # fmt: skip
+        raise BadConfig("reinforcement learning delivers weights: choose client=vllm (over HTTP) or local_engines")
     elif len(set(client.urls)) < len(client.urls):
         raise BadConfig(f"client.base_url names a server twice: {', '.join(client.urls)}")
     elif server is None and not client.urls:
         raise BadConfig("server=none: name a running server with controls by client.base_url=http://HOST:PORT, or "
-                        "choose client=local_engines or in_process")  # fmt: skip
-
-
-def _check_same_process(client: OfflineClient, has_deepspeed: bool) -> None:
-    if not client.is_one_process:
-        raise BadConfig("client=offline takes no weights: choose client=local_engines or in_process")
-    if has_deepspeed:
-        raise BadConfig("client=in_process: vLLM would take DeepSpeed's process group for its own: choose "
-                        "client=local_engines or vllm, or deepspeed=none")  # fmt: skip
-    if world_size() > 1:
-        raise BadConfig("client=in_process is an engine beside one rank: several share client=local_engines or vllm")
+                        "choose client=local_engines")  # fmt: skip
 
 
 def engines_of(client: RLClient, server: OwnServer | None) -> list[LiveEngine]:
     """Every engine behind the client, as those that take new weights; from now on none of them may be missing. They
     need not run yet."""
-    if isinstance(client, OfflineClient):
-        return [OwnEngine(client)]
     if isinstance(client, LocalEnginesClient):
         return [OwnEngine(client.engine(number)) for number in range(client.num_engines)]
     client.needs_all = True

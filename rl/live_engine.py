@@ -185,7 +185,7 @@ class VLLMEngine(CacheProbe):
 
 
 class OwnEngine(CacheProbe):
-    """vLLM without a server, in this process or in one of its own, through its client (which must be open)."""
+    """vLLM without a server, through its client (which must be open)."""
 
     def __init__(self, client: TakesWeights):
         super().__init__()

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import math
 import random
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,6 +31,7 @@ from espalier.sampling.client import (
 )
 from espalier.sampling.requests import make_completions, make_trajectory
 from espalier.sampling.rounds import round_id
+from espalier.sampling.stall_watch import StallWatch
 
 log = logging.getLogger("rl")
 R = TypeVar("R")
@@ -128,7 +128,13 @@ class Sampler:
     num_in_flight: int
     stall_seconds: float
     check_server: Callable[[], None] = lambda: None
-    _last_result: float = field(default=0.0, init=False)
+    _watch: StallWatch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._watch = StallWatch(self.stall_seconds, lambda: self.check_server(), self._is_working)
+
+    async def _is_working(self) -> bool:
+        return isinstance(self.client, ShowsLife) and await self.client.is_working()
 
     async def rollout(
         self, problems: Sequence[Problem], params: SamplingParams, name: str, policy_version: int
@@ -166,22 +172,10 @@ class Sampler:
             async with gate:
                 return await call()
 
-        self._last_result = time.monotonic()
-        asked = [asyncio.create_task(ask(call)) for call in calls]
-        everyone = asyncio.gather(*asked)
-        watch = asyncio.create_task(self._watch())
         try:
-            waited: list[asyncio.Future[Any]] = [everyone, watch]
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            if not everyone.done():
-                await watch
-            return await everyone
+            return await self._watch.wait_for([asyncio.create_task(ask(call)) for call in calls])
         except ServerGone as error:
             raise crashed(error, self.check_server) from None
-        finally:
-            for task in (*asked, watch):
-                task.cancel()
-            await asyncio.gather(*asked, watch, everyone, return_exceptions=True)
 
     async def _group(
         self, problem: Problem, params: SamplingParams, name: str, policy_version: int
@@ -193,9 +187,9 @@ class Sampler:
         except NotAnswered as error:  # to leave it out would favour what is answered soon
             raise ServerGone(f"problem {problem.id}: {error}") from None
         except Refused as error:
-            self._last_result = time.monotonic()
+            self._watch.saw_result()
             return Refusal(problem.id, str(error))
-        self._last_result = time.monotonic()
+        self._watch.saw_result()
         # grading can take a second where an answer needs symbolic work: not in the event loop
         make = partial(self._make_rollout, problem, request, policy_version)
         rollouts = await asyncio.to_thread(lambda: [make(k, sample) for k, sample in enumerate(samples)])
@@ -220,18 +214,5 @@ class Sampler:
             raise ServerGone(f"state {state.id}: {error}") from None
         except Refused as error:
             raise BadInput(f"state {state.id} cannot be completed: {error}") from None
-        self._last_result = time.monotonic()
+        self._watch.saw_result()
         return await asyncio.to_thread(make_completions, self.task, self.tokenizer, state, request_id, samples)
-
-    async def _watch(self) -> None:
-        """Ends only by raising ServerGone: where no answer came for `stall_seconds`, nor a sign of life."""
-        while True:
-            await asyncio.sleep(0.5)
-            self.check_server()
-            if time.monotonic() - self._last_result > self.stall_seconds:
-                if isinstance(self.client, ShowsLife) and await self.client.is_working():
-                    self._last_result = time.monotonic()
-                    continue
-                raise ServerGone(
-                    f"the server gave no answer for {self.stall_seconds:g} s: run the same command to go on"
-                )

@@ -37,14 +37,8 @@ from espalier.rl.types import Experience
 from espalier.runtime.distributed import gather_over_ranks, sum_over_ranks, sum_tensor_over_ranks
 from espalier.runtime.schemas import RLConfig
 from espalier.training.engine import Engine, autocast
-from espalier.training.loop import SCHEDULES, NotFinite, Sums
-
-
-def learning_rate(step: int, peak: float, warmup_steps: int, schedule: str = "constant", num_steps: int = 0) -> float:
-    """Linear warm-up over `warmup_steps` optimizer steps, then constant, linear to 0 or cosine to 0. `step` from 0."""
-    if step < warmup_steps or schedule == "constant":
-        return peak * min(1.0, (step + 1) / max(1, warmup_steps))
-    return peak * SCHEDULES[schedule](min(1.0, (step - warmup_steps) / max(1, num_steps - warmup_steps)))
+from espalier.training.loop import NotFinite, Sums
+from espalier.training.schedule import check_schedule, learning_rate
 
 
 def steps_per_iteration(config: RLConfig) -> int:
@@ -69,8 +63,7 @@ class Update:
         if config.loss_normaliser not in NORMALISERS:
             raise BadInput(f"loss_normaliser must be one of {', '.join(NORMALISERS)}, got '{config.loss_normaliser}'")
         for name, schedule in (("schedule", config.schedule), ("critic.schedule", self._critic_schedule)):
-            if schedule not in SCHEDULES:
-                raise BadInput(f"{name} must be one of {', '.join(SCHEDULES)}, got '{schedule}'")
+            check_schedule(schedule, name)
         if config.importance_cap and config.importance_cap < 1:
             raise BadInput(f"importance_cap must be at least 1 (0: none), got {config.importance_cap:g}")
         if config.dual_clip and config.dual_clip <= 1:

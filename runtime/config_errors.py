@@ -11,6 +11,12 @@ from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
+# Options of before, and what is chosen in their place; kept for this version only.
+_GONE = {
+    f"client/in_process{kind}": f"client=in_process{kind} is no longer there: choose client=local_engines{kind}, which "
+                                "has engines in processes of their own"
+    for kind in ("", "_shared_blocks")
+}  # fmt: skip
 _TAIL = re.compile(r"\n\s*(full_key:|object_type=|reference_type=|See https://|Config search path:).*", re.S)
 
 
@@ -66,6 +72,8 @@ def _wrong_value(cause: OmegaConfBaseException) -> str:
 def _missing_config(error: MissingConfigException) -> str:
     """An option of a group that does not exist, or a config file that does not."""
     missing = str(error.missing_cfg_file)
+    if missing in _GONE:
+        return _GONE[missing]
     if str(error).startswith("In '"):
         hint = suggest(missing.rpartition("/")[2], error.options) if error.options else "no such group"
         return f"there is no {missing}: {hint}"

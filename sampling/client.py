@@ -1,12 +1,9 @@
 """What is asked of a sampler and what comes back. Token ids in and out: nothing is re-tokenised."""
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
-
-from espalier.data.records import BadInput
+from typing import Protocol, runtime_checkable
 
 
 class Refused(RuntimeError):
@@ -28,13 +25,6 @@ class BudgetSpent(RuntimeError):
     """The next request does not fit a cap on tokens or money: requests in flight end, what came is written."""
 
     exit_code = 5
-
-
-def check_one_device(options: Mapping[str, Any]) -> None:
-    """Raise BadInput where vLLM's options ask for several: an engine without a server works in one process."""
-    for name in ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"):
-        if options.get(name, 1) != 1:
-            raise BadInput(f"client.options.{name}: an engine without a server has one device: choose client=vllm")
 
 
 def one_line(error: Exception) -> str:

@@ -4,7 +4,7 @@
     python -m espalier.sampling.engine_process DESCRIPTOR
 
 Messages are pickles behind their length: the engine's settings first, answered when it is loaded; then tuples:
-(number, method of `OfflineClient`, arguments), answered by (number, result, error or None) in any order; (number,
+(number, method of `OneProcessEngine`, arguments), answered by (number, result, error or None) in any order; (number,
 "cancel", ()) takes a request back. It ends when the other end of the socket is closed.
 """
 
@@ -62,7 +62,7 @@ async def serve(descriptor: int, make_client: Callable[..., Any]) -> None:
     end = socket.socket(fileno=descriptor)
     end.set_inheritable(False)  # or a child of this process would keep it open
     reader, writer = await asyncio.open_connection(sock=end)
-    client = make_client(**await receive(reader), is_one_process=True)
+    client = make_client(**await receive(reader))
     await _answer(client, (0, "open", ()), writer)
     tasks: dict[int, asyncio.Task[None]] = {}
     while True:
@@ -77,7 +77,7 @@ async def serve(descriptor: int, make_client: Callable[..., Any]) -> None:
 
 
 if __name__ == "__main__":
-    from espalier.sampling.offline_client import OfflineClient
+    from espalier.sampling.one_process_engine import OneProcessEngine
 
     with contextlib.suppress(EOFError):
-        asyncio.run(serve(int(sys.argv[1]), OfflineClient))
+        asyncio.run(serve(int(sys.argv[1]), OneProcessEngine))

@@ -10,7 +10,6 @@ owes the fewest samples. Weights, stamps and proofs go to every engine. One that
 
 import asyncio
 import itertools
-import os
 import socket
 import subprocess
 import sys
@@ -20,8 +19,10 @@ from typing import Any
 
 from espalier.data.records import BadInput
 from espalier.sampling.child_process import ChildProcess, engine_environment, numbered
-from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone, check_one_device, one_line
+from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone, one_line
+from espalier.sampling.engine_arguments import check_one_device, spelled
 from espalier.sampling.engine_process import CANCEL, receive, send
+from espalier.sampling.placement import deal_gpus, share_of_cores
 
 _DYING_SECONDS = 5.0
 
@@ -62,7 +63,7 @@ class _Engine(ChildProcess):
         await self._within(seconds, opened, "was not loaded")
 
     async def call(self, name: str, *arguments: Any) -> Any:
-        """What the method of its `OfflineClient` returns. Raises Refused as that does; ServerGone where it failed or
+        """What the method of its `OneProcessEngine` returns. Raises Refused as that does; ServerGone where it failed or
         died."""
         number, future = self._expect()
         assert self._writer is not None
@@ -143,11 +144,11 @@ class _Engine(ChildProcess):
 
 
 class LocalEnginesClient:
-    """Args: `model` folder; `num_engines` processes, each on one device: without GPUs with `num_threads` threads (0: an
-    equal share of the cores) and a cache of `kv_cache_gib`; `gpus` names each engine's GPU, as CUDA_VISIBLE_DEVICES
-    does (empty: all see all); `options` are vLLM's engine arguments. `log` gets the engine's number before its ending.
-    Times in seconds: to load the model, to answer a question about an engine, to give a sign of life while samples are
-    owed.
+    """Args: `model` folder; `num_engines` processes, each on one device: a GPU of the visible ones, or of `gpus` among
+    them (`gpus_each` 0: all see all; `sampling.placement.deal_gpus`), else `num_threads` threads (0: an equal share of
+    the cores) and a cache of `kv_cache_gib`; `options` are vLLM's engine arguments. `log` gets the engine's number
+    before its ending. Times in seconds: to load the model, to answer a question about an engine, to give a sign of life
+    while samples are owed.
     """
 
     program = "espalier.sampling.engine_process"
@@ -157,6 +158,7 @@ class LocalEnginesClient:
         model: str = "",
         log: str = "",
         num_engines: int = 2,
+        gpus_each: int | None = None,
         gpus: Sequence[int | str] = (),
         num_threads: int = 0,
         max_model_len: int = 512,
@@ -170,27 +172,25 @@ class LocalEnginesClient:
     ):
         if num_engines < 1:
             raise BadInput(f"client.num_engines must be at least 1, got {num_engines}")
-        if gpus and len(gpus) != num_engines:
-            raise BadInput(f"client.gpus must name a GPU for each of {num_engines} engines, got {len(gpus)}")
         check_one_device(options or {})
         self.model = model
         self.log = log
         self.num_engines = num_engines
-        self.gpus = [str(gpu) for gpu in gpus]
+        self.devices = deal_gpus(num_engines, gpus_each, gpus, {}, "client")
         self.num_threads = num_threads
-        self.max_model_length = int((options or {}).get("max_model_len", max_model_len))
         self.kv_cache_gib = kv_cache_gib
         self.seed = seed
         self.start_seconds = start_seconds
         self.control_seconds = control_seconds
         self.probe_seconds = probe_seconds
-        self.options = options or {}
+        self.options = spelled(options or {})
         self.dtype = str(self.options.get("dtype", dtype))
+        self.max_model_length = int(self.options.get("max_model_len", max_model_len))
         self._engines: list[_Engine] = []
         self._homes: dict[str, _Engine] = {}
 
     def settings(self, number: int) -> dict[str, Any]:
-        """Of one engine's `OfflineClient`. Its random numbers are its own: a prompt may go to any engine."""
+        """Of one engine's `OneProcessEngine`. Its random numbers are its own: a prompt may go to any engine."""
         return {
             "model": self.model,
             "max_model_len": self.max_model_length,
@@ -201,9 +201,9 @@ class LocalEnginesClient:
 
     def environment(self, number: int) -> dict[str, str]:
         """Of one engine's process."""
-        found = engine_environment(self.kv_cache_gib, self.gpus[number] if self.gpus else "")
-        share = max(1, len(os.sched_getaffinity(0)) // self.num_engines)
-        return found | {"OMP_NUM_THREADS": str(self.num_threads or share), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        found = engine_environment(self.kv_cache_gib, self.devices[number])
+        threads = self.num_threads or share_of_cores(self.num_engines)
+        return found | {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
 
     async def open(self) -> None:
         """Start all at once; return when every one has loaded the model. Raises ServerGone; none stays behind then."""

@@ -1,64 +1,28 @@
 """An engine without a server behind the same protocol: `vllm.LLM`, fed request by request.
 
 Requests join the running batch as they come and leave it as they finish, so results are written as they
-finish here too. An engine in this very process (`is_one_process`) has its texts decoded once, at the end of a sample,
-where no stop string has to be looked for: on two CPU cores, 512 short samples with log-probs come in three quarters of
-a server's time.
+finish here too.
 """
 
 import asyncio
 import itertools
-import logging
 import os
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
-
-import numpy
-import torch
 
 from espalier.data.steps import Decoder
 from espalier.data.token_text import added_text
 from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone, one_line
-
-
-def _log_to(path: Path) -> None:
-    """vLLM's log goes to a file alone."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    os.environ["VLLM_CONFIGURE_LOGGING"] = "0"  # it would come back with every engine
-    handler = logging.FileHandler(path, mode="w")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    own = logging.getLogger("vllm")
-    own.handlers, own.propagate, own.level = [handler], False, logging.INFO
-
-
-@contextmanager
-def _as_it_was() -> Iterator[None]:
-    """What vLLM or this module changes in the process for an engine's sake is undone: the environment, the state of
-    the random generators (vLLM seeds them all), torch's way to set its threads (replaced by one that does nothing)."""
-    environment, set_num_threads = dict(os.environ), torch.set_num_threads
-    own, numbers = random.getstate(), numpy.random.get_state()
-    try:
-        with torch.random.fork_rng():
-            yield
-    finally:
-        random.setstate(own)
-        numpy.random.set_state(numbers)
-        torch.set_num_threads = set_num_threads
-        for name in os.environ.keys() - environment.keys():
-            del os.environ[name]
-        os.environ.update(environment)
+from espalier.sampling.engine_arguments import engine_arguments, spelled
 
 
 class OfflineClient:
     """Args: `model` folder; `options` are vLLM's engine arguments (`tensor_parallel_size: 2`).
 
-    `is_one_process`: the engine works in this very process, on one device, and takes new weights (reinforcement
-    learning); else in processes of its own, whose memory comes back when it is closed. Nothing can interrupt an engine
-    in this process that hangs. `log`: a file for what an engine in this process says, which else goes to the console.
+    The engine works in processes of its own, whose memory comes back when it is closed.
     """
+
+    takes_weights = False
 
     def __init__(
         self,
@@ -67,19 +31,15 @@ class OfflineClient:
         dtype: str = "bfloat16",
         kv_cache_gib: int = 1,
         seed: int = 0,
-        is_one_process: bool = False,
-        log: str | None = None,
         options: dict[str, Any] | None = None,
     ):
         self.model = model
         self.name = "the engine"
-        self.max_model_length = int((options or {}).get("max_model_len", max_model_len))
         self.kv_cache_gib = kv_cache_gib
         self.seed = seed
-        self.is_one_process = is_one_process
-        self.log = log
-        self.options = options or {}
+        self.options = spelled(options or {})
         self.dtype = str(self.options.get("dtype", dtype))
+        self.max_model_length = int(self.options.get("max_model_len", max_model_len))
         self._engine: Any = None
         self._decode: Decoder | None = None
         self._numbers = itertools.count()
@@ -89,38 +49,20 @@ class OfflineClient:
     async def open(self) -> None:
         """Load the model; warm up with a prompt of 16 tokens (vLLM's CPU worker needs it first). Raises ServerGone."""
         try:
-            with _as_it_was() if self.is_one_process else nullcontext():
-                self._load()
+            self._load()
         except Exception as error:  # of many kinds: a config that does not validate, memory, a missing file
             raise ServerGone(f"no vLLM engine can be had for {self.model}: {one_line(error)}") from error
 
     def _load(self) -> None:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", str(self.kv_cache_gib))
-        own: dict[str, Any] = {"disable_log_stats": True}
-        if self.is_one_process:
-            if self.log:
-                _log_to(Path(self.log))
-            os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-            # the threads are this program's too: vLLM would bind them, or leave one of them
-            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-            os.environ.setdefault("OMP_NUM_THREADS", str(torch.get_num_threads()))
-            own |= {
-                "distributed_executor_backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor",
-                "worker_extension_cls": "espalier.sampling.weight_receipt.ReceivesWeights",
-                "use_tqdm_on_load": not self.log,
-            }
-        from transformers import PreTrainedTokenizerBase
         from vllm import LLM
         from vllm import SamplingParams as EngineParams
 
-        settings = {"model": self.model, "dtype": self.dtype, "max_model_len": self.max_model_length, "seed": self.seed}
-        llm = LLM(**(settings | own | self.options))
+        own = engine_arguments(self.model, self.dtype, self.max_model_length, self.options, self.takes_weights)
+        llm = LLM(**({"seed": self.seed, "disable_log_stats": True} | own))
         warm_up = EngineParams(max_tokens=2, temperature=0.0)
         llm.generate([{"prompt_token_ids": [0] * 16}], warm_up, use_tqdm=False)
         self._engine = llm.llm_engine
-        tokenizer = self._engine.get_tokenizer()
-        if self.is_one_process and isinstance(tokenizer, PreTrainedTokenizerBase):
-            self._decode = Decoder(tokenizer)
 
     async def close(self) -> None:
         """Let go of the engine."""
@@ -182,43 +124,6 @@ class OfflineClient:
     async def is_working(self) -> bool:
         """Whether it samples: whoever asks has got the loop between two of its steps."""
         return self._stepper is not None and not self._stepper.done()
-
-    # --- for a policy that changes ----------------------------------------------------------------------------------
-
-    async def receive_weights(self, folder: Path) -> list[dict[str, str]]:
-        """Serve the weights in `folder`; the receipt of every worker. Raises ServerGone."""
-        try:
-            receipts: list[dict[str, str]] = self.engine.collective_rpc(
-                "receive_weights", kwargs={"folder": str(folder)}
-            )
-        except Exception as error:  # whatever vLLM raises in the middle of a reload
-            raise ServerGone(f"the vLLM engine takes no weights: {one_line(error)}") from error
-        return receipts
-
-    async def reset_cache(self) -> bool:
-        """Empty the prefix cache; whether it is. Raises ServerGone."""
-        try:
-            return bool(self.engine.reset_prefix_cache())
-        except Exception as error:  # of a broken engine
-            raise ServerGone(f"the vLLM engine does not empty its prefix cache: {one_line(error)}") from error
-
-    async def stamp(self, version: str) -> None:
-        """Remember the version of the weights."""
-        self.engine.set_weight_version(version)
-
-    async def served_version(self) -> str:
-        """The last stamp; "default" on an engine that was never stamped."""
-        return str(self.engine.get_weight_version())
-
-    async def cached_tokens(self, prompt: list[int]) -> int | None:
-        """How many of the prompt's tokens came from the prefix cache; None where the engine does not say."""
-        found = (await self.ask(prompt, max_tokens=1)).num_cached_tokens
-        return None if found is None else int(found)
-
-    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
-        """The log-prob of every token but the first, without the prefix cache."""
-        rows = (await self.ask(ids, max_tokens=1, prompt_logprobs=0)).prompt_logprobs
-        return [float(row[token].logprob) for token, row in zip(ids[1:], rows[1:], strict=True)]
 
     # --- requests ---------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,6 @@ remains is finished and not asked again.
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import time
@@ -29,8 +28,7 @@ from espalier.sampling.client import (
     SamplingParams,
     ServerGone,
 )
-
-log = logging.getLogger("sample")
+from espalier.sampling.stall_watch import StallWatch
 
 MakeRecords = Callable[[SampleRequest, list[Sample]], Sequence[Any]]
 OnProgress = Callable[[int, dict[str, float]], None]
@@ -151,7 +149,6 @@ class Runner:
         self._opening: asyncio.Future[None] | None = None
         self._stop_at = 0.0
         self._write_error: OSError | None = None
-        self._last_result = 0.0
         self._last_sync = 0.0
         self._spent: BudgetSpent | None = None
 
@@ -197,28 +194,23 @@ class Runner:
         self._stop_at = time.monotonic() + (0.0 if is_second else self.drain_seconds)
 
     async def _work(self, waiting: deque[SampleRequest], file: Any) -> None:
-        self._last_result = self._last_sync = time.monotonic()
+        self._last_sync = time.monotonic()
+        kept = f"what was written is kept in {self.path}; run the same command to go on"
+        watch = StallWatch(self.stall_seconds, self._check, self.is_working, kept)
         lanes: dict[int, deque[SampleRequest]] = {}
         for request in waiting:
             lanes.setdefault(self.lane_of(request), deque()).append(request)
         workers = [
-            asyncio.create_task(self._worker(lane, file))
+            asyncio.create_task(self._worker(lane, file, watch))
             for lane in lanes.values()
             for _ in range(min(self.num_in_flight, len(lane)))
         ]
-        watch = asyncio.create_task(self._watch())
-        everyone: asyncio.Future[list[None]] = asyncio.gather(*workers)
-        either: list[asyncio.Future[Any]] = [everyone, watch]
         try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            await (watch if watch.done() else everyone)
+            await watch.wait_for(workers)
         finally:
-            for task in (*workers, watch):
-                task.cancel()
-            await asyncio.gather(*workers, watch, everyone, return_exceptions=True)
             self._sync(file)
 
-    async def _worker(self, waiting: deque[SampleRequest], file: Any) -> None:
+    async def _worker(self, waiting: deque[SampleRequest], file: Any, watch: StallWatch) -> None:
         while waiting and not self._stop_signal and self._spent is None:
             request = waiting.popleft()
             try:
@@ -237,7 +229,7 @@ class Runner:
                 records = await asyncio.to_thread(self.make_records, request, samples)
                 self._write(file, records)
                 self.tally.done += 1
-            self._last_result = time.monotonic()
+            watch.saw_result()
             done = self.tally.before + self.tally.done + len(self.tally.failed)
             self.on_progress(done, {"tokens": float(self.tally.tokens)})
 
@@ -266,31 +258,8 @@ class Runner:
             raise OSError(error.errno, error.strerror, str(self.path)) from None
         self._last_sync = time.monotonic()
 
-    async def _watch(self) -> None:
-        """Ends the run when our own server has died, when no result came for `stall_seconds` and the sampler gives
-        no sign of life, or when draining takes too long."""
-        asked: asyncio.Task[bool] | None = None
-        try:
-            while True:
-                await asyncio.sleep(min(0.5, self.stall_seconds / 4))
-                self.check_server()
-                if self._stop_signal and time.monotonic() > self._stop_at:
-                    raise Stopped(self._stop_signal)
-                if time.monotonic() - self._last_result <= self.stall_seconds:
-                    continue
-                if asked is None and self.is_working is not None:
-                    asked = asyncio.create_task(_answer_of(self.is_working))
-                if asked is not None and not asked.done():
-                    continue
-                if asked is None or not asked.result():
-                    kept = f"what was written is kept in {self.path}; run the same command to go on"
-                    raise ServerGone(f"no answer for {self.stall_seconds:g} s: {kept}")
-                log.info("no answer for %g s, but the sampler works: waiting on", self.stall_seconds)
-                self._last_result, asked = time.monotonic(), None
-        finally:
-            if asked is not None:
-                asked.cancel()
-
-
-async def _answer_of(question: Callable[[], Awaitable[bool]]) -> bool:
-    return await question()
+    def _check(self) -> None:
+        """Raises where our own server has died, and where draining takes too long."""
+        self.check_server()
+        if self._stop_signal and time.monotonic() > self._stop_at:
+            raise Stopped(self._stop_signal)

@@ -26,16 +26,8 @@ from collections.abc import Callable
 from typing import Any, Self
 
 from espalier.sampling.child_process import ChildProcess, die_with_parent, engine_environment
-
-# New weights with a receipt; how much of a prompt came from the prefix cache.
-_CONTROLS = {
-    "worker-extension-cls": "espalier.sampling.weight_receipt.ReceivesWeights",
-    "enable-prompt-tokens-details": True,
-}
-# An engine of one device works in one process. On CPUs vLLM gives its worker a process of its own, which keeps a core
-# busy for a second after the last request: the trainer's, where they share a machine.
-_ONE_PROCESS = {"distributed-executor-backend": "vllm.v1.executor.uniproc_executor.UniProcExecutor"}
-_PARALLEL = ("tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size")
+from espalier.sampling.engine_arguments import engine_arguments, is_one_process, spelled
+from espalier.sampling.placement import core_list
 
 
 class CannotStart(RuntimeError):
@@ -74,7 +66,7 @@ class VLLMServer(ChildProcess):
     `options` are the server's own flags (`max_num_seqs: 256` → `--max-num-seqs 256`). `has_controls` opens
     the development endpoints that take new weights (loopback only), and loads `sampling.weight_receipt`.
     `kv_cache_gib` and `num_threads` (from `first_core` on; 0: all cores) count on CPUs only. `devices` are the GPUs
-    it may see ("0,1"; empty: all).
+    it may see, as CUDA_VISIBLE_DEVICES names them ("4,5"; empty: all that this program sees).
     """
 
     def __init__(
@@ -95,13 +87,13 @@ class VLLMServer(ChildProcess):
         super().__init__("the vLLM server", log)
         self.model = model
         self.port = port
-        self.dtype = str((options or {}).get("dtype", dtype))
         self.start_seconds = start_seconds
         self.kv_cache_gib = kv_cache_gib
         self.has_controls = has_controls
         self.num_threads = num_threads
-        self.options = options or {}
-        own = str(self._own_flags.get("max-model-len", max_model_len))
+        self.options = spelled(options or {})
+        own = str(self.options.get("max_model_len", max_model_len))
+        self.dtype = str(self.options.get("dtype", dtype))
         self.max_model_len = int(own) if own.isdecimal() else None  # vLLM's auto, 16k and the like
         self.devices = devices
         self.first_core = first_core
@@ -112,45 +104,32 @@ class VLLMServer(ChildProcess):
         """Where it answers."""
         return f"http://{self.host}:{self.port}"
 
-    @property
-    def _own_flags(self) -> dict[str, Any]:
-        """The options as the server spells them."""
-        return {name.replace("_", "-"): value for name, value in self.options.items()}
-
-    @property
-    def _is_one_process(self) -> bool:
-        """Whether it takes weights and works on one device, and nothing else was asked for."""
-        own = self._own_flags
-        is_alone = all(own.get(name) in (None, 1) for name in _PARALLEL) and not own.keys() & _ONE_PROCESS.keys()
-        return self.has_controls and is_alone
-
     def command(self) -> list[str]:
         """The server's command line."""
         flags = {
-            "model": self.model,
-            "served-model-name": "policy",
+            "served_model_name": "policy",
             "host": self.host,
             "port": self.port,
-            "dtype": self.dtype,
-            "max-model-len": self.max_model_len,
-            **(_CONTROLS if self.has_controls else {}),
-            **(_ONE_PROCESS if self._is_one_process else {}),
-            **self._own_flags,
+            # how much of a prompt came from the prefix cache
+            **({"enable_prompt_tokens_details": True} if self.has_controls else {}),
+            **engine_arguments(self.model, self.dtype, self.max_model_len, self.options, self.has_controls),
         }
         words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
         for name, value in flags.items():
+            flag = f"--{name.replace('_', '-')}"
             if value is True:
-                words.append(f"--{name}")
+                words.append(flag)
             elif value not in (False, None):
-                words += [f"--{name}", str(value)]
+                words += [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
         return words
 
     def environment(self) -> dict[str, str]:
         """An engine's, with the threads it is given, and controls when asked."""
         environment = engine_environment(self.kv_cache_gib, self.devices)
         if self.num_threads:
-            environment["VLLM_CPU_OMP_THREADS_BIND"] = f"{self.first_core}-{self.first_core + self.num_threads - 1}"
-        elif self._is_one_process:  # a core is left to the part that answers, as vLLM leaves one to it
+            environment["VLLM_CPU_OMP_THREADS_BIND"] = core_list(self.first_core, self.num_threads)
+        elif is_one_process(self.options, self.has_controls):
+            # a core is left to the part that answers, as vLLM leaves one to it
             spare = max(1, len(os.sched_getaffinity(0)) - 1)
             asked = environment.get("OMP_NUM_THREADS", "")
             environment["OMP_NUM_THREADS"] = str(min(spare, int(asked)) if asked.isdecimal() else spare)

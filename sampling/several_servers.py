@@ -1,7 +1,7 @@
 """Several vLLM servers of our own on one machine: started side by side, each on a port, cores and GPUs of its own."""
 
 import logging
-import os
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -9,6 +9,7 @@ from typing import Any, Self
 from espalier.data.records import BadInput
 from espalier.sampling.child_process import numbered
 from espalier.sampling.client import ServerGone
+from espalier.sampling.placement import deal_gpus, share_of_cores
 from espalier.sampling.server import VLLMServer, free_port
 
 log = logging.getLogger("sample")
@@ -17,11 +18,11 @@ log = logging.getLogger("sample")
 class VLLMServers:
     """`with VLLMServers(model=..., log=..., num_servers=2) as servers: servers.base_url`, a list of addresses.
 
-    `log` gets the server's number before its ending. Each server sees `gpus_each` GPUs of its own, in order (0: no
-    GPU is dealt out); without GPUs it computes with `num_threads` threads (0: an equal share of the cores). A server
-    that dies is left to the client, which sends its problems to the others; only when none lives is the run over. With
-    `has_controls` (they take new weights, as `VLLMServer` says) the run is over when the first one dies: all follow one
-    policy.
+    `log` gets the server's number before its ending. Each server has `gpus_each` of the visible GPUs, or of `gpus`
+    among them (`sampling.placement.deal_gpus`); without GPUs it computes with `num_threads` threads (0: an equal share
+    of the cores). A server that dies is left to the client, which sends its problems to the others; only when none
+    lives is the run over. With `has_controls` (they take new weights, as `VLLMServer` says) the run is over when the
+    first one dies: all follow one policy.
     """
 
     def __init__(
@@ -29,7 +30,8 @@ class VLLMServers:
         model: str,
         log: str,
         num_servers: int,
-        gpus_each: int = 0,
+        gpus_each: int | None = None,
+        gpus: Sequence[int | str] = (),
         max_model_len: int = 512,
         dtype: str = "bfloat16",
         start_seconds: float = 300.0,
@@ -40,8 +42,9 @@ class VLLMServers:
     ):
         if num_servers < 1:
             raise BadInput(f"server.num_servers must be at least 1, got {num_servers}")
-        if not gpus_each and not num_threads:
-            num_threads = max(1, (os.cpu_count() or 1) // num_servers)
+        devices = deal_gpus(num_servers, gpus_each, gpus, options or {}, "server")
+        if not any(devices) and not num_threads:
+            num_threads = share_of_cores(num_servers)
         self.servers = [
             VLLMServer(
                 model,
@@ -53,7 +56,7 @@ class VLLMServers:
                 has_controls=has_controls,
                 num_threads=num_threads,
                 options=options,
-                devices=",".join(map(str, range(number * gpus_each, (number + 1) * gpus_each))),
+                devices=devices[number],
                 first_core=number * num_threads,
             )
             for number in range(num_servers)

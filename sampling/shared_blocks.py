@@ -7,8 +7,8 @@ of every prompt it computes what no one computed before, and the last token of e
 
 `BlockTable` knows what each block of the cache holds. `SharedBlocks`, built on demand where vLLM is installed, brings
 it into the engine through vLLM's own extension point (a KV connector, `KVConnectorBase_V1` of vLLM 0.32);
-conf/server/shared_blocks.yaml has the flags. The engine counts copied tokens as `prompt_tokens_by_source` with the
-source `external_kv_transfer`, and those it computed with `local_compute`.
+conf/engine_options/shared_blocks.yaml has the flags. The engine counts copied tokens as `prompt_tokens_by_source` with
+the source `external_kv_transfer`, and those it computed with `local_compute`.
 
 Why a copy is sound. Blocks are copied before a step's forward pass, all read before any is written, so a source holds
 what it held when the step before ended, even where this step gives it to someone else. A block counts from the step

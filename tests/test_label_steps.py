@@ -191,9 +191,6 @@ def test_hard_labels_and_classes(tmp_path: Path) -> None:
 def test_states_that_were_not_completed_have_no_label_where_nothing_is_known_of_them(tmp_path: Path) -> None:
     some = [row for row in ALL if row.state_id != "p/0#2"]
     assert label(tmp_path, some)[0].labels == [0.5, None, 1.0, 1.0]
-    pooled = label(tmp_path, some, estimator="pooled")[0]
-    # (1,2,3): 4 of 4 and a right way: 1. (1,2,5): 0 of 4, a way by (1,2,5,6), which is 0 of 4 and a wrong way: 0.
-    assert pooled.labels == pytest.approx([(2 + 2 * 0.5) / 6, (1.0 + 0.0) / 2, 1.0, 1.0])
     smoothed = label(tmp_path, some, estimator="smoothed")[0]
     assert all(one is not None and 0 <= one <= 1 for one in smoothed.labels)
 
@@ -231,6 +228,8 @@ def test_the_search_halves_what_is_not_known() -> None:
 def test_unknown_settings_and_files_of_others_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no estimator 'guessed': choose from counted"):
         label(tmp_path, ALL, estimator="guessed")
+    with pytest.raises(BadInput, match=r"stage\.estimator=pooled is no longer there: choose smoothed"):
+        label(tmp_path, ALL, estimator="pooled")
     with pytest.raises(BadInput, match="there is no noise policy 'ignore'"):
         label(tmp_path, ALL, noise="ignore")
     with pytest.raises(BadInput, match="completion 'p/9#1/0': there is no state 'p/9#1'"):

@@ -14,16 +14,20 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from hydra.errors import HydraException
 from rl_cases import read_metrics
 
 from espalier.data.records import BadInput
 from espalier.rl.assembly import check_client, engines_of
 from espalier.rl.live_engine import OwnEngine, StaleWeights
 from espalier.rl.weight_sync import WeightSync
-from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.config_errors import describe_config_error
+from espalier.runtime.entrypoint import BadConfig, compose_config
+from espalier.runtime.schemas import RLConfig, SampleConfig
 from espalier.sampling.child_process import group_members
 from espalier.sampling.client import Refused, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.local_engines_client import LocalEnginesClient, _Engine
+from espalier.sampling.offline_client import OfflineClient
 from espalier.sampling.server import VLLMServer
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -229,6 +233,7 @@ def test_they_die_with_the_program_that_started_them(tmp_path: Path) -> None:
 
 def test_every_engine_has_a_seed_threads_and_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     client = LocalEnginesClient("m", "l", num_engines=3, gpus=[1, "2", 5], seed=5, options={"enforce_eager": True})
     assert [client.settings(number)["options"]["seed"] for number in range(3)] == [5, 6, 7]
@@ -238,19 +243,44 @@ def test_every_engine_has_a_seed_threads_and_gpus_of_its_own(monkeypatch: pytest
     assert {row["OMP_NUM_THREADS"] for row in found} == {"2"}
     assert "RANK" not in found[0]
     assert LocalEnginesClient("m", "l", num_threads=3).environment(0)["OMP_NUM_THREADS"] == "3"
-    with pytest.raises(BadInput, match="a GPU for each of 2 engines, got 1"):
+    with pytest.raises(BadInput, match=r"2 engines of 1 GPU each need 2, and client\.gpus names 1"):
         LocalEnginesClient("m", "l", gpus=[0])
     with pytest.raises(BadInput, match="num_engines must be at least 1, got 0"):
         LocalEnginesClient("m", "l", num_engines=0)
 
 
-def test_they_go_with_ranks_and_deepspeed_but_without_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    check_client(LocalEnginesClient("m", "l"), None, has_deepspeed=True)
+def test_they_go_without_a_server_and_on_one_device_each() -> None:
+    check_client(LocalEnginesClient("m", "l"), None)
     with pytest.raises(BadConfig, match="set server=none"):
         check_client(LocalEnginesClient("m", "l"), VLLMServer("m", "log"))
     with pytest.raises(BadInput, match=r"client\.options\.tensor_parallel_size: an engine without a server has one"):
         LocalEnginesClient("m", "l", options={"tensor_parallel_size": 2})
+    with pytest.raises(BadConfig, match=r"choose client=vllm \(over HTTP\) or local_engines"):
+        check_client(OfflineClient("m"), None)
+
+
+def test_the_window_that_a_run_asks_of_its_server_is_the_engines() -> None:
+    here = ["client=local_engines", "server=none", "model.path=m", "output_dir=o"]
+    asked = compose_config(RLConfig, "exp/ppo/ppo_rho_math", [*here, "critic.model.path=m"])
+    assert asked.client["max_model_len"] == asked.server["max_model_len"] > 512
+    assert asked.client["options"]["logprobs_mode"] == "processed_logprobs"
+    plain = compose_config(RLConfig, "exp/ppo/group_relative_word_arithmetic", here)
+    assert (plain.client["max_model_len"], plain.client["dtype"]) == (512, "bfloat16")
+    offline = compose_config(
+        SampleConfig, "api/vllm/trajectories_in_process", ["client=local_engines", "policy=m", "output=o"]
+    )
+    assert offline.client["options"]["logprobs_mode"] == "raw_logprobs"  # as every other client
+    assert offline.client["model"] == "m"
+
+
+@pytest.mark.parametrize("old", ["in_process", "in_process_shared_blocks"])
+def test_the_engine_in_the_trainers_process_is_gone(old: str) -> None:
+    with pytest.raises(HydraException) as raised:
+        compose_config(RLConfig, "exp/ppo/group_relative_word_arithmetic", [f"client={old}", "server=none"])
+    assert describe_config_error(raised.value) == (
+        f"config: client={old} is no longer there: choose client={old.replace('in_process', 'local_engines')}, which "
+        "has engines in processes of their own"
+    )
 
 
 @pytest.mark.server

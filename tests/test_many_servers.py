@@ -185,11 +185,15 @@ def test_a_server_that_hangs_from_the_start_is_not_waited_for_long(
         sample_all([server.base_url], states(2, 1), tmp_path / "c.jsonl")
 
 
-def test_several_servers_of_our_own_get_logs_cores_and_gpus_of_their_own() -> None:
+def test_several_servers_of_our_own_get_logs_cores_and_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     servers = VLLMServers("policy", "out/run.server.log", 2, num_threads=3).servers
     assert [str(server.log) for server in servers] == ["out/run.server-0.log", "out/run.server-1.log"]
     assert [server.environment()["VLLM_CPU_OMP_THREADS_BIND"] for server in servers] == ["0-2", "3-5"]
-    servers = VLLMServers("policy", "log", 2, gpus_each=2).servers
+    assert all(server.devices == "" for server in servers)  # without GPUs
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    servers = VLLMServers("policy", "log", 2, options={"tensor-parallel-size": 2}).servers
     assert [server.environment()["CUDA_VISIBLE_DEVICES"] for server in servers] == ["0,1", "2,3"]
     with pytest.raises(BadInput, match="num_servers must be at least 1, got 0"):
         VLLMServers("policy", "log", 0)

@@ -31,7 +31,7 @@ from espalier.rl.losses import clipped_surrogate, clipped_tokens
 from espalier.rl.probes import ProbeFailed
 from espalier.rl.rollout import BadSampling, Sampler, check_params, draw_problems, score
 from espalier.rl.types import Experience, Live, Rollout, RolloutGroup
-from espalier.rl.update import Update, learning_rate
+from espalier.rl.update import Update
 from espalier.rl.watch import Watch
 from espalier.rl.weight_sync import WeightSync
 from espalier.rl.weights_file import WeightsFile
@@ -39,6 +39,7 @@ from espalier.runtime.schemas import KLConfig, RLConfig
 from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.vllm_client import VLLMClient
 from espalier.training.engine import TorchEngine, named_weights
+from espalier.training.schedule import learning_rate
 
 ROOT = Path(__file__).resolve().parent.parent
 

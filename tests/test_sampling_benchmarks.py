@@ -53,9 +53,9 @@ def test_the_share_of_tokens_at_equal_error_by_hand() -> None:
     """Between 100 tokens at error 0.4 and 400 at 0.1, error 0.2 lies half way in both logarithms: 200 tokens."""
     assert tokens_at(0.2, [(100, 0.4), (400, 0.1)]) == pytest.approx(200)
     points = {"plain": [(100, 0.5), (200, 0.4), (300, 0.3), (400, 0.25), (1000, 0.2), (2000, 0.1)],
-              "smoothed": [(100, 0.4), (400, 0.1)], "pooled": [(100, 0.9), (200, 0.8)]}  # fmt: skip
+              "smoothed": [(100, 0.4), (400, 0.1)], "adaptive": [(100, 0.9), (200, 0.8)]}  # fmt: skip
     assert shares_of(points) == {"smoothed": pytest.approx(0.2)}
-    figures = summary([{"smoothed": 0.2}, {"smoothed": 0.6, "pooled": 0.1}, {"smoothed": 0.4}], "x")
+    figures = summary([{"smoothed": 0.2}, {"smoothed": 0.6, "adaptive": 0.1}, {"smoothed": 0.4}], "x")
     assert list(figures) == ["smoothed"], "a way that does not always meet the error has no figure"
     assert (figures["smoothed"]["value"], figures["smoothed"]["low"], figures["smoothed"]["met"]) == (0.4, 0.2, True)
 

@@ -114,7 +114,7 @@ def test_the_command_line_holds_the_options_as_flags() -> None:
     words = server.command()
     assert words[:3] == [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     assert words[3:] == [
-        "--model", "policy", "--served-model-name", "policy", "--host", "127.0.0.1", "--port", "81",
+        "--served-model-name", "policy", "--host", "127.0.0.1", "--port", "81", "--model", "policy",
         "--dtype", "bfloat16", "--max-model-len", "64", "--enforce-eager", "--max-num-seqs", "8",
     ]  # fmt: skip
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.prefill import computed_tokens, shared_options
+from benchmarks.prefill import computed_tokens, engine_options
 from espalier.data.prefix_tree import least_prompt_tokens
 from espalier.sampling.client import Sample, SampleRequest, SamplingParams
 from espalier.sampling.server import VLLMServer
@@ -47,7 +47,9 @@ def test_shared_blocks_answer_as_whole_ones_do_for_less_than_whole_blocks_can(
 ) -> None:
     rows = prompts()
     want = asyncio.run(_greedy(real_server.base_url, rows))
-    with VLLMServer(str(tiny_policy), str(tmp_path / "log"), max_model_len=256, options=shared_options()) as server:
+    with VLLMServer(
+        str(tiny_policy), str(tmp_path / "log"), max_model_len=256, options=engine_options("shared_blocks")
+    ) as server:
         before = computed_tokens(server.base_url)
         found = asyncio.run(_greedy(server.base_url, rows))
         computed = computed_tokens(server.base_url) - before
@@ -58,4 +60,4 @@ def test_shared_blocks_answer_as_whole_ones_do_for_less_than_whole_blocks_can(
     same = sum(one[0].token_ids == other[0].token_ids for one, other in zip(found, want, strict=True))
     assert same >= 0.95 * len(found), "a near tie may fall either way"
     # not the least of all: a sample of one token is over before its copies look for its block
-    assert computed < 0.75 * least_prompt_tokens(rows, COPIES, int(shared_options()["block_size"]))
+    assert computed < 0.75 * least_prompt_tokens(rows, COPIES, int(engine_options("shared_blocks")["block_size"]))

@@ -77,7 +77,7 @@ def test_states_at_cut_points_are_valued_labelled_and_learnt(
     files = (str(path), str(tmp_path / "states.jsonl"))
     values = run(EstimateValues(*files), "completions.jsonl", "values.jsonl", tmp_path)
     assert [row.values for row in read_records(StepValues, values)] == [[0.5, 0.5, 1.0], [0.5, 0.5, 0.0]]
-    labels = run(LabelSteps(*files, estimator="pooled"), "completions.jsonl", "labels.jsonl", tmp_path)
+    labels = run(LabelSteps(*files, estimator="smoothed"), "completions.jsonl", "labels.jsonl", tmp_path)
     assert [len(row.labels) for row in read_records(StepLabels, labels)] == [3, 3]
 
     start = len(sampled[0].prompt_ids)

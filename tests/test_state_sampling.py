@@ -10,10 +10,11 @@ import yaml
 
 from espalier.data.jsonl import write_records
 from espalier.data.prefix_tree import least_prompt_tokens, num_distinct_tokens, shared_length, tree_order
-from espalier.data.records import BadInput, Trajectory
+from espalier.data.records import BadInput, State, Trajectory
+from espalier.data.splits import shard_of
 from espalier.pipeline.cut_states import CutStates
 from espalier.pipeline.stage import StageContext
-from espalier.rewards.state_sampling import StateSampler, shard_of
+from espalier.rewards.state_sampling import StateSampler
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 
@@ -156,38 +157,23 @@ def test_settings_out_of_range_are_refused(settings: dict[str, object], message:
         StateSampler(**settings)  # type: ignore[arg-type]
 
 
-def test_a_sampler_knows_whether_it_looks_ahead() -> None:
-    assert StateSampler(keep_ratio=0.5).is_by_prefix
-    assert not StateSampler(start_ratio=0.2).is_by_prefix
-    assert not StateSampler(min_steps=8).is_by_prefix
-    assert not StateSampler(which="middle").is_by_prefix
-    assert not StateSampler(rejects_malformed=True).is_by_prefix
-    assert StateSampler(labelled_only=True).is_by_prefix
-
-
-@pytest.mark.parametrize("num_shards", [1, 2, 3, 5, 7, 11])
-def test_shards_hold_every_problem_once_and_differ_by_one_at_most(num_shards: int) -> None:
-    rows = [replace(TEN, id=f"q{problem}/{k}", problem_id=f"q{problem}") for problem in range(7) for k in range(2)]
-    shards = [shard_of(rows, shard, num_shards) for shard in range(num_shards)]
-    assert [row.id for shard in shards for row in shard] == [row.id for row in rows]
-    sizes = [len(shard) // 2 for shard in shards]
-    assert max(sizes) - min(sizes) <= 1
-
-
-def test_a_shard_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(BadInput, match="shard 3 of 3 does not exist"):
-        shard_of([TEN], 3, 3)
-
-
 def test_the_stage_cuts_shards_that_join_to_the_whole(tmp_path: Path) -> None:
     path = str(tmp_path / "t.jsonl")
-    write_records(path, [replace(TEN, id=f"q{problem}/0", problem_id=f"q{problem}") for problem in range(5)])
+    rows = [replace(TEN, id=f"q{problem}/{k}", problem_id=f"q{problem}") for problem in range(9) for k in range(2)]
+    write_records(path, rows)
 
-    def cut(**settings: object) -> list[str]:
+    def cut(**settings: object) -> list[State]:
         context = StageContext(None, Path("unused"), 10.0)
-        return [state.id for state in CutStates(keep_ratio=0.5, **settings).run(path, context)]  # type: ignore[arg-type]
+        return list(CutStates(keep_ratio=0.5, **settings).run(path, context))  # type: ignore[arg-type]
 
-    assert [one for shard in range(3) for one in cut(shard=shard, num_shards=3)] == cut()
+    shards = [cut(shard=shard, num_shards=3) for shard in range(3)]
+    assert sorted(state.id for shard in shards for state in shard) == sorted(state.id for state in cut())
+    for number, shard in enumerate(shards):  # whole problems, and the shards of the task
+        assert {shard_of(state.problem_id, 3) for state in shard} == {number}
+    with pytest.raises(BadInput, match=r"stage\.shard must be 0 to 2 \(num_shards - 1\), got 3"):
+        cut(shard=3, num_shards=3)
+    with pytest.raises(BadInput, match=r"stage\.num_shards must be at least 1, got 0"):
+        cut(num_shards=0)
 
 
 # --- the prefix tree ----------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from espalier.training import checkpoint
 from espalier.training.assembly import make_layout
 from espalier.training.checkpoint import BadCheckpoint, TrainState, checkpoints, write_folder
 from espalier.training.engine import BadPrecision, TorchEngine
-from espalier.training.loop import Loop, NotFinite, learning_rate
+from espalier.training.loop import Loop, NotFinite, rate_at
 from espalier.training.objectives.bradley_terry import BradleyTerry
 from espalier.training.objectives.dpo import DirectPreference
 from espalier.training.objectives.dpo_positive import PositivePreference
@@ -415,21 +415,21 @@ def test_a_run_evaluates_at_its_end_and_logs_it(tiny_policy: Path, tmp_path: Pat
 def test_the_learning_rate_warms_up_and_falls() -> None:
     config = train_config(learning_rate=8.0, warmup_steps=2)
     config.schedule = "linear"
-    assert [learning_rate(step, 6, config) for step in range(7)] == [4.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0]
+    assert [rate_at(step, 6, config) for step in range(7)] == [4.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0]
     config.schedule = "constant"
-    assert [learning_rate(step, 6, config) for step in (0, 1, 2, 5)] == [4.0, 8.0, 8.0, 8.0]
+    assert [rate_at(step, 6, config) for step in (0, 1, 2, 5)] == [4.0, 8.0, 8.0, 8.0]
     config.schedule = "cosine"
-    assert learning_rate(4, 6, config) == pytest.approx(4.0)
-    assert learning_rate(3, 6, config) == pytest.approx(4 * (1 + math.sqrt(0.5)))
+    assert rate_at(4, 6, config) == pytest.approx(4.0)
+    assert rate_at(3, 6, config) == pytest.approx(4 * (1 + math.sqrt(0.5)))
 
 
 def test_a_warm_up_may_be_a_share_of_all_steps() -> None:
     config = train_config(learning_rate=8.0, warmup_steps=5, warmup_share=0.35)
     config.schedule = "linear"
-    assert [learning_rate(step, 6, config) for step in range(7)] == [4.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0]
+    assert [rate_at(step, 6, config) for step in range(7)] == [4.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0]
     config.warmup_share = 1.0
     with pytest.raises(BadInput, match=r"warmup_share must be in \[0, 1\), got 1.0"):
-        learning_rate(0, 6, config)
+        rate_at(0, 6, config)
 
 
 def test_a_misspelt_schedule_or_precision_fails_in_the_first_step(tiny_policy: Path, tmp_path: Path) -> None:

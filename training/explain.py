@@ -34,7 +34,7 @@ from espalier.training.guards import (
     read_tokens,
     token_rows,
 )
-from espalier.training.loop import is_due, learning_rate, num_steps, num_warmup_steps
+from espalier.training.loop import is_due, num_steps, num_warmup_steps, rate_at
 
 log = logging.getLogger("stage")
 
@@ -151,9 +151,9 @@ def _steps(config: TrainConfig, steps: int, num_examples: int) -> dict[str, Any]
         "epochs": round(steps * config.batch_size / num_examples, 4),
         "warmup_steps": num_warmup_steps(config, steps),
         "schedule": config.schedule,
-        "learning_rate": {"first": learning_rate(0, steps, config),
-                          "highest": max(learning_rate(step, steps, config) for step in range(steps)),
-                          "last": learning_rate(steps - 1, steps, config)},
+        "learning_rate": {"first": rate_at(0, steps, config),
+                          "highest": max(rate_at(step, steps, config) for step in range(steps)),
+                          "last": rate_at(steps - 1, steps, config)},
     }  # fmt: skip
 
 

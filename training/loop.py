@@ -8,7 +8,7 @@ the step at hand (or at once in an evaluation, which is then made up for), with 
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from espalier.training import checkpoint
 from espalier.training.engine import Engine, autocast
 from espalier.training.objectives.objective import MeasuresStep, Objective, finish_metrics
 from espalier.training.reference_logprobs import ReferenceLogprobs
+from espalier.training.schedule import learning_rate
 from espalier.training.stopping import Stopped, StopSignals
 
 log = logging.getLogger(__name__)
@@ -39,26 +40,12 @@ class NotFinite(RuntimeError):
     exit_code = 1
 
 
-# The learning rate after the warm-up, as a share of the highest, at a share of the steps left.
-SCHEDULES: dict[str, Callable[[float], float]] = {
-    "constant": lambda progress: 1.0,
-    "linear": lambda progress: 1 - progress,
-    "cosine": lambda progress: 0.5 * (1 + math.cos(math.pi * progress)),
-}
-
-
-def learning_rate(step: int, max_steps: int, config: TrainConfig) -> float:
-    """Linear warm-up over `warmup_steps` (or `warmup_share` of all steps, rounded down), then constant, linear to 0 or
-    cosine to 0. `step` from 0."""
+def rate_at(step: int, max_steps: int, config: TrainConfig) -> float:
+    """The learning rate of a step (from 0) of `max_steps`. Raises BadInput on settings that make none."""
     if not 0 <= config.warmup_share < 1:
         raise BadInput(f"warmup_share must be in [0, 1), got {config.warmup_share}")
-    if config.schedule not in SCHEDULES:
-        raise BadInput(f"schedule must be one of {', '.join(SCHEDULES)}, got '{config.schedule}'")
     warmup = num_warmup_steps(config, max_steps)
-    if step < warmup:
-        return config.learning_rate * (step + 1) / warmup
-    progress = (step - warmup) / max(1, max_steps - warmup)
-    return config.learning_rate * SCHEDULES[config.schedule](progress)
+    return learning_rate(step, config.learning_rate, warmup, config.schedule, max_steps)
 
 
 def num_steps(config: TrainConfig, num_examples: int) -> int:
@@ -217,7 +204,7 @@ class Loop:
     def train_step(self, step: int) -> dict[str, float]:
         """One optimizer step; means over all ranks of the loss and of what the objective logs."""
         started = time.monotonic()
-        rate = learning_rate(step, self.max_steps, self.config)
+        rate = rate_at(step, self.max_steps, self.config)
         self.engine.model.train()
         batches = self._batches(step)
         self.engine.start_step(len(batches))

@@ -2,7 +2,7 @@
 
     python -m benchmarks.silence_sides.clean_runs FOLDER [--iterations 30] [--cells short-llama medium ...]
 
-Every cell is `main.py` itself on a policy after a short SFT of its own, with a vLLM engine in the trainer's process: 8
+Every cell is `main.py` itself on a policy after a short SFT of its own, with a vLLM engine without a server: 8
 problems an iteration, 8 rollouts each. Three lengths of word arithmetic (2 to 5, 5 to 7, 8 to 10 operations), two
 families, two learning rates (the recipe's and three times as much), GRPO in all of them and VinePPO at each length. An
 alarm is a run that ends early, or a warning that engine and trainer differ. A cell that is done is kept in
@@ -31,8 +31,8 @@ LENGTHS = {"short": (2, 5), "medium": (5, 7), "long": (8, 10)}
 FAMILIES = ("llama", "qwen3")
 RATES = (1e-4, 3e-4)
 GRPO, VINEPPO = "group_relative", "vineppo"
-_SETTINGS = """client=in_process server=none params.max_tokens=160 group_size=8 minibatch_size=64 micro_batch_size=64
-    eval_every=0 save_every=0 num_samples=0 task.num_train=1000"""
+_SETTINGS = """client=local_engines client.num_engines=1 server=none params.max_tokens=160 group_size=8
+    minibatch_size=64 micro_batch_size=64 eval_every=0 save_every=0 num_samples=0 task.num_train=1000"""
 _FEW = "num_problems=2 group_size=4 advantage.completions_per_state=3"  # every state of a rollout is completed
 _WARNINGS = ("the engine's log-probs drift", "engine and trainer")
 

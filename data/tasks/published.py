@@ -23,7 +23,7 @@ from espalier.data.answers.grading import KINDS, grade_answer
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import BadInput, Demonstration, Problem
 from espalier.data.sources import LETTERS, BadRow, RejectedRow, Row, read_hub_rows, read_json_rows
-from espalier.data.splits import SplitPlan, shard_of
+from espalier.data.splits import SplitPlan, check_shard, shard_of
 from espalier.data.splitters import SPLITTERS, splitter
 
 log = logging.getLogger(__name__)
@@ -70,13 +70,12 @@ class PublishedTask:
 
     def __post_init__(self) -> None:
         order = self.option_order
+        check_shard(self.shard, self.num_shards, f"{self.name}: task")
         for is_good, need in (
             (self.kind in KINDS, f"task.kind must be one of {', '.join(KINDS)}, got '{self.kind}'"),
             (self.steps in SPLITTERS, f"task.steps must be one of {', '.join(SPLITTERS)}, got '{self.steps}'"),
             (order in ("", "seeded") or sorted(order) == list(LETTERS[: len(order)]),
              f"task.option_order must be '', 'seeded' or each of the first letters once (BCAD), got '{order}'"),
-            (0 <= self.shard < self.num_shards,
-             f"task.shard must be 0 to {self.num_shards - 1} (num_shards - 1), got {self.shard}"),
             (self.limit >= 0, f"task.limit must be 0 (all) or more, got {self.limit}"),
         ):  # fmt: skip
             if not is_good:
@@ -116,8 +115,7 @@ class PublishedTask:
         is wrong with a file as a whole."""
         own = {published: name for name, published in self.hub_splits.items() if name in self.files}
         problems, rejected = self.read_split(split if split in self.files else own.get(split, split))
-        if self.num_shards > 1:
-            problems = [p for p in problems if shard_of(p.id, self.num_shards) == self.shard]
+        problems = [p for p in problems if shard_of(p.id, self.num_shards) == self.shard]
         problems = problems[: self.limit] if self.limit else problems
         return [self._reordered(problem) for problem in problems], rejected
 

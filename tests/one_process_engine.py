@@ -1,12 +1,10 @@
-"""vLLM in this process, put through everything that reinforcement learning asks of it; run by
-tests/test_in_process_engine.py in a process of its own, which vLLM changes for good.
+"""The engine of `client=local_engines`, put through everything that reinforcement learning asks of it; run by
+tests/test_one_process_engine.py in a process of its own, which vLLM changes for good.
 
-    python -m tests.in_process_engine POLICY LOG
+    python -m tests.one_process_engine POLICY
 """
 
 import asyncio
-import os
-import random
 import sys
 import tempfile
 from pathlib import Path
@@ -20,13 +18,13 @@ from espalier.rl.live_engine import OwnEngine, StaleWeights
 from espalier.rl.probes import CACHE, WEIGHTS
 from espalier.rl.weight_sync import WeightSync
 from espalier.sampling.client import Refused, SampleRequest, SamplingParams, ServerGone
-from espalier.sampling.offline_client import OfflineClient
+from espalier.sampling.one_process_engine import OneProcessEngine
 from espalier.training.engine import named_weights
 
 PROMPTS = [list(range(5 + k, 30 + 3 * k)) for k in range(6)]
 
 
-async def same_text_as_vllm(client: OfflineClient) -> None:
+async def same_text_as_vllm(client: OneProcessEngine) -> None:
     """Texts that are decoded here are those that vLLM makes token by token; log-probs are of the sampled tokens."""
     rows = [SampleRequest(str(k), "", ids) for k, ids in enumerate(PROMPTS)]
     greedy = SamplingParams(n=1, temperature=0.0, max_tokens=20, has_logprobs=True)
@@ -49,7 +47,7 @@ async def same_text_as_vllm(client: OfflineClient) -> None:
         await client.sample(SampleRequest("strange", "", [100_000] * 16), greedy)
 
 
-async def whoever_gives_up_leaves_nothing(client: OfflineClient) -> None:
+async def whoever_gives_up_leaves_nothing(client: OneProcessEngine) -> None:
     """A cancelled request is taken out of the engine, and the others go on."""
     long = SamplingParams(n=4, temperature=1.0, max_tokens=200)
     asked = [asyncio.create_task(client.sample(SampleRequest(str(k), "", ids), long)) for k, ids in enumerate(PROMPTS)]
@@ -64,7 +62,7 @@ async def whoever_gives_up_leaves_nothing(client: OfflineClient) -> None:
     assert not await client.is_working()
 
 
-async def follows_the_policy(client: OfflineClient, policy: str) -> None:
+async def follows_the_policy(client: OneProcessEngine, policy: str) -> None:
     """Deliveries, receipts, stamps, the prefix cache, and what is said where one of them is missing."""
     model = load_policy(policy, "eager")
     engine = OwnEngine(client)
@@ -101,7 +99,7 @@ async def follows_the_policy(client: OfflineClient, policy: str) -> None:
     assert told.value.fault.kind == WEIGHTS
 
 
-async def a_failure_is_told_to_all(client: OfflineClient) -> None:
+async def a_failure_is_told_to_all(client: OneProcessEngine) -> None:
     """What the engine raises ends every request in one line, and a delivery."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "model.safetensors").symlink_to("/proc/1/fd/100000")
@@ -118,29 +116,20 @@ async def a_failure_is_told_to_all(client: OfflineClient) -> None:
         assert str(found) == "the vLLM engine failed: RuntimeError: no memory in two lines"
 
 
-async def main(policy: str, log: str) -> None:
+async def main(policy: str) -> None:
     """All of it, with one engine."""
-    client = OfflineClient(policy, max_model_len=256, is_one_process=True, log=log,
-                           options={"enforce_eager": True, "max_num_seqs": 32})  # fmt: skip
-    before, threads, environment = torch.set_num_threads, torch.get_num_threads(), dict(os.environ)
-    torch.manual_seed(3)
-    random.seed(3)
-    states = torch.get_rng_state(), random.getstate()
     with pytest.raises(ServerGone, match="no vLLM engine can be had for /nowhere"):
-        await OfflineClient("/nowhere", is_one_process=True, log=log).open()
+        await OneProcessEngine("/nowhere").open()
+    options = {"enforce_eager": True, "max_num_seqs": 32, "seed": 7}
+    client = OneProcessEngine(policy, max_model_len=256, options=options)
     await client.open()
-    assert torch.set_num_threads is before
-    assert torch.get_num_threads() == threads
-    assert torch.equal(torch.get_rng_state(), states[0])  # vLLM seeds the process
-    assert random.getstate() == states[1]
-    assert dict(os.environ) == environment
+    assert torch.initial_seed() == 7  # of all that it samples: engines beside one another draw different samples
     assert client._decode is not None
     await same_text_as_vllm(client)
     await whoever_gives_up_leaves_nothing(client)
     await follows_the_policy(client, policy)
     await a_failure_is_told_to_all(client)
     await client.close()
-    assert "Loading weights" in Path(log).read_text()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,56 @@
+"""vLLM's arguments for an engine of ours: the same behind a server and without one.
+
+What an engine is asked for by name (`conf/engine_options/`) goes to vLLM as it is, and wins over what is written here.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from espalier.data.records import BadInput
+
+PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
+BACKEND = "distributed_executor_backend"
+# New weights, with a receipt of every worker.
+_TAKES_WEIGHTS = {"worker_extension_cls": "espalier.sampling.weight_receipt.ReceivesWeights"}
+# An engine of one device works in one process. On CPUs vLLM gives its worker a process of its own, which keeps a core
+# busy for a second after the last request: the trainer's, where they share a machine.
+_ONE_PROCESS = {BACKEND: "vllm.v1.executor.uniproc_executor.UniProcExecutor"}
+
+
+def spelled(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with vLLM's names for them, which a command line may write with dashes."""
+    return {name.replace("-", "_"): value for name, value in options.items()}
+
+
+def num_devices(options: Mapping[str, Any]) -> int:
+    """How many devices an engine with these options works on (1 where none of them says more)."""
+    own = spelled(options)
+    return math.prod(int(own.get(name) or 1) for name in PARALLEL)
+
+
+def check_one_device(options: Mapping[str, Any]) -> None:
+    """Raise BadInput where vLLM's options ask for several: an engine without a server works in one process."""
+    own = spelled(options)
+    for name in PARALLEL:
+        if own.get(name) not in (None, 1):
+            raise BadInput(f"client.options.{name}: an engine without a server has one device: choose client=vllm")
+
+
+def is_one_process(options: Mapping[str, Any], takes_weights: bool) -> bool:
+    """Whether an engine takes weights and works on one device, and nothing else was asked for."""
+    return takes_weights and num_devices(options) == 1 and BACKEND not in spelled(options)
+
+
+def engine_arguments(
+    model: str, dtype: str, max_model_len: int | None, options: Mapping[str, Any], takes_weights: bool
+) -> dict[str, Any]:
+    """Of one engine: name → value, names with underscores. `max_model_len` in tokens."""
+    return {
+        "model": model,
+        "dtype": dtype,
+        "max_model_len": max_model_len,
+        **(_TAKES_WEIGHTS if takes_weights else {}),
+        **(_ONE_PROCESS if is_one_process(options, takes_weights) else {}),
+        **spelled(options),
+    }
