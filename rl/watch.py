@@ -87,7 +87,7 @@ class Watch:
             bos_id=getattr(self.tokenizer, "bos_token_id", None),
             has_stop_strings=bool(self.params.stop),
         )
-        if fault is None and lag > self.config.probes.max_version_lag:
+        if fault is None and lag:
             oldest = min(rollout.policy_version for rollout in rollouts)
             fault = Fault(VERSION, f"rollouts of policy version {oldest} are to train version {version}")
         self._is_told = fault is not None

@@ -188,14 +188,13 @@ class ProbesConfig:
 
     `max_gap`: the mean absolute difference of the engine's and the trainer's log-probs, in nats a token (0: what
     rounding makes of this policy, measured in every iteration, decides; an engine with quantised weights needs a number
-    of its own). `max_version_lag`: iterations between the policy that sampled and the one that is trained. `max_step`:
-    KL between one version and the next on fixed responses, and `max_update_kl`, `max_reference_kl`, in nats a token (0:
-    any).
+    of its own). `max_step`: KL between one version and the next on fixed responses, and `max_update_kl`,
+    `max_reference_kl`, in nats per token (0: any). Rollouts of another version than the one that is trained are never
+    learnt from.
     """
 
     on_fault: str = "stop"
     max_gap: float = 0.0
-    max_version_lag: int = 0
     max_step: float = 1.0
     max_update_kl: float = 1.0
     max_reference_kl: float = 3.0
