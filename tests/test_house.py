@@ -150,14 +150,18 @@ def test_the_product_is_its_packages_and_programs(tmp_path: Path) -> None:
 def test_a_task_loads_what_its_modules_import_outside_of_functions(tmp_path: Path) -> None:
     root = make_tree(tmp_path, {
         "main.py": "from espalier.rl.trainer import train\n",
+        "espalier/prm.py": "from espalier import names\nimport espalier.data.records\n",
+        "espalier/names.py": "",
         "rl/__init__.py": "from espalier.rl import names\n",
         "rl/names.py": "import torch\n",
         "rl/trainer.py": "from espalier.data import records\ndef f():\n    import espalier.rl.late\n",
         "rl/late.py": "",
-        "data/records.py": "if TYPE_CHECKING:\n    import espalier.data.typed\n",
+        "data/records.py": "if TYPE_CHECKING:\n    import espalier.data.typed\nelse:\n    import espalier.data.late",
         "data/typed.py": "",
+        "data/late.py": "",
     })  # fmt: skip
-    assert imports.closure(root, ["main"]).places == ["data.records", "rl.names", "rl.trainer"]
+    assert imports.closure(root, ["main"]).places == ["data.late", "data.records", "rl.names", "rl.trainer"]
+    assert imports.closure(root, ["prm"]).places == ["data.late", "data.records", "names", "prm"]
     assert imports.closure(root, ["rl.gone rl.late"]).places == ["rl.late", "rl.names"]
     with pytest.raises(LookupError, match=r"there is no module rl\.gone"):
         imports.closure(root, ["rl.gone"])

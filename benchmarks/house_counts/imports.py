@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.house_counts.source import Found, Function
 
 # What a task imports, `data.jsonl` for espalier.data.jsonl; of several names in one string, the first that is there.
-SCORING = ("data.jsonl", "models.load", "models.scalar_head", "rewards.process", "runtime.distributed")
+SCORING = ("prm rewards.process", "data.jsonl", "models.load", "models.scalar_head", "runtime.distributed")
 GRPO = ("main", "rl.advantages.grpo rl.advantages.group_relative")
 
 _TIMED = "import time; began = time.perf_counter(); import espalier; print(time.perf_counter() - began)"
@@ -22,15 +22,18 @@ _LOADED = "import sys, espalier; print('torch' in sys.modules)"
 
 def file_of(root: Path, module: str) -> Path | None:
     """Return the file of a module below `espalier`, or of a program; None where there is none."""
-    path = root / module.replace(".", "/")
-    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+    paths = [folder / module.replace(".", "/") for folder in (root, root / "espalier")]
+    files = [file for path in paths for file in (path.with_suffix(".py"), path / "__init__.py")]
+    return next((file for file in files if file.is_file()), None)
 
 
 def _statements(node: ast.AST) -> Iterator[ast.AST]:
     """What runs when a module is loaded: nothing inside of functions, nothing for type checkers alone."""
     for child in ast.iter_child_nodes(node):
-        is_for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
-        if not isinstance(child, Function) and not is_for_types:
+        if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
+            is_negated = isinstance(child.test, ast.UnaryOp)
+            child = ast.Module(child.body if is_negated else child.orelse, [])
+        if not isinstance(child, Function):
             yield child
             yield from _statements(child)
 
@@ -66,7 +69,7 @@ def closure(root: Path, task: Sequence[str]) -> Found:
             continue
         loaded[name] = file
         waiting += [*imported(file), *(name.rpartition(".")[0] for _ in range("." in name))]
-    modules = sorted(name for name, file in loaded.items() if file.name != "__init__.py" and "." in name)
+    modules = sorted(name for name, file in loaded.items() if file.name != "__init__.py" and file.parent != root)
     return Found(len(modules), modules)
 
 
