@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from benchmarks.same.names import metrics_after
 
-_NOT_COMPARED = re.compile(r"seconds|per_second|_gib|sync_share|overhead")
+_NOT_COMPARED = re.compile(r"seconds|per_second|_gib")
 MODELS = ("model", "critic")
 
 

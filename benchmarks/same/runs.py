@@ -61,7 +61,8 @@ _RL = f"""-cn rl model.path={{policy}} model.attention=eager server=none client.
     num_samples=2"""
 ONLINE = (
     Run("GRPO", RL, f"{_RL} advantage=group_relative max_resamplings=1 kl=loss"),
-    Run("RLOO", RL, f"{_RL} advantage=leave_one_out reward=outcome_and_form loss_normaliser=sequence"),
+    Run("RLOO", RL, f"""{_RL} advantage=leave_one_out reward=outcome_and_form reward.terms.length.free_tokens=16
+        loss_normaliser=sequence"""),
     Run("PPO", RL, f"{_RL} advantage=generalized critic=policy critic.learning_rate=0.001 kl=adaptive num_epochs=2"),
     Run("VinePPO", RL, f"{_RL} advantage=monte_carlo advantage.completions_per_state=3 whitening=standard"),
     Run("SPO", RL, f"""{_RL} advantage=cut_points advantage.completions_per_state=2
