@@ -29,8 +29,11 @@ def start(work: Callable[[], None]) -> int:
         os._exit(code)
 
 
-def start_program(name: str, settings: Sequence[str], log: Path, environment: Mapping[str, str] | None = None) -> int:
-    """The process id of `python <name> <settings>`; what it prints is appended to `log`."""
+def start_program(
+    name: str, settings: Sequence[str], log: Path, environment: Mapping[str, str] | None = None, root: Path = ROOT
+) -> int:
+    """Start `python <name> <settings>`, a program of the tree at `root`; its process id. What it prints is appended to
+    `log`."""
 
     def work() -> None:
         os.environ.update(environment or {})
@@ -40,10 +43,10 @@ def start_program(name: str, settings: Sequence[str], log: Path, environment: Ma
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
         sys.stderr = open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        sys.argv = [str(ROOT / name), *settings]
+        sys.argv = [str(root / name), *settings]
         sys.orig_argv = [sys.executable, *sys.argv]  # what a message calls the command
         try:
-            runpy.run_path(str(ROOT / name), run_name="__main__")
+            runpy.run_path(str(root / name), run_name="__main__")
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

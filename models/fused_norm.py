@@ -38,15 +38,15 @@ class _RMSNorm(torch.autograd.Function):
 
 
 class FusedRMSNorm(torch.nn.Module):
-    """Stands in for a transformers RMSNorm with `weight` and `variance_epsilon`. `is_read_by_linear`: what reads it
-    rounds it to autocast's precision anyway."""
+    """Takes the place of a transformers RMSNorm with `weight` and `variance_epsilon`. `is_read_by_linear`: what reads
+    it rounds it to autocast's precision anyway."""
 
     weight: torch.nn.Parameter
     variance_epsilon: float
     is_read_by_linear: bool
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The normed states; in autocast's precision where it is on and `is_read_by_linear`."""
+        """Normalise `hidden_states` [..., D] over D; in autocast's precision where it is on and `is_read_by_linear`."""
         device = hidden_states.device.type
         kind = hidden_states.dtype
         if self.is_read_by_linear and torch.is_autocast_enabled(device):

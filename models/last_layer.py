@@ -65,9 +65,9 @@ def read_last_layer(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def reads_of(model: Any, places: torch.Tensor, num_places: int) -> dict[str, torch.Tensor]:
-    """What a transformers model is called with beside its inputs, so that of `num_places` tokens only `places` (any
-    order, repetitions allowed) have to be right: nothing where its last layer takes no such thing, or little is
-    saved."""
+    """Make the arguments that a transformers model is called with beside its inputs, so that of `num_places` tokens
+    only `places` [N] (any order, repetitions allowed) have to be right: none where its last layer takes no such thing,
+    or little is saved."""
     if not isinstance(_last_layer(model), _ReadLayer):
         return {}
     reads = places.unique()

@@ -100,7 +100,7 @@ def _as_ids(found: Any) -> list[int]:
 
 
 def load_config(path: str) -> PretrainedConfig:
-    """The configuration of a model folder."""
+    """Read the configuration of a model folder. Raises BadModel where there is none that can be read."""
     check_model_folder(path)
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(path)
@@ -150,10 +150,11 @@ def from_pretrained(
     attention: str = "",
     **options: Any,
 ) -> PreTrainedModel:
-    """`auto_class.from_pretrained` in float32 master weights, errors as BadModel; `attention` as of `load_policy`.
+    """Load `auto_class.from_pretrained` in float32 master weights; `attention` as of `load_policy`.
 
     Every weight of the model must stand in the folder in its shape, and no other; `may_lack` (those that get fresh
-    values) and `may_add` are the prefixes of the names that are exempt.
+    values) and `may_add` are the prefixes of the names that are exempt. Raises BadModel where that is not so, and on a
+    folder that cannot be loaded.
     """
     check_model_folder(path)
 

@@ -142,7 +142,8 @@ def write_bits(adapter: Path, bits: int) -> None:
 
 
 def read_bits(adapter: Path) -> int:
-    """The bits of the base that an adapter was trained on; 0: it was not quantised."""
+    """Read the bits of the base that an adapter was trained on; 0: it was not quantised. Raises BadModel on a file that
+    does not say."""
     path = adapter / QUANTISATION
     try:
         return int(json.loads(path.read_text())["bits"]) if path.is_file() else 0
@@ -151,7 +152,10 @@ def read_bits(adapter: Path) -> int:
 
 
 def base_of_adapter(adapter: Path, base: str = "") -> PreTrainedModel:
-    """The model an adapter stands on: `base`, or the folder the adapter itself names; a head of its size."""
+    """Load the model an adapter stands on: `base`, or the folder the adapter itself names; a head of its size.
+
+    Raises BadModel where neither names one, and on an adapter of another task.
+    """
     settings = read_adapter(adapter)
     path = base or settings.get("base_model_name_or_path") or ""
     if not path:
@@ -178,9 +182,10 @@ def _num_labels(adapter: Path) -> int | None:
 
 
 def merge_adapter(adapter: Path, load_base: Callable[[], Any]) -> Any:
-    """The adapter's base with the adapter added to its weights, in float32: a plain model. Errors as BadModel.
+    """Add the adapter to the weights of its base, in float32; the plain model that this makes.
 
-    An adapter of a quantised base is added to the rounded weights it was trained on.
+    An adapter of a quantised base is added to the rounded weights it was trained on. Raises BadModel where the two do
+    not fit.
     """
     from peft import PeftModel
 

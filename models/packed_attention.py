@@ -202,7 +202,7 @@ def _flash_padded(
 
 
 def key_layout(segments: Segments) -> tuple[torch.Tensor, list[int]]:
-    """(where the keys of all segments lie, segment after segment; the number of keys of each)."""
+    """Return (where the keys of all segments lie [K], segment after segment; the number of keys of each)."""
     ends = torch.tensor(segments.lengths).cumsum(0).tolist()
     runs = [torch.arange(end - length, end) for end, length in zip(ends, segments.lengths, strict=True)]
     chains = [[*above, own] for own, above in enumerate(segments.above)]

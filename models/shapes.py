@@ -14,7 +14,8 @@ TOGETHER = 4  # segments that are computed at once
 
 
 def missing(size: int, step: int, tensor: torch.Tensor) -> int:
-    """How many rows `size` lacks to a multiple of `step`; none on other devices than CPUs, and none for products in
-    float32, which have no kernel of their own for each shape (ids are whole numbers: what they become is not known)."""
+    """Count the rows that `size` lacks to a multiple of `step`, for products with a `tensor` [...] of any shape; none
+    on other devices than CPUs, and none in float32, whose products have no kernel of their own for each shape (ids are
+    whole numbers: what they become is not known)."""
     is_rounded = tensor.device.type == "cpu" and tensor.dtype not in (torch.float32, torch.float64)
     return -size % step if is_rounded else 0

@@ -75,7 +75,7 @@ class AdaptiveCompletions(RoundCompletions):
         return [*super().inputs(), *([self.trajectories] if self.trajectories else [])]
 
     def first_states(self) -> list[str]:
-        """Every state."""
+        """Return every state. Raises BadInput where a state lies on none of the trajectories."""
         self._counts = {state_id: Count(0, 0) for state_id in self._states}
         self._weights = dict.fromkeys(self._states, 1)
         if self.trajectories:

@@ -63,7 +63,10 @@ def smooth(
     num_points: int = 21,
     num_rounds: int = 15,
 ) -> dict[StateKey, SmoothedValue]:
-    """The same from a tree; `outcomes` of its trajectories."""
+    """Compute `smoothed_values` from a tree; `outcomes` of its trajectories.
+
+    Raises BadInput for fewer than 3 grid points or 1 round.
+    """
     if num_points < 3 or num_rounds < 1:
         raise BadInput(f"at least 3 grid points and 1 round are needed, got {num_points} and {num_rounds}")
     if not tree.keys:

@@ -129,7 +129,7 @@ def from_main_rank(call: Callable[[], T]) -> T:
 
 
 def sum_tensor_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum of a CPU tensor that has the same shape on every rank."""
+    """Sum a CPU tensor [...] that has the same shape on every rank; the same sum on all of them."""
     if world_size() == 1:
         return tensor
     moved = tensor.to(device())

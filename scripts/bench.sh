@@ -5,6 +5,8 @@
 #   bash scripts/bench.sh training                 installs TRL into .venv-bench first
 #   bash scripts/bench.sh rl [trl] [loop] [credit] [--quick]       installs TRL too
 #   bash scripts/bench.sh silence [packing] [tokens] [doctor] [clean] [defects]
+#   bash scripts/bench.sh unchanged BEFORE [AFTER]  the same trainings on two commits, bit for bit
+#   bash scripts/bench.sh house                    what the code looks like, counted
 #   bash scripts/bench.sh page                     docs/benchmarks.md alone
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"

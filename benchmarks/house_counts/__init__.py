@@ -1,1 +1,4 @@
-"""Counts of the house itself (configs, options, names): pure functions over its files, each with a goal of its own."""
+"""What the code looks like, counted from its source: one module for each kind of count, collected by benchmarks.house.
+
+Every count returns a `Found`: the number, and the places that it counts (or lacks), worst first.
+"""
