@@ -31,6 +31,7 @@ OF_SCHEMAS = {"kl": schemas.KLConfig, "critic": schemas.CriticConfig, "ema": sch
               "probes": schemas.ProbesConfig, "tracking": schemas.TrackingConfig,
               "predict": schemas.PredictConfig}  # fmt: skip
 CONFIGS = {"exp", "sft", "dpo", "ppo", "reward", "stage", "objective", "advantage", "api", "requests"}
+GROUPS = {"task", "advantage", "objective", "reward", "critic", "kl", "lora", "deepspeed", "client", "server"}
 ENDINGS = {"log", "json", "jsonl", "py", "md"}  # critic.json is a file
 
 
@@ -60,19 +61,29 @@ def test_commands_are_found_and_wrong_ones_are_seen() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_every_file_config_and_setting_that_a_page_names_is_there(page: Path) -> None:
-    wrong = []
-    for span in spans(re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)):
-        top, _, rest = span.partition("/")
-        if re.fullmatch(r"[\w/.-]+\.(py|sh|md|yaml)", span) and rest and (ROOT / top).is_dir():
-            wrong += [span] * (not (ROOT / span).exists())
-        elif re.fullmatch(r"[a-z_]+(/[a-z0-9_]+)+", span) and top in CONFIGS and page.name != "metrics.md":
-            wrong += [span] * (not any((CONF / place / f"{span}.yaml").is_file() for place in ("", "exp")))
-        elif setting := re.fullmatch(r"([a-z_]+)\.([a-z_]+)(\.[\w.]+)?(=\S*)?", span):
-            wrong += [span] * (setting[2] not in keys_of(setting[1]) | ENDINGS and bool(keys_of(setting[1])))
-        elif choice := re.fullmatch(r"([a-z]+)=([a-z][a-z0-9_]*)", span):
-            is_group = choice[1] in {"task", "advantage", "objective", "reward", "critic", "kl", "lora", "deepspeed"}
-            wrong += [span] * (is_group and not (CONF / choice[1] / f"{choice[2]}.yaml").is_file())
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    words = [word for span in spans(text) for word in (span.split() if is_settings(span) else [span])]
+    wrong = [word for word in words if is_missing(word) and not (page.name == "metrics.md" and "/" in word)]
     assert not wrong, f"{page.name} names what is not there: {', '.join(wrong)}"
+
+
+def is_settings(span: str) -> bool:
+    """Whether a span is `key=value key=value`, to be added to a command."""
+    return all(re.match(r"[a-z_.]+=", word) for word in span.split())
+
+
+def is_missing(word: str) -> bool:
+    """Whether a file of ours, a config, a setting or a choice of a group is named that there is not."""
+    top, _, rest = word.partition("/")
+    if re.fullmatch(r"[\w/.-]+\.(py|sh|md|yaml)", word) and rest and (ROOT / top).is_dir():
+        return not (ROOT / word).exists()
+    if re.fullmatch(r"[a-z_]+(/[a-z0-9_]+)+", word) and top in CONFIGS:
+        return not any((CONF / place / f"{word}.yaml").is_file() for place in ("", "exp"))
+    if setting := re.fullmatch(r"([a-z_]+)\.([a-z_]+)(\.[\w.]+)?(=\S*)?", word):
+        keys = keys_of(setting[1])
+        return bool(keys) and setting[2] not in keys | ENDINGS
+    choice = re.fullmatch(r"([a-z]+)=([a-z][a-z0-9_]*)", word)
+    return bool(choice and choice[1] in GROUPS and not (CONF / choice[1] / f"{choice[2]}.yaml").is_file())
 
 
 @cache
@@ -146,6 +157,11 @@ def test_a_file_that_is_no_summary_gives_no_figure(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text('{"accuracy": {"sft": {"mean": {"mean": 0.5}}}}')
     with pytest.raises(BadInput, match=r"summary\.json: not the summary\.json of a finished run"):
         DrawAccuracies(["mean"]).run(str(tmp_path / "summary.json"), context("x.svg"))
+
+
+@pytest.mark.parametrize("word", ["rl/no_such.py", "exp/ppo/vine", "advantage.threshhold", "objective=vine", "kl.size"])
+def test_a_name_that_is_not_there_is_seen(word: str) -> None:
+    assert is_missing(word)
 
 
 def test_troubleshooting_names_every_fault_and_quotes_what_programs_say() -> None:
