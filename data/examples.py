@@ -202,7 +202,7 @@ class WeightedResponse:
     response_ids: list[int]
     """token ids of the response"""
     weights: list[float]
-    """one a response token, multiplies its loss; 0 masks it (an observation that a tool wrote)"""
+    """one per response token, multiplies its loss; 0 masks it (an observation that a tool wrote)"""
 
 
 @dataclass(frozen=True)

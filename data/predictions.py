@@ -18,7 +18,7 @@ class ResponseLogprobs:
     logprob: float
     """sum over the response tokens"""
     token_logprobs: list[float]
-    """one a response token"""
+    """one per response token"""
     mean_entropy: float
     """mean over the response tokens"""
     reference_logprob: float | None = None
@@ -61,7 +61,7 @@ class StepPredictions:
     id: str
     """the example's id"""
     scores: list[float]
-    """in [0, 1], one at every step end that is read"""
+    """in [0, 1], one per step end that is read"""
     targets: list[float]
     """what they were to be"""
 

@@ -173,7 +173,7 @@ class SampledRollout:
 
 @dataclasses.dataclass(frozen=True)
 class StepValues:
-    """The Monte-Carlo value of the state after every step of a trajectory; the lists of values have one entry a step.
+    """The Monte-Carlo value of the state after every step of a trajectory; the lists of values have one entry per step.
 
     The last state is terminal: its value is the outcome itself, counted as one completion."""
 

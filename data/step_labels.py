@@ -16,7 +16,7 @@ from espalier.data.step_examples import finish_steps
 @dataclasses.dataclass(frozen=True)
 class StepLabels:
     """One trajectory with labels and weights of its steps, and the counts they were made of; the lists have one entry
-    a step, `prompt_ids` and `response_ids` one a token.
+    per step, `prompt_ids` and `response_ids` one per token.
 
     The last state is terminal: its value is the outcome, counted once."""
 
