@@ -192,14 +192,17 @@ class DemonstrationExamples:
 
 @dataclass(frozen=True)
 class WeightedResponse:
-    """A line of a file of weighted responses: `weights[i]` multiplies the loss of `response_ids[i]`, as the
-    advantages of an episode do; 0 masks a token (an observation that a tool wrote)."""
+    """A response whose tokens have weights, as the advantages of an episode are."""
 
     id: str
+    """unique in the file"""
     problem_id: str
     prompt_ids: list[int]
+    """token ids of the prompt"""
     response_ids: list[int]
+    """token ids of the response"""
     weights: list[float]
+    """one per response token, multiplies its loss; 0 masks it (an observation that a tool wrote)"""
 
 
 @dataclass(frozen=True)

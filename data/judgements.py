@@ -12,15 +12,20 @@ VERDICTS = ("first", "second", "tie")
 
 @dataclass(frozen=True)
 class PairJudgement:
-    """`answer` says which solution of the pair won, whatever place it was shown in: "first", "second", "tie"; None
-    where the response ends in no verdict. `order` is one of ORDERS."""
+    """What a judge said of two solutions of a problem, shown in one order."""
 
     id: str
+    """`{pair}/{order}/{vote}`"""
     pair_id: str
+    """the pair of solutions"""
     problem_id: str
     order: str
+    """ab: the pair's first solution was shown first; ba: last"""
     answer: str | None
+    """which solution of the pair won, whatever place it was shown in: first, second, tie; null where the response
+    ends in no verdict"""
     response: str
+    """the judge's text"""
     finish_reason: str
 
     @property
@@ -33,16 +38,22 @@ class PairJudgement:
 
 @dataclass(frozen=True)
 class StepJudgement:
-    """`labels[i]`: 1 where the judge calls step i right, 0 wrong, None where it says nothing of it (the steps behind a
-    first error); [] where the response ends in no verdict, and then `answer`, the verdict as it was read, is None."""
+    """What a judge said of the steps of a solution."""
 
     id: str
+    """`{trajectory}/{vote}`"""
     trajectory_id: str
+    """the trajectory that was judged"""
     problem_id: str
     num_steps: int
+    """number of its steps"""
     answer: str | None
+    """the verdict as it was read, null where the response ends in none"""
     labels: list[float | None]
+    """of each step: 1 right, 0 wrong, null where the judge says nothing of it (the steps behind a first error);
+    empty where there is no verdict"""
     response: str
+    """the judge's text"""
     finish_reason: str
 
     @property

@@ -16,14 +16,15 @@ from espalier.data.step_examples import class_weights
 
 @dataclass(frozen=True)
 class JudgedResponse:
-    """A line of a file of judged responses (TRL's unpaired-preference layout with ids): `label` true or false,
-    or a probability in [0, 1] that the completion is good."""
+    """A response somebody called good or bad (TRL's unpaired-preference layout with ids)."""
 
     id: str
+    """unique in the file"""
     problem_id: str
     prompt: str
     completion: str
     label: bool | float
+    """true or false, or a probability in [0, 1] that the completion is good"""
 
 
 def with_mismatched(

@@ -13,7 +13,8 @@ stages join by id, resume by set difference and shard by hash:
 
 A completion that a later round of an adaptive run asked for is `{state}@{round}/{sample}`.
 
-Token ids travel with the text from the sampler to the trainer; nothing is ever re-tokenised.
+Token ids travel with the text from the sampler to the trainer; nothing is ever re-tokenised. A field without a text
+under it means what the field of that name means in a class above. docs/formats.md is made of these texts.
 """
 
 import dataclasses
@@ -36,109 +37,134 @@ class BadInput(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A question with its gold answer; `gold` "" where the published row has none, a list where any of
-    several answers is right. `options` are those of a choice, without their letters; `gold` is then a letter
-    ("A" is the first). `context` is the passage or the premises. `info` holds what only the task itself reads,
-    and under "subject" and "level" what accuracy is broken down by."""
+    """A question with its gold answer."""
 
     id: str
+    """unique within the task: `wa-train-17`"""
     question: str
+    """the question itself"""
     gold: Gold
+    """the right answer; a list where any of several is right; `""` where the published row has none"""
     info: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """what only the task reads; "subject" and "level" in it are what accuracy is broken down by"""
     context: str = ""
+    """the passage or the premises"""
     options: list[str] = dataclasses.field(default_factory=list)
+    """of a choice, without their letters; `gold` is then a letter ("A" is the first)"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Demonstration:
-    """A prompt and the response to imitate (TRL's prompt-completion layout), as text."""
+    """A prompt and the response to imitate, as text (TRL's prompt-completion layout)."""
 
     id: str
+    """unique in the file"""
     prompt: str
+    """the whole prompt, as the model reads it"""
     completion: str
+    """the response"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Trajectory:
-    """One sampled solution. `"".join(steps) == response`; `step_ends[i]` counts the response tokens up
-    to and including step i, so `response_ids[:step_ends[i]]` are the first i + 1 steps, and read as them behind the
-    prompt: a token belongs to the step it begins in, its text too. The last step holds the end-of-sequence token if
-    there is one; where its last token goes over into a stop string, the text ends before the token does. `answer`
-    is None where none could be extracted. `logprobs`, kept when asked, are the sampler's own log-probs of
-    `response_ids`, one a token (nats; of the model before temperature and top_p, unless the engine is set
-    otherwise); None where they were not kept."""
+    """One sampled solution. A token belongs to the step it begins in, and so does its text."""
 
     id: str
+    """`{problem}/{sample}`"""
     problem_id: str
+    """the problem's id"""
     prompt: str
+    """the prompt's text"""
     response: str
+    """the response's text; where the last token reaches into a stop string, the text ends before it does"""
     steps: list[str]
+    """the response cut into steps: joined they are `response`"""
     prompt_ids: list[int]
+    """token ids that were sent"""
     response_ids: list[int]
+    """token ids that were sampled, the end token included"""
     step_ends: list[int]
+    """number of response tokens up to and including each step: `response_ids[:step_ends[i]]` are i + 1 steps"""
     finish_reason: str
+    """stop: it ended by itself; length: it was cut"""
     gold: Gold
     answer: str | None
+    """the extracted answer, null where there is none to read"""
     is_correct: bool
+    """whether the answer is right"""
     num_options: int = 0
+    """number of options of a choice, else 0"""
     logprobs: list[float] | None = None
+    """the sampler's log-probs of `response_ids` in nats, before temperature and top_p unless the engine is set
+    otherwise; null where they were not kept"""
 
 
 @dataclasses.dataclass(frozen=True)
 class State:
-    """An intermediate state: a problem and a prefix of `step` steps of the trajectory that reached it; `prefix` is
-    what `prefix_ids` read as behind the prompt."""
+    """An intermediate state: a problem and the first steps of the trajectory that reached it."""
 
     id: str
+    """`{trajectory}#{step}`"""
     problem_id: str
     trajectory_id: str
+    """the first trajectory that reached it"""
     step: int
+    """number of steps in the prefix"""
     prompt: str
     prefix: str
+    """what `prefix_ids` read as behind the prompt"""
     prompt_ids: list[int]
     prefix_ids: list[int]
+    """token ids of the steps"""
     gold: Gold
     num_options: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Completion:
-    """A continuation sampled from a state; `response` is what follows the state's prefix in the text of all
-    tokens. `logprobs`, kept when asked, are those of `response_ids`, as in Trajectory."""
+    """A continuation sampled from a state."""
 
     id: str
+    """`{state}/{sample}`; `{state}@{round}/{sample}` of a later round"""
     state_id: str
+    """the state it continues"""
     problem_id: str
     response: str
+    """what follows the state's prefix in the text of all tokens"""
     response_ids: list[int]
     finish_reason: str
     answer: str | None
+    """the answer of prefix and response together, null where there is none to read"""
     is_correct: bool
     logprobs: list[float] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class SampledRollout:
-    """A rollout of reinforcement learning as its iteration saw it, for reading (rl/samples.py).
-
-    `iteration` counts from 1; `policy_version` is the number of iterations behind the policy that drew it.
-    `step_values[i]` is the value of the state that step i starts from (empty where nothing values states),
-    `step_advantages[i]` the mean over the step's tokens of the advantage they were trained with (after whitening),
-    `step_rewards` are process rewards (empty without). `reward` is the total, `reward_parts` its parts, unweighted.
-    """
+    """A rollout of reinforcement learning as its iteration saw it, for reading (rl/samples.py)."""
 
     id: str
+    """the rollout's id"""
     problem_id: str
     iteration: int
+    """from 1"""
     policy_version: int
+    """number of iterations behind the policy that drew it"""
     prompt: str
     steps: list[str]
+    """the response cut into steps"""
     step_values: list[float]
+    """value of the state that each step starts from; empty where nothing values states"""
     step_advantages: list[float]
+    """mean over each step's tokens of the advantage they were trained with, after whitening"""
     step_rewards: list[float]
+    """process rewards; empty without"""
     reward: float
+    """the total"""
     reward_parts: dict[str, float]
+    """its parts, unweighted"""
     num_tokens: int
+    """response tokens"""
     finish_reason: str
     gold: Gold
     answer: str | None
@@ -147,13 +173,12 @@ class SampledRollout:
 
 @dataclasses.dataclass(frozen=True)
 class StepValues:
-    """The Monte-Carlo value of the state after every step of a trajectory.
+    """The Monte-Carlo value of the state after every step of a trajectory; the lists of values have one entry per step.
 
-    `values[i]` = `num_correct[i]` / `num_completions[i]` is the value of the state that step i leads to.
-    The last state is terminal: its value is the outcome itself, counted as one completion.
-    """
+    The last state is terminal: its value is the outcome itself, counted as one completion."""
 
     id: str
+    """the trajectory's id"""
     problem_id: str
     prompt: str
     steps: list[str]
@@ -161,64 +186,75 @@ class StepValues:
     response_ids: list[int]
     step_ends: list[int]
     values: list[float]
+    """`num_correct` / `num_completions` of the state that each step leads to"""
     num_correct: list[int]
+    """its right completions"""
     num_completions: list[int]
+    """its completions"""
     is_correct: bool
 
 
 @dataclasses.dataclass(frozen=True)
 class LabelledSteps:
-    """A solution whose steps somebody judged: a published process-supervision row.
-
-    `labels[i]` in [0, 1] says how good step i is (1 right, 0 wrong, a Monte-Carlo value between), None where
-    nobody judged it. `first_error` is the 0-based index of the first wrong step, -1 where every step is right,
-    None where that is not known. `is_correct` says whether the final answer is right, None where not known.
-    `info` holds what else the published row says, enough to write it back.
-    """
+    """A solution whose steps somebody judged: a published process-supervision row."""
 
     id: str
+    """from the published row"""
     problem_id: str
     question: str
+    """the problem's text"""
     steps: list[str]
+    """the solution cut into steps"""
     labels: list[float | None]
+    """how good each step is: 1 right, 0 wrong, a Monte-Carlo value between; null where nobody judged it"""
     first_error: int | None
+    """index of the first wrong step from 0; -1 where all are right; null where it is not known"""
     is_correct: bool | None
+    """whether the final answer is right; null where it is not known"""
     gold: str = ""
+    """the right answer, where it is published"""
     info: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """what else the published row says, enough to write it back"""
 
 
 @dataclasses.dataclass(frozen=True)
 class StepScores:
-    """A process reward model's score of every step of a trajectory, each in [0, 1].
-
-    `is_seen`: whether the model was trained on this problem; None where its folder does not say.
-    """
+    """A process reward model's scores of the steps of a trajectory."""
 
     id: str
+    """the trajectory's id"""
     problem_id: str
     scores: list[float]
+    """of each step, in [0, 1]"""
     is_seen: bool | None = None
+    """whether the model was trained on this problem; null where its folder does not say"""
 
 
 @dataclasses.dataclass(frozen=True)
 class PreferencePair:
-    """`chosen` is preferred over `rejected` as a continuation of `prompt` (TRL's explicit-prompt layout).
-
-    A step pair has no format of its own: its prompt ends mid-solution. `kind` is "outcome" (correct over
-    incorrect), "process" (ranked by step scores) or "step".
-    """
+    """`chosen` is preferred over `rejected` as a continuation of `prompt` (TRL's explicit-prompt layout). A step pair
+    has no format of its own: its prompt ends mid-solution."""
 
     id: str
+    """`{trajectory}>{trajectory}`"""
     problem_id: str
     kind: str
+    """outcome (right over wrong), process (ranked by step scores), step, and the like"""
     prompt: str
+    """what both sides continue"""
     chosen: str
+    """the preferred text"""
     rejected: str
+    """the other text"""
     prompt_ids: list[int]
     chosen_ids: list[int]
+    """token ids of the preferred side"""
     rejected_ids: list[int]
+    """token ids of the other side"""
     chosen_score: float
+    """what the preferred side was ranked by"""
     rejected_score: float
+    """what the other side was ranked by"""
 
 
 @cache

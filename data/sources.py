@@ -42,11 +42,14 @@ class BadRow(ValueError):
 
 @dataclass(frozen=True)
 class RejectedRow:
-    """A published row that could not be read: where it stands (lines count from 1) and why."""
+    """A published row that could not be read."""
 
     file: str
+    """the published file"""
     line: int
+    """from 1"""
     reason: str
+    """what is wrong with it"""
 
 
 @dataclass(frozen=True)

@@ -15,16 +15,13 @@ from espalier.data.step_examples import finish_steps
 
 @dataclasses.dataclass(frozen=True)
 class StepLabels:
-    """One trajectory of S steps with labels, weights and the counts they were made of; all lists have S entries.
+    """One trajectory with labels and weights of its steps, and the counts they were made of; the lists have one entry
+    per step, `prompt_ids` and `response_ids` one per token.
 
-    `labels[i]` in [0, 1] is the target of step i, None where it is left out. `weights[i]` in [0, 1] says how much
-    it should count. `values[i]` is the estimated value of the state after step i (None: not known), `low[i]` to
-    `high[i]` its 95 % interval, `num_correct[i]` of `num_completions[i]` the completions of that very state (the
-    last state is terminal: its outcome, counted once). `prompt_value` is the share of right trajectories of the
-    problem.
-    """
+    The last state is terminal: its value is the outcome, counted once."""
 
     id: str
+    """the trajectory's id"""
     problem_id: str
     prompt: str
     steps: list[str]
@@ -32,13 +29,21 @@ class StepLabels:
     response_ids: list[int]
     step_ends: list[int]
     labels: list[float | None]
+    """the target of each step in [0, 1]; null where it is left out"""
     weights: list[float]
+    """how much each label counts, in [0, 1]"""
     values: list[float | None]
+    """estimated value of the state after each step; null where it is not known"""
     low: list[float]
+    """lower end of its 95 % interval"""
     high: list[float]
+    """upper end of its 95 % interval"""
     num_correct: list[int]
+    """right completions of that very state"""
     num_completions: list[int]
+    """completions of that very state"""
     prompt_value: float
+    """share of the problem's trajectories that are right"""
     is_correct: bool
 
 

@@ -54,19 +54,26 @@ PerProblem = dict[str, list[float]]  # metric → one value a problem
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a policy answered to a problem. `answer` is the greedy one where there is one, else the majority's;
-    `is_correct` is None, and `num_correct` too, where the problem is published without its answer. `answers` are
-    the samples' in their order; `best_of` and `weighted` are by name of the scorer and its aggregate."""
+    """What a policy answered to a problem."""
 
     id: str
+    """the problem's id"""
     answer: str | None
+    """the greedy one where there is one, else the majority's"""
     is_correct: bool | None
+    """whether it is right; null where the problem is published without its answer"""
     greedy_answer: str | None
+    """of the greedy response"""
     majority_answer: str | None
+    """of most samples"""
     best_of: dict[str, str | None]
+    """answer of the sample that ranks first, by name of the scorer and its aggregate"""
     weighted: dict[str, str | None]
+    """answer with the largest weighted vote, by the same names"""
     answers: list[str | None]
+    """of the samples in their order"""
     num_correct: int | None
+    """right samples; null where the problem is published without its answer"""
 
 
 @dataclass(frozen=True)

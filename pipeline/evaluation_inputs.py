@@ -19,11 +19,13 @@ from espalier.rewards.aggregate import aggregate, logistic
 
 @dataclass(frozen=True)
 class OutcomeScore:
-    """A reward model's one score of a trajectory: a share in [0, 1], or log-odds."""
+    """A reward model's one score of a trajectory."""
 
     id: str
+    """the trajectory's id"""
     problem_id: str
     score: float
+    """a share in [0, 1], or log-odds"""
 
 
 @dataclass(frozen=True)

@@ -21,28 +21,40 @@ from espalier.pipeline.stage import StageContext
 
 @dataclass(frozen=True)
 class AnswerToGrade:
-    """One row of the input; a null prediction or gold is unparseable. What case files carry beside these
-    (`expected`, `source`, `note`) is not read."""
+    """A row to grade; a null prediction or gold is unparseable."""
 
     id: str | int
+    """any; it is written beside the grade"""
     prediction: str | None
+    """the answer, or the whole response, as the kind reads it"""
     gold: Gold | None
+    """the right answer, or several"""
     kind: str
+    """kind of answer (docs/grading.md)"""
     num_options: int = 0
+    """number of options of a choice"""
     expected: Any = None
+    """of case files; not read"""
     source: Any = None
+    """of case files; not read"""
     note: Any = None
+    """of case files; not read"""
 
 
 @dataclass(frozen=True)
 class GradedAnswer:
-    """One row of the output; `verdict` is right, wrong or unparseable, `extracted` null where unparseable."""
+    """The grade of a row."""
 
     id: str | int
+    """the row's"""
     verdict: str
+    """right, wrong or unparseable"""
     extracted: str | None
+    """what was read; null where unparseable"""
     reason: str
+    """why"""
     seconds: float
+    """what grading took"""
 
 
 @dataclass(frozen=True)

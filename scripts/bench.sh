@@ -7,18 +7,14 @@
 #   bash scripts/bench.sh silence [packing] [tokens] [doctor] [clean] [defects]
 #   bash scripts/bench.sh unchanged BEFORE [AFTER]  the same trainings on two commits, bit for bit
 #   bash scripts/bench.sh house                    what the code looks like, counted
-#   bash scripts/bench.sh page                     docs/benchmarks.md alone
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 name=${1:-}
-if [[ $name != page && ( -z $name || ! -f benchmarks/$name.py ) ]]; then
+if [[ -z $name || ! -f benchmarks/$name.py ]]; then
   echo "error: there is no benchmark '$name': choose one of $(cd benchmarks && for file in *.py; do grep -q "bash scripts/bench.sh ${file%.py}\b" "$file" && echo "${file%.py}"; done | xargs)" >&2
   exit 2
 fi
 shift
 if [[ $name == training || $name == rl ]]; then bash scripts/install_bench.sh; fi
-if [[ $name != page ]]; then "$python" -m "benchmarks.$name" "$@"; fi
-page=$(mktemp -d)
-"$python" run_stage.py -cn tabulate_benchmarks output="$page/benchmarks.md"
-mv "$page/benchmarks.md" docs/benchmarks.md
-rm -r "$page"
+"$python" -m "benchmarks.$name" "$@"
+bash scripts/pages.sh benchmarks

@@ -64,4 +64,4 @@ def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:
 def test_the_committed_page_is_what_the_stage_makes_of_the_committed_results() -> None:
     context = StageContext(None, ROOT / "docs" / "benchmarks.md", 10.0)
     page = TabulateBenchmarks(str(ROOT / "benchmarks" / "results")).run("", context)
-    assert (ROOT / "docs" / "benchmarks.md").read_text() == page, "run bash scripts/bench.sh page"
+    assert (ROOT / "docs" / "benchmarks.md").read_text() == page, "run bash scripts/pages.sh benchmarks"
