@@ -69,7 +69,7 @@ def test_an_option_is_set_by_conf_where_it_has_two_values_follows_another_or_is_
         assert Option("C", "x", values=values).is_set_by_conf()
 
 
-def test_a_bare_name_counts_only_beside_a_config_or_place_that_holds_the_option() -> None:
+def test_a_bare_name_counts_only_beside_a_config_that_holds_the_option() -> None:
     option = Option("KTO", "weight", {"objective"}, {"kto"}, {"1.0"})
     assert not is_named(option, [{"weight"}, {"kto"}])
     assert is_named(option, [{"weight", "kto"}])

@@ -6,8 +6,8 @@ An option is a parameter of a component (what a `_target_` of conf/ names) or a 
 - conf/ gives it two values or more, the default of the signature among them, or lets it follow another setting, or
 - the user must give it (`???`), or
 - a script sets `place.name`, or
-- a page names `place.name` in code, or the bare name in a section that also names, in code, a config that holds it or
-  its place: a reader who looks for that config finds the option beside it.
+- a page names `place.name` in code, or the bare name in a section that also names, in code, a config that holds it (of
+  a nested dataclass its place): a reader who looks for that config finds the option beside it.
 
 Run it: `python -m benchmarks.house_counts.unused_options` lists what is unused.
 """
@@ -18,11 +18,12 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import MISSING
 
 from espalier.runtime import schemas
 from espalier.runtime.entrypoint import find_component
@@ -30,6 +31,8 @@ from espalier.runtime.entrypoint import find_component
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Where the files of a group stand in a config, where that is not the group's own name.
 PLACES = {"api/vllm_params": "params", "prompt": "task.template", "task_options": "task"}
+# What programs give to the components at a place: no option of the user's.
+GIVEN_BY_CODE = {("client", "seed")}
 # Root dataclasses and the nested ones by their place.
 SCHEMAS: tuple[tuple[str, type], ...] = (
     ("", schemas.TrainConfig), ("", schemas.SampleConfig), ("", schemas.StageConfig), ("", schemas.RLConfig),
@@ -58,12 +61,13 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Mappings:
-    """The mappings of one YAML with their places: those with a `_target_`, and all others."""
+class ConfigFile:
+    """One YAML: its stem, the stage that it is a preset of ("" for all but presets of stages), and every mapping in it
+    with its place."""
 
     stem: str
-    components: list[tuple[str, dict[str, Any]]]
-    settings: list[tuple[str, dict[str, Any]]]
+    parent: str
+    mappings: list[tuple[str, dict[str, Any]]]
 
 
 def place_of(path: Path, text: str, conf: Path) -> str:
@@ -79,92 +83,89 @@ def _walk(node: dict[str, Any], place: str) -> Iterator[tuple[str, dict[str, Any
             yield from _walk(value, f"{place}.{key}".lstrip("."))
 
 
-def read_mappings(conf: Path) -> list[Mappings]:
-    """Return the mappings of every YAML below conf/."""
+def read_files(conf: Path) -> list[ConfigFile]:
+    """Return every YAML below conf/."""
     files = []
     for path in sorted(conf.rglob("*.yaml")):
         text = path.read_text()
         node = yaml.safe_load(text) or {}
-        found = list(_walk(node, place_of(path, text, conf)))
-        if path.parent.name == "stage" and "_target_" not in node.get("stage", {}):
-            found = [(f"{_parent_of(node)}!{place}", mapping) for place, mapping in found]
-        components = [(place, mapping) for place, mapping in found if "_target_" in mapping]
-        settings = [(place, mapping) for place, mapping in found if "_target_" not in mapping]
-        files.append(Mappings(path.stem, components, settings))
+        is_preset = path.parent.name == "stage" and "_target_" not in node.get("stage", {})
+        parent = str(node["defaults"][0]).rsplit("/", 1)[-1] if is_preset else ""
+        files.append(ConfigFile(path.stem, parent, list(_walk(node, place_of(path, text, conf)))))
     return files
 
 
-def _parent_of(node: Mapping[str, Any]) -> str:
-    """Return the stage that a preset of a stage stands on: `cut_states` of `/stage/cut_states`."""
-    return str(node["defaults"][0]).rsplit("/", 1)[-1]
+def component_options(files: list[ConfigFile]) -> list[Option]:
+    """Return the options of every component that conf/ names, with the values that conf/ gives them.
 
-
-def _declared(target: str, node: Mapping[str, Any]) -> dict[str, str]:
-    """Return the values that a component has in a YAML, as JSON, with the signature's defaults for the others.
-
-    Of a component that is not ours only what the YAML names.
+    Of a component that is not ours (torch.optim) only those that conf/ sets.
     """
-    parameters = inspect.signature(find_component(target)).parameters
-    given = {name: json.dumps(node[name], default=str) for name in parameters if name in node}
-    if not target.startswith("espalier."):
-        return given
-    defaults = {n: json.dumps(p.default, default=str) for n, p in parameters.items() if p.default is not p.empty}
-    return defaults | given
-
-
-def component_options(files: list[Mappings]) -> list[Option]:
-    """Return the options of every component that conf/ names, with the values that conf/ gives them."""
     options: dict[tuple[str, str], Option] = {}
     for file in files:
-        for place, node in file.components:
-            target = str(node["_target_"])
-            signature = inspect.signature(find_component(target)).parameters
-            for name, value in _declared(target, node).items():
+        for place, node in file.mappings:
+            target = str(node.get("_target_", ""))
+            for name, values in _values(target, node).items() if target else ():
+                if (place, name) in GIVEN_BY_CODE:
+                    continue
                 option = options.setdefault((target, name), Option(target, name))
                 option.places.add(place)
                 option.configs.add(file.stem)
-                option.values.add(value)
-                if target.startswith("espalier.") and signature[name].default is not inspect.Parameter.empty:
-                    option.values.add(json.dumps(signature[name].default, default=str))
+                option.values |= values
     _add_settings(list(options.values()), files)
     return list(options.values())
 
 
-def schema_options(files: list[Mappings]) -> list[Option]:
+def _values(target: str, node: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Return the values, as JSON, that a component has in a mapping and by the defaults of its signature."""
+    component = find_component(target)
+    parts = dataclasses.fields(component) if is_dataclass(component) else ()
+    made = {part.name: part.default_factory for part in parts}
+    found: dict[str, set[str]] = {}
+    for name, parameter in inspect.signature(component).parameters.items():
+        has_default = target.startswith("espalier.") and parameter.default is not parameter.empty
+        factory = made.get(name, dataclasses.MISSING)
+        default = parameter.default if factory is dataclasses.MISSING else factory()
+        values = {as_json(node[name])} if name in node else set()
+        values |= {as_json(default)} if has_default else set()
+        if values:
+            found[name] = values
+    return found
+
+
+def schema_options(files: list[ConfigFile]) -> list[Option]:
     """Return the fields of the root dataclasses that have a default, with the values that conf/ gives them."""
     options = []
     for place, schema in SCHEMAS:
         for part in dataclasses.fields(schema):
-            default = part.default if part.default is not dataclasses.MISSING else None
-            if default is None or default == "???" or part.default_factory is not dataclasses.MISSING:
-                continue  # a component, a nested dataclass, or what the user must give
-            options.append(Option(schema.__name__, part.name, {place}, {place or "root"}, {json.dumps(default)}))
+            if part.default in (None, MISSING, dataclasses.MISSING):
+                continue  # a component, what the user must give, or a nested dataclass
+            options.append(Option(schema.__name__, part.name, {place}, {place or "root"}, {as_json(part.default)}))
     _add_settings(options, files)
     return options
 
 
-def _add_settings(options: list[Option], files: list[Mappings]) -> None:
-    """Add to each option the values that the YAMLs without its `_target_` give it."""
+def as_json(value: Any) -> str:
+    """Return a value of a config or a default in a form that can be compared: 1 and 1.0 are one value."""
+    return json.dumps(float(value) if type(value) is int else value, default=str, sort_keys=True)
+
+
+def _add_settings(options: list[Option], files: list[ConfigFile]) -> None:
+    """Add to each option the values that mappings without its `_target_` give it."""
     by_key: defaultdict[tuple[str, str], list[Option]] = defaultdict(list)
     for option in options:
         for place in option.places:
             by_key[place, option.name].append(option)
+    parents = {file.stem: file.parent for file in files if file.parent}
     for file in files:
-        for place, node in file.settings:
-            parent, _, own = place.rpartition("!")
-            for name, value in node.items():
-                for option in by_key[own, str(name)]:
-                    if not parent or _root_stage(parent, files) in option.configs:
-                        option.values.add(json.dumps(value, default=str))
+        stage = file.stem
+        while stage in parents:
+            stage = parents[stage]
+        for place, node in file.mappings:
+            for name, value in node.items() if "_target_" not in node else ():
+                for option in by_key[place, str(name)]:
+                    if not file.parent or stage in option.configs:
+                        option.values.add(as_json(value))
                         option.configs.add(file.stem)
-
-
-def _root_stage(stem: str, files: list[Mappings]) -> str:
-    """Return the stage with a `_target_` that a preset stands on, by any number of presets between."""
-    for file in files:
-        if file.stem == stem and any("!" in place for place, _ in file.settings):
-            return _root_stage(file.settings[0][0].split("!")[0], files)
-    return stem
 
 
 def code_sections(markdown: str) -> list[set[str]]:
@@ -189,11 +190,10 @@ def split_words(text: str) -> set[str]:
 
 
 def is_named(option: Option, sections: list[set[str]]) -> bool:
-    """Tell whether a section names the option by its key, or by its bare name beside a config or place of it."""
+    """Tell whether a section names the option by its key, or by its bare name beside a config that holds it."""
     if option.dotted() & set().union(*sections):
         return True
-    holders = option.configs | {part for place in option.places for part in place.split(".")} - {"stage", ""}
-    return any(option.name in section and holders & section for section in sections)
+    return any(option.name in section and option.configs & section for section in sections)
 
 
 def unused_options(root: Path = ROOT) -> list[str]:
@@ -201,7 +201,7 @@ def unused_options(root: Path = ROOT) -> list[str]:
 
     Raises BadConfig where a `_target_` does not exist.
     """
-    files = read_mappings(root / "conf")
+    files = read_files(root / "conf")
     sections = read_sections(root)
     scripts = read_scripts(root)
     options = [*component_options(files), *schema_options(files)]
