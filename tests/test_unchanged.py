@@ -2,14 +2,18 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from benchmarks.same.compare import compare_runs, different_metrics, is_same
+from benchmarks.same.datasets import KINDS, TASK
 from benchmarks.same.names import Rename, metrics_after, name_in, setting_in
 from benchmarks.same.runs import FIXED, ONLINE, PRM, SFT
+from espalier.data import records
+from espalier.data.tasks.word_arithmetic import WordArithmetic
 
 NAMES = (
     Rename("advantage=group_relative", "advantage=grpo", "conf/advantage/grpo.yaml"),
@@ -97,3 +101,14 @@ def test_two_runs_are_identical_in_all_but_their_times(
 def test_runs_that_trained_nothing_show_nothing(tmp_path: Path) -> None:
     run = finished_run(tmp_path / "run", 1.0, 0.5, 1.5)
     assert not compare_runs(run, run, run / "model").is_identical
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_rows_that_are_trained_on_are_records(tokenizer: Any, name: str) -> None:
+    kind, make = KINDS[name]
+    found = [make(row, tokenizer) for row in WordArithmetic(**TASK).demonstrations("train")[:8]]
+    assert all(records.parse_record(getattr(records, kind), row, name) for row in found)
+    for row in found:
+        ids = row.get("response_ids") or row["chosen_ids"]
+        assert ids[-1] == tokenizer.eos_token_id
+        assert tokenizer.decode(ids[:-1]) == ("".join(row["steps"]) if "steps" in row else row["chosen"])

@@ -18,7 +18,14 @@ from espalier.models.tiny import build_tiny
 
 TASK = {"num_train": 100, "num_dev": 10, "num_test": 10, "num_demonstrations": 1000, "max_total": 12,
         "min_operations": 1, "max_operations": 2}  # fmt: skip
-_SHAPE = {"hidden_size": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 320, "max_length": 512, "seed": 0}
+_SHAPE: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_layers": 2,
+    "num_heads": 2,
+    "vocab_size": 320,
+    "max_length": 512,
+    "seed": 0,
+}
 _NUM_ROWS = 60
 
 Row = dict[str, Any]

@@ -39,7 +39,10 @@ def run_all(jobs: dict[str, Any]) -> int:
     """Do every run in order; 0, or 1 as soon as one of them fails (what it printed ends in the log)."""
     tree, log = Path(jobs["tree"]), Path(jobs["log"])
     enter(tree)
-    process, address = start_server(*jobs["server"], tree) if jobs["server"] else (None, "")
+    process, address = None, ""
+    if jobs["server"]:
+        module, model = jobs["server"]
+        process, address = start_server(module, model, tree)
     try:
         for job in jobs["runs"]:
             settings = [setting.replace("<server>", address) for setting in job["settings"]]
