@@ -164,6 +164,18 @@ def test_a_name_that_is_not_there_is_seen(word: str) -> None:
     assert is_missing(word)
 
 
+@pytest.mark.parametrize(
+    ("page", "group", "left_out"),
+    [("training.md", "objective", ()), ("training.md", "examples", ()), ("credit.md", "advantage", ()),
+     ("papers.md", "advantage", ()), ("papers.md", "objective", ("reward", "bradley_terry", "sft")),
+     ("papers.md", "exp", ("debug", "word_arithmetic", "rule_logic", "published_math"))],
+)  # fmt: skip
+def test_a_page_names_every_config_of_its_group(page: str, group: str, left_out: tuple[str, ...]) -> None:
+    named = " ".join(spans((DOCS / page).read_text()))
+    names = [str(path.relative_to(CONF / group).with_suffix("")) for path in (CONF / group).rglob("*.yaml")]
+    assert not [name for name in names if name not in named and not any(part in name for part in left_out)]
+
+
 def test_troubleshooting_names_every_fault_and_quotes_what_programs_say() -> None:
     page = (DOCS / "troubleshooting.md").read_text()
     assert not [kind for kind in REMEDIES if f"| {kind} |" not in page]
