@@ -21,7 +21,7 @@ def check_versions(requirements: Path | None = None) -> str:
     if sys.version_info < _OLDEST_PYTHON:
         raise CheckFailed(f"Python {sys.version.split()[0]} is too old: 3.11 or newer is needed")
     path = requirements or ROOT / ("requirements.txt" if _has_gpu() else "requirements-cpu.txt")
-    wanted = [Requirement(line) for line in path.read_text().splitlines() if line.strip() and line[0] != "#"]
+    wanted = _wanted(path)
     wrong = []
     for package in wanted:
         try:
@@ -35,6 +35,20 @@ def check_versions(requirements: Path | None = None) -> str:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise CheckFailed(f"{', '.join(wrong[:3])}{more}: run bash scripts/install.sh, or install {path.name}")
     return f"Python {sys.version.split()[0]}, {len(wanted)} packages as {path.name} asks"
+
+
+def _wanted(path: Path) -> list[Requirement]:
+    """What a requirements file asks for, and the files that it names by `-r`; beside an installed package there is none,
+    and the package's own requirements are taken."""
+    if not path.is_file():
+        return [Requirement(text) for text in importlib.metadata.requires("espalier") or [] if "extra ==" not in text]
+    found: list[Requirement] = []
+    for line in path.read_text().splitlines():
+        if line.startswith("-r "):
+            found += _wanted(path.parent / line[3:].strip())
+        elif line.strip() and line[0] != "#":
+            found.append(Requirement(line))
+    return found
 
 
 def _has_gpu() -> bool:

@@ -89,7 +89,7 @@ def read_files(conf: Path) -> list[ConfigFile]:
     for path in sorted(conf.rglob("*.yaml")):
         text = path.read_text()
         node = yaml.safe_load(text) or {}
-        is_preset = path.parent.name == "stage" and "_target_" not in node.get("stage", {})
+        is_preset = path.relative_to(conf).parts[0] == "stage" and "_target_" not in node.get("stage", {})
         parent = str(node["defaults"][0]).rsplit("/", 1)[-1] if is_preset else ""
         files.append(ConfigFile(path.stem, parent, list(_walk(node, place_of(path, text, conf)))))
     return files
