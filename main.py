@@ -1,15 +1,15 @@
 """Reinforcement learning with a live vLLM engine: rollout, reward, advantage, update, weight sync.
 
-    python main.py -cn exp/ppo/group_relative_word_arithmetic model.path=MODEL output_dir=experiments/rl
+    python main.py -cn exp/ppo/grpo_word_arithmetic model.path=MODEL output_dir=experiments/rl
     python main.py -cn exp/ppo/vineppo_word_arithmetic model.path=MODEL output_dir=experiments/vineppo
     python launch.py --nproc_per_node 2 main.py -cn exp/ppo/ppo_word_arithmetic model.path=MODEL output_dir=RUN
 
 PPO, VinePPO, GRPO and the like differ in `advantage` (and `critic`) alone. Of several servers (`server=several`, or
-`server=none client.base_url=[...]`) every one follows the policy. With `client=local_engines server=none` several
-engines work beside one another without a server, which is the fastest on one CPU machine. The run directory
-holds config.yaml, metrics.jsonl, server.log (or engine-0.log, …), samples/, checkpoints/, policies/ where
-they are asked for, critic/ where there is one and, last of all, model/: a run with a model/ is finished. Stopped at
-any moment, the same command goes on from the last checkpoint.
+`server=none client.base_url=[...]`) every one follows the policy. With `client=data_parallel_engines server=none`
+several engines work beside one another without a server, which is the fastest on one CPU machine. The run directory
+holds config.yaml, metrics.jsonl, server.log (or engine-0.log, …), samples/, checkpoints/, policies/ where they are
+asked for, critic/ where there is one and, last of all, model/: a run with a model/ is finished. Stopped at any moment,
+the same command goes on from the last checkpoint.
 """
 
 import logging
@@ -21,8 +21,8 @@ from espalier.models.load import check_model_folder, load_tokenizer
 from espalier.rl.assembly import make_client, make_trainer, serving
 from espalier.runtime.distributed import barrier, is_main_rank, process_group
 from espalier.runtime.entrypoint import entrypoint
-from espalier.runtime.life import exclusive
 from espalier.runtime.logs import set_up_logging
+from espalier.runtime.process_lifetime import exclusive
 from espalier.runtime.run_dir import check_run_dir, is_finished, open_run_dir
 from espalier.runtime.schemas import RLConfig
 from espalier.runtime.tracking import check_tracking

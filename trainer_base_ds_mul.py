@@ -18,8 +18,8 @@ import torch
 from espalier.models.load import load_tokenizer
 from espalier.runtime.distributed import barrier, process_group, rank
 from espalier.runtime.entrypoint import BadConfig, entrypoint
-from espalier.runtime.life import exclusive
 from espalier.runtime.logs import set_up_logging
+from espalier.runtime.process_lifetime import exclusive
 from espalier.runtime.run_dir import check_run_dir, is_finished, open_run_dir
 from espalier.runtime.schemas import TrainConfig
 from espalier.runtime.tracking import check_tracking

@@ -18,8 +18,8 @@ from espalier.data.records import BadInput
 from espalier.pipeline.evaluation_table import read_evaluations
 from espalier.pipeline.stage import run_stage
 from espalier.runtime.entrypoint import build, entrypoint
-from espalier.runtime.life import exclusive
 from espalier.runtime.logs import set_up_logging
+from espalier.runtime.process_lifetime import exclusive
 from espalier.runtime.schemas import SampleConfig, StageConfig
 from espalier.sampling.checkpoints import (
     Checkpoint,

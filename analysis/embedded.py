@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from espalier.analysis.flags import KINDS, Suspicion, largest_gap, largest_jump, widest
 from espalier.analysis.inspected import Inspected
 from espalier.analysis.markup import Markup, printable, tag
-from espalier.analysis.suspicions import KINDS, Suspicion, largest_gap, largest_jump, widest
 from espalier.data.records import Completion
 from espalier.pipeline.step_statistics import impossible_patterns
-from espalier.rewards.monte_carlo import StateKey
+from espalier.values.monte_carlo import StateKey
 
 _BLOCK_CHARACTERS = 400_000
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from espalier.analysis.run_files import RunFiles
-from espalier.data.examples import is_held_out
+from espalier.data.examples.token_examples import is_held_out
 from espalier.data.jsonl import iter_rows
 from espalier.data.records import BadInput, StepScores, StepValues, Trajectory, parse_record
 

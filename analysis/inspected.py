@@ -3,7 +3,7 @@
 Only the trajectories must be there. Values come from a file of labels (StepLabels), of values (StepValues), or from
 the completions themselves; completions belong to a state by its tokens, so that a state which several trajectories
 share shows the same ones in each. A judge's verdicts are one label a step, under
-the trajectory's id (`LabelledSteps`) or its `trajectory_id` (a row a vote: the mean of the votes is shown).
+the trajectory's id (`AnnotatedSolution`) or its `trajectory_id` (a row a vote: the mean of the votes is shown).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, TypeVar
 
+from espalier.data.examples.step_labels import StepLabels
 from espalier.data.jsonl import iter_rows, read_records
 from espalier.data.records import BadInput, Completion, State, StepScores, StepValues, Trajectory
-from espalier.data.step_labels import StepLabels
-from espalier.rewards.labels import wilson_interval
-from espalier.rewards.monte_carlo import Count, StateKey, state_key
+from espalier.values.labels import wilson_interval
+from espalier.values.monte_carlo import Count, StateKey, state_key
 
 R = TypeVar("R", StepLabels, StepValues, StepScores)
 

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from espalier.analysis.embedded import Cap, Embedded
+from espalier.analysis.flags import KINDS, Suspicion, SuspicionRule, flags
 from espalier.analysis.inspected import Inspected, InspectedFiles, Inspection, read_inspection
 from espalier.analysis.inspector_page import InspectorData, render_inspector
-from espalier.analysis.suspicions import KINDS, Suspicion, SuspicionRule, suspicions
 from espalier.data.records import BadInput
 from espalier.pipeline.stage import StageContext
 
 
 @dataclass(frozen=True)
 class InspectSteps:
-    """Files as of `analysis.inspected.InspectedFiles`, limits as of `analysis.suspicions.SuspicionRule`, caps as of
+    """Files as of `analysis.inspected.InspectedFiles`, limits as of `analysis.flags.SuspicionRule`, caps as of
     `analysis.embedded.Cap`. Of more than `max_trajectories` those with the most kinds of suspicion are shown."""
 
     labels: str = ""
@@ -61,7 +61,7 @@ class InspectSteps:
         rule = SuspicionRule(self.min_jump, self.max_width, self.min_gap, self.length_share)
         inspection = read_inspection(input_path, self.files)
         limits = rule.length_limits(inspection.rows)
-        found = [suspicions(row, rule, limits, inspection.completions, context.task) for row in inspection.rows]
+        found = [flags(row, rule, limits, inspection.completions, context.task) for row in inspection.rows]
         embedded = self._embed(inspection, found)
         kinds = Counter(kind for one in found for kind in {suspicion.kind for suspicion in one})
         shown = len(embedded.index.get("id", ()))

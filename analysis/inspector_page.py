@@ -14,12 +14,12 @@ from typing import Any
 from urllib.parse import quote
 
 from espalier.analysis.embedded import Embedded, block, pack
+from espalier.analysis.flags import KINDS, Suspicion
 from espalier.analysis.inspected import Inspected
 from espalier.analysis.markup import Markup, join, printable, tag
 from espalier.analysis.page import STYLE
 from espalier.analysis.sections import note, section, table, tiles
 from espalier.analysis.step_figures import figures, length_tables
-from espalier.analysis.suspicions import KINDS, Suspicion
 from espalier.pipeline.step_statistics import impossible_patterns
 
 _SCRIPT = Path(__file__).with_name("inspector.js")
@@ -28,7 +28,7 @@ _OWN_STYLE = Path(__file__).with_name("inspector.css")
 
 @dataclass(frozen=True)
 class InspectorData:
-    """`rows` and `found` are all trajectories with their suspicions; `embedded` holds those the page shows."""
+    """`rows` and `found` are all trajectories with their flags; `embedded` holds those the page shows."""
 
     name: str
     rows: Sequence[Inspected]
@@ -167,12 +167,12 @@ def render_inspector(data: InspectorData) -> str:
         tag("h1", "Steps, read one by one"),
         *told,
         _key_figures(data),
-        section("suspicions", "What is suspicious", _suspicion_table(data)),
+        section("flags", "What is suspicious", _suspicion_table(data)),
         _statistics(data),
         section("trajectories", "Trajectories", _controls()),
     )
     brand = tag("div", tag("b", "Espalier"), tag("span", data.name, class_="muted"), class_="brand")
-    names = ("suspicions", "statistics", "trajectories")
+    names = ("flags", "statistics", "trajectories")
     links = tag("nav", *(tag("a", name, href=f"#{name}") for name in names), aria_label="sections")
     header = tag("header", brand, links)
     kinds = [[key, *told] for key, told in KINDS.items()]

@@ -2,7 +2,7 @@
 
     RUN/{sft,prm,dpo,process_dpo,...}/metrics.jsonl        losses of the training runs
     RUN/evaluation/{policy}/evaluation.json                pipeline.evaluate
-    RUN/process_rewards/prm.json                           pipeline.evaluate_prm
+    RUN/process_rewards/prm.json                           pipeline.prm_calibration
     RUN/process_rewards/{trajectories,step_values,step_scores}.jsonl
     RUN/process_rewards/*.meta.json, RUN/pairs/*.meta.json   counts and provenance
     RUN/seconds.jsonl                                      {"stage", "seconds"}, one line a run of a stage
@@ -144,7 +144,7 @@ class RunFiles:
         if not self.root.is_dir():
             raise BadInput(f"{self.root}: no such run directory: set stage.run_dir to a finished quick start")
         remedies = {self.evaluation(policy): f"evaluate {policy} (run_stage.py -cn evaluate)" for policy in POLICIES}
-        remedies[self.prm] = "evaluate the process reward model (run_stage.py -cn evaluate_prm)"
+        remedies[self.prm] = "evaluate the process reward model (run_stage.py -cn prm_calibration)"
         remedies[self.seconds] = (
             "let the shell write one {'stage', 'seconds'} line for every stage (scripts/environment.sh)"
         )

@@ -20,7 +20,7 @@ from pathlib import Path
 from benchmarks.result import write_result
 from espalier.data.jsonl import read_records
 from espalier.data.records import Completion, PreferencePair, State, StepScores, StepValues, Trajectory
-from espalier.runtime.life import OWNER_VARIABLE
+from espalier.runtime.process_lifetime import OWNER_VARIABLE
 
 KINDS = {
     "process_rewards/trajectories.jsonl": Trajectory,

@@ -3,7 +3,7 @@
 Two sets of states: short solutions (word_arithmetic by the policy's own steps) and long ones (the same policy made to
 go on for 1,000 to 1,200 tokens; a step ends at the first line break from 60 tokens on). Three ways, K = 4 each:
 
-- ours: distinct states in the order of the token tree, n = K in one request, `server=shared_blocks`;
+- ours: distinct states in the order of the token tree, n = K in one request, `server=partial_block_cache`;
 - whole blocks: the same requests to the plain engine with the same block size;
 - every state: each state of each trajectory, distinct or not, in random order, one request a sample, plain engine as
   it comes (prefix cache on); `without_cache` is what that costs where the cache is off, by arithmetic.
@@ -36,11 +36,11 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
 from espalier.pipeline.cut_states import CutStates
 from espalier.pipeline.stage import StageContext
-from espalier.rewards.monte_carlo import states_of
 from espalier.sampling.client import SampleRequest, SamplingParams
 from espalier.sampling.requests import CompletionRequests, TrajectoryRequests, make_trajectory
 from espalier.sampling.server import VLLMServer
 from espalier.sampling.vllm_client import VLLMClient
+from espalier.values.monte_carlo import states_of
 
 SIBLINGS = 4
 SAMPLES = 8
@@ -228,7 +228,7 @@ def measure(model: str, num_problems: int = 25, num_threads: int = 0) -> dict[st
         folder = Path(name)
         policy = with_long_window(model, folder)
         sets: list[StateSet] = []
-        shared, plain = engine_options("shared_blocks"), engine_options("plain")
+        shared, plain = engine_options("partial_block_cache"), engine_options("plain")
         block_size = int(shared["block_size"])
         ways = {"ours": shared, "whole_blocks": plain | {"block_size": block_size}, "every_state": plain}
         for way, options in ways.items():

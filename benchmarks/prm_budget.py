@@ -20,7 +20,7 @@ from typing import Any
 from espalier.data.jsonl import read_records
 from espalier.data.records import Problem, StepScores, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic, apply_operation
-from espalier.pipeline.evaluate_prm import auc
+from espalier.pipeline.prm_calibration import auc
 
 ROOT = Path(__file__).resolve().parent.parent
 PLAIN = 9

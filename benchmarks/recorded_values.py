@@ -15,10 +15,10 @@ from pathlib import Path
 from benchmarks.prefill import IN_FLIGHT, SAMPLES, ask, engine_options, short_trajectories
 from espalier.data.records import State, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
-from espalier.rewards.monte_carlo import StateKey, distinct_states, state_key
-from espalier.rewards.state_tree import state_tree
 from espalier.sampling.client import SampleRequest, SamplingParams
 from espalier.sampling.server import VLLMServer
+from espalier.values.monte_carlo import StateKey, distinct_states, state_key
+from espalier.values.state_tree import state_tree
 
 TRUTH = 256
 SPARE = 64
@@ -40,7 +40,7 @@ def record(
     task = WordArithmetic()
     log = str(folder / "server.log")
     with VLLMServer(
-        model, log, has_controls=True, num_threads=num_threads, options=engine_options("shared_blocks")
+        model, log, has_controls=True, num_threads=num_threads, options=engine_options("partial_block_cache")
     ) as server:
         trajectories = short_trajectories(model, server.base_url, num_problems)
         states = distinct_states(trajectories)

@@ -35,13 +35,13 @@ from benchmarks.sides import Side, load_before
 
 HOW = "bash scripts/bench.sh rl"
 PARTS = ("trl", "loop", "credit")
-EXPERIMENT = "exp/ppo/group_relative_word_arithmetic"
+EXPERIMENT = "exp/ppo/grpo_word_arithmetic"
 # Of TRL on two cores: the whole batch generated at once, then micro-batches of this many rows (its exact settings).
 PEER_MICRO_BATCH = 64
 # Of ours: two engines without a server, compiled, all problems of an iteration in flight at once, their prompts
 # computed once each; micro-batches of the size that was fastest by hand.
-FAST = ("client=local_engines_shared_blocks", "server=none", "num_in_flight=64", "client.options.max_num_seqs=512",
-        "client.options.enforce_eager=false", "micro_batch_size=256")  # fmt: skip
+FAST = ("client=data_parallel_engines_partial_block_cache", "server=none", "concurrency=64",
+        "client.options.max_num_seqs=512", "client.options.enforce_eager=false", "micro_batch_size=256")  # fmt: skip
 # Iterations of every side beyond those that count: one warms up, and one is never asked for, so that no side saves and
 # ends beside another's last iteration.
 SPARE = 2

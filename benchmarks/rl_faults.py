@@ -36,9 +36,9 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
 from espalier.models.tiny import build_tiny
 from espalier.rewards.score import Score
-from espalier.rl import probes
 from espalier.rl.assembly import make_trainer
-from espalier.rl.probes import ProbeFailed
+from espalier.rl.probes.checks import ProbeFailed
+from espalier.rl.probes.checks import checks as probes
 from espalier.rl.trainer import Trainer
 from espalier.runtime.entrypoint import build, compose_config
 from espalier.runtime.schemas import RLConfig
@@ -49,7 +49,7 @@ from espalier.sampling.vllm_client import VLLMClient
 
 HOW = "bash scripts/faults.sh rl"
 SETTINGS = """num_problems=4 group_size=4 minibatch_size=16 micro_batch_size=16 params.max_tokens=40 learning_rate=3e-4
-    warmup_steps=0 eval_every=0 save_every=1 num_in_flight=16 task.num_train=400 task.num_dev=20 task.num_test=20
+    warmup_steps=0 eval_every=0 save_every=1 concurrency=16 task.num_train=400 task.num_dev=20 task.num_test=20
     server.max_model_len=256 server.options.max_num_seqs=32 server.num_threads=1"""
 
 
@@ -88,7 +88,7 @@ class Bench:
     def config(self, run: Path, *more: str) -> RLConfig:
         """Of a run in the folder `run`."""
         words = [*SETTINGS.split(), f"model.path={self.policy}", f"output_dir={run}", *more]
-        return compose_config(RLConfig, "exp/ppo/group_relative_word_arithmetic", words)
+        return compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", words)
 
     def shown(self, row: dict[str, Any]) -> dict[str, Any]:
         """The row without this machine's paths, printed."""

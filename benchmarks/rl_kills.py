@@ -30,8 +30,8 @@ from espalier.models.tiny import build_tiny
 
 PROGRAM = "main.py"
 KINDS = {
-    "ppo": ["advantage=generalized", "critic=policy", "kl=adaptive", "critic.learning_rate=0.001", "num_epochs=2"],
-    "vineppo": ["advantage=monte_carlo", "advantage.completions_per_state=2", "kl=loss", "whitening=standard"],
+    "ppo": ["advantage=gae", "critic=policy", "kl=adaptive", "critic.learning_rate=0.001", "num_epochs=2"],
+    "vineppo": ["advantage=vineppo", "advantage.completions_per_state=2", "kl=loss", "whitening=standard"],
 }
 
 

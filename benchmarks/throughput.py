@@ -42,7 +42,7 @@ from espalier.sampling.vllm_client import VLLMClient
 REST_SECONDS = 2.5
 ENGINE = {"enforce_eager": True, "max_num_seqs": 256, "block_size": 32}
 GOAL = 0.95
-IN_FLIGHT = int(OmegaConf.load(ROOT / "conf" / "sample.yaml").num_in_flight)  # what the callers do
+IN_FLIGHT = int(OmegaConf.load(ROOT / "conf" / "sample.yaml").concurrency)  # what the callers do
 
 
 class ServerSide:
@@ -62,7 +62,7 @@ class ServerSide:
                 self.params,
                 lambda request, samples: self.source.records(self.task, self.tokenizer, request, samples),
                 Path(folder) / "rows.jsonl",
-                num_in_flight=IN_FLIGHT,
+                concurrency=IN_FLIGHT,
                 stall_seconds=120,
                 on_progress=lambda done, fields: None,
             )
@@ -137,7 +137,11 @@ def measure_work(work: Work, rounds: int) -> list[list[float]]:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         options = {**ENGINE, "disable_log_stats": True, "disable_uvicorn_access_log": True}
-        kinds = [options, {**engine_options("shared_blocks"), "disable_log_stats": True}] if work.states else [options]
+        kinds = (
+            [options, {**engine_options("partial_block_cache"), "disable_log_stats": True}]
+            if work.states
+            else [options]
+        )
         servers = [stack.enter_context(VLLMServer(work.model, f"{folder}/server{number}.log", options=kind))
                    for number, kind in enumerate(kinds)]  # fmt: skip
         sides = [side_of("server", work, servers[0].base_url), side_of("engine", work)]

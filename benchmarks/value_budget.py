@@ -27,10 +27,10 @@ from typing import Any, Protocol
 from benchmarks.result import write_result
 from espalier.data.jsonl import write_records
 from espalier.data.records import Completion, State, Trajectory
-from espalier.rewards.adaptive_completions import AdaptiveCompletions
-from espalier.rewards.monte_carlo import Count, StateKey, distinct_states, state_key
-from espalier.rewards.smoothed_values import smooth
-from espalier.rewards.state_tree import StateTree, state_tree
+from espalier.sampling.adaptive_completions import AdaptiveCompletions
+from espalier.values.monte_carlo import Count, StateKey, distinct_states, state_key
+from espalier.values.smoothed import smooth
+from espalier.values.state_tree import StateTree, state_tree
 
 GOAL = 0.5
 PLAIN = 9
@@ -214,7 +214,7 @@ def counted(world: Valued, counts: dict[StateKey, Count]) -> dict[StateKey, floa
 
 
 def smoothed(world: Valued, counts: dict[StateKey, Count]) -> dict[StateKey, float]:
-    """`rewards.smoothed_values`."""
+    """`values.smoothed`."""
     return {key: one.value for key, one in smooth(world.tree, world.outcomes, counts).items()}
 
 

@@ -191,7 +191,7 @@ class Case:
         server, client = (getattr(self.config, name, None) for name in ("server", "client"))
         if read(server, "_target_", ""):
             node, number = server, int(read(server, "num_servers", 1))
-        elif self.client_kind in ("OfflineClient", "LocalEnginesClient"):
+        elif self.client_kind in ("OfflineClient", "DataParallelEngines"):
             node, number = client, int(read(client, "num_engines", 1))
         else:
             return []

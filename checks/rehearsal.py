@@ -65,7 +65,7 @@ def in_small(config: RLConfig, run_dir: Path) -> RLConfig:
         client["log"] = str(run_dir / "engine.log")
     return replace(
         config, output_dir=str(run_dir), server=server, client=client, num_iterations=1, num_problems=number,
-        max_resamplings=0, minibatch_size=min(config.minibatch_size, number * config.group_size), eval_every=0,
+        dynamic_sampling_rounds=0, minibatch_size=min(config.minibatch_size, number * config.group_size), eval_every=0,
         warmup_steps=0, critic=config.critic and replace(config.critic, warmup_steps=0, num_warmup_iterations=0),
         save_every=0, export_every=0, stop_after=0, patience=0, num_samples=0, tracking=_QUIET,
     )  # fmt: skip

@@ -195,7 +195,7 @@ class StepValues:
 
 
 @dataclasses.dataclass(frozen=True)
-class LabelledSteps:
+class AnnotatedSolution:
     """A solution whose steps somebody judged: a published process-supervision row."""
 
     id: str

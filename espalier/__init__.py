@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         vineppo_advantages,
     )
     from espalier.prm import ProcessRewardModel, encode_steps, load_prm, score_steps
-    from espalier.rewards.monte_carlo import StateValue
+    from espalier.values.monte_carlo import StateValue
 
 __all__ = [
     "BadInput",
@@ -55,7 +55,7 @@ _MODULES = {
     "BadInput": "data.records",
     "Grade": "data.answers.grade",
     "ProcessRewardModel": "prm",
-    "StateValue": "rewards.monte_carlo",
+    "StateValue": "values.monte_carlo",
     "StepTokens": "data.steps",
     "encode_steps": "prm",
     "load_prm": "prm",

@@ -12,7 +12,7 @@ from espalier.data.records import BadInput
 
 if TYPE_CHECKING:
     from espalier.data.answers.grade import Gold, Grade
-    from espalier.rewards.monte_carlo import StateValue
+    from espalier.values.monte_carlo import StateValue
 
 
 def split_steps(response: str, how: str = "lines") -> list[str]:
@@ -83,7 +83,7 @@ def monte_carlo_values(rewards: Sequence[Sequence[float]]) -> "list[StateValue]"
     >>> espalier.monte_carlo_values([[True, True, False, True]])
     [StateValue(value=0.75, standard_error=0.25, num_completions=4)]
     """
-    from espalier.rewards.monte_carlo import state_value
+    from espalier.values.monte_carlo import state_value
 
     for place, row in enumerate(rewards):
         _check_finite(row, f"rewards[{place}]")
@@ -127,7 +127,7 @@ def grpo_advantages(rewards: Sequence[float]) -> list[float]:
     >>> espalier.grpo_advantages([1, 0, 0, 0])
     [1.5, -0.5, -0.5, -0.5]
     """
-    from espalier.rl.advantages.group_relative import group_advantages
+    from espalier.rl.advantages.grpo import group_advantages
 
     return group_advantages(_group(rewards), divide_by_std=True)
 
@@ -142,7 +142,7 @@ def dr_grpo_advantages(rewards: Sequence[float]) -> list[float]:
     >>> espalier.dr_grpo_advantages([1, 0, 0, 0])
     [0.75, -0.25, -0.25, -0.25]
     """
-    from espalier.rl.advantages.group_relative import group_advantages
+    from espalier.rl.advantages.grpo import group_advantages
 
     return group_advantages(_group(rewards), divide_by_std=False)
 
@@ -156,7 +156,7 @@ def rloo_advantages(rewards: Sequence[float]) -> list[float]:
     >>> espalier.rloo_advantages([1, 0, 0])
     [1.0, -0.5, -0.5]
     """
-    from espalier.rl.advantages.leave_one_out import leave_one_out
+    from espalier.rl.advantages.rloo import leave_one_out
 
     return leave_one_out(_group(rewards))
 
@@ -175,7 +175,7 @@ def gae(values: Sequence[float], rewards: Sequence[float], gamma: float = 1.0, l
     """
     import torch
 
-    from espalier.rl.advantages.generalized import exact_advantages, last_tokens
+    from espalier.rl.advantages.gae import exact_advantages, last_tokens
 
     if len(values) != len(rewards):
         raise BadInput(f"{len(values)} values and {len(rewards)} rewards: one of each per token is wanted")

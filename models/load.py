@@ -181,11 +181,11 @@ def from_pretrained(
     return read_last_layer(fuse_norms(model))
 
 
-def load_policy(path: str, attention: str = "sdpa", is_checkpointing_gradients: bool = False) -> PreTrainedModel:
+def load_policy(path: str, attention: str = "sdpa", gradient_checkpointing: bool = False) -> PreTrainedModel:
     """A causal language model. `attention`: eager, sdpa or flash_attention_2 (which needs a CUDA GPU)."""
     model = from_pretrained(AutoModelForCausalLM, path, attention=attention)
     model.config.use_cache = False
-    if is_checkpointing_gradients:
+    if gradient_checkpointing:
         checkpoint_gradients(model)
     return model
 
@@ -198,7 +198,7 @@ def checkpoint_gradients(model: PreTrainedModel) -> None:
     try:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     except ValueError as error:
-        raise BadModel(f"{type(model).__name__}: {_first_line(error)}: set is_checkpointing_gradients=false") from None
+        raise BadModel(f"{type(model).__name__}: {_first_line(error)}: set gradient_checkpointing=false") from None
 
 
 def load_reference(path: str, attention: str = "sdpa") -> PreTrainedModel:

@@ -21,8 +21,8 @@ import torch
 from torch.nn.functional import linear, pad
 from transformers import PreTrainedModel
 
-from espalier.data.collate import Batch
-from espalier.data.packing import Layout, place_rows
+from espalier.data.batches.collate import Batch
+from espalier.data.batches.packing import Layout, place_rows
 from espalier.models.inputs import model_inputs, network
 from espalier.models.last_layer import reads_of
 from espalier.models.packed_attention import BadAttention

@@ -1,4 +1,4 @@
-"""Attention over packed rows (`data.packing`): padding-free and exact, on the kernel that the user chose.
+"""Attention over packed rows (`data.batches.packing`): padding-free and exact, on the kernel that the user chose.
 
 `attention_name("sdpa")` is the name under which transformers finds it; padded input (a model called without
 `segments`) goes to transformers' own function for that kernel, so that one model serves both. Every segment attends
@@ -25,7 +25,7 @@ from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
-from espalier.data.packing import Segments
+from espalier.data.batches.packing import Segments
 from espalier.models.attention_kernels import (
     How,
     Kernel,

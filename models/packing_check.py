@@ -1,11 +1,11 @@
 """Whether rows may be computed together: asked of the network itself, once, before anything is trained or scored.
 
-Packed rows (`data.packing`) are exact for attention alone. A layer with a state or a convolution runs on over the
-borders of rows, attention in chunks does not see them, a kernel may lack a term of the scores: all of it silent. So
-three short rows, two of which begin alike, go through the network's body on its own device: each alone by the
-network's own attention (the truth), padded, and packed with their common beginning once (layout `shared`, of which
-`packed` is the simpler case). What differs from the truth by more than rounding is not used: `packed`, else `padded`,
-else `alone`, one row at a time.
+Packed rows (`data.batches.packing`) are exact for attention alone. A layer with a state or a convolution runs on over
+the borders of rows, attention in chunks does not see them, a kernel may lack a term of the scores: all of it silent. So
+three short rows, two of which begin alike, go through the network's body on its own device: each alone by the network's
+own attention (the truth), padded, and packed with their common beginning once (layout `shared`, of which `packed` is
+the simpler case). What differs from the truth by more than rounding is not used: `packed`, else `padded`, else `alone`,
+one row at a time.
 
 What rounding does, the network says itself: the embeddings of one row are moved by their last bit (`noise`).
 Hidden states are compared, not logits (a fresh scalar head says 0 to everything), in evaluation mode and without
@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from espalier.data.packing import Layout, PlacedRows, pack_rows, place_rows
+from espalier.data.batches.packing import Layout, PlacedRows, pack_rows, place_rows
 from espalier.data.records import BadInput
 from espalier.models.inputs import model_inputs, network
 from espalier.models.packed_attention import PREFIX, BadAttention, takes_packed_rows, watched

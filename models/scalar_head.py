@@ -18,7 +18,7 @@ from espalier.models.load import BadModel, checkpoint_gradients, from_pretrained
 
 
 def load_process_reward(
-    path: str, num_labels: int | None = None, attention: str = "sdpa", is_checkpointing_gradients: bool = False
+    path: str, num_labels: int | None = None, attention: str = "sdpa", gradient_checkpointing: bool = False
 ) -> PreTrainedModel:
     """A process reward model: a trained folder, or a policy's body with a fresh head of `num_labels`.
 
@@ -30,7 +30,7 @@ def load_process_reward(
         raise BadModel(
             f"{path} is a critic of form {form}, whose values are no scores from 0 to 1: name a reward model"
         )
-    return _load(path, num_labels, attention, is_checkpointing_gradients)
+    return _load(path, num_labels, attention, gradient_checkpointing)
 
 
 def critic_form(config: PretrainedConfig) -> str | None:
@@ -45,7 +45,7 @@ def _is_scalar(config: PretrainedConfig) -> bool:
 
 
 def _load(
-    path: str, num_labels: int | None, attention: str, is_checkpointing_gradients: bool, has_fresh_head: bool = False
+    path: str, num_labels: int | None, attention: str, gradient_checkpointing: bool, has_fresh_head: bool = False
 ) -> PreTrainedModel:
     """The network of a folder; with `has_fresh_head`, or from a policy, a head of zeros on its body."""
     config = load_config(path)
@@ -67,7 +67,7 @@ def _load(
         attention=attention,
     )
     model.config.use_cache = False
-    if is_checkpointing_gradients:
+    if gradient_checkpointing:
         checkpoint_gradients(model)
     if not is_trained:
         for parameter in model.get_submodule("score").parameters():
@@ -79,7 +79,7 @@ CRITIC_SOURCES = ("auto", "policy", "reward_model", "reward_model_body", "scratc
 
 
 def load_critic(
-    path: str, source: str = "auto", attention: str = "sdpa", is_checkpointing_gradients: bool = False
+    path: str, source: str = "auto", attention: str = "sdpa", gradient_checkpointing: bool = False
 ) -> PreTrainedModel:
     """A value at every position. `source` says what `path` is:
 
@@ -110,10 +110,10 @@ def load_critic(
         drawn = on_kernel(lambda name: draw(attn_implementation=name), attention)
         model: PreTrainedModel = read_last_layer(fuse_norms(drawn))
         model.config.use_cache = False
-        if is_checkpointing_gradients:
+        if gradient_checkpointing:
             checkpoint_gradients(model)
     else:
-        model = _load(path, 1, attention, is_checkpointing_gradients, has_fresh_head)
+        model = _load(path, 1, attention, gradient_checkpointing, has_fresh_head)
     if has_fresh_head:
         model.config.critic_form = None  # whatever stood there
         head = model.get_submodule("score")

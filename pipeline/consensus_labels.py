@@ -1,15 +1,15 @@
-"""StepLabels and a judge's StepJudgement → StepLabels that both agree on (`rewards.consensus`)."""
+"""StepLabels and a judge's StepJudgement → StepLabels that both agree on (`values.consensus`)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from espalier.data.examples.label_balance import check_balance
+from espalier.data.examples.step_labels import StepLabels, inner_steps
 from espalier.data.jsonl import read_records
 from espalier.data.judgements import StepJudgement
-from espalier.data.label_balance import check_balance
 from espalier.data.records import BadInput
-from espalier.data.step_labels import StepLabels, inner_steps
 from espalier.pipeline.stage import StageContext
-from espalier.rewards.consensus import ConsensusRule, judged_shares
+from espalier.values.consensus import ConsensusRule, judged_shares
 
 
 def votes_by_trajectory(rows: Sequence[StepJudgement]) -> dict[str, list[StepJudgement]]:
@@ -23,7 +23,7 @@ def votes_by_trajectory(rows: Sequence[StepJudgement]) -> dict[str, list[StepJud
 @dataclass(frozen=True)
 class ConsensusLabels:
     """Input: labels; `judgements` of the same trajectories. `policy`, `threshold`, `has_unjudged` are those of
-    `rewards.consensus.ConsensusRule`."""
+    `values.consensus.ConsensusRule`."""
 
     judgements: str
     policy: str = "drop"

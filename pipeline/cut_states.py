@@ -8,13 +8,13 @@ from espalier.data.prefix_tree import num_distinct_tokens, tree_order
 from espalier.data.records import BadInput, State, Trajectory
 from espalier.data.splits import check_shard, shard_of
 from espalier.pipeline.stage import StageContext
-from espalier.rewards.monte_carlo import StateKey, state_key
-from espalier.rewards.state_sampling import StateSampler
+from espalier.values.monte_carlo import StateKey, state_key
+from espalier.values.state_sampling import StateSampler
 
 
 @dataclass(frozen=True)
 class CutStates:
-    """The options of `rewards.state_sampling.StateSampler`; `first_step` 1 leaves out the prompt state (its value is
+    """The options of `values.state_sampling.StateSampler`; `first_step` 1 leaves out the prompt state (its value is
     the mean of the samples that exist).
 
     The terminal state is never cut: its value is the outcome. States that several trajectories share are written

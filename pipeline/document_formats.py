@@ -24,7 +24,7 @@ PAGE = (
         "Text and token ids travel together; nothing is tokenised again.",
         (
             ("data/records.py", ("Problem", "Demonstration", "Trajectory", "State", "Completion", "StepValues")),
-            ("data/step_labels.py", ("StepLabels",)),
+            ("data/examples/step_labels.py", ("StepLabels",)),
             ("data/records.py", ("StepScores",)),
             ("pipeline/evaluation_inputs.py", ("OutcomeScore",)),
             ("data/records.py", ("PreferencePair",)),
@@ -34,9 +34,9 @@ PAGE = (
         "What is read beside these",
         "Files of your own, published ones and those of judges.",
         (
-            ("data/records.py", ("LabelledSteps",)),
-            ("data/examples.py", ("WeightedResponse",)),
-            ("data/outcome_examples.py", ("JudgedResponse",)),
+            ("data/records.py", ("AnnotatedSolution",)),
+            ("data/examples/token_examples.py", ("WeightedResponse",)),
+            ("data/examples/outcome_examples.py", ("JudgedResponse",)),
             ("data/judgements.py", ("PairJudgement", "StepJudgement")),
             ("pipeline/grade_answers.py", ("AnswerToGrade",)),
         ),

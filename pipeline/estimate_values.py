@@ -9,7 +9,7 @@ from espalier.data.jsonl import read_records
 from espalier.data.left_out import leave_out
 from espalier.data.records import BadInput, Completion, State, StepValues, Trajectory
 from espalier.pipeline.stage import StageContext
-from espalier.rewards.monte_carlo import Count, StateKey, count_completions, passes_through, state_key, step_values
+from espalier.values.monte_carlo import Count, StateKey, count_completions, passes_through, state_key, step_values
 
 log = logging.getLogger("stage")
 

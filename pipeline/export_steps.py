@@ -1,4 +1,4 @@
-"""LabelledSteps → the published layout of a format: of the one they were read from, or of one that can hold them."""
+"""AnnotatedSolution → the published layout of a format: of the one they were read from, or one that can hold them."""
 
 import json
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 from espalier.data.jsonl import read_records
 from espalier.data.process_data.formats import published_rows, step_format
-from espalier.data.records import BadInput, LabelledSteps
+from espalier.data.records import AnnotatedSolution, BadInput
 from espalier.pipeline.stage import StageContext
 
 
@@ -25,7 +25,7 @@ class ExportSteps:
         """Rows, or one JSON array as text where the format is published as one. Counts the steps that the
         format cannot hold. Raises BadInput naming the record."""
         form = step_format(self.format, neutral_label=self.neutral_label)
-        records = read_records(LabelledSteps, input_path)
+        records = read_records(AnnotatedSolution, input_path)
         if not records:
             raise BadInput(f"{input_path}: no record to export")
         rows = published_rows(records, form, input_path)
@@ -39,6 +39,6 @@ class ExportSteps:
         return json.dumps(rows, indent=1) + "\n"
 
 
-def _num_after_judged(record: LabelledSteps) -> int:
+def _num_after_judged(record: AnnotatedSolution) -> int:
     """Steps from the first one on that nobody judged."""
     return len(record.labels) - record.labels.index(None) if None in record.labels else 0

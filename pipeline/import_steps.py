@@ -1,10 +1,10 @@
-"""A published file of process supervision → LabelledSteps."""
+"""A published file of process supervision → AnnotatedSolution."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from espalier.data.process_data.formats import read_labelled, step_format
-from espalier.data.records import LabelledSteps
+from espalier.data.records import AnnotatedSolution
 from espalier.pipeline.stage import StageContext
 
 
@@ -21,7 +21,7 @@ class ImportSteps:
         """Nothing beside the input."""
         return []
 
-    def run(self, input_path: str, context: StageContext) -> Iterator[LabelledSteps]:
+    def run(self, input_path: str, context: StageContext) -> Iterator[AnnotatedSolution]:
         """Records in file order. Counts solutions with a known first error, with an error, and rows whose
         published judgement contradicts itself. Raises BadInput naming file and line."""
         form = step_format(self.format, alternatives=self.alternatives, neutral_label=self.neutral_label)

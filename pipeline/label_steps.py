@@ -3,17 +3,17 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from espalier.data.examples.label_balance import check_balance, label_balance
+from espalier.data.examples.step_labels import StepLabels, inner_steps
 from espalier.data.jsonl import read_records
-from espalier.data.label_balance import check_balance, label_balance
 from espalier.data.records import BadInput, Completion, State, Trajectory
-from espalier.data.step_labels import StepLabels, inner_steps
 from espalier.data.steps import check_ends
 from espalier.pipeline.stage import StageContext
-from espalier.rewards.first_error import search_state, states_on_right_ways
-from espalier.rewards.label_noise import NoiseRule
-from espalier.rewards.labels import LabelRule, wilson_interval
-from espalier.rewards.monte_carlo import Count, StateKey, count_sampled, state_key
-from espalier.rewards.smoothed_values import smoothed_values
+from espalier.values.first_error import search_state, states_on_right_ways
+from espalier.values.label_noise import NoiseRule
+from espalier.values.labels import LabelRule, wilson_interval
+from espalier.values.monte_carlo import Count, StateKey, count_sampled, state_key
+from espalier.values.smoothed import smoothed_values
 
 ESTIMATORS = ("counted", "smoothed", "first_error")
 Estimate = tuple[float, float, float]
@@ -24,14 +24,14 @@ class LabelSteps:
     """Input: completions of the `states` cut from the `trajectories`, which may be of some states only.
 
     `estimator`: "counted" (the share of right completions of the state itself), "smoothed" (with the trajectories and
-    the neighbours' completions: `rewards.smoothed_values`), or "first_error" (1 up to the first error, 0 from it on, as
-    far as a bisection knows: `rewards.first_error`). A state that the
+    the neighbours' completions: `values.smoothed`), or "first_error" (1 up to the first error, 0 from it on, as
+    far as a bisection knows: `values.first_error`). A state that the
     estimator says nothing of has no label. `label`, `threshold`, `num_classes` are those of
-    `rewards.labels.LabelRule`; `noise`, `max_width`, `min_confidence`, `tolerance` those of
-    `rewards.label_noise.NoiseRule`. `has_terminal`: whether the last step is labelled, by the outcome.
+    `values.labels.LabelRule`; `noise`, `max_width`, `min_confidence`, `tolerance` those of
+    `values.label_noise.NoiseRule`. `has_terminal`: whether the last step is labelled, by the outcome.
 
     Labels of inner steps that are all alike are said, and refused where the values contradict them
-    (`data.label_balance`).
+    (`data.examples.label_balance`).
     """
 
     trajectories: str

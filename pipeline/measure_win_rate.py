@@ -23,8 +23,8 @@ from espalier.data.jsonl import read_records
 from espalier.data.judgements import ORDERS, VERDICTS, PairJudgement
 from espalier.data.records import BadInput
 from espalier.pipeline.evaluation_table import make_row, make_table
-from espalier.pipeline.judging import Figures, figure_intervals
 from espalier.pipeline.stage import StageContext
+from espalier.pipeline.step_score_metrics import Figures, figure_intervals
 
 COUNTS = ("won", "lost", "tied", "disagreed", "shown_first", "decided", "unreadable", "votes")
 

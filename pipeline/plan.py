@@ -30,8 +30,8 @@ from espalier.data.steps import Decoder
 from espalier.data.token_text import encode_response, read_tokens, steps_on_tokens
 from espalier.models.load import load_tokenizer
 from espalier.pipeline.stage import StageContext
-from espalier.rewards.monte_carlo import StateKey, state_key
-from espalier.rewards.state_sampling import StateSampler
+from espalier.values.monte_carlo import StateKey, state_key
+from espalier.values.state_sampling import StateSampler
 
 log = logging.getLogger("stage")
 

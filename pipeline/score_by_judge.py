@@ -8,7 +8,7 @@ from espalier.data.judgements import StepJudgement
 from espalier.data.records import StepScores
 from espalier.pipeline.consensus_labels import votes_by_trajectory
 from espalier.pipeline.stage import StageContext
-from espalier.rewards.consensus import judged_shares
+from espalier.values.consensus import judged_shares
 
 UNKNOWN = 0.5
 

@@ -2,9 +2,9 @@
 
     python run_stage.py -cn show_prompt task=gsm8k stage.policy=MODEL output=prompt.html stage.index=17
 
-The demonstration goes through `data.examples.encode_demonstration`, so the loss mask on the page is the one
-that training uses. The page is one HTML file without scripts; at a terminal the same is printed there, in
-colour unless NO_COLOR is set. Characters that cannot be seen are written as their code.
+The demonstration goes through `data.examples.token_examples.encode_demonstration`, so the loss mask on the page is the
+one that training uses. The page is one HTML file without scripts; at a terminal the same is printed there, in colour
+unless NO_COLOR is set. Characters that cannot be seen are written as their code.
 """
 
 import html
@@ -17,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from espalier.data.examples import encode_demonstration
+from espalier.data.examples.token_examples import encode_demonstration
 from espalier.data.prompts import EncodedPrompt, PromptTemplate, encode_prompt
 from espalier.data.records import BadInput, Demonstration, Problem
 from espalier.data.steps import Decoder

@@ -19,7 +19,7 @@ from espalier.data.splitters import SPLITTERS, splitter
 from espalier.data.steps import Decoder, check_ends, check_join
 from espalier.data.token_text import read_response, steps_on_tokens
 from espalier.pipeline.stage import StageContext
-from espalier.rewards.cut_points import split_at_cut_points
+from espalier.values.cut_points import split_at_cut_points
 
 AT_CUT_POINTS = "cut_points"
 
@@ -32,7 +32,7 @@ class SplitSteps:
     At cut points a step ends after a token sampled with a probability below `threshold`: after every one, with
     `cut_points_per_segment` after every so many, with `num_segments` so that all steps hold equally many (see
     `data.splitters.probability`; this last form looks ahead). They need
-    trajectories sampled with params.has_logprobs=true.
+    trajectories sampled with params.return_logprobs=true.
     """
 
     policy: str
@@ -73,7 +73,7 @@ class SplitSteps:
             return row
         if self.by == AT_CUT_POINTS:
             if row.logprobs is None:
-                raise BadInput(f"trajectory '{row.id}' has no log-probs: sample it with params.has_logprobs=true")
+                raise BadInput(f"trajectory '{row.id}' has no log-probs: sample it with params.return_logprobs=true")
             return split_at_cut_points(
                 row,
                 row.logprobs,

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from espalier.data.jsonl import file_sha256, open_atomic, write_json, write_records
 from espalier.data.records import BadInput
-from espalier.runtime.life import exclusive
+from espalier.runtime.process_lifetime import exclusive
 from espalier.runtime.run_dir import provenance, same_origin
 from espalier.runtime.schemas import StageConfig
 from espalier.runtime.tracking import Progress

@@ -22,9 +22,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from espalier.data.examples.step_labels import StepLabels
 from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput
-from espalier.data.step_labels import StepLabels
 from espalier.pipeline.intervals import resampled_mean
 from espalier.pipeline.stage import StageContext
 

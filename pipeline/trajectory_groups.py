@@ -10,7 +10,7 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.data.examples import is_held_out
+from espalier.data.examples.token_examples import is_held_out
 from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.steps import check_ends
@@ -46,8 +46,8 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 class ProblemPart:
     """Which problems are read: all, or `train` or `held_out` by the hash of the problem's id.
 
-    The split is the one the reward model's training uses (`data.examples.is_held_out`): the same `held_out_share`
-    gives the same problems in every file and every round.
+    The split is the one the reward model's training uses (`data.examples.token_examples.is_held_out`): the same
+    `held_out_share` gives the same problems in every file and every round.
     """
 
     part: str = "all"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from espalier.data.packing import Layout, place_rows
+from espalier.data.batches.packing import Layout, place_rows
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.steps import StepTokens, check_ends
 from espalier.models.inputs import model_inputs

@@ -18,19 +18,19 @@ from espalier.models.tokenizer_checks import tokenizer_differences
 from espalier.rewards.score import HoldsModels
 from espalier.rl.combinations import check_combinations
 from espalier.rl.critic import Critic
-from espalier.rl.engines import check_engines, make_engine, without_dropout
+from espalier.rl.delivery.weight_sync import WeightSync
+from espalier.rl.delivery.weight_update_engine import LiveEngine, OwnEngine, VLLMEngine
 from espalier.rl.kl import KLController
-from espalier.rl.live_engine import LiveEngine, OwnEngine, VLLMEngine
+from espalier.rl.probes.watch import check_probes
 from espalier.rl.rollout import Sampler, check_params
 from espalier.rl.trainer import Trainer
+from espalier.rl.training_engines import check_engines, make_engine, without_dropout
 from espalier.rl.types import AdvantageEstimator
 from espalier.rl.update import Update
-from espalier.rl.watch import check_probes
-from espalier.rl.weight_sync import WeightSync
 from espalier.runtime.distributed import device, from_main_rank, is_main_rank
 from espalier.runtime.entrypoint import BadConfig, build
 from espalier.runtime.schemas import RLConfig
-from espalier.sampling.local_engines_client import LocalEnginesClient
+from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.server import VLLMServer
 from espalier.sampling.several_servers import VLLMServers
 from espalier.sampling.vllm_client import VLLMClient
@@ -39,7 +39,7 @@ from espalier.training.engine import Engine
 log = logging.getLogger("rl")
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
-RLClient = VLLMClient | LocalEnginesClient
+RLClient = VLLMClient | DataParallelEngines
 OwnServer = VLLMServer | VLLMServers
 
 
@@ -75,7 +75,7 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: OwnServer | None, cli
         task,
         reward,
         estimator,
-        Sampler(client, task, tokenizer, config.num_in_flight, config.stall_seconds, check_server),
+        Sampler(client, task, tokenizer, config.concurrency, config.stall_seconds, check_server),
         params,
         Update(engine, config, params.temperature, params.max_tokens, kl, critic, reference),
         WeightSync(
@@ -146,22 +146,24 @@ def serving(server: OwnServer | None, client: RLClient) -> Iterator[None]:
 
 def check_client(client: Any, server: OwnServer | None) -> None:
     """Raise BadConfig where the client and the server are no pair that new weights can be delivered to."""
-    if isinstance(client, LocalEnginesClient):
+    if isinstance(client, DataParallelEngines):
         if server is not None:
             raise BadConfig("this client has its engines itself: set server=none")
     elif not isinstance(client, VLLMClient):
-        raise BadConfig("reinforcement learning delivers weights: choose client=vllm (over HTTP) or local_engines")
+        raise BadConfig(
+            "reinforcement learning delivers weights: choose client=vllm (over HTTP) or data_parallel_engines"
+        )
     elif len(set(client.urls)) < len(client.urls):
         raise BadConfig(f"client.base_url names a server twice: {', '.join(client.urls)}")
     elif server is None and not client.urls:
         raise BadConfig("server=none: name a running server with controls by client.base_url=http://HOST:PORT, or "
-                        "choose client=local_engines")  # fmt: skip
+                        "choose client=data_parallel_engines")  # fmt: skip
 
 
 def engines_of(client: RLClient, server: OwnServer | None) -> list[LiveEngine]:
     """Every engine behind the client, as those that take new weights; from now on none of them may be missing. They
     need not run yet."""
-    if isinstance(client, LocalEnginesClient):
+    if isinstance(client, DataParallelEngines):
         return [OwnEngine(client.engine(number)) for number in range(client.num_engines)]
     client.needs_all = True
     check_server = server.check if server is not None else lambda: None

@@ -35,7 +35,7 @@ def check_combinations(config: RLConfig) -> None:
 def check_numbers(config: RLConfig) -> None:
     """Counts that make no run, words that mean nothing, and settings that wait for something that never comes."""
     for name in ("num_iterations", "num_problems", "group_size", "num_epochs", "minibatch_size", "micro_batch_size",
-                 "num_in_flight"):  # fmt: skip
+                 "concurrency"):  # fmt: skip
         _check(getattr(config, name) >= 1, f"{name} must be at least 1, got {getattr(config, name)}")
     evaluates = config.eval_every > 0
     _check(not evaluates or config.num_eval_problems >= 1,
@@ -48,10 +48,13 @@ def check_numbers(config: RLConfig) -> None:
     _check(
         config.whitening in WHITENINGS, f"whitening must be one of {', '.join(WHITENINGS)}, got '{config.whitening}'"
     )
-    number = config.max_resamplings
-    _check(number >= 0, f"max_resamplings must be at least 0, got {number}")
-    _check(number == 0 or config.group_size >= 2, f"max_resamplings={number} replaces groups whose rewards agree, and "
-                                                  "those of group_size=1 always do: set max_resamplings=0")  # fmt: skip
+    number = config.dynamic_sampling_rounds
+    _check(number >= 0, f"dynamic_sampling_rounds must be at least 0, got {number}")
+    _check(
+        number == 0 or config.group_size >= 2,
+        f"dynamic_sampling_rounds={number} replaces groups whose rewards agree, and those of group_size=1 always do: "
+        "set dynamic_sampling_rounds=0",
+    )
 
 
 def check_schedules(config: RLConfig) -> None:
@@ -95,7 +98,7 @@ def check_step_rewards(config: RLConfig) -> None:
     kind = estimator[0]
     _check(getattr(kind, "takes_step_rewards", True), f"advantage {kind.__name__} values whole responses, and reward "
            f"{_name(config.reward)} has process rewards at step ends: choose a reward without, or "
-           "advantage=generalized, remax or reinforce_plus_plus")  # fmt: skip
+           "advantage=gae, remax or reinforce_plus_plus")  # fmt: skip
 
 
 def check_value_scale(config: RLConfig) -> None:

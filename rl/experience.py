@@ -2,7 +2,7 @@
 
 The "old" log-probs of the surrogate are the trainer's own, not the engine's: the two differ by bf16 noise,
 and a ratio of one must mean an unchanged policy. The difference is measured (`logprob_gap`), and corrected where
-`importance_cap` asks for it.
+`tis_cap` asks for it.
 
 Every rank holds all rollouts of the iteration and scores its share of them; sums over ranks put the shares together.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from espalier.data.collate import pad_rows
+from espalier.data.batches.collate import pad_rows
 from espalier.models.logprobs import all_logits, response_logprobs
 from espalier.models.packing_check import packs_rows
 from espalier.rl.kl import divergence, full_divergence
@@ -172,10 +172,10 @@ def make_experience(
     rows = [[*rollout.trajectory.prompt_ids, *rollout.trajectory.response_ids] for rollout in rollouts]
     starts = [len(rollout.trajectory.prompt_ids) for rollout in rollouts]
     ids, attention_mask, response_mask = pad_rows(rows, starts, pad_id)
-    engine_logprobs = torch.zeros(ids.shape)
+    rollout_logprobs = torch.zeros(ids.shape)
     for number, (start, rollout) in enumerate(zip(starts, rollouts, strict=True)):
-        # not by the mask, which `rl.probes.check_layout` compares with the rollouts
-        engine_logprobs[number, start : start + len(rollout.logprobs)] = torch.tensor(rollout.logprobs)
+        # not by the mask, which `rl.probes.checks.check_layout` compares with the rollouts
+        rollout_logprobs[number, start : start + len(rollout.logprobs)] = torch.tensor(rollout.logprobs)
     scorer = RowScorer((ids, attention_mask, response_mask), micro_batch_size, precision)
     if is_scored:
         old_logprobs, entropies = scorer.logprobs(policy, temperature)
@@ -183,12 +183,12 @@ def make_experience(
         old_logprobs, entropies = (torch.full(ids.shape, float("nan")) for _ in range(2))
     reference_logprobs = scorer.logprobs(reference, temperature)[0] if reference is not None else None
     experience = Experience(
-        ids, attention_mask, response_mask, engine_logprobs, old_logprobs, entropies, reference_logprobs
+        ids, attention_mask, response_mask, rollout_logprobs, old_logprobs, entropies, reference_logprobs
     )
     return experience, scorer
 
 
 def logprob_gap(experience: Experience) -> tuple[float, float]:
     """(mean, max) over response tokens of |log-prob by the engine - log-prob by the trainer|."""
-    gap = (experience.engine_logprobs - experience.old_logprobs)[experience.response_mask].abs()
+    gap = (experience.rollout_logprobs - experience.old_logprobs)[experience.response_mask].abs()
     return float(gap.mean()), float(gap.max())

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from espalier.rl.critic import check_returns
-from espalier.rl.describe import describe_kl, timed
-from espalier.rl.engines import has_noise
 from espalier.rl.experience import RowScorer, make_experience, reference_terms, token_rewards
 from espalier.rl.losses import whiten
+from espalier.rl.metrics import describe_kl, timed
+from espalier.rl.probes.watch import Watch
+from espalier.rl.training_engines import has_noise
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.rl.update import Update
-from espalier.rl.watch import Watch
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import SamplingParams
 from espalier.training.engine import Engine

@@ -23,7 +23,7 @@ def token_weights(mask: torch.Tensor, normaliser: str, max_tokens: int) -> tuple
         return weights / mask.sum(-1, keepdim=True).clamp(min=1), float(len(mask))
     if normaliser == "constant":
         return weights, float(len(mask) * max_tokens)
-    raise ValueError(f"loss_normaliser must be one of {', '.join(NORMALISERS)}, got '{normaliser}'")
+    raise ValueError(f"loss_aggregation must be one of {', '.join(NORMALISERS)}, got '{normaliser}'")
 
 
 def clipped_surrogate(
@@ -71,9 +71,9 @@ def clipped_tokens(
     return int(is_cut.sum()), int(mask.sum())
 
 
-def importance_weights(old_logprobs: torch.Tensor, engine_logprobs: torch.Tensor, cap: float) -> torch.Tensor:
+def importance_weights(old_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, cap: float) -> torch.Tensor:
     """min(pi_old(token) / pi_engine(token), cap): truncated importance sampling (Yao et al. 2025), a token."""
-    return torch.exp(old_logprobs - engine_logprobs).clamp(max=cap)
+    return torch.exp(old_logprobs - rollout_logprobs).clamp(max=cap)
 
 
 def value_loss(

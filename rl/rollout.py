@@ -1,6 +1,6 @@
 """Problems → rollout groups, through the sampling client: token ids and log-probs, nothing re-tokenised.
 
-Requests run concurrently, `num_in_flight` at most. A wait has a deadline: a server that died, or from which
+Requests run concurrently, `concurrency` at most. A wait has a deadline: a server that died, or from which
 nothing came for `stall_seconds`, ends the run.
 """
 
@@ -17,7 +17,7 @@ from espalier.data.prompts import encode_prompt
 from espalier.data.records import BadInput, Completion, Problem, State
 from espalier.data.tasks.task import Task
 from espalier.rewards.score import Reward
-from espalier.rl.probes import REWARD, Fault, ProbeFailed, crashed
+from espalier.rl.probes.checks import REWARD, Fault, ProbeFailed, crashed
 from espalier.rl.types import Rollout, RolloutGroup
 from espalier.sampling.client import (
     Client,
@@ -54,7 +54,7 @@ def check_params(params: SamplingParams, group_size: int, smallest_group: int = 
             group_size >= smallest_group,
             f"group_size must be at least {smallest_group}, got {group_size}: a rollout needs others to compare",
         ),
-        (params.has_logprobs, "params.has_logprobs must be true"),
+        (params.return_logprobs, "params.return_logprobs must be true"),
         (params.temperature > 0, "params.temperature must be above 0: a greedy policy explores nothing"),
         (
             params.top_p == 1,
@@ -125,7 +125,7 @@ class Sampler:
     client: Client
     task: Task
     tokenizer: Any
-    num_in_flight: int
+    concurrency: int
     stall_seconds: float
     check_server: Callable[[], None] = lambda: None
     _watch: StallWatch = field(init=False)
@@ -165,8 +165,8 @@ class Sampler:
         return await self._all([partial(self._completions, *pair, round_number) for pair in pairs])
 
     async def _all(self, calls: Sequence[Callable[[], Awaitable[R]]]) -> list[R]:
-        """The results in order, `num_in_flight` at a time; whatever is left undone is cancelled."""
-        gate = asyncio.Semaphore(self.num_in_flight)
+        """The results in order, `concurrency` at a time; whatever is left undone is cancelled."""
+        gate = asyncio.Semaphore(self.concurrency)
 
         async def ask(call: Callable[[], Awaitable[R]]) -> R:
             async with gate:

@@ -23,8 +23,14 @@ from espalier.data.prompt_window import fit_window
 from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.tasks.task import Task
 from espalier.rewards.score import Reward
-from espalier.rl.canary import Canary, Weights
-from espalier.rl.describe import (
+from espalier.rl.delivery.weight_sync import WeightSync
+from espalier.rl.early_stop import evaluations_since_best, read_accuracies
+from espalier.rl.ema import MovingAverage
+from espalier.rl.estimator_context import LiveSampler
+from espalier.rl.exports import save_models, write_model
+from espalier.rl.learn import Learn
+from espalier.rl.learners import Learners
+from espalier.rl.metrics import (
     agrees,
     describe_experience,
     describe_rewards,
@@ -32,20 +38,14 @@ from espalier.rl.describe import (
     speeds,
     timed,
 )
-from espalier.rl.early_stop import evaluations_since_best, read_accuracies
-from espalier.rl.ema import MovingAverage
-from espalier.rl.exports import save_models, write_model
-from espalier.rl.learn import Learn
-from espalier.rl.learners import Learners
-from espalier.rl.live import LiveSampler
 from espalier.rl.policy import Policy
-from espalier.rl.reward_falls import RewardWatch
+from espalier.rl.probes.canary import Canary, Weights
+from espalier.rl.probes.reward_falls import RewardWatch
+from espalier.rl.probes.watch import Watch
 from espalier.rl.rollout import Refusal, Sampler, check_refused, draw_problems, score
 from espalier.rl.samples import write_samples
 from espalier.rl.types import AdvantageEstimator, Estimate, Experience, RolloutGroup
 from espalier.rl.update import Update
-from espalier.rl.watch import Watch
-from espalier.rl.weight_sync import WeightSync
 from espalier.runtime.distributed import from_main_rank, is_main_rank
 from espalier.runtime.schemas import RLConfig
 from espalier.runtime.tracking import Metrics, Progress
@@ -237,7 +237,7 @@ class Trainer:
         groups: list[RolloutGroup] = []
         refused: list[Refusal] = []
         seconds = {"rollout": 0.0, "reward": 0.0}
-        for round_number in range(config.max_resamplings + 1):
+        for round_number in range(config.dynamic_sampling_rounds + 1):
             chosen = draw_problems(self.problems, config.num_problems, config.seed, iteration, round_number)
             name = f"rl-{iteration}" if round_number == 0 else f"rl-{iteration}-{round_number}"
             times: dict[str, float] = {}
@@ -254,7 +254,7 @@ class Trainer:
         drawn["rollout/num_groups"] = float(len(groups))
         drawn["rollout/refused"] = float(len(refused))
         drawn["rollout/drawn_tokens"] = float(sum(len(r.trajectory.response_ids) for g in groups for r in g.rollouts))
-        if config.max_resamplings > 0:
+        if config.dynamic_sampling_rounds > 0:
             groups = sorted(groups, key=agrees)[: config.num_problems]  # stable: the order of drawing stays
         values["rollout/trained_zero_variance"] = sum(agrees(group) for group in groups) / len(groups)
         return groups, drawn

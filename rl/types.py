@@ -47,7 +47,7 @@ class RolloutGroup:
 class Experience:
     """The tensors of an iteration's rollouts.
 
-    `ids`, `attention_mask` [N, T] long; `response_mask` [N, T] bool; `engine_logprobs` (at sampling),
+    `ids`, `attention_mask` [N, T] long; `response_mask` [N, T] bool; `rollout_logprobs` (at sampling),
     `old_logprobs` and `entropies` (by the trainer, before the update) [N, T], not a number on rows that are not scored
     yet; `reference_logprobs` [N, T], None without a KL penalty. `rewards` [N, T]: outcomes at last tokens, process
     rewards at step ends, and the KL penalty where it is part of the reward. `values` [N, T]: the critic's value of the
@@ -58,7 +58,7 @@ class Experience:
     ids: torch.Tensor
     attention_mask: torch.Tensor
     response_mask: torch.Tensor
-    engine_logprobs: torch.Tensor
+    rollout_logprobs: torch.Tensor
     old_logprobs: torch.Tensor
     entropies: torch.Tensor
     reference_logprobs: torch.Tensor | None = None

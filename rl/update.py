@@ -60,12 +60,12 @@ class Update:
 
     def __post_init__(self) -> None:
         config = self.config
-        if config.loss_normaliser not in NORMALISERS:
-            raise BadInput(f"loss_normaliser must be one of {', '.join(NORMALISERS)}, got '{config.loss_normaliser}'")
+        if config.loss_aggregation not in NORMALISERS:
+            raise BadInput(f"loss_aggregation must be one of {', '.join(NORMALISERS)}, got '{config.loss_aggregation}'")
         for name, schedule in (("schedule", config.schedule), ("critic.schedule", self._critic_schedule)):
             check_schedule(schedule, name)
-        if config.importance_cap and config.importance_cap < 1:
-            raise BadInput(f"importance_cap must be at least 1 (0: none), got {config.importance_cap:g}")
+        if config.tis_cap and config.tis_cap < 1:
+            raise BadInput(f"tis_cap must be at least 1 (0: none), got {config.tis_cap:g}")
         if config.dual_clip and config.dual_clip <= 1:
             raise BadInput(f"dual_clip must be above 1 (0: none), got {config.dual_clip:g}")
 
@@ -158,10 +158,10 @@ class Update:
     ) -> None:
         """One optimizer step of the policy."""
         config, mask = self.config, experience.response_mask
-        weights, divisor = token_weights(mask[rows], config.loss_normaliser, self.max_tokens)
+        weights, divisor = token_weights(mask[rows], config.loss_aggregation, self.max_tokens)
         every_weight = torch.zeros(mask.shape).index_copy(0, rows, weights)
         counted = own_rows(rows)
-        share = token_weights(mask[counted], config.loss_normaliser, self.max_tokens)[1]
+        share = token_weights(mask[counted], config.loss_aggregation, self.max_tokens)[1]
         sums.add({"surrogate_loss": (0.0, share), "clip_share": (0.0, int(mask[counted].sum()))})
         if config.entropy_bonus:
             sums.add({"entropy_bonus": (0.0, share)})
@@ -204,7 +204,7 @@ class Update:
     def _names(self, experience: Experience) -> list[str]:
         """Metrics that a rank without rows must name too."""
         names = ["kl_old", "approximate_kl", "ratio"]
-        if self.config.importance_cap > 0:
+        if self.config.tis_cap > 0:
             names += ["importance_weight", "importance_capped"]
         return [*names, "kl_reference"] if self._penalty_kind(experience) else names
 
@@ -252,12 +252,12 @@ class Update:
                     old = logprobs.detach()
                     scored[:, cut, :length] = torch.stack((old, entropies.detach())).float().cpu()
         surrogate_weights = weights
-        if config.importance_cap > 0:
-            truncated = importance_weights(old, take(experience.engine_logprobs), config.importance_cap)
+        if config.tis_cap > 0:
+            truncated = importance_weights(old, take(experience.rollout_logprobs), config.tis_cap)
             surrogate_weights = weights * truncated
             chosen = truncated[mask]
             sums.add({"importance_weight": (float(chosen.sum()), len(chosen))})
-            sums.add({"importance_capped": (float((chosen >= config.importance_cap).sum()), len(chosen))})
+            sums.add({"importance_capped": (float((chosen >= config.tis_cap).sum()), len(chosen))})
         clip = (mask, config.clip_low, config.clip_high)
         total, _ = clipped_surrogate(logprobs, old, advantages, *clip, config.dual_clip, surrogate_weights)
         terms = self._count(logprobs.detach(), old, advantages, clip, total, sums, ratios)

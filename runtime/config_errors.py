@@ -10,12 +10,14 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from espalier.runtime.renamed import RENAMED
+
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 # Options of before, and what is chosen in their place; kept for this version only.
 _GONE = {
-    f"client/in_process{kind}": f"client=in_process{kind} is no longer there: choose client=local_engines{kind}, which "
-                                "has engines in processes of their own"
-    for kind in ("", "_shared_blocks")
+    f"client/in_process{old}": f"client=in_process{old} is no longer there: choose client=data_parallel_engines{new}, "
+                               "which has engines in processes of their own"
+    for old, new in (("", ""), ("_shared_blocks", "_partial_block_cache"))
 }  # fmt: skip
 _TAIL = re.compile(r"\n\s*(full_key:|object_type=|reference_type=|See https://|Config search path:).*", re.S)
 
@@ -38,8 +40,10 @@ def describe_config_error(error: BaseException) -> str:
 
 
 def suggest(name: str, names: Iterable[str]) -> str:
-    """`did you mean 'x'?` where a name is near, else the choices there are."""
+    """`it is now 'x'` for a name of before, `did you mean 'x'?` where a name is near, else the choices there are."""
     names = sorted(names)
+    if RENAMED.get(name) in names:
+        return f"it is now '{RENAMED[name]}'"
     near = difflib.get_close_matches(name, names, n=1)
     if near:
         return f"did you mean '{near[0]}'?"
@@ -82,6 +86,12 @@ def _missing_config(error: MissingConfigException) -> str:
     if inside:
         return f"{missing} is a folder of configs: the choices are {', '.join(sorted(inside))}"
     names = sorted({name for folder in folders for name in _runnable(folder)})
+    folder, _, last = missing.rpartition("/")
+    now = [name for name in names if f"/{name}".endswith(f"/{RENAMED.get(last, '?')}")]
+    if now:
+        return (
+            f"there is no config '{missing}': it is now {' or '.join(name for name in now if folder in name) or now[0]}"
+        )
     near = [name for name in names if name.endswith(f"/{missing}")]
     near = near or difflib.get_close_matches(missing, names, n=1)
     hint = f"did you mean {' or '.join(near[:4])}?" if near else "name a file there, without .yaml"

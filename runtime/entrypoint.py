@@ -38,9 +38,9 @@ from espalier.runtime import schemas
 from espalier.runtime.company import company
 from espalier.runtime.config_errors import suggest
 from espalier.runtime.errors import exit_code_of, line_of
-from espalier.runtime.life import REPEAT_SECONDS, die_with_owner
 from espalier.runtime.logs import quiet_libraries
 from espalier.runtime.peers import RankFailed
+from espalier.runtime.process_lifetime import REPEAT_SECONDS, die_with_owner
 from espalier.runtime.ranks import says_errors
 
 C = TypeVar("C")

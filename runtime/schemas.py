@@ -55,8 +55,8 @@ class TrainConfig:
     `rank_timeout_seconds`, on several ranks: how long a collective may take, and a rank be without a sign of life
     (runtime/peers.py). Phases in which one rank works for all have no such limit.
 
-    `debug` first shows examples with what the loss reads of them (data.example_view). `mode` is train, or predict:
-    score `examples` with checkpoints (training.predict), files in `output_dir`.
+    `debug` first shows examples with what the loss reads of them (data.examples.example_view). `mode` is train, or
+    predict: score `examples` with checkpoints (training.predict), files in `output_dir`.
     """
 
     output_dir: str = MISSING
@@ -119,7 +119,7 @@ class SampleConfig:
     params: Any = MISSING
     client: Any = MISSING
     server: Any = None
-    num_in_flight: int = 64
+    concurrency: int = 64
     stall_seconds: float = 180.0
     max_failed_share: float = 0.0
     tracking: TrackingConfig = field(default_factory=TrackingConfig)
@@ -184,7 +184,8 @@ class EMAConfig:
 
 @dataclass
 class ProbesConfig:
-    """What stops a run, or is warned of (`on_fault`: stop, or warn), before anything is learnt from it (rl/probes.py).
+    """What stops a run, or is warned of (`on_fault`: stop, or warn), before anything is learnt from it
+    (rl/probes/checks.py).
 
     `max_gap`: the mean absolute difference of the engine's and the trainer's log-probs, in nats a token (0: what
     rounding makes of this policy, measured in every iteration, decides; an engine with quantised weights needs a number
@@ -206,10 +207,10 @@ class RLConfig:
 
     One iteration samples `num_problems` x `group_size` rollouts and makes `num_epochs` passes over them
     in minibatches of `minibatch_size` rollouts. Groups whose rewards agree are replaced by groups of other
-    problems up to `max_resamplings` times an iteration (DAPO's dynamic sampling). `whitening` of advantages
-    over the whole iteration: none, scale or standard. A minibatch's loss is divided by what `loss_normaliser`
+    problems up to `dynamic_sampling_rounds` times an iteration (DAPO's dynamic sampling). `whitening` of advantages
+    over the whole iteration: none, scale or standard. A minibatch's loss is divided by what `loss_aggregation`
     says: token, sequence or constant (rl/losses.py). One whose mean ratio is above `max_mean_ratio` (0: any)
-    is skipped and counted. `importance_cap` above 0 weighs tokens by the ratio of the trainer's and the engine's
+    is skipped and counted. `tis_cap` above 0 weighs tokens by the ratio of the trainer's and the engine's
     policy, truncated there (Yao et al. 2025). `critic` is null where the estimator needs none. `server` is null
     where `client.base_url` names a running one (with controls), or the client has its engines itself.
 
@@ -248,7 +249,7 @@ class RLConfig:
     num_iterations: int = 10
     num_problems: int = 64
     group_size: int = 8
-    max_resamplings: int = 0
+    dynamic_sampling_rounds: int = 0
     max_refused_share: float = 0.05
     num_epochs: int = 1
     minibatch_size: int = 512
@@ -262,8 +263,8 @@ class RLConfig:
     dual_clip: float = 0.0
     entropy_bonus: float = 0.0
     max_mean_ratio: float = 0.0
-    importance_cap: float = 0.0
-    loss_normaliser: str = "token"
+    tis_cap: float = 0.0
+    loss_aggregation: str = "token"
     whitening: str = "none"
     eval_every: int = 0
     num_eval_problems: int = 200
@@ -276,6 +277,6 @@ class RLConfig:
     num_samples: int = 8
     samples_every: int = 1
     probes: ProbesConfig = field(default_factory=ProbesConfig)
-    num_in_flight: int = 64
+    concurrency: int = 64
     stall_seconds: float = 180.0
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

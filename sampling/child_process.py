@@ -36,7 +36,7 @@ def engine_environment(kv_cache_gib: int, devices: str = "") -> dict[str, str]:
     environment = dict(os.environ)
     environment.setdefault("VLLM_CPU_KVCACHE_SPACE", str(kv_cache_gib))
     environment.update(VLLM_NO_USAGE_STATS="1", DO_NOT_TRACK="1", TOKENIZERS_PARALLELISM="false")
-    # the engine may load a part of ours: sampling.shared_blocks
+    # the engine may load a part of ours: sampling.partial_block_cache
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [_ROOT, environment.get("PYTHONPATH", "")]))
     if devices:
         environment["CUDA_VISIBLE_DEVICES"] = devices

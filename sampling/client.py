@@ -37,7 +37,7 @@ class SamplingParams:
     """How to sample: `n` samples a request, `max_tokens` new tokens each.
 
     `is_seeded` gives every request a seed of its own, a hash of its id (vLLM on CPU dies of seeds as soon
-    as a prompt is prefilled in chunks: start it with max_num_batched_tokens=65536 then). `has_logprobs`
+    as a prompt is prefilled in chunks: start it with max_num_batched_tokens=65536 then). `return_logprobs`
     keeps the sampled tokens' log-probs.
     """
 
@@ -47,7 +47,7 @@ class SamplingParams:
     top_p: float = 1.0
     stop: list[str] = field(default_factory=list)
     is_seeded: bool = False
-    has_logprobs: bool = False
+    return_logprobs: bool = False
 
     def __post_init__(self) -> None:
         for name, is_good, need in (

@@ -42,7 +42,7 @@ def write_request(
     }
     if params.stop:
         body["stop"] = params.stop
-    if params.has_logprobs:
+    if params.return_logprobs:
         body |= {"logprobs": 0} if endpoint == "completions" else {"logprobs": True, "top_logprobs": 0}
     if seed is not None:
         body["seed"] = seed
@@ -73,9 +73,9 @@ def _sample(endpoint: str, choice: dict[str, Any], params: SamplingParams) -> Sa
     text = choice["text"] if endpoint == "completions" else choice["message"]["content"] or ""
     ids = list(choice["token_ids"])
     logprobs: list[float] | None = None
-    if params.has_logprobs and endpoint == "completions":
+    if params.return_logprobs and endpoint == "completions":
         logprobs = list(choice["logprobs"]["token_logprobs"])
-    elif params.has_logprobs:
+    elif params.return_logprobs:
         logprobs = [float(row["logprob"]) for row in choice["logprobs"]["content"]]
     if logprobs is not None and len(logprobs) != len(ids):
         raise Transient(f"{len(logprobs)} log-probs of {len(ids)} tokens")

@@ -1,5 +1,5 @@
 """One vLLM engine in a process of its own, which does what it is told over a socket: the other end of
-`sampling.local_engines_client`.
+`sampling.data_parallel_engines`.
 
     python -m espalier.sampling.engine_process DESCRIPTOR
 

@@ -25,13 +25,13 @@ from espalier.data.jsonl import file_sha256, write_json
 from espalier.data.records import BadInput
 from espalier.data.token_text import PROBE_TEXT
 from espalier.runtime.entrypoint import build
-from espalier.runtime.life import exclusive
+from espalier.runtime.process_lifetime import exclusive
 from espalier.runtime.run_dir import model_fingerprint, provenance, same_origin
 from espalier.runtime.schemas import SampleConfig
 from espalier.runtime.tracking import Progress
 from espalier.sampling.client import Client, SampleRequest, SamplingParams, ServerGone, ShowsLife
+from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.input_checks import check_origin, check_unique
-from espalier.sampling.local_engines_client import LocalEnginesClient
 from espalier.sampling.requests import CompletionRequests
 from espalier.sampling.rounds import Rounds, RoundSource, run_rounds
 from espalier.sampling.runner import Runner, Tally, count_rows, finished_requests
@@ -44,7 +44,7 @@ log = logging.getLogger("sample")
 SERVER_VARIABLE = "ESPALIER_SERVER"
 
 # What may differ between two runs of one file: where and how fast it is asked, not what is asked.
-HOW = ("client", "server", "num_in_flight", "stall_seconds", "max_failed_share", "tracking")
+HOW = ("client", "server", "concurrency", "stall_seconds", "max_failed_share", "tracking")
 
 
 def within_limit(num_failed: int, num_requests: int, max_failed_share: float) -> bool:
@@ -160,7 +160,7 @@ def serving(
             client_arguments["base_url"] = server.base_url
             check_server = server.check
         client: Client = build(config.client, seed=config.seed, **client_arguments)
-        if isinstance(client, LocalEnginesClient):
+        if isinstance(client, DataParallelEngines):
             client.log = client.log or f"{config.output}.engine.log"
         if isinstance(client, VLLMClient):
             client.expect_tokens(PROBE_TEXT, list(tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids))
@@ -188,7 +188,7 @@ def _sample(
             params,
             make_records,
             Path(config.output),
-            num_in_flight=config.num_in_flight,
+            concurrency=config.concurrency,
             stall_seconds=config.stall_seconds,
             on_progress=_live_line(progress, params.n, client),
             check_server=check_server,

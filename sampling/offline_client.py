@@ -92,7 +92,7 @@ class OfflineClient:
             stop=params.stop or None,
             detokenize=has_text,
             seed=request.seed(self.seed) if params.is_seeded else None,
-            logprobs=0 if params.has_logprobs else None,
+            logprobs=0 if params.return_logprobs else None,
         )
         return [self._sample(request.prompt_ids, output, has_text) for output in answer.outputs]
 

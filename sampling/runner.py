@@ -111,7 +111,7 @@ def count_rows(path: Path) -> int:
 class Runner:
     """One sampling run: asks `client` for every request that the file does not hold yet.
 
-    `lane_of` splits the requests into lanes (servers), each with `num_in_flight` of its own. Where no result comes
+    `lane_of` splits the requests into lanes (servers), each with `concurrency` of its own. Where no result comes
     for `stall_seconds`, `is_working` is asked whether the sampler is slow or gone. After a first signal what is in
     flight has `drain_seconds` to end; a second one ends it at once.
     """
@@ -123,7 +123,7 @@ class Runner:
         make_records: MakeRecords,
         path: Path,
         *,
-        num_in_flight: int,
+        concurrency: int,
         stall_seconds: float,
         on_progress: OnProgress,
         check_server: Callable[[], None] = lambda: None,
@@ -131,13 +131,13 @@ class Runner:
         is_working: Callable[[], Awaitable[bool]] | None = None,
         drain_seconds: float = 20.0,
     ):
-        if num_in_flight < 1:
-            raise BadInput(f"num_in_flight must be at least 1, got {num_in_flight}")
+        if concurrency < 1:
+            raise BadInput(f"concurrency must be at least 1, got {concurrency}")
         self.client = client
         self.params = params
         self.make_records = make_records
         self.path = path
-        self.num_in_flight = num_in_flight
+        self.concurrency = concurrency
         self.stall_seconds = stall_seconds
         self.on_progress = on_progress
         self.check_server = check_server
@@ -203,7 +203,7 @@ class Runner:
         workers = [
             asyncio.create_task(self._worker(lane, file, watch))
             for lane in lanes.values()
-            for _ in range(min(self.num_in_flight, len(lane)))
+            for _ in range(min(self.concurrency, len(lane)))
         ]
         try:
             await watch.wait_for(workers)

@@ -27,7 +27,7 @@ from espalier.sampling.client import NotAnswered, Refused, Sample, SampleRequest
 from espalier.sampling.completion_api import PATHS, Transient, read_samples, write_request
 from espalier.sampling.connection import OPEN_SECONDS, Connection
 from espalier.sampling.engine_counters import EngineCounters
-from espalier.sampling.gathering import Gathering
+from espalier.sampling.request_batching import Gathering
 
 log = logging.getLogger("sample")
 
@@ -39,10 +39,10 @@ _FEWEST_REQUESTS = 16  # in flight, whatever shares them
 class _Server:
     """A server of several: its connection, its share of the prompts in flight, and why it was left out."""
 
-    def __init__(self, connection: Connection, num_in_flight: int, prompts_per_request: int):
+    def __init__(self, connection: Connection, concurrency: int, prompts_per_request: int):
         self.connection = connection
         self.gathering = Gathering(connection.ask, prompts_per_request)
-        self.room = asyncio.Semaphore(num_in_flight) if num_in_flight else contextlib.nullcontext()
+        self.room = asyncio.Semaphore(concurrency) if concurrency else contextlib.nullcontext()
         self.num_waiting = 0
         self.last_sign = 0.0
         self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -14,7 +14,7 @@ import torch
 import xxhash
 from safetensors import safe_open
 
-NAME = "espalier-weights"  # of the trainer's file in memory (rl.weights_file)
+NAME = "espalier-weights"  # of the trainer's file in memory (rl.delivery.weights_file)
 
 
 def digest(tensor: torch.Tensor) -> str:

@@ -35,7 +35,7 @@ ask=(policy="$policy" task="$task" seed="$seed" params.max_tokens="$max_tokens" 
   max_failed_share="$max_failed_share" "${extra[@]}")
 
 sampled=$out/trajectories.jsonl kept=()
-if [[ $steps == cut_points ]]; then sampled=$out/sampled.jsonl kept=(params.has_logprobs=true); fi
+if [[ $steps == cut_points ]]; then sampled=$out/sampled.jsonl kept=(params.return_logprobs=true); fi
 stage sample_trajectories "$python" service_api_caller_v1.py -cn api/vllm/trajectories output="$sampled" \
   requests.first="$first" requests.limit="$num_problems" params.n="$num_samples" "${kept[@]}" "${ask[@]}"
 if [[ $steps == cut_points ]]; then
@@ -69,5 +69,5 @@ stage score_steps "$python" run_stage.py -cn score_steps input="$out/trajectorie
 stage inspect_steps "$python" run_stage.py -cn inspect_steps input="$out/trajectories.jsonl" output="$out/inspect.html" \
   stage.values="$out/step_values.jsonl" stage.states="$out/states.jsonl" stage.completions="$out/completions.jsonl" \
   stage.scores="$out/step_scores.jsonl"
-stage evaluate_prm "$python" run_stage.py -cn evaluate_prm input="$out/step_values.jsonl" output="$out/prm.json" \
+stage prm_calibration "$python" run_stage.py -cn prm_calibration input="$out/step_values.jsonl" output="$out/prm.json" \
   stage.scores="$out/step_scores.jsonl" stage.held_out_share="$held_out_share"

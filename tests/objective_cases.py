@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from espalier.data.examples import OutcomeExample, PairExample, StepExample, TokenExample
-from espalier.data.packing import Layout
+from espalier.data.batches.packing import Layout
+from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample
 from espalier.models.load import load_policy, load_reference
 from espalier.models.scalar_head import load_process_reward
 from espalier.training.objectives.bradley_terry import BradleyTerry

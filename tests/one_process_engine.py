@@ -1,4 +1,4 @@
-"""The engine of `client=local_engines`, put through everything that reinforcement learning asks of it; run by
+"""The engine of `client=data_parallel_engines`, put through everything that reinforcement learning asks of it; run by
 tests/test_one_process_engine.py in a process of its own, which vLLM changes for good.
 
     python -m tests.one_process_engine POLICY
@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from espalier.models.load import load_policy
-from espalier.rl.canary import Canary
-from espalier.rl.live_engine import OwnEngine, StaleWeights
-from espalier.rl.probes import CACHE, WEIGHTS
-from espalier.rl.weight_sync import WeightSync
+from espalier.rl.delivery.weight_sync import WeightSync
+from espalier.rl.delivery.weight_update_engine import OwnEngine, StaleWeights
+from espalier.rl.probes.canary import Canary
+from espalier.rl.probes.checks import CACHE, WEIGHTS
 from espalier.sampling.client import Refused, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.one_process_engine import OneProcessEngine
 from espalier.training.engine import named_weights
@@ -27,7 +27,7 @@ PROMPTS = [list(range(5 + k, 30 + 3 * k)) for k in range(6)]
 async def same_text_as_vllm(client: OneProcessEngine) -> None:
     """Texts that are decoded here are those that vLLM makes token by token; log-probs are of the sampled tokens."""
     rows = [SampleRequest(str(k), "", ids) for k, ids in enumerate(PROMPTS)]
-    greedy = SamplingParams(n=1, temperature=0.0, max_tokens=20, has_logprobs=True)
+    greedy = SamplingParams(n=1, temperature=0.0, max_tokens=20, return_logprobs=True)
     own = await asyncio.gather(*(client.sample(row, greedy) for row in rows))
     theirs = await asyncio.gather(*(client.ask(ids, temperature=0.0, max_tokens=20) for ids in PROMPTS))
     engine = OwnEngine(client)

@@ -20,20 +20,20 @@ from espalier.models.lora import PolicyWithoutAdapters
 from espalier.models.scalar_head import load_critic
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rewards.score import Score
-from espalier.rl.advantages.group_relative import GroupRelativeAdvantage
+from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.critic import Critic
-from espalier.rl.engines import make_engine
+from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.kl import KLController
 from espalier.rl.rollout import Sampler
 from espalier.rl.trainer import Trainer
+from espalier.rl.training_engines import make_engine
 from espalier.rl.types import AdvantageEstimator
 from espalier.rl.update import Update
-from espalier.rl.weight_sync import WeightSync
 from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import ProbesConfig, RLConfig
 from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
 
-PARAMS = SamplingParams(n=4, temperature=1.0, max_tokens=16, has_logprobs=True)
+PARAMS = SamplingParams(n=4, temperature=1.0, max_tokens=16, return_logprobs=True)
 
 
 class FakeClient:
@@ -184,8 +184,8 @@ def make_trainer(
         reference,
         task,
         OutcomeReward(),
-        estimator or GroupRelativeAdvantage(divide_by_std=True),
-        Sampler(client, task, tokenizer, num_in_flight=4, stall_seconds=60),
+        estimator or GRPO(divide_by_std=True),
+        Sampler(client, task, tokenizer, concurrency=4, stall_seconds=60),
         PARAMS,
         Update(engine, config, temperature=1.0, max_tokens=PARAMS.max_tokens, kl=kl, critic=critic),
         WeightSync(FakeEngine(tiny_policy), precision="fp32", dtype=torch.float32),

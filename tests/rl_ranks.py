@@ -13,8 +13,8 @@ from rl_cases import make_trainer, on_repeatable
 from benchmarks.repeatable_server import RepeatableServer
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
-from espalier.rl.advantages.generalized import GeneralizedAdvantage
-from espalier.rl.advantages.group_relative import GroupRelativeAdvantage
+from espalier.rl.advantages.gae import GAE
+from espalier.rl.advantages.grpo import GRPO
 from espalier.runtime.distributed import process_group
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
@@ -30,13 +30,13 @@ def main() -> None:
     task = WordArithmetic(num_train=200, num_dev=20, num_test=20, num_demonstrations=200)
     tokenizer = load_tokenizer(str(policy))
     with process_group(timeout_seconds=120, is_needed_alone=bool(given.deepspeed)):
-        kind: dict[str, Any] = {"minibatch_size": 12, "estimator": GroupRelativeAdvantage(divide_by_std=True)}
+        kind: dict[str, Any] = {"minibatch_size": 12, "estimator": GRPO(divide_by_std=True)}
         if not is_one_pass:
-            kind = {"minibatch_size": 6, "estimator": GeneralizedAdvantage(gamma=1.0, lam=0.95)}
+            kind = {"minibatch_size": 6, "estimator": GAE(gamma=1.0, lam=0.95)}
             kind |= {"critic": CriticConfig(learning_rate=1e-3), "kl": KLConfig(coefficient=0.05, kind="k3")}
         trainer = make_trainer(
             policy, task, tokenizer, run_dir, "", whitening="none" if is_one_pass else "standard", **kind,
-            loss_normaliser="sequence", num_iterations=3, num_problems=3, num_epochs=1, eval_every=0, save_every=1,
+            loss_aggregation="sequence", num_iterations=3, num_problems=3, num_epochs=1, eval_every=0, save_every=1,
             warmup_steps=1, max_mean_ratio=1.01, optimizer=given.optimizer, deepspeed=given.deepspeed,
             lora=given.lora, ema=given.ema,
         )  # fmt: skip

@@ -15,22 +15,22 @@ from espalier.data.token_text import read_tokens, token_step_ends
 from espalier.models.scalar_head import load_process_reward
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rewards.score import Score
-from espalier.rl.advantages.generalized import GeneralizedAdvantage, generalized_advantages, last_tokens
-from espalier.rl.advantages.group_relative import GroupRelativeAdvantage
-from espalier.rl.advantages.leave_one_out import LeaveOneOutAdvantage, leave_one_out
-from espalier.rl.advantages.monte_carlo import CutPoints, MonteCarloAdvantage
+from espalier.rl.advantages.gae import GAE, generalized_advantages, last_tokens
+from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.advantages.process_values import ProcessValueAdvantage, lowest_to_come, process_advantages
 from espalier.rl.advantages.reinforce_plus_plus import ReinforcePlusPlusAdvantage
 from espalier.rl.advantages.remax import ReMaxAdvantage
+from espalier.rl.advantages.rloo import RLOO, leave_one_out
 from espalier.rl.advantages.steps import fill_values, prompt_values, step_advantages
 from espalier.rl.advantages.token_maps import rewards_to_go, spread_steps
+from espalier.rl.advantages.vineppo import CutPoints, VinePPO
 from espalier.rl.experience import token_rewards
 from espalier.rl.losses import whiten
 from espalier.rl.samples import samples_path, write_samples
 from espalier.rl.types import Experience, Live, Rollout, RolloutGroup
 from espalier.sampling.client import SamplingParams
 
-PARAMS = SamplingParams(n=2, temperature=1.0, max_tokens=8, has_logprobs=True)
+PARAMS = SamplingParams(n=2, temperature=1.0, max_tokens=8, return_logprobs=True)
 NO_SAMPLER: Live = None  # type: ignore[assignment]
 
 
@@ -183,13 +183,13 @@ def test_ppos_targets_are_advantage_plus_value_and_are_not_whitened() -> None:
     experience = make_experience([group])
     values = torch.rand(experience.response_mask.shape) * experience.response_mask
     experience = replace(experience, values=values)
-    found = GeneralizedAdvantage(gamma=1.0, lam=1.0)([group], experience, NO_SAMPLER)
+    found = GAE(gamma=1.0, lam=1.0)([group], experience, NO_SAMPLER)
     assert found.returns is not None
     # with gamma = lambda = 1 the target of every token is the reward itself
     expected = torch.tensor([[1.0], [0.0]]) * experience.response_mask
     torch.testing.assert_close(found.returns, expected)
     torch.testing.assert_close(found.advantages, (expected - values) * experience.response_mask)
-    apart = GeneralizedAdvantage(gamma=1.0, lam=0.3, critic_lam=1.0)([group], experience, NO_SAMPLER)
+    apart = GAE(gamma=1.0, lam=0.3, critic_lam=1.0)([group], experience, NO_SAMPLER)
     assert apart.returns is not None
     torch.testing.assert_close(apart.returns, expected)
     assert not torch.allclose(apart.advantages, found.advantages)
@@ -198,7 +198,7 @@ def test_ppos_targets_are_advantage_plus_value_and_are_not_whitened() -> None:
 def test_lambda_by_length_is_one_minus_the_inverse_length() -> None:
     group = make_group([("aaaa", True), ("b", False)])  # 5 and 2 tokens
     experience = replace(make_experience([group]), values=torch.zeros(2, 6))
-    found = GeneralizedAdvantage(gamma=1.0, lam=1.0, length_alpha=0.5)([group], experience, NO_SAMPLER).advantages
+    found = GAE(gamma=1.0, lam=1.0, length_alpha=0.5)([group], experience, NO_SAMPLER).advantages
     # lam 1 - 1 / 2.5 = 0.6 for the first, whose reward 1 comes last
     assert found[0, 1:].tolist() == pytest.approx([0.6**4, 0.6**3, 0.6**2, 0.6, 1.0])
 
@@ -214,15 +214,15 @@ def test_rloo_counts_a_kl_penalty_that_stands_in_the_reward() -> None:
     experience = make_experience([group])
     assert experience.rewards is not None
     paid = experience.rewards - 0.1 * experience.response_mask * torch.tensor([[1.0], [3.0]])  # 2 tokens each
-    found = LeaveOneOutAdvantage()([group], replace(experience, rewards=paid), NO_SAMPLER)
+    found = RLOO()([group], replace(experience, rewards=paid), NO_SAMPLER)
     assert found.advantages[:, 1].tolist() == pytest.approx([0.8 + 0.6, -0.6 - 0.8])
 
 
 def test_leave_one_out_and_group_mean_differ_by_g_over_g_minus_one() -> None:
     group = make_group([("a", True), ("b", False), ("a", False)])
     experience = make_experience([group])
-    rloo = LeaveOneOutAdvantage()([group], experience, NO_SAMPLER).advantages
-    plain = GroupRelativeAdvantage(divide_by_std=False)([group], experience, NO_SAMPLER).advantages
+    rloo = RLOO()([group], experience, NO_SAMPLER).advantages
+    plain = GRPO(divide_by_std=False)([group], experience, NO_SAMPLER).advantages
     torch.testing.assert_close(rloo, plain * 3 / 2)
 
 
@@ -386,7 +386,7 @@ def test_vineppo_equals_brute_force_on_a_tree() -> None:
     words = ["abb", "bba", "aab", "abb"]
     group = make_group([(word, live.is_right(word)) for word in words])
     experience = make_experience([group])
-    found = MonteCarloAdvantage(completions_per_state=8, prompt_value="sampled")([group], experience, live)
+    found = VinePPO(completions_per_state=8, prompt_value="sampled")([group], experience, live)
     for row, word in enumerate(words):
         values = [live.value(word[:i]) for i in range(3)] + [float(live.is_right(word))]
         assert found.state_values[row] == values
@@ -403,7 +403,7 @@ def test_vineppo_equals_brute_force_on_a_tree() -> None:
 def test_the_sum_over_steps_is_the_outcome_minus_the_prompts_value() -> None:
     live = Enumerated("ab", 3, TREE.is_right)
     group = make_group([("abb", True), ("baa", False)])
-    found = MonteCarloAdvantage(completions_per_state=4)([group], make_experience([group]), live)
+    found = VinePPO(completions_per_state=4)([group], make_experience([group]), live)
     assert found.advantages[:, 1:4].sum(-1).tolist() == pytest.approx([1 - 0.5, 0 - 0.5])  # the group's mean is 1/2
     assert ("", 4) not in live.asked
 
@@ -411,7 +411,7 @@ def test_the_sum_over_steps_is_the_outcome_minus_the_prompts_value() -> None:
 def test_states_behind_the_cap_are_not_completed() -> None:
     live = Enumerated("ab", 3, TREE.is_right)
     group = make_group([("abb", True), ("baa", False)])
-    found = MonteCarloAdvantage(completions_per_state=4, max_step=1)([group], make_experience([group]), live)
+    found = VinePPO(completions_per_state=4, max_step=1)([group], make_experience([group]), live)
     assert {prefix for prefix, _ in live.asked} == {"a", "b"}
     # V(a) = 1/4: the second step goes straight to the outcome, the third has nothing left to gain
     assert found.advantages[0].tolist() == pytest.approx([0.0, 0.25 - 0.5, 0.75, 0.0, 0.0])
@@ -421,14 +421,14 @@ def test_a_completion_gets_what_the_rollout_had_left_or_a_fresh_budget() -> None
     group = make_group([("abb", True), ("baa", False)])
     for budget, expected in (("remaining", [7, 6, 7, 6]), ("fresh", [8] * 4)):
         live = Enumerated("ab", 3, TREE.is_right)
-        MonteCarloAdvantage(completions_per_state=4, budget=budget)([group], make_experience([group]), live)
+        VinePPO(completions_per_state=4, budget=budget)([group], make_experience([group]), live)
         assert live.budgets == expected  # states a, ab, b, ba under max_tokens 8
 
 
 def test_groups_that_agree_are_left_out_where_that_is_asked_for() -> None:
     live = Enumerated("ab", 3, TREE.is_right)
     groups = [make_group([("abb", True), ("bba", True)], "p"), make_group([("abb", True), ("aab", False)], "q")]
-    estimator = MonteCarloAdvantage(completions_per_state=4, completes_agreeing_groups=False)
+    estimator = VinePPO(completions_per_state=4, completes_agreeing_groups=False)
     found = estimator(groups, make_experience(groups), live)
     assert found.advantages[:2].abs().sum() == 0
     assert found.advantages[2:].abs().sum() > 0
@@ -438,7 +438,7 @@ def test_groups_that_agree_are_left_out_where_that_is_asked_for() -> None:
 def test_adaptive_completions_go_to_states_whose_interval_is_wide() -> None:
     live = Enumerated("ab", 3, lambda word: word[1:] == "bb")
     group = make_group([("abb", True), ("aaa", False)])
-    estimator = MonteCarloAdvantage(completions_per_state=8, max_completions=24, round_completions=8, max_width=0.45)
+    estimator = VinePPO(completions_per_state=8, max_completions=24, round_completions=8, max_width=0.45)
     found = estimator([group], make_experience([group]), live)
     # of 8: state "a" is right 2 times (Wilson 0.07 to 0.59: wide), "ab" 4 (wide), "aa" never (0 to 0.32: closed)
     assert [number for prefix, number in live.asked if prefix == "aa"] == [8]
@@ -452,7 +452,7 @@ def test_the_values_scale_is_the_rewards() -> None:
     live.score = OutcomeReward(right=1.0, wrong=-1.0)  # type: ignore[method-assign]
     group = make_group([("abb", True), ("baa", False)])
     group = replace(group, scores=[Score(1.0), Score(-1.0)])
-    found = MonteCarloAdvantage(completions_per_state=4)([group], make_experience([group]), live)
+    found = VinePPO(completions_per_state=4)([group], make_experience([group]), live)
     assert found.state_values[0] == [0.0, 2 * 0.25 - 1, 2 * 0.5 - 1, 1.0]
 
 
@@ -461,14 +461,14 @@ def test_a_response_that_is_an_end_token_alone_is_one_step() -> None:
     empty = replace(make_rollout("p/1", "a", False).trajectory, response="", steps=[], step_ends=[], response_ids=[0])
     group = make_group([("abb", True), ("baa", False)])
     group = replace(group, rollouts=[group.rollouts[0], Rollout(empty, [-1.0], 3)])
-    found = MonteCarloAdvantage(completions_per_state=4)([group], make_experience([group]), live)
+    found = VinePPO(completions_per_state=4)([group], make_experience([group]), live)
     assert found.advantages[1].tolist() == [0.0, -0.5, 0.0, 0.0, 0.0]
 
 
 def test_process_rewards_are_refused_by_monte_carlo_values() -> None:
     group = replace(make_group([("ab", True), ("b", False)]), scores=[Score(1.0, [0.1, 0.2]), Score(0.0, [0.3])])
     with pytest.raises(BadInput, match="without process terms"):
-        MonteCarloAdvantage(completions_per_state=4)([group], make_experience([group]), TREE)
+        VinePPO(completions_per_state=4)([group], make_experience([group]), TREE)
 
 
 def test_cut_points_value_segments_and_mask_the_other_tokens() -> None:
@@ -479,7 +479,7 @@ def test_cut_points_value_segments_and_mask_the_other_tokens() -> None:
     rollouts = [replace(r, logprobs=row) for r, row in zip(group.rollouts, logprobs, strict=True)]
     group = replace(group, rollouts=rollouts)
     cut = CutPoints(threshold=0.9, cut_points_per_segment=1, masks_other_tokens=True)
-    found = MonteCarloAdvantage(completions_per_state=4, cut_points=cut)([group], make_experience([group]), live)
+    found = VinePPO(completions_per_state=4, cut_points=cut)([group], make_experience([group]), live)
     # segments ab|b. and b|aa. (the end token has no text and joins): states ab and b
     assert found.state_values[0] == [0.5, 0.5, 1.0]
     assert found.state_values[1] == [0.5, 0.75, 0.0]
@@ -490,13 +490,13 @@ def test_cut_points_value_segments_and_mask_the_other_tokens() -> None:
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: MonteCarloAdvantage(4, max_completions=4), r"max_completions must be 0 or above .* \(4\), got 4"),
-        (lambda: MonteCarloAdvantage(0), "completions_per_state must be at least 1"),
+        (lambda: VinePPO(4, max_completions=4), r"max_completions must be 0 or above .* \(4\), got 4"),
+        (lambda: VinePPO(0), "completions_per_state must be at least 1"),
         (lambda: CutPoints(threshold=0.0), "threshold of cut points"),
         (lambda: CutPoints(num_segments=2, cut_points_per_segment=3), "not both"),
         (lambda: CutPoints(cut_points_per_segment=0), "cut_points_per_segment must be"),
         (lambda: ReinforcePlusPlusAdvantage(gamma=1.5), r"advantage\.gamma must be from 0 to 1"),
-        (lambda: GeneralizedAdvantage(gamma=1.0, lam=-0.1), r"advantage\.lam must be from 0 to 1"),
+        (lambda: GAE(gamma=1.0, lam=-0.1), r"advantage\.lam must be from 0 to 1"),
     ],
 )
 def test_an_estimators_settings_are_refused_when_it_is_built(make: Callable[[], Any], words: str) -> None:

@@ -21,13 +21,14 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.forked import exit_code, start
-from espalier.data.collate import Batch
-from espalier.data.examples import TokenExample
-from espalier.data.loader import Loader
-from espalier.data.packing import Layout
+from espalier.data.batches.collate import Batch
+from espalier.data.batches.loader import Loader
+from espalier.data.batches.packing import Layout
+from espalier.data.examples.token_examples import TokenExample
 from espalier.data.records import BadInput
 from espalier.models.load import load_policy
-from espalier.runtime import life, manifest
+from espalier.runtime import manifest
+from espalier.runtime import process_lifetime as life
 from espalier.runtime.distributed import process_group
 from espalier.runtime.manifest import find_damage, write_folder
 from espalier.runtime.schemas import TrainConfig

@@ -15,14 +15,14 @@ import pytest
 
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.records import BadInput, Completion, State, Trajectory
-from espalier.rewards.adaptive_completions import AdaptiveCompletions
-from espalier.rewards.first_error import FirstErrorCompletions
-from espalier.rewards.labels import LabelRule
-from espalier.rewards.monte_carlo import distinct_states
+from espalier.sampling.adaptive_completions import AdaptiveCompletions
 from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.first_error_completions import FirstErrorCompletions
 from espalier.sampling.requests import CompletionRequests
 from espalier.sampling.rounds import Rounds, RoundSource, run_rounds
 from espalier.sampling.runner import Runner, Tally, finished_requests
+from espalier.values.labels import LabelRule
+from espalier.values.monte_carlo import distinct_states
 
 N = 3
 
@@ -81,7 +81,7 @@ def ask(source: Any, policy: Policy, output: Path, num_samples: int = N) -> Tall
     requests = rounds.go_on(requests, finished)
     params = SamplingParams(n=num_samples, temperature=1.0, max_tokens=5)
     runner = Runner(policy, params, lambda request, samples: source.records(task, None, request, samples), output,
-                    num_in_flight=1, stall_seconds=5.0, on_progress=lambda done, fields: None)  # fmt: skip
+                    concurrency=1, stall_seconds=5.0, on_progress=lambda done, fields: None)  # fmt: skip
     return asyncio.run(run_rounds(runner, rounds, requests, finished))
 
 
@@ -350,7 +350,7 @@ def test_a_job_asks_in_rounds_and_goes_on_in_any(tmp_path: Path, tiny_policy: Pa
         config = SampleConfig(
             output=str(output), policy=str(tiny_policy),
             task={"_target_": "espalier.data.tasks.word_arithmetic.WordArithmetic", "num_train": 12},
-            requests={"_target_": "espalier.rewards.adaptive_completions.AdaptiveCompletions", "max_width": 0.6,
+            requests={"_target_": "espalier.sampling.adaptive_completions.AdaptiveCompletions", "max_width": 0.6,
                       "max_completions": 8, "states": str(tmp_path / "s.jsonl")},
             params={"_target_": "espalier.sampling.client.SamplingParams", "n": 2, "temperature": 1.0,
                     "max_tokens": 20},

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 import torch
 
+from espalier.data.batches.loader import Loader
+from espalier.data.batches.packing import Layout
+from espalier.data.examples.step_examples import class_weights
+from espalier.data.examples.step_labels import StepLabelExamples, StepLabels
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.judgements import StepJudgement
-from espalier.data.loader import Loader
-from espalier.data.packing import Layout
 from espalier.data.records import BadInput
-from espalier.data.step_examples import class_weights
-from espalier.data.step_labels import StepLabelExamples, StepLabels
 from espalier.models.scalar_head import load_process_reward
 from espalier.pipeline.consensus_labels import ConsensusLabels
 from espalier.pipeline.stage import StageContext
-from espalier.rewards.consensus import ConsensusRule, judged_shares
 from espalier.runtime.schemas import TrainConfig
 from espalier.training.engine import TorchEngine
 from espalier.training.loop import Loop
 from espalier.training.objectives.process_reward import ProcessReward
+from espalier.values.consensus import ConsensusRule, judged_shares
 
 
 def labels(name: str, values: list[float | None], weights: list[float] | None = None, start: int = 5) -> StepLabels:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from espalier.data.records import BadInput, Trajectory
-from espalier.rewards.cut_points import split_at_cut_points
-from espalier.rewards.monte_carlo import states_of
+from espalier.values.cut_points import split_at_cut_points
+from espalier.values.monte_carlo import states_of
 
 END = 0
 ROW = Trajectory("p/0", "p", "Q", "abcde", ["abcde"], [9], [1, 2, 3, 4, 5, END], [6], "stop", "7", "7", True)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.data.loader import Loader
+from espalier.data.batches.loader import Loader
 from espalier.data.records import BadInput
 from espalier.runtime.entrypoint import CONF, ROOT, BadConfig, _normalise_argv, build, entrypoint
 from espalier.runtime.schemas import StageConfig, TrainConfig
@@ -225,9 +225,15 @@ def test_a_config_can_build_nothing_but_our_own_and_optimizers(target: str) -> N
 @pytest.mark.parametrize(
     ("node", "text"),
     [
-        ({"_target_": "espalier.data.loader.Loder"}, "_target_ 'espalier.data.loader.Loder' does not exist"),
+        (
+            {"_target_": "espalier.data.batches.loader.Loder"},
+            "_target_ 'espalier.data.batches.loader.Loder' does not exist",
+        ),
         ({"_target_": "espalier.data.nosuch.Loader"}, "_target_ 'espalier.data.nosuch.Loader' does not exist"),
-        ({"_target_": "data.loader.Loader"}, "_target_ 'data.loader.Loader' is now 'espalier.data.loader.Loader'"),
+        (
+            {"_target_": "data.batches.loader.Loader"},
+            "_target_ 'data.batches.loader.Loader' is now 'espalier.data.batches.loader.Loader'",
+        ),
         (
             {"_target_": "torch.optim.SGD", "params": [], "momentun": 0.5},
             "no setting 'momentun': did you mean 'momentum'",
@@ -244,7 +250,7 @@ def test_a_component_that_cannot_be_built_is_explained(node: Any, text: str) -> 
 
 def test_what_a_component_refuses_keeps_its_own_error() -> None:
     node = {
-        "_target_": "espalier.data.loader.Loader",
+        "_target_": "espalier.data.batches.loader.Loader",
         "examples": [],
         "batch_size": 5,
         "micro_batch_size": 2,

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from espalier.data.examples import is_held_out
+from espalier.data.examples.token_examples import is_held_out
 from espalier.data.failed_rows import write_failed
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.records import BadInput, Problem, StepScores, StepValues, Trajectory
 from espalier.pipeline.evaluate import Evaluate, Prediction, best_of, bootstrap_interval, interval, majority_vote
-from espalier.pipeline.evaluate_prm import EvaluateProcessReward, auc, calibration, calibration_error
 from espalier.pipeline.evaluation_inputs import OutcomeScore
 from espalier.pipeline.intervals import intervals, resampled, resampled_mean
+from espalier.pipeline.prm_calibration import EvaluateProcessReward, auc, calibration, calibration_error
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.aggregate import BadAggregate
 

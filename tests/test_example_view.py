@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from espalier.data.example_view import of_each_kind, token_text, view
-from espalier.data.examples import OutcomeExample, PairExample, StepExample, TokenExample
+from espalier.data.examples.example_view import of_each_kind, token_text, view
+from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample
 
 WORDS = ["</s>", "What", " is", " 2?", " 2", " it", " is", ".\n"]
 TOKENS = TokenExample("t", [1, 2, 3, 4, 5, 0], 3)

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from espalier.data.examples import OutcomeExample, PairExample, TokenExample, example_length
+from espalier.data.batches.loader import Loader
+from espalier.data.examples.outcome_examples import JudgedResponse
+from espalier.data.examples.token_examples import OutcomeExample, PairExample, TokenExample, example_length
 from espalier.data.jsonl import write_records
-from espalier.data.loader import Loader
-from espalier.data.outcome_examples import JudgedResponse
 from espalier.data.records import BadInput, Demonstration, PreferencePair
 from espalier.models.load import load_tokenizer
 from espalier.pipeline.stage import run_stage
@@ -102,7 +102,7 @@ def test_tokens_and_padding_are_those_of_the_loaders_own_batches(
     settings = ["batch_size=4", "micro_batch_size=2", "num_epochs=2", "seed=3"]
     found = explain("train", *settings, num_ranks=num_ranks)["tokens"]
     node = {
-        "_target_": "espalier.data.examples.DemonstrationExamples",
+        "_target_": "espalier.data.examples.token_examples.DemonstrationExamples",
         "path": f"{tmp_path}/train.jsonl",
         "max_length": 60,
     }
@@ -171,7 +171,7 @@ def test_missing_values_are_named_and_overrides_may_be_one_text(tmp_path: Path) 
     config = Explain("exp/sft/word_arithmetic", "model.path=somewhere examples.path='a b.jsonl' seed=3").config
     assert (config.examples["path"], config.seed, config.output_dir) == ("a b.jsonl", 3, "")
     with pytest.raises(BadConfig, match="is no TrainConfig: name another config of conf/exp"):
-        _ = Explain("exp/ppo/group_relative_word_arithmetic").config
+        _ = Explain("exp/ppo/grpo_word_arithmetic").config
     with pytest.raises(BadInput, match="must be at least 1, got 0 and 1000"):
         Explain("train", num_ranks=0)
 

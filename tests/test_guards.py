@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
-from espalier.data.examples import OutcomeExample, PairExample, StepExample, TokenExample, keep_short
+from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample, keep_short
 from espalier.data.left_out import count_left_out
 from espalier.data.records import BadInput
 from espalier.models.load import BadModel, load_end_ids, load_tokenizer

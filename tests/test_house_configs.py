@@ -98,11 +98,11 @@ def unused_of_sft(root: Path) -> list[str]:
 
 
 def test_an_option_is_used_by_another_value_in_conf_by_a_script_or_by_a_page(tmp_path: Path) -> None:
-    both = ["objective.reduction", "objective.temperature"]
-    assert unused_of_sft(tree(tmp_path / "none", exp="objective:\n  reduction: token\n")) == both
-    assert unused_of_sft(tree(tmp_path / "conf", exp="objective:\n  reduction: sequence\n")) == both[1:]
+    both = ["objective.loss_aggregation", "objective.temperature"]
+    assert unused_of_sft(tree(tmp_path / "none", exp="objective:\n  loss_aggregation: token\n")) == both
+    assert unused_of_sft(tree(tmp_path / "conf", exp="objective:\n  loss_aggregation: sequence\n")) == both[1:]
     assert unused_of_sft(tree(tmp_path / "script", script="run objective.temperature=2\n")) == both[:1]
-    page = "With `objective=sft`, `reduction` says so; the temperature is a word."
+    page = "With `objective=sft`, `loss_aggregation` says so; the temperature is a word."
     assert unused_of_sft(tree(tmp_path / "page", page=page)) == both[1:]
 
 

@@ -11,17 +11,20 @@ MAY_IMPORT = {
     "data": set(),
     "models": {"data"},
     "runtime": set(),
-    "sampling": {"data", "runtime"},
-    "rewards": {"data", "models", "sampling"},
-    "pipeline": {"data", "models", "rewards", "runtime"},
+    "values": {"data"},
+    "sampling": {"data", "runtime", "values"},
+    "rewards": {"data", "models"},
+    "pipeline": {"data", "models", "rewards", "runtime", "values"},
     "training": {"data", "models", "runtime"},
-    "rl": {"data", "models", "sampling", "rewards", "training", "runtime"},
-    "analysis": {"data", "rewards", "pipeline", "runtime"},
-    "checks": {"data", "models", "sampling", "rewards", "training", "rl", "runtime"},
+    "rl": {"data", "models", "sampling", "rewards", "training", "runtime", "values"},
+    "analysis": {"data", "rewards", "pipeline", "runtime", "values"},
+    "checks": {"data", "models", "sampling", "rewards", "training", "rl", "runtime", "values"},
 }
 ENTRYPOINTS = {path.stem for path in ROOT.glob("*.py")}
 HEAVY = ("vllm", "deepspeed", "flash_attn", "ray", "wandb")
-INSIDE_THE_ENGINE = "sampling/shared_blocks.py"  # loaded by vLLM itself, beside the one module of ours that loads vLLM
+INSIDE_THE_ENGINE = (
+    "sampling/partial_block_cache.py"  # loaded by vLLM itself, beside the one module of ours that loads vLLM
+)
 
 
 def sources(*packages: str) -> list[Path]:

@@ -16,16 +16,16 @@ import pytest
 from browser import browse
 
 from espalier.analysis.embedded import Cap
+from espalier.analysis.flags import KINDS, SuspicionRule, flags, holds_word, largest_gap, largest_jump, widest
 from espalier.analysis.inspected import InspectedFiles, read_inspection
 from espalier.analysis.inspector import InspectSteps
-from espalier.analysis.suspicions import KINDS, SuspicionRule, holds_word, largest_gap, largest_jump, suspicions, widest
 from espalier.data.answers.grade import Grade
+from espalier.data.examples.step_labels import StepLabels
 from espalier.data.jsonl import write_records
-from espalier.data.records import BadInput, Completion, LabelledSteps, State, StepScores, StepValues, Trajectory
-from espalier.data.step_labels import StepLabels
+from espalier.data.records import AnnotatedSolution, BadInput, Completion, State, StepScores, StepValues, Trajectory
 from espalier.pipeline.stage import StageContext
-from espalier.rewards.labels import wilson_interval
-from espalier.rewards.monte_carlo import states_of
+from espalier.values.labels import wilson_interval
+from espalier.values.monte_carlo import states_of
 
 HOSTILE = "</script><script>window.pwned = 1</script><img src=x onerror='window.pwned = 1'><!--<script>\ud800\x00\u2028"
 
@@ -79,7 +79,7 @@ def write(tmp_path: Path) -> Write:
             write_records(tmp_path / "scores.jsonl", [StepScores(k, problems[k], v) for k, v in scores.items()])
             options["scores"] = str(tmp_path / "scores.jsonl")
         if verdicts is not None:
-            judged = [LabelledSteps(k, problems[k], "", ["?"] * len(v), v, None, None) for k, v in verdicts.items()]
+            judged = [AnnotatedSolution(k, problems[k], "", ["?"] * len(v), v, None, None) for k, v in verdicts.items()]
             write_records(tmp_path / "verdicts.jsonl", judged)
             options["verdicts"] = str(tmp_path / "verdicts.jsonl")
         return InspectSteps(**options)
@@ -103,12 +103,12 @@ def blocks_of(page: str) -> dict[str, Any]:
 
 
 def found_of(stage: InspectSteps, folder: Path, task: Any = None) -> dict[str, list[tuple[str, int]]]:
-    """Trajectory id → (kind, step) of its suspicions."""
+    """Trajectory id → (kind, step) of its flags."""
     inspection = read_inspection(str(folder / "trajectories.jsonl"), stage.files)
     rule = SuspicionRule(stage.min_jump, stage.max_width, stage.min_gap, stage.length_share)
     limits = rule.length_limits(inspection.rows)
     return {
-        row.trajectory.id: [(one.kind, one.step) for one in suspicions(row, rule, limits, inspection.completions, task)]
+        row.trajectory.id: [(one.kind, one.step) for one in flags(row, rule, limits, inspection.completions, task)]
         for row in inspection.rows
     }
 

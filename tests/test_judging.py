@@ -14,15 +14,15 @@ from test_configs import compose_config
 
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.judgements import PairJudgement, StepJudgement
-from espalier.data.records import BadInput, LabelledSteps, PreferencePair, StepScores, Trajectory
+from espalier.data.records import AnnotatedSolution, BadInput, PreferencePair, StepScores, Trajectory
 from espalier.models.load import check_model_folder
-from espalier.pipeline.evaluate_judging import EvaluateJudging
+from espalier.pipeline.evaluate_prm_benchmarks import EvaluatePRMBenchmarks
 from espalier.pipeline.measure_win_rate import MeasureWinRate, order_verdict, pair_outcome
 from espalier.pipeline.score_by_judge import ScoreByJudge
 from espalier.pipeline.stage import StageContext
 from espalier.sampling.client import BudgetSpent, Refused, Sample, SampleRequest, SamplingParams
 from espalier.sampling.job import run_job
-from espalier.sampling.judging import (
+from espalier.sampling.llm_judge import (
     PolicyPairRequests,
     PreferencePairRequests,
     StepRequests,
@@ -152,7 +152,7 @@ def test_steps_before_a_judge(tmp_path: Path) -> None:
     (row,) = each.records(TASK, None, request, [Sample("Step 1: right\nStep 2: wrong\nStep 3: right", [], "stop")])
     assert (row.answer, row.labels, row.states) == ("101", [1.0, 0.0, 1.0], [1.0, 0.0, 0.0])
     labelled = tmp_path / "l.jsonl"
-    write_records(labelled, [LabelledSteps("x", "q", "Why?", ["a", "b"], [1.0, 0.0], 1, False)])
+    write_records(labelled, [AnnotatedSolution("x", "q", "Why?", ["a", "b"], [1.0, 0.0], 1, False)])
     assert StepRequests(str(labelled), kind="labelled").load(TASK, None)[0].id == "x"
     with pytest.raises(BadInput, match=r"requests.form must be first_error or each_step, got 'all'"):
         StepRequests(str(path), form="all").load(TASK, None)
@@ -246,7 +246,7 @@ def longer_is_better(number: int, body: dict[str, Any]) -> Any:
 def judge(server: ChatServer, tmp_path: Path, name: str, *overrides: str) -> int:
     config = compose_config(
         ROOT / "conf", f"api/openai/{name}", f"output={tmp_path}/judgements.jsonl", "client.model=m",
-        f"client.base_url={server.base_url}", "num_in_flight=3", *overrides,
+        f"client.base_url={server.base_url}", "concurrency=3", *overrides,
     )  # fmt: skip
     return run_job(OmegaConf.to_object(config), lambda path: None, check_model_folder)  # type: ignore[arg-type]
 
@@ -276,7 +276,7 @@ def test_a_judging_run_stops_at_its_cap_and_goes_on(tmp_path: Path, monkeypatch:
 
 def test_a_judge_is_measured_as_any_scorer(tmp_path: Path) -> None:
     """Truth: first errors at 1, none, 0; the judge finds the first two and says nothing of the third."""
-    truth = [LabelledSteps(f"s{k}", f"q{k}", "Q", ["a", "b"], [None, None], first, None)
+    truth = [AnnotatedSolution(f"s{k}", f"q{k}", "Q", ["a", "b"], [None, None], first, None)
              for k, first in enumerate((1, -1, 0))]  # fmt: skip
     said: list[list[float | None]] = [[1.0, 0.0], [1.0, 1.0], []]
     rows = [StepJudgement(f"s{k}/0", f"s{k}", f"q{k}", 2, "x" if labels else None, labels, "…", "stop")
@@ -289,7 +289,7 @@ def test_a_judge_is_measured_as_any_scorer(tmp_path: Path) -> None:
     write_records(paths[1], rows)
     write_records(paths[2], list(ScoreByJudge().run(paths[1], context())))
     assert [row.id for row in read_records(StepScores, paths[2])] == ["s0", "s1", "s2"]
-    found = EvaluateJudging(paths[2], threshold=0.5).run(paths[0], context())["first_error"]
+    found = EvaluatePRMBenchmarks(paths[2], threshold=0.5).run(paths[0], context())["first_error"]
     assert found["overall"]["accuracy_with_error"]["mean"] == 0.5
     assert found["overall"]["accuracy_without_error"]["mean"] == 1.0
 

@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
+from espalier.data.examples.label_balance import LabelBalance, label_balance
+from espalier.data.examples.step_labels import StepLabelExamples, StepLabels
 from espalier.data.jsonl import read_records, write_records
-from espalier.data.label_balance import LabelBalance, label_balance
 from espalier.data.records import BadInput, Completion, State, Trajectory
-from espalier.data.step_labels import StepLabelExamples, StepLabels
 from espalier.pipeline.label_steps import LabelSteps
 from espalier.pipeline.stage import StageContext
-from espalier.rewards.first_error import ErrorSearch, search_state, states_on_right_ways
-from espalier.rewards.label_noise import NoiseRule
-from espalier.rewards.labels import LabelRule, wilson_interval
-from espalier.rewards.monte_carlo import Count, distinct_states, state_key
 from espalier.training.guards import check_targets
+from espalier.values.first_error import ErrorSearch, search_state, states_on_right_ways
+from espalier.values.label_noise import NoiseRule
+from espalier.values.labels import LabelRule, wilson_interval
+from espalier.values.monte_carlo import Count, distinct_states, state_key
 
 # Four steps of one token, then the answer; p/0 and p/1 share two steps.
 RIGHT = Trajectory(

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from espalier.runtime.life import Busy, exclusive, is_running
+from espalier.runtime.process_lifetime import Busy, exclusive, is_running
 
-HOLD = "import sys, time, pathlib\nfrom espalier.runtime.life import exclusive\n"
+HOLD = "import sys, time, pathlib\nfrom espalier.runtime.process_lifetime import exclusive\n"
 HOLD += "with exclusive(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
-WATCHED = "import time\nfrom espalier.runtime.life import die_with_owner\n"
+WATCHED = "import time\nfrom espalier.runtime.process_lifetime import die_with_owner\n"
 WATCHED += "die_with_owner(0.1)\nprint('up', flush=True)\ntime.sleep(60)\n"
 
 

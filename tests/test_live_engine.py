@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from espalier.models.load import load_policy
-from espalier.rl.canary import Canary
-from espalier.rl.live_engine import StaleWeights, VLLMEngine
-from espalier.rl.probes import CACHE, WEIGHTS
-from espalier.rl.weight_sync import WeightSync
-from espalier.rl.weights_file import WeightsFile
+from espalier.rl.delivery.weight_sync import WeightSync
+from espalier.rl.delivery.weight_update_engine import StaleWeights, VLLMEngine
+from espalier.rl.delivery.weights_file import WeightsFile
+from espalier.rl.probes.canary import Canary
+from espalier.rl.probes.checks import CACHE, WEIGHTS
 from espalier.sampling.client import ServerGone
 from espalier.sampling.vllm_client import VLLMClient
 from espalier.training.engine import named_weights
@@ -70,10 +70,10 @@ def test_an_engine_keeps_a_copy_of_what_it_read(real_server: Any, tiny_policy: P
 
     async def use(sync: WeightSync, engine: VLLMEngine) -> None:
         await engine.load(tmp_path)
-        before = await sync.engine_logprobs()
+        before = await sync.rollout_logprobs()
         for tensor in written.values():
             tensor.zero_()
-        assert torch.allclose(await sync.engine_logprobs(), before, atol=1e-3)
+        assert torch.allclose(await sync.rollout_logprobs(), before, atol=1e-3)
 
     with_engine(real_server, model, use, VLLMEngine)
 

@@ -18,10 +18,10 @@ from rl_cases import read_metrics
 from benchmarks.repeatable_server import RepeatableServer
 from espalier.models.load import load_policy
 from espalier.rl.assembly import check_client, engines_of
-from espalier.rl.canary import Canary
-from espalier.rl.live_engine import StaleWeights
-from espalier.rl.probes import CACHE, UNUSED, VERSION, WEIGHTS
-from espalier.rl.weight_sync import WeightSync
+from espalier.rl.delivery.weight_sync import WeightSync
+from espalier.rl.delivery.weight_update_engine import StaleWeights
+from espalier.rl.probes.canary import Canary
+from espalier.rl.probes.checks import CACHE, UNUSED, VERSION, WEIGHTS
 from espalier.runtime.entrypoint import BadConfig
 from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.several_servers import VLLMServers
@@ -160,7 +160,7 @@ def test_one_server_that_does_not_follow_ends_the_run_under_its_address(
 def test_one_server_without_controls_ends_the_run_under_its_address(
     tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("espalier.rl.live_engine._DYING_SECONDS", 0.0)
+    monkeypatch.setattr("espalier.rl.delivery.weight_update_engine._DYING_SECONDS", 0.0)
 
     async def use(sync: WeightSync, client: VLLMClient, servers: list[FollowingServer]) -> None:
         with pytest.raises(ServerGone, match=f"{servers[1].url}/collective_rpc answered 404"):
@@ -172,7 +172,7 @@ def test_one_server_without_controls_ends_the_run_under_its_address(
 def test_one_server_that_dies_ends_the_run_though_the_other_lives(
     tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("espalier.rl.live_engine._DYING_SECONDS", 0.0)
+    monkeypatch.setattr("espalier.rl.delivery.weight_update_engine._DYING_SECONDS", 0.0)
 
     async def use(sync: WeightSync, client: VLLMClient, servers: list[FollowingServer]) -> None:
         await sync.sync(moved(tiny_policy), 1)
@@ -236,7 +236,7 @@ def test_a_run_with_two_real_servers_follows_the_policy(tiny_policy: Path, tmp_p
     settings = ["server=several", "server.max_model_len=256", "server.options.max_num_seqs=32", "params.max_tokens=24",
                 "num_iterations=2", "num_problems=4", "group_size=4", "eval_every=2", "num_eval_problems=8",
                 "task.num_train=40", "task.num_dev=8", "task.num_test=8"]  # fmt: skip
-    command = [sys.executable, str(ROOT / "main.py"), "-cn", "exp/ppo/group_relative_word_arithmetic", *settings]
+    command = [sys.executable, str(ROOT / "main.py"), "-cn", "exp/ppo/grpo_word_arithmetic", *settings]
     command += [f"model.path={tiny_policy}", f"output_dir={run_dir}"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.data.collate import Batch, collate_pairs, collate_steps, collate_tokens
-from espalier.data.examples import (
+from espalier.data.batches.collate import Batch, collate_pairs, collate_steps, collate_tokens
+from espalier.data.batches.loader import Loader
+from espalier.data.batches.packing import Layout
+from espalier.data.examples.step_examples import StepValueExamples
+from espalier.data.examples.token_examples import (
     DemonstrationExamples,
     PairExample,
     PreferenceExamples,
@@ -20,10 +23,7 @@ from espalier.data.examples import (
     fingerprint,
     is_held_out,
 )
-from espalier.data.loader import Loader
-from espalier.data.packing import Layout
 from espalier.data.records import BadInput, Demonstration, PreferencePair, StepValues
-from espalier.data.step_examples import StepValueExamples
 
 EXAMPLES = [TokenExample(f"e{i}", list(range(1, 2 + (7 * i) % 10)), 1) for i in range(10)]
 

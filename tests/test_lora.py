@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.data.examples import PairExample, TokenExample
-from espalier.data.loader import Loader
-from espalier.data.packing import Layout
+from espalier.data.batches.loader import Loader
+from espalier.data.batches.packing import Layout
+from espalier.data.examples.token_examples import PairExample, TokenExample
 from espalier.models.load import BadModel, load_policy, load_reference
 from espalier.models.lora import Lora, PolicyWithoutAdapters, base_of_adapter, merge_adapter
 from espalier.models.scalar_head import load_process_reward
@@ -251,7 +251,7 @@ def test_checkpointed_gradients_are_the_same(kind: str, tiny_policy: Path) -> No
     found = []
     for is_on in (False, True):
         load: Any = load_policy if kind == "policy" else lambda path, **more: load_process_reward(path, 3, **more)
-        model = load(str(tiny_policy), is_checkpointing_gradients=is_on).train()
+        model = load(str(tiny_policy), gradient_checkpointing=is_on).train()
         if kind == "process reward":
             torch.nn.init.ones_(model.score.weight)  # a fresh head is zero: no gradient would pass it
         model(input_ids=IDS).logits.square().mean().backward()
@@ -266,7 +266,7 @@ def test_checkpointed_gradients_are_the_same(kind: str, tiny_policy: Path) -> No
 def test_checkpointed_gradients_save_fewer_activations(precision: str, tiny_policy: Path) -> None:
     saved, gradients = [], []
     for is_on in (False, True):
-        model = load_policy(str(tiny_policy), is_checkpointing_gradients=is_on).train()
+        model = load_policy(str(tiny_policy), gradient_checkpointing=is_on).train()
         own = {parameter.data_ptr() for parameter in model.parameters()}
         sizes: list[int] = []
 
@@ -290,7 +290,7 @@ def test_checkpointed_gradients_save_fewer_activations(precision: str, tiny_poli
 def test_a_run_with_checkpointed_gradients_is_the_same_run(precision: str, tiny_policy: Path, tmp_path: Path) -> None:
     curves = []
     for is_on in (False, True):
-        model = load_policy(str(tiny_policy), is_checkpointing_gradients=is_on)
+        model = load_policy(str(tiny_policy), gradient_checkpointing=is_on)
         loop = make_loop(model, SupervisedFineTuning(), EXAMPLES, tmp_path / str(is_on))
         loop.config.precision = precision
         loop.run()

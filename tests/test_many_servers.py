@@ -36,7 +36,7 @@ def sample_all(urls: Sequence[str], requests: list[SampleRequest], path: Path, *
         sample = samples[0]
         return [Completion(f"{request.id}/0", request.id, "p", sample.text, sample.token_ids, "stop", None, False)]
 
-    runner = Runner(client, PARAMS, make_records, path, num_in_flight=4, stall_seconds=20.0,
+    runner = Runner(client, PARAMS, make_records, path, concurrency=4, stall_seconds=20.0,
                     on_progress=lambda done, fields: None, lane_of=client.lane_of)  # fmt: skip
     return asyncio.run(runner.run(requests, set()))
 

@@ -11,7 +11,7 @@ from espalier.data.records import BadInput, Completion, State, Trajectory
 from espalier.pipeline.cut_states import CutStates
 from espalier.pipeline.estimate_values import EstimateValues
 from espalier.pipeline.stage import StageContext
-from espalier.rewards.monte_carlo import Count, count_completions, distinct_states, state_key, states_of, step_values
+from espalier.values.monte_carlo import Count, count_completions, distinct_states, state_key, states_of, step_values
 
 # Three steps of 2, 3 and 1 tokens; the second trajectory shares the first step, the third all but the answer.
 ONE = Trajectory(

@@ -22,9 +22,9 @@ from objective_cases import (
     token_logprobs,
 )
 
-from espalier.data.examples import StepExample, TokenExample
+from espalier.data.examples.step_examples import prefixes
+from espalier.data.examples.token_examples import StepExample, TokenExample
 from espalier.data.records import BadInput
-from espalier.data.step_examples import prefixes
 from espalier.models.scalar_head import load_process_reward
 from espalier.training.objectives.bradley_terry import BradleyTerry
 from espalier.training.objectives.objective import calibration, finish_metrics, with_deviation
@@ -93,7 +93,7 @@ def test_a_temperature_divides_the_logits_of_sft() -> None:
 
 
 def test_an_unknown_reduction_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"reduction must be token, sequence or batch, got 'mean'"):
+    with pytest.raises(BadInput, match=r"loss_aggregation must be token, sequence or batch, got 'mean'"):
         SupervisedFineTuning("mean")
 
 

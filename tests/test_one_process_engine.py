@@ -1,4 +1,4 @@
-"""The engine of `client=local_engines`: `tests/one_process_engine.py` in a process of its own."""
+"""The engine of `client=data_parallel_engines`: `tests/one_process_engine.py` in a process of its own."""
 
 import os
 import subprocess

@@ -58,7 +58,7 @@ def ask(server: ChatServer, params: SamplingParams = ONE, num: int = 1, **option
     return asyncio.run(run()), client
 
 
-def sample_all(server: ChatServer, path: Path, num: int, num_in_flight: int = 4, **options: Any) -> OpenAIChatClient:
+def sample_all(server: ChatServer, path: Path, num: int, concurrency: int = 4, **options: Any) -> OpenAIChatClient:
     """A run over `num` requests, resumed where the file stands."""
 
     def records(request: SampleRequest, samples: list[Sample]) -> list[Completion]:
@@ -66,7 +66,7 @@ def sample_all(server: ChatServer, path: Path, num: int, num_in_flight: int = 4,
 
     client = OpenAIChatClient("m", server.base_url, bill=str(path), **options)
     requests = [make_request(f"p/{k}") for k in range(num)]
-    runner = Runner(client, ONE, records, path, num_in_flight=num_in_flight, stall_seconds=20.0,
+    runner = Runner(client, ONE, records, path, concurrency=concurrency, stall_seconds=20.0,
                     on_progress=lambda done, fields: None)  # fmt: skip
     asyncio.run(runner.run(requests, finished_requests(path, requests, 1)))
     return client
@@ -112,7 +112,7 @@ def test_after_429_nobody_asks_again_before_retry_after(tmp_path: Path) -> None:
         return (429, {"Retry-After": "0.4"}, {"error": {"message": "slow down"}}) if number == 0 else chat_answer("a")
 
     with ChatServer(reply) as server:
-        client = sample_all(server, tmp_path / "c.jsonl", 4, num_in_flight=1)
+        client = sample_all(server, tmp_path / "c.jsonl", 4, concurrency=1)
     assert len(server.bodies) == 5
     assert server.times[1] - server.times[0] >= 0.4
     assert client.bill.spent == Charge(40, 0, 20, 0.0)
@@ -161,7 +161,7 @@ def test_thirty_percent_faults_lose_nothing(tmp_path: Path, monkeypatch: pytest.
 
     path = tmp_path / "c.jsonl"
     with ChatServer(reply) as server:
-        sample_all(server, path, 60, num_in_flight=8, max_attempts=14)
+        sample_all(server, path, 60, concurrency=8, max_attempts=14)
     assert sorted(row.id for row in read_records(Completion, path)) == sorted(f"p/{k}/0" for k in range(60))
     assert len(server.bodies) < 1.7 * 60
 
@@ -414,7 +414,7 @@ def test_the_key_is_in_nothing_that_a_run_leaves_behind(
     with ChatServer(lambda *_: replies[ending]) as server:
         config = compose_config(
             ROOT / "conf", "api/openai/distil", f"policy={tiny_policy}", f"output={output}", "client.model=m",
-            f"client.base_url={server.base_url}", "task.num_train=40", "requests.limit=3", "num_in_flight=1",
+            f"client.base_url={server.base_url}", "task.num_train=40", "requests.limit=3", "concurrency=1",
             "client.max_attempts=2", "params.max_tokens=20",
             f"client.max_total_tokens={200 if ending == 'cap' else 100000}",
         )  # fmt: skip

@@ -28,9 +28,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from espalier.data.collate import collate_tokens
-from espalier.data.examples import OutcomeExample, PairExample, StepExample, TokenExample
-from espalier.data.packing import Layout, pack_rows, place_rows
+from espalier.data.batches.collate import collate_tokens
+from espalier.data.batches.packing import Layout, pack_rows, place_rows
+from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample
 from espalier.models import attention_kernels, logprobs, packed_attention
 from espalier.models.inputs import model_inputs
 from espalier.models.load import load_policy

@@ -12,9 +12,9 @@ from transformers import LlamaForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from benchmarks.silence_sides.packing_families import FAMILIES, configuration, measure_family, token_rows, write_network
-from espalier.data.collate import collate_tokens, pad_rows
-from espalier.data.examples import StepExample, TokenExample
-from espalier.data.packing import Layout, place_rows
+from espalier.data.batches.collate import collate_tokens, pad_rows
+from espalier.data.batches.packing import Layout, place_rows
+from espalier.data.examples.token_examples import StepExample, TokenExample
 from espalier.data.records import BadInput, Trajectory
 from espalier.models.inputs import model_inputs
 from espalier.models.load import load_policy

@@ -18,7 +18,7 @@ from espalier.data.records import BadInput
 from espalier.pipeline.document_formats import PAGE, DocumentFormats
 from espalier.pipeline.document_stages import DocumentStages
 from espalier.pipeline.stage import StageContext
-from espalier.rl.probes import REMEDIES
+from espalier.rl.probes.checks import REMEDIES
 from espalier.runtime import schemas
 
 COMMANDS = {page.name: sorted(set(commands(page)), key=str) for page in PAGES}

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from espalier.data.records import BadInput
+from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.engine_arguments import num_devices
-from espalier.sampling.local_engines_client import LocalEnginesClient
 from espalier.sampling.placement import core_list, share_of_cores, visible_gpus
 from espalier.sampling.several_servers import VLLMServers
 
@@ -14,7 +14,7 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 def seen_by_engines(**settings: object) -> list[str | None]:
-    client = LocalEnginesClient("m", "l", **settings)  # type: ignore[arg-type]
+    client = DataParallelEngines("m", "l", **settings)  # type: ignore[arg-type]
     return [client.environment(number).get(GPUS) for number in range(client.num_engines)]
 
 

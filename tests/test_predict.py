@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.data.examples import OutcomeExample, PairExample, StepExample, TokenExample
+from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.predictions import PairLogprobs, PairRewards, ResponseLogprobs, RewardPrediction, StepPredictions
 from espalier.data.records import BadInput, Demonstration, PreferencePair
@@ -143,7 +143,7 @@ def config(tiny_policy: Path, moved: Path, tmp_path: Path) -> TrainConfig:
         model={"_target_": "espalier.models.load.load_policy", "path": str(tiny_policy), "attention": "eager"},
         objective=objective,
         examples={
-            "_target_": "espalier.data.examples.PreferenceExamples",
+            "_target_": "espalier.data.examples.token_examples.PreferenceExamples",
             "path": f"{tmp_path}/pairs.jsonl",
             "max_length": 60,
         },
@@ -224,7 +224,7 @@ def test_a_process_reward_model_gives_scores_of_its_own_kind(tiny_policy: Path, 
         },
         objective={"_target_": "espalier.training.objectives.process_reward.ProcessReward"},
         examples={
-            "_target_": "espalier.data.examples.DemonstrationExamples",
+            "_target_": "espalier.data.examples.token_examples.DemonstrationExamples",
             "path": f"{tmp_path}/d.jsonl",
             "max_length": 60,
         },

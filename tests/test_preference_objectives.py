@@ -19,7 +19,7 @@ from objective_cases import (
     token_logprobs,
 )
 
-from espalier.data.examples import OutcomeExample
+from espalier.data.examples.token_examples import OutcomeExample
 from espalier.data.records import BadInput
 from espalier.models.load import load_policy, load_reference
 from espalier.training.objectives.dpo import DirectPreference

@@ -17,12 +17,13 @@ from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_policy
 from espalier.rewards.score import Score
-from espalier.rl.canary import Canary, step_kl
-from espalier.rl.diagnosis import AskEngine, truncated_logprobs
+from espalier.rl.delivery.weight_sync import WeightSync, check_receipt, digests
+from espalier.rl.delivery.weight_update_engine import StaleWeights
+from espalier.rl.delivery.weights_file import WeightsFile
 from espalier.rl.experience import make_experience
-from espalier.rl.live_engine import StaleWeights
 from espalier.rl.losses import clipped_surrogate, importance_weights
-from espalier.rl.probes import (
+from espalier.rl.probes.canary import Canary, step_kl
+from espalier.rl.probes.checks import (
     BOS,
     CACHE,
     CRASH,
@@ -45,11 +46,10 @@ from espalier.rl.probes import (
     measure_gap,
     surprise,
 )
+from espalier.rl.probes.diagnosis import AskEngine, truncated_logprobs
+from espalier.rl.probes.watch import Watch
 from espalier.rl.rollout import Sampler, score
 from espalier.rl.types import Experience, Rollout, RolloutGroup
-from espalier.rl.watch import Watch
-from espalier.rl.weight_sync import WeightSync, check_receipt, digests
-from espalier.rl.weights_file import WeightsFile
 from espalier.runtime.schemas import ProbesConfig, RLConfig
 from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.weight_receipt import NAME, check_link, digest
@@ -252,7 +252,7 @@ class Tokens:
     bos_token_id, cls_token_id, eos_token_id = 3, None, 1
 
 
-def engine_logprobs(
+def rollout_logprobs(
     model: Any, prompt: list[int], response: list[int], temperature: float = 1.0, top_p: float = 1.0, noise: float = 0.0
 ) -> list[float]:
     """What an engine would say of the response: transformers' logits of this row alone, in float32."""
@@ -311,7 +311,7 @@ def look(
     experience, _ = make_experience(groups, model, None, pad_id=0, micro_batch_size=8, precision="fp32",
                                     temperature=temperature)  # fmt: skip
     config = RLConfig(precision="fp32", probes=ProbesConfig(**limits))
-    params = SamplingParams(n=4, temperature=temperature, max_tokens=32, has_logprobs=True)
+    params = SamplingParams(n=4, temperature=temperature, max_tokens=32, return_logprobs=True)
     watch, experience = Watch(config, model, params, Tokens(), ask, is_received=lambda: is_received), spoil(experience)
     return watch.look(groups, experience, version=2) | watch.compare(experience)
 
@@ -327,7 +327,7 @@ def kind_of(*arguments: Any, **options: Any) -> str:
 
 def test_clean_rollouts_with_the_noise_of_bf16_pass(tiny_policy: Path) -> None:
     model = sharp_policy(tiny_policy)
-    found = look(model, lambda prompt, response: engine_logprobs(model, prompt, response, noise=0.02))
+    found = look(model, lambda prompt, response: rollout_logprobs(model, prompt, response, noise=0.02))
     assert found["engine/version_lag"] == 0
     assert found["engine/gap_k3"] == pytest.approx(2e-4, rel=0.5)  # half the noise's variance
     assert abs(found["engine/gap_bias"]) < 5e-3
@@ -336,20 +336,20 @@ def test_clean_rollouts_with_the_noise_of_bf16_pass(tiny_policy: Path) -> None:
 @pytest.mark.parametrize("temperature", [0.7, 1.3])
 def test_an_engine_that_says_raw_log_probs_is_named(tiny_policy: Path, temperature: float) -> None:
     model = sharp_policy(tiny_policy)
-    say = lambda prompt, response: engine_logprobs(model, prompt, response)  # noqa: E731
+    say = lambda prompt, response: rollout_logprobs(model, prompt, response)  # noqa: E731
     assert kind_of(model, say, temperature=temperature) == TEMPERATURE
 
 
 def test_a_trainer_that_forgets_the_temperature_is_named(tiny_policy: Path) -> None:
     model = sharp_policy(tiny_policy)
-    say = lambda prompt, response: engine_logprobs(model, prompt, response, temperature=0.7)  # noqa: E731
+    say = lambda prompt, response: rollout_logprobs(model, prompt, response, temperature=0.7)  # noqa: E731
     assert kind_of(model, say) == TEMPERATURE
 
 
 @pytest.mark.parametrize("top_p", [0.8, 0.9, 0.95])
 def test_an_engine_that_cuts_at_top_p_is_named(tiny_policy: Path, top_p: float) -> None:
     model = sharp_policy(tiny_policy)
-    say = lambda prompt, response: engine_logprobs(model, prompt, response, top_p=top_p)  # noqa: E731
+    say = lambda prompt, response: rollout_logprobs(model, prompt, response, top_p=top_p)  # noqa: E731
     assert kind_of(model, say) == TOP_P
 
 
@@ -358,7 +358,7 @@ def test_log_probs_of_the_neighbouring_token_are_named(tiny_policy: Path, by: in
     model = sharp_policy(tiny_policy)
 
     def say(prompt: list[int], response: list[int]) -> list[float]:
-        found = engine_logprobs(model, prompt, response)
+        found = rollout_logprobs(model, prompt, response)
         return [*found[by:], *found[:by]]
 
     assert kind_of(model, say) == SHIFT
@@ -366,7 +366,7 @@ def test_log_probs_of_the_neighbouring_token_are_named(tiny_policy: Path, by: in
 
 def test_a_bos_that_the_engine_adds_is_named(tiny_policy: Path) -> None:
     model = sharp_policy(tiny_policy)
-    assert kind_of(model, lambda prompt, response: engine_logprobs(model, [3, *prompt], response)) == BOS
+    assert kind_of(model, lambda prompt, response: rollout_logprobs(model, [3, *prompt], response)) == BOS
 
 
 def test_an_engine_with_other_weights_is_named_and_not_taken_for_its_cache(tiny_policy: Path) -> None:
@@ -376,9 +376,9 @@ def test_an_engine_with_other_weights_is_named_and_not_taken_for_its_cache(tiny_
             value.add_(0.3 * value.std() * torch.randn(value.shape, generator=torch.Generator().manual_seed(1)))
 
     def ask_from(engine: Any) -> AskEngine:
-        return lambda rows: [[engine_logprobs(engine, row[:1], row[1:]) for row in rows]]
+        return lambda rows: [[rollout_logprobs(engine, row[:1], row[1:]) for row in rows]]
 
-    say = lambda prompt, response: engine_logprobs(stale, prompt, response)  # noqa: E731
+    say = lambda prompt, response: rollout_logprobs(stale, prompt, response)  # noqa: E731
     assert kind_of(model, say, ask_from(stale)) == WEIGHTS
     assert kind_of(model, say, ask_from(model)) == CACHE
     both = lambda rows: ask_from(model)(rows) + ask_from(stale)(rows)  # noqa: E731
@@ -389,7 +389,7 @@ def test_an_engine_with_other_weights_is_named_and_not_taken_for_its_cache(tiny_
 
 def test_a_warning_leaves_the_run_alone(tiny_policy: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = sharp_policy(tiny_policy)
-    say = lambda prompt, response: engine_logprobs(model, prompt, response, temperature=0.7)  # noqa: E731
+    say = lambda prompt, response: rollout_logprobs(model, prompt, response, temperature=0.7)  # noqa: E731
     found = look(model, say, on_fault="warn")
     assert TEMPERATURE in caplog.text
     assert found["engine/ratios_outside"] > 0.05
@@ -399,7 +399,7 @@ def test_rollouts_of_another_version_are_named(tiny_policy: Path, task: WordArit
     model = sharp_policy(tiny_policy)
     rollout = Rollout(
         Trajectory("p/0", "p", "", "", [], [5], [6], [], "length", gold="1", answer="1", is_correct=True),
-        engine_logprobs(model, [5], [6]),
+        rollout_logprobs(model, [5], [6]),
         policy_version=4,
     )
     groups = [RolloutGroup(Problem("p", "", "1"), [rollout], [])]
@@ -784,7 +784,7 @@ def test_an_update_says_how_its_tokens_were_weighed(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
     trainer = make_trainer(
-        tiny_policy, task, tokenizer, tmp_path / "run", dies_at="", importance_cap=2.0, num_iterations=1, eval_every=0
+        tiny_policy, task, tokenizer, tmp_path / "run", dies_at="", tis_cap=2.0, num_iterations=1, eval_every=0
     )
     trainer.run()
     (row,) = read_metrics(tmp_path / "run")
@@ -793,8 +793,8 @@ def test_an_update_says_how_its_tokens_were_weighed(
 
 
 def test_a_cap_below_one_is_refused(tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="importance_cap must be at least 1"):
-        make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", dies_at="", importance_cap=0.5)
+    with pytest.raises(BadInput, match="tis_cap must be at least 1"):
+        make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", dies_at="", tis_cap=0.5)
 
 
 # --- the table ----------------------------------------------------------------------------------------------------
@@ -806,6 +806,6 @@ def test_every_fault_stands_in_the_documentation() -> None:
 
 
 def test_a_sampler_without_a_server_is_not_asked_for_one(task: WordArithmetic, tokenizer: Any) -> None:
-    sampler = Sampler(FakeClient(tokenizer, dies_at="rl-0"), task, tokenizer, num_in_flight=4, stall_seconds=60)
+    sampler = Sampler(FakeClient(tokenizer, dies_at="rl-0"), task, tokenizer, concurrency=4, stall_seconds=60)
     with pytest.raises(ServerGone, match=f"{CRASH}: the server has died"):
         asyncio.run(sampler.rollout(task.problems("train")[:2], replace(PARAMS, n=1), "rl-0", 0))

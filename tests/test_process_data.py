@@ -12,7 +12,7 @@ import pytest
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.process_data.formats import published_rows, read_labelled, step_format, to_step_texts
 from espalier.data.process_data.published import content_key, problem_key
-from espalier.data.records import BadInput, LabelledSteps
+from espalier.data.records import AnnotatedSolution, BadInput
 from espalier.pipeline.export_steps import ExportSteps
 from espalier.pipeline.import_steps import ImportSteps
 from espalier.pipeline.stage import StageContext
@@ -139,11 +139,11 @@ def write(path: Path, content: bytes) -> Path:
     return path
 
 
-def load(path: Path, name: str, **settings: Any) -> list[LabelledSteps]:
+def load(path: Path, name: str, **settings: Any) -> list[AnnotatedSolution]:
     return list(read_labelled(path, step_format(name, **settings)))
 
 
-def labelled(tmp_path: Path, name: str, rows: Sequence[Any] | None = None, **settings: Any) -> list[LabelledSteps]:
+def labelled(tmp_path: Path, name: str, rows: Sequence[Any] | None = None, **settings: Any) -> list[AnnotatedSolution]:
     return load(write(tmp_path / "rows.jsonl", as_lines(ROWS[name] if rows is None else rows)), name, **settings)
 
 
@@ -158,7 +158,7 @@ def test_what_is_read_is_written_back_as_the_same_json_value(name: str, tmp_path
     if name in ("prmbench", "processbench"):
         rows[-1]["idx" if name == "prmbench" else "id"] = "p_9"
     write_records(tmp_path / "labelled.jsonl", labelled(tmp_path, name, rows))
-    records = read_records(LabelledSteps, tmp_path / "labelled.jsonl")
+    records = read_records(AnnotatedSolution, tmp_path / "labelled.jsonl")
     back = published_rows(records, step_format(name), "labelled.jsonl")
     assert [exactly(row) for row in back] == [exactly(row) for row in rows]
 
@@ -330,7 +330,7 @@ def test_trl_labels_are_bools_ints_or_floats(tmp_path: Path) -> None:
 def test_step_texts_join_with_the_separator_of_the_format(tmp_path: Path) -> None:
     record = labelled(tmp_path, "processbench")[0]
     assert to_step_texts(record) == ("P?\n", ["a\n\n", "b\n\n", "c"], [1.0, 0.0, None])
-    empty = LabelledSteps("i", "p", "Q", [], [], None, None)
+    empty = AnnotatedSolution("i", "p", "Q", [], [], None, None)
     assert to_step_texts(empty) == ("Q\n", [], [])
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from espalier.data.process_data.formats import published_rows, read_labelled, step_format
-from espalier.data.records import LabelledSteps
+from espalier.data.records import AnnotatedSolution
 
 
-def load(path: Path, name: str, **settings: Any) -> list[LabelledSteps]:
+def load(path: Path, name: str, **settings: Any) -> list[AnnotatedSolution]:
     return list(read_labelled(path, step_format(name, **settings)))
 
 
@@ -36,7 +36,7 @@ def published_values(path: Path) -> list[Any]:
     return json.loads(text) if text.startswith("[") else [json.loads(line) for line in text.split("\n") if line.strip()]
 
 
-def round_trip(path: Path, name: str, **settings: Any) -> list[LabelledSteps]:
+def round_trip(path: Path, name: str, **settings: Any) -> list[AnnotatedSolution]:
     records = load(path, name, **settings)
     back = published_rows(records, step_format(name, **settings), str(path))
     assert [exactly(row) for row in back] == [exactly(row) for row in published_values(path)]

@@ -19,7 +19,7 @@ from espalier.rl.rollout import Refusal, Sampler, check_refused
 from espalier.rl.trainer import Trainer
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import NotAnswered, Refused, Sample, SampleRequest, SamplingParams, ServerGone
-from espalier.sampling.local_engines_client import LocalEnginesClient
+from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.server import VLLMServer
 from espalier.sampling.several_servers import VLLMServers
 from espalier.sampling.vllm_client import VLLMClient
@@ -165,7 +165,7 @@ def test_a_request_that_is_never_answered_is_no_refusal(task: WordArithmetic, to
         async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
             raise NotAnswered("12 attempts failed")
 
-    sampler = Sampler(Late(tokenizer), task, tokenizer, num_in_flight=4, stall_seconds=60)
+    sampler = Sampler(Late(tokenizer), task, tokenizer, concurrency=4, stall_seconds=60)
     with pytest.raises(ServerGone, match="12 attempts failed"):
         asyncio.run(sampler.draw(task.problems("dev")[:2], PARAMS, "x", 0))
 
@@ -175,8 +175,8 @@ def test_the_window_is_known_before_the_engine_starts(completion_server: Any, ti
     assert window_of(client, VLLMServer("m", "l", max_model_len=300), path) == 300
     assert window_of(client, VLLMServer("m", "l", options={"max_model_len": 200}), path) == 200
     assert window_of(client, VLLMServers("m", "l", 2, max_model_len=100), path) == 100
-    assert window_of(LocalEnginesClient("m", "l", max_model_len=90), None, path) == 90
-    assert window_of(LocalEnginesClient("m", "l", options={"max_model_len": 80}), None, path) == 80
+    assert window_of(DataParallelEngines("m", "l", max_model_len=90), None, path) == 90
+    assert window_of(DataParallelEngines("m", "l", options={"max_model_len": 80}), None, path) == 80
     with completion_server(max_model_len=70) as one, completion_server(max_model_len=60) as other:
         assert window_of(VLLMClient([one.base_url, other.base_url]), None, path) == 60
     with completion_server(models={"data": [{"id": "policy"}]}) as silent:

@@ -15,7 +15,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from espalier.data.answers.grade import Grade
-from espalier.data.examples import encode_demonstration
+from espalier.data.examples.token_examples import encode_demonstration
 from espalier.data.jsonl import write_records
 from espalier.data.prompts import PromptTemplate, encode_prompt, encode_text
 from espalier.data.records import BadInput, Demonstration, Problem

@@ -9,8 +9,8 @@ import torch
 
 pytest.importorskip("bitsandbytes", reason="no bitsandbytes: pip install bitsandbytes")
 
-from espalier.data.examples import TokenExample
-from espalier.data.loader import Loader
+from espalier.data.batches.loader import Loader
+from espalier.data.examples.token_examples import TokenExample
 from espalier.models.load import load_policy
 from espalier.models.lora import Lora, PolicyWithoutAdapters, base_of_adapter, merge_adapter, write_bits
 from espalier.models.quantised import round_weights

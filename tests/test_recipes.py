@@ -17,7 +17,7 @@ from espalier.runtime.entrypoint import register_schemas
 CONF = Path(__file__).resolve().parent.parent / "conf"
 LPR = {"optimizer.betas": [0.9, 0.95], "optimizer.eps": 1e-6, "optimizer.weight_decay": 0.0}
 VINE = {"optimizer.betas": [0.9, 0.999], "optimizer.eps": 1e-8, "optimizer.weight_decay": 0.0, "warmup_share": 0.03}
-VINE_SFT = {**VINE, "objective.reduction": "sequence", "examples.max_length": 2048, "num_epochs": 2}
+VINE_SFT = {**VINE, "objective.loss_aggregation": "sequence", "examples.max_length": 2048, "num_epochs": 2}
 VINE_DPO = {**VINE, "objective.penalty": 50.0, "objective.label_smoothing": 0.0, "objective.sft_weight": 0.0,
             "objective.temperature": 0.6, "learning_rate": 1e-6, "num_epochs": 3}  # fmt: skip
 LPR_DPO = {**LPR, "objective.label_smoothing": 0.0, "objective.sft_weight": 0.0, "examples.max_length": 2048,
@@ -31,13 +31,13 @@ LPR_PRM = {**LPR, "model.num_labels": 4, "examples.max_length": 4096, "learning_
 RECIPES: dict[str, tuple[tuple[int, int, int], int | None, bool, dict[str, Any]]] = {
     "sft/logiqa_distilled": ((6, 1, 4), 1, True, {
         **LPR, "optimizer.weight_decay": 0.01, "learning_rate": 1e-5, "num_epochs": 6, "warmup_share": 0.01,
-        "examples.max_length": 2048, "save_every": 400, "eval_every": 400, "objective.reduction": "token"}),
+        "examples.max_length": 2048, "save_every": 400, "eval_every": 400, "objective.loss_aggregation": "token"}),
     "sft/reclor_distilled": ((6, 1, 4), 2, False, {
         **LPR, "learning_rate": 2e-6, "num_epochs": 3, "warmup_share": 0.01, "examples.max_length": 2048}),
     "dpo/logiqa_outcome_pairs": ((4, 8, 2), 1, True, {**LPR_DPO, "learning_rate": 2e-6, "save_every": 400}),
     "dpo/reclor_outcome_pairs": ((4, 4, 4), 1, True, {**LPR_DPO, "learning_rate": 1e-6, "save_every": 200}),
     "dpo/logiqa_process_pairs": ((4, 4, 4), 1, True, {**LPR_DPO, "learning_rate": 2e-6}),
-    "dpo/logiqa_process_pairs_again": ((4, 4, 4), 1, True, {
+    "dpo/logiqa_process_pairs_round2": ((4, 4, 4), 1, True, {
         **LPR_DPO, "learning_rate": 2e-6, "warmup_share": 0.05, "save_every": 100}),
     "dpo/reclor_process_pairs": ((4, 4, 4), 1, True, {**LPR_DPO, "learning_rate": 1e-6}),
     "dpo/deepseek_math_steps": ((1, 16, 4), 1, False, LPR_MATH),
@@ -48,11 +48,11 @@ RECIPES: dict[str, tuple[tuple[int, int, int], int | None, bool, dict[str, Any]]
     "sft/rho_gsm8k": ((8, 8, 1), None, False, {**VINE_SFT, "learning_rate": 1e-5, "save_every": 45}),
     "sft/deepseek_math": ((2, 8, 4), 2, False, {**VINE_SFT, "learning_rate": 5e-5, "save_every": 50}),
     "sft/deepseek_gsm8k": ((2, 8, 4), 2, False, {**VINE_SFT, "learning_rate": 5e-5, "save_every": 45}),
-    "dpo/positive_rho_math": ((4, 4, 4), 0, False, {**VINE_DPO, "objective.beta": 0.1, "save_every": 500}),
-    "dpo/positive_rho_gsm8k": ((4, 4, 4), 0, False, {**VINE_DPO, "objective.beta": 0.3, "save_every": 500}),
-    "dpo/positive_deepseek_math": ((4, 2, 8), 2, False, {
+    "dpo/dpop_rho_math": ((4, 4, 4), 0, False, {**VINE_DPO, "objective.beta": 0.1, "save_every": 500}),
+    "dpo/dpop_rho_gsm8k": ((4, 4, 4), 0, False, {**VINE_DPO, "objective.beta": 0.3, "save_every": 500}),
+    "dpo/dpop_deepseek_math": ((4, 2, 8), 2, False, {
         **VINE_DPO, "objective.beta": 0.1, "save_every": 450, "examples.max_length": 2499}),
-    "dpo/positive_deepseek_gsm8k": ((4, 2, 8), 2, False, {
+    "dpo/dpop_deepseek_gsm8k": ((4, 2, 8), 2, False, {
         **VINE_DPO, "objective.beta": 0.3, "save_every": 450, "examples.max_length": 2499}),
 }  # fmt: skip
 

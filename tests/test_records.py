@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from espalier.data.jsonl import cut_torn_tail, iter_rows, read_records, to_line, write_json, write_records
 from espalier.data.records import (
+    AnnotatedSolution,
     BadInput,
     Completion,
     Demonstration,
-    LabelledSteps,
     PreferencePair,
     Problem,
     SampledRollout,
@@ -32,7 +32,7 @@ TRAJECTORY = Trajectory(
 RECORDS = [
     Problem("p", "2 + 3?", "5", {"start": 2, "operations": [["buys", 3]]}),
     Problem("q", "Who?", ["Ann", "A. B."], {}, "A passage.", ["x", "y"]),
-    LabelledSteps("p/0", "p", "2 + 3?", ["2 + 3 = 6\n", "6"], [0.0, None], 0, False, "5", {"rating": -1}),
+    AnnotatedSolution("p/0", "p", "2 + 3?", ["2 + 3 = 6\n", "6"], [0.0, None], 0, False, "5", {"rating": -1}),
     Demonstration("p/teacher-0", "2 + 3?\n", "#### 5"),
     TRAJECTORY,
     replace(TRAJECTORY, id="p/1", answer=None, is_correct=False),

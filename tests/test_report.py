@@ -16,7 +16,7 @@ from espalier.analysis.example_trajectories import ScoredTrajectory, choose_exam
 from espalier.analysis.markup import tag
 from espalier.analysis.report import Report
 from espalier.analysis.sections import duration
-from espalier.data.examples import is_held_out
+from espalier.data.examples.token_examples import is_held_out
 from espalier.data.jsonl import write_json, write_records
 from espalier.data.records import BadInput, StepScores, StepValues, Trajectory
 from espalier.pipeline.evaluate import bootstrap_interval, interval

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy
 import pytest
 
-from espalier.rl.reward_falls import (
+from espalier.rl.probes.reward_falls import (
     Fall,
     RewardTrend,
     RewardWatch,

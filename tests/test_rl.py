@@ -22,19 +22,19 @@ from espalier.models.load import load_policy
 from espalier.models.logprobs import token_logprobs
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rewards.score import Score
-from espalier.rl.advantages.group_relative import GroupRelativeAdvantage, group_advantages
-from espalier.rl.canary import Canary
+from espalier.rl.advantages.grpo import GRPO, group_advantages
+from espalier.rl.delivery.weight_sync import WeightSync
+from espalier.rl.delivery.weight_update_engine import StaleWeights
+from espalier.rl.delivery.weights_file import WeightsFile
 from espalier.rl.experience import logprob_gap, make_experience
 from espalier.rl.kl import KLController, divergence
-from espalier.rl.live_engine import StaleWeights
 from espalier.rl.losses import clipped_surrogate, clipped_tokens
-from espalier.rl.probes import ProbeFailed
+from espalier.rl.probes.canary import Canary
+from espalier.rl.probes.checks import ProbeFailed
+from espalier.rl.probes.watch import Watch
 from espalier.rl.rollout import BadSampling, Sampler, check_params, draw_problems, score
 from espalier.rl.types import Experience, Live, Rollout, RolloutGroup
 from espalier.rl.update import Update
-from espalier.rl.watch import Watch
-from espalier.rl.weight_sync import WeightSync
-from espalier.rl.weights_file import WeightsFile
 from espalier.runtime.schemas import KLConfig, RLConfig
 from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.vllm_client import VLLMClient
@@ -94,7 +94,7 @@ def ragged_experience(model: Any, reference: Any = None) -> Experience:
     groups = make_groups(rows, rewards=[1, 0, 1, 1, 0, 1])
     how: dict[str, Any] = {"pad_id": 0, "micro_batch_size": 4, "precision": "fp32", "temperature": 1.0}
     experience, _ = make_experience(groups, model, reference, **how)
-    estimate = GroupRelativeAdvantage(divide_by_std=True)(groups, experience, NO_SAMPLER)
+    estimate = GRPO(divide_by_std=True)(groups, experience, NO_SAMPLER)
     return replace(experience, advantages=estimate.advantages, returns=estimate.returns)
 
 
@@ -175,7 +175,7 @@ def test_experience_of_a_written_out_example_has_exact_masks(tiny_policy: Path) 
     )  # fmt: skip
     assert found.ids.tolist() == [[5, 6, 7, 1], [5, 8, 9, 1]]
     assert found.response_mask.tolist() == [[False, False, True, True], [False, True, True, True]]
-    torch.testing.assert_close(found.engine_logprobs, torch.tensor([[0, 0, -0.1, -0.2], [0, -0.3, -0.4, -0.5]]))
+    torch.testing.assert_close(found.rollout_logprobs, torch.tensor([[0, 0, -0.1, -0.2], [0, -0.3, -0.4, -0.5]]))
     with torch.no_grad():
         logprobs = torch.log_softmax(model(input_ids=found.ids[:1]).logits[0], dim=-1)
     torch.testing.assert_close(found.old_logprobs[0], torch.stack(
@@ -271,7 +271,7 @@ def test_problems_are_distinct_and_depend_on_seed_and_iteration_alone(task: Word
     ("params", "word"),
     [
         (replace(PARAMS, n=3), "params.n"),
-        (replace(PARAMS, has_logprobs=False), "has_logprobs"),
+        (replace(PARAMS, return_logprobs=False), "return_logprobs"),
         (replace(PARAMS, temperature=0.0), "temperature"),
         (replace(PARAMS, top_p=0.9), "top_p"),
     ],
@@ -285,7 +285,7 @@ def test_rollouts_come_in_the_order_of_their_problems_with_bounded_requests(
     task: WordArithmetic, tokenizer: Any
 ) -> None:
     client = FakeClient(tokenizer)
-    sampler = Sampler(client, task, tokenizer, num_in_flight=3, stall_seconds=60)
+    sampler = Sampler(client, task, tokenizer, concurrency=3, stall_seconds=60)
     problems = task.problems("train")[:10]
     groups = asyncio.run(sampler.rollout(problems, PARAMS, "rl-7", policy_version=7))
     assert [group.problem for group in groups] == problems
@@ -298,7 +298,7 @@ def test_rollouts_come_in_the_order_of_their_problems_with_bounded_requests(
 
 
 def test_a_rollouts_reward_is_whether_its_answer_is_right(task: WordArithmetic, tokenizer: Any) -> None:
-    sampler = Sampler(FakeClient(tokenizer), task, tokenizer, num_in_flight=8, stall_seconds=60)
+    sampler = Sampler(FakeClient(tokenizer), task, tokenizer, concurrency=8, stall_seconds=60)
     groups = asyncio.run(sampler.rollout(task.problems("train")[:20], PARAMS, "rl-0", 0))
     scored = score(groups, OutcomeReward(right=1.0, wrong=-1.0))
     pairs = [(r.trajectory, x) for group in scored for r, x in zip(group.rollouts, group.rewards, strict=True)]
@@ -311,7 +311,7 @@ def test_a_prompt_the_sampler_refuses_is_named(task: WordArithmetic, tokenizer: 
         async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
             raise Refused("too long")
 
-    sampler = Sampler(Refusing(tokenizer), task, tokenizer, num_in_flight=8, stall_seconds=60)
+    sampler = Sampler(Refusing(tokenizer), task, tokenizer, concurrency=8, stall_seconds=60)
     with pytest.raises(BadInput, match="problem wa-train-0 cannot be sampled: too long"):
         asyncio.run(sampler.rollout(task.problems("train")[:1], PARAMS, "rl-0", 0))
 
@@ -322,7 +322,7 @@ def test_a_sampler_that_hangs_ends_the_run(task: WordArithmetic, tokenizer: Any)
             await asyncio.sleep(3600)
             raise AssertionError
 
-    sampler = Sampler(Hanging(tokenizer), task, tokenizer, num_in_flight=8, stall_seconds=0.1)
+    sampler = Sampler(Hanging(tokenizer), task, tokenizer, concurrency=8, stall_seconds=0.1)
     with pytest.raises(ServerGone, match="no answer for"):
         asyncio.run(sampler.rollout(task.problems("train")[:3], PARAMS, "rl-0", 0))
 
@@ -339,7 +339,7 @@ def test_a_server_that_is_slow_is_asked_for_a_sign_of_life(
         async def is_working(self) -> bool:
             return is_working
 
-    sampler = Sampler(Slow(), task, tokenizer, num_in_flight=8, stall_seconds=0.1)
+    sampler = Sampler(Slow(), task, tokenizer, concurrency=8, stall_seconds=0.1)
     asked = sampler.rollout(task.problems("train")[:3], PARAMS, "rl-0", 0)
     if is_working:
         assert len(asyncio.run(asked)) == 3
@@ -492,7 +492,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_equal_parameters(
 
 @pytest.mark.slow
 @pytest.mark.server
-@pytest.mark.parametrize("name", ["group_relative", "ppo", "vineppo", "remax"])
+@pytest.mark.parametrize("name", ["grpo", "ppo", "vineppo", "remax"])
 def test_two_iterations_against_a_real_server_leave_a_model_and_no_process(
     name: str, tiny_policy: Path, tmp_path: Path
 ) -> None:

@@ -15,11 +15,11 @@ from espalier.models.load import BadModel, load_policy
 from espalier.models.lora import Lora, PolicyWithoutAdapters, merge_adapter
 from espalier.models.merged import adapter_scalings, merge_weights
 from espalier.rl.ema import MovingAverage
-from espalier.rl.engines import check_engines
 from espalier.rl.experience import policy_logits
 from espalier.rl.kl import full_divergence
 from espalier.rl.policy import without_weights
 from espalier.rl.trainer import Trainer
+from espalier.rl.training_engines import check_engines
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import EMAConfig, KLConfig, RLConfig
 from espalier.sampling.client import ServerGone

@@ -16,8 +16,8 @@ from espalier.models.load import BadModel, load_policy
 from espalier.models.packing_check import packs_rows
 from espalier.models.scalar_head import load_critic, load_process_reward
 from espalier.rewards.outcome import OutcomeReward
-from espalier.rl.advantages.generalized import GeneralizedAdvantage
-from espalier.rl.advantages.monte_carlo import MonteCarloAdvantage
+from espalier.rl.advantages.gae import GAE
+from espalier.rl.advantages.vineppo import VinePPO
 from espalier.rl.assembly import check_parts, check_vocabulary
 from espalier.rl.combinations import check_critic_range
 from espalier.rl.critic import Critic, check_returns, critic_values
@@ -143,10 +143,10 @@ def node(target: str, **settings: Any) -> dict[str, Any]:
     return {"_target_": target, **settings}
 
 
-GAE = node("espalier.rl.advantages.generalized.GeneralizedAdvantage", gamma=1.0, lam=0.95)
-VINE = node("espalier.rl.advantages.monte_carlo.MonteCarloAdvantage", completions_per_state=2)
-RLOO = node("espalier.rl.advantages.leave_one_out.LeaveOneOutAdvantage")
-SPO = {**VINE, "cut_points": node("espalier.rl.advantages.monte_carlo.CutPoints", masks_other_tokens=True)}
+PPO = node("espalier.rl.advantages.gae.GAE", gamma=1.0, lam=0.95)
+VINE = node("espalier.rl.advantages.vineppo.VinePPO", completions_per_state=2)
+RLOO = node("espalier.rl.advantages.rloo.RLOO")
+SPO = {**VINE, "cut_points": node("espalier.rl.advantages.vineppo.CutPoints", masks_other_tokens=True)}
 PRM_VALUES = node("espalier.rl.advantages.process_values.ProcessValueAdvantage", path="PRM")
 OUTCOME = node("espalier.rewards.outcome.OutcomeReward")
 SIGNED = node("espalier.rewards.outcome.OutcomeReward", right=1.0, wrong=-1.0)
@@ -163,15 +163,15 @@ def settings(**changes: Any) -> RLConfig:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"advantage": GAE}, "needs a critic"),
+        ({"advantage": PPO}, "needs a critic"),
         ({"critic": CriticConfig()}, "trained for nothing"),
         ({"advantage": VINE, "kl": KL_IN_REWARD}, r"set kl\.place=loss"),
-        ({"advantage": VINE, "reward": SCORES}, "MonteCarloAdvantage values whole responses, and reward ProcessReward"),
-        ({"advantage": SPO, "reward": BOTH}, "MonteCarloAdvantage values whole responses, and reward ComposedReward"),
+        ({"advantage": VINE, "reward": SCORES}, "VinePPO values whole responses, and reward ProcessReward"),
+        ({"advantage": SPO, "reward": BOTH}, "VinePPO values whole responses, and reward ComposedReward"),
         ({"advantage": SPO, "whitening": "standard"}, "whitening=standard .*masks_other_tokens"),
         ({"advantage": {**VINE, "completes_agreeing_groups": False}, "group_size": 1}, "completes_agreeing_groups"),
         ({"advantage": PRM_VALUES, "reward": SIGNED}, "advantage.form=value .* OutcomeReward gives -1 to 1"),
-        ({"max_resamplings": 1, "group_size": 1}, "max_resamplings=1 .* group_size=1"),
+        ({"dynamic_sampling_rounds": 1, "group_size": 1}, "dynamic_sampling_rounds=1 .* group_size=1"),
         ({"patience": 2}, "patience=2 .* eval_every=0"),
         ({"keep_best": 1}, "keep_best=1 .* eval_every=0"),
         ({"eval_every": 1, "num_eval_problems": 0}, "num_eval_problems must be at least 1"),
@@ -180,7 +180,7 @@ def settings(**changes: Any) -> RLConfig:
         ({"num_epochs": 0}, "num_epochs must be at least 1, got 0"),
         ({"precision": "fp16"}, "precision must be bf16 or fp32"),
         ({"whitening": "black"}, "whitening must be one of"),
-        ({"advantage": GAE, "critic": CriticConfig(num_warmup_iterations=10)}, "num_iterations=10 leaves the policy"),
+        ({"advantage": PPO, "critic": CriticConfig(num_warmup_iterations=10)}, "num_iterations=10 leaves the policy"),
         ({"reward": node("espalier.rewards.outcome.OutcomeReward", rihgt=2.0)}, "has no setting 'rihgt'"),
     ],
 )  # fmt: skip
@@ -193,7 +193,7 @@ def test_parts_that_do_not_fit_are_told_before_anything_starts(changes: dict[str
     "changes",
     [{}, {"kl": KL_IN_REWARD}, {"advantage": VINE}, {"advantage": PRM_VALUES}, {"whitening": "standard"},
      {"advantage": {**PRM_VALUES, "form": "progress"}, "reward": SIGNED}, {"advantage": SPO, "whitening": "scale"},
-     {"advantage": GAE, "critic": CriticConfig(), "reward": BOTH, "kl": KL_IN_REWARD}],
+     {"advantage": PPO, "critic": CriticConfig(), "reward": BOTH, "kl": KL_IN_REWARD}],
 )  # fmt: skip
 def test_parts_that_fit_are_not_refused(changes: dict[str, Any]) -> None:
     check_parts(settings(**changes))
@@ -222,13 +222,13 @@ def test_networks_of_several_tokenizers_are_refused(tiny_policy: Path) -> None:
     ],
 )
 def test_a_critic_of_shares_is_refused_beside_returns_that_leave_them(changes: dict[str, Any], words: str) -> None:
-    shares = settings(advantage=GAE, critic=CriticConfig(form="probability"), **changes)
+    shares = settings(advantage=PPO, critic=CriticConfig(form="probability"), **changes)
     if words:
         with pytest.raises(BadConfig, match=words):
             check_critic_range(shares)
     else:
         check_critic_range(shares)
-    check_critic_range(settings(advantage=GAE, critic=CriticConfig(form="linear"), **changes))
+    check_critic_range(settings(advantage=PPO, critic=CriticConfig(form="linear"), **changes))
 
 
 def test_returns_that_leave_the_critics_range_are_refused_before_anything_is_learnt(
@@ -236,7 +236,7 @@ def test_returns_that_leave_the_critics_range_are_refused_before_anything_is_lea
 ) -> None:
     critic = CriticConfig(learning_rate=1e-3, form="probability")
     trainer = make_trainer(
-        tiny_policy, task, tokenizer, tmp_path / "run", "", GeneralizedAdvantage(1.0, 0.95), critic=critic,
+        tiny_policy, task, tokenizer, tmp_path / "run", "", GAE(1.0, 0.95), critic=critic,
         eval_every=0, num_problems=2,
     )  # fmt: skip
     trainer.reward = OutcomeReward(wrong=-1.0)
@@ -266,7 +266,7 @@ def test_with_a_short_lambda_it_is_what_really_came_that_is_compared_with_the_ra
         mask.long(), mask.long(), mask, zeros, zeros, zeros, rewards=zeros + 0.4, values=zeros + 0.1
     )
     nothing: Any = None
-    found = GeneralizedAdvantage(gamma=1.0, lam=0.0)([], experience, nothing)
+    found = GAE(gamma=1.0, lam=0.0)([], experience, nothing)
     assert found.returns is not None
     assert found.to_come is not None
     assert found.returns.max() < 0.51
@@ -321,15 +321,15 @@ def test_a_saved_critic_says_its_form_and_is_read_as_no_other(tiny_policy: Path,
 CASES: dict[str, dict[str, Any]] = {
     # critic, adaptive KL in the reward, whitening, resampling, cosine: all that a checkpoint must carry or repeat
     "ppo": {
-        "estimator": GeneralizedAdvantage(gamma=1.0, lam=0.9),
+        "estimator": GAE(gamma=1.0, lam=0.9),
         "critic": CriticConfig(learning_rate=1e-3, warmup_steps=2, schedule="linear"),
         "kl": KLConfig(coefficient=0.05, kind="k1", place="reward", target=0.01, horizon=100),
         "whitening": "standard",
-        "max_resamplings": 1,
+        "dynamic_sampling_rounds": 1,
         "schedule": "cosine",
     },
     "vineppo": {
-        "estimator": MonteCarloAdvantage(completions_per_state=3, prompt_value="sampled"),
+        "estimator": VinePPO(completions_per_state=3, prompt_value="sampled"),
         "num_lines": 2,
         "kl": KLConfig(coefficient=0.01, kind="k3"),
     },
@@ -375,7 +375,7 @@ def test_a_critics_warm_up_leaves_the_policy_alone(
 ) -> None:
     critic = CriticConfig(learning_rate=1e-3, num_warmup_iterations=1)
     trainer = make_trainer(
-        tiny_policy, task, tokenizer, tmp_path / "run", "", GeneralizedAdvantage(1.0, 1.0), critic=critic,
+        tiny_policy, task, tokenizer, tmp_path / "run", "", GAE(1.0, 1.0), critic=critic,
         num_iterations=1, num_epochs=1, eval_every=0,
     )  # fmt: skip
     assert trainer.update.critic is not None

@@ -16,8 +16,8 @@ from espalier.data.jsonl import read_records
 from espalier.data.records import Problem, SampledRollout, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.rewards.score import Score
-from espalier.rl.advantages.generalized import GeneralizedAdvantage
-from espalier.rl.advantages.monte_carlo import CutPoints, MonteCarloAdvantage
+from espalier.rl.advantages.gae import GAE
+from espalier.rl.advantages.vineppo import CutPoints, VinePPO
 from espalier.rl.early_stop import evaluations_since_best, read_accuracies
 from espalier.rl.samples import samples_path, write_samples
 from espalier.rl.trainer import Trainer
@@ -46,10 +46,10 @@ SMALL: dict[str, Any] = {
     "num_eval_problems": 2, "samples_every": 2, "num_samples": 2,
 }  # fmt: skip
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "ppo": (GeneralizedAdvantage(gamma=1.0, lam=0.95),
+    "ppo": (GAE(gamma=1.0, lam=0.95),
             {"critic": CriticConfig(learning_rate=1e-3),
              "kl": KLConfig(coefficient=0.1, kind="k1", place="reward", target=1e-4, horizon=100)}),
-    "vineppo": (MonteCarloAdvantage(completions_per_state=2, cut_points=CutPoints(num_segments=2)), {}),
+    "vineppo": (VinePPO(completions_per_state=2, cut_points=CutPoints(num_segments=2)), {}),
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from rl_cases import read_metrics
 from safetensors.torch import load_file
 
 from benchmarks.forked import run_ranks
-from espalier.rl.engines import check_engines
+from espalier.rl.training_engines import check_engines
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import RLConfig
 

@@ -16,8 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
-from espalier.rl.advantages.generalized import GeneralizedAdvantage
-from espalier.rl.advantages.monte_carlo import MonteCarloAdvantage
+from espalier.rl.advantages.gae import GAE
+from espalier.rl.advantages.vineppo import VinePPO
 from espalier.rl.assembly import make_trainer
 from espalier.rl.kl import check_kl
 from espalier.runtime.entrypoint import build, register_schemas
@@ -29,8 +29,8 @@ VINE = {
     "minibatch_size": 64, "learning_rate": 1e-6, "schedule": "linear", "optimizer.betas": [0.9, 0.999],
     "optimizer.eps": 1e-8, "optimizer.weight_decay": 0.0, "clip_low": 0.2, "clip_high": 0.2, "max_grad_norm": 1.0,
     "kl.coefficient": 1e-4, "kl.kind": "k3", "kl.place": "loss", "kl.max_token": 10.0, "kl.target": 0.0,
-    "whitening": "standard", "max_mean_ratio": 10.0, "precision": "bf16", "loss_normaliser": "token",
-    "reward.right": 1.0, "reward.wrong": 0.0, "model.is_checkpointing_gradients": True,
+    "whitening": "standard", "max_mean_ratio": 10.0, "precision": "bf16", "loss_aggregation": "token",
+    "reward.right": 1.0, "reward.wrong": 0.0, "model.gradient_checkpointing": True,
     "task.template.template": "[MATH_TASK] Problem:\n{question}\n\nSolution:",
     "task.template.stop": ["\n\n\nProblem:"],
 }  # fmt: skip
@@ -79,7 +79,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "critic.clip_range": 0.2, "reward.limit": 5.0, "reward.offset": 0.0, "optimizer.weight_decay": 0.01,
         "save_every": 50, "group_size": 1, "server.max_model_len": 4096, "critic.model.source": "reward_model_body",
         "critic.form": "linear"},
-    "group_relative_logiqa": {
+    "grpo_logiqa": {
         **LPR, "learning_rate": 5e-7, "group_size": 8, "num_problems": 64, "num_epochs": 1, "micro_batch_size": 2,
         "kl.coefficient": 0.04, "kl.kind": "k3", "kl.place": "loss", "reward.limit": 3.0,
         "advantage.divide_by_std": True, "num_iterations": 196, "critic": None},
@@ -89,7 +89,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 RESTEM = {
     "learning_rate": 1e-6, "num_epochs": 8, "batch_size": 64, "schedule": "linear", "warmup_share": 0.03,
-    "save_every": 500, "objective.temperature": 0.6, "objective.reduction": "sequence",
+    "save_every": 500, "objective.temperature": 0.6, "objective.loss_aggregation": "sequence",
     "optimizer.betas": [0.9, 0.999],
 }  # fmt: skip
 TINY_TASK = {"_target_": "espalier.data.tasks.word_arithmetic.WordArithmetic", "num_train": 200, "num_dev": 20,
@@ -148,7 +148,7 @@ def test_a_published_rl_recipe_loads_with_tiny_models(
     overrides = [f"model.path={tiny_policy}", f"output_dir={tmp_path}/run"]
     if name == "ppo_logiqa":
         overrides.append(f"critic.model.path={tiny_reward_model}")
-    if name in ("ppo_logiqa", "group_relative_logiqa"):
+    if name in ("ppo_logiqa", "grpo_logiqa"):
         overrides.append(f"reward.path={tiny_reward_model}")
     config = composed(f"exp/ppo/{name}", *overrides)
     # resolved first: the sampling parameters read the task's stop strings
@@ -166,6 +166,6 @@ def test_a_published_rl_recipe_loads_with_tiny_models(
     assert isinstance(trainer.task, WordArithmetic)
     assert len(trainer.problems) == 200
     assert (trainer.reference is None) == (settings.kl.coefficient == 0)
-    kinds = {"ppo": GeneralizedAdvantage, "vineppo": MonteCarloAdvantage}
+    kinds = {"ppo": GAE, "vineppo": VinePPO}
     assert isinstance(trainer.estimator, kinds.get(name.split("_")[0], object))
     assert (trainer.update.critic is not None) == (name.split("_")[0] == "ppo")

@@ -20,15 +20,15 @@ from espalier.models.load import load_policy
 from espalier.models.logprobs import response_logprobs, token_logprobs
 from espalier.models.scalar_head import load_critic
 from espalier.rewards.score import Score
-from espalier.rl.advantages.group_relative import GroupRelativeAdvantage
-from espalier.rl.advantages.monte_carlo import MonteCarloAdvantage
+from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.advantages.remax import ReMaxAdvantage
+from espalier.rl.advantages.vineppo import VinePPO
 from espalier.rl.critic import Critic
-from espalier.rl.engines import has_noise, without_dropout
 from espalier.rl.experience import policy_logits
 from espalier.rl.kl import KLController, full_divergence
 from espalier.rl.rollout import draw_problems
 from espalier.rl.trainer import agrees
+from espalier.rl.training_engines import has_noise, without_dropout
 from espalier.rl.types import Experience
 from espalier.rl.update import Update
 from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
@@ -158,7 +158,7 @@ def test_the_schedule_stays_where_an_iteration_has_fewer_rollouts(tiny_policy: P
                       learning_rate=12.0, warmup_steps=3, schedule="linear")  # fmt: skip
     assert whole.advantages is not None
     half = Experience(*(part[:2] for part in (whole.ids, whole.attention_mask, whole.response_mask,
-                      whole.engine_logprobs, whole.old_logprobs, whole.entropies)),
+                      whole.rollout_logprobs, whole.old_logprobs, whole.entropies)),
                       advantages=whole.advantages[:2])  # fmt: skip
     engine: Any = Rates(model)
     for iteration, experience in enumerate([whole, half, whole]):
@@ -244,7 +244,7 @@ def test_normalisers_divide_each_rollouts_loss_by_what_they_say(
         logits = model(input_ids=experience.ids, attention_mask=experience.attention_mask).logits
         per_token = token_logprobs(logits, experience.ids)[0] * experience.advantages[:, 1:]
         expected = slope(model, (per_token.sum(-1) / torch.tensor(divisors)).sum())
-        found = moved(model, experience, loss_normaliser=normaliser, micro_batch_size=micro_batch_size)
+        found = moved(model, experience, loss_aggregation=normaliser, micro_batch_size=micro_batch_size)
         torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
 
 
@@ -254,22 +254,22 @@ def test_truncated_importance_sampling_weighs_tokens_by_the_engines_policy(tiny_
     plain = moved(noisy(tiny_policy), experience)
     # the engine drew every token with half, or a tenth, of the trainer's probability: weights 2, and 2 again (capped)
     for share in (0.5, 0.1):
-        other = replace(experience, engine_logprobs=experience.old_logprobs + torch.log(torch.tensor(share)))
-        torch.testing.assert_close(moved(noisy(tiny_policy), other, importance_cap=2.0), 2 * plain, rtol=0, atol=2e-6)
+        other = replace(experience, rollout_logprobs=experience.old_logprobs + torch.log(torch.tensor(share)))
+        torch.testing.assert_close(moved(noisy(tiny_policy), other, tis_cap=2.0), 2 * plain, rtol=0, atol=2e-6)
 
 
 def test_the_only_pass_gives_the_old_log_probs_before_the_step(tiny_policy: Path) -> None:
     model, other = noisy(tiny_policy), noisy(tiny_policy)
     experience = make_experience(other)
-    engine_logprobs = experience.old_logprobs + 0.3 * experience.response_mask  # so that importance weights count
-    known = replace(experience, engine_logprobs=engine_logprobs)
+    rollout_logprobs = experience.old_logprobs + 0.3 * experience.response_mask  # so that importance weights count
+    known = replace(experience, rollout_logprobs=rollout_logprobs)
     unknown = replace(known, old_logprobs=known.old_logprobs * math.nan, entropies=known.entropies * math.nan)
     unknown.old_logprobs[3] = known.old_logprobs[3]  # has no gradient: scored elsewhere
-    expected = moved(other, known, importance_cap=2.0, micro_batch_size=2)
+    expected = moved(other, known, tis_cap=2.0, micro_batch_size=2)
 
     before, seen = flat(model), []
     engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
-    config = RLConfig(precision="fp32", minibatch_size=4, micro_batch_size=2, learning_rate=1.0, importance_cap=2.0)
+    config = RLConfig(precision="fp32", minibatch_size=4, micro_batch_size=2, learning_rate=1.0, tis_cap=2.0)
     update = Update(engine, config, 1.0, 16, KLController(0.0, 0, 1))
     assert update.makes_one_pass(4)
     assert update.rows_with_gradient(unknown, torch.arange(4)).tolist() == [0, 1, 2]
@@ -294,7 +294,7 @@ def test_what_needs_earlier_log_probs_makes_more_than_one_pass(tiny_policy: Path
 
 @pytest.mark.parametrize(
     ("estimator", "may_wait"),
-    [(GroupRelativeAdvantage(divide_by_std=True), True), (MonteCarloAdvantage(completions_per_state=2), False),
+    [(GRPO(divide_by_std=True), True), (VinePPO(completions_per_state=2), False),
      (ReMaxAdvantage(), False)],
 )  # fmt: skip
 def test_what_samples_more_is_compared_with_the_engine_first(
@@ -344,7 +344,7 @@ def test_a_run_learns_the_same_in_one_pass_as_in_two(
 
 def test_checkpointed_gradients_are_the_same_gradients(tiny_policy: Path) -> None:
     plain: Any = load_policy(str(tiny_policy), "eager")
-    saving: Any = load_policy(str(tiny_policy), "eager", is_checkpointing_gradients=True)
+    saving: Any = load_policy(str(tiny_policy), "eager", gradient_checkpointing=True)
     experience = make_experience(plain)
     torch.testing.assert_close(moved(saving, experience), moved(plain, experience), rtol=0, atol=1e-7)
 
@@ -361,7 +361,7 @@ def test_later_rounds_draw_other_problems(task: WordArithmetic) -> None:
 def test_groups_that_agree_are_replaced_and_counted(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
-    trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", max_resamplings=8)
+    trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", dynamic_sampling_rounds=8)
     values: dict[str, float] = {}
     with asyncio.Runner() as loop:
         trainer._loop = loop

@@ -493,7 +493,7 @@ def test_the_objective_of_a_round_and_its_settings_are_chosen(
     assert (plain["_target_"].split(".")[-1], plain["sft_weight"]) == ("DirectPreference", 2.0)
     ranked = objective_of(script("method=process_dpo", *common, "objective=dpo_positive"))
     assert (ranked["_target_"].split(".")[-1], ranked["penalty"]) == ("PositivePreference", 50.0)
-    published = objective_of(script("method=dpo_positive", *common, "exp=exp/dpo/positive_rho_gsm8k"))
+    published = objective_of(script("method=dpo_positive", *common, "exp=exp/dpo/dpop_rho_gsm8k"))
     assert (published["penalty"], published["beta"], published["temperature"]) == (50.0, 0.3, 0.6)
 
 
@@ -504,11 +504,11 @@ def test_states_at_cut_points_come_from_samples_with_their_log_probs(
     settings = ["policy=a", f"run={tmp_path}/run", "num_rounds=1", "steps=cut_points", "cut_threshold=0.8", *COMMON]
     commands = script(*settings)
     sample, split, cut = (typed(command) for command in commands[:3])
-    assert sample.params["has_logprobs"]
+    assert sample.params["return_logprobs"]
     assert (split.input, split.output) == (sample.output, cut.input)
     assert split.stage["_target_"].endswith("SplitSteps")
     assert (split.stage["policy"], split.stage["threshold"], split.stage["cut_points_per_segment"]) == ("a", 0.8, 1)
-    assert not typed(script(*settings[:2], "num_rounds=1", *COMMON)[0]).params["has_logprobs"]
+    assert not typed(script(*settings[:2], "num_rounds=1", *COMMON)[0]).params["return_logprobs"]
 
 
 @pytest.mark.parametrize("rule", ["first_non_improvement", "best"])

@@ -59,7 +59,7 @@ def sample_all(url: str, requests: Sequence[SampleRequest], path: Path, **option
     of_client = {"request_seconds": 5.0, **{name: options.pop(name) for name in names if name in options}}
     client = VLLMClient(url, patience_seconds=0.5, **of_client)
     settings: dict[str, Any] = {
-        "num_in_flight": 8,
+        "concurrency": 8,
         "stall_seconds": 20.0,
         "on_progress": lambda done, fields: None,
     }
@@ -98,7 +98,7 @@ def test_the_number_in_flight_is_bounded(tmp_path: Path, completion_server: Any)
         def count(done: int, fields: dict[str, float]) -> None:
             most.append(len(server.prompts) - done)
 
-        sample_all(server.base_url, make_requests(40), tmp_path / "c.jsonl", num_in_flight=4, on_progress=count)
+        sample_all(server.base_url, make_requests(40), tmp_path / "c.jsonl", concurrency=4, on_progress=count)
     assert max(most) <= 4
 
 
@@ -106,7 +106,7 @@ def test_nothing_is_lost_or_doubled_at_thirty_percent_faults(tmp_path: Path, com
     requests, path = make_requests(80), tmp_path / "c.jsonl"
     faults = ("429", "500", "garbled", "closed", "cut body", "fewer choices", "aborted", "not http")
     with completion_server(faults=faults, fault_share=0.3, first_faults=len(faults)) as server:
-        tally = sample_all(server.base_url, requests, path, num_in_flight=32)
+        tally = sample_all(server.base_url, requests, path, concurrency=32)
     check_complete(path, requests, server)
     assert (tally.done, tally.failed) == (80, [])
     assert set(server.num_faults) == set(faults)
@@ -183,7 +183,7 @@ def test_an_error_in_making_records_ends_the_run_with_that_error(tmp_path: Path,
         raise BadInput(f"{request.id}: the steps do not join")
 
     with completion_server() as server:
-        runner = Runner(VLLMClient(server.base_url), PARAMS, fail, tmp_path / "c.jsonl", num_in_flight=4,
+        runner = Runner(VLLMClient(server.base_url), PARAMS, fail, tmp_path / "c.jsonl", concurrency=4,
                         stall_seconds=5.0, on_progress=lambda done, fields: None)  # fmt: skip
         with pytest.raises(BadInput, match="the steps do not join"):
             asyncio.run(runner.run(make_requests(5), set()))
@@ -201,7 +201,7 @@ def test_a_signal_ends_a_client_that_is_loading(tmp_path: Path) -> None:
             self.is_closed = True
 
     client: Any = Loading()
-    runner = Runner(client, PARAMS, lambda request, samples: [], tmp_path / "c.jsonl", num_in_flight=4,
+    runner = Runner(client, PARAMS, lambda request, samples: [], tmp_path / "c.jsonl", concurrency=4,
                     stall_seconds=5.0, on_progress=lambda done, fields: None)  # fmt: skip
     with pytest.raises(Stopped, match="stopped by SIGTERM"):
         asyncio.run(asyncio.wait_for(runner.run(make_requests(5), set()), 5.0))
@@ -209,8 +209,8 @@ def test_a_signal_ends_a_client_that_is_loading(tmp_path: Path) -> None:
 
 
 def test_no_request_in_flight_is_refused_instead_of_sampling_nothing(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="num_in_flight must be at least 1, got 0"):
-        sample_all("http://127.0.0.1:9", make_requests(2), tmp_path / "c.jsonl", num_in_flight=0)
+    with pytest.raises(BadInput, match="concurrency must be at least 1, got 0"):
+        sample_all("http://127.0.0.1:9", make_requests(2), tmp_path / "c.jsonl", concurrency=0)
 
 
 # --- going on where a file stands ---------------------------------------------------------------------------
@@ -308,7 +308,7 @@ def test_an_incomplete_group_after_a_blank_line_is_cut_at_its_own_start(tmp_path
 # --- a process that is stopped, killed, or has no disk left -------------------------------------------------
 
 
-def start_process(url: str, count: int, path: Path, num_in_flight: int = 4, setup: str = "") -> subprocess.Popen[str]:
+def start_process(url: str, count: int, path: Path, concurrency: int = 4, setup: str = "") -> subprocess.Popen[str]:
     """A program of its own around `sample_all`; ends as the entrypoints do: a line, the error's exit code."""
     program = f"""
 import sys
@@ -318,7 +318,7 @@ import test_runner
 {setup}
 try:
     requests, path = test_runner.make_requests({count}), Path({str(path)!r})
-    test_runner.sample_all({url!r}, requests, path, num_in_flight={num_in_flight})
+    test_runner.sample_all({url!r}, requests, path, concurrency={concurrency})
 except Exception as error:
     print(repr(error))
     sys.exit(getattr(error, "exit_code", 4 if isinstance(error, OSError) else 9))
@@ -366,7 +366,7 @@ def test_sigterm_drains_what_is_in_flight_and_ends_with_143(tmp_path: Path, comp
         num_written = len(finished_requests(path, requests, NUM_SAMPLES))
         assert path.read_bytes() == content
         assert len(server.prompts) == num_written < 200
-        sample_all(server.base_url, requests, path, num_in_flight=32)
+        sample_all(server.base_url, requests, path, concurrency=32)
     check_complete(path, requests, server)
 
 
@@ -449,16 +449,16 @@ def test_a_job_writes_graded_trajectories_and_their_provenance(
     assert run_the_job(config) == 0, "a complete file needs no server: this one is gone"
 
 
-@pytest.mark.parametrize("has_logprobs", [True, False])
+@pytest.mark.parametrize("return_logprobs", [True, False])
 def test_log_probs_are_kept_one_a_token_where_they_are_asked_for(
-    has_logprobs: bool, tmp_path: Path, tiny_policy: Path, completion_server: Any, answer: Any
+    return_logprobs: bool, tmp_path: Path, tiny_policy: Path, completion_server: Any, answer: Any
 ) -> None:
     output = tmp_path / "t.jsonl"
     with completion_server(answer=answer, max_model_len=256) as server:
         config = job_config(server.base_url, tiny_policy, output)
-        assert run_the_job(replace(config, params={**config.params, "has_logprobs": has_logprobs})) == 0
+        assert run_the_job(replace(config, params={**config.params, "return_logprobs": return_logprobs})) == 0
     for row in read_records(Trajectory, output):
-        assert row.logprobs == ([-token / 8 for token in row.response_ids] if has_logprobs else None)
+        assert row.logprobs == ([-token / 8 for token in row.response_ids] if return_logprobs else None)
 
 
 def test_rows_written_before_log_probs_were_kept_still_read(tmp_path: Path) -> None:
@@ -537,7 +537,7 @@ def test_the_pipeline_goes_on_without_a_problem_and_a_state_that_are_refused(
     tmp_path: Path, tiny_policy: Path, tokenizer: Any, completion_server: Any
 ) -> None:
     """One prompt is longer than the window; one state is answered 400. Neither is worth 0, nor 1."""
-    from espalier.data.step_examples import StepValueExamples
+    from espalier.data.examples.step_examples import StepValueExamples
     from espalier.data.tasks.word_arithmetic import WordArithmetic
     from espalier.pipeline.cut_states import CutStates
     from espalier.pipeline.estimate_values import EstimateValues
@@ -593,7 +593,7 @@ def test_a_job_asked_otherwise_is_refused_but_may_ask_another_server(
         run_the_job(replace(config, params={**config.params, "temperature": 0.5}))
     with pytest.raises(BadInput, match=r"was made otherwise .seed was 0, now 1"):
         run_the_job(replace(config, seed=1))
-    assert run_the_job(replace(config, client={**config.client, "base_url": "http://elsewhere"}, num_in_flight=3)) == 0
+    assert run_the_job(replace(config, client={**config.client, "base_url": "http://elsewhere"}, concurrency=3)) == 0
 
 
 @pytest.mark.parametrize("server_node", [None, {}], ids=["null", "none.yaml"])

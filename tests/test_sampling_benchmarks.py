@@ -14,9 +14,9 @@ from benchmarks.recorded_values import SPARE, TRUTH, Recorded, RecordedWorld
 from benchmarks.value_budget import shares_of, summary, tokens_at
 from espalier.data.records import Completion, Problem, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic, solve
-from espalier.rewards.monte_carlo import count_completions, distinct_states, states_of, step_values
 from espalier.sampling.client import SampleRequest, SamplingParams
 from espalier.sampling.vllm_client import VLLMClient
+from espalier.values.monte_carlo import count_completions, distinct_states, states_of, step_values
 
 PROBLEM = Problem("p", "Q", "3", {"start": 6, "operations": [["halves", 0], ["buys", 2], ["gives", 2]]})
 

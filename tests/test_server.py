@@ -270,7 +270,7 @@ def test_token_ids_go_in_and_come_out_and_nothing_stays_after_stop(
 ) -> None:
     from espalier.sampling.requests import decode
 
-    params = SamplingParams(n=8, temperature=1.0, max_tokens=40, has_logprobs=True)
+    params = SamplingParams(n=8, temperature=1.0, max_tokens=40, return_logprobs=True)
     prompts = [tokenizer("Mia has 5 apples. Mia buys 3 more. How many apples now?\n").input_ids, [5, 6, 7]]
 
     async def ask(url: str) -> list[Any]:

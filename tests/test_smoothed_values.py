@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from espalier.data.records import BadInput, Trajectory
-from espalier.rewards.monte_carlo import Count, StateKey, state_key
-from espalier.rewards.smoothed_values import smoothed_values
-from espalier.rewards.state_tree import state_tree
+from espalier.values.monte_carlo import Count, StateKey, state_key
+from espalier.values.smoothed import smoothed_values
+from espalier.values.state_tree import state_tree
 
 END = 0
 
@@ -103,7 +103,7 @@ def test_posteriors_are_shares_and_the_sums_over_a_tree_are_exact() -> None:
 
     import numpy as np
 
-    from espalier.rewards import smoothed_values as module
+    from espalier.values import smoothed as module
 
     rows = [trajectory("p/0", [1, 2, END], [1, 2, 3], True), trajectory("p/1", [1, 3, END], [1, 2, 3], False)]
     tree = state_tree(rows)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from espalier.data.examples.step_examples import StepValueExamples
+from espalier.data.examples.step_labels import StepLabelExamples, StepLabels
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.records import BadInput, Completion, State, StepValues, Trajectory
-from espalier.data.step_examples import StepValueExamples
-from espalier.data.step_labels import StepLabelExamples, StepLabels
 from espalier.pipeline.cut_states import CutStates
 from espalier.pipeline.estimate_values import EstimateValues
 from espalier.pipeline.label_steps import LabelSteps
@@ -96,7 +96,9 @@ def test_log_probs_that_were_not_kept_are_asked_for(
     sampled: list[Trajectory], tiny_policy: Path, tmp_path: Path
 ) -> None:
     write_records(tmp_path / "sampled.jsonl", [replace(sampled[0], logprobs=None)])
-    with pytest.raises(BadInput, match=r"trajectory 'p/0' has no log-probs: sample it with params.has_logprobs=true"):
+    with pytest.raises(
+        BadInput, match=r"trajectory 'p/0' has no log-probs: sample it with params.return_logprobs=true"
+    ):
         run(SplitSteps(str(tiny_policy)), "sampled.jsonl", "trajectories.jsonl", tmp_path)
     assert not (tmp_path / "trajectories.jsonl").exists()
 

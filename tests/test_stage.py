@@ -13,7 +13,7 @@ import pytest
 from espalier.data.jsonl import file_sha256, read_records, write_records
 from espalier.data.records import BadInput, Demonstration, State, Trajectory
 from espalier.pipeline.stage import StageContext, run_stage
-from espalier.runtime.life import Busy, exclusive
+from espalier.runtime.process_lifetime import Busy, exclusive
 from espalier.runtime.schemas import StageConfig, TrackingConfig
 
 ROOT = Path(__file__).resolve().parent.parent

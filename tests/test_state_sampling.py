@@ -14,7 +14,7 @@ from espalier.data.records import BadInput, State, Trajectory
 from espalier.data.splits import shard_of
 from espalier.pipeline.cut_states import CutStates
 from espalier.pipeline.stage import StageContext
-from espalier.rewards.state_sampling import StateSampler
+from espalier.values.state_sampling import StateSampler
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 

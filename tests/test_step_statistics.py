@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from espalier.data.answers.grade import Grade
+from espalier.data.examples.step_labels import StepLabels
 from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput
-from espalier.data.step_labels import StepLabels
 from espalier.pipeline.stage import StageContext
 from espalier.pipeline.step_statistics import (
     StepStatistics,
@@ -23,7 +23,7 @@ from espalier.pipeline.step_statistics import (
     terminal_means,
     widths,
 )
-from espalier.rewards.labels import wilson_interval
+from espalier.values.labels import wilson_interval
 
 
 def row(name: str, rights: list[int], *, num: int = 4, is_correct: bool) -> StepLabels:

@@ -11,14 +11,14 @@ import pytest
 
 from benchmarks.silence_sides.real_tokenizers import NAMES, Subject, build
 from espalier.data.answers.grade import Grade
-from espalier.data.records import BadInput, LabelledSteps, Problem, State, Trajectory
+from espalier.data.records import AnnotatedSolution, BadInput, Problem, State, Trajectory
 from espalier.data.splitters import splitter
 from espalier.data.steps import Decoder
-from espalier.rewards.cut_points import split_at_cut_points
-from espalier.rewards.monte_carlo import finished, states_of
 from espalier.sampling.client import SampleRequest, SamplingParams
 from espalier.sampling.completion_api import read_samples
 from espalier.sampling.requests import make_completions, make_trajectory
+from espalier.values.cut_points import split_at_cut_points
+from espalier.values.monte_carlo import finished, states_of
 
 PROBLEM = Problem("p", "", "6")
 
@@ -53,7 +53,7 @@ def sampled(
     request = SampleRequest("p", prompt, list(subject.tokenizer(prompt).input_ids))
     choice = {"index": 0, "text": text, "token_ids": ids, "finish_reason": reason, "stop_reason": stop,
               "logprobs": {"token_logprobs": [-1.0] * len(ids)}}  # fmt: skip
-    params = SamplingParams(1, 1.0, 64, has_logprobs=True)
+    params = SamplingParams(1, 1.0, 64, return_logprobs=True)
     (sample,) = read_samples("completions", {"choices": [choice]}, request, params)
     return make_trajectory(task, subject.tokenizer, PROBLEM, request, 0, sample)
 
@@ -138,7 +138,7 @@ def test_a_completion_is_graded_on_the_text_of_all_its_tokens(prefix: str, subje
 
 
 def test_a_demonstration_gets_no_space_that_it_does_not_have(subjects: dict[str, Subject]) -> None:
-    from espalier.data.examples import encode_demonstration
+    from espalier.data.examples.token_examples import encode_demonstration
     from espalier.data.records import Demonstration
 
     for name in ("sentencepiece", "sentencepiece_first"):
@@ -150,11 +150,11 @@ def test_a_demonstration_gets_no_space_that_it_does_not_have(subjects: dict[str,
 
 
 def test_judged_steps_of_a_tokenizer_that_writes_a_space_first_are_kept(subjects: dict[str, Subject]) -> None:
+    from espalier.data.examples.step_examples import encode_labelled
     from espalier.data.prompts import PromptTemplate
-    from espalier.data.step_examples import encode_labelled
 
     tokenizer = subjects["sentencepiece"].tokenizer
-    record = LabelledSteps("p", "p", "1 + 5?", ["One.\n", "Six."], [1.0, 0.0], 1, None)
+    record = AnnotatedSolution("p", "p", "1 + 5?", ["One.\n", "Six."], [1.0, 0.0], 1, None)
     example = encode_labelled(tokenizer, record, PromptTemplate(), "x")
     assert example is not None
     assert [tokenizer.convert_ids_to_tokens(example.ids[place]) for place in example.positions] == ["<0x0A>", "."]

@@ -11,10 +11,10 @@ import pytest
 import torch
 from transformers import AutoModelForTokenClassification
 
-from espalier.data.collate import Batch
-from espalier.data.examples import OutcomeExample, PairExample, StepExample, TokenExample
-from espalier.data.loader import Loader
-from espalier.data.packing import Layout
+from espalier.data.batches.collate import Batch
+from espalier.data.batches.loader import Loader
+from espalier.data.batches.packing import Layout
+from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample
 from espalier.data.records import BadInput
 from espalier.models.load import load_policy, load_reference
 from espalier.models.scalar_head import load_process_reward, scores_from_logits

@@ -15,8 +15,8 @@ from benchmarks.sides import Side
 from benchmarks.training_sides import logprob_memory, score_passes
 from benchmarks.training_sides.corpus import Sizes, build, read_ids, tokens_of
 from benchmarks.training_sides.plain_loop import collate
-from espalier.data.examples import DemonstrationExamples, PreferenceExamples
-from espalier.data.step_examples import StepValueExamples
+from espalier.data.examples.step_examples import StepValueExamples
+from espalier.data.examples.token_examples import DemonstrationExamples, PreferenceExamples
 from espalier.models.load import load_tokenizer
 
 ROOT = Path(__file__).resolve().parent.parent

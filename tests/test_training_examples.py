@@ -8,8 +8,23 @@ from typing import Any
 
 import pytest
 
-from espalier.data.collate import collate_outcomes, collate_pairs, collate_steps, collate_tokens, collate_unpaired
-from espalier.data.examples import (
+from espalier.data.batches.collate import (
+    collate_outcomes,
+    collate_pairs,
+    collate_steps,
+    collate_tokens,
+    collate_unpaired,
+)
+from espalier.data.batches.packing import Layout
+from espalier.data.examples.outcome_examples import JudgedResponse, JudgedResponseExamples, TrajectoryOutcomeExamples
+from espalier.data.examples.step_examples import (
+    AnnotatedSolutionExamples,
+    StepValueExamples,
+    class_weights,
+    encode_labelled,
+    prefixes,
+)
+from espalier.data.examples.token_examples import (
     DemonstrationExamples,
     OutcomeExample,
     PairExample,
@@ -20,21 +35,12 @@ from espalier.data.examples import (
     WeightedResponse,
     example_length,
 )
-from espalier.data.outcome_examples import JudgedResponse, JudgedResponseExamples, TrajectoryOutcomeExamples
-from espalier.data.packing import Layout
 from espalier.data.process_data.formats import read_labelled, step_format
 from espalier.data.prompts import PromptTemplate
-from espalier.data.records import BadInput, Demonstration, LabelledSteps, PreferencePair, StepValues, Trajectory
-from espalier.data.step_examples import (
-    LabelledStepExamples,
-    StepValueExamples,
-    class_weights,
-    encode_labelled,
-    prefixes,
-)
+from espalier.data.records import AnnotatedSolution, BadInput, Demonstration, PreferencePair, StepValues, Trajectory
 
 PADDED = Layout("padded")
-JUDGED = LabelledSteps("j", "p", "1 + 2?", ["3 \n", "no\n", "#### 3"], [1.0, None, 0.875], -1, True)
+JUDGED = AnnotatedSolution("j", "p", "1 + 2?", ["3 \n", "no\n", "#### 3"], [1.0, None, 0.875], -1, True)
 VALUES = StepValues("p/0", "p", "Q", ["a", "b"], [1, 2, 3], [4, 5, 6, 7], [2, 4], [0.5, 1.0], [2, 1], [4, 1], True)
 TRAJECTORY = Trajectory("p/0", "p", "Q", "ab", ["ab"], [1, 2], [3, 4, 5], [3], "stop", "b", "b", True)
 PAIR = PreferencePair("a>b", "p", "step", "", "", "", [1, 2], [3], [4, 5, 6], 0.75, 0.25)
@@ -74,12 +80,12 @@ def test_a_published_row_trains_as_it_is(tokenizer: Any, tmp_path: Path) -> None
     row = {"input": text.format(mark, mark), "label": text.format("+", "-"), "task": "GSM8K"}
     path = tmp_path / "shepherd.jsonl"
     path.write_text(json.dumps(row) + "\n")
-    [example] = LabelledStepExamples(str(path), 200, format="math_shepherd").load(tokenizer)
+    [example] = AnnotatedSolutionExamples(str(path), 200, format="math_shepherd").load(tokenizer)
     assert example.values == [1.0, 0.0]
     start = len(tokenizer("1 + 2?\n").input_ids)
     assert tokenizer.decode(example.ids[start : example.positions[0] + 1]) == "Step 1: 1 + 2 = 3\n"
     with pytest.raises(BadInput, match="there is no step format 'shepherd'"):
-        LabelledStepExamples(str(path), 200, format="shepherd").load(tokenizer)
+        AnnotatedSolutionExamples(str(path), 200, format="shepherd").load(tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -92,10 +98,10 @@ def test_every_judged_step_of_the_published_files_is_read_once(
 ) -> None:
     path = str(datasets_dir / file)
     records = list(read_labelled(path, step_format(name)))
-    examples = LabelledStepExamples(path, 100_000, format=name, is_distinct=False).load(tokenizer)
+    examples = AnnotatedSolutionExamples(path, 100_000, format=name, is_distinct=False).load(tokenizer)
     labels = [[label for label in record.labels if label is not None] for record in records]
     assert [example.values for example in examples] == [row for row in labels if row]
-    distinct = LabelledStepExamples(path, 100_000, format=name).load(tokenizer)
+    distinct = AnnotatedSolutionExamples(path, 100_000, format=name).load(tokenizer)
     reads = {
         (tuple(e.ids[: place + 1]), value) for e in examples for place, value in zip(e.positions, e.values, strict=True)
     }
@@ -103,13 +109,13 @@ def test_every_judged_step_of_the_published_files_is_read_once(
 
 
 def test_a_shared_prefix_with_one_label_is_read_once(tokenizer: Any, tmp_path: Path) -> None:
-    first = LabelledSteps("a", "p", "Q?", ["one\n", "two\n"], [1.0, 0.0], 1, None)
-    second = LabelledSteps("b", "p", "Q?", ["one\n", "three\n"], [1.0, 1.0], -1, None)
-    disputed = LabelledSteps("c", "p", "Q?", ["one\n"], [0.5], -1, None)
+    first = AnnotatedSolution("a", "p", "Q?", ["one\n", "two\n"], [1.0, 0.0], 1, None)
+    second = AnnotatedSolution("b", "p", "Q?", ["one\n", "three\n"], [1.0, 1.0], -1, None)
+    disputed = AnnotatedSolution("c", "p", "Q?", ["one\n"], [0.5], -1, None)
     again = replace(first, id="d")
     path = write(tmp_path / "l.jsonl", [first, second, disputed, again])
-    assert [e.values for e in LabelledStepExamples(path, 99).load(tokenizer)] == [[1.0, 0.0], [1.0], [0.5]]
-    assert len(LabelledStepExamples(path, 99, is_distinct=False).load(tokenizer)) == 4
+    assert [e.values for e in AnnotatedSolutionExamples(path, 99).load(tokenizer)] == [[1.0, 0.0], [1.0], [0.5]]
+    assert len(AnnotatedSolutionExamples(path, 99, is_distinct=False).load(tokenizer)) == 4
 
 
 def test_what_nobody_judged_is_left_out_and_counted(
@@ -117,7 +123,7 @@ def test_what_nobody_judged_is_left_out_and_counted(
 ) -> None:
     nothing = replace(JUDGED, id="n", labels=[None, None, None])
     path = write(tmp_path / "l.jsonl", [JUDGED, nothing])
-    assert [e.id for e in LabelledStepExamples(path, 99).load(tokenizer)] == ["j"]
+    assert [e.id for e in AnnotatedSolutionExamples(path, 99).load(tokenizer)] == ["j"]
     assert "1 of 2 solutions have no judged step and are left out" in caplog.text
 
 
@@ -131,7 +137,7 @@ def test_what_nobody_judged_is_left_out_and_counted(
 def test_labels_that_do_not_fit_are_refused(change: dict[str, Any], text: str, tokenizer: Any, tmp_path: Path) -> None:
     path = write(tmp_path / "l.jsonl", [replace(JUDGED, **change)])
     with pytest.raises(BadInput, match=text):
-        LabelledStepExamples(path, 99).load(tokenizer)
+        AnnotatedSolutionExamples(path, 99).load(tokenizer)
 
 
 def test_step_values_that_do_not_fit_are_refused(tmp_path: Path) -> None:

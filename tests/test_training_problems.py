@@ -8,9 +8,9 @@ import pytest
 import torch
 from test_training import STEPS, make_loop
 
+from espalier.data.examples.step_examples import prefixes
 from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput, StepScores, Trajectory
-from espalier.data.step_examples import prefixes
 from espalier.data.training_problems import FILE, problem_hash, read_training_problems, write_training_problems
 from espalier.models.load import is_reward_model
 from espalier.models.scalar_head import load_process_reward

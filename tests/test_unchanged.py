@@ -16,8 +16,8 @@ from espalier.data import records
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 
 NAMES = (
-    Rename("advantage=group_relative", "advantage=grpo", "conf/advantage/grpo.yaml"),
-    Rename("max_resamplings", "dynamic_sampling_rounds", "settings.py: dynamic_sampling_rounds"),
+    Rename("advantage=grpo", "advantage=grpo", "conf/advantage/grpo.yaml"),
+    Rename("dynamic_sampling_rounds", "dynamic_sampling_rounds", "settings.py: dynamic_sampling_rounds"),
     Rename("params", "rollout.params", "settings.py: rollout"),
 )
 
@@ -32,9 +32,9 @@ def renamed_tree(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(("setting", "new"), [
-    ("advantage=group_relative", "advantage=grpo"),
+    ("advantage=grpo", "advantage=grpo"),
     ("advantage=remax", "advantage=remax"),
-    ("max_resamplings=2", "dynamic_sampling_rounds=2"),
+    ("dynamic_sampling_rounds=2", "dynamic_sampling_rounds=2"),
     ("params.max_tokens=40", "rollout.params.max_tokens=40"),
     ("+params=greedy", "+rollout.params=greedy"),
     ("-cn", "-cn"),
@@ -44,9 +44,9 @@ def test_a_setting_is_renamed_where_the_tree_has_the_new_name(renamed_tree: Path
 
 
 def test_a_tree_without_the_new_name_is_asked_by_the_old_one(tmp_path: Path) -> None:
-    (tmp_path / "settings.py").write_text("max_resamplings: int = 0\n")
-    assert setting_in(tmp_path, "max_resamplings=2", NAMES) == "max_resamplings=2"
-    assert name_in(tmp_path, "advantage=group_relative", NAMES) == "advantage=group_relative"
+    (tmp_path / "settings.py").write_text("dynamic_sampling_rounds: int = 0\n")
+    assert setting_in(tmp_path, "dynamic_sampling_rounds=2", NAMES) == "dynamic_sampling_rounds=2"
+    assert name_in(tmp_path, "advantage=grpo", NAMES) == "advantage=grpo"
 
 
 def test_a_metric_is_compared_under_its_new_name() -> None:

@@ -41,7 +41,7 @@ def test_samples_come_back_in_order_with_their_token_ids(completion_server: Any)
 
 
 def test_the_body_says_all_that_was_asked(completion_server: Any) -> None:
-    asked = params(stop=["\n\n"], top_p=0.9, has_logprobs=True, is_seeded=True)
+    asked = params(stop=["\n\n"], top_p=0.9, return_logprobs=True, is_seeded=True)
     with completion_server() as server:
         body = with_client(server.base_url, lambda client: asyncio.sleep(0, client.body(REQUEST, asked)), seed=3)
     assert body == {
@@ -263,7 +263,7 @@ CHAT = SampleRequest("p", "prompt", [9, 6], TURNS)  # the test server makes one 
 
 
 def test_a_chat_sends_the_turns_and_returns_ids_and_log_probs(completion_server: Any) -> None:
-    asked = params(has_logprobs=True, stop=["!"])
+    asked = params(return_logprobs=True, stop=["!"])
     with completion_server() as server:
         samples = with_client(server.base_url, lambda client: client.sample(CHAT, asked), endpoint="chat")
     texts_and_ids = [completion_server.samples([9, 6], k) for k in range(2)]
@@ -291,7 +291,7 @@ def test_answers_with_too_few_log_probs_are_tried_again(completion_server: Any) 
     answer = {"choices": [{"index": 0, "text": "x", "token_ids": [1, 2], "finish_reason": "stop",
                            "logprobs": {"token_logprobs": [-0.5]}}]}  # fmt: skip
     with pytest.raises(Transient, match="1 log-probs of 2 tokens"):
-        read_samples("completions", answer, REQUEST, params(n=1, has_logprobs=True))
+        read_samples("completions", answer, REQUEST, params(n=1, return_logprobs=True))
 
 
 def test_the_engines_counts_are_those_since_the_start(completion_server: Any) -> None:
@@ -343,7 +343,7 @@ def test_the_real_server_tokenises_as_the_policy_counts_its_tokens_and_gives_sig
         client = VLLMClient(real_server.base_url)
         client.expect_tokens(PROBE_TEXT, probe)
         await client.open()
-        asked = params(max_tokens=20, has_logprobs=True)
+        asked = params(max_tokens=20, return_logprobs=True)
         groups = [await client.sample(SampleRequest(f"p{k}", "", ids), asked) for k in range(2)]
         assert await client.is_working()
         await client.close()

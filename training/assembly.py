@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from espalier.data.example_view import of_each_kind, token_text, view
-from espalier.data.examples import example_length
-from espalier.data.loader import Loader
-from espalier.data.packing import Layout
+from espalier.data.batches.loader import Loader
+from espalier.data.batches.packing import Layout
+from espalier.data.examples.example_view import of_each_kind, token_text, view
+from espalier.data.examples.token_examples import example_length
 from espalier.data.training_problems import write_training_problems
 from espalier.models.load import is_reward_model
 from espalier.models.lora import PolicyWithoutAdapters, merge_adapter, write_bits

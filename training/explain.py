@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
-from espalier.data.examples import OutcomeExample, example_length
+from espalier.data.batches.loader import Loader
+from espalier.data.batches.packing import Layout, place_rows
+from espalier.data.examples.token_examples import OutcomeExample, example_length
 from espalier.data.left_out import count_left_out
-from espalier.data.loader import Loader
-from espalier.data.packing import Layout, place_rows
 from espalier.data.records import BadInput
 from espalier.models.load import load_tokenizer
 from espalier.runtime.entrypoint import build, compose_config

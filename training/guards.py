@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from espalier.data.examples import OutcomeExample, PairExample, StepExample, TokenExample, example_length
-from espalier.data.label_balance import check_balance
+from espalier.data.examples.label_balance import check_balance
+from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample, example_length
 from espalier.data.left_out import leave_out
 from espalier.data.records import BadInput
 from espalier.models.load import config_end_ids, generation_end_ids, load_config, load_end_ids

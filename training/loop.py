@@ -16,10 +16,10 @@ from typing import NoReturn
 
 import torch
 
-from espalier.data.collate import Batch
-from espalier.data.examples import fingerprint
-from espalier.data.loader import Loader
-from espalier.data.packing import Layout
+from espalier.data.batches.collate import Batch
+from espalier.data.batches.loader import Loader
+from espalier.data.batches.packing import Layout
+from espalier.data.examples.token_examples import fingerprint
 from espalier.data.records import BadInput
 from espalier.runtime.distributed import barrier, gather_over_ranks, sum_over_ranks, world_size
 from espalier.runtime.schemas import TrainConfig

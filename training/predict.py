@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from espalier.data.examples import example_length, fingerprint
+from espalier.data.examples.token_examples import example_length, fingerprint
 from espalier.data.jsonl import cut_torn_tail, file_sha256, iter_rows, read_records, to_line, write_json, write_records
 from espalier.data.records import BadInput, parse_record
 from espalier.models.load import BadModel

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from espalier.data.collate import pad_rows
-from espalier.data.examples import OutcomeExample, PairExample, StepExample
+from espalier.data.batches.collate import pad_rows
+from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample
 from espalier.data.predictions import PairLogprobs, PairRewards, ResponseLogprobs, RewardPrediction, StepPredictions
 from espalier.data.records import BadInput
 from espalier.models.logprobs import all_logits, response_logprobs

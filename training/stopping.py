@@ -12,7 +12,7 @@ import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
-from espalier.runtime import life
+from espalier.runtime import process_lifetime as life
 from espalier.runtime.distributed import sum_over_ranks
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)

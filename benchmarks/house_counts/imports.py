@@ -14,7 +14,7 @@ from benchmarks.house_counts.source import Found, Function
 
 # What a task imports, `data.jsonl` for espalier.data.jsonl; of several names in one string, the first that is there.
 SCORING = ("prm rewards.process", "data.jsonl", "models.load", "models.scalar_head", "runtime.distributed")
-GRPO = ("main", "rl.advantages.grpo rl.advantages.group_relative")
+GRPO = ("main", "rl.advantages.grpo rl.advantages.grpo")
 
 _TIMED = "import time; began = time.perf_counter(); import espalier; print(time.perf_counter() - began)"
 _LOADED = "import sys, espalier; print('torch' in sys.modules)"

@@ -23,11 +23,11 @@ from espalier.runtime.run_dir import code_commit
 
 ONLINE = {
     "ppo": "exp/ppo/ppo_word_arithmetic",
-    "grpo": "exp/ppo/group_relative_word_arithmetic",
+    "grpo": "exp/ppo/grpo_word_arithmetic",
     "rloo": "exp/ppo/rloo_word_arithmetic",
     "vineppo": "exp/ppo/vineppo_word_arithmetic",
 }
-OFFLINE = {"restem": "exp/sft/restem_word_arithmetic", "dpo_positive": "exp/dpo/positive_word_arithmetic"}
+OFFLINE = {"restem": "exp/sft/restem_word_arithmetic", "dpo_positive": "exp/dpo/dpop_word_arithmetic"}
 METHODS = ("sft", *OFFLINE, *ONLINE)
 NUM_PROBLEMS, GROUP_SIZE = 64, 8
 Accuracies = Mapping[str, Mapping[int, float]]  # method → seed → accuracy

@@ -1,6 +1,6 @@
 """This project's side: `main.py` itself, one iteration whenever it is asked.
 
-    python -m benchmarks.rl_sides.product [--restarts] -cn exp/ppo/group_relative_word_arithmetic key=value ...
+    python -m benchmarks.rl_sides.product [--restarts] -cn exp/ppo/grpo_word_arithmetic key=value ...
 
 The program is run whole; only `Trainer.iterate` waits for its turn. With `--restarts` the engine gets new weights as
 published systems give them: the policy is saved, the server stopped, and another one started on it.
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.forked import ROOT
-from espalier.rl.live_engine import VLLMEngine
+from espalier.rl.delivery.weight_update_engine import VLLMEngine
 from espalier.rl.trainer import Trainer
 from espalier.sampling.server import VLLMServer
 

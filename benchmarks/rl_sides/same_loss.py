@@ -12,7 +12,7 @@ import torch
 from espalier.data.records import Problem, Trajectory
 from espalier.models.load import load_policy
 from espalier.rewards.score import Score
-from espalier.rl.advantages.group_relative import group_advantages
+from espalier.rl.advantages.grpo import group_advantages
 from espalier.rl.experience import make_experience
 from espalier.rl.kl import KLController
 from espalier.rl.types import Experience, Rollout, RolloutGroup

@@ -17,17 +17,17 @@ from typing import Any
 
 import torch
 
-from espalier.data.collate import pad_rows
+from espalier.data.batches.collate import pad_rows
 from espalier.data.records import State, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
 from espalier.models.scalar_head import critic_form, load_critic
-from espalier.rewards.monte_carlo import StateKey, state_key, states_of
 from espalier.rl.critic import critic_values
 from espalier.rl.rollout import Sampler
 from espalier.sampling.client import SamplingParams
 from espalier.sampling.server import VLLMServer
 from espalier.sampling.vllm_client import VLLMClient
+from espalier.values.monte_carlo import StateKey, state_key, states_of
 
 KS = (1, 3, 9)
 NUM_TRUE = 64
@@ -99,14 +99,14 @@ async def sample(
 ) -> tuple[dict[StateKey, State], dict[StateKey, StateKey], dict[StateKey, list[bool]]]:
     """States, their parents, and whether each of their completions is right."""
     task = WordArithmetic()
-    sampler = Sampler(client, task, load_tokenizer(str(model)), num_in_flight=32, stall_seconds=180)
-    params = SamplingParams(n=8, temperature=1.0, max_tokens=96, has_logprobs=True)
+    sampler = Sampler(client, task, load_tokenizer(str(model)), concurrency=32, stall_seconds=180)
+    params = SamplingParams(n=8, temperature=1.0, max_tokens=96, return_logprobs=True)
     await client.open()
     try:
         groups = await sampler.rollout(task.problems("dev")[:num_problems], params, "value-error", 0)
         trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
         states, parents = states_and_parents(trajectories)
-        many = replace(params, n=NUM_TRUE + max(KS), has_logprobs=False)
+        many = replace(params, n=NUM_TRUE + max(KS), return_logprobs=False)
         rows = await sampler.complete(list(states.values()), [many] * len(states))
     finally:
         await client.close()

@@ -24,7 +24,7 @@ class Rename:
         return file.is_file() and (not text or text in file.read_text())
 
 
-# Settings (`advantage=group_relative`), keys of settings (`max_resamplings`), modules and record fields
+# Settings (`advantage=grpo`), keys of settings (`dynamic_sampling_rounds`), modules and record fields
 # (`Trajectory.step_ends`).
 NAMES: tuple[Rename, ...] = ()
 

@@ -60,12 +60,12 @@ _RL = f"""-cn rl model.path={{policy}} model.attention=eager server=none client.
     micro_batch_size=6 learning_rate=0.001 schedule=linear warmup_steps=1 eval_every=3 num_eval_problems=8
     num_samples=2"""
 ONLINE = (
-    Run("GRPO", RL, f"{_RL} advantage=group_relative max_resamplings=1 kl=loss"),
-    Run("RLOO", RL, f"""{_RL} advantage=leave_one_out reward=outcome_and_form reward.terms.length.free_tokens=16
-        loss_normaliser=sequence"""),
-    Run("PPO", RL, f"{_RL} advantage=generalized critic=policy critic.learning_rate=0.001 kl=adaptive num_epochs=2"),
-    Run("VinePPO", RL, f"{_RL} advantage=monte_carlo advantage.completions_per_state=3 whitening=standard"),
-    Run("SPO", RL, f"""{_RL} advantage=cut_points advantage.completions_per_state=2
+    Run("GRPO", RL, f"{_RL} advantage=grpo dynamic_sampling_rounds=1 kl=loss"),
+    Run("RLOO", RL, f"""{_RL} advantage=rloo reward=outcome_and_form reward.terms.length.free_tokens=16
+        loss_aggregation=sequence"""),
+    Run("PPO", RL, f"{_RL} advantage=gae critic=policy critic.learning_rate=0.001 kl=adaptive num_epochs=2"),
+    Run("VinePPO", RL, f"{_RL} advantage=vineppo advantage.completions_per_state=3 whitening=standard"),
+    Run("SPO", RL, f"""{_RL} advantage=spo advantage.completions_per_state=2
         advantage.cut_points.cut_points_per_segment=1"""),
     Run("ReMax", RL, f"{_RL} advantage=remax entropy_bonus=0.01"),
     Run("REINFORCE++", RL, f"{_RL} advantage=reinforce_plus_plus advantage.has_group_baseline=true kl=reward"),

@@ -30,8 +30,8 @@ HOW = "bash scripts/bench.sh silence clean"
 LENGTHS = {"short": (2, 5), "medium": (5, 7), "long": (8, 10)}
 FAMILIES = ("llama", "qwen3")
 RATES = (1e-4, 3e-4)
-GRPO, VINEPPO = "group_relative", "vineppo"
-_SETTINGS = """client=local_engines client.num_engines=1 server=none params.max_tokens=160 group_size=8
+GRPO, VINEPPO = "grpo", "vineppo"
+_SETTINGS = """client=data_parallel_engines client.num_engines=1 server=none params.max_tokens=160 group_size=8
     minibatch_size=64 micro_batch_size=64 eval_every=0 save_every=0 num_samples=0 task.num_train=1000"""
 _FEW = "num_problems=2 group_size=4 advantage.completions_per_state=3"  # every state of a rollout is completed
 _WARNINGS = ("the engine's log-probs drift", "engine and trainer")

@@ -19,7 +19,7 @@ from benchmarks.forked import ROOT
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.tiny import build_tiny
 
-RL = "exp/ppo/group_relative_word_arithmetic"
+RL = "exp/ppo/grpo_word_arithmetic"
 PPO = "exp/ppo/ppo_word_arithmetic"
 SMALL = ("client=vllm", "server.max_model_len=256", "server.options.max_num_seqs=32", "server.num_threads=1")
 SFT = "exp/sft/word_arithmetic"

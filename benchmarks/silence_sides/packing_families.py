@@ -23,9 +23,9 @@ from transformers import (
     PreTrainedModel,
 )
 
-from espalier.data.collate import pad_rows
-from espalier.data.examples import PairExample, StepExample, TokenExample
-from espalier.data.packing import Layout
+from espalier.data.batches.collate import pad_rows
+from espalier.data.batches.packing import Layout
+from espalier.data.examples.token_examples import PairExample, StepExample, TokenExample
 from espalier.data.records import Trajectory
 from espalier.models.load import load_policy, load_reference
 from espalier.models.packing_check import packing_of

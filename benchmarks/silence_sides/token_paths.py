@@ -22,20 +22,20 @@ from typing import Any
 
 from benchmarks.silence_sides.real_tokenizers import NAMES, Subject, build
 from espalier.data.answers.grade import Grade
-from espalier.data.example_view import token_text
-from espalier.data.examples import encode_demonstration
+from espalier.data.examples.example_view import token_text
+from espalier.data.examples.step_examples import encode_labelled
+from espalier.data.examples.token_examples import encode_demonstration
 from espalier.data.process_data.formats import to_step_texts
 from espalier.data.prompts import EncodedPrompt, PromptTemplate
-from espalier.data.records import Demonstration, LabelledSteps, Problem, State, Trajectory
+from espalier.data.records import AnnotatedSolution, Demonstration, Problem, State, Trajectory
 from espalier.data.splitters import SPLITTERS, splitter
-from espalier.data.step_examples import encode_labelled
 from espalier.data.token_text import encode_response, read_tokens
 from espalier.pipeline.show_prompt import token_pieces
 from espalier.pipeline.state_pairs import step_pairs
-from espalier.rewards.cut_points import split_at_cut_points
-from espalier.rewards.monte_carlo import finished, states_of
 from espalier.sampling.client import Sample, SampleRequest
 from espalier.sampling.requests import decode, make_completions, make_trajectory
+from espalier.values.cut_points import split_at_cut_points
+from espalier.values.monte_carlo import finished, states_of
 
 STOPS = ("\n\n", "####", ". ", "\n\nQ", "数", "Thought", "6")
 _FRAGMENTS = (
@@ -352,7 +352,7 @@ def of_judged_steps(case: Case) -> Iterator[Check]:
         return
     question = random_text(case)
     lines = [line.strip() for line in case.text.split("\n") if line.strip()]
-    record = LabelledSteps("p", "p", question, lines, [1.0] * len(lines), -1, None)
+    record = AnnotatedSolution("p", "p", question, lines, [1.0] * len(lines), -1, None)
     template = PromptTemplate(template="Q: {question}\n", before_response=case.template.before_response)
     found = encode_labelled(case.subject.tokenizer, record, template, "x")
     yield found is not None, f"{record.steps} are left out"

@@ -11,7 +11,7 @@ from typing import Any
 
 from espalier.data.process_data.labels import labels_up_to, own_extra, plain_steps, the_only
 from espalier.data.process_data.published import JsonRow, problem_key, take_known
-from espalier.data.records import BadInput, LabelledSteps
+from espalier.data.records import AnnotatedSolution, BadInput
 
 DEFECT = "the final answer is wrong and no step is said to be"
 
@@ -34,7 +34,7 @@ class BigBenchMistake:
     name = "bigbench_mistake"
     is_array = False
 
-    def read(self, row: JsonRow, key: str, place: str) -> list[LabelledSteps]:
+    def read(self, row: JsonRow, key: str, place: str) -> list[AnnotatedSolution]:
         """Raises BadInput where the mistake index names no step."""
         known, extra = take_known(BigBenchMistakeRow, row, place)
         first_error = -1 if known.mistake_index is None else known.mistake_index
@@ -52,7 +52,7 @@ class BigBenchMistake:
         }
         if first_error < 0 and not is_correct:
             info["defect"] = DEFECT
-        record = LabelledSteps(
+        record = AnnotatedSolution(
             id=f"bigbench_mistake-{key}",
             problem_id=problem_key(known.input),
             question=known.input,
@@ -65,7 +65,7 @@ class BigBenchMistake:
         )
         return [record]
 
-    def write(self, records: Sequence[LabelledSteps], place: str) -> JsonRow:
+    def write(self, records: Sequence[AnnotatedSolution], place: str) -> JsonRow:
         """Any record whose first error is known can be written; `answer` is null where it is not known."""
         record = the_only(records, place)
         if record.first_error is None:

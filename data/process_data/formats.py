@@ -1,6 +1,6 @@
 """What the published formats share, by name; and what a judged solution gives to a trainer or a scorer.
 
-A format turns one published row into one or several `LabelledSteps` and back: reading and writing back gives
+A format turns one published row into one or several `AnnotatedSolution` and back: reading and writing back gives
 the same JSON value. In `info` every format keeps
 
     format      its name
@@ -36,7 +36,7 @@ from espalier.data.process_data.processbench import ProcessBench
 from espalier.data.process_data.published import JsonRow, content_key, iter_published
 from espalier.data.process_data.trl import TRLStepwise
 from espalier.data.prompts import PromptTemplate
-from espalier.data.records import BadInput, LabelledSteps, Problem
+from espalier.data.records import AnnotatedSolution, BadInput, Problem
 
 log = logging.getLogger(__name__)
 
@@ -47,11 +47,11 @@ class StepFormat(Protocol):
     name: str
     is_array: bool
 
-    def read(self, row: JsonRow, key: str, place: str) -> list[LabelledSteps]:
+    def read(self, row: JsonRow, key: str, place: str) -> list[AnnotatedSolution]:
         """The records of a published row, at least one, under ids that begin with the format and `key`.
         Raises BadInput naming `place`."""
 
-    def write(self, records: Sequence[LabelledSteps], place: str) -> JsonRow:
+    def write(self, records: Sequence[AnnotatedSolution], place: str) -> JsonRow:
         """The published row of its records; or of one record of another format, where this one can hold it.
         Raises BadInput naming `place`."""
 
@@ -72,7 +72,7 @@ def step_format(name: str, *, alternatives: bool = False, neutral_label: float =
     return formats[name]
 
 
-def read_labelled(path: str | Path, form: StepFormat) -> Iterator[LabelledSteps]:
+def read_labelled(path: str | Path, form: StepFormat) -> Iterator[AnnotatedSolution]:
     """All rows of a published file, in its order, one after the other.
 
     Keys of rows are hashes of their content, so the same row has the same ids in every file. A row that
@@ -96,16 +96,16 @@ def read_labelled(path: str | Path, form: StepFormat) -> Iterator[LabelledSteps]
         )
 
 
-def published_rows(records: Iterable[LabelledSteps], form: StepFormat, path: str) -> list[JsonRow]:
+def published_rows(records: Iterable[AnnotatedSolution], form: StepFormat, path: str) -> list[JsonRow]:
     """The published rows of a file of records, in the order of their first record. Raises BadInput."""
-    groups: dict[str, list[LabelledSteps]] = {}
+    groups: dict[str, list[AnnotatedSolution]] = {}
     for record in records:
         is_own = record.info.get("format") == form.name
         groups.setdefault(f"row {record.info.get('row')}" if is_own else f"id {record.id}", []).append(record)
     return [_written(form, group, f"{path}: '{group[0].id}'") for group in groups.values()]
 
 
-def _written(form: StepFormat, group: Sequence[LabelledSteps], place: str) -> JsonRow:
+def _written(form: StepFormat, group: Sequence[AnnotatedSolution], place: str) -> JsonRow:
     try:
         return form.write(group, place)
     except BadInput:
@@ -116,7 +116,7 @@ def _written(form: StepFormat, group: Sequence[LabelledSteps], place: str) -> Js
 
 
 def to_step_texts(
-    record: LabelledSteps, template: PromptTemplate | None = None
+    record: AnnotatedSolution, template: PromptTemplate | None = None
 ) -> tuple[str, list[str], list[float | None]]:
     """(prompt, S steps, S labels) as a model reads them.
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from espalier.data.process_data.published import JsonRow
-from espalier.data.records import BadInput, LabelledSteps
+from espalier.data.records import AnnotatedSolution, BadInput
 
 
 def labels_up_to(first_error: int, num_steps: int) -> list[float | None]:
@@ -24,19 +24,19 @@ def first_zero(labels: Sequence[float | None]) -> int | None:
     return -1
 
 
-def plain_steps(record: LabelledSteps, name: str) -> list[str]:
+def plain_steps(record: AnnotatedSolution, name: str) -> list[str]:
     """The steps as a format that publishes a list holds them: as they are where they come from that format
     (`name`), else without the white space around them."""
     return record.steps if record.info.get("format") == name else [step.strip() for step in record.steps]
 
 
-def own_extra(record: LabelledSteps, name: str) -> JsonRow:
+def own_extra(record: AnnotatedSolution, name: str) -> JsonRow:
     """The columns kept for the format it was read from; none where that is another one."""
     extra: JsonRow = record.info.get("extra", {}) if record.info.get("format") == name else {}
     return extra
 
 
-def judged_part(record: LabelledSteps, place: str) -> tuple[list[str], list[float]]:
+def judged_part(record: AnnotatedSolution, place: str) -> tuple[list[str], list[float]]:
     """The steps before the first one that nobody judged, with their labels: all that a format without empty
     labels can hold. Raises BadInput where that is nothing."""
     labels: list[float] = []
@@ -49,7 +49,7 @@ def judged_part(record: LabelledSteps, place: str) -> tuple[list[str], list[floa
     return record.steps[: len(labels)], labels
 
 
-def the_only(records: Sequence[LabelledSteps], place: str) -> LabelledSteps:
+def the_only(records: Sequence[AnnotatedSolution], place: str) -> AnnotatedSolution:
     """The record of a format that has one for each published row. Raises BadInput where there are more."""
     if len(records) != 1:
         raise BadInput(f"{place}: {len(records)} records come from one published row: remove all but one")

@@ -18,7 +18,7 @@ from typing import Any
 
 from espalier.data.process_data.labels import first_zero
 from espalier.data.process_data.published import JsonRow, problem_key, take_known
-from espalier.data.records import BadInput, LabelledSteps, parse_record
+from espalier.data.records import AnnotatedSolution, BadInput, parse_record
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class MathAps:
     name = "math_aps"
     is_array = False
 
-    def read(self, row: JsonRow, key: str, place: str) -> list[LabelledSteps]:
+    def read(self, row: JsonRow, key: str, place: str) -> list[AnnotatedSolution]:
         """Raises BadInput where a prefix does not continue the question or an entry has other fields."""
         known, extra = take_known(MathApsRow, row, place)
         tree = known.reasoning_steps
@@ -128,7 +128,7 @@ class MathAps:
         records = []
         for number, path in enumerate(paths or [[]]):
             labels = [value for _, value, _ in path]
-            record = LabelledSteps(
+            record = AnnotatedSolution(
                 id=f"math_aps-{key}/{number}",
                 problem_id=problem_key(known.question),
                 question=known.question,
@@ -142,7 +142,7 @@ class MathAps:
             records.append(record)
         return records
 
-    def write(self, records: Sequence[LabelledSteps], place: str) -> JsonRow:
+    def write(self, records: Sequence[AnnotatedSolution], place: str) -> JsonRow:
         """Only all records of a row of this format together; labels may have changed, if they agree wherever
         two records share a step."""
         first = records[0]
@@ -162,7 +162,7 @@ def _set(entries: dict[Any, JsonRow], where: Any, entry: JsonRow, place: str) ->
                        "give them one")  # fmt: skip
 
 
-def _build_flat(records: Sequence[LabelledSteps], place: str) -> list[dict[str, Any]]:
+def _build_flat(records: Sequence[AnnotatedSolution], place: str) -> list[dict[str, Any]]:
     info = records[0].info
     entries: dict[Any, JsonRow] = {}
     if "root" in info:
@@ -177,7 +177,7 @@ def _build_flat(records: Sequence[LabelledSteps], place: str) -> list[dict[str, 
     return [entries[index] for index in range(info["num_prefixes"])]
 
 
-def _build_tree(records: Sequence[LabelledSteps], place: str) -> dict[str, Any]:
+def _build_tree(records: Sequence[AnnotatedSolution], place: str) -> dict[str, Any]:
     entries: dict[Any, JsonRow] = {}
     for record in records:
         for step, label, where in zip(record.steps, record.labels, record.info["places"], strict=True):

@@ -14,7 +14,7 @@ from typing import Any
 
 from espalier.data.process_data.labels import first_zero, judged_part, own_extra, the_only
 from espalier.data.process_data.published import JsonRow, problem_key, take_known
-from espalier.data.records import BadInput, LabelledSteps
+from espalier.data.records import AnnotatedSolution, BadInput
 
 MARK = "\u043a\u0438"
 _MARKED = re.compile(f" ?{MARK}")
@@ -95,7 +95,7 @@ class MathShepherd:
     name = "math_shepherd"
     is_array = False
 
-    def read(self, row: JsonRow, key: str, place: str) -> list[LabelledSteps]:
+    def read(self, row: JsonRow, key: str, place: str) -> list[AnnotatedSolution]:
         """Raises BadInput where the two texts differ, or where no `Step 1: ` ends the question."""
         known, extra = take_known(MathShepherdRow, row, place)
         signs = _signs(known, place)
@@ -117,7 +117,7 @@ class MathShepherd:
         }
         if marks != _plain_marks(steps):
             info["marks"] = marks
-        record = LabelledSteps(
+        record = AnnotatedSolution(
             id=f"math_shepherd-{key}",
             problem_id=problem_key(question),
             question=question,
@@ -129,7 +129,7 @@ class MathShepherd:
         )
         return [record]
 
-    def write(self, records: Sequence[LabelledSteps], place: str) -> JsonRow:
+    def write(self, records: Sequence[AnnotatedSolution], place: str) -> JsonRow:
         """Any record whose first step was judged, up to the first step that was not; a label above 0 is `+`.
         Steps of other formats lose the white space around them and get `Step N: ` where they lack it."""
         record = the_only(records, place)

@@ -23,7 +23,7 @@ from functools import partial
 from typing import Any
 
 from espalier.data.process_data.published import JsonRow, problem_key, take_known
-from espalier.data.records import BadInput, LabelledSteps
+from espalier.data.records import AnnotatedSolution, BadInput
 
 ANSWER_MARK = "# Answer\n\n"
 
@@ -144,7 +144,7 @@ class PRM800K:
     def _value(self, rating: int | None) -> float | None:
         return None if rating is None else {-1: 0.0, 0: self.neutral_label, 1: 1.0}[rating]
 
-    def read(self, row: JsonRow, key: str, place: str) -> list[LabelledSteps]:
+    def read(self, row: JsonRow, key: str, place: str) -> list[AnnotatedSolution]:
         """Raises BadInput on an unknown rating or a choice of a completion that is not there."""
         known, extra = take_known(PRM800KRow, row, place)
         question, other_of_question = take_known(Question, known.question, f"{place}: question")
@@ -177,7 +177,7 @@ class PRM800K:
             extra=extra,
         )
         is_right = True if is_solved and gold and answer == gold.strip() else None
-        records = [LabelledSteps(**{**vars(main), "is_correct": is_right})]
+        records = [AnnotatedSolution(**{**vars(main), "is_correct": is_right})]
         for index, option in branches if self.alternatives else []:
             info = {"row": key, "is_alternative": True, "step": index, "completion": option.number}
             identity = f"prm800k-{key}/{index}.{option.number}"
@@ -186,8 +186,8 @@ class PRM800K:
 
     def _record(
         self, problem: str, gold: str, identity: str, path: Sequence[Judged], info: dict[str, Any]
-    ) -> LabelledSteps:
-        return LabelledSteps(
+    ) -> AnnotatedSolution:
+        return AnnotatedSolution(
             id=identity,
             problem_id=problem_key(problem),
             question=problem,
@@ -199,7 +199,7 @@ class PRM800K:
             info={"format": self.name, "separator": "\n", **info},
         )
 
-    def write(self, records: Sequence[LabelledSteps], place: str) -> JsonRow:
+    def write(self, records: Sequence[AnnotatedSolution], place: str) -> JsonRow:
         """Only rows of this format, by the record of their path, unchanged since they were read."""
         mains = [record for record in records if not record.info.get("is_alternative", True)]
         if not mains or mains[0].info.get("format") != self.name:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from espalier.data.process_data.published import JsonRow, take_known
-from espalier.data.records import BadInput, LabelledSteps
+from espalier.data.records import AnnotatedSolution, BadInput
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PRMBench:
     name = "prmbench"
     is_array = False
 
-    def read(self, row: JsonRow, key: str, place: str) -> list[LabelledSteps]:
+    def read(self, row: JsonRow, key: str, place: str) -> list[AnnotatedSolution]:
         """Raises BadInput where an error step is below 1."""
         known, extra = take_known(PRMBenchRow, row, place)
         if min(known.error_steps, default=1) < 1:
@@ -48,7 +48,7 @@ class PRMBench:
         copy = key.partition("~")[2]
         row_id = f"prmbench-{known.idx}-{known.classification}" + (f"~{copy}" if copy else "")
         shared: dict[str, Any] = {"format": self.name, "row": row_id, "separator": "\n", "pair": row_id}
-        modified = LabelledSteps(
+        modified = AnnotatedSolution(
             id=f"{row_id}/modified",
             problem_id=f"prmbench-{known.idx}",
             question=known.modified_question,
@@ -66,7 +66,7 @@ class PRMBench:
                 "extra": extra,
             },
         )
-        original = LabelledSteps(
+        original = AnnotatedSolution(
             id=f"{row_id}/original",
             problem_id=f"prmbench-{known.idx}",
             question=known.original_question,
@@ -78,7 +78,7 @@ class PRMBench:
         )
         return [modified, original]
 
-    def write(self, records: Sequence[LabelledSteps], place: str) -> JsonRow:
+    def write(self, records: Sequence[AnnotatedSolution], place: str) -> JsonRow:
         """Only both records of a row of this format together, with the labels they were read with."""
         sides = {record.id.rpartition("/")[2]: record for record in records}
         if len(records) != 2 or sides.keys() != {"modified", "original"}:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from espalier.data.process_data.labels import labels_up_to, own_extra, plain_steps, the_only
 from espalier.data.process_data.published import JsonRow, problem_key, take_known
-from espalier.data.records import BadInput, LabelledSteps
+from espalier.data.records import AnnotatedSolution, BadInput
 
 
 @dataclass(frozen=True)
@@ -33,13 +33,13 @@ class ProcessBench:
     name = "processbench"
     is_array = True
 
-    def read(self, row: JsonRow, key: str, place: str) -> list[LabelledSteps]:
+    def read(self, row: JsonRow, key: str, place: str) -> list[AnnotatedSolution]:
         """Raises BadInput where the label names no step."""
         known, extra = take_known(ProcessBenchRow, row, place)
         if not -1 <= known.label < len(known.steps):
             raise BadInput(f"{place}: label must be -1 or a step of 0..{len(known.steps) - 1}, got {known.label}")
         copy = key.partition("~")[2]
-        record = LabelledSteps(
+        record = AnnotatedSolution(
             id=f"processbench-{known.id}" + (f"~{copy}" if copy else ""),
             problem_id=problem_key(known.problem),
             question=known.problem,
@@ -59,7 +59,7 @@ class ProcessBench:
         )
         return [record]
 
-    def write(self, records: Sequence[LabelledSteps], place: str) -> JsonRow:
+    def write(self, records: Sequence[AnnotatedSolution], place: str) -> JsonRow:
         """Any record whose first error is known can be written."""
         record = the_only(records, place)
         if record.first_error is None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from espalier.data.process_data.labels import check_lengths, first_zero, judged_part, own_extra, the_only
 from espalier.data.process_data.published import JsonRow, problem_key, take_known
-from espalier.data.records import BadInput, LabelledSteps
+from espalier.data.records import AnnotatedSolution, BadInput
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class TRLStepwise:
     name = "trl"
     is_array = False
 
-    def read(self, row: JsonRow, key: str, place: str) -> list[LabelledSteps]:
+    def read(self, row: JsonRow, key: str, place: str) -> list[AnnotatedSolution]:
         """Raises BadInput where the labels do not fit the completions."""
         known, extra = take_known(TRLRow, row, place)
         check_lengths(len(known.completions), len(known.labels), place)
         kind = _kind_of(known.labels, place)
         labels: list[float | None] = [float(label) for label in known.labels]
-        record = LabelledSteps(
+        record = AnnotatedSolution(
             id=f"trl-{key}",
             problem_id=problem_key(known.prompt),
             question=known.prompt,
@@ -56,7 +56,7 @@ class TRLStepwise:
         )
         return [record]
 
-    def write(self, records: Sequence[LabelledSteps], place: str) -> JsonRow:
+    def write(self, records: Sequence[AnnotatedSolution], place: str) -> JsonRow:
         """Any record whose first step was judged, up to the first step that was not. Steps of other formats
         lose the white space around them; labels are bools where all are 0 or 1."""
         record = the_only(records, place)

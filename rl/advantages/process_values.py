@@ -23,7 +23,7 @@ import torch
 from espalier.data.records import BadInput
 from espalier.models.scalar_head import load_process_reward
 from espalier.rewards.process import score_trajectories
-from espalier.rl.advantages.leave_one_out import leave_one_out
+from espalier.rl.advantages.rloo import leave_one_out
 from espalier.rl.advantages.steps import fill_values, prompt_values, step_advantages
 from espalier.rl.advantages.token_maps import spread_steps, step_ends_of
 from espalier.rl.types import Estimate, Experience, Live, RolloutGroup

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
-from espalier.rl.advantages.leave_one_out import leave_one_out
+from espalier.rl.advantages.rloo import leave_one_out
 
 PROMPT_VALUES = ("group", "leave_one_out", "sampled")
 

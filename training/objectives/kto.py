@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from espalier.data.collate import Batch, collate_outcomes, collate_unpaired
-from espalier.data.examples import OutcomeExample
-from espalier.data.packing import Layout
+from espalier.data.batches.collate import Batch, collate_outcomes, collate_unpaired
+from espalier.data.batches.packing import Layout
+from espalier.data.examples.token_examples import OutcomeExample
 from espalier.data.records import BadInput
 from espalier.models.logprobs import target_scores
 from espalier.training.objectives.objective import Loss, calibration, sum_and_count

@@ -17,8 +17,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from espalier.data.collate import Batch
-from espalier.data.packing import Layout
+from espalier.data.batches.collate import Batch
+from espalier.data.batches.packing import Layout
 
 NUM_BINS = 10
 Metrics = dict[str, tuple[float, float]]

@@ -8,9 +8,9 @@ Responses compared in pairs are `training.objectives.bradley_terry`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from espalier.data.collate import Batch, collate_outcomes
-from espalier.data.examples import OutcomeExample
-from espalier.data.packing import Layout
+from espalier.data.batches.collate import Batch, collate_outcomes
+from espalier.data.batches.packing import Layout
+from espalier.data.examples.token_examples import OutcomeExample
 from espalier.training.objectives.scalar_targets import ScalarReward
 
 

@@ -9,9 +9,9 @@ no read. Classes are balanced by the weights of the examples (`balanced_classes`
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from espalier.data.collate import Batch, collate_steps
-from espalier.data.examples import StepExample
-from espalier.data.packing import Layout
+from espalier.data.batches.collate import Batch, collate_steps
+from espalier.data.batches.packing import Layout
+from espalier.data.examples.token_examples import StepExample
 from espalier.training.objectives.scalar_targets import ScalarReward
 
 

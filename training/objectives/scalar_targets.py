@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax
 
-from espalier.data.collate import Batch
+from espalier.data.batches.collate import Batch
 from espalier.data.records import BadInput
 from espalier.models.logprobs import read_logits
 from espalier.models.scalar_head import scores_from_logits

@@ -3,7 +3,8 @@
 With l(b, t) = -weight(b, t) * log pi(token t of example b) over the response tokens (a token of weight 0 is none),
 the three reductions of a step, each a sum and a count:
 
-| reduction | sum                                     | count     |                                                |
+| loss_aggregation | sum                                     | count     |
+|
 |-----------|-----------------------------------------|-----------|------------------------------------------------|
 | token     | of all l(b, t)                          | tokens    | every token counts alike                       |
 | sequence  | over b of mean over t of l(b, t)        | examples  | every example counts alike                     |
@@ -17,9 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.data.collate import Batch, collate_tokens
-from espalier.data.examples import TokenExample
-from espalier.data.packing import Layout
+from espalier.data.batches.collate import Batch, collate_tokens
+from espalier.data.batches.packing import Layout
+from espalier.data.examples.token_examples import TokenExample
 from espalier.data.records import BadInput
 from espalier.models.logprobs import target_scores
 from espalier.training.objectives.objective import Loss, sum_and_count
@@ -27,15 +28,17 @@ from espalier.training.objectives.objective import Loss, sum_and_count
 
 @dataclass
 class SupervisedFineTuning:
-    """`reduction`: token, sequence or batch. Prompts are masked. An example without a response token counts in
+    """`loss_aggregation`: token, sequence or batch. Prompts are masked. An example without a response token counts in
     none of them. `temperature` divides the logits (the sampling temperature in VinePPO's RestEM)."""
 
-    reduction: str = "token"
+    loss_aggregation: str = "token"
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.reduction not in ("token", "sequence", "batch"):
-            raise BadInput(f"objective.reduction must be token, sequence or batch, got '{self.reduction}'")
+        if self.loss_aggregation not in ("token", "sequence", "batch"):
+            raise BadInput(
+                f"objective.loss_aggregation must be token, sequence or batch, got '{self.loss_aggregation}'"
+            )
         if self.temperature <= 0:
             raise BadInput(f"objective.temperature must be above 0, got {self.temperature}")
 
@@ -45,14 +48,14 @@ class SupervisedFineTuning:
 
     def count(self, batch: Batch) -> float:
         """Response tokens, or examples that have one."""
-        return float(len(batch.targets) if self.reduction == "token" else len(batch.target_rows.unique()))
+        return float(len(batch.targets) if self.loss_aggregation == "token" else len(batch.target_rows.unique()))
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         """Also logs means over response tokens: of the log-prob without weights, of the entropy, and of whether the
         token was the likeliest one (`token_accuracy`)."""
         scores = target_scores(model, batch, self.temperature)
         losses = -(scores.logprobs * batch.target_weights)
-        if self.reduction == "sequence":
+        if self.loss_aggregation == "sequence":
             losses = losses / batch.row_lengths()[batch.target_rows]
         metrics = {
             "entropy": sum_and_count(scores.entropies),

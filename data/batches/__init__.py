@@ -1,0 +1,1 @@
+"""Examples as tensors: packed rows, collation, seeded and resumable order."""

@@ -1,0 +1,1 @@
+"""Records as training examples, with what a loss reads of them."""

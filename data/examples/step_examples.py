@@ -1,0 +1,220 @@
+"""Trajectories with a value at every step end → `StepExample`: Monte-Carlo values, and published judgements.
+
+Steps that nobody judged carry no read. Two forms, with equal losses under a causal model: one example a
+trajectory, read at every step end in one pass; or one example a prefix, read at its last token (Jiao et al.
+2024), which costs a pass a step.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from espalier.data.examples.token_examples import StepExample, keep_short, leave_out_repeated, of_part
+from espalier.data.jsonl import read_records
+from espalier.data.left_out import leave_out
+from espalier.data.process_data.formats import read_labelled, step_format, to_step_texts
+from espalier.data.prompts import PromptTemplate
+from espalier.data.records import AnnotatedSolution, BadInput, Problem, StepValues
+from espalier.data.token_text import encode_steps
+
+
+def check_steps(example: StepExample, path: str) -> StepExample:
+    """The example itself. Raises BadInput unless every position has a value in [0, 1] and lies in the text."""
+    if len(example.positions) != len(example.values):
+        numbers = f"{len(example.positions)} step ends and {len(example.values)} values"
+        raise BadInput(f"{path}: '{example.id}' has {numbers}: one value a step is wanted")
+    if example.weights and (len(example.weights) != len(example.values) or min(example.weights) < 0):
+        raise BadInput(f"{path}: '{example.id}': weights must be at least 0, one a read, got {example.weights}")
+    for step, (position, value) in enumerate(zip(example.positions, example.values, strict=True), 1):
+        if not 0 <= value <= 1:
+            raise BadInput(f"{path}: '{example.id}': the value of read {step} must be in [0, 1], got {value}")
+        if not 0 <= position < len(example.ids):
+            raise BadInput(f"{path}: '{example.id}': read {step} is at token {position} of {len(example.ids)}")
+    return example
+
+
+def prefixes(example: StepExample) -> list[StepExample]:
+    """One example for each read: the ids up to it, read at their last token."""
+    weights = example.weights or [1.0] * len(example.values)
+    outcome = len(example.values) if example.has_outcome else 0
+    return [
+        StepExample(
+            f"{example.id}#{step}",
+            example.ids[: position + 1],
+            [position],
+            [value],
+            [weight],
+            step == outcome,
+            example.problem_id,
+        )
+        for step, (position, value, weight) in enumerate(
+            zip(example.positions, example.values, weights, strict=True), 1
+        )
+    ]
+
+
+def class_weights(values: Sequence[float], num_classes: int) -> list[float]:
+    """Weights with mean 1 that give all classes that occur the same sum; class of v = round(v * (n - 1)).
+
+    `num_classes` n = 2 balances good against bad at 1/2 (a value of exactly 1/2 is good), n = K + 1 the numbers
+    of correct completions.
+    """
+    classes = [int(value * (num_classes - 1) + 0.5) for value in values]
+    sizes = Counter(classes)
+    return [len(values) / (len(sizes) * sizes[index]) for index in classes]
+
+
+def finish_steps(
+    examples: list[StepExample], path: str, max_length: int, one_example_per: str, balanced_classes: int
+) -> list[StepExample]:
+    """Distinct settings of both sources, in their order: cut into prefixes, leave out the long, weigh classes."""
+    if one_example_per not in ("trajectory", "prefix"):
+        raise BadInput(f"examples.one_example_per must be trajectory or prefix, got '{one_example_per}'")
+    if balanced_classes < 0 or balanced_classes == 1:
+        raise BadInput(f"examples.balanced_classes must be 0 (off) or at least 2, got {balanced_classes}")
+    examples = [check_steps(example, path) for example in examples]
+    if one_example_per == "prefix":
+        examples = [part for example in examples for part in prefixes(example)]
+    examples = keep_short(examples, max_length, path)
+    if not balanced_classes:
+        return examples
+    weights = iter(class_weights([value for example in examples for value in example.values], balanced_classes))
+    return [
+        replace(example, weights=[own * next(weights) for own in example.weights or [1.0] * len(example.values)])
+        for example in examples
+    ]
+
+
+@dataclass(frozen=True)
+class StepValueExamples:
+    """PRM examples of a file of `StepValues`: the problems of one part, each distinct text once.
+
+    Trajectories of one problem with the same ids carry the same values, and a tiny policy repeats itself:
+    `is_distinct` keeps the first. `balanced_classes` n > 0 weighs n classes of values alike (`class_weights`).
+    """
+
+    path: str
+    max_length: int
+    part: str = "all"
+    held_out_share: float = 0.0
+    is_distinct: bool = True
+    one_example_per: str = "trajectory"
+    balanced_classes: int = 0
+
+    def load(self, tokenizer: Any) -> list[StepExample]:
+        """Examples in file order; `tokenizer` is not used: ids come from the sampler."""
+        examples: list[StepExample] = []
+        seen: set[tuple[str, tuple[int, ...]]] = set()
+        records = of_part(read_records(StepValues, self.path), self)
+        num_repeated, num_empty = 0, 0
+        for record in records:
+            key = (record.problem_id, tuple(record.response_ids))
+            if self.is_distinct and key in seen:
+                num_repeated += 1
+                continue
+            if not record.steps:
+                num_empty += 1
+                continue
+            seen.add(key)
+            start = len(record.prompt_ids)
+            positions = [start + end - 1 for end in record.step_ends]
+            ids = record.prompt_ids + record.response_ids
+            values = record.values
+            examples.append(StepExample(record.id, ids, positions, values, [], True, record.problem_id))
+        leave_out(self.path, num_empty, len(records), "trajectories", "have no step")
+        leave_out_repeated(self.path, num_repeated, len(records), "trajectories")
+        return finish_steps(examples, self.path, self.max_length, self.one_example_per, self.balanced_classes)
+
+
+def without_seen(example: StepExample, seen: set[tuple[bytes, float]]) -> StepExample:
+    """The example without the reads whose (prefix of ids, value) is in `seen`, which takes in the others."""
+    digest = hashlib.blake2b(digest_size=16)
+    start, kept = 0, []
+    for position, value in sorted(zip(example.positions, example.values, strict=True)):
+        digest.update(b"".join(token.to_bytes(4, "little") for token in example.ids[start : position + 1]))
+        start, key = position + 1, (digest.digest(), value)
+        if key not in seen:
+            seen.add(key)
+            kept.append((position, value))
+    return replace(example, positions=[place for place, _ in kept], values=[value for _, value in kept])
+
+
+def encode_labelled(
+    tokenizer: Any, record: AnnotatedSolution, template: PromptTemplate, path: str
+) -> StepExample | None:
+    """A judged solution as ids, read at the end of every step that somebody judged; None where its text does not
+    come back from its ids, so that no step end could be trusted.
+
+    A step is read at the token that holds its last character (`encode_steps`), and of steps that end in one token the
+    last is. A solution that reached an answer (`is_correct` is known) ends with the end token, which its last step
+    takes in.
+    """
+    problem = Problem(record.id, record.question, record.gold)
+    prompt_ids = template.encode(tokenizer, problem).ids
+    _, steps, labels = to_step_texts(record, template)
+    if len(steps) != len(labels):
+        raise BadInput(f"{path}: '{record.id}' has {len(steps)} steps and {len(labels)} labels: one a step is wanted")
+    steps = [template.before_response + steps[0], *steps[1:]] if steps else []
+    tokens = encode_steps(tokenizer, prompt_ids, steps, is_finished=record.is_correct is not None)
+    if tokens is None:
+        return None
+    reads = [
+        (len(prompt_ids) + end - 1, float(label))
+        for end, label in zip(tokens.step_ends, labels, strict=True)
+        if label is not None
+    ]
+    ids, places, values = prompt_ids + tokens.response_ids, [place for place, _ in reads], [value for _, value in reads]
+    return StepExample(record.id, ids, places, values, problem_id=record.problem_id)
+
+
+@dataclass(frozen=True)
+class AnnotatedSolutionExamples:
+    """PRM examples of judged solutions: a file of `AnnotatedSolution`, or with `format` a published file as it is
+    (math_shepherd, prm800k and the others of `data.process_data.formats`).
+
+    `template` (conf/prompt/) asks the question, null: the question and a newline. `alternatives` and
+    `neutral_label` are PRM800K's. `is_distinct`: the same prefix with the same label is read once, whichever
+    solutions share it (the paths of a tree, the alternatives of a step); a solution with no read left goes.
+    """
+
+    path: str
+    max_length: int
+    format: str = ""
+    template: Any = None
+    alternatives: bool = False
+    neutral_label: float = 1.0
+    part: str = "all"
+    held_out_share: float = 0.0
+    is_distinct: bool = True
+    one_example_per: str = "trajectory"
+    balanced_classes: int = 0
+
+    def load(self, tokenizer: Any) -> list[StepExample]:
+        """Examples in file order. Warns of what is left out, with numbers. Raises BadInput."""
+        template = self.template or PromptTemplate()
+        examples: list[StepExample] = []
+        seen: set[tuple[bytes, float]] = set()
+        num_unjudged, num_lost, num_repeated = 0, 0, 0
+        records = of_part(self._records(), self)
+        for record in records:
+            example = encode_labelled(tokenizer, record, template, self.path)
+            if example is None:
+                num_lost += 1
+            elif not example.values:
+                num_unjudged += 1
+            else:
+                fresh = without_seen(example, seen) if self.is_distinct else example
+                examples += [fresh] if fresh.values else []
+                num_repeated += not fresh.values
+        for number, why in ((num_unjudged, "have no judged step"), (num_lost, "change when they are tokenised")):
+            leave_out(self.path, number, len(records), "solutions", why)
+        leave_out_repeated(self.path, num_repeated, len(records), "solutions")
+        return finish_steps(examples, self.path, self.max_length, self.one_example_per, self.balanced_classes)
+
+    def _records(self) -> Sequence[AnnotatedSolution]:
+        if not self.format:
+            return read_records(AnnotatedSolution, self.path)
+        form = step_format(self.format, alternatives=self.alternatives, neutral_label=self.neutral_label)
+        return list(read_labelled(self.path, form))

@@ -1,0 +1,47 @@
+"""Group-relative advantages: a rollout is as good as its reward is above its group's mean. No critic.
+
+GRPO (Shao et al. 2024, "DeepSeekMath", section 4.1.2) divides by the group's standard deviation; Dr. GRPO
+(Liu et al. 2025, "Understanding R1-Zero-Like Training", section 3.2) does not, because the division gives
+problems that are nearly always or nearly never solved more weight than the rest.
+
+Their different ways to average over tokens are `loss_aggregation`; DAPO's dynamic sampling is
+`dynamic_sampling_rounds`.
+"""
+
+import math
+from collections.abc import Sequence
+
+from espalier.rl.advantages.token_maps import spread_rollouts
+from espalier.rl.types import Estimate, Experience, Live, RolloutGroup
+
+_SMALLEST_STD = 1e-6
+
+
+def group_advantages(rewards: Sequence[float], divide_by_std: bool) -> list[float]:
+    """A_i = r_i - mean(r), divided by std(r) (of a sample, G - 1 below) where asked.
+
+    A group whose rewards are all equal (std below 1e-6) teaches nothing: its advantages are exactly 0.
+    """
+    mean = sum(rewards) / len(rewards)
+    centred = [reward - mean for reward in rewards]
+    std = math.sqrt(sum(value * value for value in centred) / max(1, len(rewards) - 1))
+    if std < _SMALLEST_STD:
+        return [0.0] * len(rewards)
+    return [value / std for value in centred] if divide_by_std else centred
+
+
+class GRPO:
+    """Every response token of a rollout gets the rollout's advantage."""
+
+    needs_critic = False
+    reads_token_rewards = False
+    samples_more = False
+    smallest_group = 2
+
+    def __init__(self, divide_by_std: bool):
+        self.divide_by_std = divide_by_std
+
+    def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, live: Live) -> Estimate:
+        """One number a rollout."""
+        rows = [value for group in groups for value in group_advantages(group.rewards, self.divide_by_std)]
+        return Estimate(spread_rollouts(rows, experience.response_mask))

@@ -1,0 +1,331 @@
+"""Make the sampler serve the new policy, and prove that it does.
+
+Before it, the **step** is looked at: a policy that ran away is refused while the engine still serves the one before.
+
+Delivery: all weights as a safetensors file in memory (`rl.delivery.weights_file`), named to the engine, which copies
+them into its own; then its prefix cache is emptied. Every name is written, `lm_head.weight` of a tied head too: without
+it vLLM (0.32, CPU) goes on with its own stale copy and says nothing. Of several engines every one gets every delivery
+and has to pass every proof below; one that does not ends the run under its name (a server's address).
+
+The engine answers with a **receipt**, a digest of every tensor it read: all, one, or an older file is told at once,
+however small the step was, if it changes what the engine keeps. The engine is then **stamped** with the policy's
+version, and has to show that stamp before and after an iteration's rollouts: one that was restarted, or that another
+program delivers to, is not taken for this one.
+
+Two more proofs of every delivery are asked for beside the first rollouts from it (`prove`), and before anything is
+evaluated or saved: they cost the engine little and would keep it waiting. A prompt asked after the last rollouts must
+not be **cached** after the delivery. And the **canary**: log-probs of fixed responses by the trainer and by the engine
+must agree. The gap is a mean over tokens weighted by the trainer's entropy, because a token the policy is sure of
+agrees under any weights. How large it may be is measured for every version (`rl.probes.rounding`): the responses are
+the first policy's, and as they become unlikely, rounding alone makes 0.007 to 0.07 of them in one clean run. What it
+says depends on the receipt: an engine that read every tensor as it was sent is never said to lack them. It may compute
+with old ones all the same (`serves_old`), or simply otherwise than the trainer.
+
+At start-up `prove_delivery`: every parameter is perturbed on a scratch copy, the copy is delivered, and the
+engine must agree with the copy and with none of the copies that keep one parameter as it was. A canary alone
+needs many iterations to see one stale parameter among fresh ones.
+"""
+
+import asyncio
+import logging
+import shutil
+import tempfile
+from collections import deque
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+
+from espalier.rl.delivery.weight_update_engine import LiveEngine, StaleWeights, StampedEngine
+from espalier.rl.delivery.weights_file import WeightsFile
+from espalier.rl.probes.canary import (
+    Canary,
+    Unproven,
+    Weights,
+    canary_gap,
+    canary_scores,
+    perturb,
+    serves_old,
+    step_kl,
+    trainer_logprobs,
+)
+from espalier.rl.probes.checks import CACHE, KL, UNKNOWN, UNUSED, VERSION, WEIGHTS, Fault, ProbeFailed
+from espalier.rl.probes.rounding import FACTOR, FLOOR, rounded
+from espalier.sampling.weight_receipt import digest
+from espalier.training.engine import named_weights
+
+log = logging.getLogger(__name__)
+
+R = TypeVar("R")
+_MARGIN = 3.0  # a stale parameter must lie this many times farther from the engine than the truth
+_SHOWN = 0.3  # nats a token, mean: ten times the bf16 noise of a perturbed tiny model, or
+_SHOWN_ROUNDINGS = 2 * _MARGIN  # times what rounding makes of this one, whichever is more
+_MAX_ATTEMPTS = 3
+_MAX_ROUNDS = 8  # doublings of a perturbation that does not show
+
+
+def digests(weights: Weights) -> dict[str, str]:
+    """Name → digest."""
+    return {name: digest(value) for name, value in weights.items()}
+
+
+async def each(asked: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
+    """The results in order, once all have ended; raises the first error of them."""
+    found = await asyncio.gather(*asked, return_exceptions=True)
+    for result in found:
+        if isinstance(result, BaseException):
+            raise result
+    return cast(list[R], found)
+
+
+def check_receipt(
+    sent: Mapping[str, str],
+    receipt: Mapping[str, str],
+    earlier: Sequence[Mapping[str, str]],
+    name: str = "the engine",
+) -> None:
+    """Raise StaleWeights where the engine `name` did not read what was sent; `earlier` are deliveries, the newest last.
+
+    Named: the tensors, and how many versions old they are where they are known.
+    """
+    missing = [name for name in sent if name not in receipt]
+    wrong = [name for name in sent if name in receipt and receipt[name] != sent[name]]
+    if not missing and not wrong:
+        return
+    found = [*missing, *wrong]
+    names = ", ".join(found[:3]) + (" …" if len(found) > 3 else "")
+    told = f"{name} read {len(sent) - len(found)} of {len(sent)} tensors as they were sent; not {names}"
+    for age, before in enumerate(reversed(earlier), start=1):
+        if wrong and all(receipt[name] == before.get(name) for name in wrong):
+            told += f", which {'is' if len(wrong) == 1 else 'are'} {age} version{'s' if age > 1 else ''} old"
+            break
+    raise StaleWeights(told)
+
+
+class WeightSync:
+    """Deliveries to one engine or several. `canaries` are set once an engine has sampled them.
+    `max_logprob_gap`: how far an engine may be from the trainer on them, in nats a token (0: `FACTOR` times what
+    rounding makes of each version). `max_step`: KL of one version from the one before, in nats a token of the canaries
+    (0: any). `dtype`: what the engines compute in, where that is known: they are sent no more digits than they keep.
+    `stops`: whether a disagreement that is no matter of delivery ends the run; else it is warned of."""
+
+    def __init__(
+        self,
+        engines: LiveEngine | Sequence[LiveEngine],
+        max_logprob_gap: float = 0.0,
+        precision: str = "bf16",
+        max_step: float = 0.0,
+        dtype: torch.dtype | None = None,
+        stops: bool = True,
+    ):
+        self.engines = list(engines) if isinstance(engines, Sequence) else [engines]
+        self.max_logprob_gap = max_logprob_gap
+        self.precision = precision
+        self.max_step = max_step
+        self.dtype = dtype
+        self.stops = stops
+        self.is_received = False  # what was sent last, by receipts of it
+        self.canaries: list[Canary] = []
+        self._sent: deque[dict[str, str]] = deque(maxlen=4)  # digests of the last deliveries
+        self._file = WeightsFile()
+        self._before: tuple[torch.Tensor, torch.Tensor] | None = None  # log-probs, distributions
+        self._next: Unproven | None = None  # looked at, not delivered
+        self._unproven: Unproven | None = None
+
+    @property
+    def computes_in(self) -> torch.dtype:
+        """The engine's dtype; the coarsest of the usual ones where it is unknown."""
+        return self.dtype or torch.bfloat16
+
+    async def deliver(self, weights: Weights) -> None:
+        """Write once, tell every engine, and compare every receipt. Raises StaleWeights, ServerGone."""
+        memory = Path("/dev/shm")  # a disk may be full
+        folder = Path(tempfile.mkdtemp(prefix="espalier-", dir=memory if memory.is_dir() else None))
+        try:
+            written = self._file.write(weights, self.dtype)
+            self._file.link_from(folder)
+            # none of them may still read when the folder goes
+            loads = each(engine.load(folder) for engine in self.engines)
+            sent, receipts = await asyncio.gather(asyncio.to_thread(digests, written), loads)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        for engine, of_workers in zip(self.engines, receipts, strict=True):
+            if of_workers is not None and not of_workers:
+                raise StaleWeights(f"{engine.name} took a delivery and gave no receipt")
+            for receipt in of_workers or []:
+                check_receipt(sent, receipt, self._sent, engine.name)
+        self.is_received = all(receipts)
+        self._sent.append(sent)
+
+    def _stamped(self) -> list[StampedEngine]:
+        return [engine for engine in self.engines if isinstance(engine, StampedEngine)]
+
+    async def check_version(self, version: int) -> None:
+        """Raise StaleWeights where an engine does not say that it serves this version (if it can say)."""
+        engines = self._stamped()
+        for engine, found in zip(engines, await each(e.served_version() for e in engines), strict=True):
+            if found != str(version):
+                raise StaleWeights(f"{engine.name} says that it serves version '{found}', not {version}", VERSION)
+
+    async def _cached(self) -> dict[str, int]:
+        """Of each engine that says it, how many tokens of the marker it had cached, by its name."""
+        engines = self._stamped() if self.canaries else []
+        marker = self.canaries[0].ids[::-1] if self.canaries else []  # what no rollout has in common with it
+        counts = await each(engine.cached_tokens(marker) for engine in engines)
+        return {engine.name: count or 0 for engine, count in zip(engines, counts, strict=True)}
+
+    def _check_step(self, before: torch.Tensor, after: torch.Tensor, version: int) -> dict[str, float]:
+        """How far the policy moved on the canaries since the last version. Raises ProbeFailed."""
+        moved = step_kl(before, after)
+        if self.max_step > 0 and not moved <= self.max_step:
+            told = f"policy version {version} lies {moved:.3g} nats a token from the one before on fixed responses"
+            raise ProbeFailed(Fault(KL, f"{told} (probes.max_step is {self.max_step:g})"))
+        return {"policy_moved": moved}
+
+    async def rollout_logprobs(self) -> torch.Tensor:
+        """[E, R], as `trainer_logprobs`, by every engine."""
+        engines = await self.logprobs_of([canary.ids for canary in self.canaries])
+        starts = [canary.start for canary in self.canaries]
+        return torch.tensor(
+            [[value for row, start in zip(rows, starts, strict=True) for value in row[start - 1 :]] for rows in engines]
+        )
+
+    async def logprobs_of(self, rows: Sequence[list[int]]) -> list[list[list[float]]]:
+        """Of every engine: the log-probs of every token but the first of each row."""
+        return await each(self._logprobs_by(engine, rows) for engine in self.engines)
+
+    async def _logprobs_by(self, engine: LiveEngine, rows: Sequence[list[int]]) -> list[list[float]]:
+        return await each(engine.prompt_logprobs(row) for row in rows)
+
+    async def ask_marker(self) -> None:
+        """Have every engine cache a prompt that must not be cached any more after the next delivery."""
+        await self._cached()
+
+    def look(self, model: Any, version: int, weights: Weights | None = None) -> dict[str, float]:
+        """What the next delivery is proven by: `weights` (None: the `model`'s own), which `model` computes with, on the
+        canaries; how far they moved since the last version. Raises ProbeFailed on a step that is too large."""
+        model.eval()
+        weights = named_weights(model) if weights is None else weights
+        logprobs, entropies, distributions = canary_scores(model, weights, self.canaries, self.precision)
+        before, self._before = self._before, (logprobs, distributions)
+        moved = self._check_step(before[1], distributions, version) if before else {}
+        in_engine = self._rounded_logprobs(model, weights)
+        self._next = Unproven(version, logprobs, entropies, in_engine, before[0] if before else None)
+        return moved
+
+    def _rounded_logprobs(self, model: Any, weights: Weights) -> torch.Tensor:
+        """As the engine would compute them, [R]."""
+        with rounded(model, self.computes_in):
+            return trainer_logprobs(model, weights, self.canaries, "fp32")[0]
+
+    async def send(self, weights: Weights) -> None:
+        """Deliver the weights that were looked at last, and stamp every engine. Raises StaleWeights."""
+        assert self._next is not None
+        await self.deliver(weights)
+        await each(engine.stamp(str(self._next.version)) for engine in self._stamped())
+        self._unproven, self._next = self._next, None
+
+    async def prove(self) -> dict[str, float]:
+        """The canary's weighted and largest gap under the last delivery, at the engine where it is largest; nothing
+        where that is proven. Raises StaleWeights."""
+        sent, self._unproven = self._unproven, None
+        if sent is None:
+            return {}
+        cached, engines = await asyncio.gather(self._cached(), self.rollout_logprobs())
+        for name, count in cached.items():
+            if count:
+                told = f"a prompt asked before policy version {sent.version} came has {count} cached tokens after it"
+                raise StaleWeights(f"{told} at {name}", CACHE)
+        gaps = [canary_gap(found, sent.logprobs, sent.entropies) for found in engines]
+        for engine, found, gap in zip(self.engines, engines, gaps, strict=True):
+            fault = self._fault(engine.name, found, sent, gap)
+            if fault is not None and (self.stops or fault.kind != UNKNOWN):
+                raise ProbeFailed(fault) if fault.kind == UNKNOWN else StaleWeights(fault.evidence, fault.kind)
+            if fault is not None:
+                log.warning("%s", fault)
+        largest = float((engines - sent.logprobs).abs().max())
+        return {"canary_gap": max(gaps), "canary_gap_max": largest, "canary_rounding": sent.rounding}
+
+    def _fault(self, name: str, engine: torch.Tensor, sent: Unproven, gap: float) -> Fault | None:
+        """What the log-probs [R] of the canaries by the engine of that name say is wrong. Where receipts prove the
+        delivery, it is not what is named."""
+        told = f"its log-probs of fixed responses under policy version {sent.version} are {gap:.3g} from the trainer's"
+        if serves_old(engine, sent):
+            kind = UNUSED if self.is_received else WEIGHTS
+            return Fault(kind, f"{name} computes as the version before: {told}, and nearer to those of that one")
+        limit = self.max_logprob_gap or FACTOR * max(FLOOR, sent.rounding)
+        if gap <= limit:  # which nothing is that is no number
+            return None
+        rounding = f"at most {limit:.2g} here, rounding makes {sent.rounding:.2g}"
+        if not self.is_received:
+            return Fault(WEIGHTS, f"{name} does not serve policy version {sent.version}: {told} ({rounding})")
+        return Fault(UNKNOWN, f"{name} read every tensor as it was sent, and {told} ({rounding})")
+
+    async def sync(self, model: Any, version: int, weights: Weights | None = None) -> dict[str, float]:
+        """`look`, `send` after the marker was asked for, and `prove` at once."""
+        weights = named_weights(model) if weights is None else weights
+        moved = self.look(model, version, weights)
+        await self.ask_marker()
+        await self.send(weights)
+        return moved | await self.prove()
+
+    async def prove_delivery(self, model: Any, seed: int = 0, weights: Weights | None = None) -> dict[str, float]:
+        """Prove that every named parameter reaches every engine; they are left with a scratch copy.
+
+        Raises StaleWeights naming the parameter that stays behind. Costs one delivery and, on the trainer, a
+        forward pass of the canaries a parameter. Perturbing may lead where bf16 is too coarse to tell copies
+        apart (an untrained model): another perturbation is tried then; one that passes is a proof.
+        """
+        model.eval()
+        weights = named_weights(model) if weights is None else weights
+        for attempt in range(_MAX_ATTEMPTS):
+            scratch, stale = self._scratch_copy(model, weights, seed + attempt)
+            before = await self.rollout_logprobs()
+            await self.deliver(scratch)
+            engine = await self.rollout_logprobs()
+            truth, _ = trainer_logprobs(model, scratch, self.canaries, self.precision)
+            errors = (engine - truth).abs().mean(-1)
+            error, worst = float(errors.max()), int(errors.nan_to_num(float("inf")).argmax())
+            moved = float((engine - before).abs().mean(-1).min())
+            distances = {name: float((engine - logprobs).abs().mean(-1).min()) for name, logprobs in stale.items()}
+            nearest = min(distances, key=distances.__getitem__)
+            if _MARGIN * error < min(moved, distances[nearest]):
+                log.info("delivery reaches all %d weights: the engine is %.3f nats from the truth, and "
+                         "%.3f from a stale %s", len(stale), error, distances[nearest], nearest)  # fmt: skip
+                return {"error": error, "nearest_stale": distances[nearest], "moved": moved}
+        told = f"{error:.3f} from the trainer's, {distances[nearest]:.3f} from a stale {nearest}'s, and {moved:.3f} " \
+               "from before (means over tokens)"  # fmt: skip
+        name = self.engines[worst].name
+        if self.is_received and error < min(moved, distances[nearest]):  # nothing stale explains it better
+            raise ProbeFailed(Fault(UNKNOWN, f"with all weights perturbed the log-probs of {name} are {told}"))
+        kind = UNUSED if self.is_received else WEIGHTS
+        raise StaleWeights(f"delivery does not reach the whole engine ({name}): with all weights perturbed its "
+                           f"log-probs are {told}", kind)  # fmt: skip
+
+    def _scratch_copy(
+        self, model: Any, weights: Weights, seed: int
+    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """(perturbed weights, name → log-probs [R] with that one parameter as it was).
+
+        A perturbation that moves the log-probs by less than shows behind rounding is doubled.
+        """
+        names = [name for name, value in weights.items() if value.is_floating_point()]
+        scales = dict.fromkeys(names, 0.4)
+        for _ in range(_MAX_ROUNDS):
+            scratch = perturb(weights, names, scales, seed)
+            truth, _ = trainer_logprobs(model, scratch, self.canaries, self.precision)
+            stale = {
+                name: trainer_logprobs(model, {**scratch, name: weights[name]}, self.canaries, self.precision)[0]
+                for name in names
+            }
+            rounding = float((self._rounded_logprobs(model, scratch) - truth).abs().mean())
+            shown = max(_SHOWN, _SHOWN_ROUNDINGS * rounding)
+            small = [n for n in names if (stale[n] - truth).abs().mean() < shown]
+            if not small:
+                return scratch, stale
+            scales.update({name: 2 * scales[name] for name in small})
+        if len(small) == len(names):
+            raise StaleWeights("no delivery can be proven: the log-probs of the canaries depend on no weight")
+        log.warning("no delivery can be proven of %s: log-probs hardly depend on them", ", ".join(small))
+        return scratch, {name: stale[name] for name in names if name not in small}

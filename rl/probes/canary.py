@@ -1,0 +1,118 @@
+"""The canary: fixed responses whose log-probs, by trainer and engine, say with which weights the engine computes.
+
+The responses are the first policy's, the same for a whole run. What of a difference is rounding, `rl.probes.rounding`
+says.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from espalier.data.batches.collate import pad_rows
+from espalier.models.logprobs import token_logprobs
+from espalier.rl.probes.rounding import FLOOR
+from espalier.training.engine import autocast
+
+Weights = Mapping[str, torch.Tensor]
+_MAX_SCORES = 2**22  # positions x vocabulary whose distributions are kept from one version to the next: 16 MiB
+
+
+@dataclass(frozen=True)
+class Canary:
+    """A fixed prompt and response, `ids` together; the response begins at token `start`."""
+
+    ids: list[int]
+    start: int
+
+
+@dataclass(frozen=True)
+class Unproven:
+    """A version and what the trainer computes of the canaries under it: log-probs and entropies [R], the log-probs when
+    every layer is rounded to the engine's dtype, and those of the version before (None: unknown)."""
+
+    version: int
+    logprobs: torch.Tensor
+    entropies: torch.Tensor
+    rounded: torch.Tensor
+    before: torch.Tensor | None
+
+    @property
+    def rounding(self) -> float:
+        """As `canary_gap`: what rounding alone makes."""
+        return canary_gap(self.rounded, self.logprobs, self.entropies)
+
+
+@torch.no_grad()
+def trainer_logprobs(
+    model: Any, weights: Weights, canaries: Sequence[Canary], precision: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(log-probs, entropies) [R] of all canaries' response tokens under `model` with `weights` put in."""
+    return canary_scores(model, weights, canaries, precision)[:2]
+
+
+@torch.no_grad()
+def canary_scores(
+    model: Any, weights: Weights, canaries: Sequence[Canary], precision: str
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`trainer_logprobs`, and the whole log-distributions [P, V] at as many of their positions, evenly spread, as make
+    `_MAX_SCORES` numbers."""
+    ids, attention_mask, response_mask = pad_rows([c.ids for c in canaries], [c.start for c in canaries], 0)
+    device = next(iter(weights.values())).device
+    arguments = {"input_ids": ids.to(device), "attention_mask": attention_mask.to(device)}
+    with autocast(device, precision):
+        logits = torch.func.functional_call(model, dict(weights), kwargs=arguments, tie_weights=False).logits
+    logprobs, entropies = token_logprobs(logits, ids.to(device))
+    mask = response_mask[:, 1:]
+    rows, columns = mask.nonzero(as_tuple=True)
+    step = -(-len(rows) * logits.shape[-1] // _MAX_SCORES) or 1
+    chosen = logits[rows[::step].to(device), columns[::step].to(device)]
+    return logprobs.cpu()[mask], entropies.cpu()[mask], torch.log_softmax(chosen.float(), dim=-1).cpu()
+
+
+def canary_gap(engine: torch.Tensor, trainer: torch.Tensor, entropies: torch.Tensor) -> float:
+    """The mean over tokens of |engine's - trainer's log-prob|, weighted by entropy; all arguments [R]."""
+    weights = entropies + 1e-6
+    return float(((engine - trainer).abs() * weights).sum() / weights.sum())
+
+
+def step_kl(before: torch.Tensor, after: torch.Tensor) -> float:
+    """The mean over positions of KL(before || after) in nats, of log-distributions [P, V]; a token that both exclude
+    adds nothing."""
+    if not len(before):
+        return 0.0
+    terms = before.double().exp() * (before.double() - after.double())
+    return float(terms.masked_fill(before == -torch.inf, 0.0).sum(-1).mean())
+
+
+def serves_old(engine: torch.Tensor, sent: Unproven) -> bool:
+    """Whether an engine's log-probs [R] say that it computes with the version before and not with the one that was
+    sent: it is farther from the new one than rounding explains, and less than half as far from the old one. Between
+    versions that lie no farther apart than rounding only a receipt can tell."""
+    if sent.before is None:
+        return False
+
+    def size(values: torch.Tensor) -> torch.Tensor:
+        return values.double().square().mean(-1).sqrt()
+
+    far, near = size(engine - sent.logprobs), size(engine - sent.before)
+    return bool(((far > 2 * size(sent.rounded - sent.logprobs)) & (far > FLOOR) & (near < far / 2)).any())
+
+
+def perturb(weights: Weights, names: Sequence[str], scales: Mapping[str, float], seed: int) -> dict[str, torch.Tensor]:
+    """A copy with normal noise of `scales[name]` times its own size on every parameter in `names`.
+
+    Names that share memory (a tied head) share their noise.
+    """
+    found = dict(weights)
+    shared: dict[int, torch.Tensor] = {}
+    for index, name in enumerate(names):
+        value = weights[name]
+        if value.data_ptr() not in shared:
+            generator = torch.Generator().manual_seed(seed * 100_003 + index)
+            noise = torch.randn(value.shape, generator=generator).to(value)
+            size = float(value.float().square().mean().sqrt()) or 0.01
+            shared[value.data_ptr()] = value + scales[name] * size * noise
+        found[name] = shared[value.data_ptr()]
+    return found

@@ -1,0 +1,236 @@
+"""The probes of a run: every iteration's rollouts and steps looked at before anything is learnt or kept from them.
+
+`look` stands between the tensors of the rollouts and the estimator, `compare` between the old policy's log-probs and
+the first step, `check_update` behind the update and before the delivery and the checkpoint: what stops the run there
+leaves the last checkpoint as it was. Every rank looks at the same tensors and comes to the same verdict.
+"""
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from espalier.data.records import BadInput
+from espalier.models.inputs import network
+from espalier.rl.experience import device_of, policy_logits
+from espalier.rl.probes.checks import (
+    TEMPERATURE,
+    VERSION,
+    Fault,
+    Gap,
+    ProbeFailed,
+    Row,
+    allowed,
+    check_layout,
+    check_steps,
+    crossed,
+    measure_gap,
+    surprise,
+)
+from espalier.rl.probes.diagnosis import MAX_ROWS, AskEngine, Case, diagnose, truncated_logprobs
+from espalier.rl.probes.rounding import rounded
+from espalier.rl.types import Experience, RolloutGroup
+from espalier.runtime.schemas import ProbesConfig, RLConfig
+from espalier.sampling.client import SamplingParams
+from espalier.training.engine import autocast
+
+log = logging.getLogger(__name__)
+
+_WARN_RATIO = 0.6  # of what the engine may differ
+_SURPRISE = 0.02  # nats a token: less says nothing that matters
+_MAX_LOGITS = 2**24  # at a time, where rollouts are scored again
+_SURE = 6.0  # standard errors
+
+
+def check_probes(limits: ProbesConfig) -> None:
+    """Raise BadInput on a setting that does not exist."""
+    if limits.on_fault not in ("stop", "warn"):
+        raise BadInput(f"probes.on_fault must be stop or warn, got '{limits.on_fault}'")
+    if not limits.max_gap >= 0:
+        raise BadInput(f"probes.max_gap must be at least 0 (0: measured), got {limits.max_gap:g}")
+
+
+@dataclass
+class Watch:
+    """`model` is the policy; `ask` (through rank 0) has the engine score tokens again, None where it cannot; `dtype` is
+    what the engine computes in; `is_received` says whether it read the policy's weights as they were sent."""
+
+    config: RLConfig
+    model: Any
+    params: SamplingParams
+    tokenizer: Any
+    ask: AskEngine | None = None
+    dtype: torch.dtype = torch.bfloat16
+    is_received: Callable[[], bool] = lambda: False
+    _rounded: tuple[slice, torch.Tensor] | None = field(default=None, init=False)  # of rows looked at last
+    _is_drifting: bool = field(default=False, init=False)
+    _has_told: bool = field(default=False, init=False)
+    _is_told: bool = field(default=False, init=False)  # of the rollouts looked at last
+
+    def __post_init__(self) -> None:
+        check_probes(self.config.probes)
+
+    def look(self, groups: Sequence[RolloutGroup], experience: Experience, version: int) -> dict[str, float]:
+        """Rollouts that the policy of `version` is to learn from, and their layout; metrics. Raises ProbeFailed."""
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        rows = [Row(r.trajectory.prompt_ids, r.trajectory.response_ids, r.trajectory.finish_reason) for r in rollouts]
+        lag = max((abs(version - rollout.policy_version) for rollout in rollouts), default=0)
+        fault = check_layout(
+            rows,
+            experience.ids,
+            experience.attention_mask,
+            experience.response_mask,
+            end_ids=self._end_ids(),
+            bos_id=getattr(self.tokenizer, "bos_token_id", None),
+            has_stop_strings=bool(self.params.stop),
+        )
+        if fault is None and lag:
+            oldest = min(rollout.policy_version for rollout in rollouts)
+            fault = Fault(VERSION, f"rollouts of policy version {oldest} are to train version {version}")
+        self._is_told = fault is not None
+        if fault is not None:
+            self._report(fault)
+        self._rounded = None if self._is_told else self._round(experience)
+        return {"engine/version_lag": float(lag)}
+
+    def compare(self, experience: Experience) -> dict[str, float]:
+        """The engine's log-probs of the rollouts looked at last with the trainer's; metrics. Raises ProbeFailed."""
+        gap = measure_gap(experience.rollout_logprobs, experience.old_logprobs, experience.response_mask)
+        found = dict(gap.metrics())
+        if self._rounded is not None:
+            rows, scored = self._rounded
+            old, mask = experience.old_logprobs[rows], experience.response_mask[rows]
+            rounding = measure_gap(scored, old[:, : scored.shape[1]], mask[:, : scored.shape[1]])
+            found["rounding"] = rounding.mean
+            fault = self._compare(experience, gap, rounding, found)
+            if fault is not None:
+                self._report(fault)
+            self._warn_of_drift(gap, rounding)
+        return {f"engine/{name}": value for name, value in found.items()}
+
+    def check_kl(self, per_token: float) -> None:
+        """The policy's distance from its reference, before the update. Raises ProbeFailed."""
+        self._check_steps([("the KL from the reference", per_token, self.config.probes.max_reference_kl)])
+
+    def check_update(self, kl_old: float, luckiest: float = 0.0) -> None:
+        """The policy's distance (mean k3) from the one before the update. Raises ProbeFailed.
+
+        The luckiest token, which makes `luckiest` of that mean, is left out: one that was drawn by luck and became
+        likely has a ratio of thousands, and moves the mean of many tokens alone.
+        """
+        kl = max(kl_old - luckiest, 0.0) if math.isfinite(kl_old) else kl_old
+        self._check_steps([("the KL from the policy before the update", kl, self.config.probes.max_update_kl)])
+
+    def _check_steps(self, values: Sequence[tuple[str, float, float]]) -> None:
+        fault = check_steps(values)
+        if fault is not None:
+            self._report(fault)
+
+    def _report(self, fault: Fault) -> None:
+        if self.config.probes.on_fault == "stop":
+            raise ProbeFailed(fault)
+        log.warning("%s", fault)
+        self._has_told = True
+
+    def _round(self, experience: Experience) -> tuple[slice, torch.Tensor] | None:
+        """(some of the rows, their log-probs [n, T'] in the engine's arithmetic), T' as far as they are filled."""
+        count = len(experience.ids)
+        if count == 0:
+            return None
+        step = max(1, count // MAX_ROWS)
+        rows = slice(None, step * MAX_ROWS, step)
+        width = int(experience.attention_mask[rows].sum(-1).max())
+        ids, mask = experience.ids[rows, :width], experience.attention_mask[rows, :width]
+        with rounded(network(self.model), self.dtype):
+            return rows, self._rescore(ids, mask, self.params.temperature, 1.0, "fp32")
+
+    def _compare(self, experience: Experience, gap: Gap, rounding: Gap, found: dict[str, float]) -> Fault | None:
+        max_gap, mask = self.config.probes.max_gap, experience.response_mask
+        reasons = crossed(gap, rounding, max_gap)
+        if reasons and self._has_told:  # looked into once
+            log.warning("engine and trainer still disagree: %s", ", ".join(reasons))
+        elif reasons:
+            case = Case(
+                experience.ids,
+                experience.attention_mask,
+                mask,
+                experience.rollout_logprobs,
+                experience.old_logprobs,
+                self.params.temperature,
+                self._first_ids(experience),
+            )
+            left = max_gap or allowed(rounding)
+            return diagnose(case, self._rescore, self.ask, left, ", ".join(reasons), self.is_received())
+        if reasons or self.config.dynamic_sampling_rounds > 0:  # chosen rollouts are no sample of the policy
+            return None
+        return self._compare_draws(experience, max(_SURPRISE, rounding.mean), found)
+
+    def _compare_draws(self, experience: Experience, limit: float, found: dict[str, float]) -> Fault | None:
+        """Whether the tokens were drawn as their log-probs say."""
+        values = (experience.old_logprobs, experience.entropies)
+        found["surprise"], errors = surprise(*values, experience.response_mask)
+        if self.params.stop or abs(errors) <= _SURE or abs(found["surprise"]) <= limit:
+            return None
+        logits = self._logits(experience.ids, experience.attention_mask)
+        variances = torch.cat([_variances(part, self.params.temperature).cpu() for _, part in logits])
+        _, errors = surprise(*values, experience.response_mask, variances)
+        if abs(errors) <= _SURE:
+            return None
+        how = "likelier" if found["surprise"] < 0 else "less likely"
+        told = f"the engine draws tokens that are {how} than their own log-probs say: -log-prob - entropy is "
+        return Fault(TEMPERATURE, f"{told}{found['surprise']:.3g}, {abs(errors):.0f} standard errors (or a top-p or "
+                     "top-k cuts)")  # fmt: skip
+
+    def _warn_of_drift(self, gap: Gap, rounding: Gap) -> None:
+        """Once, when the difference comes near to what is allowed."""
+        is_near = gap.mean > _WARN_RATIO * (self.config.probes.max_gap or allowed(rounding))
+        if is_near and not self._is_drifting:
+            log.warning("the engine's log-probs drift from the trainer's: mean gap %.3g, rounding makes %.3g", gap.mean,
+                        rounding.mean)  # fmt: skip
+        self._is_drifting = is_near
+
+    def _end_ids(self) -> list[int]:
+        """Every token that ends a response: the tokenizer's and the model's."""
+        settings = getattr(network(self.model), "generation_config", None)
+        given = getattr(settings, "eos_token_id", None)
+        found = {getattr(self.tokenizer, "eos_token_id", None), *(given if isinstance(given, list) else [given])}
+        return sorted(int(token) for token in found if token is not None)
+
+    def _first_ids(self, experience: Experience) -> list[int]:
+        """Tokens that a tokenizer may put before a prompt: its own, and the one that is there."""
+        names = ("bos_token_id", "cls_token_id", "eos_token_id")
+        own = [getattr(self.tokenizer, name, None) for name in names]
+        return list(dict.fromkeys(int(t) for t in [*own, int(experience.ids[0, 0])] if t is not None))
+
+    @torch.no_grad()
+    def _logits(
+        self, ids: torch.Tensor, attention_mask: torch.Tensor, precision: str = ""
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(ids, logits aligned with them) of a few rows at a time, on the model's device."""
+        self.model.eval()
+        device = device_of(self.model)
+        size = max(1, _MAX_LOGITS // (ids.shape[1] * int(network(self.model).config.vocab_size)))
+        for row in range(0, len(ids), size):
+            part, mask = ids[row : row + size].to(device), attention_mask[row : row + size].to(device)
+            with autocast(device, precision or self.config.precision):
+                logits = policy_logits(self.model, part, mask)
+            yield part, logits
+
+    def _rescore(
+        self, ids: torch.Tensor, attention_mask: torch.Tensor, temperature: float, top_p: float, precision: str = ""
+    ) -> torch.Tensor:
+        logits = self._logits(ids, attention_mask, precision)
+        return torch.cat([truncated_logprobs(found / temperature, part, top_p).cpu() for part, found in logits])
+
+
+def _variances(logits: torch.Tensor, temperature: float) -> torch.Tensor:
+    """Of -log-prob under softmax(logits / temperature) [B, T, V] → [B, T], a few tokens at a time."""
+    found = []
+    for part in logits.flatten(0, 1).split(max(1, _MAX_LOGITS // 8 // logits.shape[-1])):
+        logs = torch.log_softmax(part.double() / temperature, dim=-1)
+        shares = logs.exp()
+        found.append((shares * logs.square()).sum(-1) - (shares * logs).sum(-1).square())
+    return torch.cat(found).view(logits.shape[:-1])
