@@ -37,8 +37,8 @@ from espalier.models.load import load_tokenizer
 from espalier.models.tiny import build_tiny
 from espalier.rewards.score import Score
 from espalier.rl.assembly import make_trainer
+from espalier.rl.probes import checks as probes
 from espalier.rl.probes.checks import ProbeFailed
-from espalier.rl.probes.checks import checks as probes
 from espalier.rl.trainer import Trainer
 from espalier.runtime.entrypoint import build, compose_config
 from espalier.runtime.schemas import RLConfig
