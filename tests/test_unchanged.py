@@ -17,7 +17,7 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 
 NAMES = (
     Rename("color=red", "color=crimson", "conf/color/crimson.yaml"),
-    Rename("num_rounds", "rounds", "settings.py: rounds"),
+    Rename("num_rounds", "repeats", "settings.py: repeats"),
     Rename("params", "rollout.params", "settings.py: rollout"),
 )
 
@@ -27,14 +27,14 @@ def renamed_tree(tmp_path: Path) -> Path:
     """A tree that has the new names."""
     (tmp_path / "conf/color").mkdir(parents=True)
     (tmp_path / "conf/color/crimson.yaml").touch()
-    (tmp_path / "settings.py").write_text("rounds: int = 0\nrollout: Rollout\n")
+    (tmp_path / "settings.py").write_text("repeats: int = 0\nrollout: Rollout\n")
     return tmp_path
 
 
 @pytest.mark.parametrize(("setting", "new"), [
     ("color=red", "color=crimson"),
     ("color=blue", "color=blue"),
-    ("num_rounds=2", "rounds=2"),
+    ("num_rounds=2", "repeats=2"),
     ("params.max_tokens=40", "rollout.params.max_tokens=40"),
     ("+params=greedy", "+rollout.params=greedy"),
     ("-cn", "-cn"),
