@@ -7,7 +7,7 @@ libraries, seeds, data and one thread: SFT, DPO, step-DPO, KTO, outcome and proc
 VinePPO, SPO, ReMax, REINFORCE++ and process values against a sampler whose answers are a function of the request and
 of the delivered weights (benchmarks/repeatable_server.py). Compared are all tensors of the final models and critics,
 and all numbers of metrics.jsonl but times, rates and memory. What only changed its name stands in
-benchmarks/same/names.py. Reinforcement learning begins from the older commit's SFT model on both sides.
+benchmarks/same/renamed.json. Reinforcement learning begins from the older commit's SFT model on both sides.
 """
 
 import argparse

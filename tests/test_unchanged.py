@@ -16,8 +16,8 @@ from espalier.data import records
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 
 NAMES = (
-    Rename("advantage=grpo", "advantage=grpo", "conf/advantage/grpo.yaml"),
-    Rename("dynamic_sampling_rounds", "dynamic_sampling_rounds", "settings.py: dynamic_sampling_rounds"),
+    Rename("color=red", "color=crimson", "conf/color/crimson.yaml"),
+    Rename("num_rounds", "repeats", "settings.py: repeats"),
     Rename("params", "rollout.params", "settings.py: rollout"),
 )
 
@@ -25,16 +25,16 @@ NAMES = (
 @pytest.fixture
 def renamed_tree(tmp_path: Path) -> Path:
     """A tree that has the new names."""
-    (tmp_path / "conf/advantage").mkdir(parents=True)
-    (tmp_path / "conf/advantage/grpo.yaml").touch()
-    (tmp_path / "settings.py").write_text("dynamic_sampling_rounds: int = 0\nrollout: Rollout\n")
+    (tmp_path / "conf/color").mkdir(parents=True)
+    (tmp_path / "conf/color/crimson.yaml").touch()
+    (tmp_path / "settings.py").write_text("repeats: int = 0\nrollout: Rollout\n")
     return tmp_path
 
 
 @pytest.mark.parametrize(("setting", "new"), [
-    ("advantage=grpo", "advantage=grpo"),
-    ("advantage=remax", "advantage=remax"),
-    ("dynamic_sampling_rounds=2", "dynamic_sampling_rounds=2"),
+    ("color=red", "color=crimson"),
+    ("color=blue", "color=blue"),
+    ("num_rounds=2", "repeats=2"),
     ("params.max_tokens=40", "rollout.params.max_tokens=40"),
     ("+params=greedy", "+rollout.params=greedy"),
     ("-cn", "-cn"),
@@ -44,9 +44,23 @@ def test_a_setting_is_renamed_where_the_tree_has_the_new_name(renamed_tree: Path
 
 
 def test_a_tree_without_the_new_name_is_asked_by_the_old_one(tmp_path: Path) -> None:
-    (tmp_path / "settings.py").write_text("dynamic_sampling_rounds: int = 0\n")
-    assert setting_in(tmp_path, "dynamic_sampling_rounds=2", NAMES) == "dynamic_sampling_rounds=2"
-    assert name_in(tmp_path, "advantage=grpo", NAMES) == "advantage=grpo"
+    (tmp_path / "settings.py").write_text("num_rounds: int = 0\n")
+    assert setting_in(tmp_path, "num_rounds=2", NAMES) == "num_rounds=2"
+    assert name_in(tmp_path, "color=red", NAMES) == "color=red"
+
+
+def test_a_run_may_be_written_with_the_new_names(renamed_tree: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    assert setting_in(renamed_tree, "color=crimson", NAMES) == "color=crimson"
+    assert setting_in(empty, "color=crimson", NAMES) == "color=red"
+    assert setting_in(empty, "rollout.params.max_tokens=40", NAMES) == "params.max_tokens=40"
+
+
+def test_a_name_that_changed_twice_is_found_by_any_of_its_names(tmp_path: Path) -> None:
+    names = (Rename("a", "b", "settings.py: b"), Rename("b", "c", "settings.py: c"))
+    for text, held in (("a", "a"), ("b", "b"), ("b c", "c")):
+        (tmp_path / "settings.py").write_text(text)
+        assert [name_in(tmp_path, name, names) for name in "abc"] == [held] * 3
 
 
 def test_a_metric_is_compared_under_its_new_name() -> None:

@@ -1,9 +1,11 @@
-"""Names that changed between two commits: a setting, a module or a field is called here as it was before.
+"""Names that changed between two commits: of settings, modules, record fields and metrics (renamed.json beside this).
 
-A `Rename` says where its new name is found. A tree that holds the new name is asked by it, any other by the old one, so
-that one list of runs serves a commit before a renaming and one after it.
+A row of `names` says an old and a new name, and `where` the new one is found: a file of the tree, or `file: text`. A
+tree that holds the new name is asked by it, any other by the old one, whichever of the two a run is written with; so
+one list of runs serves a commit before a renaming and one after it. `metrics` maps a name before to the name after.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +13,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Rename:
-    """`old` is called `new` in a tree with the file `where`; in `file: text`, the file must hold the text as well."""
+    """`old` is called `new` in a tree with the file `where`; in `file: text`, the file must hold the text as well.
+
+    A name is a setting (`advantage=grpo`), the key of settings (`whitening`), a module, or a record's field
+    (`Trajectory.step_ends`).
+    """
 
     old: str
     new: str
@@ -24,19 +30,20 @@ class Rename:
         return file.is_file() and (not text or text in file.read_text())
 
 
-# Settings (`advantage=grpo`), keys of settings (`dynamic_sampling_rounds`), modules and record fields
-# (`Trajectory.step_ends`).
-NAMES: tuple[Rename, ...] = ()
-
-# Metrics by their name before → their name after.
-METRICS: dict[str, str] = {}
+_TABLE = json.loads((Path(__file__).parent / "renamed.json").read_text())
+NAMES: tuple[Rename, ...] = tuple(Rename(**row) for row in _TABLE["names"])
+METRICS: dict[str, str] = _TABLE["metrics"]
 
 
 def name_in(tree: Path, name: str, names: Iterable[Rename] = NAMES) -> str:
-    """Return what the tree calls `name`; renamed twice, the last new name that it holds."""
-    for rename in names:
-        if rename.old == name and rename.holds_in(tree):
-            name = rename.new
+    """Return what the tree calls `name`, whichever of its names that is; a name may have changed several times."""
+    rows = list(names)
+    for row in rows:
+        if name == row.old and row.holds_in(tree):
+            name = row.new
+    for row in reversed(rows):
+        if name == row.new and not row.holds_in(tree):
+            name = row.old
     return name
 
 
