@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from espalier.models.shapes import ROWS, missing
+
 # Decoder layers of one form: x += attention(norm(x)), with `o_proj` last in it; x += mlp(norm(x)).
 _KNOWN = ("LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer", "Qwen3DecoderLayer")
 # Beyond this share of tokens that are read, picking them costs what it saves (measured on a CPU at 0.67).
@@ -64,11 +66,17 @@ def read_last_layer(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def reads_of(model: Any, places: torch.Tensor, num_places: int) -> dict[str, torch.Tensor]:
-    """Make the arguments that a transformers model is called with beside its inputs, so that of `num_places` tokens
-    only `places` [N] (any order, repetitions allowed) have to be right: none where its last layer takes no such thing,
-    or little is saved."""
+def reads_of(model: Any, places: torch.Tensor, num_places: int, num_unread: int = 0) -> dict[str, torch.Tensor]:
+    """Make the arguments that a transformers model is called with beside its inputs, so that of `num_places` tokens,
+    `num_unread` of them spare, only `places` [N] (any order, repetitions allowed) have to be right: none where its last
+    layer takes no such thing, or little is saved. A few more than `places` round their number up (`models.shapes`)."""
     if not isinstance(_last_layer(model), _ReadLayer):
         return {}
     reads = places.unique()
-    return {"reads": reads} if 0 < len(reads) <= MAX_SHARE * num_places else {}
+    if not 0 < len(reads) <= MAX_SHARE * (num_places - num_unread):
+        return {}
+    more = missing(len(reads), ROWS, reads)
+    if 0 < more < num_places - len(reads):
+        others = torch.ones(num_places, dtype=torch.bool).index_fill(0, reads, False).nonzero().squeeze(1)
+        reads = torch.cat((reads, others[:more]))
+    return {"reads": reads}

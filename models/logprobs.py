@@ -232,13 +232,19 @@ def _score_places(
     if alone:
         return _score_alone(model, alone, inputs["input_ids"].shape[1], places, targets, temperature)
     head = plain_head(model)
-    inputs = inputs | reads_of(network(model), places, inputs["input_ids"].numel())
+    inputs = inputs | _reads(model, inputs, places)
     if head is None:
         logits = model(**inputs).logits.flatten(0, 1).index_select(0, places)
         return logit_scores(logits, targets, temperature)
     with _answering(head, places, targets, temperature):
         logprobs, entropies, likeliest = model(**inputs).logits[0].unbind(-1)
     return TokenScores(logprobs, entropies, likeliest.detach())
+
+
+def _reads(model: Any, inputs: dict[str, Any], places: torch.Tensor) -> dict[str, torch.Tensor]:
+    segments = inputs.get("segments")
+    num_unread = 0 if segments is None else segments.num_unread
+    return reads_of(network(model), places, inputs["input_ids"].numel(), num_unread)
 
 
 def _score_alone(
@@ -279,7 +285,7 @@ def read_logits(model: Any, batch: Batch) -> torch.Tensor:
 
 def _logits_at(model: Any, inputs: dict[str, Any], places: torch.Tensor) -> torch.Tensor:
     """Logits [R, L] at places of the flattened batch."""
-    reads = {} if one_by_one(model, inputs) else reads_of(network(model), places, inputs["input_ids"].numel())
+    reads = {} if one_by_one(model, inputs) else _reads(model, inputs, places)
     return all_logits(model, inputs | reads).flatten(0, 1).index_select(0, places)
 
 

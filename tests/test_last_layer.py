@@ -99,6 +99,14 @@ def test_a_network_of_another_form_and_places_by_the_dozen_go_the_whole_way() ->
     assert reads_of(model, PLACES[:0], IDS.numel()) == {}
 
 
+def test_places_are_rounded_up_to_a_number_that_other_batches_have() -> None:
+    model = read_last_layer(make(LlamaForCausalLM, LlamaConfig))
+    places = torch.tensor([5, 300, 5, 2])
+    reads = reads_of(model, places, 640)["reads"]
+    assert sorted(reads.tolist()) == [*range(63), 300]
+    assert reads_of(model, places, 640, 636) == {}  # of four tokens that are not spare, three are read
+
+
 def test_a_loaded_policy_scores_responses_by_it(tiny_policy: Path) -> None:
     model = load_policy(str(tiny_policy), "eager")
     assert packing_of(model).choice == "packed"  # asked of the network at the first pass, by passes of its own
@@ -110,6 +118,6 @@ def test_a_loaded_policy_scores_responses_by_it(tiny_policy: Path) -> None:
     response[:, 8:] = True
     found, _ = response_logprobs(model, IDS, mask, response_mask=response)
     whole, _ = response_logprobs(model, IDS, mask)
-    assert sizes == [4, 20]
+    assert sizes == [4, 64]  # 18 of 20 tokens are too many to be picked: all are computed, rounded up to 64
     torch.testing.assert_close(found[:, 7:], whole[:, 7:], rtol=0, atol=1e-5)
     assert type(layer).__name__ == "LlamaDecoderLayer"

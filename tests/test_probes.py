@@ -797,7 +797,6 @@ def test_a_cap_below_one_is_refused(tiny_policy: Path, task: WordArithmetic, tok
         make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", dies_at="", tis_cap=0.5)
 
 
-
 def test_a_sampler_without_a_server_is_not_asked_for_one(task: WordArithmetic, tokenizer: Any) -> None:
     sampler = Sampler(FakeClient(tokenizer, dies_at="rl-0"), task, tokenizer, concurrency=4, stall_seconds=60)
     with pytest.raises(ServerGone, match=f"{CRASH}: the server has died"):
