@@ -34,7 +34,8 @@ def check_versions(requirements: Path | None = None) -> str:
     if wrong:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise CheckFailed(f"{', '.join(wrong[:3])}{more}: run bash scripts/install.sh, or install {path.name}")
-    return f"Python {sys.version.split()[0]}, {len(wanted)} packages as {path.name} asks"
+    asks = path.name if path.is_file() else "espalier"
+    return f"Python {sys.version.split()[0]}, {len(wanted)} packages as {asks} asks"
 
 
 def _wanted(path: Path) -> list[Requirement]:

@@ -4,7 +4,6 @@ line that says the new one. Group options and files are named without their fold
 
 RENAMED = {
     # keys
-    "engine_logprobs": "rollout_logprobs",
     "loss_normaliser": "loss_aggregation",
     "reduction": "loss_aggregation",
     "importance_cap": "tis_cap",

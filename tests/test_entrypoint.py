@@ -1,7 +1,9 @@
 """A program's start: argv, one line for what the user got wrong, exit codes, what a config may build."""
 
+import dataclasses
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +17,8 @@ import torch
 from espalier.data.batches.loader import Loader
 from espalier.data.records import BadInput
 from espalier.runtime.entrypoint import CONF, ROOT, BadConfig, _normalise_argv, build, entrypoint
-from espalier.runtime.schemas import StageConfig, TrainConfig
+from espalier.runtime.renamed import RENAMED
+from espalier.runtime.schemas import RLConfig, SampleConfig, StageConfig, TrainConfig
 
 GIVEN = ["output_dir=out", "model.path=m", "examples.path=e"]
 
@@ -282,3 +285,28 @@ def test_a_program_works_from_another_folder_with_overrides_on_both_sides(tmp_pa
     assert done.returncode == 0, done.stderr
     assert len((tmp_path / "here" / "demos.jsonl").read_text().splitlines()) == 10
     assert [path.name for path in tmp_path.iterdir()] == ["here"]
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["advantage=group_relative"], "there is no advantage/group_relative: it is now 'grpo'"),
+        (["num_in_flight=3"], "there is no key 'num_in_flight': it is now 'concurrency'"),
+        (["-cn", "exp/ppo/group_relative_word_arithmetic"], "it is now exp/ppo/grpo_word_arithmetic"),
+    ],
+)
+def test_a_name_of_before_says_the_new_one(words: list[str], line: str) -> None:
+    done = subprocess.run([sys.executable, str(ROOT / "main.py"), *words, "model.path=M", "output_dir=D"],
+                          capture_output=True, text=True, check=False, timeout=100)  # fmt: skip
+    assert done.returncode == 2
+    assert line in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_every_new_name_is_there() -> None:
+    """What an old name is said to be now is a config, a key or an option."""
+    paths = list((ROOT / "conf").rglob("*.yaml"))
+    known = {path.stem for path in paths} | set(re.findall(r"^ *(\w+):", "\n".join(p.read_text() for p in paths), re.M))
+    known |= {field.name for kind in (RLConfig, TrainConfig, SampleConfig) for field in dataclasses.fields(kind)}
+    assert not set(RENAMED.values()) - known
+    assert not set(RENAMED) & {path.stem for path in paths}

@@ -70,10 +70,10 @@ def test_an_engine_keeps_a_copy_of_what_it_read(real_server: Any, tiny_policy: P
 
     async def use(sync: WeightSync, engine: VLLMEngine) -> None:
         await engine.load(tmp_path)
-        before = await sync.rollout_logprobs()
+        before = await sync.canary_logprobs()
         for tensor in written.values():
             tensor.zero_()
-        assert torch.allclose(await sync.rollout_logprobs(), before, atol=1e-3)
+        assert torch.allclose(await sync.canary_logprobs(), before, atol=1e-3)
 
     with_engine(real_server, model, use, VLLMEngine)
 

@@ -183,7 +183,7 @@ class WeightSync:
             raise ProbeFailed(Fault(KL, f"{told} (probes.max_step is {self.max_step:g})"))
         return {"policy_moved": moved}
 
-    async def rollout_logprobs(self) -> torch.Tensor:
+    async def canary_logprobs(self) -> torch.Tensor:
         """[E, R], as `trainer_logprobs`, by every engine."""
         engines = await self.logprobs_of([canary.ids for canary in self.canaries])
         starts = [canary.start for canary in self.canaries]
@@ -232,7 +232,7 @@ class WeightSync:
         sent, self._unproven = self._unproven, None
         if sent is None:
             return {}
-        cached, engines = await asyncio.gather(self._cached(), self.rollout_logprobs())
+        cached, engines = await asyncio.gather(self._cached(), self.canary_logprobs())
         for name, count in cached.items():
             if count:
                 told = f"a prompt asked before policy version {sent.version} came has {count} cached tokens after it"
@@ -281,9 +281,9 @@ class WeightSync:
         weights = named_weights(model) if weights is None else weights
         for attempt in range(_MAX_ATTEMPTS):
             scratch, stale = self._scratch_copy(model, weights, seed + attempt)
-            before = await self.rollout_logprobs()
+            before = await self.canary_logprobs()
             await self.deliver(scratch)
-            engine = await self.rollout_logprobs()
+            engine = await self.canary_logprobs()
             truth, _ = trainer_logprobs(model, scratch, self.canaries, self.precision)
             errors = (engine - truth).abs().mean(-1)
             error, worst = float(errors.max()), int(errors.nan_to_num(float("inf")).argmax())
