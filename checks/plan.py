@@ -1,6 +1,6 @@
 """Which checks a config asks for: of its machine, model, task, training and engine, the cheap ones first.
 
-Each program's config has a list of its own; what several share stands in `Case`, which loads the tokenizer and the
+Each program's config has a list of its own; what several share is in `Case`, which loads the tokenizer and the
 task once.
 """
 

@@ -1,4 +1,4 @@
-"""Memory and disk that a config needs at the very least, and what there is.
+"""Memory and disk that a config needs at the very least, and what the machine has free.
 
 Lower bounds, from the sizes in the headers of the weight files: weights, gradients and Adam's two averages in float32,
 an engine's weights and its cache. Activations, logits and fragmentation come on top, so a config that does not pass

@@ -115,7 +115,7 @@ class DeepSpeedEngine:
     def step(self, learning_rate: float) -> float:
         """Clip and update, on every rank its part; the norm before clipping."""
         if not self.model.is_gradient_accumulation_boundary():
-            raise RuntimeError("a step with DeepSpeed needs as many calls of backward as start_step was told")
+            raise RuntimeError("a step with DeepSpeed needs as many calls of backward as start_step was given")
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = self._grad_norm() if self.zero_stage == 0 else None

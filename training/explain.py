@@ -113,7 +113,7 @@ class Explain:
 
 
 def _load(node: Any, tokenizer: Any, limits: Limits) -> tuple[list[Any], dict[str, Any]]:
-    """Examples as a run would train on them, and what there is to say of them."""
+    """Examples as a run would train on them, and a summary of them."""
     path = str(node.get("path", "examples"))
     with count_left_out() as left_out:
         examples: list[Any] = check_examples(build(node).load(tokenizer), path, limits, node.get("max_length"))

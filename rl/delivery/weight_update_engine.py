@@ -27,7 +27,7 @@ class StaleWeights(ProbeFailed):
 
 
 class LiveEngine(Protocol):
-    """One engine that takes new weights while it runs; `name` stands in every line about it (a server's address)."""
+    """One engine that takes new weights while it runs; `name` is in every line about it (a server's address)."""
 
     @property
     def name(self) -> str:

@@ -173,8 +173,8 @@ def crossed(gap: Gap, rounding: Gap, max_gap: float = 0.0) -> list[str]:
         ("bias", abs(gap.bias), gap.bias_error, mean / FACTOR),
         ("k3", gap.k3, gap.k3_error, k3),
     )
-    told = f"rounding makes a mean of {rounding.mean:.2g}"
-    return [f"{name} {value:.3g} (at most {limit:.2g} here: {told})" for name, value, error, limit in rows
+    reason = f"rounding makes a mean of {rounding.mean:.2g}"
+    return [f"{name} {value:.3g} (at most {limit:.2g} here: {reason})" for name, value, error, limit in rows
             if not value - _CHANCE * error <= limit]  # fmt: skip
 
 
@@ -245,8 +245,8 @@ def _mask_fault(number: int, kept: list[int], start: int, length: int) -> Fault:
     """Of a mask that is not start .. length - 1."""
     if kept == list(range(start, length - 1)):
         return Fault(STOP, f"the response of row {number} ends at token {length - 1}, its mask one before")
-    told = f"the response of row {number} is tokens {start} to {length - 1}, its mask keeps "
-    return Fault(SHIFT, told + (f"{len(kept)} tokens from {kept[0]} to {kept[-1]}" if kept else "none"))
+    message = f"the response of row {number} is tokens {start} to {length - 1}, its mask keeps "
+    return Fault(SHIFT, message + (f"{len(kept)} tokens from {kept[0]} to {kept[-1]}" if kept else "none"))
 
 
 def check_steps(values: Sequence[tuple[str, float, float]]) -> Fault | None:

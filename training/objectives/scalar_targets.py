@@ -1,4 +1,4 @@
-"""Losses of a scalar head against targets in [0, 1], told apart by the model's number of labels L.
+"""Losses of a scalar head against targets in [0, 1]; the model's number of labels L decides between two.
 
 - L = 1, **soft labels**: binary cross-entropy with the target itself (a 0.875 trains as 0.875), as in the soft
   estimation of Math-Shepherd (Wang et al. 2024); with hard labels the ordinary binary classifier.
