@@ -31,7 +31,10 @@ class Need:
 
 
 def num_parameters(path: str) -> int:
-    """Of a model folder, from the headers of its weight files; raises Skipped for a hub name."""
+    """Count those of a model folder, from the headers of its weight files.
+
+    Raises Skipped for a hub name, and CheckFailed where a file is damaged.
+    """
     from safetensors import SafetensorError, safe_open
 
     files = sorted(Path(path).glob("*.safetensors"))

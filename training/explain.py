@@ -76,7 +76,7 @@ class Explain:
         return list(dict.fromkeys(str(node["path"]) for node in nodes if node and node.get("path")))
 
     def run(self, input_path: str, context: Context) -> dict[str, Any]:
-        """One JSON document, and a line of the log for each part of it."""
+        """Return one JSON document, and log a line for each part of it. Raises BadInput where an input is given."""
         if input_path:
             raise BadInput(f"input={input_path}: this stage reads an experiment: leave input empty")
         config = self.config

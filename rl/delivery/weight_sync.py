@@ -275,9 +275,10 @@ class WeightSync:
     async def prove_delivery(self, model: Any, seed: int = 0, weights: Weights | None = None) -> dict[str, float]:
         """Prove that every named parameter reaches every engine; they are left with a scratch copy.
 
-        Raises StaleWeights naming the parameter that stays behind. Costs one delivery and, on the trainer, a
-        forward pass of the canaries a parameter. Perturbing may lead where bf16 is too coarse to tell copies
-        apart (an untrained model): another perturbation is tried then; one that passes is a proof.
+        Raises StaleWeights naming the parameter that stays behind, or where log-probs depend on no weight, and
+        ProbeFailed where the engine read every tensor and only computes otherwise. Costs one delivery and, on the
+        trainer, a forward pass of the canaries per parameter. Perturbing may lead where bf16 is too coarse to tell
+        copies apart (an untrained model): another perturbation is tried then; one that passes is a proof.
         """
         model.eval()
         weights = named_weights(model) if weights is None else weights

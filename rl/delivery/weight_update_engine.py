@@ -125,7 +125,10 @@ class VLLMEngine(CacheProbe):
         return found
 
     async def reset_cache(self) -> None:
-        """Empty the prefix cache; refused while a request is running."""
+        """Empty the prefix cache; refused while a request is running.
+
+        Raises StaleWeights where the server does not say that it did.
+        """
         answer = await self._post("/reset_prefix_cache", {})
         if not answer or not answer.get("success"):
             raise StaleWeights(f"{self.name} did not empty its prefix cache: it answered {answer}", CACHE)

@@ -181,7 +181,7 @@ def crossed(gap: Gap, rounding: Gap, max_gap: float = 0.0) -> list[str]:
 def surprise(
     logprobs: torch.Tensor, entropies: torch.Tensor, mask: torch.Tensor, variances: torch.Tensor | None = None
 ) -> tuple[float, float]:
-    """(mean of -log-prob - entropy over response tokens, in standard errors).
+    """Measure (the mean of -log-prob - entropy over response tokens, the same in standard errors) of tensors [N, T].
 
     Its expectation is 0 at every token for samples of the very distribution: below 0 what was drawn is too likely
     (top-p, a lower temperature, greedy), above 0 too unlikely. Only for rollouts that nobody selected. `variances`
@@ -217,7 +217,7 @@ def check_layout(
     bos_id: int | None,
     has_stop_strings: bool,
 ) -> Fault | None:
-    """The first row whose tensors are not prompt, response, padding, with the mask on the whole response."""
+    """Name the first row of the tensors [N, T] that is not prompt, response, padding, its mask on all the response."""
     for number, row in enumerate(rows):
         start, length = len(row.prompt_ids), len(row.prompt_ids) + len(row.response_ids)
         if bos_id is not None and list(row.prompt_ids[:2]) == [bos_id, bos_id]:

@@ -74,7 +74,7 @@ def weighted_scalar_loss(
 
 
 def sum_of_weights(weights: torch.Tensor) -> float:
-    """The count that goes with a weighted sum."""
+    """Return the count that goes with a sum of weights [R]."""
     return float(weights.double().sum())
 
 
