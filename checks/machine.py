@@ -17,7 +17,10 @@ _OLDEST_PYTHON = (3, 11)
 
 
 def check_versions(requirements: Path | None = None) -> str:
-    """Python and every package of the requirements file that fits this machine, in the ranges that were run."""
+    """Compare Python and the installed packages with the requirements file that fits this machine.
+
+    Raises CheckFailed where one is missing or outside the range that was run.
+    """
     if sys.version_info < _OLDEST_PYTHON:
         raise CheckFailed(f"Python {sys.version.split()[0]} is too old: 3.11 or newer is needed")
     path = requirements or ROOT / ("requirements.txt" if _has_gpu() else "requirements-cpu.txt")
@@ -59,7 +62,8 @@ def _has_gpu() -> bool:
 
 
 def check_device(precision: str, attention: str, needs_vllm: bool) -> str:
-    """What computes, and whether it can compute what is asked: precision, attention kernel, engine."""
+    """Name what computes. Raises CheckFailed where it lacks the precision, the attention kernel or the engine that is
+    asked for."""
     import torch
 
     if needs_vllm and importlib.util.find_spec("vllm") is None:
@@ -79,7 +83,10 @@ def check_device(precision: str, attention: str, needs_vllm: bool) -> str:
 
 
 def check_server_port(server: Any) -> str:
-    """That the port a server of our own is to listen on is free."""
+    """Say that the port a server of our own is to listen on is free.
+
+    Raises Skipped where the config starts no server, and PortInUse where something listens there already.
+    """
     if not server or "_target_" not in server:
         raise Skipped("no server of our own")
     port = int(server.get("port", 0) or 0)

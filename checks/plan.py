@@ -1,6 +1,6 @@
 """Which checks a config asks for: of its machine, model, task, training and engine, the cheap ones first.
 
-Each program's config has a list of its own; what several share stands in `Case`, which loads the tokenizer and the
+Each program's config has a list of its own; what several share is in `Case`, which loads the tokenizer and the
 task once.
 """
 
@@ -122,7 +122,10 @@ class Case:
         return f"{len(self.tokenizer):,} tokens of {limits.vocabulary:,}, pads with {self.tokenizer.pad_token!r}"
 
     def agreeing_tokenizers(self) -> str:
-        """The other networks of the run read the policy's own tokens."""
+        """Check that the other networks of the run read the policy's own tokens.
+
+        Raises Skipped where there are none, and BadConfig where a tokenizer is another one.
+        """
         config = self.config
         paths = [path for path in model_paths([config.reward, config.advantage]) if path != self.policy]
         if config.critic is not None and str(config.critic.model["path"]) != self.policy:
@@ -134,7 +137,10 @@ class Case:
         return f"the policy's is that of {', '.join(dict.fromkeys(paths))}"
 
     def stop_tokens(self) -> str:
-        """Tokenizer, configurations and chat template name one end of a response."""
+        """Check that tokenizer, configurations and chat template name one end of a response.
+
+        Raises CheckFailed where they do not.
+        """
         ends = load_end_ids(self.policy)
         faults = stop_token_faults(self.tokenizer, config_end_ids(self.policy), generation_end_ids(self.policy) or [])
         if faults:
@@ -143,7 +149,10 @@ class Case:
         return f"a response ends with {' or '.join(map(repr, tokens))}"
 
     def golds(self) -> str:
-        """The task's grader accepts the task's own golds, and rejects changed ones."""
+        """Check that the task's grader accepts the task's own golds, and rejects changed ones.
+
+        Raises CheckFailed where it does not.
+        """
         found = check_golds(self.task, self.problems)
         if not found.is_sound:
             raise CheckFailed(f"{found.line}: set task.kind to the kind of this task's answers (docs/grading.md)")
@@ -158,7 +167,7 @@ class Case:
         return f"settings fit together; the critic says values from {low:g} to {high:g}"
 
     def memory(self) -> str:
-        """See `check_memory`."""
+        """See `check_memory`, which raises CheckFailed. Raises Skipped where nothing of the config takes memory."""
         import torch
 
         if not self.needs():
@@ -198,7 +207,11 @@ class Case:
         return [served(self.policy, number, float(read(node, "kv_cache_gib", 1)))]
 
     def disk(self) -> str:
-        """Room for checkpoints and models, or for samples, in a folder or file that the program would take."""
+        """Check for room for checkpoints and models, or for samples, in a folder or file that the program would take.
+
+        Raises CheckFailed where there is too little or the output is a folder, and BadConfig where the program would
+        not take the folder.
+        """
         config = self.config
         if isinstance(config, SampleConfig):
             if Path(config.output).is_dir() and not config.policies:
@@ -214,7 +227,7 @@ class Case:
         return check_template(self.task, self.tokenizer, self.problems)
 
     def requests(self) -> str:
-        """What is asked can be read, and there is some of it."""
+        """Count the requests. Raises CheckFailed where there are none."""
         requests = build(self.config.requests).load(self.task, self.tokenizer)
         if not requests:
             raise CheckFailed("there is nothing to ask: look at requests")
@@ -226,7 +239,7 @@ class Case:
         return f"{self.client_kind}, which takes new weights"
 
     def fits_window(self) -> str:
-        """How many of the problems leave room for a response in the engine's window."""
+        """Count the problems that leave room for a response in the window. Raises Skipped where that is unknown."""
         config = self.config
         if self.is_chat_api:
             raise Skipped("a chat API says its window itself")
@@ -241,7 +254,7 @@ class Case:
         return f"{len(fit.kept)} of {fit.total} problems fit {window} tokens"
 
     def packing(self) -> str:
-        """See `models.packing_check`."""
+        """See `models.packing_check`. Raises CheckFailed where the layout packs rows and the network may not."""
         check = packing_of(build(self.config.model))
         if self.has_forced_layout and check.choice != "packed":
             raise CheckFailed(f"layout={self.config.layout}: {check.reason}: set layout=auto")

@@ -73,7 +73,10 @@ def in_small(config: RLConfig, run_dir: Path) -> RLConfig:
 
 def rehearse_sampling(config: SampleConfig, tokenizer: Any) -> str:
     """Start the server of the config's own, or reach the one that runs; have its tokenizer compared with the policy's;
-    ask for a few tokens of the first request."""
+    ask for a few tokens of the first request.
+
+    Raises Skipped for a chat API, which costs money, and CheckFailed where the engine answers with no token.
+    """
     if "key_variable" in config.client and "max_total_tokens" in config.client:
         raise Skipped("a chat API costs money: nothing is asked")
     with _folder() as folder:

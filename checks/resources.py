@@ -1,4 +1,4 @@
-"""Memory and disk that a config needs at the very least, and what there is.
+"""Memory and disk that a config needs at the very least, and what the machine has free.
 
 Lower bounds, from the sizes in the headers of the weight files: weights, gradients and Adam's two averages in float32,
 an engine's weights and its cache. Activations, logits and fragmentation come on top, so a config that does not pass
@@ -31,7 +31,10 @@ class Need:
 
 
 def num_parameters(path: str) -> int:
-    """Of a model folder, from the headers of its weight files; raises Skipped for a hub name."""
+    """Count those of a model folder, from the headers of its weight files.
+
+    Raises Skipped for a hub name, and CheckFailed where a file is damaged.
+    """
     from safetensors import SafetensorError, safe_open
 
     files = sorted(Path(path).glob("*.safetensors"))

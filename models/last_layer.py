@@ -21,7 +21,7 @@ _CLASSES: dict[type, type] = {}
 
 
 class _ReadLayer:
-    """What a last layer does when it is told `reads` [R], places in the flattened [B, T] without repetition."""
+    """What a last layer does when it is given `reads` [R], places in the flattened [B, T] without repetition."""
 
     def forward(
         self: Any, hidden_states: torch.Tensor, *positional: Any, reads: torch.Tensor | None = None, **named: Any

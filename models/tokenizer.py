@@ -11,7 +11,7 @@ _FILES = ("config.json", "tokenizer.json", "tokenizer_config.json")
 
 
 def is_plain(path: str) -> bool:
-    """Whether the folder is complete and its tokenizer stands in tokenizer.json, with a pad token."""
+    """Say whether the folder is complete and its tokenizer is in tokenizer.json, with a pad token."""
     folder = Path(path)
     if not all((folder / name).is_file() for name in _FILES) or not any(folder.glob("*.safetensors")):
         return False

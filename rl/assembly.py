@@ -1,5 +1,5 @@
 """The parts of a run from its config: policy, critic, reference, reward, estimator, sampler; what does not fit together
-is told before anything starts."""
+is reported before anything starts."""
 
 import asyncio
 import logging
@@ -181,7 +181,7 @@ def served_dtype(server: OwnServer | None, client: RLClient) -> str:
 
 
 def _max_step(config: RLConfig) -> float:
-    """How far one version may lie from the one before; 0 (any) where a fault is only to be told."""
+    """How far one version may lie from the one before; 0 (any) where a fault is only warned of."""
     return config.probes.max_step if config.probes.on_fault == "stop" else 0.0
 
 

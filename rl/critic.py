@@ -97,7 +97,10 @@ class Critic:
         return scorer(model, 1, read, packs_rows(model))[0]
 
     def step(self, experience: Experience, rows: torch.Tensor, rate: float, sums: Sums) -> None:
-        """One optimizer step on a minibatch: the mean loss over its response tokens."""
+        """Take one optimizer step on the rollouts `rows` [R]: the mean loss over their response tokens.
+
+        Raises NotFinite where the loss or the norm of the gradient is not finite.
+        """
         self.engine.model.train()
         count = max(1, int(experience.response_mask[rows].sum()))
         sums.add({"value_loss": (0.0, 0.0), "value_clip_share": (0.0, 0.0)})  # on every rank, also on one without rows

@@ -26,7 +26,7 @@ from espalier.training.engine import autocast
 def micro_batches(
     attention_mask: torch.Tensor, rows: torch.Tensor, size: int, is_packed: bool
 ) -> Iterator[tuple[torch.Tensor, int]]:
-    """(row numbers, tokens of the longest): `rows` in cuts of at most `size` rows.
+    """Cut `rows` [R] of `attention_mask` [N, T] into at most `size` each: (row numbers [r], tokens of the longest).
 
     Where the pass packs rows, they are taken by number: the rollouts of a problem are neighbours and share their
     prompt. Where it pads them, by length.
@@ -39,7 +39,7 @@ def micro_batches(
 
 
 def own_rows(rows: torch.Tensor) -> torch.Tensor:
-    """This rank's share of the rows: neighbours by number; every rank's together are all of them, each once."""
+    """Return this rank's share of `rows` [R]: neighbours by number; the ranks together have every row once."""
     return torch.tensor_split(rows.sort().values, world_size())[rank()]
 
 
@@ -50,7 +50,10 @@ def most_passes(num_own: int) -> int:
 
 
 def empty_loss(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """A loss of 0 with a graph through all of the model: the pass of a rank that has no rows left."""
+    """Compute a loss [] of 0 with a graph through all of the model: the pass of a rank that has no rows left.
+
+    It reads two tokens of the first row of `ids` and `attention_mask` [N, T].
+    """
     short = (ids[:1, :2], attention_mask[:1, :2])
     device = device_of(model)
     logits = model(input_ids=short[0].to(device), attention_mask=short[1].to(device)).logits

@@ -26,7 +26,7 @@ PLACES = ("loss", "reward")
 
 
 def divergence(logprobs: torch.Tensor, reference_logprobs: torch.Tensor, kind: str) -> torch.Tensor:
-    """The term of every token, in the shape of the arguments; `kind` is any but "full"."""
+    """Compute the term of every token [...] from two log-probs [...] of one shape; `kind` is any but "full"."""
     difference = reference_logprobs - logprobs  # -d
     if kind == "k1":
         return -difference

@@ -36,9 +36,9 @@ def clipped_surrogate(
     dual_clip: float = 0.0,
     weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, int]:
-    """(summed loss, tokens): PPO (Schulman et al. 2017, eq. 7), two clip widths (DAPO, Yu et al. 2025).
+    """Sum PPO's loss (Schulman et al. 2017, eq. 7) with two clip widths (DAPO, Yu et al. 2025): (loss [], tokens).
 
-    With r = pi(token) / pi_old(token) the loss of a token is
+    All tensors are [B, T]. With r = pi(token) / pi_old(token) the loss of a token is
     -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A). With `dual_clip` c above 0 and A < 0 it is at most
     -c A (Ye et al. 2020, eq. 5): a ratio that exploded does not make the step.
     """
@@ -61,9 +61,9 @@ def clipped_tokens(
     clip_low: float,
     clip_high: float,
 ) -> tuple[int, int]:
-    """(tokens whose gradient the clip cuts off, tokens).
+    """Count (tokens whose gradient the clip cuts off, tokens); all tensors are [B, T].
 
-    These have r > 1 + clip_high and A > 0, or r < 1 - clip_low and A < 0.
+    The first have r > 1 + clip_high and A > 0, or r < 1 - clip_low and A < 0.
     """
     ratio = torch.exp(logprobs[mask] - old_logprobs[mask])
     chosen = advantages[mask]
@@ -72,7 +72,7 @@ def clipped_tokens(
 
 
 def importance_weights(old_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, cap: float) -> torch.Tensor:
-    """min(pi_old(token) / pi_engine(token), cap): truncated importance sampling (Yao et al. 2025), a token."""
+    """Compute min(pi_old / pi_engine, cap) of every token [B, T]: truncated importance sampling (Yao et al. 2025)."""
     return torch.exp(old_logprobs - rollout_logprobs).clamp(max=cap)
 
 
@@ -83,9 +83,10 @@ def value_loss(
     mask: torch.Tensor,
     clip_range: float,
 ) -> tuple[torch.Tensor, int, int]:
-    """(summed loss, tokens the clip decides, tokens): 1/2 max((V - R)^2, (V_clipped - R)^2) a token.
+    """Sum 1/2 max((V - R)^2, (V_clipped - R)^2) over tokens: (loss [], tokens the clip decides, tokens).
 
-    V_clipped is V kept within `clip_range` of the value before the update (PPO's published code); 0 clips nothing.
+    All tensors are [B, T]. V_clipped is V kept within `clip_range` of the value before the update (PPO's published
+    code); 0 clips nothing.
     """
     found, before, targets = values[mask], old_values[mask], returns[mask]
     error = (found - targets).square()
@@ -102,7 +103,9 @@ def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:
 
 
 def whiten(values: torch.Tensor, mask: torch.Tensor, shifts_mean: bool = True) -> torch.Tensor:
-    """(values - mean) / std over the masked tokens of the whole iteration; with `shifts_mean` false only scaled.
+    """Compute (values - mean) / std [N, T] over the masked tokens of the whole iteration.
+
+    With `shifts_mean` false the values [N, T] are only scaled.
 
     Every rank holds all rollouts of the iteration, so these are the mean and variance over all ranks. Variance
     is that of a sample (n - 1); 1e-8 is added to it.

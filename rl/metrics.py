@@ -63,8 +63,8 @@ def describe_rewards(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def describe_kl(experience: Experience, rewards: torch.Tensor, groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Distances from the reference in nats, by the policy before the update: k1 a token and summed over a response,
-    k3 a token."""
+    """Measure distances from the reference in nats, by the policy before the update: k1 per token and per response,
+    k3 per token. `rewards` [N, T] may have the KL term in them: `penalty_in_reward` says how much per response."""
     assert experience.reference_logprobs is not None
     mask = experience.response_mask
     own, reference = experience.old_logprobs[mask], experience.reference_logprobs[mask]

@@ -99,11 +99,11 @@ def check_refused(refused: Sequence[Refusal], num_asked: int, max_share: float) 
     if not refused:
         return
     ids = ", ".join(f"'{one.problem_id}'" for one in refused[:5]) + (" …" if len(refused) > 5 else "")
-    told = f"{len(refused)} of {num_asked} problems are refused by the server: {ids} ({refused[0].reason})"
+    message = f"{len(refused)} of {num_asked} problems are refused by the server: {ids} ({refused[0].reason})"
     limit = max(max_share * num_asked, 1.0) if max_share > 0 else 0.0
     if len(refused) == num_asked or len(refused) > limit:
-        raise BadInput(f"{told}: leave them out of the task's file, or raise max_refused_share ({max_share:g})")
-    log.warning("%s; they are left out", told)
+        raise BadInput(f"{message}: leave them out of the task's file, or raise max_refused_share ({max_share:g})")
+    log.warning("%s; they are left out", message)
 
 
 def score(groups: Sequence[RolloutGroup], reward: Reward) -> list[RolloutGroup]:

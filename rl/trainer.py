@@ -96,7 +96,7 @@ class Trainer:
         given = self.task.problems("train")
         self.data = fingerprint(given)  # of all: which of them fit the window does not make it another data set
         self.problems, self.dev = self._fitting("train", given), self._fitting("dev", self.task.problems("dev"))
-        draw_problems(self.problems, self.config.num_problems, 0, 0)  # too few are told of at once
+        draw_problems(self.problems, self.config.num_problems, 0, 0)  # raises now where there are too few
         critic = self.update.critic
         self.policy = Policy(self.engine)
         watch = Watch(

@@ -1,5 +1,5 @@
 """The engines of a run: plain torch or DeepSpeed under the policy and the critic, adapters on the policy; and what
-cannot be had together, told before anything starts."""
+cannot be had together, reported before anything starts."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -80,7 +80,7 @@ class Update:
         return is_one_step and self.critic is None and config.kl.coefficient == 0 and config.entropy_bonus == 0
 
     def rows_with_gradient(self, experience: Experience, rows: torch.Tensor) -> torch.Tensor:
-        """Those of `rows` that can have one."""
+        """Return those of `rows` [R] that can have a gradient."""
         assert experience.advantages is not None
         if self._has_more_than_surrogate(experience):
             return rows

@@ -78,7 +78,10 @@ def show_examples(examples: Sequence[Any], tokenizer: Any) -> None:
 
 
 def make_engine(config: TrainConfig, model: Any) -> Engine:
-    """DeepSpeed where the config has its JSON, else plain torch."""
+    """Make a DeepSpeed engine where the config has its JSON, else one of plain torch.
+
+    Raises BadSettings where its adapters cannot go with ZeRO-3 (quantised ones) or with tensor parallelism.
+    """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = build(config.optimizer, params=trained, lr=config.learning_rate)
     if not config.deepspeed:

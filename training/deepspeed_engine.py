@@ -105,7 +105,7 @@ class DeepSpeedEngine:
         self.model.set_gradient_accumulation_boundary(num_micro_batches == 1)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add one micro-batch's gradients; the last of a step reduces them over the ranks."""
+        """Add the gradients of one micro-batch's loss []; the last of a step reduces them over the ranks."""
         self.model.backward(loss * world_size(), scale_wrt_gas=False)
         if not self.model.is_gradient_accumulation_boundary():
             self.model.step()
@@ -115,7 +115,7 @@ class DeepSpeedEngine:
     def step(self, learning_rate: float) -> float:
         """Clip and update, on every rank its part; the norm before clipping."""
         if not self.model.is_gradient_accumulation_boundary():
-            raise RuntimeError("a step with DeepSpeed needs as many calls of backward as start_step was told")
+            raise RuntimeError("a step with DeepSpeed needs as many calls of backward as start_step was given")
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
         norm = self._grad_norm() if self.zero_stage == 0 else None
@@ -183,7 +183,7 @@ class DeepSpeedEngine:
         self.model.save_checkpoint(str(folder), tag=TAG, save_latest=False, exclude_frozen_parameters=self.has_frozen)
 
     def load_state(self, folder: Path) -> None:
-        """What `save_state` wrote, on the same number of ranks."""
+        """Load what `save_state` wrote on as many ranks. Raises BadCheckpoint where DeepSpeed finds nothing there."""
         found, _ = self.model.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self.has_frozen)
         if found is None:
             raise BadCheckpoint(f"{folder}: DeepSpeed finds nothing to load there: choose another checkpoint")

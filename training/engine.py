@@ -31,7 +31,7 @@ class BadPrecision(ValueError):
 
 @contextmanager
 def autocast(device: torch.device, precision: str) -> Iterator[None]:
-    """bf16 matrix products over float32 master weights, or plain fp32."""
+    """Compute with bf16 matrix products over float32 master weights, or plain fp32. Raises BadPrecision on others."""
     if precision not in ("bf16", "fp32"):
         raise BadPrecision(f"precision must be bf16 or fp32, got '{precision}'")
     with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bf16"):
@@ -48,7 +48,7 @@ class Engine(Protocol):
         """Say how many calls of `backward` the next step consists of, the same number on every rank."""
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add one micro-batch's gradients."""
+        """Add the gradients of one micro-batch's loss []."""
 
     def step(self, learning_rate: float) -> float:
         """Clip, update, clear, once all micro-batches have gone backward; the norm before clipping."""
@@ -87,7 +87,7 @@ class TorchEngine:
         """Any number will do."""
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Accumulate gradients."""
+        """Accumulate the gradients of a loss []."""
         loss.backward()  # type: ignore[no-untyped-call]
 
     def step(self, learning_rate: float) -> float:
@@ -143,7 +143,10 @@ def trained_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def load_weights(model: torch.nn.Module, stored: dict[str, torch.Tensor], where: str) -> None:
-    """Copy `stored` over the model's `trained_tensors`, which must have the same names and shapes."""
+    """Copy `stored` over the model's `trained_tensors`.
+
+    Raises BadCheckpoint where their names or shapes differ.
+    """
     own = {name: (value.shape, value) for name, value in model.state_dict().items() if name in stored}
     lacking = [name for name in trained_tensors(model) if name not in stored]
     strange = [name for name, value in stored.items() if name not in own or own[name][0] != value.shape]

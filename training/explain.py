@@ -76,7 +76,7 @@ class Explain:
         return list(dict.fromkeys(str(node["path"]) for node in nodes if node and node.get("path")))
 
     def run(self, input_path: str, context: Context) -> dict[str, Any]:
-        """One JSON document, and a line of the log for each part of it."""
+        """Return one JSON document, and log a line for each part of it. Raises BadInput where an input is given."""
         if input_path:
             raise BadInput(f"input={input_path}: this stage reads an experiment: leave input empty")
         config = self.config
@@ -113,7 +113,7 @@ class Explain:
 
 
 def _load(node: Any, tokenizer: Any, limits: Limits) -> tuple[list[Any], dict[str, Any]]:
-    """Examples as a run would train on them, and what there is to say of them."""
+    """Examples as a run would train on them, and a summary of them."""
     path = str(node.get("path", "examples"))
     with count_left_out() as left_out:
         examples: list[Any] = check_examples(build(node).load(tokenizer), path, limits, node.get("max_length"))

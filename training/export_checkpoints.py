@@ -38,7 +38,7 @@ def last_step(run: Path) -> int:
 
 
 def start_of(run: Path) -> str:
-    """The model folder a run started from."""
+    """Find the model folder a run started from. Raises BadInput where the run's config names none that is here."""
     try:
         path = yaml.safe_load((run / "config.yaml").read_bytes())["model"]["path"]
     except (OSError, yaml.YAMLError, KeyError, TypeError) as error:

@@ -59,7 +59,7 @@ class ExportModel:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The run's own config."""
+        """The run's own config. Raises BadInput where `run_dir` has none, or that of something else."""
         path = Path(self.run_dir) / "config.yaml"
         if not path.is_file():
             raise BadInput(f"{path}: no such file: stage.run_dir must be the directory of a training run")
@@ -81,7 +81,7 @@ class ExportModel:
         return [str(Path(self.run_dir) / "config.yaml"), str(self.folder / "manifest.json")]
 
     def run(self, input_path: str, context: Context) -> None:
-        """Write the folder, complete or not at all."""
+        """Write the folder, complete or not at all. Raises BadInput where an input is given."""
         if input_path:
             raise BadInput(f"input={input_path}: this stage reads a run: set stage.run_dir, leave input empty")
         model = build(self.config["model"])

@@ -118,7 +118,11 @@ class Loop:
         return num_steps(self.config, len(self.loader.examples))
 
     def run(self) -> None:
-        """Train, evaluate, save. Raises SystemExit, 143 or 130, after a signal."""
+        """Train, evaluate, save.
+
+        Raises BadCheckpoint where the run has done more steps than are asked for, and SystemExit, 143 or 130, after a
+        signal.
+        """
         config, max_steps = self.config, self.max_steps
         self.data = fingerprint(self.loader.examples)
         state = checkpoint.load(self.run_dir, self.engine, self.data, config.resume, self.best)
@@ -202,7 +206,11 @@ class Loop:
         raise SystemExit(self.stop.exit_code)
 
     def train_step(self, step: int) -> dict[str, float]:
-        """One optimizer step; means over all ranks of the loss and of what the objective logs."""
+        """Take one optimizer step; return means over all ranks of the loss and of what the objective logs.
+
+        Raises NotFinite where nothing can be learnt from its examples, and where the loss or the norm of the gradient
+        is not finite and the step may not be skipped.
+        """
         started = time.monotonic()
         rate = rate_at(step, self.max_steps, self.config)
         self.engine.model.train()

@@ -132,7 +132,10 @@ def batches_by_length(examples: Sequence[Any], batch_tokens: int) -> list[list[A
 
 
 def predict(config: TrainConfig, tokenizer: Any) -> None:
-    """All files of a run, each made once; those that are complete are passed over."""
+    """Write all files of a run, each once; those that are complete are passed over.
+
+    Raises BadConfig where DeepSpeed is asked for, and where the folder holds a training run.
+    """
     if config.deepspeed:
         raise BadConfig("prediction keeps a whole model on every rank: set deepspeed=none")
     folder = Path(config.output_dir)

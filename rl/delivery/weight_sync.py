@@ -7,7 +7,7 @@ them into its own; then its prefix cache is emptied. Every name is written, `lm_
 it vLLM (0.32, CPU) goes on with its own stale copy and says nothing. Of several engines every one gets every delivery
 and has to pass every proof below; one that does not ends the run under its name (a server's address).
 
-The engine answers with a **receipt**, a digest of every tensor it read: all, one, or an older file is told at once,
+The engine answers with a **receipt**, a digest of every tensor it read: all, one, or an older file is noticed at once,
 however small the step was, if it changes what the engine keeps. The engine is then **stamped** with the policy's
 version, and has to show that stamp before and after an iteration's rollouts: one that was restarted, or that another
 program delivers to, is not taken for this one.
@@ -95,12 +95,12 @@ def check_receipt(
         return
     found = [*missing, *wrong]
     names = ", ".join(found[:3]) + (" …" if len(found) > 3 else "")
-    told = f"{name} read {len(sent) - len(found)} of {len(sent)} tensors as they were sent; not {names}"
+    message = f"{name} read {len(sent) - len(found)} of {len(sent)} tensors as they were sent; not {names}"
     for age, before in enumerate(reversed(earlier), start=1):
         if wrong and all(receipt[name] == before.get(name) for name in wrong):
-            told += f", which {'is' if len(wrong) == 1 else 'are'} {age} version{'s' if age > 1 else ''} old"
+            message += f", which {'is' if len(wrong) == 1 else 'are'} {age} version{'s' if age > 1 else ''} old"
             break
-    raise StaleWeights(told)
+    raise StaleWeights(message)
 
 
 class WeightSync:
@@ -179,8 +179,9 @@ class WeightSync:
         """How far the policy moved on the canaries since the last version. Raises ProbeFailed."""
         moved = step_kl(before, after)
         if self.max_step > 0 and not moved <= self.max_step:
-            told = f"policy version {version} lies {moved:.3g} nats a token from the one before on fixed responses"
-            raise ProbeFailed(Fault(KL, f"{told} (probes.max_step is {self.max_step:g})"))
+            distance = f"{moved:.3g} nats a token from the one before on fixed responses"
+            limit = f"probes.max_step is {self.max_step:g}"
+            raise ProbeFailed(Fault(KL, f"policy version {version} lies {distance} ({limit})"))
         return {"policy_moved": moved}
 
     async def canary_logprobs(self) -> torch.Tensor:
@@ -235,8 +236,8 @@ class WeightSync:
         cached, engines = await asyncio.gather(self._cached(), self.canary_logprobs())
         for name, count in cached.items():
             if count:
-                told = f"a prompt asked before policy version {sent.version} came has {count} cached tokens after it"
-                raise StaleWeights(f"{told} at {name}", CACHE)
+                raise StaleWeights(f"a prompt asked before policy version {sent.version} came has {count} cached "
+                                   f"tokens after it at {name}", CACHE)  # fmt: skip
         gaps = [canary_gap(found, sent.logprobs, sent.entropies) for found in engines]
         for engine, found, gap in zip(self.engines, engines, gaps, strict=True):
             fault = self._fault(engine.name, found, sent, gap)
@@ -250,17 +251,18 @@ class WeightSync:
     def _fault(self, name: str, engine: torch.Tensor, sent: Unproven, gap: float) -> Fault | None:
         """What the log-probs [R] of the canaries by the engine of that name say is wrong. Where receipts prove the
         delivery, it is not what is named."""
-        told = f"its log-probs of fixed responses under policy version {sent.version} are {gap:.3g} from the trainer's"
+        version = f"policy version {sent.version}"
+        distance = f"its log-probs of fixed responses under {version} are {gap:.3g} from the trainer's"
         if serves_old(engine, sent):
             kind = UNUSED if self.is_received else WEIGHTS
-            return Fault(kind, f"{name} computes as the version before: {told}, and nearer to those of that one")
+            return Fault(kind, f"{name} computes as the version before: {distance}, and nearer to those of that one")
         limit = self.max_logprob_gap or FACTOR * max(FLOOR, sent.rounding)
         if gap <= limit:  # which nothing is that is no number
             return None
         rounding = f"at most {limit:.2g} here, rounding makes {sent.rounding:.2g}"
         if not self.is_received:
-            return Fault(WEIGHTS, f"{name} does not serve policy version {sent.version}: {told} ({rounding})")
-        return Fault(UNKNOWN, f"{name} read every tensor as it was sent, and {told} ({rounding})")
+            return Fault(WEIGHTS, f"{name} does not serve {version}: {distance} ({rounding})")
+        return Fault(UNKNOWN, f"{name} read every tensor as it was sent, and {distance} ({rounding})")
 
     async def sync(self, model: Any, version: int, weights: Weights | None = None) -> dict[str, float]:
         """`look`, `send` after the marker was asked for, and `prove` at once."""
@@ -273,9 +275,10 @@ class WeightSync:
     async def prove_delivery(self, model: Any, seed: int = 0, weights: Weights | None = None) -> dict[str, float]:
         """Prove that every named parameter reaches every engine; they are left with a scratch copy.
 
-        Raises StaleWeights naming the parameter that stays behind. Costs one delivery and, on the trainer, a
-        forward pass of the canaries a parameter. Perturbing may lead where bf16 is too coarse to tell copies
-        apart (an untrained model): another perturbation is tried then; one that passes is a proof.
+        Raises StaleWeights naming the parameter that stays behind, or where log-probs depend on no weight, and
+        ProbeFailed where the engine read every tensor and only computes otherwise. Costs one delivery and, on the
+        trainer, a forward pass of the canaries per parameter. Perturbing may lead where bf16 is too coarse to tell
+        copies apart (an untrained model): another perturbation is tried then; one that passes is a proof.
         """
         model.eval()
         weights = named_weights(model) if weights is None else weights
@@ -294,14 +297,14 @@ class WeightSync:
                 log.info("delivery reaches all %d weights: the engine is %.3f nats from the truth, and "
                          "%.3f from a stale %s", len(stale), error, distances[nearest], nearest)  # fmt: skip
                 return {"error": error, "nearest_stale": distances[nearest], "moved": moved}
-        told = f"{error:.3f} from the trainer's, {distances[nearest]:.3f} from a stale {nearest}'s, and {moved:.3f} " \
-               "from before (means over tokens)"  # fmt: skip
+        measured = f"{error:.3f} from the trainer's, {distances[nearest]:.3f} from a stale {nearest}'s, and " \
+                   f"{moved:.3f} from before (means over tokens)"  # fmt: skip
         name = self.engines[worst].name
         if self.is_received and error < min(moved, distances[nearest]):  # nothing stale explains it better
-            raise ProbeFailed(Fault(UNKNOWN, f"with all weights perturbed the log-probs of {name} are {told}"))
+            raise ProbeFailed(Fault(UNKNOWN, f"with all weights perturbed the log-probs of {name} are {measured}"))
         kind = UNUSED if self.is_received else WEIGHTS
         raise StaleWeights(f"delivery does not reach the whole engine ({name}): with all weights perturbed its "
-                           f"log-probs are {told}", kind)  # fmt: skip
+                           f"log-probs are {measured}", kind)  # fmt: skip
 
     def _scratch_copy(
         self, model: Any, weights: Weights, seed: int

@@ -27,7 +27,7 @@ class StaleWeights(ProbeFailed):
 
 
 class LiveEngine(Protocol):
-    """One engine that takes new weights while it runs; `name` stands in every line about it (a server's address)."""
+    """One engine that takes new weights while it runs; `name` is in every line about it (a server's address)."""
 
     @property
     def name(self) -> str:
@@ -125,7 +125,10 @@ class VLLMEngine(CacheProbe):
         return found
 
     async def reset_cache(self) -> None:
-        """Empty the prefix cache; refused while a request is running."""
+        """Empty the prefix cache; refused while a request is running.
+
+        Raises StaleWeights where the server does not say that it did.
+        """
         answer = await self._post("/reset_prefix_cache", {})
         if not answer or not answer.get("success"):
             raise StaleWeights(f"{self.name} did not empty its prefix cache: it answered {answer}", CACHE)

@@ -31,7 +31,7 @@ class WeightsFile:
         self._tensors: dict[str, torch.Tensor] = {}
 
     def write(self, weights: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None) -> dict[str, torch.Tensor]:
-        """What stands in the file now; the tensors of an earlier call are these.
+        """Write the weights and return what the file holds now; the tensors of an earlier call are these.
 
         `dtype`: what floating-point tensors are rounded to, as an engine of that dtype rounds what it reads (None: they
         are left as they are); the few that some networks keep in float32 there (routers' biases) are rounded too.

@@ -173,15 +173,15 @@ def crossed(gap: Gap, rounding: Gap, max_gap: float = 0.0) -> list[str]:
         ("bias", abs(gap.bias), gap.bias_error, mean / FACTOR),
         ("k3", gap.k3, gap.k3_error, k3),
     )
-    told = f"rounding makes a mean of {rounding.mean:.2g}"
-    return [f"{name} {value:.3g} (at most {limit:.2g} here: {told})" for name, value, error, limit in rows
+    reason = f"rounding makes a mean of {rounding.mean:.2g}"
+    return [f"{name} {value:.3g} (at most {limit:.2g} here: {reason})" for name, value, error, limit in rows
             if not value - _CHANCE * error <= limit]  # fmt: skip
 
 
 def surprise(
     logprobs: torch.Tensor, entropies: torch.Tensor, mask: torch.Tensor, variances: torch.Tensor | None = None
 ) -> tuple[float, float]:
-    """(mean of -log-prob - entropy over response tokens, in standard errors).
+    """Measure (the mean of -log-prob - entropy over response tokens, the same in standard errors) of tensors [N, T].
 
     Its expectation is 0 at every token for samples of the very distribution: below 0 what was drawn is too likely
     (top-p, a lower temperature, greedy), above 0 too unlikely. Only for rollouts that nobody selected. `variances`
@@ -217,7 +217,7 @@ def check_layout(
     bos_id: int | None,
     has_stop_strings: bool,
 ) -> Fault | None:
-    """The first row whose tensors are not prompt, response, padding, with the mask on the whole response."""
+    """Name the first row of the tensors [N, T] that is not prompt, response, padding, its mask on all the response."""
     for number, row in enumerate(rows):
         start, length = len(row.prompt_ids), len(row.prompt_ids) + len(row.response_ids)
         if bos_id is not None and list(row.prompt_ids[:2]) == [bos_id, bos_id]:
@@ -245,8 +245,8 @@ def _mask_fault(number: int, kept: list[int], start: int, length: int) -> Fault:
     """Of a mask that is not start .. length - 1."""
     if kept == list(range(start, length - 1)):
         return Fault(STOP, f"the response of row {number} ends at token {length - 1}, its mask one before")
-    told = f"the response of row {number} is tokens {start} to {length - 1}, its mask keeps "
-    return Fault(SHIFT, told + (f"{len(kept)} tokens from {kept[0]} to {kept[-1]}" if kept else "none"))
+    message = f"the response of row {number} is tokens {start} to {length - 1}, its mask keeps "
+    return Fault(SHIFT, message + (f"{len(kept)} tokens from {kept[0]} to {kept[-1]}" if kept else "none"))
 
 
 def check_steps(values: Sequence[tuple[str, float, float]]) -> Fault | None:

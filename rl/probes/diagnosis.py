@@ -75,19 +75,19 @@ def diagnose(
     case = case.cut()
     gap = _distance(case.engine, case.trainer, case.response_mask)
     found = min(_hypotheses(case, rescore), key=lambda row: row[0], default=(gap, UNKNOWN, ""))
-    left, kind, told = found
+    left, kind, reason = found
     if left <= max(min(max_gap, _NEARER * gap), _EXPLAINED * gap) and left < gap:
-        return Fault(kind, f"{told}: then {left:.3g} of the mean gap of {gap:.3g} is left; {evidence}")
+        return Fault(kind, f"{reason}: then {left:.3g} of the mean gap of {gap:.3g} is left; {evidence}")
     if ask is None:
         return Fault(UNKNOWN, evidence)
     again = _asked_again(case, rescore, ask)
     if again <= max(min(max_gap, _NEARER * gap), _EXPLAINED * gap):
         return Fault(CACHE, f"asked again without its cache the engine is {again:.3g} from the trainer, "
                      f"with it {gap:.3g}; {evidence}")  # fmt: skip
-    told = f"asked again without its cache the engine is still {again:.3g} from the trainer"
+    reason = f"asked again without its cache the engine is still {again:.3g} from the trainer"
     if is_received:
-        return Fault(UNKNOWN, f"{told}, though it read every tensor as it was sent; {evidence}")
-    return Fault(WEIGHTS, f"{told}; {evidence}")
+        return Fault(UNKNOWN, f"{reason}, though it read every tensor as it was sent; {evidence}")
+    return Fault(WEIGHTS, f"{reason}; {evidence}")
 
 
 def _distance(one: torch.Tensor, other: torch.Tensor, mask: torch.Tensor) -> float:
@@ -97,7 +97,7 @@ def _distance(one: torch.Tensor, other: torch.Tensor, mask: torch.Tensor) -> flo
 
 
 def _hypotheses(case: Case, rescore: Rescore) -> Iterator[tuple[float, str, str]]:
-    """(what is left of the difference, fault, how it is told)."""
+    """Yield (what is left of the difference, fault, the reason in words)."""
     yield from _shifts(case)
     believed = case.temperature
     yield from _temperatures(case, rescore)
@@ -123,8 +123,8 @@ def _shifts(case: Case) -> Iterator[tuple[float, str, str]]:
     for shift, side in ((1, "behind"), (-1, "before")):
         moved, mask = torch.roll(case.trainer, shift, dims=1), torch.roll(case.response_mask, shift, dims=1)
         mask = mask & case.response_mask
-        told = f"the engine's log-probs stand one token {side} the trainer's"
-        yield _distance(case.engine, moved, mask), SHIFT, told
+        reason = f"the engine's log-probs stand one token {side} the trainer's"
+        yield _distance(case.engine, moved, mask), SHIFT, reason
 
 
 def _temperatures(case: Case, rescore: Rescore) -> Iterator[tuple[float, str, str]]:
@@ -138,8 +138,8 @@ def _temperatures(case: Case, rescore: Rescore) -> Iterator[tuple[float, str, st
         found[near] = left(near)
     best = min(found, key=found.__getitem__)
     if abs(best / case.temperature - 1) > 0.03:
-        told = f"the engine's log-probs are those at temperature {best:.2g}, the trainer's at {case.temperature:g}"
-        yield found[best], TEMPERATURE, told
+        reason = f"the engine's log-probs are those at temperature {best:.2g}, the trainer's at {case.temperature:g}"
+        yield found[best], TEMPERATURE, reason
 
 
 def _asked_again(case: Case, rescore: Rescore, ask: AskEngine) -> float:

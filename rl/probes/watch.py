@@ -67,8 +67,8 @@ class Watch:
     is_received: Callable[[], bool] = lambda: False
     _rounded: tuple[slice, torch.Tensor] | None = field(default=None, init=False)  # of rows looked at last
     _is_drifting: bool = field(default=False, init=False)
-    _has_told: bool = field(default=False, init=False)
-    _is_told: bool = field(default=False, init=False)  # of the rollouts looked at last
+    _has_reported: bool = field(default=False, init=False)
+    _has_fault: bool = field(default=False, init=False)  # of the rollouts looked at last
 
     def __post_init__(self) -> None:
         check_probes(self.config.probes)
@@ -90,10 +90,10 @@ class Watch:
         if fault is None and lag:
             oldest = min(rollout.policy_version for rollout in rollouts)
             fault = Fault(VERSION, f"rollouts of policy version {oldest} are to train version {version}")
-        self._is_told = fault is not None
+        self._has_fault = fault is not None
         if fault is not None:
             self._report(fault)
-        self._rounded = None if self._is_told else self._round(experience)
+        self._rounded = None if self._has_fault else self._round(experience)
         return {"engine/version_lag": float(lag)}
 
     def compare(self, experience: Experience) -> dict[str, float]:
@@ -133,7 +133,7 @@ class Watch:
         if self.config.probes.on_fault == "stop":
             raise ProbeFailed(fault)
         log.warning("%s", fault)
-        self._has_told = True
+        self._has_reported = True
 
     def _round(self, experience: Experience) -> tuple[slice, torch.Tensor] | None:
         """(some of the rows, their log-probs [n, T'] in the engine's arithmetic), T' as far as they are filled."""
@@ -150,7 +150,7 @@ class Watch:
     def _compare(self, experience: Experience, gap: Gap, rounding: Gap, found: dict[str, float]) -> Fault | None:
         max_gap, mask = self.config.probes.max_gap, experience.response_mask
         reasons = crossed(gap, rounding, max_gap)
-        if reasons and self._has_told:  # looked into once
+        if reasons and self._has_reported:  # looked into once
             log.warning("engine and trainer still disagree: %s", ", ".join(reasons))
         elif reasons:
             case = Case(
@@ -180,8 +180,8 @@ class Watch:
         if abs(errors) <= _SURE:
             return None
         how = "likelier" if found["surprise"] < 0 else "less likely"
-        told = f"the engine draws tokens that are {how} than their own log-probs say: -log-prob - entropy is "
-        return Fault(TEMPERATURE, f"{told}{found['surprise']:.3g}, {abs(errors):.0f} standard errors (or a top-p or "
+        reason = f"the engine draws tokens that are {how} than their own log-probs say: -log-prob - entropy is "
+        return Fault(TEMPERATURE, f"{reason}{found['surprise']:.3g}, {abs(errors):.0f} standard errors (or a top-p or "
                      "top-k cuts)")  # fmt: skip
 
     def _warn_of_drift(self, gap: Gap, rounding: Gap) -> None:

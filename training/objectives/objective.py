@@ -57,12 +57,12 @@ class MeasuresStep(Protocol):
 
 
 def sum_and_count(values: torch.Tensor) -> tuple[float, float]:
-    """A metric's (sum, count) from its values."""
+    """Return a metric's (sum, count) from its values [...]."""
     return float(values.detach().double().sum()), float(values.numel())
 
 
 def with_deviation(name: str, values: torch.Tensor) -> Metrics:
-    """The mean of the values, and the parts of their standard deviation."""
+    """Return the mean of the values [...], and the parts of their standard deviation."""
     return {name: sum_and_count(values), f"{name}|square": sum_and_count(values.detach().double() ** 2)}
 
 

@@ -1,4 +1,4 @@
-"""Losses of a scalar head against targets in [0, 1], told apart by the model's number of labels L.
+"""Losses of a scalar head against targets in [0, 1]; the model's number of labels L decides between two.
 
 - L = 1, **soft labels**: binary cross-entropy with the target itself (a 0.875 trains as 0.875), as in the soft
   estimation of Math-Shepherd (Wang et al. 2024); with hard labels the ordinary binary classifier.
@@ -74,7 +74,7 @@ def weighted_scalar_loss(
 
 
 def sum_of_weights(weights: torch.Tensor) -> float:
-    """The count that goes with a weighted sum."""
+    """Return the count that goes with a sum of weights [R]."""
     return float(weights.double().sum())
 
 
