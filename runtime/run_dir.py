@@ -129,7 +129,7 @@ def name_of(path: str) -> str:
 
 
 def provenance(config: Any, inputs: dict[str, str], counts: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """What stands in `X.meta.json` beside a file X: made how, from what (SHA-256), and what it holds."""
+    """Return what `X.meta.json` beside a file X says: made how, from what (SHA-256), and what it holds."""
     return {
         "config": dataclasses.asdict(config),
         "inputs": inputs,

@@ -142,7 +142,7 @@ class Bill:
             except (KeyError, TypeError, ValueError) as error:
                 if isinstance(error, BadInput):
                     raise
-                raise BadInput(f"{place}: not a line of a bill: mend it, or choose another output") from None
+                raise BadInput(f"{place}: not a line of a bill: correct it, or choose another output") from None
         self.num_attempts = max(charges, default=0)
         self.spent = sum(charges.values(), Charge())
         self.unknown = sum((charge for number, charge in charges.items() if number not in known), Charge())

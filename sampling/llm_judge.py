@@ -181,7 +181,7 @@ class PairRequests:
 @dataclass
 class PolicyPairRequests(PairRequests):
     """Trajectories of two policies: the k-th of a problem against the k-th of the same problem, for the first
-    `pairs_per_problem`. Problems that only one of the files has are left out, and told."""
+    `pairs_per_problem`. Problems that only one of the files has are left out, with a warning."""
 
     first: str = ""
     second: str = ""
@@ -197,7 +197,7 @@ class PolicyPairRequests(PairRequests):
         ]
         alone = len(set(ours) ^ set(theirs))
         if alone:
-            log.warning("%d problems stand in only one of %s and %s and are left out", alone, self.first, self.second)
+            log.warning("%d problems are in only one of %s and %s and are left out", alone, self.first, self.second)
         if not found:
             raise BadInput(f"{self.first} and {self.second} have no problem in common: nothing to compare")
         return found

@@ -235,7 +235,7 @@ class VLLMClient:
                     if await server.connection.is_working(self.probe_seconds):
                         server.last_sign = asyncio.get_running_loop().time()
                         continue
-                    with contextlib.suppress(ServerGone):  # those who wait for it are told by `gone`
+                    with contextlib.suppress(ServerGone):  # those who wait for it learn it by `gone`
                         self._leave_out(server, ServerGone(
                             f"{server.connection.url} gave no answer for {self.silence_seconds:g} s, nor one token for "
                             f"a sign of life in {self.probe_seconds:g} s"))  # fmt: skip
@@ -338,8 +338,10 @@ class VLLMClient:
         return self.counted.hit_rate if self.counted is not None and self.counted.cache_queries else None
 
 
-def _pause(attempt: int, told: float | None) -> float:
-    """Seconds until the next try: full jitter under a doubling bound, and never before the moment told, which is
-    taken for a minute at most."""
+def _pause(attempt: int, server_seconds: float | None) -> float:
+    """Seconds until the next try: full jitter under a doubling bound, and not before the `server_seconds` that the
+    server asks for, of which a minute counts at most."""
     own = random.uniform(0, min(8.0, 0.25 * 2**attempt))
-    return own if told is None else min(told, _LONGEST_WAIT) + random.uniform(0, min(1.0, 0.1 * told) + 0.05)
+    if server_seconds is None:
+        return own
+    return min(server_seconds, _LONGEST_WAIT) + random.uniform(0, min(1.0, 0.1 * server_seconds) + 0.05)
