@@ -164,8 +164,10 @@ class Bill:
         return tokens_fit and (self.max_cost is None or total.cost <= self.max_cost * (1 + 1e-12))
 
     async def reserve(self, request_id: str, worst: Charge) -> int:
-        """The number of an attempt that may leave now. Waits where what is in flight could still turn out cheaper;
-        raises BudgetSpent where nothing is in flight and the worst case does not fit."""
+        """Return the number of an attempt that may leave now; wait while what is in flight may turn out cheaper.
+
+        Raises BudgetSpent where nothing is in flight and the worst case does not fit.
+        """
         while not self.fits(worst):
             if not self.open:
                 raise BudgetSpent(f"{self.describe()}: the next request may take {worst.tokens} tokens and cost "

@@ -175,7 +175,10 @@ def sample_checkpoint(
     load_tokenizer: Callable[[str], Any],
     check_model: Callable[[str], None],
 ) -> int:
-    """Sample what is not there yet; the exit code (1 if some requests were refused). Writes problems.jsonl too."""
+    """Sample what is not there yet, and write problems.jsonl; return the exit code (1 if some requests were refused).
+
+    Raises BadInput where the requests are not for full solutions.
+    """
     node = config.requests
     if node.get("_target_") != "espalier.sampling.requests.TrajectoryRequests":
         raise BadInput("an evaluation asks for full solutions: choose requests=trajectories")

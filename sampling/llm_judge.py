@@ -147,7 +147,7 @@ class PairRequests:
         raise NotImplementedError
 
     def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
-        """Two requests a pair."""
+        """Return two requests per pair. Raises BadInput where two pairs have one id, or the template lacks a part."""
         template = self.template or PAIR_PROMPT
         _check_template(template, ("question", "solution_a", "solution_b"))
         requests = []
@@ -188,7 +188,7 @@ class PolicyPairRequests(PairRequests):
     pairs_per_problem: int = 1
 
     def pairs(self) -> list[SolutionPair]:
-        """In the order of the first file."""
+        """Return them in the order of the first file. Raises BadInput where no problem is in both files."""
         ours, theirs = _by_problem(self.first), _by_problem(self.second)
         found = [
             SolutionPair(f"{one.id}>{other.id}", problem_id, one.prompt, one.response, other.response)
