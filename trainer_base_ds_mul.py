@@ -31,7 +31,10 @@ log = logging.getLogger("train")
 
 @entrypoint(TrainConfig, config_name="train", is_on_ranks=True)
 def main(config: TrainConfig) -> None:
-    """Build everything, train, save the model."""
+    """Build everything, train, save the model.
+
+    Raises BadConfig where there is no such mode, and where `resume` names a checkpoint of a run that is finished.
+    """
     set_up_logging()
     check_tracking(config.tracking)
     if config.mode == "predict":

@@ -66,7 +66,10 @@ def evaluate_all(config: SampleConfig, checkpoints: list[Checkpoint]) -> int:
 
 @entrypoint(SampleConfig, config_name="api/vllm/trajectories_in_process")
 def main(config: SampleConfig) -> int:
-    """Ask for what the output does not hold yet."""
+    """Ask for what the output does not hold yet.
+
+    Raises BadInput where the output for `policies` is a file, and where `policy` is another than `policies`.
+    """
     set_up_logging()
     if not config.policies:
         from espalier.models.load import check_model_folder, load_tokenizer

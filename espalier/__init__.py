@@ -1,7 +1,7 @@
 """Espalier trains language models to reason, step by step.
 
 For a loop of your own the functions of `__all__` take and give plain values: `espalier.grpo_advantages([1, 0, 0, 0])`.
-Each is loaded when it is first asked for, so that `import espalier` is quick and loads no torch. They stand in
+Each is loaded when it is first asked for, so that `import espalier` is quick and loads no torch. They are in
 espalier/functions.py and espalier/prm.py; docs/api.md shows them all.
 
 The folders beside this one are its sub-packages, by links: `espalier.data.records` is data/records.py, in a checkout
@@ -60,7 +60,7 @@ _MODULES = {
     "encode_steps": "prm",
     "load_prm": "prm",
     "score_steps": "prm",
-}  # all others stand in functions
+}  # all others are in functions
 
 if not TYPE_CHECKING:  # a type checker reads the imports above, and knows what does not exist
 

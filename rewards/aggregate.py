@@ -9,7 +9,7 @@ one. It is the only one that is not a share: it runs from minus to plus infinity
 import math
 from collections.abc import Callable, Sequence
 
-# Scores are written with six decimals, so that nothing nearer to 0 or 1 can be told apart.
+# Scores are written with six decimals, so that nothing nearer to 0 or 1 can be distinguished.
 _SMALLEST = 1e-6
 
 

@@ -27,7 +27,7 @@ class Busy(RuntimeError):
 def exclusive(output: Path, wait_seconds: float = 60.0) -> Iterator[None]:
     """Hold `output`'s lock for the length of the block; the lock ends with the process that holds it.
 
-    Waits for another holder (one that is just being stopped), then raises Busy.
+    Waits for another holder (one that is just being stopped). Raises Busy where that holds it after `wait_seconds`.
     """
     output.parent.mkdir(parents=True, exist_ok=True)
     path = output.with_name(f".{output.name}.lock")

@@ -49,7 +49,10 @@ def versions() -> dict[str, str]:
 
 
 def check_run_dir(path: str, config: Any) -> Path:
-    """The run directory, not yet made; raises BadConfig where a file or a run with another config stands."""
+    """Return the run directory, not yet made.
+
+    Raises BadConfig where the path is a file, or holds a run with another config or something else.
+    """
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
         raise BadConfig(f"{folder} is a file: choose another output_dir")
@@ -65,8 +68,11 @@ def check_run_dir(path: str, config: Any) -> Path:
 
 
 def is_finished(folder: Path, config: Any) -> bool:
-    """Whether the run has its model; raises BadConfig where that was a run of another length, which a second
-    start could not lengthen and must not pass over in silence."""
+    """Say whether the run has its model.
+
+    Raises BadConfig where that was a run of another length: a second start could not lengthen it, and must not pass
+    over that in silence.
+    """
     if not (folder / "model").is_dir():
         return False
     stored, mine = yaml.safe_load((folder / "config.yaml").read_text()), dataclasses.asdict(config)
@@ -129,7 +135,7 @@ def name_of(path: str) -> str:
 
 
 def provenance(config: Any, inputs: dict[str, str], counts: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """What stands in `X.meta.json` beside a file X: made how, from what (SHA-256), and what it holds."""
+    """Return what `X.meta.json` beside a file X says: made how, from what (SHA-256), and what it holds."""
     return {
         "config": dataclasses.asdict(config),
         "inputs": inputs,

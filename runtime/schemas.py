@@ -141,8 +141,8 @@ class StageConfig:
 class KLConfig:
     """The penalty for leaving the reference; a `coefficient` of 0 has none, and no reference is loaded.
 
-    `kind` (k1, abs, mse, k3, full: rl/kl.py) is estimated a token and stands in the `loss` or, as a cost of each
-    token, in the `reward`. Above 0, `max_token` bounds a token's term, and `target` (nats a response) makes the
+    `kind` (k1, abs, mse, k3, full: rl/kl.py) is estimated per token and added to the `loss` or, as a cost of each
+    token, to the `reward`. Above 0, `max_token` bounds a token's term, and `target` (nats a response) makes the
     coefficient adapt itself over `horizon` rollouts.
     """
 

@@ -1,6 +1,6 @@
 """Metrics and progress: metrics.jsonl always, TensorBoard and W&B when asked, one live line on rank 0.
 
-The same names stand in all of them. On a terminal progress is a bar; elsewhere a plain line every few seconds, with
+All of them have the same names. On a terminal progress is a bar; elsewhere a plain line every few seconds, with
 rates, time left and memory.
 """
 
@@ -112,7 +112,7 @@ class Progress:
 class Metrics:
     """Appends `{"step": s, name: value, ...}` to metrics.jsonl on rank 0, and to TensorBoard and W&B when asked.
 
-    After a resume, lines of steps that will be done again are dropped first; W&B is told of such steps again.
+    After a resume, lines of steps that will be done again are dropped first; W&B gets such steps again.
     `config` is the run's, for W&B.
     """
 
@@ -159,7 +159,7 @@ class Metrics:
 
 
 def _open_wandb(folder: Path, tracking: TrackingConfig, config: Any) -> Any:
-    """The W&B run of this run directory, the same one after every start: its id stands in `wandb_id`. Its files are
+    """The W&B run of this run directory, the same one after every start: its id is kept in `wandb_id`. Its files are
     in `wandb/`; `wandb sync FOLDER/wandb/offline-run-*` sends what was written offline."""
     check_tracking(tracking)
     import wandb

@@ -142,7 +142,7 @@ class Bill:
             except (KeyError, TypeError, ValueError) as error:
                 if isinstance(error, BadInput):
                     raise
-                raise BadInput(f"{place}: not a line of a bill: mend it, or choose another output") from None
+                raise BadInput(f"{place}: not a line of a bill: correct it, or choose another output") from None
         self.num_attempts = max(charges, default=0)
         self.spent = sum(charges.values(), Charge())
         self.unknown = sum((charge for number, charge in charges.items() if number not in known), Charge())
@@ -164,8 +164,10 @@ class Bill:
         return tokens_fit and (self.max_cost is None or total.cost <= self.max_cost * (1 + 1e-12))
 
     async def reserve(self, request_id: str, worst: Charge) -> int:
-        """The number of an attempt that may leave now. Waits where what is in flight could still turn out cheaper;
-        raises BudgetSpent where nothing is in flight and the worst case does not fit."""
+        """Return the number of an attempt that may leave now; wait while what is in flight may turn out cheaper.
+
+        Raises BudgetSpent where nothing is in flight and the worst case does not fit.
+        """
         while not self.fits(worst):
             if not self.open:
                 raise BudgetSpent(f"{self.describe()}: the next request may take {worst.tokens} tokens and cost "

@@ -1,7 +1,7 @@
 """Many policies, one after the other: which they are, where their files go, each in a process of its own.
 
 `policies` is a model folder, a pattern (`runs/*/model`), a list of both, or a mapping of names to folders. The
-files of a policy stand in `<output>/<name>/`: greedy.jsonl, samples.jsonl, problems.jsonl. Its name depends on
+files of a policy are in `<output>/<name>/`: greedy.jsonl, samples.jsonl, problems.jsonl. Its name depends on
 its path alone, so that a list can grow. A process each gives all memory of an engine back before the next one
 loads, and an engine that crashes takes one policy with it.
 """
@@ -175,7 +175,10 @@ def sample_checkpoint(
     load_tokenizer: Callable[[str], Any],
     check_model: Callable[[str], None],
 ) -> int:
-    """Sample what is not there yet; the exit code (1 if some requests were refused). Writes problems.jsonl too."""
+    """Sample what is not there yet, and write problems.jsonl; return the exit code (1 if some requests were refused).
+
+    Raises BadInput where the requests are not for full solutions.
+    """
     node = config.requests
     if node.get("_target_") != "espalier.sampling.requests.TrajectoryRequests":
         raise BadInput("an evaluation asks for full solutions: choose requests=trajectories")
@@ -206,7 +209,7 @@ def _escaped(value: Any) -> Any:
 def run_alone(program: str, config: SampleConfig, checkpoint: Checkpoint) -> str:
     """Run `program` on this one policy in a process of its own; "" or what went wrong.
 
-    The process gets `policy` beside `policies`. What it prints stands in evaluate.log and is passed on; it and
+    The process gets `policy` beside `policies`. What it prints is written to evaluate.log and passed on; it and
     what it started end with this one.
     """
     checkpoint.folder.mkdir(parents=True, exist_ok=True)
@@ -233,10 +236,10 @@ def run_alone(program: str, config: SampleConfig, checkpoint: Checkpoint) -> str
     if process.returncode == 0:
         return ""
     lines = log_path.read_text(errors="replace").split("\n")
-    told = [line.partition("error: ")[2] for line in lines if line.startswith("error: ")]
-    if process.returncode == 1 and not told:
+    errors = [line.partition("error: ")[2] for line in lines if line.startswith("error: ")]
+    if process.returncode == 1 and not errors:
         return f"some requests were refused: see {checkpoint.folder}/*.failed.jsonl"
-    return told[-1] if told else f"exit code {process.returncode}: see {log_path}"
+    return errors[-1] if errors else f"exit code {process.returncode}: see {log_path}"
 
 
 def run_each(

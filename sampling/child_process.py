@@ -97,8 +97,8 @@ class ChildProcess:
             text = self.log.read_text(errors="replace")
         except OSError:
             return "(no log)"
-        told = _NOISE.sub("", text + "\n").rstrip()
-        return "\n".join("  | " + line for line in told.split("\n")[-lines:])
+        cleaned = _NOISE.sub("", text + "\n").rstrip()
+        return "\n".join("  | " + line for line in cleaned.split("\n")[-lines:])
 
     def first_error(self) -> str:
         """The first exception its log names: the last lines seldom hold the cause."""

@@ -112,7 +112,7 @@ class ShowsLife(Protocol):
 
 
 class TakesWeights(Protocol):
-    """One engine without a server that can be given new weights; `name` stands in lines about it."""
+    """One engine without a server that can be given new weights; messages call it by its `name`."""
 
     name: str
 

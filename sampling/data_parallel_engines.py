@@ -104,7 +104,7 @@ class _Engine(ChildProcess):
             raise ServerGone(f"{self.name} {failed} in {seconds:g} s\nthe end of {self.log}:\n{self.tail()}") from None
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Hand on what it answers until it dies, which all who wait are told."""
+        """Hand on what it answers until it dies; then all who wait get the error."""
         while True:
             try:
                 number, value, error = await receive(reader)

@@ -1,4 +1,4 @@
-"""One vLLM engine in a process of its own, which does what it is told over a socket: the other end of
+"""One vLLM engine in a process of its own, which answers calls over a socket: the other end of
 `sampling.data_parallel_engines`.
 
     python -m espalier.sampling.engine_process DESCRIPTOR
@@ -43,14 +43,14 @@ async def _answer(client: Any, call: tuple[int, str, tuple[Any, ...]], writer: a
     value, error = None, None
     try:
         value = await getattr(client, name)(*arguments)
-    except (Refused, ServerGone) as told:
-        error = told
-    except Exception as told:  # the other end waits for an answer
-        error = ServerGone(one_line(told))
+    except (Refused, ServerGone) as failure:
+        error = failure
+    except Exception as failure:  # the other end waits for an answer
+        error = ServerGone(one_line(failure))
     try:
         send(writer, (number, value, error))
-    except (pickle.PicklingError, TypeError, AttributeError) as told:
-        send(writer, (number, None, ServerGone(one_line(told))))
+    except (pickle.PicklingError, TypeError, AttributeError) as failure:
+        send(writer, (number, None, ServerGone(one_line(failure))))
 
 
 def _forget(tasks: dict[int, asyncio.Task[None]], number: int, _: asyncio.Task[None]) -> None:

@@ -14,11 +14,11 @@ _MANY = 32
 
 
 def check_unique(requests: Sequence[SampleRequest]) -> None:
-    """Raise BadInput on an id that two requests have: their rows could not be told apart."""
+    """Raise BadInput on an id that two requests have: their rows could not be distinguished."""
     seen: set[str] = set()
     for request in requests:
         if request.id in seen:
-            raise BadInput(f"two problems have the id '{request.id}': ids must be unique, mend the problems' file")
+            raise BadInput(f"two problems have the id '{request.id}': ids must be unique, correct the problems' file")
         seen.add(request.id)
 
 

@@ -260,14 +260,14 @@ def _finish(config: SampleConfig, output: Path, tally: Tally, meta: dict[str, An
              100 * correct / max(rows, 1), 100 * counts["unparseable"], tally.tokens, seconds)  # fmt: skip
     if not tally.failed:
         return 0
-    told = f"{len(tally.failed)} of {total} requests were refused: see {failed}"
+    message = f"{len(tally.failed)} of {total} requests were refused: see {failed}"
     if tally.unanswered:
-        told += f" ({tally.unanswered} of them used up their attempts without an answer: what is left favours what " \
-                "is answered soon)"  # fmt: skip
+        message += f" ({tally.unanswered} of them used up their attempts without an answer: what is left favours " \
+                   "what is answered soon)"  # fmt: skip
     if is_done:
-        log.warning("%s; the run is finished without them (max_failed_share is %g)", told, config.max_failed_share)
+        log.warning("%s; the run is finished without them (max_failed_share is %g)", message, config.max_failed_share)
         return 0
     share = math.ceil(100 * len(tally.failed) / total) / 100
     without = f", max_failed_share={share:g} finishes without them" if share < 1 else ""
-    log.error("%s; the next run asks them again%s", told, without)
+    log.error("%s; the next run asks them again%s", message, without)
     return 1

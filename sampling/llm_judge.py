@@ -147,7 +147,7 @@ class PairRequests:
         raise NotImplementedError
 
     def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
-        """Two requests a pair."""
+        """Return two requests per pair. Raises BadInput where two pairs have one id, or the template lacks a part."""
         template = self.template or PAIR_PROMPT
         _check_template(template, ("question", "solution_a", "solution_b"))
         requests = []
@@ -181,14 +181,14 @@ class PairRequests:
 @dataclass
 class PolicyPairRequests(PairRequests):
     """Trajectories of two policies: the k-th of a problem against the k-th of the same problem, for the first
-    `pairs_per_problem`. Problems that only one of the files has are left out, and told."""
+    `pairs_per_problem`. Problems that only one of the files has are left out, with a warning."""
 
     first: str = ""
     second: str = ""
     pairs_per_problem: int = 1
 
     def pairs(self) -> list[SolutionPair]:
-        """In the order of the first file."""
+        """Return them in the order of the first file. Raises BadInput where no problem is in both files."""
         ours, theirs = _by_problem(self.first), _by_problem(self.second)
         found = [
             SolutionPair(f"{one.id}>{other.id}", problem_id, one.prompt, one.response, other.response)
@@ -197,7 +197,7 @@ class PolicyPairRequests(PairRequests):
         ]
         alone = len(set(ours) ^ set(theirs))
         if alone:
-            log.warning("%d problems stand in only one of %s and %s and are left out", alone, self.first, self.second)
+            log.warning("%d problems are in only one of %s and %s and are left out", alone, self.first, self.second)
         if not found:
             raise BadInput(f"{self.first} and {self.second} have no problem in common: nothing to compare")
         return found

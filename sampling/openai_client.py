@@ -8,7 +8,7 @@ The package's own retries are off: attempts are counted here, in one place. What
 - other 4xx, an answer that a content filter ended, or one that is empty at `max_tokens`: final for the row.
 
 No attempt leaves unless its worst case fits the caps on tokens and money (`sampling.bill`). Whatever the API says in an
-error is told without the key, which some services echo. A chat API returns text, not token ids; `Sample.token_ids`
+error is reported without the key, which some services echo. A chat API returns text, not token ids; `Sample.token_ids`
 stays empty and `prompt_ids` are not sent.
 """
 
@@ -48,14 +48,14 @@ class _Transient(RuntimeError):
 
 
 def check_key_variable(name: str) -> None:
-    """Raise BadInput unless it is the name of an environment variable; a key put there by mistake is not told."""
+    """Raise BadInput unless it is the name of an environment variable; a key put there by mistake is not shown."""
     if not re.fullmatch(r"[A-Z_][A-Z0-9_]{0,63}", name):
         raise BadInput("client.key_variable must be the NAME of the environment variable that holds the key, such as "
                        "OPENAI_API_KEY: what is given there is none (it is not shown, lest it be the key)")  # fmt: skip
 
 
 def refuse_key_in(config: Any, variable: str, place: str = "") -> None:
-    """Raise BadInput where the key itself stands anywhere in a config; its place is told, not the key."""
+    """Raise BadInput where the key itself stands anywhere in a config; the message names its place, not the key."""
     key = os.environ.get(variable, "")
     if isinstance(config, Mapping):
         for name, value in config.items():
@@ -239,7 +239,7 @@ class OpenAIChatClient:
         status = error.status_code
         body: Mapping[str, Any] = error.body if isinstance(error.body, Mapping) else {}
         said = self._hide(str(body.get("message") or error.message))[:300]
-        if status in (401, 403):  # such answers tend to quote the key, or parts of it: nothing of them is told
+        if status in (401, 403):  # such answers tend to quote the key, or parts of it: nothing of them is shown
             return NoKey(f"{self.model}: HTTP {status}: the API refuses the key in {self.key_variable}: check the key "
                          "and what it may use")  # fmt: skip
         if status == 404:

@@ -156,7 +156,7 @@ class BlockPlanner:
         return match.length
 
     def admit(self, request: Any, blocks: Sequence[int], num_shared: int) -> None:
-        """The request that was asked about last has its blocks; after this step its tokens will stand in them."""
+        """The request that was asked about last has its blocks; after this step they hold its tokens."""
         num_cached = self._cached.pop(request.request_id, 0)
         place = num_cached // self.block_size
         match = self._matches.pop(request.request_id, None)
@@ -191,7 +191,7 @@ class BlockPlanner:
             self.table.drop(block)
 
     def finish(self, request: Any, blocks: Sequence[int], num_computed: int) -> None:
-        """A request has ended; what it generated stands in its blocks too."""
+        """A request has ended; its blocks hold what it generated too."""
         self._matches.pop(request.request_id, None)
         self._cached.pop(request.request_id, None)
         self._unfinished.pop(request.request_id, None)

@@ -1,6 +1,6 @@
 """When a chat API may be asked again: Retry-After in its forms, and what is left of the x-ratelimit budgets.
 
-All requests of a run share one limit: where one is told to wait, none leaves before. Times are in seconds.
+All requests of a run share one limit: where one has to wait, none leaves before. Times are in seconds.
 """
 
 import asyncio

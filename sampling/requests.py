@@ -169,7 +169,7 @@ class TrajectoryRequests:
     limit: int = 0
 
     def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
-        """One request a problem."""
+        """Return one request per problem. Raises BadInput where the split has none from `first` on."""
         problems = task.problems(self.split)[self.first :]
         problems = problems[: self.limit] if self.limit else problems
         if not problems:

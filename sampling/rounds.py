@@ -174,7 +174,7 @@ async def run_rounds(
 ) -> Tally:
     """Ask round after round until the source has nothing left; the tally of all of them.
 
-    `requests` are those of the rounds begun so far. `on_round` is told the number of requests known so far.
+    `requests` are those of the rounds begun so far. `on_round` gets the number of requests known so far.
     A refused request is asked again by the next run, not by this one. Raises what `Runner.run` raises.
     """
     total = Tally(before=len(finished))

@@ -56,7 +56,7 @@ class Tally:
 
 
 def finished_requests(path: Path, requests: Iterable[SampleRequest], num_samples: int) -> set[str]:
-    """Ids of the requests whose rows are all in the file; the file is mended to hold nothing else.
+    """Ids of the requests whose rows are all in the file; the file is cut to hold nothing else.
 
     Raises BadInput on a line that is not ours, an id that stands twice, or a gap in the middle.
     """
@@ -75,7 +75,7 @@ def finished_requests(path: Path, requests: Iterable[SampleRequest], num_samples
         if request_id != last:
             last, start_of_last = request_id, start
         if is_apart or index != str(counts.get(request_id, 0)):
-            raise BadInput(f"{place}: id '{row.get('id')}' is out of order or stands twice: mend or remove the file")
+            raise BadInput(f"{place}: id '{row.get('id')}' is out of order or stands twice: correct or remove the file")
         counts[request_id] = counts.get(request_id, 0) + 1
     partial = [request_id for request_id, count in counts.items() if count != num_samples]
     if partial and partial != [last]:

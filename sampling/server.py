@@ -2,7 +2,7 @@
 
     python -m espalier.sampling.server --model MODEL --log server.log -- COMMAND ...
 
-serves for the length of a command: its address stands in the environment variable ESPALIER_SERVER, which the
+serves for the length of a command: its address is given in the environment variable ESPALIER_SERVER, which the
 sampling programs prefer to a server of their own. The exit code is the command's.
 
 The server dies with the process that started it, even when that is killed with -9, so no port stays taken. It is

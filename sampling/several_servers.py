@@ -90,7 +90,7 @@ class VLLMServers:
         self._stack.close()
 
     def check(self) -> None:
-        """Say it once where a server has died; raise ServerGone where all have, or none may be missing."""
+        """Warn once where a server has died. Raises ServerGone where all have, or where none may be missing."""
         for number, server in enumerate(self.servers):
             if self.has_controls and not server.is_alive():
                 raise ServerGone(f"{server.base_url}: {server.death_message()}")

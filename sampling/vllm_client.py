@@ -235,7 +235,7 @@ class VLLMClient:
                     if await server.connection.is_working(self.probe_seconds):
                         server.last_sign = asyncio.get_running_loop().time()
                         continue
-                    with contextlib.suppress(ServerGone):  # those who wait for it are told by `gone`
+                    with contextlib.suppress(ServerGone):  # those who wait for it learn it by `gone`
                         self._leave_out(server, ServerGone(
                             f"{server.connection.url} gave no answer for {self.silence_seconds:g} s, nor one token for "
                             f"a sign of life in {self.probe_seconds:g} s"))  # fmt: skip
@@ -248,8 +248,8 @@ class VLLMClient:
     # --- requests -----------------------------------------------------------------------------------------------
 
     def body(self, request: SampleRequest, params: SamplingParams) -> dict[str, Any]:
-        """The JSON of one request; raises Refused where the prompt leaves no room for an answer. `max_tokens` shrinks
-        to the room there is (counted in `num_shortened`)."""
+        """Return the JSON of one request; `max_tokens` shrinks to the room there is (counted in `num_shortened`).
+        Raises Refused where the prompt leaves no room for an answer."""
         room = None if self.max_model_length is None else self.max_model_length - len(request.prompt_ids)
         if room is not None and room < 1:
             length = len(request.prompt_ids)
@@ -338,8 +338,8 @@ class VLLMClient:
         return self.counted.hit_rate if self.counted is not None and self.counted.cache_queries else None
 
 
-def _pause(attempt: int, told: float | None) -> float:
-    """Seconds until the next try: full jitter under a doubling bound, and never before the moment told, which is
-    taken for a minute at most."""
+def _pause(attempt: int, asked: float | None) -> float:
+    """Seconds until the next try: full jitter under a doubling bound, and not before the seconds that the server
+    asked for (None: none), of which a minute counts at most."""
     own = random.uniform(0, min(8.0, 0.25 * 2**attempt))
-    return own if told is None else min(told, _LONGEST_WAIT) + random.uniform(0, min(1.0, 0.1 * told) + 0.05)
+    return own if asked is None else min(asked, _LONGEST_WAIT) + random.uniform(0, min(1.0, 0.1 * asked) + 0.05)

@@ -18,8 +18,8 @@ NAME = "espalier-weights"  # of the trainer's file in memory (rl.delivery.weight
 
 
 def digest(tensor: torch.Tensor) -> str:
-    """32 hex digits of XXH3 of the tensor's bytes: as fast as memory is read (SHA-256 of a large policy takes longer
-    than all the rest of a delivery)."""
+    """Return 32 hex digits of XXH3 of the bytes of a tensor [...]: as fast as memory is read (SHA-256 of a large
+    policy takes longer than all the rest of a delivery)."""
     flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
     return xxhash.xxh3_128_hexdigest(flat.numpy().data)
 

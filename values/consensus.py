@@ -1,8 +1,8 @@
 """Consensus of Monte-Carlo labels with a judge: what both say is kept, or weighted by how far they agree.
 
-Monte-Carlo labels miss errors that the policy mends and call right what reached the answer by luck; a judge misses
-others. Keeping what both agree on is the consensus filter of Zhang et al. 2025 (The Lessons of Developing Process
-Reward Models, arXiv 2501.07301), which keeps a solution where both put the first error at the same step.
+Monte-Carlo labels miss errors that the policy corrects later and call right what reached the answer by luck; a judge
+misses others. Keeping what both agree on is the consensus filter of Zhang et al. 2025 (The Lessons of Developing
+Process Reward Models, arXiv 2501.07301), which keeps a solution where both put the first error at the same step.
 
 Both speak of states here: a label above `threshold` calls the state after a step good, and a judge calls a state good
 that no wrong step has led to. The threshold 0 is for labels that can be 0: shares of samples, or hard ones. Soft labels
