@@ -111,8 +111,8 @@ def _rows_of(kind: type[R], path: str, trajectories: Sequence[Trajectory], name:
             continue
         number = len(getattr(row, name))
         if number != lengths[row.id]:
-            told = f"'{row.id}' has {number} {name}, its trajectory {lengths[row.id]} steps"
-            raise BadInput(f"{path}: {told}: make this file from these trajectories")
+            mismatch = f"'{row.id}' has {number} {name}, its trajectory {lengths[row.id]} steps"
+            raise BadInput(f"{path}: {mismatch}: make this file from these trajectories")
         found[row.id] = row
     if not found:
         raise BadInput(f"{path}: holds none of these trajectories: make this file from these trajectories")
@@ -132,8 +132,8 @@ def _verdicts(path: str, trajectories: Sequence[Trajectory]) -> dict[str, list[f
         num_known += name in lengths
         if name in lengths and labels:
             if len(labels) != lengths[name]:
-                told = f"{len(labels)} labels of '{name}', which has {lengths[name]} steps"
-                raise BadInput(f"{place}: {told}: let these trajectories be judged")
+                mismatch = f"{len(labels)} labels of '{name}', which has {lengths[name]} steps"
+                raise BadInput(f"{place}: {mismatch}: let these trajectories be judged")
             votes.setdefault(name, []).append(labels)
     if path and not num_known:
         raise BadInput(f"{path}: holds none of these trajectories: let these trajectories be judged")

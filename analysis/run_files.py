@@ -220,7 +220,7 @@ def read_seconds(path: Path) -> dict[str, float]:
         stage, seconds = row.get("stage"), row.get("seconds")
         is_number = isinstance(seconds, int | float) and math.isfinite(seconds) and seconds >= 0
         if not isinstance(stage, str) or not is_number:
-            raise BadInput(f"{place}: must hold a stage (str) and its seconds (a number): mend or remove this line")
+            raise BadInput(f"{place}: must hold a stage (str) and its seconds (a number): correct or remove this line")
         totals[stage] = totals.get(stage, 0.0) + float(seconds)  # type: ignore[arg-type]
     return {stage: round(seconds, 3) for stage, seconds in totals.items()}
 
@@ -237,7 +237,7 @@ def read_losses(path: Path) -> LossCurves:
 
 
 def read_meta(path: Path) -> Meta:
-    """Counts and provenance of the file that X.meta.json stands beside; empty where they are not told."""
+    """Read the counts and provenance of the file X from X.meta.json; empty where it has none."""
     row = read_json(path)
     counts, versions = row.get("counts"), row.get("versions")
     return Meta(

@@ -39,7 +39,7 @@ def _parse_line(line: bytes, place: str) -> dict[str, Any]:
     try:
         row = json.loads(line, parse_constant=refuse_constant, object_pairs_hook=refuse_doubled)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{place}: not a JSON object ({error}): mend or remove this line") from None
+        raise BadInput(f"{place}: not a JSON object ({error}): correct or remove this line") from None
     if not isinstance(row, dict):
         raise BadInput(f"{place}: a line must be a JSON object, got {type(row).__name__}")
     return row

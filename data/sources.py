@@ -1,7 +1,7 @@
 """Rows of published files: JSON lines, JSON arrays, folders of JSON objects, CSV, tab-separated text, and the hub.
 
 Every reader gives `Row`s that know their file and line. What is wrong with one row (a torn line, a wrong type) is
-told in `Row.error` or raised as `BadRow` by the row's own getters, so that a loader can name it and go on; what is
+kept in `Row.error` or raised as `BadRow` by the row's own getters, so that a loader can name it and go on; what is
 wrong with a whole file (missing, a folder, empty, a corrupt gzip, an array without its end) raises BadInput at once.
 
 Gzip is known by its first bytes and not by its name. UTF-8 only, with or without a byte-order mark; lines may end

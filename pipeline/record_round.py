@@ -36,7 +36,7 @@ def _last_row(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RecordRound:
-    """`settings`: what the script was told. `policy_before` made the samples, `start` was trained on; `folder` is the
+    """`settings`: the script's arguments. `policy_before` made the samples, `start` was trained on; `folder` is the
     round's, in which `policy` is the link to the chosen candidate. The input is the evaluation of the candidates."""
 
     folder: str

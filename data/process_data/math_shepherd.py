@@ -46,10 +46,10 @@ def _signs(known: MathShepherdRow, place: str) -> list[str]:
             at += 1
         if not known.label.startswith(piece, at) or (signs and signs[-1] not in ("+", "-")):
             raise BadInput(f"{place}: label must be input with + or - for each mark '{MARK}', and differs at mark "
-                           f"{number}: mend or remove this row")  # fmt: skip
+                           f"{number}: correct or remove this row")  # fmt: skip
         at += len(piece)
     if at != len(known.label):
-        raise BadInput(f"{place}: label is longer than input: mend or remove this row")
+        raise BadInput(f"{place}: label is longer than input: correct or remove this row")
     return signs
 
 
@@ -101,7 +101,7 @@ class MathShepherd:
         signs = _signs(known, place)
         starts = list(_FIRST.finditer(known.input.partition(MARK)[0]))
         if not signs or not starts:
-            raise BadInput(f"{place}: input has no '{'Step 1:' if signs else MARK}': mend or remove this row")
+            raise BadInput(f"{place}: input has no '{'Step 1:' if signs else MARK}': correct or remove this row")
         question, border = known.input[: starts[-1].start()], re.match(r"\s*", starts[-1].group())
         assert border is not None
         start = starts[-1].start() + border.end()

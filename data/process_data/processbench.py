@@ -3,7 +3,7 @@
 
 `label` is the 0-based index of the earliest wrong step, -1 where there is none. Steps after it were not
 judged. The steps are a list of paragraphs; a text is made of them with blank lines between. The subset
-(`gsm8k`, `math`, ...) stands in the id before its number, and is the group.
+(`gsm8k`, `math`, ...) is written in the id before its number, and is the group.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-r"""MATH (Hendrycks et al. 2021) in its three published layouts, told apart by what is there:
+r"""MATH (Hendrycks et al. 2021) in its three published layouts, recognized by the files and columns:
 
 - the archive: `MATH/{train,test}/<subject>/<n>.json`, one object a file; ids `math-test-algebra-17`;
 - a table: `{train,test}.jsonl` with `problem`, `level`, `type`, `solution`; ids by row number;

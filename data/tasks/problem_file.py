@@ -1,7 +1,7 @@
 """Problems of one's own: JSON lines of `Problem` (data/records.py), as `list_problems` writes them.
 
 `path` is the file, or a folder with `{train,dev,test}.jsonl`. Ids are kept as they are and must be unique. `kind` says
-how answers are compared; worked solutions stand in `info["solution"]`.
+how answers are compared; worked solutions are in `info["solution"]`.
 """
 
 from collections.abc import Mapping

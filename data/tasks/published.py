@@ -106,7 +106,7 @@ class PublishedTask:
             if not problems:
                 raise BadInput(f"{first}{more}: {self.who_takes(rejected)}")
             if not self.skip_bad_rows:
-                raise BadInput(f"{first}{more}: mend or remove it, or set task.skip_bad_rows=true")
+                raise BadInput(f"{first}{more}: correct or remove it, or set task.skip_bad_rows=true")
             log.warning("%s/%s: %d rows left out: %s%s", self.name, split, len(rejected), first, more)
         return problems
 

@@ -12,8 +12,8 @@ of its own. **The teacher is imperfect on purpose**: where the wrong way is open
 `wrong_way_rate`, and goes on from there to the wrong option; grading is by the truth. So the states before the
 choice, after the right one and after the wrong one differ in value.
 
-Problems are told apart by their structure (the order and kind of the lines, what is linked to what, the order of the
-options), not by the words and names put on it, and the splits share no structure.
+Problems are the same where their structure is (the order and kind of the lines, what is linked to what, the order of
+the options), whatever the words and names put on it, and the splits share no structure.
 """
 
 import hashlib
