@@ -101,7 +101,10 @@ def read_inspection(input_path: str, files: InspectedFiles) -> Inspection:
 
 
 def _rows_of(kind: type[R], path: str, trajectories: Sequence[Trajectory], name: str) -> dict[str, R]:
-    """Trajectory id → its row, with an entry of `name` for every step. Raises BadInput."""
+    """Return trajectory id → its row, with an entry of `name` for every step.
+
+    Raises BadInput where entries and steps differ in number, or no row is of these trajectories.
+    """
     if not path:
         return {}
     lengths = {one.id: len(one.steps) for one in trajectories}
@@ -120,8 +123,11 @@ def _rows_of(kind: type[R], path: str, trajectories: Sequence[Trajectory], name:
 
 
 def _verdicts(path: str, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
-    """Trajectory id → the mean of its votes on each step, None where no vote says anything of it. Votes without a
-    verdict (no labels) are passed over. Raises BadInput."""
+    """Return trajectory id → the mean of its votes on each step, None where no vote says anything of it. Votes without
+    a verdict (no labels) are passed over.
+
+    Raises BadInput where labels are no numbers, are not one per step, or are of none of these trajectories.
+    """
     lengths = {one.id: len(one.steps) for one in trajectories}
     votes: dict[str, list[list[float | None]]] = {}
     num_known = 0

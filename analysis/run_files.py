@@ -178,7 +178,10 @@ def _interval(row: Any, place: str) -> Interval:
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """An evaluation.json; every metric has one value a problem."""
+    """Read an evaluation.json; every metric has one value per problem.
+
+    Raises BadInput where a key, a finite interval, a value per problem or the greedy accuracy is missing.
+    """
     row = read_json(path)
     problems = _need(row, "problems", list, str(path))
     per_problem = _need(row, "per_problem", dict, str(path))
@@ -214,7 +217,10 @@ def read_prm(path: Path) -> RewardModelQuality:
 
 
 def read_seconds(path: Path) -> dict[str, float]:
-    """Stage → seconds, summed over its runs, in the order of first appearance."""
+    """Return stage → seconds, summed over its runs, in the order of first appearance.
+
+    Raises BadInput on a line without a stage, or whose seconds are not a finite number from 0 up.
+    """
     totals: dict[str, float] = {}
     for place, row in iter_rows(path):
         stage, seconds = row.get("stage"), row.get("seconds")

@@ -24,10 +24,12 @@ def to_line(record: Any) -> str:
 
 
 def refuse_constant(name: str) -> None:
+    """Raise ValueError: NaN and Infinity are not JSON."""
     raise ValueError(f"{name} is not a number")
 
 
 def refuse_doubled(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of its fields. Raises ValueError where one is there twice."""
     row = dict(pairs)
     if len(row) < len(pairs):
         names = [name for name, _ in pairs]

@@ -92,7 +92,10 @@ class Plan:
         return [*([self.pilot] if self.pilot else []), *self.measured, *self.actual]
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
-        """`{"stages": [...], "total": {...}, "basis": {...}}`, with `actual` and `error` where runs are given."""
+        """Return `{"stages": [...], "total": {...}, "basis": {...}}`, with `actual` and `error` where runs are given.
+
+        Raises BadInput where there is no task, no such method, or no problem from `first` on.
+        """
         if context.task is None:
             raise BadInput("plan needs a task: add task=NAME")
         if self.method not in METHODS:

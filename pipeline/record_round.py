@@ -18,7 +18,7 @@ from espalier.pipeline.trajectory_groups import sample_order
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON file with an object in it. Raises BadInput."""
+    """Read a JSON file. Raises BadInput where it cannot be read or holds no object."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -50,7 +50,10 @@ class RecordRound:
         return []
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
-        """The round's document; the manifest is written before it is done."""
+        """Return the round's document; the manifest is written first.
+
+        Raises BadInput where there is no policy, or a file is damaged.
+        """
         folder = Path(self.folder)
         policy = folder / "policy"
         if not policy.is_dir():

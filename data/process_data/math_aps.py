@@ -143,8 +143,11 @@ class MathAps:
         return records
 
     def write(self, records: Sequence[AnnotatedSolution], place: str) -> JsonRow:
-        """Only all records of a row of this format together; labels may have changed, if they agree wherever
-        two records share a step."""
+        """Make a row from all records that were read from it; labels may have changed.
+
+        Raises BadInput where the records are of another format, some are missing, or two that share a step differ in
+        its label.
+        """
         first = records[0]
         if first.info.get("format") != self.name:
             raise BadInput(f"{place}: math_aps holds only trees it was read from: export it as trl")

@@ -130,8 +130,11 @@ class MathShepherd:
         return [record]
 
     def write(self, records: Sequence[AnnotatedSolution], place: str) -> JsonRow:
-        """Any record whose first step was judged, up to the first step that was not; a label above 0 is `+`.
-        Steps of other formats lose the white space around them and get `Step N: ` where they lack it."""
+        """Make the row of one record, up to the first step that was not judged; a label above 0 is `+`.
+
+        Steps of other formats lose the white space around them and get `Step N: ` where they lack it. Raises BadInput
+        where nobody judged the first step, marks and labels differ in number, or there are more records.
+        """
         record = the_only(records, place)
         steps, labels = judged_part(record, place)
         is_own = record.info.get("format") == self.name

@@ -200,7 +200,10 @@ class PRM800K:
         )
 
     def write(self, records: Sequence[AnnotatedSolution], place: str) -> JsonRow:
-        """Only rows of this format, by the record of their path, unchanged since they were read."""
+        """Make a row of this format from the record of its path.
+
+        Raises BadInput where that record is missing, is of another format, or was changed since it was read.
+        """
         mains = [record for record in records if not record.info.get("is_alternative", True)]
         if not mains or mains[0].info.get("format") != self.name:
             raise BadInput(f"{place}: prm800k holds only rows it was read from, with the record of the chosen path: "

@@ -60,7 +60,7 @@ class ProcessBench:
         return [record]
 
     def write(self, records: Sequence[AnnotatedSolution], place: str) -> JsonRow:
-        """Any record whose first error is known can be written."""
+        """Make the row of one record. Raises BadInput where its first error is not known, or there are more records."""
         record = the_only(records, place)
         if record.first_error is None:
             raise BadInput(f"{place}: its first error is not known: processbench cannot hold it; leave it out")

@@ -22,7 +22,10 @@ class ProblemFile(PublishedTask):
     files: ClassVar[Mapping[str, tuple[str, ...]]] = {split: (f"{split}.jsonl",) for split in ("train", "dev", "test")}
 
     def problem(self, row: Row) -> Problem:
-        """The record of a line."""
+        """Read the record of a line.
+
+        Raises BadRow where it is no `Problem`, or its order of options is not a permutation.
+        """
         try:
             problem = parse_record(Problem, row.fields, "")
         except BadInput as error:

@@ -121,7 +121,10 @@ class WordArithmetic:
                            f"{self.min_operations}")  # fmt: skip
 
     def problems(self, split: str) -> list[Problem]:
-        """Distinct problems of the split; drawn from a stream seeded by the split's name alone."""
+        """Draw distinct problems of the split from a stream seeded by the seed and the split's name.
+
+        Raises BadInput where there is no such split, or fewer distinct problems than asked for.
+        """
         if split not in SPLITS:
             raise BadInput(f"word_arithmetic has no split '{split}': it has {', '.join(SPLITS)}")
         count = {"train": self.num_train, "dev": self.num_dev, "test": self.num_test}[split]
