@@ -1,10 +1,10 @@
 """Data inside a page: packed so that a page of 100,000 completions stays small and opens at once.
 
-A block is JSON, compressed (gzip) and written in base64: no text of a model stands in the page as such, so none can
+A block is JSON, compressed (gzip) and written in base64: no text of a model is in the page as such, so none can
 end an element or begin one. The script unpacks a block when a trajectory in it is opened, not before; browsers have
 known how since 2023 (DecompressionStream), also for a page opened from disk.
 
-Trajectories of one problem stand in one block with the completions of their states, each state once.
+Trajectories of one problem are in one block with the completions of their states, each state once.
 """
 
 import base64

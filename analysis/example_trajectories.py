@@ -2,7 +2,7 @@
 
 A problem with right and wrong trajectories shows one of each: the wrong one whose value falls most in one
 step, and the right one that shares the most first steps with it, so that the step where they part stands
-out. Such problems are chosen for their fall, not at random; the reader is told so.
+out. Such problems are chosen for their fall, not at random; the page says so.
 """
 
 from collections import defaultdict

@@ -23,7 +23,7 @@ KINDS: dict[str, tuple[str, str]] = {
         "every completion of a state (two at least) is right, yet the trajectory or all completions of a later state "
         "are wrong",
     ),
-    "leak": ("answer given away", "the gold answer stands in the prompt, or in the first of several steps"),
+    "leak": ("answer given away", "the prompt, or the first of several steps, contains the gold answer"),
     "early": ("answered early", "the task's grader reads an answer before the last step"),
     "jump": ("value jumps", "the value changes much in one step"),
     "wide": ("wide interval", "few completions carry the value"),
@@ -139,14 +139,14 @@ def _wrong_after_right(row: Inspected) -> list[Suspicion]:
 
 
 def golds(row: Inspected) -> list[str]:
-    """The gold answers worth looking for in a text: not the letter of an option, which stands in every prompt."""
+    """The gold answers worth looking for in a text: not the letter of an option, which every prompt contains."""
     gold = row.trajectory.gold
     texts = [gold] if isinstance(gold, str) else [str(one) for one in gold]
     return [text.strip() for text in texts if text.strip() and not row.trajectory.num_options]
 
 
 def holds_word(text: str, word: str) -> bool:
-    """Whether the word stands in the text by itself: 12 is not in 112, 12.5 or -12."""
+    """Whether the text contains the word by itself: 12 is not in 112, 12.5 or -12."""
     return re.search(rf"(?<![\w.\-]){re.escape(word)}(?![\w]|\.\d)", text, re.IGNORECASE) is not None
 
 
@@ -155,10 +155,10 @@ def _leaks(row: Inspected, task: Any) -> list[Suspicion]:
     found = []
     for gold in golds(row):
         if holds_word(row.trajectory.prompt, gold):
-            found.append(Suspicion("leak", 0, f"the gold answer {gold[:60]!r} stands in the prompt"))
+            found.append(Suspicion("leak", 0, f"the prompt contains the gold answer {gold[:60]!r}"))
         elif len(steps) > 2 and holds_word(steps[0], gold):
             found.append(
-                Suspicion("leak", 1, f"the gold answer {gold[:60]!r} stands in the first of {len(steps)} steps")
+                Suspicion("leak", 1, f"the first of {len(steps)} steps contains the gold answer {gold[:60]!r}")
             )
     text = ""
     for step, piece in enumerate(steps[:-1] if task is not None else [], 1):

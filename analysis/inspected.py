@@ -101,7 +101,10 @@ def read_inspection(input_path: str, files: InspectedFiles) -> Inspection:
 
 
 def _rows_of(kind: type[R], path: str, trajectories: Sequence[Trajectory], name: str) -> dict[str, R]:
-    """Trajectory id → its row, with an entry of `name` for every step. Raises BadInput."""
+    """Return trajectory id → its row, with an entry of `name` for every step.
+
+    Raises BadInput where entries and steps differ in number, or no row is of these trajectories.
+    """
     if not path:
         return {}
     lengths = {one.id: len(one.steps) for one in trajectories}
@@ -111,8 +114,8 @@ def _rows_of(kind: type[R], path: str, trajectories: Sequence[Trajectory], name:
             continue
         number = len(getattr(row, name))
         if number != lengths[row.id]:
-            told = f"'{row.id}' has {number} {name}, its trajectory {lengths[row.id]} steps"
-            raise BadInput(f"{path}: {told}: make this file from these trajectories")
+            mismatch = f"'{row.id}' has {number} {name}, its trajectory {lengths[row.id]} steps"
+            raise BadInput(f"{path}: {mismatch}: make this file from these trajectories")
         found[row.id] = row
     if not found:
         raise BadInput(f"{path}: holds none of these trajectories: make this file from these trajectories")
@@ -120,8 +123,11 @@ def _rows_of(kind: type[R], path: str, trajectories: Sequence[Trajectory], name:
 
 
 def _verdicts(path: str, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
-    """Trajectory id → the mean of its votes on each step, None where no vote says anything of it. Votes without a
-    verdict (no labels) are passed over. Raises BadInput."""
+    """Return trajectory id → the mean of its votes on each step, None where no vote says anything of it. Votes without
+    a verdict (no labels) are passed over.
+
+    Raises BadInput where labels are no numbers, are not one per step, or are of none of these trajectories.
+    """
     lengths = {one.id: len(one.steps) for one in trajectories}
     votes: dict[str, list[list[float | None]]] = {}
     num_known = 0
@@ -132,8 +138,8 @@ def _verdicts(path: str, trajectories: Sequence[Trajectory]) -> dict[str, list[f
         num_known += name in lengths
         if name in lengths and labels:
             if len(labels) != lengths[name]:
-                told = f"{len(labels)} labels of '{name}', which has {lengths[name]} steps"
-                raise BadInput(f"{place}: {told}: let these trajectories be judged")
+                mismatch = f"{len(labels)} labels of '{name}', which has {lengths[name]} steps"
+                raise BadInput(f"{place}: {mismatch}: let these trajectories be judged")
             votes.setdefault(name, []).append(labels)
     if path and not num_known:
         raise BadInput(f"{path}: holds none of these trajectories: let these trajectories be judged")

@@ -1,6 +1,6 @@
 "use strict";
 // The inspector: finds, filters and sorts by the index, unpacks a block when a trajectory in it is opened.
-// Text reaches the page as text only (textContent); what is chosen stands in the address after #.
+// Text reaches the page as text only (textContent); what is chosen is in the address after #.
 
 const PAGE = 50, KEPT_BLOCKS = 12;
 const SORTS = {
@@ -59,8 +59,8 @@ function completionList(rows) {
   box.addEventListener("toggle", () => {
     if (!box.open || box.children.length > 1) return;
     for (const [isRight, text, answer, finish] of rows) {
-      const told = (answer === null ? "no answer" : "answer " + answer) + (finish === "stop" ? "" : ", " + finish);
-      box.append(make("div", "completion", badge(isRight), make("span", "muted", told), make("div", "step", text)));
+      const summary = (answer === null ? "no answer" : "answer " + answer) + (finish === "stop" ? "" : ", " + finish);
+      box.append(make("div", "completion", badge(isRight), make("span", "muted", summary), make("div", "step", text)));
     }
   });
   return box;
@@ -155,7 +155,7 @@ async function textHolds(wanted, candidates, isCurrent) {
   let done = 0;
   for (const [number, places] of byBlock) {
     if (!isCurrent()) return null;
-    byId("told").textContent = `searching, ${++done} of ${byBlock.size} blocks …`;
+    byId("status").textContent = `searching, ${++done} of ${byBlock.size} blocks …`;
     const known = blocks.get(number) || await unpack("block-" + number);
     const holds = text => text.toLowerCase().includes(wanted);
     const states = inCompletions ? known.states.map(rows => rows.some(row => holds(row[1]))) : [];
@@ -191,7 +191,7 @@ async function find() {
 function render() {
   const list = byId("list");
   list.replaceChildren(...found.slice(0, shown).map(card));
-  byId("told").textContent = `${found.length.toLocaleString("en")} of ${index.id.length.toLocaleString("en")} trajectories`;
+  byId("status").textContent = `${found.length.toLocaleString("en")} of ${index.id.length.toLocaleString("en")} trajectories`;
   byId("more").hidden = shown >= found.length;
   byId("more").textContent = `show ${Math.min(PAGE, found.length - shown)} more`;
 }
@@ -289,4 +289,4 @@ async function start() {
   document.body.dataset.ready = "true";
 }
 
-start().catch(error => { byId("told").textContent = "cannot show the trajectories: " + error.message; });
+start().catch(error => { byId("status").textContent = "cannot show the trajectories: " + error.message; });

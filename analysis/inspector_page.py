@@ -1,7 +1,7 @@
 """The inspector's page: statistics of every step as charts, then the trajectories themselves.
 
 One file without a network. The only script that may run is the page's own (the policy names its hash), and every
-text of a model stands in packed blocks (`analysis.embedded`) or is escaped.
+text of a model is in packed blocks (`analysis.embedded`) or is escaped.
 """
 
 import base64
@@ -66,14 +66,14 @@ def _impossible_list(data: InspectorData) -> Markup:
             f"{found['chance']:.2g}",
         )
         rows.append([link, *cells])
-    told = (
+    text = (
         f"{len(patterns):,} steps without a right completion are followed by a right one; of {improbable:,} the "
         "chance is below 1 % (look for a fault in grading or joining). The least possible:"
     )
     return join(
         [
             tag("h3", "Impossible patterns"),
-            note(told),
+            note(text),
             table(["trajectory", "step", "right after step", "completions", "chance"], rows),
         ]
     )
@@ -100,18 +100,19 @@ def _key_figures(data: InspectorData) -> Markup:
     )
 
 
-def size_told(data: InspectorData) -> list[str]:
-    """What the page holds and what was left out, in sentences."""
+def size_sentences(data: InspectorData) -> list[str]:
+    """Say what the page holds and what was left out, in sentences."""
     embedded = data.embedded
     num = len(embedded.index.get("id", ()))
-    told = [f"This page holds {num:,} trajectories and {embedded.num_completions:,} completions "
-            f"in {embedded.num_bytes / 1e6:.1f} MB."]  # fmt: skip
+    sentences = [f"This page holds {num:,} trajectories and {embedded.num_completions:,} completions "
+                 f"in {embedded.num_bytes / 1e6:.1f} MB."]  # fmt: skip
     if num < len(data.rows):
-        told.append(f"{len(data.rows) - num:,} trajectories are left out (stage.max_trajectories), "
-                    "the least suspicious first; the statistics are of all.")  # fmt: skip
+        sentences.append(f"{len(data.rows) - num:,} trajectories are left out (stage.max_trajectories), "
+                         "the least suspicious first; the statistics are of all.")  # fmt: skip
     if embedded.num_left_out:
-        told.append(f"{embedded.num_left_out:,} completions are left out (stage.max_completions, stage.max_megabytes).")
-    return told
+        sentences.append(f"{embedded.num_left_out:,} completions are left out (stage.max_completions, "
+                         "stage.max_megabytes).")  # fmt: skip
+    return sentences
 
 
 def _controls() -> Markup:
@@ -128,7 +129,7 @@ def _controls() -> Markup:
             tag("div", search, select("in", "in", where), select("right", "outcome", outcomes),
                 select("sort", "sorted by", []), class_="controls"),
             tag("div", id="chips"),
-            tag("p", "reading …", id="told", role="status"),
+            tag("p", "reading …", id="status", role="status"),
             tag("noscript", note("The trajectories need JavaScript; the statistics do not.")),
             tag("div", id="list"),
             Markup('<button id="more" type="button" hidden>show more</button>'),
@@ -161,11 +162,12 @@ def render_inspector(data: InspectorData) -> str:
         tag("title", f"Espalier: {data.name}"),
         tag("style", Markup(style)),
     )
-    told = [tag("p", text, class_="lead" if number == 0 else "cut") for number, text in enumerate(size_told(data))]
+    sentences = enumerate(size_sentences(data))
+    paragraphs = [tag("p", text, class_="lead" if number == 0 else "cut") for number, text in sentences]
     main = tag(
         "main",
         tag("h1", "Steps, read one by one"),
-        *told,
+        *paragraphs,
         _key_figures(data),
         section("flags", "What is suspicious", _suspicion_table(data)),
         _statistics(data),
@@ -175,7 +177,7 @@ def render_inspector(data: InspectorData) -> str:
     names = ("flags", "statistics", "trajectories")
     links = tag("nav", *(tag("a", name, href=f"#{name}") for name in names), aria_label="sections")
     header = tag("header", brand, links)
-    kinds = [[key, *told] for key, told in KINDS.items()]
+    kinds = [[key, *texts] for key, texts in KINDS.items()]
     index: Mapping[str, Any] = {"kinds": kinds, "index": data.embedded.index}
     blocks = [block("index", pack(index))]
     blocks += [block(f"block-{number}", packed) for number, packed in enumerate(data.embedded.blocks)]

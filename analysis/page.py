@@ -37,12 +37,12 @@ def _headline(data: ReportData) -> Markup:
     before, after = (data.evaluations[name].accuracy["greedy"].mean for name in ("sft", "process_dpo"))
     gain, over_dpo = (data.differences["process_dpo", other]["greedy"] for other in ("sft", "dpo"))
     change = f"{100 * before:.1f}\u00a0% → {100 * after:.1f}\u00a0%"
-    told = [f"From sft to process_dpo on {gain.n:,} test problems: paired difference ", _points(gain)]
-    told += [", and ", _points(over_dpo), " against dpo on outcomes alone."]
+    sentence = [f"From sft to process_dpo on {gain.n:,} test problems: paired difference ", _points(gain)]
+    sentence += [", and ", _points(over_dpo), " against dpo on outcomes alone."]
     return join(
         [
             tag("h1", "process_dpo greedy ", tag("span", change, class_="up" if after > before else "down")),
-            tag("p", *told, class_="lead"),
+            tag("p", *sentence, class_="lead"),
         ]
     )
 

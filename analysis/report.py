@@ -38,7 +38,7 @@ class Report:
     num_example_problems: int = 3
 
     def inputs(self) -> list[str]:
-        """What must be there, and what there is of the rest. Raises BadInput with the remedy."""
+        """List the files that the report needs and the optional ones there. Raises BadInput where one is missing."""
         files = RunFiles(Path(self.run_dir))
         files.check()
         needed = [*(files.evaluation(policy) for policy in files.policies()), files.prm]

@@ -178,7 +178,10 @@ def _interval(row: Any, place: str) -> Interval:
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """An evaluation.json; every metric has one value a problem."""
+    """Read an evaluation.json; every metric has one value per problem.
+
+    Raises BadInput where a key, a finite interval, a value per problem or the greedy accuracy is missing.
+    """
     row = read_json(path)
     problems = _need(row, "problems", list, str(path))
     per_problem = _need(row, "per_problem", dict, str(path))
@@ -214,13 +217,16 @@ def read_prm(path: Path) -> RewardModelQuality:
 
 
 def read_seconds(path: Path) -> dict[str, float]:
-    """Stage → seconds, summed over its runs, in the order of first appearance."""
+    """Return stage → seconds, summed over its runs, in the order of first appearance.
+
+    Raises BadInput on a line without a stage, or whose seconds are not a finite number from 0 up.
+    """
     totals: dict[str, float] = {}
     for place, row in iter_rows(path):
         stage, seconds = row.get("stage"), row.get("seconds")
         is_number = isinstance(seconds, int | float) and math.isfinite(seconds) and seconds >= 0
         if not isinstance(stage, str) or not is_number:
-            raise BadInput(f"{place}: must hold a stage (str) and its seconds (a number): mend or remove this line")
+            raise BadInput(f"{place}: must hold a stage (str) and its seconds (a number): correct or remove this line")
         totals[stage] = totals.get(stage, 0.0) + float(seconds)  # type: ignore[arg-type]
     return {stage: round(seconds, 3) for stage, seconds in totals.items()}
 
@@ -237,7 +243,7 @@ def read_losses(path: Path) -> LossCurves:
 
 
 def read_meta(path: Path) -> Meta:
-    """Counts and provenance of the file that X.meta.json stands beside; empty where they are not told."""
+    """Read the counts and provenance of the file X from X.meta.json; empty where it has none."""
     row = read_json(path)
     counts, versions = row.get("counts"), row.get("versions")
     return Meta(

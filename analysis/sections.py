@@ -115,11 +115,11 @@ def accuracy_section(evaluations: Mapping[str, Evaluation], differences: Differe
         rows.append((metric_name(name), found))
     legend = [tag("span", legend_marker(number), f" {policy}") for policy, number in series.items()]
     n = len(next(iter(evaluations.values())).problems)
-    told = f"Per cent of {n:,} test problems, with 95 % intervals bootstrapped over problems."
+    caption = f"Per cent of {n:,} test problems, with 95 % intervals bootstrapped over problems."
     return section(
         "accuracy",
         "Accuracy by stage",
-        tag("p", told),
+        tag("p", caption),
         tag("div", *legend, class_="legend"),
         tag("div", interval_chart(rows, "Accuracy of every policy by metric"), class_="card"),
         two_columns(_accuracy_table(evaluations, metrics), _difference_table(differences, metrics)),
@@ -134,9 +134,9 @@ def loss_section(losses: Mapping[str, LossCurves], missing: Sequence[str]) -> Ma
         named = (("train", curves.train), ("eval", curves.evaluation))
         last = ", ".join(f"{name} {rows[-1][1]:.4g}" for name, rows in named if rows)
         step = max(step for step, _ in [*curves.train, *curves.evaluation])
-        told = tag("span", f"{last} at step {step}", class_="muted")
+        caption = tag("span", f"{last} at step {step}", class_="muted")
         chart = loss_chart(curves, f"Loss of {run} by step")
-        figures.append(tag("figure", tag("figcaption", tag("b", run), told), chart, class_="card"))
+        figures.append(tag("figure", tag("figcaption", tag("b", run), caption), chart, class_="card"))
     keys = (("train", "c0"), ("eval", "c2"))
     legend = [tag("span", tag("i", class_=f"key {kind}"), f" {name}") for name, kind in keys]
     parts = [tag("div", *legend, class_="legend"), tag("div", *figures, class_="many")] if figures else []
@@ -171,7 +171,7 @@ def calibration_section(prm: RewardModelQuality) -> Markup:
     if prm.bins:
         chart = calibration_chart(prm.bins, "PRM score against Monte-Carlo value in bins of the score")
     bins = tag("details", tag("summary", "The bins as a table"), table(["score", "value", "steps"], rows))
-    told = (
+    caption = (
         f"{prm.inner.num_steps:,} distinct inner steps of {prm.inner.num_problems:,} held-out problems, unseen in"
         f" training, and apart from them {prm.terminal.num_steps:,} last steps, whose value is the outcome. On the"
         " diagonal a score means what it says. In brackets 95 % intervals over problems."
@@ -179,7 +179,7 @@ def calibration_section(prm: RewardModelQuality) -> Markup:
     return section(
         "calibration",
         "Calibration of the process reward model",
-        tag("p", told),
+        tag("p", caption),
         two_columns(tag("div", chart, class_="card"), join([_quality(prm), bins])),
         note("A Monte-Carlo value is an estimate from a few completions: part of the MAE is its noise."),
     )
@@ -193,9 +193,9 @@ def seconds_section(seconds: Mapping[str, float]) -> Markup:
         label = f"{stage}: {value:,.1f} s, {100 * value / (total or 1.0):.0f} % of the total"
         cells = [bar(value / (longest or 1.0), "c2", label), duration(value)]
         rows.append(tag("tr", tag("th", stage, scope="row"), *(tag("td", cell) for cell in cells)))
-    told = f"{duration(total)} in all, over {len(seconds)} stages. Runs of the same stage are added up."
+    caption = f"{duration(total)} in all, over {len(seconds)} stages. Runs of the same stage are added up."
     bars = tag("div", tag("table", tag("tbody", *rows), class_="bars"), class_="card")
-    return section("seconds", "Seconds by stage", tag("p", told), bars)
+    return section("seconds", "Seconds by stage", tag("p", caption), bars)
 
 
 def _number(value: object) -> str:

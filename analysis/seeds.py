@@ -57,7 +57,7 @@ class CompareSeeds:
         return [f"{run}/summary.json" for run in self.runs]
 
     def run(self, input_path: str, context: StageContext) -> str:
-        """The table."""
+        """Return the table. Raises BadInput where `runs` is empty or a summary lacks the figures of inner steps."""
         if not self.runs:
             raise BadInput("stage.runs is empty: name the run directories, stage.runs=[experiments/a,experiments/b]")
         summaries = [json.loads(Path(path).read_text()) for path in self.inputs()]

@@ -12,8 +12,8 @@ from espalier.pipeline.step_statistics import BINS, first_errors, length_bias, p
 Rows = Sequence[Inspected]
 
 
-def _figure(title: str, told: str, chart: Markup) -> Markup:
-    caption = tag("figcaption", tag("b", title), tag("span", told, class_="muted"))
+def _figure(title: str, text: str, chart: Markup) -> Markup:
+    caption = tag("figcaption", tag("b", title), tag("span", text, class_="muted"))
     return tag("figure", caption, chart, class_="card")
 
 
@@ -33,7 +33,7 @@ def _positions_figure(rows: Rows) -> Markup:
 def _first_error_figures(rows: Rows) -> list[Markup]:
     found = first_errors([one.steps for one in rows])
     known, wrong, last = found["known"], found["wrong"], found["at_last_step"]
-    told = f"known of {known:,} of {wrong:,} wrong trajectories; {last:,} at the last step"
+    text = f"known of {known:,} of {wrong:,} wrong trajectories; {last:,} at the last step"
     steps = {int(step): number for step, number in found["by_step"].items()}
     columns = [
         Column(str(step), [("v0", steps.get(step, 0))], f"step {step}: {steps.get(step, 0):,} trajectories")
@@ -44,7 +44,7 @@ def _first_error_figures(rows: Rows) -> list[Markup]:
         for place, number in enumerate(found["by_tenth"])
     ]
     return [
-        _figure("First error by step", told, column_chart(columns, "step", "trajectories", "First error by step")),
+        _figure("First error by step", text, column_chart(columns, "step", "trajectories", "First error by step")),
         _figure(
             "First error by share of the way",
             "from there on every value is 0",
@@ -113,8 +113,8 @@ def _width_figure(rows: Rows) -> Markup:
         )
         for place, number in enumerate(found["histogram"])
     ]
-    told = f"mean {_number(found['mean'])}; labels left out {found['left_out']:,}"
-    return _figure("Width of the intervals", told, column_chart(columns, "width", "steps", "Width of the intervals"))
+    text = f"mean {_number(found['mean'])}; labels left out {found['left_out']:,}"
+    return _figure("Width of the intervals", text, column_chart(columns, "width", "steps", "Width of the intervals"))
 
 
 def _gap_figures(rows: Rows) -> list[Markup]:

@@ -32,10 +32,10 @@ def _step_row(trajectory: ScoredTrajectory, index: int, is_shared: bool) -> Mark
     if drop >= _SHOWN_DROP:
         text = f"\N{BLACK DOWN-POINTING TRIANGLE} \N{MINUS SIGN}{drop:.2f}"
         parts.append(tag("span", text, class_="drop", title=f"the value falls by {drop:.2f} in this step"))
-    told = f"{row.num_correct[index]} of {row.num_completions[index]} completions are right"
+    source = f"{row.num_correct[index]} of {row.num_completions[index]} completions are right"
     if index == len(row.steps) - 1:
-        told = f"the outcome: {'right' if row.is_correct else 'wrong'}"
-    cells = [_value_cell(value, f"value {value:.2f}: {told}"), _value_cell(score, f"PRM score {score:.3f}")]
+        source = f"the outcome: {'right' if row.is_correct else 'wrong'}"
+    cells = [_value_cell(value, f"value {value:.2f}: {source}"), _value_cell(score, f"PRM score {score:.3f}")]
     return tag("tr", tag("td", *parts), *cells, class_="shared" if is_shared else None)
 
 

@@ -24,10 +24,12 @@ def to_line(record: Any) -> str:
 
 
 def refuse_constant(name: str) -> None:
+    """Raise ValueError: NaN and Infinity are not JSON."""
     raise ValueError(f"{name} is not a number")
 
 
 def refuse_doubled(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make an object of its fields. Raises ValueError where one is there twice."""
     row = dict(pairs)
     if len(row) < len(pairs):
         names = [name for name, _ in pairs]
@@ -39,7 +41,7 @@ def _parse_line(line: bytes, place: str) -> dict[str, Any]:
     try:
         row = json.loads(line, parse_constant=refuse_constant, object_pairs_hook=refuse_doubled)
     except (ValueError, RecursionError) as error:
-        raise BadInput(f"{place}: not a JSON object ({error}): mend or remove this line") from None
+        raise BadInput(f"{place}: not a JSON object ({error}): correct or remove this line") from None
     if not isinstance(row, dict):
         raise BadInput(f"{place}: a line must be a JSON object, got {type(row).__name__}")
     return row

@@ -35,10 +35,10 @@ class WindowFit:
     def check(self) -> None:
         """Say how many are left out, and how many are short of room. Raises BadInput where none fits."""
         if self.left_out and not self.kept:
-            told = f"none of {self.total} problems fits the window of {self.window} tokens"
+            fault = f"none of {self.total} problems fits the window of {self.window} tokens"
             shortest = self.left_out[-1][1]
-            raise BadInput(f"{self.name}: {told} (the shortest prompt has {shortest}): raise max_model_len, or shorten "
-                           "the prompt")  # fmt: skip
+            raise BadInput(f"{self.name}: {fault} (the shortest prompt has {shortest}): raise max_model_len, or "
+                           "shorten the prompt")  # fmt: skip
         if self.left_out:
             longest, length = self.left_out[0]
             reason = f"have a prompt that leaves no room in the window of {self.window} tokens"

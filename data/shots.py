@@ -55,7 +55,7 @@ def read_shots(path: str) -> list[Shot]:
     shots = []
     for row in read_json_rows(path):
         if row.error:
-            raise BadInput(f"{row.place}: {row.error}: mend or remove this line")
+            raise BadInput(f"{row.place}: {row.error}: correct or remove this line")
         if "completion" in row.fields or "prompt" in row.fields:
             demonstration = parse_record(Demonstration, row.fields, row.place)
             prompt = demonstration.prompt.strip()

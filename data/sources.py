@@ -1,7 +1,7 @@
 """Rows of published files: JSON lines, JSON arrays, folders of JSON objects, CSV, tab-separated text, and the hub.
 
 Every reader gives `Row`s that know their file and line. What is wrong with one row (a torn line, a wrong type) is
-told in `Row.error` or raised as `BadRow` by the row's own getters, so that a loader can name it and go on; what is
+kept in `Row.error` or raised as `BadRow` by the row's own getters, so that a loader can name it and go on; what is
 wrong with a whole file (missing, a folder, empty, a corrupt gzip, an array without its end) raises BadInput at once.
 
 Gzip is known by its first bytes and not by its name. UTF-8 only, with or without a byte-order mark; lines may end
@@ -78,7 +78,10 @@ class Row:
         return self.fields.get(name) is not None
 
     def text(self, name: str, default: str | None = None) -> str:
-        """A string without outer blanks; empty only where `default` is given. Raises BadRow."""
+        """Read a string without outer blanks; empty only where `default` is given.
+
+        Raises BadRow where it is missing, empty or no string.
+        """
         if not self.has(name) and default is not None:
             return default
         value = self._given(name)
@@ -89,7 +92,10 @@ class Row:
         return value.strip()
 
     def texts(self, name: str) -> list[str]:
-        """A list of strings, none empty, without outer blanks. Raises BadRow."""
+        """Read a list of strings without outer blanks.
+
+        Raises BadRow where it is missing, empty, holds an empty string or is no such list.
+        """
         value = self._given(name)
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
             raise BadRow(f"{name} must be a list of strings, got {_short(value)}")
@@ -98,7 +104,7 @@ class Row:
         return [item.strip() for item in value]
 
     def integer(self, name: str) -> int:
-        """An int (no bool, no float). Raises BadRow."""
+        """Read an int. Raises BadRow where it is missing or of another type, also a bool or a float."""
         value = self._given(name)
         if not isinstance(value, int) or isinstance(value, bool):
             raise BadRow(f"{name} must be an int, got {_short(value)}")
@@ -117,7 +123,10 @@ def _short(value: Any) -> str:
 
 
 def read_text(path: str | Path) -> str:
-    """The text of a file, gunzipped where it is gzip, without its byte-order mark. Raises BadInput."""
+    """Read the text of a file, gunzipped where it is gzip, without its byte-order mark.
+
+    Raises BadInput where the file is missing, damaged, empty, of a kind that is not text, or not UTF-8.
+    """
     path = Path(path)
     try:
         data = path.read_bytes()
@@ -147,8 +156,11 @@ def read_text(path: str | Path) -> str:
 
 
 def read_json_rows(path: str | Path, under: str = "") -> list[Row]:
-    """The rows of a file of JSON lines or of one JSON array, whichever it is; with `under`, of the array that the
-    file's one object holds under that name, if it does. Raises BadInput."""
+    """Read the rows of a file of JSON lines or of one JSON array, whichever it is; with `under`, of the array that the
+    file's one object holds under that name, if it does.
+
+    Raises BadInput where the file cannot be read, the object has no such array, or an array is damaged or empty.
+    """
     text = read_text(path)
     start = _SPACE.match(text).end()  # type: ignore[union-attr]
     if under and text[start] == "{":
@@ -237,7 +249,10 @@ def read_json_folder(folder: Path) -> list[Row]:
 
 
 def read_csv_rows(path: str | Path) -> list[Row]:
-    """The rows of a CSV file with a header, as strings; an empty cell is an empty string. Raises BadInput."""
+    """Read the rows of a CSV file with a header, as strings; an empty cell is an empty string.
+
+    Raises BadInput where the file cannot be read or is not CSV, a column appears twice, or there is no row.
+    """
     reader = csv.reader(io.StringIO(read_text(path), newline=""), strict=True)
     rows: list[Row] = []
     header: list[str] = []
@@ -265,7 +280,7 @@ def read_tab_rows(path: str | Path) -> list[Row]:
     """The rows of a tab-separated file with a header, as strings; [] where the first line is no such header.
 
     Nothing is quoted in such a file, but for cells that a spreadsheet wrote: between quotation marks, with those
-    inside doubled. Raises BadInput.
+    inside doubled. Raises BadInput where the file cannot be read, a column appears twice, or there is no row.
     """
     lines = read_text(path).split("\n")
     header = [name.strip() for name in lines[0].rstrip("\r").split("\t")]

@@ -39,7 +39,7 @@ def outcome_pairs(group: Sequence[Trajectory], max_pairs: int, rng: random.Rando
 
 
 def report(pairs: list[PreferencePair], groups: Groups, context: StageContext) -> list[PreferencePair]:
-    """The pairs, their figures told: what was read and left out, and what the pairs are."""
+    """Return the pairs, and put into the counts what was read and left out, and the statistics of the pairs."""
     context.counts.update(groups.counts)
     context.counts["problems"] = len(groups.by_problem)
     context.counts["problems_all_right"] = groups.num_of(right=True)
@@ -83,9 +83,9 @@ def note_seen(groups: Groups, scores: str, context: StageContext, is_excluded: b
     unknown = sum(None in found for found in mine.values())
     context.counts.update(problems_seen_by_the_reward_model=len(seen))
     if seen:
-        told = "make no pair" if is_excluded else "are ranked by scores that flatter"
+        consequence = "make no pair" if is_excluded else "are ranked by scores that flatter"
         log.warning("%s: %d of %d problems were in the reward model's training set and %s", scores, len(seen),
-                    len(mine), told)  # fmt: skip
+                    len(mine), consequence)  # fmt: skip
     if unknown:
         context.counts.update(problems_perhaps_seen=unknown)
         log.warning("%s: of %d of %d problems nobody knows whether the reward model was trained on them: score again "

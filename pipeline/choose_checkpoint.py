@@ -80,7 +80,10 @@ class ChooseCheckpoint:
         return []
 
     def run(self, input_path: str, context: StageContext) -> None:
-        """Writes the link itself, under another name first."""
+        """Write the link itself, under another name first.
+
+        Raises BadInput where there is no candidate, or one has no such accuracy.
+        """
         folder = Path(self.candidates)
         names = sorted((path.name for path in folder.glob("*") if path.is_dir()), key=sample_order)
         if not names:

@@ -81,8 +81,8 @@ def paired_values(policy: PolicyFigures, baseline: PolicyFigures) -> dict[str, t
     place = {problem: index for index, problem in enumerate(baseline.problems)}
     different = set(policy.problems) ^ set(place)
     if different:
-        told = f"'{min(map(str, different))}' is only in one, {len(different)} such problems"
-        raise BadInput(f"{policy.path} and {baseline.path} do not hold the same problems ({told}): evaluate both on "
+        example = f"'{min(map(str, different))}' is only in one, {len(different)} such problems"
+        raise BadInput(f"{policy.path} and {baseline.path} do not hold the same problems ({example}): evaluate both on "
                        "the same split")  # fmt: skip
     order = [place[problem] for problem in policy.problems]
     common = [name for name in policy.per_problem if name in baseline.per_problem]
@@ -143,6 +143,6 @@ def _table(result: dict[str, Any]) -> dict[str, Any]:
         p = result["mcnemar"].get(name, {}).get("p")
         rows.append({"metric": name, "policy": ours, "baseline": theirs, **gap, "p": p})
         shown = [f"{100 * gap[key]:+.1f}" for key in ("mean", "low", "high")]
-        told = "" if p is None else f"{p:.2g}"
-        lines.append([name, f"{100 * ours:.1f} %", f"{100 * theirs:.1f} %", *shown, told, str(gap["n"])])
+        p_value = "" if p is None else f"{p:.2g}"
+        lines.append([name, f"{100 * ours:.1f} %", f"{100 * theirs:.1f} %", *shown, p_value, str(gap["n"])])
     return {"rows": rows, "markdown": to_markdown(HEADER, lines), "plain": to_plain(HEADER, lines)}

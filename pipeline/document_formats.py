@@ -128,7 +128,10 @@ class DocumentFormats:
 
 
 def section(kind: ast.ClassDef, path: str, known: dict[str, str]) -> str:
-    """The part of the page on one kind; `known` are the meanings of the fields so far, added to."""
+    """Write the part of the page on one kind; `known` are the meanings of the fields so far, added to.
+
+    Raises BadInput where a field has no meaning.
+    """
     rows = []
     for field in fields_of(kind):
         meaning = field.meaning or known.get(field.name, "")

@@ -55,7 +55,7 @@ class DocumentStages:
 
 
 def row(path: Path, folder: Path) -> tuple[str, ...]:
-    """The row of one stage."""
+    """Make the row of one stage. Raises BadInput where its config's first comment is not "X -> Y"."""
     text = path.read_text()
     config = yaml.safe_load(text)
     comment = next((line[2:] for line in text.splitlines() if line.startswith("# ") and "@package" not in line), "")

@@ -277,8 +277,8 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
     short = ("greedy", "mean", f"majority_{result['num_samples']}")
     for group, values in result["breakdown"].items():
         for value, figures in values.items():
-            told = {name: figures[name] for name in short if name in figures}
-            rows += make_rows(told, suffix=f", {group} {shorten(value, 60, placeholder=' ...')}")
+            shown = {name: figures[name] for name in short if name in figures}
+            rows += make_rows(shown, suffix=f", {group} {shorten(value, 60, placeholder=' ...')}")
     return rows
 
 

@@ -156,7 +156,7 @@ def read_rankings(path: str, name: str, aggregates: Sequence[str], trajectories:
 
 
 def _ranking(name: str, scores: dict[str, float], is_log_odds: bool | None) -> Ranking:
-    """A vote's weights cannot be negative: log-odds (None: told by a negative score) weigh as shares."""
+    """Weigh log-odds as shares, as a vote's weights cannot be negative; None: log-odds where a score is negative."""
     if is_log_odds is None:
         is_log_odds = any(score < 0 for score in scores.values())
     weights = {key: logistic(score) for key, score in scores.items()} if is_log_odds else scores
@@ -188,7 +188,7 @@ def read_problems(path: str) -> dict[str, Problem]:
 
 
 def check_known(samples: Samples, problems: Mapping[str, Problem], path: str) -> None:
-    """Raise BadInput where a problem that was sampled does not stand in the file of problems."""
+    """Raise BadInput where a problem that was sampled is not in the file of problems."""
     unknown = next((problem for problem in samples.groups if problem not in problems), None)
     if unknown is not None:
         raise BadInput(f"{path}: no problem '{unknown}', which {samples.path} holds: give the file of its split")

@@ -15,7 +15,7 @@ Row = dict[str, Any]  # {"metric", "mean", "low", "high", "n", "unit"}
 
 
 def make_row(metric: str, figure: Interval, unit: str = SHARE) -> Row:
-    """One line of a table; `unit` is "share" for what is told in percent, else a word (tokens, steps)."""
+    """Return one line of a table; `unit` is "share" for what is shown in percent, else a word (tokens, steps)."""
     return {"metric": metric, **figure, "unit": unit}
 
 
@@ -79,8 +79,8 @@ def policies_table(evaluations: Mapping[str, Mapping[str, Any]], failed: Mapping
     metrics = list(dict.fromkeys(metric for found in figures.values() for metric in found))
     header = ["policy", *metrics]
     lines = [[name, *(_cell(found.get(metric)) for metric in metrics)] for name, found in figures.items()]
-    told = "".join(f"\n{name} failed: {reason}\n" for name, reason in failed.items())
-    return {"markdown": to_markdown(header, lines) + told, "plain": to_plain(header, lines) + told}
+    failures = "".join(f"\n{name} failed: {reason}\n" for name, reason in failed.items())
+    return {"markdown": to_markdown(header, lines) + failures, "plain": to_plain(header, lines) + failures}
 
 
 def read_evaluations(paths: Mapping[str, str], failed: Mapping[str, str]) -> dict[str, Any]:

@@ -68,7 +68,7 @@ class GradeAnswers:
         return []
 
     def run(self, input_path: str, context: StageContext) -> Iterator[Any]:
-        """`GradedAnswer` rows."""
+        """Yield `GradedAnswer` rows. Raises BadInput where there is no row, or one has a kind that does not exist."""
         rows = read_records(AnswerToGrade, input_path)
         if not rows:
             raise BadInput(f"{input_path}: holds no row to grade")

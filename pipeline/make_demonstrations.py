@@ -21,7 +21,10 @@ class MakeDemonstrations:
         return []
 
     def run(self, input_path: str, context: StageContext) -> Iterable[Demonstration]:
-        """Demonstrations in order."""
+        """Return the demonstrations in order.
+
+        Raises BadInput where there is no task, or a chat prompt and no policy.
+        """
         if context.task is None:
             raise BadInput("make_demonstrations needs a task: add task=NAME")
         demonstrations: list[Demonstration] = context.task.demonstrations(self.split)

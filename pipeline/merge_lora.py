@@ -31,7 +31,7 @@ class MergeLora:
         return [str(Path(self.adapter) / name) for name in ("adapter_config.json", "adapter_model.safetensors")]
 
     def run(self, input_path: str, context: StageContext) -> None:
-        """Write the folder, complete or not at all."""
+        """Write the folder, complete or not at all. Raises BadInput where there is an input."""
         if input_path:
             raise BadInput(f"input={input_path}: this stage reads an adapter: set stage.adapter, leave input empty")
         base = base_of_adapter(Path(self.adapter), self.base)

@@ -1,4 +1,4 @@
-"""Config → JSON: the bill of process rewards before it is paid, and afterwards what it was against what was foretold.
+"""Config → JSON: what process rewards will cost, before any request; afterwards, that estimate against the cost.
 
     python run_stage.py -cn plan task=word_arithmetic stage.policy=MODEL output=plan.json
     python run_stage.py -cn plan ... stage.pilot=trajectories.jsonl stage.measured=[trajectories.meta.json]
@@ -92,7 +92,10 @@ class Plan:
         return [*([self.pilot] if self.pilot else []), *self.measured, *self.actual]
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
-        """`{"stages": [...], "total": {...}, "basis": {...}}`, with `actual` and `error` where runs are given."""
+        """Return `{"stages": [...], "total": {...}, "basis": {...}}`, with `actual` and `error` where runs are given.
+
+        Raises BadInput where there is no task, no such method, or no problem from `first` on.
+        """
         if context.task is None:
             raise BadInput("plan needs a task: add task=NAME")
         if self.method not in METHODS:
@@ -244,7 +247,7 @@ class Plan:
         )
 
     def _actual(self, stages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Of every finished run, in the order of the stages: what was paid, and foretold over paid less one."""
+        """List for every finished run, in the order of the stages, what it cost, and estimate / cost - 1."""
         if len(self.actual) > len(stages):
             raise BadInput(
                 f"there are {len(stages)} stages and {len(self.actual)} finished runs: name one a stage, in order"

@@ -98,7 +98,10 @@ class EvaluateProcessReward:
         return [self.scores]
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
-        """`{"inner", "terminal", "num_problems", "bins", "terminal_bins"}`: `quality` of inner and of last steps."""
+        """Give `{"inner", "terminal", "num_problems", "bins", "terminal_bins"}`: `quality` of inner and of last steps.
+
+        Raises BadInput where no problem is held out, the model was trained on one that is, or scores are missing.
+        """
         rows = read_records(StepScores, self.scores)
         scores = {row.id: row.scores for row in rows}
         seen = {row.problem_id for row in rows if row.is_seen and is_held_out(row.problem_id, self.held_out_share)}

@@ -18,7 +18,7 @@ from espalier.pipeline.trajectory_groups import sample_order
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """A JSON file with an object in it. Raises BadInput."""
+    """Read a JSON file. Raises BadInput where it cannot be read or holds no object."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
@@ -36,7 +36,7 @@ def _last_row(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class RecordRound:
-    """`settings`: what the script was told. `policy_before` made the samples, `start` was trained on; `folder` is the
+    """`settings`: the script's arguments. `policy_before` made the samples, `start` was trained on; `folder` is the
     round's, in which `policy` is the link to the chosen candidate. The input is the evaluation of the candidates."""
 
     folder: str
@@ -50,7 +50,10 @@ class RecordRound:
         return []
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
-        """The round's document; the manifest is written before it is done."""
+        """Return the round's document; the manifest is written first.
+
+        Raises BadInput where there is no policy, or a file is damaged.
+        """
         folder = Path(self.folder)
         policy = folder / "policy"
         if not policy.is_dir():

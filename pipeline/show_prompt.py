@@ -150,7 +150,7 @@ def remarks(template: Any, tokenizer: Any, problem: Problem, encoded: EncodedPro
     if encoded.ids.count(tokenizer.bos_token_id) > 1 and tokenizer.bos_token_id != tokenizer.eos_token_id:
         notes.append("the begin token stands more than once in the prompt")
     if not (isinstance(template, PromptTemplate) and template.is_chat) and tokenizer.eos_token_id in encoded.ids:
-        notes.append("the end token stands in the prompt: the text of the problem holds it")
+        notes.append("the prompt contains the end token: the text of the problem holds it")
     read = Decoder(tokenizer, skips_special_tokens=False)(encoded.ids).removeprefix(tokenizer.bos_token or "")
     if "".join(read.split()) != "".join(encoded.text.removeprefix(tokenizer.bos_token or "").split()):
         notes.append("the tokenizer changes the prompt's text: the model reads what the tokens show")

@@ -160,7 +160,7 @@ def _between(low: float, high: float) -> float:
 
 
 def candidate_thresholds(edges: Sequence[float]) -> np.ndarray:
-    """One threshold for each way in which scores at these edges in [0, 1] can be told apart, ascending: all
+    """Return one threshold for each way to divide scores at these edges in [0, 1], ascending: all
     thresholds t with a < t <= b between two neighbouring edges a and b say the same."""
     ends = sorted(set(edges))
     inner = [_between(low, high) for low, high in itertools.pairwise(ends)]

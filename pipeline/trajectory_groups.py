@@ -70,7 +70,7 @@ def group_distinct(
     """Problem id → its trajectories, each distinct token sequence once (the one sampled first).
 
     Problems and trajectories stand in the order of their ids. Trajectories without steps are left out, and cut
-    ones (no end) unless `keeps_cut`; `counts` is told how many: `empty`, `cut`, `repeated`.
+    ones (no end) unless `keeps_cut`; `counts` gets how many: `empty`, `cut`, `repeated`.
     Raises BadInput for a trajectory without token ids, and where one problem was asked in two ways.
     """
     counts = Counter() if counts is None else counts

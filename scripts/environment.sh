@@ -8,7 +8,7 @@ for library in /usr/lib/*-linux-gnu/libtcmalloc_minimal.so.4; do
   if [[ -e $library && -z ${LD_PRELOAD:-} ]]; then export LD_PRELOAD=$library; fi
 done
 
-# One stage. Its seconds stand in $run/seconds.jsonl, one line for every time it ran.
+# One stage. Its seconds go to $run/seconds.jsonl, one line for every time it ran.
 stage() {
   local name=$1 started=$SECONDS code=0
   shift
@@ -17,7 +17,7 @@ stage() {
   "$@" || code=$?
   printf '{"stage": "%s", "seconds": %d, "exit_code": %d}\n' "$name" $((SECONDS - started)) "$code" >>"$run/seconds.jsonl"
   if ((code)); then
-    echo "error: stage '$name' ended with exit code $code: mend the cause, then run the same command again" >&2
+    echo "error: stage '$name' ended with exit code $code: correct the cause, then run the same command again" >&2
     exit "$code"
   fi
 }
@@ -51,7 +51,7 @@ read_settings() {
   done
 }
 
-# $chosen_objective: what the trainer is told of $objective and its settings. DPO-positive's penalty takes the place of
+# $chosen_objective: the trainer's arguments for $objective and its settings. DPO-positive's penalty takes the place of
 # the embedded experiments' pull towards the chosen solutions.
 choose_objective() {
   chosen_objective=()

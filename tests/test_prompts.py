@@ -517,7 +517,7 @@ def test_a_doubled_begin_token_and_an_end_token_within_are_remarked(bos_tokenize
     notes = remarks(template, bos_tokenizer, twice, template.encode(bos_tokenizer, twice))
     assert notes == [
         "the begin token stands more than once in the prompt",
-        "the end token stands in the prompt: the text of the problem holds it",
+        "the prompt contains the end token: the text of the problem holds it",
     ]
 
 

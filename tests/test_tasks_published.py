@@ -215,7 +215,7 @@ def test_problems_refuses_the_first_bad_row_unless_told_to_skip(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     task = logiqa(tmp_path, BAD_ROWS)
-    with pytest.raises(BadInput, match=r"dev\.txt:2: the gold option must be 0 to 3, got 4 \(and 4 more rows\): mend"):
+    with pytest.raises(BadInput, match=r"dev\.txt:2: the gold option must be 0 to 3, got 4 \(and 4 more rows\)"):
         task.problems("dev")
     assert len(replace(task, skip_bad_rows=True).problems("dev")) == 2
     assert "5 rows left out" in caplog.text

@@ -111,12 +111,12 @@ def tidy(text: str) -> str:
 
 
 def plain_text(text: str) -> str:
-    """`\\text{...}` and its kin without the command."""
+    """Replace `\\text{...}` and similar commands by what they hold."""
     return _COMMAND_TEXT.sub(lambda match: " " + match[1] + " ", text)
 
 
 def without_text(text: str) -> str:
-    """Without `\\text{...}` and its kin."""
+    """Remove `\\text{...}` and similar commands with what they hold."""
     return _COMMAND_TEXT.sub(" ", text)
 
 
@@ -172,7 +172,7 @@ _PM = re.compile(r"\\pm(?![a-zA-Z])|±|\\mp(?![a-zA-Z])")
 
 
 def members(text: str) -> list[str]:
-    """The members of a list that stands in no brackets: `3, 4`, `3 \\text{ or } 4`, `$3$ and $4$`, `3 (or 4)`.
+    """Return the members of a list without brackets: `3, 4`, `3 \\text{ or } 4`, `$3$ and $4$`, `3 (or 4)`.
 
     A comma between thousands is none; `\\{1, 2\\}` and `(1, 2)` are one member.
     """
@@ -194,7 +194,7 @@ def with_commas(text: str) -> str:
 
 
 def alternatives(text: str) -> list[str]:
-    """The answer and what stands in brackets behind it: `12 (or 13)`; [] where there is nothing such."""
+    """Return the answer and those in brackets behind it: `12 (or 13)`; [] where no brackets follow."""
     first, *others = _OR_IN_BRACKETS.split(text)
     if not others:
         return []

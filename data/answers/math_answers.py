@@ -245,7 +245,7 @@ def _compare_parts(parts: list[str], gold: str, budget: _Budget) -> tuple[str, s
 
 
 def _compare_whole(answer: str, gold: str, budget: _Budget) -> tuple[str, str]:
-    """By math-verify; what wraps a whole formula is taken off, what stands in a sentence is left to it."""
+    """Compare by math-verify; what wraps a whole formula is taken off, a formula inside a sentence is left to it."""
     bare_answer = with_commas(unwrap(answer)) if not _is_prose(answer) else answer
     bare_gold = with_commas(unwrap(gold)) if not _is_prose(gold) else gold
     if "\\cup" in bare_gold and "\\cup" not in bare_answer:

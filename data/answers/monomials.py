@@ -1,4 +1,4 @@
-"""A number times letters (`5x`, `3ab`, `2 \\cdot x^2`), told apart from a number with its unit (`5 cm`, `5 m`).
+"""A number times letters (`5x`, `3ab`, `2 \\cdot x^2`), as distinct from a number with its unit (`5 cm`, `5 m`).
 
 LaTeX writes both alike. Here letters are a unit where they stand in `\\text{...}` or `\\mathrm{...}`, where they are
 a known unit or a word, or where one letter of a unit stands apart (`5 m`, not `5m`); all else is a variable. Whether

@@ -103,7 +103,10 @@ class SymbolicPool:
         return answer.decode().strip()
 
     def start(self) -> None:
-        """Start the forking process and wait until it is warm; nothing where it runs. Raises PoolBroken."""
+        """Start the forking process and wait until it is warm; do nothing where it runs.
+
+        Raises PoolBroken where it does not start.
+        """
         with self._lock:
             if self._process is not None and self._owner == os.getpid() and self._process.poll() is None:
                 return

@@ -113,7 +113,7 @@ def _is_equal_sympy(gold: Any, answers: tuple[Any, ...]) -> bool:
 
 
 def _renamed(value: Any) -> Any:
-    """With symbols told apart by their names alone."""
+    """Return the value with symbols that differ by their names alone."""
     try:
         return value.xreplace({symbol: sympy.Symbol(symbol.name, real=True) for symbol in value.free_symbols})
     except Exception:

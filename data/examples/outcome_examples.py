@@ -63,7 +63,11 @@ def finish_outcomes(
     balanced_classes: int,
     has_mismatched: bool,
 ) -> list[OutcomeExample]:
-    """What both sources share, in this order: leave out the long, weigh the classes, lend responses."""
+    """Do what both sources share, in this order: leave out the long, weigh the classes, lend responses.
+
+    Raises BadInput where `balanced_classes` is 1 or negative, a label is not in [0, 1], or a prompt or a response is
+    empty.
+    """
     if balanced_classes < 0 or balanced_classes == 1:
         raise BadInput(f"examples.balanced_classes must be 0 (off) or at least 2, got {balanced_classes}")
     for example in examples:
@@ -98,7 +102,10 @@ class TrajectoryOutcomeExamples:
     has_mismatched: bool = False
 
     def load(self, tokenizer: Any) -> list[OutcomeExample]:
-        """Examples in file order; `tokenizer` is not used: ids come from the sampler. Raises BadInput."""
+        """Return the examples in file order; `tokenizer` is not used: ids come from the sampler.
+
+        Raises BadInput where a row is malformed, or `finish_outcomes` does.
+        """
         examples, problem_ids = [], []
         seen: set[tuple[str, tuple[int, ...]]] = set()
         records = of_part(read_records(Trajectory, self.path), self)
@@ -130,7 +137,7 @@ class JudgedResponseExamples:
     has_mismatched: bool = False
 
     def load(self, tokenizer: Any) -> list[OutcomeExample]:
-        """Examples in file order. Raises BadInput."""
+        """Return the examples in file order. Raises BadInput where a row is malformed, or `finish_outcomes` does."""
         records = of_part(read_records(JudgedResponse, self.path), self)
         rows = [Demonstration(record.id, record.prompt, record.completion) for record in records]
         encoded = encode_demonstrations(tokenizer, rows, self.path)

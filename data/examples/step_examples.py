@@ -69,7 +69,10 @@ def class_weights(values: Sequence[float], num_classes: int) -> list[float]:
 def finish_steps(
     examples: list[StepExample], path: str, max_length: int, one_example_per: str, balanced_classes: int
 ) -> list[StepExample]:
-    """Distinct settings of both sources, in their order: cut into prefixes, leave out the long, weigh classes."""
+    """Apply the settings that both sources share, in this order: cut into prefixes, leave out the long, weigh classes.
+
+    Raises BadInput where `one_example_per` or `balanced_classes` has another value than those allowed.
+    """
     if one_example_per not in ("trajectory", "prefix"):
         raise BadInput(f"examples.one_example_per must be trajectory or prefix, got '{one_example_per}'")
     if balanced_classes < 0 or balanced_classes == 1:
@@ -144,12 +147,12 @@ def without_seen(example: StepExample, seen: set[tuple[bytes, float]]) -> StepEx
 def encode_labelled(
     tokenizer: Any, record: AnnotatedSolution, template: PromptTemplate, path: str
 ) -> StepExample | None:
-    """A judged solution as ids, read at the end of every step that somebody judged; None where its text does not
-    come back from its ids, so that no step end could be trusted.
+    """Encode a judged solution as ids, read at the end of every step that somebody judged; None where its text does
+    not come back from its ids, so that no step end could be trusted.
 
     A step is read at the token that holds its last character (`encode_steps`), and of steps that end in one token the
     last is. A solution that reached an answer (`is_correct` is known) ends with the end token, which its last step
-    takes in.
+    takes in. Raises BadInput where steps and labels differ in number.
     """
     problem = Problem(record.id, record.question, record.gold)
     prompt_ids = template.encode(tokenizer, problem).ids
@@ -192,7 +195,10 @@ class AnnotatedSolutionExamples:
     balanced_classes: int = 0
 
     def load(self, tokenizer: Any) -> list[StepExample]:
-        """Examples in file order. Warns of what is left out, with numbers. Raises BadInput."""
+        """Return the examples in file order; warn of what is left out, with numbers.
+
+        Raises BadInput where a row is malformed, or `finish_steps` does.
+        """
         template = self.template or PromptTemplate()
         examples: list[StepExample] = []
         seen: set[tuple[bytes, float]] = set()

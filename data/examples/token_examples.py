@@ -217,7 +217,11 @@ class WeightedExamples:
     has_mean_one_weights: bool = False
 
     def load(self, tokenizer: Any) -> list[TokenExample]:
-        """Examples in file order; `tokenizer` is not used."""
+        """Return the examples in file order; `tokenizer` is not used.
+
+        Raises BadInput where a row has no prompt token, not one weight per response token, or weights to be rescaled
+        that sum to 0.
+        """
         examples = []
         for row in of_part(read_records(WeightedResponse, self.path), self):
             if not row.prompt_ids or len(row.weights) != len(row.response_ids):

@@ -66,7 +66,10 @@ class BigBenchMistake:
         return [record]
 
     def write(self, records: Sequence[AnnotatedSolution], place: str) -> JsonRow:
-        """Any record whose first error is known can be written; `answer` is null where it is not known."""
+        """Make the row of one record; `answer` is null where it is not known.
+
+        Raises BadInput where its first error is not known, or there are more records.
+        """
         record = the_only(records, place)
         if record.first_error is None:
             raise BadInput(f"{place}: its first error is not known: bigbench_mistake cannot hold it; leave it out")

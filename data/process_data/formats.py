@@ -97,7 +97,10 @@ def read_labelled(path: str | Path, form: StepFormat) -> Iterator[AnnotatedSolut
 
 
 def published_rows(records: Iterable[AnnotatedSolution], form: StepFormat, path: str) -> list[JsonRow]:
-    """The published rows of a file of records, in the order of their first record. Raises BadInput."""
+    """Make the published rows of a file of records, in the order of their first record.
+
+    Raises BadInput where the format cannot hold a row's records, or their `info` does not fit.
+    """
     groups: dict[str, list[AnnotatedSolution]] = {}
     for record in records:
         is_own = record.info.get("format") == form.name

@@ -62,7 +62,7 @@ def _flat_paths(question: str, entries: list[dict[str, Any]], place: str) -> tup
     for index, prefix in enumerate(prefixes):
         _check_value(prefix.mc_value, f"{place}: prefix {index}")
         if not prefix.solution_prefix.startswith(question):
-            raise BadInput(f"{place}: prefix {index} does not begin with the question: mend or remove this row")
+            raise BadInput(f"{place}: prefix {index} does not begin with the question: correct or remove this row")
     root = next((index for index, prefix in enumerate(prefixes) if prefix.solution_prefix == question), None)
     first: dict[str, int] = {}  # a text → its first entry: others of the same text have no successors
     parents: dict[int, int | None] = {}
@@ -93,7 +93,7 @@ def _tree_paths(question: str, root: dict[str, Any], place: str) -> tuple[list[P
     """(paths, what `info` keeps of the root). The place of a node lists the child to take at every level."""
     top = parse_record(Node, root, f"{place}: root")
     if top.text != question:
-        raise BadInput(f"{place}: the root's text is not the question: mend or remove this row")
+        raise BadInput(f"{place}: the root's text is not the question: correct or remove this row")
     _check_value(top.mc_value, f"{place}: root")
 
     def walk() -> Iterator[Path]:
@@ -143,8 +143,11 @@ class MathAps:
         return records
 
     def write(self, records: Sequence[AnnotatedSolution], place: str) -> JsonRow:
-        """Only all records of a row of this format together; labels may have changed, if they agree wherever
-        two records share a step."""
+        """Make a row from all records that were read from it; labels may have changed.
+
+        Raises BadInput where the records are of another format, some are missing, or two that share a step differ in
+        its label.
+        """
         first = records[0]
         if first.info.get("format") != self.name:
             raise BadInput(f"{place}: math_aps holds only trees it was read from: export it as trl")

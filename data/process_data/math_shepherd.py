@@ -46,10 +46,10 @@ def _signs(known: MathShepherdRow, place: str) -> list[str]:
             at += 1
         if not known.label.startswith(piece, at) or (signs and signs[-1] not in ("+", "-")):
             raise BadInput(f"{place}: label must be input with + or - for each mark '{MARK}', and differs at mark "
-                           f"{number}: mend or remove this row")  # fmt: skip
+                           f"{number}: correct or remove this row")  # fmt: skip
         at += len(piece)
     if at != len(known.label):
-        raise BadInput(f"{place}: label is longer than input: mend or remove this row")
+        raise BadInput(f"{place}: label is longer than input: correct or remove this row")
     return signs
 
 
@@ -101,7 +101,7 @@ class MathShepherd:
         signs = _signs(known, place)
         starts = list(_FIRST.finditer(known.input.partition(MARK)[0]))
         if not signs or not starts:
-            raise BadInput(f"{place}: input has no '{'Step 1:' if signs else MARK}': mend or remove this row")
+            raise BadInput(f"{place}: input has no '{'Step 1:' if signs else MARK}': correct or remove this row")
         question, border = known.input[: starts[-1].start()], re.match(r"\s*", starts[-1].group())
         assert border is not None
         start = starts[-1].start() + border.end()
@@ -130,8 +130,11 @@ class MathShepherd:
         return [record]
 
     def write(self, records: Sequence[AnnotatedSolution], place: str) -> JsonRow:
-        """Any record whose first step was judged, up to the first step that was not; a label above 0 is `+`.
-        Steps of other formats lose the white space around them and get `Step N: ` where they lack it."""
+        """Make the row of one record, up to the first step that was not judged; a label above 0 is `+`.
+
+        Steps of other formats lose the white space around them and get `Step N: ` where they lack it. Raises BadInput
+        where nobody judged the first step, marks and labels differ in number, or there are more records.
+        """
         record = the_only(records, place)
         steps, labels = judged_part(record, place)
         is_own = record.info.get("format") == self.name

@@ -6,7 +6,7 @@ goes on with). The path takes the chosen completion, else the human one; it ends
 where the labelling stopped for an error (`finish_reason` "found_error") it ends with the wrong step itself:
 the completion of the pre-generated solution if that is rated -1, else the first rated -1.
 
-A label is 1 for the rating 1, 0 for -1, `neutral_label` for 0 (1 unless told otherwise: the paper's scores count
+A label is 1 for the rating 1, 0 for -1, `neutral_label` for 0 (1 by default: the paper's scores count
 neutral as positive), None for null. A human completion has the label None (or that of its `corrected_rating`),
 and counts as right when the first error is sought. The first error is the first step rated -1; None where a
 step of the model before it, or without it, was not rated; else -1. `is_correct` is True where a solution ends in
@@ -200,7 +200,10 @@ class PRM800K:
         )
 
     def write(self, records: Sequence[AnnotatedSolution], place: str) -> JsonRow:
-        """Only rows of this format, by the record of their path, unchanged since they were read."""
+        """Make a row of this format from the record of its path.
+
+        Raises BadInput where that record is missing, is of another format, or was changed since it was read.
+        """
         mains = [record for record in records if not record.info.get("is_alternative", True)]
         if not mains or mains[0].info.get("format") != self.name:
             raise BadInput(f"{place}: prm800k holds only rows it was read from, with the record of the chosen path: "

@@ -79,7 +79,10 @@ class PRMBench:
         return [modified, original]
 
     def write(self, records: Sequence[AnnotatedSolution], place: str) -> JsonRow:
-        """Only both records of a row of this format together, with the labels they were read with."""
+        """Make a row from both records that were read from it.
+
+        Raises BadInput where one is missing, or the labels are not those of `error_steps`.
+        """
         sides = {record.id.rpartition("/")[2]: record for record in records}
         if len(records) != 2 or sides.keys() != {"modified", "original"}:
             raise BadInput(f"{place}: prmbench wants the two records of a row, modified and original, "

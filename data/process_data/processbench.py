@@ -3,7 +3,7 @@
 
 `label` is the 0-based index of the earliest wrong step, -1 where there is none. Steps after it were not
 judged. The steps are a list of paragraphs; a text is made of them with blank lines between. The subset
-(`gsm8k`, `math`, ...) stands in the id before its number, and is the group.
+(`gsm8k`, `math`, ...) is written in the id before its number, and is the group.
 """
 
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ class ProcessBench:
         return [record]
 
     def write(self, records: Sequence[AnnotatedSolution], place: str) -> JsonRow:
-        """Any record whose first error is known can be written."""
+        """Make the row of one record. Raises BadInput where its first error is not known, or there are more records."""
         record = the_only(records, place)
         if record.first_error is None:
             raise BadInput(f"{place}: its first error is not known: processbench cannot hold it; leave it out")

@@ -22,7 +22,7 @@ def iter_published(path: str | Path) -> Iterator[tuple[str, JsonRow]]:
     """
     for row in read_json_rows(path):
         if row.error:
-            raise BadInput(f"{row.place}: {row.error}: mend or remove this row")
+            raise BadInput(f"{row.place}: {row.error}: correct or remove this row")
         yield row.place, dict(row.fields)
 
 

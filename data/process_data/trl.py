@@ -1,6 +1,6 @@
 """TRL's stepwise supervision: `prompt`, `completions` (one a step), `labels` (one a step, bool or in [0, 1]).
 
-TRL puts a separator after each completion, a newline unless told otherwise, and so does a text made of them
+TRL puts a separator after each completion, a newline by default, and so does a text made of them
 here. The first error is known where every label is 0 or 1 (or a bool); between them it is a matter of taste.
 """
 

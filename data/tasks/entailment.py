@@ -34,7 +34,10 @@ class LogiQANLI(PublishedTask):
     }  # fmt: skip
 
     def problem(self, row: Row) -> Problem:
-        """`info["premises"]` lists the premises, major before minor; "subject" the kinds of reasoning, if there are."""
+        """Read a row; `info`: "premises", major before minor, and "subject", the kinds of reasoning, if there are any.
+
+        Raises BadRow where there is no premise, or the label is not one of the published spellings.
+        """
         premises = [part for name in ("major_premise", "minor_premise", "premise") for part in _premises(row, name)]
         if not premises:
             raise BadRow("the row has no premise: major_premise, minor_premise and premise are empty")

@@ -53,7 +53,10 @@ class FOLIO(PublishedTask):
         return read_tab_rows(path) or super().read_file(path)
 
     def problem(self, row: Row) -> Problem:
-        """`info`: "premises", "formulas", "subject" (the source: wiki or hyb), "story_id"."""
+        """Read a row; `info`: "premises", "formulas", "subject" (the source: wiki or hyb), "story_id".
+
+        Raises BadRow where the label or the options are not the published ones.
+        """
         if is_logic_llm(row):
             return _from_options(logic_llm_problem(row))
         label = row.text("label")
@@ -72,7 +75,10 @@ class FOLIO(PublishedTask):
 
 
 def _from_options(problem: Problem) -> Problem:
-    """A problem of Logic-LLM's layout as one of ours: the gold is the option's word. Raises BadRow."""
+    """Make our problem from one of Logic-LLM's layout: the gold is the option's word.
+
+    Raises BadRow where the options are others.
+    """
     words = [_LABELS.get(option) for option in problem.options]
     if None in words or (problem.gold and problem.gold not in list(LETTERS[: len(words)])):
         raise BadRow(f"options must be True, False and Uncertain and answer the letter of one, got {problem.options} "
@@ -96,7 +102,10 @@ def _literal(text: str) -> list[Any] | None:
 
 
 def _lines(row: Row, name: str) -> list[str]:
-    """A list of strings, or the lines of one string; empty ones are dropped, one must be left. Raises BadRow."""
+    """Read a list of strings, or the lines of one string, without empty ones.
+
+    Raises BadRow where none is left, or one is no string.
+    """
     value = row.fields.get(name)
     if isinstance(value, str):
         value = _literal(value)

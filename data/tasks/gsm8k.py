@@ -49,7 +49,10 @@ class GSM8K(PublishedTask):
         return tuple(str(Path(place).with_stem(f"{Path(place).stem}_socratic")) for place in places)
 
     def problem(self, row: Row) -> Problem:
-        """`info["solution"]` is the worked answer."""
+        """Read a row; `info["solution"]` is the worked answer.
+
+        Raises BadRow where no number follows the last `####`.
+        """
         question, answer = row.text("question"), row.text("answer")
         gold = extract_marked_number(answer)
         if gold is None:

@@ -38,7 +38,7 @@ def logic_llm_places(subset: str, split: str) -> tuple[str, ...]:
 
 
 def logic_llm_problem(row: Row) -> Problem:
-    """A row of the layout; the gold is a letter. Raises BadRow."""
+    """Read a row of the layout; the gold is a letter. Raises BadRow where a field is missing or of another type."""
     options = row.texts("options")
     options = [strip_own_letter(option, index) for index, option in enumerate(options[: len(LETTERS)])]
     published, gold = row.text("id", default=""), row.text("answer", default="")

@@ -45,7 +45,10 @@ def strip_letters(options: list[str], pattern: re.Pattern[str] = _LETTER_STOP) -
 
 
 def kinds_of_reasoning(row: Row) -> list[str]:
-    """The names that LogiQA 2.0 marks in `type`, sorted; [] where the row has none. Raises BadRow."""
+    """List the names that LogiQA 2.0 marks in `type`, sorted; [] where the row has none.
+
+    Raises BadRow where `type` is not an object.
+    """
     types = row.fields.get("type") or {}
     if not isinstance(types, dict):
         raise BadRow(f"type must be an object, got {types!r}")
@@ -101,7 +104,7 @@ class LogiQA1(PublishedTask):
         return rows
 
     def problem(self, row: Row) -> Problem:
-        """Letters in lower case become upper case."""
+        """Read a block of lines; the letter becomes upper case. Raises BadRow where the answer is not a, b, c or d."""
         answer = row.text("answer")
         if answer not in ("a", "b", "c", "d"):
             raise BadRow(f"the answer line must be a, b, c or d, got {answer!r}")

@@ -1,4 +1,4 @@
-r"""MATH (Hendrycks et al. 2021) in its three published layouts, told apart by what is there:
+r"""MATH (Hendrycks et al. 2021) in its three published layouts, recognized by the files and columns:
 
 - the archive: `MATH/{train,test}/<subject>/<n>.json`, one object a file; ids `math-test-algebra-17`;
 - a table: `{train,test}.jsonl` with `problem`, `level`, `type`, `solution`; ids by row number;
@@ -72,7 +72,10 @@ class MATH(PublishedTask):
         return read_json_folder(path) if path.is_dir() else read_json_rows(path)
 
     def problem(self, row: Row) -> Problem:
-        """`info`: "subject", "level" (1 to 5, or None), "solution"."""
+        """Read a row; `info`: "subject", "level" (1 to 5, or None), "solution".
+
+        Raises BadRow where it has neither an answer nor a closed box.
+        """
         solution = row.text("solution", default="")
         gold = row.text("answer", default="") or last_boxed(solution)
         if gold is None:

@@ -1,7 +1,7 @@
 """Problems of one's own: JSON lines of `Problem` (data/records.py), as `list_problems` writes them.
 
 `path` is the file, or a folder with `{train,dev,test}.jsonl`. Ids are kept as they are and must be unique. `kind` says
-how answers are compared; worked solutions stand in `info["solution"]`.
+how answers are compared; worked solutions are in `info["solution"]`.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,10 @@ class ProblemFile(PublishedTask):
     files: ClassVar[Mapping[str, tuple[str, ...]]] = {split: (f"{split}.jsonl",) for split in ("train", "dev", "test")}
 
     def problem(self, row: Row) -> Problem:
-        """The record of a line."""
+        """Read the record of a line.
+
+        Raises BadRow where it is no `Problem`, or its order of options is not a permutation.
+        """
         try:
             problem = parse_record(Problem, row.fields, "")
         except BadInput as error:

@@ -84,7 +84,7 @@ class PublishedTask:
     # What a set says itself.
 
     def problem(self, row: Row) -> Problem:
-        """The problem that a row means; its id is the published one, or "". Raises BadRow."""
+        """Read the problem of a row; its id is the published one, or "". Raises BadRow where there is none."""
         raise NotImplementedError
 
     def read_file(self, path: Path) -> list[Row]:
@@ -106,7 +106,7 @@ class PublishedTask:
             if not problems:
                 raise BadInput(f"{first}{more}: {self.who_takes(rejected)}")
             if not self.skip_bad_rows:
-                raise BadInput(f"{first}{more}: mend or remove it, or set task.skip_bad_rows=true")
+                raise BadInput(f"{first}{more}: correct or remove it, or set task.skip_bad_rows=true")
             log.warning("%s/%s: %d rows left out: %s%s", self.name, split, len(rejected), first, more)
         return problems
 
@@ -159,7 +159,10 @@ class PublishedTask:
         return self.read_problems(rows, split)
 
     def read_problems(self, rows: list[Row], split: str) -> Rows:
-        """Rows → problems with their ids, and the rows that are none."""
+        """Make problems with their ids from rows, and list the rows that are none.
+
+        A BadRow that a row raises becomes the reason there.
+        """
         problems: list[Problem] = []
         rejected: list[RejectedRow] = []
         taken: set[str] = set()

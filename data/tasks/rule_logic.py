@@ -12,8 +12,8 @@ of its own. **The teacher is imperfect on purpose**: where the wrong way is open
 `wrong_way_rate`, and goes on from there to the wrong option; grading is by the truth. So the states before the
 choice, after the right one and after the wrong one differ in value.
 
-Problems are told apart by their structure (the order and kind of the lines, what is linked to what, the order of the
-options), not by the words and names put on it, and the splits share no structure.
+Problems are the same where their structure is (the order and kind of the lines, what is linked to what, the order of
+the options), whatever the words and names put on it, and the splits share no structure.
 """
 
 import hashlib
@@ -135,8 +135,11 @@ class RuleLogic:
                 raise BadInput(f"task.{key} must be at least 1, got {getattr(self, key)}")
 
     def problems(self, split: str) -> list[Problem]:
-        """Problems of distinct structure; drawn from a stream seeded by the split's name alone. The gold is a letter;
-        accuracy is broken down by the length of the chain (`subject`) and the number of wrong ways (`level`)."""
+        """Draw problems of distinct structure from a stream seeded by the seed and the split's name.
+
+        The gold is a letter; accuracy is broken down by the length of the chain (`subject`) and the number of wrong
+        ways (`level`). Raises BadInput where there is no such split.
+        """
         if split not in SPLITS:
             raise BadInput(f"rule_logic has no split '{split}': it has {', '.join(SPLITS)}")
         number = {"train": self.num_train, "dev": self.num_dev, "test": self.num_test}[split]

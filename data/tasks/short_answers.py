@@ -63,7 +63,10 @@ class TriviaQA(PublishedTask):
         return read_json_rows(path, under="Data")
 
     def problem(self, row: Row) -> Problem:
-        """The value and its aliases, each once; without an answer ("<unk>" on the hub) the gold is ""."""
+        """Read the value and its aliases, each once; without an answer ("<unk>" on the hub) the gold is "".
+
+        Raises BadRow where the answer is not an object.
+        """
         row = replace(row, fields={name.lower().replace("_", ""): value for name, value in row.fields.items()})
         answer = row.fields.get("answer")
         published = row.text("questionid", default="")

@@ -2,13 +2,13 @@
 
 A problem starts with a small number of things and changes it by `min_operations` to `max_operations` (two to five)
 operations: buys, gives away, doubles, halves; every intermediate total is between 1 and `max_total`. A solution has one
-step a line and `#### N` last. Problems are told apart by their numbers and operations alone, not by names: the splits
-share no such structure, so a test problem is never a renamed training problem.
+step a line and `#### N` last. Problems are the same where their numbers and operations are, whatever the names. The
+splits share no such structure, so a test problem is never a renamed training problem.
 
 **The teacher is imperfect on purpose.** On "doubles" it writes `v + 2` and on "halves" `v - 2` with
 probability `wrong_way_rate`, and goes on from its wrong value; grading is by the truth. A policy that
 imitates it knows both ways, and which one pays must be found out step by step. Clean demonstrations leave
-only arithmetic slips to mend, which preference learning at this size does not mend.
+only arithmetic slips to correct, which preference learning at this size does not do.
 """
 
 import hashlib
@@ -70,8 +70,8 @@ def tell(name: str, thing: str, start: int, operations: list[Operation]) -> str:
         "doubles": "{name} doubles the {thing}.",
         "halves": "{name} halves the {thing}.",
     }
-    told = [phrases[verb].format(name=name, thing=thing, n=n) for verb, n in operations]
-    return f"{name} has {start} {thing}. {' '.join(told)} How many {thing} now?"
+    sentences = [phrases[verb].format(name=name, thing=thing, n=n) for verb, n in operations]
+    return f"{name} has {start} {thing}. {' '.join(sentences)} How many {thing} now?"
 
 
 def solve(start: int, operations: list[Operation], rng: random.Random | None, wrong_way_rate: float) -> str:
@@ -121,7 +121,10 @@ class WordArithmetic:
                            f"{self.min_operations}")  # fmt: skip
 
     def problems(self, split: str) -> list[Problem]:
-        """Distinct problems of the split; drawn from a stream seeded by the split's name alone."""
+        """Draw distinct problems of the split from a stream seeded by the seed and the split's name.
+
+        Raises BadInput where there is no such split, or fewer distinct problems than asked for.
+        """
         if split not in SPLITS:
             raise BadInput(f"word_arithmetic has no split '{split}': it has {', '.join(SPLITS)}")
         count = {"train": self.num_train, "dev": self.num_dev, "test": self.num_test}[split]

@@ -49,7 +49,10 @@ class SVAMP(PublishedTask):
     hub_splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
 
     def problem(self, row: Row) -> Problem:
-        """`info`: "subject" (the operation, its one misspelling mended), "equation"."""
+        """Read a row; `info`: "subject" (the operation, its one misspelling corrected), "equation".
+
+        Raises BadRow where Answer is not a number.
+        """
         value = row.fields.get("Answer")
         gold = plain_number(str(value)) if isinstance(value, str | int | float) else None
         if gold is None or isinstance(value, bool):
