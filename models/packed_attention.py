@@ -175,7 +175,7 @@ def _by_flash(
     """[1, T, H, D]; the keys of shared segments are repeated for every segment below them."""
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     places, num_keys = key_layout(segments)
-    if len(places) != len(key):
+    if segments.num_unread or any(segments.above):
         places = places.to(key.device, non_blocking=True)
         key, value = key.index_select(0, places), value.index_select(0, places)
     found = _flash((query[: sum(segments.lengths)], key, value), segments.lengths, num_keys, how)

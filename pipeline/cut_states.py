@@ -66,7 +66,7 @@ class CutStates:
         check_shard(self.shard, self.num_shards, "stage")
         sampler = self._sampler()
         rows = read_records(Trajectory, input_path)
-        trajectories = [row for row in rows if shard_of(row.problem_id, self.num_shards) == self.shard]
+        trajectories = [row for row in rows if shard_of(f"states/{row.problem_id}", self.num_shards) == self.shard]
         found: dict[StateKey, State] = {}
         num_states = 0
         for trajectory in trajectories:

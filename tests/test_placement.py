@@ -7,7 +7,7 @@ import pytest
 from espalier.data.records import BadInput
 from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.engine_arguments import num_devices
-from espalier.sampling.placement import core_list, share_of_cores, visible_gpus
+from espalier.sampling.placement import core_list, deal_gpus, share_of_cores, visible_gpus
 from espalier.sampling.several_servers import VLLMServers
 
 GPUS = "CUDA_VISIBLE_DEVICES"
@@ -86,3 +86,8 @@ def test_cores_are_those_that_the_program_may_use(monkeypatch: pytest.MonkeyPatc
     assert core_list(2, 3) == "2-4"  # fewer than that: as they were counted
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
     assert [core_list(0, 4), core_list(4, 4)] == ["0-3", "4-7"]
+
+
+def test_gpus_that_no_engine_would_be_held_to_are_refused() -> None:
+    with pytest.raises(BadInput, match="lets every engine see all GPUs, and client"):
+        deal_gpus(2, 0, [2, 3], {}, "client")

@@ -1,5 +1,6 @@
 """The run directory: what it stores, what it refuses, and that nothing is overwritten."""
 
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,15 @@ import pytest
 import yaml
 
 from espalier.runtime.entrypoint import BadConfig
-from espalier.runtime.run_dir import changed_keys, check_run_dir, is_finished, open_run_dir, same_origin, versions
+from espalier.runtime.run_dir import (
+    changed_keys,
+    check_run_dir,
+    code_commit,
+    is_finished,
+    open_run_dir,
+    same_origin,
+    versions,
+)
 from espalier.runtime.schemas import StageConfig, TrainConfig
 
 
@@ -119,3 +128,10 @@ def test_how_a_server_is_asked_may_change_and_what_is_asked_may_not() -> None:
     stored = {"client": {"base_url": "http://a:1"}, "params": {"n": 8}}
     assert changed_keys(stored, {**stored, "client": {"base_url": "http://b:2", "prompts_per_request": 8}}) == []
     assert changed_keys(stored, {**stored, "params": {"n": 4}}) == [("params.n", 8, 4)]
+
+
+def test_a_repository_further_up_is_not_taken_for_this_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    (tmp_path / "installed").mkdir()
+    monkeypatch.setattr("espalier.runtime.run_dir.ROOT", tmp_path / "installed")
+    assert code_commit().split()[0] in ("espalier", "unknown")

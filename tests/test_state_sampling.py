@@ -169,7 +169,7 @@ def test_the_stage_cuts_shards_that_join_to_the_whole(tmp_path: Path) -> None:
     shards = [cut(shard=shard, num_shards=3) for shard in range(3)]
     assert sorted(state.id for shard in shards for state in shard) == sorted(state.id for state in cut())
     for number, shard in enumerate(shards):  # whole problems, and the shards of the task
-        assert {shard_of(state.problem_id, 3) for state in shard} == {number}
+        assert {shard_of(f"states/{state.problem_id}", 3) for state in shard} == {number}
     with pytest.raises(BadInput, match=r"stage\.shard must be 0 to 2 \(num_shards - 1\), got 3"):
         cut(shard=3, num_shards=3)
     with pytest.raises(BadInput, match=r"stage\.num_shards must be at least 1, got 0"):
