@@ -13,7 +13,7 @@ from espalier.data.records import BadInput
 StepSplitter = Callable[[str], list[str]]
 Decode = Callable[[Sequence[int]], str]
 
-_RECENT = 1024  # sequences whose text a decoder remembers
+_RECENT = 100_000  # tokens of the sequences whose text a decoder remembers
 
 
 class Decoder:
@@ -29,6 +29,7 @@ class Decoder:
         self.skips_special_tokens = skips_special_tokens
         self.pieces: dict[int, str] = {}
         self._recent: dict[tuple[int, ...], str] = {}
+        self._num_recent = 0
         ways = [getattr(getattr(type(tokenizer), name, None), "__qualname__", "") for name in ("decode", "_decode")]
         self._is_plain = ways == ["PreTrainedTokenizerBase.decode", "TokenizersBackend._decode"]
 
@@ -37,9 +38,10 @@ class Decoder:
         key = tuple(ids)
         found = self._recent.get(key)
         if found is None:
-            if len(self._recent) >= _RECENT:
-                self._recent.clear()
+            if self._num_recent > _RECENT:
+                self._recent, self._num_recent = {}, 0
             found = self._recent[key] = self._decode(list(key))
+            self._num_recent += len(key) + 1
         return found
 
     def _decode(self, ids: list[int]) -> str:

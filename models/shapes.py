@@ -15,7 +15,7 @@ TOGETHER = 4  # segments that are computed at once
 
 def missing(size: int, step: int, tensor: torch.Tensor) -> int:
     """Count the rows that `size` lacks to a multiple of `step`, for products with a `tensor` [...] of any shape; none
-    on other devices than CPUs, and none in float32, whose products have no kernel of their own for each shape (ids are
-    whole numbers: what they become is not known)."""
+    on other devices than CPUs, and none in float32, whose products have no kernel of their own for each shape. Ids are
+    whole numbers: what they become is not known, and those that go to a GPU only afterwards are rounded up too."""
     is_rounded = tensor.device.type == "cpu" and tensor.dtype not in (torch.float32, torch.float64)
     return -size % step if is_rounded else 0

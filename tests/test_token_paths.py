@@ -179,3 +179,14 @@ def test_a_tokenizer_with_a_way_of_its_own_is_asked_itself() -> None:
             return f"{list(ids)} {settings}"
 
     assert Decoder(Own())([1]) == "[1] {'skip_special_tokens': True, 'clean_up_tokenization_spaces': False}"
+
+
+def test_a_decoder_remembers_so_many_tokens_and_no_more() -> None:
+    class Own:
+        def decode(self, ids: Any, **settings: Any) -> str:
+            return str(ids[0])
+
+    decode = Decoder(Own())
+    for number in range(40):
+        assert decode([number] * 10_000) == str(number)
+        assert sum(map(len, decode._recent)) <= 110_000
