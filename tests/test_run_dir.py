@@ -131,7 +131,9 @@ def test_how_a_server_is_asked_may_change_and_what_is_asked_may_not() -> None:
 
 
 def test_a_repository_further_up_is_not_taken_for_this_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "another's"], check=True)
     (tmp_path / "installed").mkdir()
     monkeypatch.setattr("espalier.runtime.run_dir.ROOT", tmp_path / "installed")
     assert code_commit().split()[0] in ("espalier", "unknown")
