@@ -184,7 +184,7 @@ def settings(**changes: Any) -> RLConfig:
         ({"reward": node("espalier.rewards.outcome.OutcomeReward", rihgt=2.0)}, "has no setting 'rihgt'"),
     ],
 )  # fmt: skip
-def test_parts_that_do_not_fit_are_told_before_anything_starts(changes: dict[str, Any], words: str) -> None:
+def test_parts_that_do_not_fit_are_refused_before_anything_starts(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(BadConfig, match=words):
         check_parts(settings(**changes))
 
