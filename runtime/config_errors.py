@@ -89,9 +89,8 @@ def _missing_config(error: MissingConfigException) -> str:
     folder, _, last = missing.rpartition("/")
     now = [name for name in names if f"/{name}".endswith(f"/{RENAMED.get(last, '?')}")]
     if now:
-        return (
-            f"there is no config '{missing}': it is now {' or '.join(name for name in now if folder in name) or now[0]}"
-        )
+        beside = [name for name in now if folder in name] or now
+        return f"there is no config '{missing}': it is now {min(beside, key=len)}"
     near = [name for name in names if name.endswith(f"/{missing}")]
     near = near or difflib.get_close_matches(missing, names, n=1)
     hint = f"did you mean {' or '.join(near[:4])}?" if near else "name a file there, without .yaml"
