@@ -41,7 +41,7 @@ from espalier.models.packing_check import packing_of
 from espalier.models.tokenizer_checks import stop_token_faults
 from espalier.rl.assembly import check_same_tokenizer, make_client
 from espalier.rl.combinations import check_combinations
-from espalier.rl.critic import VALUE_RANGES
+from espalier.rl.losses import VALUE_RANGES
 from espalier.runtime.entrypoint import BadConfig, build
 from espalier.runtime.run_dir import check_run_dir
 from espalier.runtime.schemas import RLConfig, SampleConfig, TrainConfig

@@ -6,35 +6,45 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from espalier.models.inputs import network
 from espalier.models.load import BadModel, load_reference, load_tokenizer, max_length_of
-from espalier.models.lora import PolicyWithoutAdapters
 from espalier.models.packing_check import longest_row
 from espalier.models.tokenizer_checks import tokenizer_differences
-from espalier.rewards.score import HoldsModels
+from espalier.rewards.score import HoldsModels, Reward
 from espalier.rl.combinations import check_combinations
-from espalier.rl.critic import Critic
+from espalier.rl.delivery.delivery import Delivery
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import LiveEngine, OwnEngine, VLLMEngine
+from espalier.rl.evaluation import Evaluation
+from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.kl import KLController
-from espalier.rl.probes.watch import check_probes
+from espalier.rl.learner import Learner
+from espalier.rl.policy import Policy
+from espalier.rl.policy_loss import PolicyLoss
+from espalier.rl.probes.watch import Watch, check_probes
 from espalier.rl.rollout import Sampler, check_params
+from espalier.rl.rollout_source import SampledGroups, choose_problems
 from espalier.rl.trainer import Trainer
-from espalier.rl.training_engines import check_engines, make_engine, without_dropout
+from espalier.rl.training_engines import check_engines, has_noise, make_engine, without_dropout
 from espalier.rl.types import AdvantageEstimator
-from espalier.rl.update import Update
+from espalier.rl.update import Update, steps_per_iteration
 from espalier.runtime.distributed import device, from_main_rank, is_main_rank
 from espalier.runtime.entrypoint import BadConfig, build
 from espalier.runtime.schemas import RLConfig
+from espalier.sampling.client import SamplingParams
 from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.server import VLLMServer
 from espalier.sampling.several_servers import VLLMServers
 from espalier.sampling.vllm_client import VLLMClient
 from espalier.training.engine import Engine
+
+if TYPE_CHECKING:  # loaded only where the config has them
+    from espalier.rl.critic import Critic
+    from espalier.rl.ema import MovingAverage
 
 log = logging.getLogger("rl")
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -64,20 +74,18 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: OwnServer | None, cli
             part.to(device())
     if critic is not None:
         check_vocabulary(model, int(network(critic.engine.model).config.vocab_size), "critic")
-    kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)
     check_server = server.check if server is not None else lambda: None
     window = from_main_rank(lambda: window_of(client, server, config.model["path"]))
     check_window(model, window)
-    return Trainer(
+    return assemble(
         config,
         engine,
+        critic,
         reference,
-        task,
         reward,
         estimator,
         Sampler(client, task, tokenizer, config.concurrency, config.stall_seconds, check_server),
         params,
-        Update(engine, config, params.temperature, params.max_tokens, kl, critic, reference),
         WeightSync(
             engines_of(client, server),
             config.probes.max_gap,
@@ -87,9 +95,51 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: OwnServer | None, cli
             _DTYPES.get(served_dtype(server, client)),
             config.probes.on_fault == "stop",
         ),
-        int(tokenizer.pad_token_id),
-        Path(config.output_dir),
         window,
+    )
+
+
+def assemble(
+    config: RLConfig,
+    engine: Engine,
+    critic: Learner | None,
+    reference: Any | None,
+    reward: Reward,
+    estimator: AdvantageEstimator,
+    sampler: Sampler,
+    params: SamplingParams,
+    weight_sync: WeightSync,
+    window: int | None = None,
+) -> Trainer:
+    """The run of these parts. `engine` trains the policy; `reference` is None without a KL penalty; `window`: the tokens
+    that the engines take (None: any). Raises BadInput on settings that do not exist, and where too few problems fit."""
+    metrics, loop = IterationMetrics(), asyncio.Runner()
+    problems = choose_problems(sampler.task, sampler.tokenizer, window, params.max_tokens)
+    kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)
+    policy = Policy(
+        PolicyLoss(engine, config, params.temperature, kl, reference),
+        params.max_tokens,
+        make_average(config),
+        may_wait=critic is None and not estimator.samples_more and not has_noise(engine.model),
+        metrics=metrics,
+    )
+    delivery = Delivery(weight_sync, policy, loop, metrics)
+    policy.watch = watch = Watch(config, engine.model, params, sampler.tokenizer, delivery)
+    source = SampledGroups(config, problems.train, sampler, params, reward, delivery, loop, metrics)
+    return Trainer(
+        config=config,
+        problems=problems,
+        rollout_source=source,
+        estimator=estimator,
+        policy=policy,
+        update=Update(config, [policy] if critic is None else [policy, critic]),
+        watch=watch,
+        delivery=delivery,
+        evaluation=Evaluation(config, problems.dev, source, loop, metrics.clock),
+        metrics=metrics,
+        loop=loop,
+        pad_id=int(sampler.tokenizer.pad_token_id),
+        window=window,
     )
 
 
@@ -215,14 +265,17 @@ def check_same_tokenizer(tokenizer: Any, path: str, name: str) -> None:
                         "other texts than were sampled: train it on this policy's tokens")  # fmt: skip
 
 
-def make_critic(config: RLConfig) -> Critic | None:
+def make_critic(config: RLConfig) -> "Critic | None":
     """The critic with its own engine, None where the config has none."""
     settings = config.critic
     if settings is None:
         return None
+    from espalier.rl.critic import Critic
+
     rates = (settings.learning_rate, settings.max_grad_norm)
     engine = make_engine(config, build(settings.model), settings.optimizer, *rates)
-    return Critic(engine, settings, config.precision, config.micro_batch_size)
+    num_steps = config.num_iterations * steps_per_iteration(config)
+    return Critic(engine, settings, config.precision, config.micro_batch_size, num_steps)
 
 
 def make_reference(config: RLConfig, engine: Engine) -> Any | None:
@@ -232,3 +285,12 @@ def make_reference(config: RLConfig, engine: Engine) -> Any | None:
     if config.lora:
         return PolicyWithoutAdapters(engine.model)
     return without_dropout(load_reference(config.model["path"], config.model["attention"])).to(device())
+
+
+def make_average(config: RLConfig) -> "MovingAverage | None":
+    """The moving average of the policy, None where the config has none. Raises BadInput on a decay that makes none."""
+    if not config.ema.decay:
+        return None
+    from espalier.rl.ema import MovingAverage
+
+    return MovingAverage(config.ema.decay)

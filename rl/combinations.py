@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from espalier.rewards.score import ScoreRange, StatesRange
-from espalier.rl.critic import VALUE_RANGES
 from espalier.rl.kl import check_kl
+from espalier.rl.losses import VALUE_RANGES
 from espalier.rl.update import steps_per_iteration
 from espalier.runtime.entrypoint import BadConfig, check_component, find_component
 from espalier.runtime.schemas import RLConfig

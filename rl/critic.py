@@ -6,7 +6,7 @@ sees the token it is the baseline of.
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,15 @@ from espalier.models.logprobs import response_values
 from espalier.models.packing_check import packs_rows
 from espalier.models.scalar_head import critic_form
 from espalier.rl.experience import RowScorer, empty_loss, micro_batches, most_passes, own_rows
-from espalier.rl.losses import explained_variance, value_loss
-from espalier.rl.types import Experience
+from espalier.rl.learner import write_model
+from espalier.rl.losses import VALUE_RANGES, explained_variance, value_loss
+from espalier.rl.types import Estimate, Experience
 from espalier.runtime.distributed import is_main_rank
 from espalier.runtime.schemas import CriticConfig
 from espalier.training.engine import BadCheckpoint, Engine, autocast
-from espalier.training.loop import NotFinite, Sums
+from espalier.training.schedule import check_schedule, learning_rate
+from espalier.training.sums import NotFinite, Sums
 
-# What a critic can say, by its form: what is not within it cannot be learnt.
-VALUE_RANGES = {"linear": (-math.inf, math.inf), "probability": (0.0, 1.0)}
 _ROUNDING = 1e-4
 
 
@@ -46,8 +46,9 @@ def critic_values(
 
 @dataclass
 class Critic:
-    """`engine` trains the network; sizes in rollouts. The network's config says `critic_form`, so that a saved critic
-    is read as what it is.
+    """Implements `rl.learner.Learner`. `engine` trains the network; sizes in rollouts; `num_steps`: of the whole run,
+    at whose end its schedule ends. The network's config says `critic_form`, so that a saved critic is read as what it
+    is.
 
     Raises BadInput on a form that does not exist, and on a network that was saved as a critic of another form.
     """
@@ -56,8 +57,12 @@ class Critic:
     config: CriticConfig
     precision: str
     micro_batch_size: int
+    num_steps: int = 0
+    folder = "critic"
+    fits_returns = True
 
     def __post_init__(self) -> None:
+        check_schedule(self.config.schedule, "critic.schedule")
         form = self.config.form
         if form not in VALUE_RANGES:
             raise BadInput(f"critic.form must be one of {', '.join(VALUE_RANGES)}, got '{form}'")
@@ -85,8 +90,12 @@ class Critic:
                                 "another output_dir")  # fmt: skip
         self.engine.load_state(folder)
 
-    def values(self, scorer: RowScorer) -> torch.Tensor:
-        """[N, T] of all rollouts, before the update."""
+    def export(self, tokenizer: Any, run_dir: Path) -> None:
+        """`critic/`."""
+        write_model(self.engine.save_model, tokenizer, run_dir / "critic")
+
+    def score(self, experience: Experience, scorer: RowScorer) -> Experience:
+        """Return the experience with the values [N, T] of all rollouts, before the update."""
         model = self.engine.model
         model.eval()
         form = self.config.form
@@ -94,13 +103,21 @@ class Critic:
         def read(ids: torch.Tensor, mask: torch.Tensor, chosen: torch.Tensor) -> tuple[torch.Tensor]:
             return (critic_values(model, ids, mask, form, chosen),)
 
-        return scorer(model, 1, read, packs_rows(model))[0]
+        return replace(experience, values=scorer(model, 1, read, packs_rows(model))[0])
 
-    def step(self, experience: Experience, rows: torch.Tensor, rate: float, sums: Sums) -> None:
-        """Take one optimizer step on the rollouts `rows` [R]: the mean loss over their response tokens.
+    def check(self, experience: Experience, estimate: Estimate) -> None:
+        """Raise BadInput where its values cannot be what came after a token."""
+        returns = estimate.returns if estimate.to_come is None else estimate.to_come
+        if returns is not None:
+            check_returns(self.config.form, returns, experience.response_mask)
+
+    def step(self, experience: Experience, rows: torch.Tensor, number: int, sums: Sums) -> dict[str, float]:
+        """Take the optimizer step `number` on the rollouts `rows` [R]: the mean loss over their response tokens.
 
         Raises NotFinite where the loss or the norm of the gradient is not finite.
         """
+        config = self.config
+        rate = learning_rate(number, config.learning_rate, config.warmup_steps, config.schedule, self.num_steps)
         self.engine.model.train()
         count = max(1, int(experience.response_mask[rows].sum()))
         sums.add({"value_loss": (0.0, 0.0), "value_clip_share": (0.0, 0.0)})  # on every rank, also on one without rows
@@ -123,6 +140,7 @@ class Critic:
         if not math.isfinite(norm):
             raise NotFinite(f"the critic's gradient norm is {norm}: try a lower critic.learning_rate")
         sums.add({"value_grad_norm": (norm, 1)})
+        return {"value_learning_rate": rate}
 
     def _loss(self, experience: Experience, cut: torch.Tensor, length: int) -> tuple[torch.Tensor, int, int]:
         def take(tensor: Any) -> torch.Tensor:

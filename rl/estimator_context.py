@@ -1,24 +1,26 @@
-"""The running engine as the estimators see it: calls that block until the sampler has answered."""
+"""The running engine as the estimators see it: calls that block until the sampler has answered, made on every rank and
+answered by rank 0."""
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from espalier.data.records import Completion, Problem, State, Trajectory
 from espalier.data.steps import Decode
 from espalier.rewards.score import Reward, Score
-from espalier.rl.metrics import timed
+from espalier.rl.iteration_metrics import Clock
 from espalier.rl.rollout import Sampler, score
 from espalier.rl.types import RolloutGroup
+from espalier.runtime.distributed import from_main_rank
 from espalier.sampling.client import SamplingParams
 from espalier.sampling.requests import decode
 
 
 @dataclass
-class LiveSampler:
+class EstimatorContext:
     """One iteration's `rl.types.Live`: `policy_version` is what the engine serves now.
 
-    `times` gathers `seconds/completions` and `seconds/reward`.
+    `clock` counts the phases completions and reward.
     """
 
     loop: asyncio.Runner
@@ -26,7 +28,7 @@ class LiveSampler:
     reward: Reward
     params: SamplingParams
     policy_version: int
-    times: dict[str, float] = field(default_factory=dict)
+    clock: Clock
 
     @property
     def decode(self) -> Decode:
@@ -35,19 +37,21 @@ class LiveSampler:
 
     def rollout(self, problems: Sequence[Problem], params: SamplingParams, name: str) -> list[RolloutGroup]:
         """One scored group a problem."""
-        with timed(self.times, "completions"):
-            groups = self.loop.run(self.sampler.rollout(problems, params, name, self.policy_version))
-        with timed(self.times, "reward"):
-            return score(groups, self.reward)
+        with self.clock.phase("completions"):
+            groups = from_main_rank(
+                lambda: self.loop.run(self.sampler.rollout(problems, params, name, self.policy_version))
+            )
+        with self.clock.phase("reward"):
+            return from_main_rank(lambda: score(groups, self.reward))
 
     def complete(
         self, states: Sequence[State], params: Sequence[SamplingParams], round_number: int
     ) -> list[list[Completion]]:
         """Graded completions of every state."""
-        with timed(self.times, "completions"):
-            return self.loop.run(self.sampler.complete(states, params, round_number))
+        with self.clock.phase("completions"):
+            return from_main_rank(lambda: self.loop.run(self.sampler.complete(states, params, round_number)))
 
     def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """By the run's reward."""
-        with timed(self.times, "reward"):
-            return self.reward(trajectories)
+        with self.clock.phase("reward"):
+            return from_main_rank(lambda: self.reward(trajectories))

@@ -17,7 +17,9 @@ from torch.nn.functional import pad
 from espalier.data.batches.collate import pad_rows
 from espalier.models.logprobs import all_logits, response_logprobs
 from espalier.models.packing_check import packs_rows
+from espalier.rl.iteration_metrics import Clock
 from espalier.rl.kl import divergence, full_divergence
+from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.types import Experience, RolloutGroup
 from espalier.runtime.distributed import gather_over_ranks, rank, sum_tensor_over_ranks, world_size
 from espalier.training.engine import autocast
@@ -161,16 +163,15 @@ def reference_terms(
 def make_experience(
     groups: Sequence[RolloutGroup],
     policy: Any,
-    reference: Any | None,
     *,
     pad_id: int,
     micro_batch_size: int,
     precision: str,
     temperature: float,
-    is_scored: bool = True,
+    clock: Clock | None = None,
 ) -> tuple[Experience, RowScorer]:
-    """The tensors of all rollouts, in order, and what scores more of them. `reference` is None without a KL penalty.
-    `is_scored`: with the old policy's log-probs and entropies; else they are not a number."""
+    """The tensors of all rollouts, in order, and what scores them; `policy`, the network before the update, scores them
+    where its log-probs are read first."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rows = [[*rollout.trajectory.prompt_ids, *rollout.trajectory.response_ids] for rollout in rollouts]
     starts = [len(rollout.trajectory.prompt_ids) for rollout in rollouts]
@@ -180,15 +181,8 @@ def make_experience(
         # not by the mask, which `rl.probes.checks.check_layout` compares with the rollouts
         rollout_logprobs[number, start : start + len(rollout.logprobs)] = torch.tensor(rollout.logprobs)
     scorer = RowScorer((ids, attention_mask, response_mask), micro_batch_size, precision)
-    if is_scored:
-        old_logprobs, entropies = scorer.logprobs(policy, temperature)
-    else:
-        old_logprobs, entropies = (torch.full(ids.shape, float("nan")) for _ in range(2))
-    reference_logprobs = scorer.logprobs(reference, temperature)[0] if reference is not None else None
-    experience = Experience(
-        ids, attention_mask, response_mask, rollout_logprobs, old_logprobs, entropies, reference_logprobs
-    )
-    return experience, scorer
+    old = OldLogprobs.to_score(ids.shape, partial(scorer.logprobs, policy, temperature), clock or Clock())
+    return Experience(ids, attention_mask, response_mask, rollout_logprobs, old), scorer
 
 
 def logprob_gap(experience: Experience) -> tuple[float, float]:

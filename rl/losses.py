@@ -4,9 +4,13 @@ Log-probs are [B, T] (or any one shape); only positions where `mask` is true are
 multiply every token's loss: see `token_weights`.
 """
 
+import math
+
 import torch
 
 NORMALISERS = ("token", "sequence", "constant")
+# What a critic can say, by its form: what is not within it cannot be learnt.
+VALUE_RANGES = {"linear": (-math.inf, math.inf), "probability": (0.0, 1.0)}
 
 
 def token_weights(mask: torch.Tensor, normaliser: str, max_tokens: int) -> tuple[torch.Tensor, float]:

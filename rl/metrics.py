@@ -1,23 +1,12 @@
 """The metrics of an iteration from what it made: pure functions. docs/metrics.md defines every name."""
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from espalier.rl.experience import logprob_gap
 from espalier.rl.kl import divergence
 from espalier.rl.types import Estimate, Experience, RolloutGroup
-
-
-@contextmanager
-def timed(values: dict[str, float], phase: str) -> Iterator[None]:
-    """Adds the seconds of the block to `values["seconds/{phase}"]`."""
-    started = time.monotonic()
-    yield
-    name = f"seconds/{phase}"
-    values[name] = values.get(name, 0.0) + time.monotonic() - started
 
 
 def agrees(group: RolloutGroup) -> bool:
@@ -62,19 +51,26 @@ def describe_rewards(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     }
 
 
-def describe_kl(experience: Experience, rewards: torch.Tensor, groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Measure distances from the reference in nats, by the policy before the update: k1 per token and per response,
-    k3 per token. `rewards` [N, T] may have the KL term in them: `penalty_in_reward` says how much per response."""
+def kl_per_response(experience: Experience) -> float:
+    """Estimate the distance from the reference by k1, in nats per response, by the policy before the update."""
     assert experience.reference_logprobs is not None
     mask = experience.response_mask
+    return float((experience.old_logprobs[mask] - experience.reference_logprobs[mask]).sum()) / len(mask)
+
+
+def describe_kl(experience: Experience, groups: Sequence[RolloutGroup]) -> dict[str, float]:
+    """Measure distances from the reference in nats, by the policy before the update: k1 per token and per response,
+    k3 per token. The rewards may have the KL term in them: `penalty_in_reward` says how much per response."""
+    assert experience.reference_logprobs is not None
+    assert experience.rewards is not None
+    mask = experience.response_mask
     own, reference = experience.old_logprobs[mask], experience.reference_logprobs[mask]
-    k1 = own - reference
     total = sum(score.total for group in groups for score in group.scores)
     return {
-        "kl/per_token": float(k1.mean()),
-        "kl/per_response": float(k1.sum()) / len(mask),
+        "kl/per_token": float((own - reference).mean()),
+        "kl/per_response": kl_per_response(experience),
         "kl/k3": float(divergence(own, reference, "k3").mean()),
-        "kl/penalty_in_reward": float(rewards.sum() - total) / len(mask),
+        "kl/penalty_in_reward": float(experience.rewards.sum() - total) / len(mask),
     }
 
 

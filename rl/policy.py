@@ -1,16 +1,48 @@
-"""The policy as the sampler sees it: whole weights under their plain names, whatever engine or adapters train them."""
+"""The policy: the learner whose rollouts are trained on, and its weights as the sampler gets them.
+
+The loss of a minibatch is the weighted sum over its response tokens, over all micro-batches and ranks, divided by
+one number for the whole minibatch: the gradient does not depend on how it is cut.
+
+Where nothing but the surrogate has a gradient, a rollout whose advantages are all 0 (its group agreed) has none:
+its tokens are counted and its forward and backward passes are left out.
+
+Where one step on all rollouts is the whole update, its pass is also the first over them: the old policy's log-probs are
+read off it (`makes_one_pass`), unless an estimator has read them before. Either way they are compared with the engine's
+before any weight changes.
+"""
 
 import copy
+import json
+import math
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from accelerate import init_empty_weights
 
 from espalier.models.inputs import network
 from espalier.models.merged import adapter_scalings, merge_weights
-from espalier.runtime.distributed import is_main_rank
+from espalier.models.packing_check import packs_rows
+from espalier.rl.experience import RowScorer, empty_loss, micro_batches, most_passes, own_rows, reference_terms
+from espalier.rl.iteration_metrics import IterationMetrics
+from espalier.rl.learner import UpdateSums, write_model
+from espalier.rl.losses import token_weights
+from espalier.rl.metrics import kl_per_response
+from espalier.rl.policy_loss import PolicyLoss
+from espalier.rl.probes.watch import Watch
+from espalier.rl.types import Estimate, Experience
+from espalier.rl.update import steps_per_iteration
+from espalier.runtime.distributed import is_main_rank, sum_over_ranks, sum_tensor_over_ranks
+from espalier.runtime.manifest import write_folder
+from espalier.runtime.schemas import RLConfig
 from espalier.training.engine import Engine, TorchEngine
+from espalier.training.schedule import check_schedule, learning_rate
+from espalier.training.sums import NotFinite
+
+if TYPE_CHECKING:
+    from espalier.rl.ema import MovingAverage
 
 
 def without_weights(model: Any, device: torch.device) -> Any:
@@ -26,40 +58,202 @@ def without_weights(model: Any, device: torch.device) -> Any:
     return empty
 
 
+@dataclass
 class Policy:
-    """What `engine` trains. `network` computes what the delivered weights say: the engine's own model where that
-    holds them as they are, else one without weights of its own."""
+    """Implements `rl.learner.Learner`. `max_tokens` are the sampler's; `loss.reference` is None without a KL penalty.
 
-    def __init__(self, engine: Engine):
-        self.engine = engine
-        is_torch = isinstance(engine, TorchEngine)
-        self._scalings = adapter_scalings(engine.model if is_torch else engine.model.module)
-        is_plain = is_torch and not self._scalings
-        self.network = engine.model if is_plain else without_weights(network(engine.model), engine.device)
+    `may_wait`: whether its log-probs before the update may be compared with the engine's as late as in the update: not
+    where an estimator samples more, which costs more than a pass, nor where a pass that trains has noise of its own.
+    """
 
-    @property
-    def has_adapters(self) -> bool:
-        """Whether adapters are trained, merged in all that is delivered and saved as a model."""
-        return bool(self._scalings)
+    loss: PolicyLoss
+    max_tokens: int
+    average: "MovingAverage | None" = None
+    may_wait: bool = True
+    watch: Watch | None = None
+    metrics: IterationMetrics = field(default_factory=IterationMetrics)
+    folder = ""
+    fits_returns = False
+
+    def __post_init__(self) -> None:
+        self.engine: Engine = self.loss.engine
+        self.config: RLConfig = self.loss.config
+        check_schedule(self.config.schedule)
+
+    @cached_property
+    def _scalings(self) -> dict[str, float]:
+        """Of its adapters."""
+        model = self.engine.model
+        return adapter_scalings(model if isinstance(self.engine, TorchEngine) else model.module)
+
+    @cached_property
+    def network(self) -> Any:
+        """What computes as the delivered weights say: the engine's own model where that holds them as they are, else
+        one without weights of its own."""
+        is_plain = isinstance(self.engine, TorchEngine) and not self._scalings
+        return self.engine.model if is_plain else without_weights(network(self.engine.model), self.engine.device)
+
+    def makes_one_pass(self, num_rollouts: int) -> bool:
+        """Say whether the only step on all rollouts needs nothing of them that an earlier pass would give."""
+        config = self.config
+        is_one_step = config.num_epochs == 1 and config.minibatch_size >= num_rollouts
+        has_penalty = self.loss.reference is not None or config.kl.coefficient != 0
+        return is_one_step and self.may_wait and not has_penalty and config.entropy_bonus == 0
+
+    def score(self, experience: Experience, scorer: RowScorer) -> Experience:
+        """Return the experience with the log-probs of the reference, and the KL penalty in its rewards where that is
+        its place; the policy's own are scored unless the update's pass will give them."""
+        if not self.makes_one_pass(len(experience.ids)):
+            experience.old.score()
+        kl, reference = self.config.kl, self.loss.reference
+        if reference is None:
+            return experience
+        temperature = self.loss.temperature
+        experience = replace(experience, reference_logprobs=scorer.logprobs(reference, temperature)[0])
+        if kl.place != "reward":
+            return experience
+        assert experience.rewards is not None
+        terms = reference_terms(scorer, experience, self.engine.model, reference, kl.kind, temperature)
+        if kl.max_token > 0:
+            terms = terms.clamp(-kl.max_token, kl.max_token)
+        return replace(experience, rewards=experience.rewards - self.loss.kl.coefficient * terms)
+
+    def check(self, experience: Experience, estimate: Estimate) -> None:
+        """Any advantages can be learnt."""
+
+    def rows_with_gradient(self, experience: Experience, rows: torch.Tensor) -> torch.Tensor:
+        """Return those of `rows` [R] that can have a gradient."""
+        assert experience.advantages is not None
+        if self.loss.has_more_than_surrogate(experience):
+            return rows
+        return rows[experience.advantages[rows].any(dim=1)]
+
+    def step(self, experience: Experience, rows: torch.Tensor, number: int, sums: UpdateSums) -> dict[str, float]:
+        """Take one optimizer step, unless the critic alone is trained so far: the schedule begins behind that.
+
+        Raises NotFinite, and ProbeFailed where the log-probs turn out not to be the engine's.
+        """
+        config, planned = self.config, steps_per_iteration(self.config)
+        first = config.critic.num_warmup_iterations * planned if config.critic is not None else 0
+        if number < first:
+            return {}
+        total = config.num_iterations * planned - first
+        rate = learning_rate(number - first, config.learning_rate, config.warmup_steps, config.schedule, total)
+        ratios, num_passes = self._backward(experience, rows, sums)
+        if self.watch is not None and not self.watch.is_compared:
+            with self.metrics.clock.phase("probes"):
+                self.metrics.add(self.watch.compare(experience))
+        if not self._is_guarded(ratios, sums):
+            norm = self.engine.step(rate) if num_passes else 0.0  # no rank has anything to learn from
+            if not math.isfinite(norm):
+                raise NotFinite(f"the gradient norm is {norm}: try a lower learning_rate")
+            sums.add({"grad_norm": (norm, 1)})
+        return {"learning_rate": rate}
+
+    def _backward(self, experience: Experience, rows: torch.Tensor, sums: UpdateSums) -> tuple[list[float], int]:
+        """The gradients of `rows` [R]; ([sum, number] of their tokens' ratios on this rank, passes of every rank)."""
+        config, mask, old = self.config, experience.response_mask, experience.old
+        weights, divisor = token_weights(mask[rows], config.loss_aggregation, self.max_tokens)
+        every_weight = torch.zeros(mask.shape).index_copy(0, rows, weights)
+        self._name_metrics(experience, own_rows(rows), sums)
+        learnt = self.rows_with_gradient(experience, rows)
+        if not old.is_scored:
+            is_only_pass = self.makes_one_pass(len(mask))
+            old.score(rows[~torch.isin(rows, learnt)] if is_only_pass else None)
+        scored = None if old.is_scored else torch.zeros(2, *mask.shape)
+        self.engine.model.train()
+        ratios = [0.0, 0.0]
+        is_packed = packs_rows(self.engine.model) and self.loss.penalty_kind(experience) != "full"
+        cuts = list(micro_batches(experience.attention_mask, own_rows(learnt), config.micro_batch_size, is_packed))
+        num_passes = most_passes(len(cuts))
+        self.engine.start_step(num_passes)
+        for cut, length in cuts:
+            total = self.loss(experience, every_weight, cut, length, sums, ratios, scored)
+            if not math.isfinite(float(total.detach())):
+                raise NotFinite(f"the loss is {float(total.detach())} on rollouts {cut.tolist()[:8]}")
+            self.engine.backward(total / max(divisor, 1.0))
+        for _ in range(num_passes - len(cuts)):
+            self.engine.backward(empty_loss(self.engine.model, experience.ids, experience.attention_mask))
+        if scored is not None:
+            whole = sum_tensor_over_ranks(scored)
+            old.fill(learnt, whole[0, learnt], whole[1, learnt])
+        return ratios, num_passes
+
+    def _name_metrics(self, experience: Experience, counted: torch.Tensor, sums: UpdateSums) -> None:
+        """Every rank names the same metrics; what the rows `counted` [R] of this one count for."""
+        mask = experience.response_mask[counted]
+        share = token_weights(mask, self.config.loss_aggregation, self.max_tokens)[1]
+        sums.add({"surrogate_loss": (0.0, share), "clip_share": (0.0, int(mask.sum()))})
+        if self.config.entropy_bonus:
+            sums.add({"entropy_bonus": (0.0, share)})
+        sums.add(dict.fromkeys(self.loss.names(experience), (0.0, 0.0)))
+
+    def _is_guarded(self, ratios: list[float], sums: UpdateSums) -> bool:
+        """Whether this minibatch is left out because the policy has run away from the one that made it."""
+        limit = self.config.max_mean_ratio
+        if limit <= 0:
+            return False
+        total, tokens = sum_over_ranks(ratios)
+        is_skipped = not total <= limit * max(tokens, 1.0)  # also where it is not a number
+        sums.add({"skipped": (float(is_skipped), 1)})
+        if is_skipped:
+            self.engine.discard()
+        return is_skipped
+
+    def adapt_penalty(self, experience: Experience) -> None:
+        """Move the KL coefficient by how far the policy before the update was from its reference."""
+        if experience.reference_logprobs is not None:
+            self.loss.kl.update(kl_per_response(experience), len(experience.ids))
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Complete on rank 0, on the others perhaps empty; called on every rank, not to be written to."""
         found = self.engine.whole_weights()
         return merge_weights(found, self._scalings) if self._scalings else found
 
+    def next_weights(self) -> dict[str, torch.Tensor]:
+        """Return the `weights` of a new version, with which the moving average goes on."""
+        with self.metrics.clock.phase("weight_sync"):
+            weights = self.weights()
+            if self.average is not None:
+                self.average.update(weights)
+        return weights
+
+    def save_state(self, folder: Path) -> None:
+        """The engine's, the moving average in `ema.safetensors`, the KL coefficient in `kl.json`."""
+        self.engine.save_state(folder)
+        if is_main_rank():
+            (folder / "kl.json").write_text(json.dumps({"coefficient": self.loss.kl.coefficient}) + "\n")
+            if self.average is not None:
+                self.average.save(folder)
+
+    def load_state(self, folder: Path) -> None:
+        """What `save_state` wrote. Raises BadCheckpoint."""
+        self.engine.load_state(folder)
+        if self.average is not None:
+            self.average.load(folder, self.weights())
+        self.loss.kl.coefficient = float(json.loads((folder / "kl.json").read_text())["coefficient"])
+
     def save_model(self, folder: Path) -> None:
         """A standard folder, adapters merged; called on every rank."""
         if not self._scalings:
             self.engine.save_model(folder)
-            return
-        self.save_weights(self.weights(), folder)
+        else:
+            self._save_weights(self.weights(), folder)
 
-    def save_weights(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
-        """A standard folder of this network with other weights of its names; rank 0 writes."""
+    def export(self, tokenizer: Any, run_dir: Path) -> None:
+        """`adapter/` and `model_ema/` where there is one, and last of all `model/`, with adapters merged."""
+        if self._scalings:
+            write_folder(run_dir / "adapter", self._save_adapter)
+        if self.average is not None:
+            average = self.average.weights()
+            write_model(lambda folder: self._save_weights(average, folder), tokenizer, run_dir / "model_ema")
+        write_model(self.save_model, tokenizer, run_dir / "model")
+
+    def _save_weights(self, weights: dict[str, torch.Tensor], folder: Path) -> None:
         if is_main_rank():
             self.network.save_pretrained(folder, state_dict=weights)
 
-    def save_adapter(self, folder: Path) -> None:
-        """peft's folder; called on every rank."""
+    def _save_adapter(self, folder: Path) -> None:
+        """peft's folder."""
         self.engine.save_model(folder)
         (folder / "README.md").unlink(missing_ok=True)  # peft's empty model card

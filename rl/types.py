@@ -14,6 +14,7 @@ import torch
 from espalier.data.records import Completion, Problem, State, Trajectory
 from espalier.data.steps import Decode
 from espalier.rewards.score import Score
+from espalier.rl.old_logprobs import OldLogprobs
 from espalier.sampling.client import SamplingParams
 
 
@@ -47,25 +48,34 @@ class RolloutGroup:
 class Experience:
     """The tensors of an iteration's rollouts.
 
-    `ids`, `attention_mask` [N, T] long; `response_mask` [N, T] bool; `rollout_logprobs` (at sampling),
-    `old_logprobs` and `entropies` (by the trainer, before the update) [N, T], not a number on rows that are not scored
-    yet; `reference_logprobs` [N, T], None without a KL penalty. `rewards` [N, T]: outcomes at last tokens, process
-    rewards at step ends, and the KL penalty where it is part of the reward. `values` [N, T]: the critic's value of the
-    state a token is chosen in, None where there is no critic. `advantages` [N, T] are None until they are estimated;
-    `returns` [N, T], the targets of a critic, stay None where there is no critic.
+    `ids`, `attention_mask` [N, T] long; `response_mask` [N, T] bool; `rollout_logprobs` [N, T] at sampling; `old`: what
+    the policy before the update makes of them; `reference_logprobs` [N, T], None without a KL penalty. `rewards`
+    [N, T]: outcomes at last tokens, process rewards at step ends, and the KL penalty where it is part of the reward.
+    `values` [N, T]: the critic's value of the state a token is chosen in, None where there is no critic. `advantages`
+    [N, T] are None until they are estimated; `returns` [N, T], the targets of a critic, stay None where there is no
+    critic.
     """
 
     ids: torch.Tensor
     attention_mask: torch.Tensor
     response_mask: torch.Tensor
     rollout_logprobs: torch.Tensor
-    old_logprobs: torch.Tensor
-    entropies: torch.Tensor
+    old: OldLogprobs
     reference_logprobs: torch.Tensor | None = None
     rewards: torch.Tensor | None = None
     values: torch.Tensor | None = None
     advantages: torch.Tensor | None = None
     returns: torch.Tensor | None = None
+
+    @property
+    def old_logprobs(self) -> torch.Tensor:
+        """[N, T] by the policy before the update: a collective call where nobody has read them yet."""
+        return self.old.logprobs
+
+    @property
+    def entropies(self) -> torch.Tensor:
+        """[N, T] of the policy before the update, as `old_logprobs`."""
+        return self.old.entropies
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from espalier.rl.early_stop import evaluations_since_best, read_accuracies
 from rl_cases import make_trainer, on_repeatable, read_metrics
 from safetensors.torch import load_file, save
 
@@ -18,7 +19,6 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.rewards.score import Score
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.vineppo import CutPoints, VinePPO
-from espalier.rl.early_stop import evaluations_since_best, read_accuracies
 from espalier.rl.samples import samples_path, write_samples
 from espalier.rl.trainer import Trainer
 from espalier.rl.types import Estimate, Experience, Rollout, RolloutGroup

@@ -7,9 +7,9 @@ leaves the last checkpoint as it was. Every rank looks at the same tensors and c
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -30,7 +30,7 @@ from espalier.rl.probes.checks import (
     measure_gap,
     surprise,
 )
-from espalier.rl.probes.diagnosis import MAX_ROWS, AskEngine, Case, diagnose, truncated_logprobs
+from espalier.rl.probes.diagnosis import MAX_ROWS, Case, diagnose, truncated_logprobs
 from espalier.rl.probes.rounding import rounded
 from espalier.rl.types import Experience, RolloutGroup
 from espalier.runtime.schemas import ProbesConfig, RLConfig
@@ -53,18 +53,29 @@ def check_probes(limits: ProbesConfig) -> None:
         raise BadInput(f"probes.max_gap must be at least 0 (0: measured), got {limits.max_gap:g}")
 
 
+class Engines(Protocol):
+    """What samples, as it answers on every rank."""
+
+    computes_in: torch.dtype
+
+    def logprobs_of(self, rows: list[list[int]]) -> list[list[list[float]]]:
+        """Every engine's log-probs of whole rows, of each token but the first, without its prefix cache."""
+
+    def is_received(self) -> bool:
+        """Say whether they read the policy's weights as they were sent."""
+
+
 @dataclass
 class Watch:
-    """`model` is the policy; `ask` (through rank 0) has the engine score tokens again, None where it cannot; `dtype` is
-    what the engine computes in; `is_received` says whether it read the policy's weights as they were sent."""
+    """`model` is the policy; `engines`: None where they cannot be asked."""
 
     config: RLConfig
     model: Any
     params: SamplingParams
     tokenizer: Any
-    ask: AskEngine | None = None
-    dtype: torch.dtype = torch.bfloat16
-    is_received: Callable[[], bool] = lambda: False
+    engines: Engines | None = None
+    is_compared: bool = field(default=True, init=False)
+    """Whether the rollouts looked at last were compared."""
     _rounded: tuple[slice, torch.Tensor] | None = field(default=None, init=False)  # of rows looked at last
     _is_drifting: bool = field(default=False, init=False)
     _has_reported: bool = field(default=False, init=False)
@@ -94,10 +105,12 @@ class Watch:
         if fault is not None:
             self._report(fault)
         self._rounded = None if self._has_fault else self._round(experience)
+        self.is_compared = False
         return {"engine/version_lag": float(lag)}
 
     def compare(self, experience: Experience) -> dict[str, float]:
         """The engine's log-probs of the rollouts looked at last with the trainer's; metrics. Raises ProbeFailed."""
+        self.is_compared = True
         gap = measure_gap(experience.rollout_logprobs, experience.old_logprobs, experience.response_mask)
         found = dict(gap.metrics())
         if self._rounded is not None:
@@ -144,7 +157,8 @@ class Watch:
         rows = slice(None, step * MAX_ROWS, step)
         width = int(experience.attention_mask[rows].sum(-1).max())
         ids, mask = experience.ids[rows, :width], experience.attention_mask[rows, :width]
-        with rounded(network(self.model), self.dtype):
+        dtype = self.engines.computes_in if self.engines is not None else torch.bfloat16
+        with rounded(network(self.model), dtype):
             return rows, self._rescore(ids, mask, self.params.temperature, 1.0, "fp32")
 
     def _compare(self, experience: Experience, gap: Gap, rounding: Gap, found: dict[str, float]) -> Fault | None:
@@ -163,7 +177,9 @@ class Watch:
                 self._first_ids(experience),
             )
             left = max_gap or allowed(rounding)
-            return diagnose(case, self._rescore, self.ask, left, ", ".join(reasons), self.is_received())
+            ask = self.engines.logprobs_of if self.engines is not None else None
+            is_received = self.engines is not None and self.engines.is_received()
+            return diagnose(case, self._rescore, ask, left, ", ".join(reasons), is_received)
         if reasons or self.config.dynamic_sampling_rounds > 0:  # chosen rollouts are no sample of the policy
             return None
         return self._compare_draws(experience, max(_SURPRISE, rounding.mean), found)

@@ -1,0 +1,106 @@
+"""The policy's way to the engines as an iteration sees it: calls on every rank, for which rank 0 alone asks engines.
+
+What a delivery's proof says is measured by the iteration that samples from it (`prove`, `take_proof`).
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from espalier.data.jsonl import read_records, write_records
+from espalier.data.records import Problem, Trajectory
+from espalier.rl.delivery.weight_sync import WeightSync
+from espalier.rl.iteration_metrics import IterationMetrics
+from espalier.rl.policy import Policy
+from espalier.rl.probes.canary import Canary, Weights
+from espalier.rl.rollout import Sampler, check_refused
+from espalier.runtime.distributed import from_main_rank
+from espalier.sampling.client import SamplingParams
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Delivery:
+    """`policy` computes what is delivered; `loop` is rank 0's, on which every await of the run happens. Implements
+    `rl.probes.watch.Engines`."""
+
+    sync: WeightSync
+    policy: Policy
+    loop: asyncio.Runner
+    metrics: IterationMetrics
+    _proof: dict[str, float] = field(default_factory=dict, init=False)
+
+    @property
+    def computes_in(self) -> torch.dtype:
+        """The engines' dtype; the coarsest of the usual ones where it is unknown."""
+        return self.sync.computes_in
+
+    def is_received(self) -> bool:
+        """Say whether the engines read the last delivery as it was sent."""
+        return from_main_rank(lambda: self.sync.is_received)
+
+    def logprobs_of(self, rows: list[list[int]]) -> list[list[list[float]]]:
+        """Every engine's log-probs of every token but the first of each row, without its prefix cache."""
+        return from_main_rank(lambda: self.loop.run(self.sync.logprobs_of(rows)))
+
+    def send(self, weights: Weights, version: int) -> None:
+        """Look at the weights of a new version and deliver them. Raises ProbeFailed on a step that is too large,
+        StaleWeights."""
+        with self.metrics.clock.phase("probes"):
+            moved = from_main_rank(lambda: self.sync.look(self.policy.network, version, weights))
+        self.metrics.add(moved, "engine/")
+        with self.metrics.clock.phase("weight_sync"):
+            from_main_rank(lambda: self.loop.run(self.sync.send(weights)))
+
+    def prove_now(self) -> None:
+        """Prove the last delivery, if it was not, before anything else comes of it. Raises StaleWeights, ProbeFailed."""
+        with self.metrics.clock.phase("weight_sync"):
+            from_main_rank(lambda: self.loop.run(self.prove()))
+
+    def ask_marker(self) -> None:
+        """Have every engine cache a prompt that must not be cached any more after the next delivery."""
+        from_main_rank(lambda: self.loop.run(self.sync.ask_marker()))
+
+    async def prove(self) -> None:
+        """On rank 0 alone: prove the last delivery, if it was not. Raises StaleWeights, ProbeFailed."""
+        self._proof |= await self.sync.prove()
+
+    def take_proof(self) -> dict[str, float]:
+        """Return what the proofs since the last call measured; on rank 0, empty on others."""
+        found, self._proof = self._proof, {}
+        return {f"engine/{name}": value for name, value in found.items()}
+
+    async def start(self, version: int, weights: Weights, canaries: list[Canary], seed: int) -> None:
+        """On rank 0 alone: prove that deliveries reach the whole engine, and serve the policy of this version. Raises
+        StaleWeights, ProbeFailed."""
+        started = time.monotonic()
+        self.sync.canaries = canaries
+        await self.sync.prove_delivery(self.policy.network, seed, weights)
+        self._proof |= await self.sync.sync(self.policy.network, version, weights)
+        log.info("the engine serves policy version %d (%.1f s)", version, time.monotonic() - started)
+
+
+async def sample_canaries(
+    path: Path,
+    problems: Sequence[Problem],
+    sampler: Sampler,
+    params: SamplingParams,
+    sync: WeightSync,
+    version: int,
+    weights: Weights,
+) -> list[Canary]:
+    """Read the responses of the first policy to `problems` from `path`, or sample them once a run from `weights`:
+    resumed, a run is compared on the same ones."""
+    if not path.is_file():
+        await sync.deliver(weights)  # a running engine may serve anything
+        groups, refused = await sampler.draw(problems, replace(params, n=1), "canary", version)
+        check_refused(refused, len(groups) + len(refused), 1.0)  # fewer canaries prove a delivery too
+        write_records(path, [group.rollouts[0].trajectory for group in groups])
+    sampled = read_records(Trajectory, path)
+    return [Canary(t.prompt_ids + t.response_ids, len(t.prompt_ids)) for t in sampled]

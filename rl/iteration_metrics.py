@@ -1,0 +1,59 @@
+"""What an iteration measures on its way: the seconds of its phases, and numbers by their names in docs/metrics.md."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+
+class Clock:
+    """Seconds of phases. A phase that begins within another one pauses it: every second counts once, for the
+    innermost."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._open: list[str] = []
+        self._since = 0.0
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Count the seconds of the block for this phase."""
+        self._count()
+        self._open.append(name)
+        try:
+            yield
+        finally:
+            self._count()
+            self._open.pop()
+
+    def has(self, name: str) -> bool:
+        """Say whether this phase has ended since its seconds were last taken."""
+        return name in self._seconds
+
+    def take(self, name: str = "") -> dict[str, float]:
+        """Return `seconds/{phase}` of one phase ("": of all), which count from 0 again."""
+        names = [name] if name else list(self._seconds)
+        return {f"seconds/{phase}": self._seconds.pop(phase) for phase in names}
+
+    def _count(self) -> None:
+        now = time.monotonic()
+        if self._open:
+            self._seconds[self._open[-1]] = self._seconds.get(self._open[-1], 0.0) + now - self._since
+        self._since = now
+
+
+@dataclass
+class IterationMetrics:
+    """What is measured until it is taken: what comes between two iterations belongs to the later one."""
+
+    clock: Clock = field(default_factory=Clock)
+    _values: dict[str, float] = field(default_factory=dict, init=False)
+
+    def add(self, values: Mapping[str, float], prefix: str = "") -> None:
+        """Keep `values` as `{prefix}{name}`."""
+        self._values |= {f"{prefix}{name}": value for name, value in values.items()}
+
+    def take(self) -> dict[str, float]:
+        """Return all of it, seconds too, and begin anew."""
+        values, self._values = self._values, {}
+        return values | self.clock.take()

@@ -1,0 +1,101 @@
+"""What an iteration trains: a list of learners, the policy first, each with a network and an optimizer of its own.
+
+In a checkpoint the policy's state stands at the top, as in every training run, that of another learner in its folder.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from espalier.rl.experience import RowScorer
+from espalier.rl.types import Estimate, Experience
+from espalier.runtime.distributed import barrier, gather_over_ranks, is_main_rank, sum_over_ranks, sum_tensor_over_ranks
+from espalier.runtime.manifest import write_folder
+from espalier.training.engine import BadCheckpoint
+from espalier.training.sums import Sums
+
+
+class UpdateSums(Sums):
+    """What the steps of one update add to, over the rollouts of one experience of `shape` [N, T]."""
+
+    def __init__(self, shape: Sequence[int]):
+        super().__init__()
+        self.largest_ratio = 0.0
+        self.num_counted = 0
+        """Tokens of all epochs."""
+        self.rises = torch.zeros(tuple(shape), dtype=torch.float64)
+        """[N, T]: the k3 of every token that became likelier, over all epochs."""
+
+    def means(self) -> dict[str, float]:
+        """Means over all ranks. `kl_luckiest` is what the luckiest token alone makes of the mean `kl_old`: one that was
+        drawn by luck and became likely has a ratio of thousands."""
+        found = super().means() | {"ratio_max": max(gather_over_ranks(self.largest_ratio))}
+        rises = sum_tensor_over_ranks(self.rises)
+        largest = float(rises.max()) if rises.numel() else 0.0
+        return found | {"kl_luckiest": largest / max(1.0, sum_over_ranks([float(self.num_counted)])[0])}
+
+
+class Learner(Protocol):
+    """One network that is trained on every experience; every call is made on every rank."""
+
+    folder: str
+    """Of its state in a checkpoint; "" is the top, the policy's."""
+    fits_returns: bool
+    """Whether it learns the estimator's returns."""
+
+    def score(self, experience: Experience, scorer: RowScorer) -> Experience:
+        """Return the experience with what this network says of it before the update."""
+
+    def check(self, experience: Experience, estimate: Estimate) -> None:
+        """Raise BadInput where it cannot learn what the estimator asks of it."""
+
+    def step(self, experience: Experience, rows: torch.Tensor, number: int, sums: UpdateSums) -> dict[str, float]:
+        """Take the optimizer step `number` (of the run, from 0) on the rollouts `rows` [R]; its learning rate by its
+        name in the metrics, nothing where this learner has no turn. Raises NotFinite."""
+
+    def save_state(self, folder: Path) -> None:
+        """Write all that a resume needs."""
+
+    def load_state(self, folder: Path) -> None:
+        """Read what `save_state` wrote. Raises BadCheckpoint."""
+
+    def export(self, tokenizer: Any, run_dir: Path) -> None:
+        """Write its model folders at the end of a run."""
+
+
+@dataclass
+class RunState:
+    """The state of all learners, saved and resumed as one; implements `training.checkpoint.HasState`."""
+
+    learners: Sequence[Learner]
+
+    def save_state(self, folder: Path) -> None:
+        """All of it; called on every rank."""
+        for learner in self.learners:
+            if is_main_rank():
+                (folder / learner.folder).mkdir(exist_ok=True)
+            barrier()
+            learner.save_state(folder / learner.folder)
+
+    def load_state(self, folder: Path) -> None:
+        """What `save_state` wrote. Raises BadCheckpoint where one has a critic and the other has none."""
+        has_critic = any(learner.folder == "critic" for learner in self.learners)
+        if has_critic != (folder / "critic").is_dir():
+            has = "no critic" if has_critic else "a critic"
+            raise BadCheckpoint(f"{folder} has {has}: choose another output_dir")
+        for learner in self.learners:
+            learner.load_state(folder / learner.folder)
+
+
+def write_model(save: Callable[[Path], None], tokenizer: Any, folder: Path) -> None:
+    """Write a standard model folder with its tokenizer, complete or absent; `save` is called on every rank."""
+
+    def write(partial: Path) -> None:
+        save(partial)
+        if is_main_rank():
+            tokenizer.save_pretrained(partial)
+
+    write_folder(folder, write)

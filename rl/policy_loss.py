@@ -1,0 +1,174 @@
+"""The policy's loss on one micro-batch (clipped surrogate, KL penalty, entropy bonus), and what is measured of it.
+
+It is a weighted sum over response tokens; the weights (`loss_aggregation`) and what the whole minibatch is divided by
+are the caller's.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from espalier.data.records import BadInput
+from espalier.models.logprobs import logit_scores
+from espalier.rl.experience import policy_logits, policy_logprobs
+from espalier.rl.kl import KLController, divergence, full_divergence
+from espalier.rl.learner import UpdateSums
+from espalier.rl.losses import NORMALISERS, clipped_surrogate, clipped_tokens, importance_weights
+from espalier.rl.types import Experience
+from espalier.runtime.schemas import RLConfig
+from espalier.training.engine import Engine, autocast
+
+
+@dataclass
+class PolicyLoss:
+    """`temperature` is the sampler's; `reference` is read where `kl.kind` is full alone.
+
+    Raises BadInput on settings that do not exist.
+    """
+
+    engine: Engine
+    config: RLConfig
+    temperature: float
+    kl: KLController
+    reference: Any | None = None
+
+    def __post_init__(self) -> None:
+        config = self.config
+        if config.loss_aggregation not in NORMALISERS:
+            raise BadInput(f"loss_aggregation must be one of {', '.join(NORMALISERS)}, got '{config.loss_aggregation}'")
+        if config.tis_cap and config.tis_cap < 1:
+            raise BadInput(f"tis_cap must be at least 1 (0: none), got {config.tis_cap:g}")
+        if config.dual_clip and config.dual_clip <= 1:
+            raise BadInput(f"dual_clip must be above 1 (0: none), got {config.dual_clip:g}")
+
+    def has_more_than_surrogate(self, experience: Experience) -> bool:
+        """Say whether a rollout without advantages can have a gradient all the same."""
+        return self.penalty_kind(experience) != "" or self.config.entropy_bonus != 0
+
+    def penalty_kind(self, experience: Experience) -> str:
+        """Name the kind of the KL penalty in the loss; "" where there is none."""
+        is_there = experience.reference_logprobs is not None and self.config.kl.place == "loss"
+        return self.config.kl.kind if is_there else ""
+
+    def names(self, experience: Experience) -> list[str]:
+        """List the metrics that a rank without rows must name too."""
+        names = ["kl_old", "approximate_kl", "ratio"]
+        if self.config.tis_cap > 0:
+            names += ["importance_weight", "importance_capped"]
+        return [*names, "kl_reference"] if self.penalty_kind(experience) else names
+
+    def __call__(
+        self,
+        experience: Experience,
+        every_weight: torch.Tensor,
+        cut: torch.Tensor,
+        length: int,
+        sums: UpdateSums,
+        ratios: list[float],
+        scored: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Compute the summed loss [] of a micro-batch (rows `cut` [R], their first `length` tokens), with its graph, in
+        which a token counts by `every_weight` [N, T].
+
+        With `scored` [2, N, T] its log-probs and entropies go there, and are the old ones. Sum and number of the
+        tokens' ratios are added to `ratios`.
+        """
+
+        def take(tensor: Any) -> torch.Tensor:
+            part: torch.Tensor = tensor[cut, :length].to(self.engine.device)
+            return part
+
+        config, kind = self.config, self.penalty_kind(experience)
+        ids, attention_mask = take(experience.ids), take(experience.attention_mask)
+        mask, weights = take(experience.response_mask), take(every_weight)
+        old = take(experience.old_logprobs) if scored is None else None
+        logits = None
+        with autocast(self.engine.device, config.precision):
+            if kind == "full":  # whole distributions, of padded rows
+                logits = policy_logits(self.engine.model, ids, attention_mask)
+                logprobs, entropies = _scores_of(logits, ids, self.temperature)
+            else:
+                logprobs, entropies = policy_logprobs(self.engine.model, ids, attention_mask, mask, self.temperature)
+        if old is None:
+            assert scored is not None
+            old = logprobs.detach()
+            scored[:, cut, :length] = torch.stack((old, entropies.detach())).float().cpu()
+        advantages, surrogate_weights = take(experience.advantages), weights
+        if config.tis_cap > 0:
+            truncated = importance_weights(old, take(experience.rollout_logprobs), config.tis_cap)
+            surrogate_weights = weights * truncated
+            chosen = truncated[mask]
+            sums.add({"importance_weight": (float(chosen.sum()), len(chosen))})
+            sums.add({"importance_capped": (float((chosen >= config.tis_cap).sum()), len(chosen))})
+        clip = (mask, config.clip_low, config.clip_high)
+        total, _ = clipped_surrogate(logprobs, old, advantages, *clip, config.dual_clip, surrogate_weights)
+        terms = self._count(logprobs.detach(), old, advantages, clip, total, sums, ratios)
+        sums.rises[cut, :length] += (terms * (logprobs.detach() > old)).double().cpu()
+        if kind:
+            terms = self._penalty(kind, logits, logprobs, take(experience.reference_logprobs), ids, attention_mask)
+            if config.kl.max_token > 0:
+                terms = terms.clamp(-config.kl.max_token, config.kl.max_token)
+            sums.add({"kl_reference": (float(terms.detach()[mask].sum()), int(mask.sum()))})
+            total = total + self.kl.coefficient * (terms[mask] * weights[mask]).sum()
+        if config.entropy_bonus:
+            bonus = config.entropy_bonus * (entropies[mask] * weights[mask]).sum()
+            sums.add({"entropy_bonus": (float(bonus.detach()), 0)})
+            total = total - bonus
+        return total
+
+    def _penalty(
+        self,
+        kind: str,
+        logits: torch.Tensor | None,
+        logprobs: torch.Tensor,
+        reference_logprobs: torch.Tensor,
+        ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """The KL term of every token [B, T]."""
+        if kind != "full":
+            return divergence(logprobs, reference_logprobs, kind)
+        with torch.no_grad(), autocast(self.engine.device, self.config.precision):
+            reference = policy_logits(self.reference, ids, attention_mask)
+        assert logits is not None
+        return full_divergence(logits, reference, self.temperature)
+
+    def _count(
+        self,
+        logprobs: torch.Tensor,
+        old: torch.Tensor,
+        advantages: torch.Tensor,
+        clip: tuple[torch.Tensor, float, float],
+        surrogate: torch.Tensor,
+        sums: UpdateSums,
+        ratios: list[float],
+    ) -> torch.Tensor:
+        """Add a micro-batch's metrics; the k3 of every token [B, T] of it, 0 outside the response."""
+        mask = clip[0]
+        tokens = int(mask.sum())
+        terms = divergence(old, logprobs, "k3").where(mask, 0.0)
+        ratio = torch.exp(logprobs[mask] - old[mask])
+        ratios[0] += float(ratio.double().sum())
+        ratios[1] += tokens
+        sums.num_counted += tokens
+        if tokens:
+            sums.largest_ratio = max(sums.largest_ratio, float(ratio.max()))
+        sums.add(
+            {
+                "surrogate_loss": (float(surrogate.detach()), 0),
+                "clip_share": (clipped_tokens(logprobs, old, advantages, *clip)[0], 0),
+                "kl_old": (float(terms[mask].sum()), tokens),
+                "approximate_kl": (float(divergence(logprobs, old, "mse")[mask].sum()), tokens),
+                "ratio": (float(ratio.sum()), tokens),
+            }
+        )
+        return terms
+
+
+def _scores_of(logits: torch.Tensor, ids: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Aligned logits [B, T, V] → (log-probs, entropies) [B, T], both with a graph."""
+    scores = logit_scores(logits[:, 1:].flatten(0, 1), ids[:, 1:].flatten(), temperature)
+    shape = (ids.shape[0], ids.shape[1] - 1)
+    return pad(scores.logprobs.view(shape), (1, 0)), pad(scores.entropies.view(shape), (1, 0))
