@@ -111,8 +111,8 @@ def assemble(
     weight_sync: WeightSync,
     window: int | None = None,
 ) -> Trainer:
-    """The run of these parts. `engine` trains the policy; `reference` is None without a KL penalty; `window`: the tokens
-    that the engines take (None: any). Raises BadInput on settings that do not exist, and where too few problems fit."""
+    """Put a run together. `engine` trains the policy; `reference` is None without a KL penalty; `window`: the tokens that
+    the engines take (None: any). Raises BadInput on settings that do not exist, and where too few problems fit."""
     metrics, loop = IterationMetrics(), asyncio.Runner()
     problems = choose_problems(sampler.task, sampler.tokenizer, window, params.max_tokens)
     kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)
@@ -283,6 +283,8 @@ def make_reference(config: RLConfig, engine: Engine) -> Any | None:
     if config.kl.coefficient <= 0:
         return None
     if config.lora:
+        from espalier.models.lora import PolicyWithoutAdapters
+
         return PolicyWithoutAdapters(engine.model)
     return without_dropout(load_reference(config.model["path"], config.model["attention"])).to(device())
 

@@ -172,9 +172,8 @@ class Trainer:
                 if self.policy.average is not None and first == 0:
                     self.policy.average.start(weights)
                 from_main_rank(lambda: self.loop.run(self._start(first, weights)))
-                if (
-                    first == 0 and config.eval_every > 0 and not self.evaluation.accuracies
-                ):  # cut early it has been done
+                is_new = first == 0 and not self.evaluation.accuracies  # cut early it has been evaluated
+                if is_new and config.eval_every > 0:
                     self._evaluate(0)
                 for iteration in range(first, self._last_iteration):
                     if self.evaluation.is_patience_over(iteration):

@@ -21,14 +21,17 @@ from espalier.models.scalar_head import load_critic
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rewards.score import Score
 from espalier.rl.advantages.grpo import GRPO
+from espalier.rl.assembly import assemble
 from espalier.rl.critic import Critic
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.kl import KLController
+from espalier.rl.policy import Policy
+from espalier.rl.policy_loss import PolicyLoss
 from espalier.rl.rollout import Sampler
 from espalier.rl.trainer import Trainer
 from espalier.rl.training_engines import make_engine
 from espalier.rl.types import AdvantageEstimator
-from espalier.rl.update import Update
+from espalier.rl.update import Update, steps_per_iteration
 from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import ProbesConfig, RLConfig
 from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
@@ -131,10 +134,11 @@ def share_of_even_tokens(trajectories: Sequence[Trajectory]) -> list[Score]:
 def on_repeatable(trainer: Trainer, server: RepeatableServer, dies_at: str = "") -> Trainer:
     """The trainer, sampling from `server` and delivering to it."""
     both = Repeatable(server, dies_at)
-    trainer.sampler.client = both
-    trainer.weight_sync.engines = [both]
-    trainer.reward = share_of_even_tokens
-    trainer.params = replace(trainer.params, max_tokens=6)
+    source = trainer.rollout_source
+    source.sampler.client = both
+    trainer.delivery.sync.engines = [both]
+    source.reward = share_of_even_tokens
+    source.params = replace(source.params, max_tokens=6)
     return trainer
 
 
@@ -145,6 +149,20 @@ def make_policy(path: Path, config: RLConfig) -> Any:
     return build(config.lora).wrap(model) if config.lora else model
 
 
+def make_update(
+    engine: Any, config: RLConfig, reference: Any = None, temperature: float = 1.0, max_tokens: int = 16
+) -> Update:
+    """Of a policy alone."""
+    kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)
+    return Update(config, [Policy(PolicyLoss(engine, config, temperature, kl, reference), max_tokens)])
+
+
+def critic_of(trainer: Trainer) -> Critic:
+    _, critic = trainer.update.learners
+    assert isinstance(critic, Critic)
+    return critic
+
+
 def make_trainer(
     tiny_policy: Path,
     task: WordArithmetic,
@@ -153,6 +171,7 @@ def make_trainer(
     dies_at: str,
     estimator: AdvantageEstimator | None = None,
     num_lines: int = 0,
+    window: int | None = None,
     **changes: Any,
 ) -> Trainer:
     """Six iterations by a sampler whose answers are a function of the request's id."""
@@ -171,26 +190,24 @@ def make_trainer(
         torch.manual_seed(0)
         network = load_critic(str(tiny_policy), "policy", "eager")
         fitted = make_engine(config, network, config.optimizer, *rates)
-        critic = Critic(fitted, config.critic, "fp32", config.micro_batch_size)
+        num_steps = config.num_iterations * steps_per_iteration(config)
+        critic = Critic(fitted, config.critic, "fp32", config.micro_batch_size, num_steps)
     reference: Any = load_reference(str(tiny_policy), "eager") if config.kl.coefficient > 0 else None
     if reference is not None and config.lora:
         reference = PolicyWithoutAdapters(engine.model)
-    kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)
     run_dir.mkdir(exist_ok=True)
     client = FakeClient(tokenizer, dies_at, num_lines)
-    return Trainer(
+    return assemble(
         config,
         engine,
+        critic,
         reference,
-        task,
         OutcomeReward(),
         estimator or GRPO(divide_by_std=True),
         Sampler(client, task, tokenizer, concurrency=4, stall_seconds=60),
         PARAMS,
-        Update(engine, config, temperature=1.0, max_tokens=PARAMS.max_tokens, kl=kl, critic=critic),
         WeightSync(FakeEngine(tiny_policy), precision="fp32", dtype=torch.float32),
-        int(tokenizer.pad_token_id),
-        run_dir,
+        window,
     )
 
 

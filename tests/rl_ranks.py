@@ -40,10 +40,10 @@ def main() -> None:
             warmup_steps=1, max_mean_ratio=1.01, optimizer=given.optimizer, deepspeed=given.deepspeed,
             lora=given.lora, ema=given.ema,
         )  # fmt: skip
-        client = trainer.sampler.client
+        client = trainer.rollout_source.sampler.client
         on_repeatable(trainer, RepeatableServer(str(policy), max_model_len=512))
-        trainer.sampler.client = client
-        assert trainer.update.makes_one_pass(12) == is_one_pass
+        trainer.rollout_source.sampler.client = client
+        assert trainer.policy.makes_one_pass(12) == is_one_pass
         trainer.run()
         trainer.save_model()
 

@@ -26,6 +26,7 @@ from espalier.rl.advantages.token_maps import rewards_to_go, spread_steps
 from espalier.rl.advantages.vineppo import CutPoints, VinePPO
 from espalier.rl.experience import token_rewards
 from espalier.rl.losses import whiten
+from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.samples import samples_path, write_samples
 from espalier.rl.types import Experience, Live, Rollout, RolloutGroup
 from espalier.sampling.client import SamplingParams
@@ -66,7 +67,9 @@ def make_experience(groups: Sequence[RolloutGroup], **changes: Any) -> Experienc
     mask = torch.stack([(places >= start) & (places < start + length) for start, length in rows])
     zeros = torch.zeros(mask.shape)
     long = zeros.long()
-    return Experience(long, long, mask, zeros, zeros, zeros, rewards=token_rewards(groups, mask), **changes)
+    return Experience(
+        long, long, mask, zeros, OldLogprobs(zeros, zeros), rewards=token_rewards(groups, mask), **changes
+    )
 
 
 class Enumerated:

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -291,6 +291,18 @@ def drawn_rollouts(model: Any, temperature: float) -> list[tuple[list[int], list
     return DRAWN[temperature]
 
 
+@dataclass
+class Answering:
+    """Engines whose answers are given."""
+
+    logprobs_of: AskEngine
+    has_received: bool
+    computes_in: torch.dtype = torch.bfloat16
+
+    def is_received(self) -> bool:
+        return self.has_received
+
+
 def look(
     model: Any,
     say: Callable[[list[int], list[int]], list[float]],
@@ -308,11 +320,12 @@ def look(
                                 is_correct=True)  # fmt: skip
         rollouts.append(Rollout(trajectory, logprobs, policy_version=2))
     groups = [RolloutGroup(Problem("p", "", "1"), rollouts, [])]
-    experience, _ = make_experience(groups, model, None, pad_id=0, micro_batch_size=8, precision="fp32",
+    experience, _ = make_experience(groups, model, pad_id=0, micro_batch_size=8, precision="fp32",
                                     temperature=temperature)  # fmt: skip
     config = RLConfig(precision="fp32", probes=ProbesConfig(**limits))
     params = SamplingParams(n=4, temperature=temperature, max_tokens=32, return_logprobs=True)
-    watch, experience = Watch(config, model, params, Tokens(), ask, is_received=lambda: is_received), spoil(experience)
+    engines = Answering(ask, is_received) if ask is not None else None
+    watch, experience = Watch(config, model, params, Tokens(), engines), spoil(experience)
     return watch.look(groups, experience, version=2) | watch.compare(experience)
 
 
@@ -403,7 +416,7 @@ def test_rollouts_of_another_version_are_named(tiny_policy: Path, task: WordArit
         policy_version=4,
     )
     groups = [RolloutGroup(Problem("p", "", "1"), [rollout], [])]
-    experience, _ = make_experience(groups, model, None, pad_id=0, micro_batch_size=1, precision="fp32", temperature=1)
+    experience, _ = make_experience(groups, model, pad_id=0, micro_batch_size=1, precision="fp32", temperature=1)
     watch = Watch(RLConfig(precision="fp32"), model, PARAMS, Tokens())
     with pytest.raises(ProbeFailed, match="version 4 are to train version 5") as caught:
         watch.look(groups, experience, version=5)
@@ -450,7 +463,7 @@ def test_a_crash_in_mid_rollout_shows_the_logs_end_and_leaves_the_checkpoint(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
     trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", dies_at="")
-    sample, is_dead = trainer.sampler.client.sample, []
+    sample, is_dead = trainer.rollout_source.sampler.client.sample, []
 
     async def die(request: SampleRequest, params: SamplingParams) -> Any:
         if request.id.startswith("rl-3/"):
@@ -462,8 +475,8 @@ def test_a_crash_in_mid_rollout_shows_the_logs_end_and_leaves_the_checkpoint(
         if is_dead:
             raise ServerGone("the vLLM server died (exit code 0)\nthe end of server.log:\n  | out of memory")
 
-    trainer.sampler.client.sample = die  # type: ignore[method-assign]
-    trainer.sampler.check_server = check
+    trainer.rollout_source.sampler.client.sample = die  # type: ignore[method-assign]
+    trainer.rollout_source.sampler.check_server = check
     with pytest.raises(ServerGone) as caught:
         trainer.run()
     assert caught.value.exit_code == 3
@@ -480,11 +493,11 @@ def test_what_a_probe_stops_has_saved_nothing(
 ) -> None:
     settings: dict[str, Any] = {"probes": ProbesConfig(), **one_pass}
     trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", dies_at="", **settings)
-    assert trainer.update.makes_one_pass(24) == bool(one_pass)
-    before = {name: value.clone() for name, value in trainer.engine.model.state_dict().items()}
+    assert trainer.policy.makes_one_pass(24) == bool(one_pass)
+    before = {name: value.clone() for name, value in trainer.policy.engine.model.state_dict().items()}
     with pytest.raises(ProbeFailed):  # this sampler says -1 of every token
         trainer.run()
-    assert all(torch.equal(value, before[name]) for name, value in trainer.engine.model.state_dict().items())
+    assert all(torch.equal(value, before[name]) for name, value in trainer.policy.engine.model.state_dict().items())
     assert not (tmp_path / "run" / "checkpoints").exists()
     assert [row["step"] for row in read_metrics(tmp_path / "run")] == [0]
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +41,6 @@ def lengths_of(task: WordArithmetic, tokenizer: Any, split: str = "train") -> di
     return {problem.id: len(encode_prompt(task, tokenizer, problem).ids) for problem in task.problems(split)}
 
 
-def windowed(trainer: Trainer, window: int) -> Trainer:
-    """The same run with a window."""
-    names = [name for name, f in trainer.__dataclass_fields__.items() if f.init]
-    return Trainer(**{**{name: getattr(trainer, name) for name in names}, "window": window})
-
-
 class Refusing(FakeClient):
     """Answers HTTP 400 to these problems, always."""
 
@@ -64,7 +57,7 @@ class Refusing(FakeClient):
 def refusing(trainer: Trainer, tokenizer: Any, *problem_ids: str) -> Refusing:
     client = Refusing(tokenizer)
     client.refused, client.asked = problem_ids, []
-    trainer.sampler.client = client
+    trainer.rollout_source.sampler.client = client
     return client
 
 
@@ -96,8 +89,8 @@ def test_problems_that_do_not_fit_are_never_asked_and_a_resume_is_of_the_same_ru
     window = sorted(lengths.values())[-4]
     too_long = {name for name, length in lengths.items() if length >= window}
     num_train = len(too_long & lengths_of(task, tokenizer).keys())
-    made = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", stop_after=1, save_every=1)
-    trainer = windowed(made, window)
+    more = {"stop_after": 1, "save_every": 1}
+    trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", window=window, **more)
     client = refusing(trainer, tokenizer)
     trainer.run()
     assert too_long
@@ -107,7 +100,7 @@ def test_problems_that_do_not_fit_are_never_asked_and_a_resume_is_of_the_same_ru
     assert row["problems/dev_left_out"] == len(too_long) - num_train
     assert row["rollout/refused"] == 0
     whole = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", stop_after=2)
-    assert whole.data == trainer.data
+    assert whole.problems.digest == trainer.problems.digest
     whole.run()
     assert read_metrics(tmp_path / "run")[-1]["step"] == 2
 
@@ -115,13 +108,14 @@ def test_problems_that_do_not_fit_are_never_asked_and_a_resume_is_of_the_same_ru
 def test_a_window_that_leaves_too_few_problems_is_refused_at_once(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
-    made = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "")
+    def make(window: int, **more: int) -> Trainer:
+        return make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", window=window, **more)
+
     with pytest.raises(BadInput, match="word_arithmetic/train: none of 200 problems fits the window of 5 tokens"):
-        windowed(made, 5)
-    made.config = replace(made.config, num_problems=200)
+        make(5)
     lengths = sorted(lengths_of(task, tokenizer).values())
     with pytest.raises(BadInput, match=r"num_problems must be 1 to 1\d\d .*, got 200"):
-        windowed(made, lengths[-2])
+        make(lengths[-2], num_problems=200)
 
 
 def test_a_prompt_that_the_server_refuses_gives_no_group_and_the_run_goes_on(
@@ -145,7 +139,7 @@ def test_a_prompt_that_the_server_refuses_gives_no_group_and_the_run_goes_on(
 def _first_drawn(trainer: Trainer) -> str:
     from espalier.rl.rollout import draw_problems
 
-    return draw_problems(trainer.problems, trainer.config.num_problems, trainer.config.seed, 0)[0].id
+    return draw_problems(trainer.problems.train, trainer.config.num_problems, trainer.config.seed, 0)[0].id
 
 
 def test_more_refused_problems_than_the_limit_end_the_run_with_their_ids() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from rl_cases import PARAMS, FakeClient, FakeEngine, make_trainer, read_metrics
+from rl_cases import PARAMS, FakeClient, FakeEngine, make_trainer, make_update, read_metrics
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -27,8 +27,9 @@ from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import StaleWeights
 from espalier.rl.delivery.weights_file import WeightsFile
 from espalier.rl.experience import logprob_gap, make_experience
-from espalier.rl.kl import KLController, divergence
+from espalier.rl.kl import divergence
 from espalier.rl.losses import clipped_surrogate, clipped_tokens
+from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.probes.canary import Canary
 from espalier.rl.probes.checks import ProbeFailed
 from espalier.rl.probes.watch import Watch
@@ -75,14 +76,13 @@ def make_sync(*engines: FakeEngine) -> WeightSync:
     return sync
 
 
-def make_update(model: Any, **changes: Any) -> Update:
+def plain_update(model: Any, **changes: Any) -> Update:
     """Plain gradient descent at rate 1, unclipped: parameters move by exactly the gradient."""
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     engine = TorchEngine(model, optimizer, torch.device("cpu"), max_grad_norm=1e9)
     settings: dict[str, Any] = {"precision": "fp32", "minibatch_size": 6, "micro_batch_size": 6, "learning_rate": 1.0}
     config = RLConfig(**{**settings, **changes})
-    kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)
-    return Update(engine, config, temperature=1.0, max_tokens=16, kl=kl)
+    return make_update(engine, config)
 
 
 NO_SAMPLER: Live = None  # type: ignore[assignment]
@@ -93,14 +93,17 @@ def ragged_experience(model: Any, reference: Any = None) -> Experience:
     rows = [(list(range(5, 5 + 3 + i)), list(range(30, 30 + 2 * i + 1))) for i in range(6)]
     groups = make_groups(rows, rewards=[1, 0, 1, 1, 0, 1])
     how: dict[str, Any] = {"pad_id": 0, "micro_batch_size": 4, "precision": "fp32", "temperature": 1.0}
-    experience, _ = make_experience(groups, model, reference, **how)
+    experience, scorer = make_experience(groups, model, **how)
+    experience.old.score()  # before the update moves this very model
+    if reference is not None:
+        experience = replace(experience, reference_logprobs=scorer.logprobs(reference, 1.0)[0])
     estimate = GRPO(divide_by_std=True)(groups, experience, NO_SAMPLER)
     return replace(experience, advantages=estimate.advantages, returns=estimate.returns)
 
 
 def parameters_after(path: Path, micro_batch_size: int) -> torch.Tensor:
     model = load_policy(str(path), "eager")
-    make_update(model, micro_batch_size=micro_batch_size)(ragged_experience(model), iteration=0)
+    plain_update(model, micro_batch_size=micro_batch_size)(ragged_experience(model), iteration=0)
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
@@ -169,8 +172,8 @@ def test_k3_by_hand_on_two_tokens() -> None:
 def test_experience_of_a_written_out_example_has_exact_masks(tiny_policy: Path) -> None:
     rollouts = [make_rollout([5, 6], [7, 1], [-0.1, -0.2]), make_rollout([5], [8, 9, 1], [-0.3, -0.4, -0.5])]
     model: Any = load_policy(str(tiny_policy), "eager")
-    found, _ = make_experience(
-        [RolloutGroup(Problem("p", "", "1"), rollouts, [])], model, model,
+    found, scorer = make_experience(
+        [RolloutGroup(Problem("p", "", "1"), rollouts, [])], model,
         pad_id=0, micro_batch_size=1, precision="fp32", temperature=1.0,
     )  # fmt: skip
     assert found.ids.tolist() == [[5, 6, 7, 1], [5, 8, 9, 1]]
@@ -180,8 +183,7 @@ def test_experience_of_a_written_out_example_has_exact_masks(tiny_policy: Path) 
         logprobs = torch.log_softmax(model(input_ids=found.ids[:1]).logits[0], dim=-1)
     torch.testing.assert_close(found.old_logprobs[0], torch.stack(
         [torch.tensor(0.0), torch.tensor(0.0), logprobs[1, 7], logprobs[2, 1]]))  # fmt: skip
-    assert found.reference_logprobs is not None
-    torch.testing.assert_close(found.reference_logprobs, found.old_logprobs)
+    torch.testing.assert_close(scorer.logprobs(model, 1.0)[0], found.old_logprobs)
     gaps = [abs(-0.1 - float(logprobs[1, 7])), abs(-0.2 - float(logprobs[2, 1]))]
     first_row = replace(found, response_mask=found.response_mask & torch.tensor([[True], [False]]))
     assert list(logprob_gap(first_row)) == pytest.approx([sum(gaps) / 2, max(gaps)])
@@ -215,7 +217,7 @@ def test_a_kl_penalty_pulls_a_policy_back_to_its_reference(tiny_policy: Path) ->
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
     experience = ragged_experience(model, reference)
     experience = replace(experience, advantages=torch.zeros(experience.ids.shape))
-    update = make_update(model, kl=KLConfig(coefficient=1.0), learning_rate=0.05)
+    update = plain_update(model, kl=KLConfig(coefficient=1.0), learning_rate=0.05)
     divergences = [update(experience, iteration)["kl_reference"] for iteration in range(5)]
     assert divergences == sorted(divergences, reverse=True)
     assert divergences[-1] < 0.9 * divergences[0]
@@ -231,8 +233,8 @@ def test_one_lucky_token_stops_no_update_however_few_tokens_count(tiny_policy: P
     old = experience.old_logprobs.clone()
     place = int(experience.response_mask[5].nonzero()[0])
     old[5, place] -= math.log(1000)
-    experience = replace(experience, advantages=advantages, old_logprobs=old)
-    update = make_update(model, num_epochs=num_epochs, learning_rate=0.0)
+    experience = replace(experience, advantages=advantages, old=OldLogprobs(old, experience.entropies))
+    update = plain_update(model, num_epochs=num_epochs, learning_rate=0.0)
     found = update(experience, iteration=0)
     assert found["kl_old"] == pytest.approx((1000 - 1 - math.log(1000)) / 11, rel=1e-3)  # once an epoch, as the others
     assert found["kl_luckiest"] == pytest.approx(found["kl_old"], rel=1e-5)
@@ -248,7 +250,7 @@ def test_an_estimator_with_returns_is_refused_while_there_is_no_critic(tiny_poli
     model = load_policy(str(tiny_policy), "eager")
     experience = ragged_experience(model)
     with pytest.raises(ValueError, match="no critic"):
-        make_update(model)(replace(experience, returns=experience.advantages), iteration=0)
+        plain_update(model)(replace(experience, returns=experience.advantages), iteration=0)
 
 
 def test_the_learning_rate_warms_up_and_stays() -> None:
@@ -420,7 +422,7 @@ def test_a_delivery_that_cannot_be_proven_ends_the_run_before_anything_comes_of_
 
     trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", **more)
     engine = Breaking(tiny_policy)
-    trainer.weight_sync.engines = [engine]
+    trainer.delivery.sync.engines = [engine]
     num_at_start = 3  # the canaries' policy, the scratch copy of the proof, version 0
     with pytest.raises(StaleWeights, match="does not serve policy version 1"):
         trainer.run()
@@ -480,14 +482,14 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_equal_parameters(
     resumed = make_trainer(tiny_policy, task, tokenizer, tmp_path / "cut", dies_at="")
     resumed.run()
     resumed.save_model()
-    for name, value in whole.engine.model.state_dict().items():
-        assert torch.equal(value, resumed.engine.model.state_dict()[name]), name
+    for name, value in whole.policy.engine.model.state_dict().items():
+        assert torch.equal(value, resumed.policy.engine.model.state_dict()[name]), name
     assert read_metrics(tmp_path / "cut") == read_metrics(tmp_path / "whole")
     assert [row["step"] for row in read_metrics(tmp_path / "whole")] == [0, 1, 2, 2, 3, 4, 4, 5, 6, 6]
     first: Any = load_policy(str(tiny_policy))
-    assert not torch.equal(first.lm_head.weight, whole.engine.model.lm_head.weight)
+    assert not torch.equal(first.lm_head.weight, whole.policy.engine.model.lm_head.weight)
     saved: Any = load_policy(str(tmp_path / "cut" / "model"))
-    assert torch.equal(saved.lm_head.weight, whole.engine.model.lm_head.weight)
+    assert torch.equal(saved.lm_head.weight, whole.policy.engine.model.lm_head.weight)
 
 
 @pytest.mark.slow

@@ -102,8 +102,9 @@ def test_what_cannot_be_had_together_is_refused_in_one_line(settings: dict[str, 
 def divergence_from_reference(trainer: Trainer) -> float:
     """KL(policy, reference) over whole distributions, the mean of a fixed row's tokens, in nats."""
     given = (torch.tensor([[5, 9, 30, 31, 7, 80, 90]]), torch.ones(1, 7, dtype=torch.long))
-    trainer.engine.model.eval()
-    policy, reference = (policy_logits(model, *given)[:, 1:] for model in (trainer.engine.model, trainer.reference))
+    trainer.policy.engine.model.eval()
+    models = (trainer.policy.engine.model, trainer.policy.loss.reference)
+    policy, reference = (policy_logits(model, *given)[:, 1:] for model in models)
     return float(full_divergence(policy, reference, 1.0).mean())
 
 
@@ -137,7 +138,9 @@ def test_a_policy_leaves_its_reference_is_served_averaged_and_resumed(
     assert divergence_from_reference(whole) > 1e-3
     if lora is not None:
         assert isinstance(whole.reference, PolicyWithoutAdapters)
-        frozen = [(name, value) for name, value in named_weights(whole.engine.model).items() if ".lora_" not in name]
+        frozen = [
+            (name, value) for name, value in named_weights(whole.policy.engine.model).items() if ".lora_" not in name
+        ]
         plain = [name.removeprefix("base_model.model.").replace(".base_layer.", ".") for name, _ in frozen]
         assert sorted(plain) == sorted(base)
         assert all(torch.equal(value, base[name]) for (_, value), name in zip(frozen, plain, strict=True))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from rl_cases import PARAMS, make_trainer, read_metrics
+from rl_cases import PARAMS, critic_of, make_trainer, read_metrics
 
 from espalier.data.records import BadInput
 from espalier.data.tasks.word_arithmetic import WordArithmetic
@@ -22,6 +22,7 @@ from espalier.rl.assembly import check_parts, check_vocabulary
 from espalier.rl.combinations import check_critic_range
 from espalier.rl.critic import Critic, check_returns, critic_values
 from espalier.rl.experience import micro_batches
+from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.types import Experience
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
@@ -100,7 +101,7 @@ def make_experience() -> Experience:
     attention = torch.stack([places < a + b for a, b in lengths]).long()
     mask = torch.stack([(places >= a) & (places < a + b) for a, b in lengths])
     zeros = torch.zeros(4, total)
-    return Experience(ids, attention, mask, zeros, zeros, zeros, values=zeros, returns=mask.float())
+    return Experience(ids, attention, mask, zeros, OldLogprobs(zeros, zeros), values=zeros, returns=mask.float())
 
 
 def step_once(tiny_policy: Path, micro_batch_size: int) -> tuple[Any, dict[str, float]]:
@@ -108,8 +109,8 @@ def step_once(tiny_policy: Path, micro_batch_size: int) -> tuple[Any, dict[str, 
     model = load_critic(str(tiny_policy), "policy", "eager")
     engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
     sums = Sums()
-    Critic(engine, CriticConfig(clip_range=0.0), "fp32", micro_batch_size).step(
-        make_experience(), torch.arange(4), 1.0, sums
+    Critic(engine, CriticConfig(clip_range=0.0, learning_rate=1.0), "fp32", micro_batch_size).step(
+        make_experience(), torch.arange(4), 0, sums
     )
     return model, sums.means()
 
@@ -239,13 +240,12 @@ def test_returns_that_leave_the_critics_range_are_refused_before_anything_is_lea
         tiny_policy, task, tokenizer, tmp_path / "run", "", GAE(1.0, 0.95), critic=critic,
         eval_every=0, num_problems=2,
     )  # fmt: skip
-    trainer.reward = OutcomeReward(wrong=-1.0)
-    assert trainer.update.critic is not None
-    before = weights(trainer.update.critic.engine.model)
+    trainer.rollout_source.reward = OutcomeReward(wrong=-1.0)
+    before = weights(critic_of(trainer).engine.model)
     with pytest.raises(BadInput, match=r"\d+ of \d+ returns lie outside .* -1 to .*, its values 0 to 1 .*model_body"):
         trainer.run()
-    assert torch.equal(weights(trainer.update.critic.engine.model), before)
-    assert torch.equal(weights(trainer.engine.model), weights(load_policy(str(tiny_policy), "eager")))
+    assert torch.equal(weights(critic_of(trainer).engine.model), before)
+    assert torch.equal(weights(trainer.policy.engine.model), weights(load_policy(str(tiny_policy), "eager")))
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
@@ -263,7 +263,7 @@ def test_with_a_short_lambda_it_is_what_really_came_that_is_compared_with_the_ra
     mask = torch.ones(1, 3, dtype=torch.bool)
     zeros = torch.zeros(1, 3)
     experience = Experience(
-        mask.long(), mask.long(), mask, zeros, zeros, zeros, rewards=zeros + 0.4, values=zeros + 0.1
+        mask.long(), mask.long(), mask, zeros, OldLogprobs(zeros, zeros), rewards=zeros + 0.4, values=zeros + 0.1
     )
     nothing: Any = None
     found = GAE(gamma=1.0, lam=0.0)([], experience, nothing)
@@ -350,20 +350,20 @@ def test_ppo_and_vineppo_stopped_and_resumed_end_with_equal_parameters(
         make("cut", dies_at="rl-2").run()
     resumed = make("cut")
     resumed.run()
-    assert torch.equal(weights(whole.engine.model), weights(resumed.engine.model))
-    assert whole.update.kl.coefficient == resumed.update.kl.coefficient
+    assert torch.equal(weights(whole.policy.engine.model), weights(resumed.policy.engine.model))
+    assert whole.policy.loss.kl.coefficient == resumed.policy.loss.kl.coefficient
     assert read_metrics(tmp_path / "cut") == read_metrics(tmp_path / "whole")
     last = read_metrics(tmp_path / "whole")[-1]
     checkpoint = tmp_path / "cut" / "checkpoints" / "step-00000002"
     if name == "ppo":
-        assert torch.equal(weights(whole.update.critic.engine.model), weights(resumed.update.critic.engine.model))
+        assert torch.equal(weights(critic_of(whole).engine.model), weights(critic_of(resumed).engine.model))
         assert json.loads((checkpoint / "kl.json").read_text())["coefficient"] != 0.05
         assert (checkpoint / "critic" / "optimizer.safetensors").is_file()
         assert last["estimate/explained_variance"] <= 1
         assert last["update/value_learning_rate"] < 1e-3
         whole.save_model()
         assert torch.equal(weights(load_critic(str(tmp_path / "whole" / "critic"))),
-                           weights(whole.update.critic.engine.model))  # fmt: skip
+                           weights(critic_of(whole).engine.model))  # fmt: skip
     else:
         assert not (checkpoint / "critic").exists()
         assert last["estimate/num_completions"] == 3 * last["estimate/num_states"]
@@ -378,16 +378,15 @@ def test_a_critics_warm_up_leaves_the_policy_alone(
         tiny_policy, task, tokenizer, tmp_path / "run", "", GAE(1.0, 1.0), critic=critic,
         num_iterations=1, num_epochs=1, eval_every=0,
     )  # fmt: skip
-    assert trainer.update.critic is not None
-    before = weights(trainer.update.critic.engine.model)
+    before = weights(critic_of(trainer).engine.model)
     experience = make_experience()
     experience = replace(experience, advantages=experience.response_mask.float())
     found = trainer.update(experience, iteration=0)
-    assert torch.equal(weights(trainer.engine.model), weights(load_policy(str(tiny_policy), "eager")))
-    assert not torch.equal(weights(trainer.update.critic.engine.model), before)
+    assert torch.equal(weights(trainer.policy.engine.model), weights(load_policy(str(tiny_policy), "eager")))
+    assert not torch.equal(weights(critic_of(trainer).engine.model), before)
     assert "learning_rate" not in found
     assert trainer.update(experience, iteration=1)["learning_rate"] > 0
-    assert not torch.equal(weights(trainer.engine.model), weights(load_policy(str(tiny_policy), "eager")))
+    assert not torch.equal(weights(trainer.policy.engine.model), weights(load_policy(str(tiny_policy), "eager")))
 
 
 def test_a_minibatch_whose_ratio_ran_away_is_skipped_and_counted(
@@ -400,12 +399,12 @@ def test_a_minibatch_whose_ratio_ran_away_is_skipped_and_counted(
     mask = torch.arange(12).expand(4, 12) > 3
     zeros = torch.zeros(4, 12)
     old = torch.full((4, 12), -20.0) * mask  # the policy now gives each token far more than e^-20
-    experience = Experience(ids, torch.ones_like(ids), mask, zeros, old, zeros, advantages=mask.float())
-    before = weights(trainer.engine.model)
+    experience = Experience(ids, torch.ones_like(ids), mask, zeros, OldLogprobs(old, zeros), advantages=mask.float())
+    before = weights(trainer.policy.engine.model)
     found = trainer.update(experience, iteration=0)
     assert found["skipped"] == 1.0
-    assert torch.equal(weights(trainer.engine.model), before)
+    assert torch.equal(weights(trainer.policy.engine.model), before)
     assert "grad_norm" not in found
-    near = replace(experience, old_logprobs=torch.full((4, 12), -5.75) * mask)
+    near = replace(experience, old=OldLogprobs(torch.full((4, 12), -5.75) * mask, zeros))
     assert trainer.update(near, iteration=0)["skipped"] == 0.0
     assert PARAMS.temperature == 1.0

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from espalier.rl.early_stop import evaluations_since_best, read_accuracies
-from rl_cases import make_trainer, on_repeatable, read_metrics
+from rl_cases import critic_of, make_trainer, on_repeatable, read_metrics
 from safetensors.torch import load_file, save
 
 from benchmarks.repeatable_server import RepeatableServer
@@ -19,6 +18,8 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.rewards.score import Score
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.vineppo import CutPoints, VinePPO
+from espalier.rl.evaluation import evaluations_since_best, read_accuracies
+from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.samples import samples_path, write_samples
 from espalier.rl.trainer import Trainer
 from espalier.rl.types import Estimate, Experience, Rollout, RolloutGroup
@@ -75,10 +76,10 @@ def test_a_run_cut_in_every_iteration_ends_bit_for_bit_as_one_that_never_was(
     assert all(row["engine/policy_moved"] > 0 for row in rows if "rollout/reward" in row)
     if kind == "vineppo":
         assert all(row["estimate/num_states"] > 0 for row in rows if "rollout/reward" in row)
-    pairs = [(whole.engine, cut.engine)]
-    if whole.update.critic is not None and cut.update.critic is not None:
-        pairs.append((whole.update.critic.engine, cut.update.critic.engine))
-        assert whole.update.kl.coefficient == cut.update.kl.coefficient != 0.1
+    pairs = [(whole.policy.engine, cut.policy.engine)]
+    if len(whole.update.learners) > 1:
+        pairs.append((critic_of(whole).engine, critic_of(cut).engine))
+        assert whole.policy.loss.kl.coefficient == cut.policy.loss.kl.coefficient != 0.1
     for one, other in pairs:
         assert all(torch.equal(v, other.model.state_dict()[k]) for k, v in one.model.state_dict().items())
     names = [f"samples/iteration-{number:06d}.jsonl" for number in (2, 4)]
@@ -146,7 +147,9 @@ def test_the_samples_table_holds_every_steps_value_and_advantage(tmp_path: Path)
     mask = torch.tensor([[False, False, True, True, True]])
     rows = torch.tensor([[0, 0, 1.0, 3.0, 5.0]])
     values = torch.tensor([[0, 0, 0.1, 0.2, 0.3]])
-    experience = Experience(mask.long(), mask.long(), mask, rows, rows, rows, values=values, advantages=rows)
+    experience = Experience(
+        mask.long(), mask.long(), mask, rows, OldLogprobs(rows, rows), values=values, advantages=rows
+    )
     write_samples(tmp_path, 4, [group], experience, Estimate(rows), num_problems=8)
     (found,) = read_records(SampledRollout, samples_path(tmp_path, 4))
     assert found.step_advantages == [2.0, 5.0]
@@ -191,7 +194,7 @@ def test_stop_after_ends_early_with_the_schedule_of_the_whole_run(
     exports = sorted(path.name for path in (tmp_path / "long" / "policies").iterdir())
     assert exports == ["iteration-000002", "iteration-000004"]
     exported = load_file(tmp_path / "long" / "policies" / "iteration-000002" / "model.safetensors")
-    for name, value in short.engine.model.state_dict().items():
+    for name, value in short.policy.engine.model.state_dict().items():
         assert torch.equal(value, exported[name]), name
     assert read_metrics(tmp_path / "short") == read_metrics(tmp_path / "long")[:2]
 

@@ -162,10 +162,10 @@ def test_a_published_rl_recipe_loads_with_tiny_models(
     tokenizer = load_tokenizer(str(tiny_policy))
     server, client = build(settings.server), build(settings.client, seed=0)
     trainer = make_trainer(settings, tokenizer, server, client)
-    assert trainer.weight_sync.dtype == torch.bfloat16  # as conf/server/own.yaml
-    assert isinstance(trainer.task, WordArithmetic)
-    assert len(trainer.problems) == 200
-    assert (trainer.reference is None) == (settings.kl.coefficient == 0)
+    assert trainer.delivery.sync.dtype == torch.bfloat16  # as conf/server/own.yaml
+    assert isinstance(trainer.rollout_source.sampler.task, WordArithmetic)
+    assert len(trainer.problems.train) == 200
+    assert (trainer.policy.loss.reference is None) == (settings.kl.coefficient == 0)
     kinds = {"ppo": GAE, "vineppo": VinePPO}
     assert isinstance(trainer.estimator, kinds.get(name.split("_")[0], object))
-    assert (trainer.update.critic is not None) == (name.split("_")[0] == "ppo")
+    assert (len(trainer.update.learners) == 2) == (name.split("_")[0] == "ppo")

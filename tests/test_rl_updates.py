@@ -1,15 +1,13 @@
 """Updates: every term's step is its gradient, whatever the micro-batches; which groups are drawn again."""
 
-import asyncio
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rl_cases import make_trainer, read_metrics
+from rl_cases import make_trainer, make_update, read_metrics
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
@@ -25,12 +23,15 @@ from espalier.rl.advantages.remax import ReMaxAdvantage
 from espalier.rl.advantages.vineppo import VinePPO
 from espalier.rl.critic import Critic
 from espalier.rl.experience import policy_logits
-from espalier.rl.kl import KLController, full_divergence
+from espalier.rl.iteration_metrics import Clock
+from espalier.rl.kl import full_divergence
+from espalier.rl.metrics import agrees
+from espalier.rl.old_logprobs import OldLogprobs
+from espalier.rl.policy import Policy
 from espalier.rl.rollout import draw_problems
-from espalier.rl.trainer import agrees
 from espalier.rl.training_engines import has_noise, without_dropout
-from espalier.rl.types import Experience
-from espalier.rl.update import Update
+from espalier.rl.types import Estimate, Experience
+from espalier.rl.update import Update, steps_per_iteration
 from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
 from espalier.training.engine import TorchEngine
 
@@ -57,7 +58,7 @@ def make_experience(model: Any) -> Experience:
         old = torch.nn.functional.pad(token_logprobs(logits, ids)[0], (1, 0)) * mask
     zeros = torch.zeros(4, total)
     advantages = torch.tensor([[1.0], [-2.0], [0.5], [0.0]]) * mask
-    return Experience(ids, attention, mask, old, old, zeros, advantages=advantages)
+    return Experience(ids, attention, mask, old, OldLogprobs(old, zeros), advantages=advantages)
 
 
 def moved(model: Any, experience: Experience, reference: Any = None, **changes: Any) -> torch.Tensor:
@@ -66,7 +67,7 @@ def moved(model: Any, experience: Experience, reference: Any = None, **changes: 
     engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
     settings: dict[str, Any] = {"precision": "fp32", "minibatch_size": 4, "micro_batch_size": 4, "learning_rate": 1.0}
     config = RLConfig(**{**settings, **changes})
-    Update(engine, config, 1.0, 16, KLController(config.kl.coefficient, 0, 1), reference=reference)(experience, 0)
+    make_update(engine, config, reference)(experience, 0)
     return flat(model) - before
 
 
@@ -137,13 +138,15 @@ def test_the_policys_schedule_reaches_its_end_after_the_critics_warm_up(
     experience = replace(experience, values=experience.advantages, returns=experience.advantages)
     settings: dict[str, Any] = {"precision": "fp32", "num_problems": 2, "group_size": 2, "num_iterations": 4,
                                 "num_epochs": 2, "minibatch_size": 2, "learning_rate": 12.0}  # fmt: skip
-    config = RLConfig(**{**settings, **changes})
+    warming_up = CriticConfig(num_warmup_iterations=1, learning_rate=8.0, schedule="linear")
+    config = RLConfig(**{**settings, **changes}, critic=warming_up)
     engine: Any = Rates(model)
     fitted: Any = Rates(load_critic(str(tiny_policy), "policy", "eager"))
-    critic = Critic(fitted, CriticConfig(num_warmup_iterations=1, learning_rate=8.0, schedule="linear"), "fp32", 4)
+    critic = Critic(fitted, warming_up, "fp32", 4, num_steps=4 * steps_per_iteration(config))
     reported = []
     for iteration in range(4):  # every iteration by an update of its own, as after a resume
-        update = Update(engine, config, 1.0, 16, KLController(0.0, 0, 1), critic)
+        (policy,) = make_update(engine, config).learners
+        update = Update(config, [policy, critic])
         reported.append(update(experience, iteration).get("learning_rate"))
     assert engine.rates == pytest.approx(expected)
     assert reported[0] is None
@@ -157,12 +160,12 @@ def test_the_schedule_stays_where_an_iteration_has_fewer_rollouts(tiny_policy: P
     config = RLConfig(precision="fp32", num_problems=2, group_size=2, num_iterations=3, minibatch_size=2,
                       learning_rate=12.0, warmup_steps=3, schedule="linear")  # fmt: skip
     assert whole.advantages is not None
-    half = Experience(*(part[:2] for part in (whole.ids, whole.attention_mask, whole.response_mask,
-                      whole.rollout_logprobs, whole.old_logprobs, whole.entropies)),
-                      advantages=whole.advantages[:2])  # fmt: skip
+    old = OldLogprobs(whole.old_logprobs[:2], whole.entropies[:2])
+    parts = (whole.ids, whole.attention_mask, whole.response_mask, whole.rollout_logprobs)
+    half = Experience(*(part[:2] for part in parts), old, advantages=whole.advantages[:2])
     engine: Any = Rates(model)
     for iteration, experience in enumerate([whole, half, whole]):
-        Update(engine, config, 1.0, 16, KLController(0.0, 0, 1))(experience, iteration)
+        make_update(engine, config)(experience, iteration)
     assert engine.rates == [4.0, 8.0, 12.0, 8.0, 4.0]  # of 4, 8, 12, 12, 8, 4: the fourth step is not made
 
 
@@ -207,7 +210,7 @@ def test_an_entropy_bonus_is_computed_in_chunks_with_the_value_and_gradient_of_t
     mask = torch.arange(120).expand(8, 120) >= 10
     old = response_logprobs(model, ids, torch.ones_like(ids))[0].detach()
     old, zeros = torch.nn.functional.pad(old, (1, 0)) * mask, torch.zeros(8, 120)
-    experience = Experience(ids, torch.ones_like(ids), mask, old, old, zeros, advantages=0.5 * mask)
+    experience = Experience(ids, torch.ones_like(ids), mask, old, OldLogprobs(old, zeros), advantages=0.5 * mask)
     logits = policy_logits(model, ids, experience.attention_mask) / 0.8
     shares = torch.log_softmax(logits.double(), dim=-1)
     entropy = -(shares.exp() * shares).sum(-1)[mask].mean()
@@ -215,12 +218,12 @@ def test_an_entropy_bonus_is_computed_in_chunks_with_the_value_and_gradient_of_t
     loss = -(0.5 * torch.exp(chosen - chosen.detach()) * mask).sum() / mask.sum() - 0.1 * entropy
     expected = -slope(model, loss)
     # ratios are 1: the old log-probs are those at the sampling temperature
-    experience = replace(experience, old_logprobs=chosen.detach().float() * mask)
+    experience = replace(experience, old=OldLogprobs(chosen.detach().float() * mask, zeros))
     before = flat(model)
     engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
     config = RLConfig(precision="fp32", minibatch_size=8, micro_batch_size=8, learning_rate=1.0, entropy_bonus=0.1)
     with Sizes(320, model.config.hidden_size) as sizes:
-        found = Update(engine, config, 0.8, 128, KLController(0.0, 0, 1))(experience, 0)
+        found = make_update(engine, config, temperature=0.8, max_tokens=128)(experience, 0)
     torch.testing.assert_close(flat(model) - before, expected, rtol=0, atol=1e-6)
     assert found["entropy_bonus"] == pytest.approx(0.1 * float(entropy.detach()), abs=1e-6)
     assert found["ratio"] == pytest.approx(1, abs=1e-5)
@@ -258,29 +261,95 @@ def test_truncated_importance_sampling_weighs_tokens_by_the_engines_policy(tiny_
         torch.testing.assert_close(moved(noisy(tiny_policy), other, tis_cap=2.0), 2 * plain, rtol=0, atol=2e-6)
 
 
+def unscored(known: Experience, asked: list[list[int]]) -> Experience:
+    """The same experience before anybody has scored it; the rows of every pass of its own are added to `asked`."""
+    scores = torch.stack((known.old_logprobs, known.entropies))
+
+    def score(rows: torch.Tensor) -> Sequence[torch.Tensor]:
+        asked.append(rows.tolist())
+        return list(torch.zeros(scores.shape).index_copy(1, rows, scores[:, rows]))
+
+    return replace(known, old=OldLogprobs.to_score(known.ids.shape, score, Clock()))
+
+
+def one_pass_update(model: Any) -> Update:
+    engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
+    config = RLConfig(precision="fp32", minibatch_size=4, micro_batch_size=2, learning_rate=1.0, tis_cap=2.0)
+    return make_update(engine, config)
+
+
 def test_the_only_pass_gives_the_old_log_probs_before_the_step(tiny_policy: Path) -> None:
     model, other = noisy(tiny_policy), noisy(tiny_policy)
     experience = make_experience(other)
     rollout_logprobs = experience.old_logprobs + 0.3 * experience.response_mask  # so that importance weights count
     known = replace(experience, rollout_logprobs=rollout_logprobs)
-    unknown = replace(known, old_logprobs=known.old_logprobs * math.nan, entropies=known.entropies * math.nan)
-    unknown.old_logprobs[3] = known.old_logprobs[3]  # has no gradient: scored elsewhere
     expected = moved(other, known, tis_cap=2.0, micro_batch_size=2)
 
-    before, seen = flat(model), []
-    engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
-    config = RLConfig(precision="fp32", minibatch_size=4, micro_batch_size=2, learning_rate=1.0, tis_cap=2.0)
-    update = Update(engine, config, 1.0, 16, KLController(0.0, 0, 1))
-    assert update.makes_one_pass(4)
-    assert update.rows_with_gradient(unknown, torch.arange(4)).tolist() == [0, 1, 2]
-    found = update(unknown, 0, lambda: seen.append((flat(model), unknown.old_logprobs.clone())))
+    before, asked, seen = flat(model), list[list[int]](), []
+    unknown, update = unscored(known, asked), one_pass_update(model)
+    (policy,) = update.learners
+    assert isinstance(policy, Policy)
+
+    class Comparison:
+        is_compared = False
+
+        def compare(self, experience: Experience) -> dict[str, float]:
+            self.is_compared = True
+            seen.append((flat(model), experience.old_logprobs.clone()))
+            return {"engine/gap_bias": 0.0}
+
+    policy.watch = Comparison()  # type: ignore[assignment]
+    found = update(unknown, 0)
     ((weights, logprobs),) = seen
     assert torch.equal(weights, before)
+    assert asked == [[3]]  # has no gradient: scored apart
+    assert unknown.old.in_own_pass.tolist() == [False, False, False, True]
     torch.testing.assert_close(logprobs, known.old_logprobs, rtol=0, atol=1e-5)
-    assert torch.isnan(unknown.entropies[3]).all()
-    assert not torch.isnan(unknown.entropies[:3]).any()
+    assert unknown.entropies[:3].sum() > 0
     assert found["ratio"] == 1
     torch.testing.assert_close(flat(model) - before, expected, rtol=0, atol=1e-6)
+
+
+def test_log_probs_that_are_read_before_the_only_pass_are_scored_then_and_trained_on(tiny_policy: Path) -> None:
+    model, other = noisy(tiny_policy), noisy(tiny_policy)
+    known = make_experience(other)
+    expected = moved(other, known, micro_batch_size=2)
+    before, asked = flat(model), list[list[int]]()
+    unknown = unscored(known, asked)
+    assert torch.equal(unknown.old_logprobs, known.old_logprobs)
+    assert torch.equal(unknown.entropies, known.entropies)
+    one_pass_update(model)(unknown, 0)
+    assert asked == [[0, 1, 2, 3]]
+    torch.testing.assert_close(flat(model) - before, expected, rtol=0, atol=1e-6)
+
+
+class ReadingGRPO(GRPO):
+    """Reads the old policy's log-probs, as an estimator of a KL penalty of its own would."""
+
+    def __call__(self, groups: Any, experience: Experience, live: Any) -> Estimate:
+        estimate = super().__call__(groups, experience, live)
+        mean = float(experience.old_logprobs[experience.response_mask].mean())
+        return replace(estimate, metrics={"old_logprob": mean, "entropy": float(experience.entropies.sum())})
+
+
+def test_an_estimator_reads_the_same_log_probs_whether_the_update_needs_a_pass_of_their_own_or_not(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    """Minibatches of 24 are one pass, of 12 are two; in neither an estimator sees anything that is no number."""
+    rows = []
+    for size in (24, 12):
+        settings = {"num_epochs": 1, "minibatch_size": size, "num_iterations": 1, "eval_every": 0}
+        estimator = ReadingGRPO(divide_by_std=True)
+        run_dir = tmp_path / str(size)
+        trainer = make_trainer(tiny_policy, task, tokenizer, run_dir, "", estimator, **settings)
+        assert trainer.policy.makes_one_pass(24) == (size == 24)
+        trainer.run()
+        rows += read_metrics(run_dir)
+    one, two = rows
+    assert one["estimate/old_logprob"] == two["estimate/old_logprob"] < -1
+    assert one["estimate/entropy"] == two["estimate/entropy"] > 0
+    assert one["forward/tokens"] == two["forward/tokens"] > 0  # the pass was made when they were read
+    assert one["engine/gap_mean"] == two["engine/gap_mean"]
 
 
 @pytest.mark.parametrize(
@@ -289,7 +358,9 @@ def test_the_only_pass_gives_the_old_log_probs_before_the_step(tiny_policy: Path
 def test_what_needs_earlier_log_probs_makes_more_than_one_pass(tiny_policy: Path, changes: dict[str, Any]) -> None:
     engine: Any = None
     config = RLConfig(**{"minibatch_size": 4, **changes})
-    assert not Update(engine, config, 1.0, 16, KLController(0.0, 0, 1)).makes_one_pass(4)
+    (policy,) = make_update(engine, config).learners
+    assert isinstance(policy, Policy)
+    assert not policy.makes_one_pass(4)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +373,7 @@ def test_what_samples_more_is_compared_with_the_engine_first(
 ) -> None:
     one_pass = {"num_epochs": 1, "minibatch_size": 24}
     trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", estimator, **one_pass)
-    assert trainer.learn.may_wait == may_wait
+    assert trainer.policy.may_wait == may_wait
 
 
 def test_noise_of_training_is_switched_off_or_known() -> None:
@@ -331,9 +402,9 @@ def test_a_run_learns_the_same_in_one_pass_as_in_two(
         settings = {"num_epochs": 1, "minibatch_size": 24, "num_iterations": 3, "eval_every": 0}
         trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / str(number), "", **settings)
         if number == 2:
-            monkeypatch.setattr(trainer.update, "makes_one_pass", lambda _: False)
+            monkeypatch.setattr(trainer.policy, "makes_one_pass", lambda _: False)
         trainer.run()
-        whole.append((flat(trainer.engine.model), read_metrics(tmp_path / str(number))))
+        whole.append((flat(trainer.policy.engine.model), read_metrics(tmp_path / str(number))))
     (one, rows), (two, others) = whole
     torch.testing.assert_close(one, two, rtol=0, atol=1e-5)
     assert rows[0].keys() == others[0].keys()
@@ -362,16 +433,14 @@ def test_groups_that_agree_are_replaced_and_counted(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
     trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", dynamic_sampling_rounds=8)
-    values: dict[str, float] = {}
-    with asyncio.Runner() as loop:
-        trainer._loop = loop
-        groups, drawn = trainer._draw(0, values)
-        again, _ = trainer._draw(0, {})
+    with trainer.loop:
+        groups, again = trainer.rollout_source(0), trainer.rollout_source(0)
+    drawn = trainer.metrics.take()
     assert [group.problem for group in groups] == [group.problem for group in again]
     assert len(groups) == 6
     assert drawn["rollout/num_groups"] > 6
     # 4 answers of 9 possible ones: most groups have no right one at all
     assert drawn["rollout/zero_variance"] > 0.4
-    assert values["rollout/trained_zero_variance"] == sum(map(agrees, groups)) / 6 < drawn["rollout/zero_variance"]
+    assert drawn["rollout/trained_zero_variance"] == sum(map(agrees, groups)) / 6 < drawn["rollout/zero_variance"]
     assert agrees(replace(groups[0], scores=[Score(0.5)] * 4))
     assert isinstance(groups[0].problem, Problem)

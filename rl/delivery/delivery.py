@@ -59,7 +59,7 @@ class Delivery:
             from_main_rank(lambda: self.loop.run(self.sync.send(weights)))
 
     def prove_now(self) -> None:
-        """Prove the last delivery, if it was not, before anything else comes of it. Raises StaleWeights, ProbeFailed."""
+        """Prove the last delivery before anything else comes of it. Raises StaleWeights, ProbeFailed."""
         with self.metrics.clock.phase("weight_sync"):
             from_main_rank(lambda: self.loop.run(self.prove()))
 
