@@ -111,8 +111,8 @@ def assemble(
     weight_sync: WeightSync,
     window: int | None = None,
 ) -> Trainer:
-    """Put a run together. `engine` trains the policy; `reference` is None without a KL penalty; `window`: the tokens that
-    the engines take (None: any). Raises BadInput on settings that do not exist, and where too few problems fit."""
+    """Put a run together. `engine` trains the policy; `reference` is None without a KL penalty; `window`: the tokens
+    that the engines take (None: any). Raises BadInput on settings that do not exist, and where too few problems fit."""
     metrics, loop = IterationMetrics(), asyncio.Runner()
     problems = choose_problems(sampler.task, sampler.tokenizer, window, params.max_tokens)
     kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)

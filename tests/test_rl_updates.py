@@ -161,8 +161,8 @@ def test_the_schedule_stays_where_an_iteration_has_fewer_rollouts(tiny_policy: P
                       learning_rate=12.0, warmup_steps=3, schedule="linear")  # fmt: skip
     assert whole.advantages is not None
     old = OldLogprobs(whole.old_logprobs[:2], whole.entropies[:2])
-    parts = (whole.ids, whole.attention_mask, whole.response_mask, whole.rollout_logprobs)
-    half = Experience(*(part[:2] for part in parts), old, advantages=whole.advantages[:2])
+    half = Experience(whole.ids[:2], whole.attention_mask[:2], whole.response_mask[:2], whole.rollout_logprobs[:2], old,
+                      advantages=whole.advantages[:2])  # fmt: skip
     engine: Any = Rates(model)
     for iteration, experience in enumerate([whole, half, whole]):
         make_update(engine, config)(experience, iteration)
@@ -338,7 +338,7 @@ def test_an_estimator_reads_the_same_log_probs_whether_the_update_needs_a_pass_o
     """Minibatches of 24 are one pass, of 12 are two; in neither an estimator sees anything that is no number."""
     rows = []
     for size in (24, 12):
-        settings = {"num_epochs": 1, "minibatch_size": size, "num_iterations": 1, "eval_every": 0}
+        settings: dict[str, Any] = {"num_epochs": 1, "minibatch_size": size, "num_iterations": 1, "eval_every": 0}
         estimator = ReadingGRPO(divide_by_std=True)
         run_dir = tmp_path / str(size)
         trainer = make_trainer(tiny_policy, task, tokenizer, run_dir, "", estimator, **settings)

@@ -56,7 +56,9 @@ def check_probes(limits: ProbesConfig) -> None:
 class Engines(Protocol):
     """What samples, as it answers on every rank."""
 
-    computes_in: torch.dtype
+    @property
+    def computes_in(self) -> torch.dtype:
+        """Their dtype."""
 
     def logprobs_of(self, rows: list[list[int]]) -> list[list[list[float]]]:
         """Every engine's log-probs of whole rows, of each token but the first, without its prefix cache."""
