@@ -113,7 +113,7 @@ class Bench:
         client.base_url = self.server.base_url
         torch.manual_seed(0)
         trainer = make_trainer(config, self.tokenizer, self.server, client)
-        trainer.reward = EvenTokens()
+        trainer.rollout_source.reward = EvenTokens()
         return trainer
 
 
@@ -122,7 +122,7 @@ class Bench:
 
 def tamper_with_file(trainer: Trainer, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
     """The engine reads another file than was written."""
-    (engine,) = cast(list[Any], trainer.weight_sync.engines)
+    (engine,) = cast(list[Any], trainer.delivery.sync.engines)
     receive = engine.receive
 
     async def changed(folder: Path) -> Any:
@@ -135,12 +135,13 @@ def tamper_with_file(trainer: Trainer, change: Callable[[dict[str, torch.Tensor]
 
 def policy_now(trainer: Trainer) -> dict[str, torch.Tensor]:
     """A copy of its weights."""
-    return {name: value.detach().clone().contiguous() for name, value in trainer.engine.model.state_dict().items()}
+    weights = trainer.policy.engine.model.state_dict()
+    return {name: value.detach().clone().contiguous() for name, value in weights.items()}
 
 
 def nothing_delivered(trainer: Trainer) -> None:
     """The engine says yes and reads nothing."""
-    (engine,) = cast(list[Any], trainer.weight_sync.engines)
+    (engine,) = cast(list[Any], trainer.delivery.sync.engines)
 
     async def receive(folder: Path) -> Any:
         return [{}]
@@ -163,7 +164,7 @@ def one_step_old(trainer: Trainer) -> None:
 
 def stale_cache(trainer: Trainer) -> None:
     """The prefix cache outlives the delivery."""
-    (engine,) = cast(list[Any], trainer.weight_sync.engines)
+    (engine,) = cast(list[Any], trainer.delivery.sync.engines)
 
     async def keep() -> None:
         return None
@@ -179,13 +180,13 @@ def asked_otherwise(
     """What reaches the engine, or comes back, is not what the trainer believes."""
 
     def plant(trainer: Trainer) -> None:
-        sample = trainer.sampler.client.sample
+        sample = trainer.rollout_source.sampler.client.sample
 
         async def changed(request: SampleRequest, params: SamplingParams) -> list[Sample]:
             found = await sample(change_request(request), change_params(params))
             return [change_sample(one) for one in found]
 
-        trainer.sampler.client.sample = changed  # type: ignore[method-assign]
+        trainer.rollout_source.sampler.client.sample = changed  # type: ignore[method-assign]
 
     return plant
 
@@ -198,7 +199,7 @@ def shifted(sample: Sample) -> Sample:
 
 def double_bos(trainer: Trainer) -> None:
     """The engine reads one more of the token that texts begin with."""
-    first = trainer.sampler.tokenizer.eos_token_id
+    first = trainer.rollout_source.sampler.tokenizer.eos_token_id
     asked_otherwise(change_request=lambda request: replace(request, prompt_ids=[first, *request.prompt_ids]))(trainer)
 
 
@@ -232,8 +233,8 @@ def without_end(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
 
 def reward_nan(trainer: Trainer) -> None:
     """One reward of the iteration is no number."""
-    reward = trainer.reward
-    trainer.reward = lambda rows: [Score(float("nan")), *reward(rows)[1:]]
+    reward = trainer.rollout_source.reward
+    trainer.rollout_source.reward = lambda rows: [Score(float("nan")), *reward(rows)[1:]]
 
 
 def learning_rate_of_one(trainer: Trainer) -> None:
@@ -245,7 +246,7 @@ def engine_dies(server: VLLMServer) -> Callable[[Trainer], None]:
     """The engine's process is killed with the third answer."""
 
     def plant(trainer: Trainer) -> None:
-        sample, count = trainer.sampler.client.sample, 0
+        sample, count = trainer.rollout_source.sampler.client.sample, 0
 
         async def counted(request: SampleRequest, params: SamplingParams) -> list[Sample]:
             nonlocal count
@@ -257,7 +258,7 @@ def engine_dies(server: VLLMServer) -> Callable[[Trainer], None]:
                         os.kill(pid, signal.SIGKILL)
             return await sample(request, params)
 
-        trainer.sampler.client.sample = counted  # type: ignore[method-assign]
+        trainer.rollout_source.sampler.client.sample = counted  # type: ignore[method-assign]
 
     return plant
 

@@ -15,6 +15,8 @@ from espalier.rewards.score import Score
 from espalier.rl.advantages.grpo import group_advantages
 from espalier.rl.experience import make_experience
 from espalier.rl.kl import KLController
+from espalier.rl.policy import Policy
+from espalier.rl.policy_loss import PolicyLoss
 from espalier.rl.types import Experience, Rollout, RolloutGroup
 from espalier.rl.update import Update
 from espalier.runtime.schemas import RLConfig
@@ -60,9 +62,8 @@ def make_rollouts(path: str, num_groups: int = 4, seed: int = 0) -> Experience:
     """The experience with old log-probs of the perturbed policy and GRPO's advantages."""
     model = perturbed(path, seed)
     groups = make_groups(int(model.config.vocab_size), num_groups, seed)
-    experience, _ = make_experience(
-        groups, model, None, pad_id=0, micro_batch_size=8, precision="fp32", temperature=1.0
-    )
+    experience, _ = make_experience(groups, model, pad_id=0, micro_batch_size=8, precision="fp32", temperature=1.0)
+    experience.old.score()  # by this policy, and not by the one that is trained
     rows = [value for group in groups for value in group_advantages(group.rewards, divide_by_std=True)]
     advantages = torch.tensor(rows)[:, None] * experience.response_mask
     return Experience(**{**experience.__dict__, "advantages": advantages})
@@ -98,6 +99,6 @@ def own_loss(path: str, experience: Experience) -> dict[str, float]:
     model: Any = load_policy(path, "eager")
     config = RLConfig(precision="fp32", minibatch_size=len(experience.ids), micro_batch_size=3, learning_rate=0.0)
     engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=0.0), torch.device("cpu"), 0.0)
-    update = Update(engine, config, temperature=1.0, max_tokens=64, kl=KLController(0.0, 0.0, 1))
-    found = update(experience, iteration=0)
+    policy = Policy(PolicyLoss(engine, config, temperature=1.0, kl=KLController(0.0, 0.0, 1)), max_tokens=64)
+    found = Update(config, [policy])(experience, iteration=0)
     return {"loss": found["surrogate_loss"], "grad_norm": found["grad_norm"], "clip_share": found["clip_share"]}
