@@ -137,10 +137,9 @@ def test_a_policy_leaves_its_reference_is_served_averaged_and_resumed(
     assert min(abs(row["kl/per_token"]) for row in rows[1:]) > 1e-4
     assert divergence_from_reference(whole) > 1e-3
     if lora is not None:
-        assert isinstance(whole.reference, PolicyWithoutAdapters)
-        frozen = [
-            (name, value) for name, value in named_weights(whole.policy.engine.model).items() if ".lora_" not in name
-        ]
+        assert isinstance(whole.policy.loss.reference, PolicyWithoutAdapters)
+        trained = named_weights(whole.policy.engine.model)
+        frozen = [(name, value) for name, value in trained.items() if ".lora_" not in name]
         plain = [name.removeprefix("base_model.model.").replace(".base_layer.", ".") for name, _ in frozen]
         assert sorted(plain) == sorted(base)
         assert all(torch.equal(value, base[name]) for (_, value), name in zip(frozen, plain, strict=True))
