@@ -20,12 +20,12 @@ from espalier.rl.combinations import check_combinations
 from espalier.rl.critic import Critic
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import LiveEngine, OwnEngine, VLLMEngine
+from espalier.rl.estimator_context import AdvantageEstimator
 from espalier.rl.kl import KLController
 from espalier.rl.probes.watch import check_probes
 from espalier.rl.rollout import Sampler, check_params
 from espalier.rl.trainer import Trainer
 from espalier.rl.training_engines import check_engines, make_engine, without_dropout
-from espalier.rl.types import AdvantageEstimator
 from espalier.rl.update import Update
 from espalier.runtime.distributed import device, from_main_rank, is_main_rank
 from espalier.runtime.entrypoint import BadConfig, build

@@ -26,7 +26,7 @@ from espalier.rewards.score import Reward
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.early_stop import evaluations_since_best, read_accuracies
 from espalier.rl.ema import MovingAverage
-from espalier.rl.estimator_context import LiveSampler
+from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext
 from espalier.rl.exports import save_models, write_model
 from espalier.rl.learn import Learn
 from espalier.rl.learners import Learners
@@ -44,7 +44,7 @@ from espalier.rl.probes.reward_falls import RewardWatch
 from espalier.rl.probes.watch import Watch
 from espalier.rl.rollout import Refusal, Sampler, check_refused, draw_problems, score
 from espalier.rl.samples import write_samples
-from espalier.rl.types import AdvantageEstimator, Estimate, Experience, RolloutGroup
+from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.rl.update import Update
 from espalier.runtime.distributed import from_main_rank, is_main_rank
 from espalier.runtime.schemas import RLConfig
@@ -287,17 +287,11 @@ class Trainer:
         self, groups: Sequence[RolloutGroup], experience: Experience, iteration: int
     ) -> tuple[Estimate, dict[str, float]]:
         """(advantages, the seconds that its questions to the sampler and the reward took); on every rank."""
-        return from_main_rank(lambda: self._estimate(groups, experience, iteration))
-
-    def _estimate(
-        self, groups: Sequence[RolloutGroup], experience: Experience, iteration: int
-    ) -> tuple[Estimate, dict[str, float]]:
-        assert self._loop is not None
-        live = LiveSampler(self._loop, self.sampler, self.reward, self.params, iteration)
-        estimate = self.estimator(groups, experience, live)
-        if live.times:  # completions may have driven the marker out of the cache
-            self._run(self.weight_sync.ask_marker())
-        return estimate, live.times
+        context = EstimatorContext(self._loop, self.sampler, self.reward, self.params, iteration)
+        estimate = self.estimator(groups, experience, context)
+        if context.times:  # completions may have driven the marker out of the cache
+            from_main_rank(lambda: self._run(self.weight_sync.ask_marker()))
+        return estimate, context.times
 
     async def _start(self, version: int, weights: Weights) -> None:
         """Open the client, prove delivery on the canaries, and serve the policy of this version."""

@@ -23,11 +23,11 @@ from espalier.rewards.score import Score
 from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.critic import Critic
 from espalier.rl.delivery.weight_sync import WeightSync
+from espalier.rl.estimator_context import AdvantageEstimator
 from espalier.rl.kl import KLController
 from espalier.rl.rollout import Sampler
 from espalier.rl.trainer import Trainer
 from espalier.rl.training_engines import make_engine
-from espalier.rl.types import AdvantageEstimator
 from espalier.rl.update import Update
 from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import ProbesConfig, RLConfig

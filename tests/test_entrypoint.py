@@ -292,6 +292,10 @@ def test_a_program_works_from_another_folder_with_overrides_on_both_sides(tmp_pa
     [
         (["advantage=group_relative"], "there is no advantage/group_relative: it is now 'grpo'"),
         (["num_in_flight=3"], "there is no key 'num_in_flight': it is now 'concurrency'"),
+        (
+            ["advantage=vineppo", "advantage.cut_points.threshold=0.8"],
+            "there is no key 'advantage.cut_points': its settings are those of advantage=spo now, as advantage.threshold",
+        ),
         (["-cn", "exp/ppo/group_relative_word_arithmetic"], "it is now exp/ppo/grpo_word_arithmetic"),
     ],
 )
