@@ -102,8 +102,8 @@ def vineppo_advantages(state_values: Sequence[float | None], outcome: float, ste
     >>> espalier.vineppo_advantages([0.5, 0.25], outcome=1.0, step_ends=[2, 5])
     [-0.25, -0.25, 0.75, 0.75, 0.75]
     """
-    from espalier.rl.advantages.steps import fill_values, step_advantages
-    from espalier.rl.advantages.token_maps import spread_over_tokens
+    from espalier.rl.credit.step_credit import fill_values, step_advantages
+    from espalier.rl.credit.token_maps import spread_over_tokens
 
     if len(state_values) != len(step_ends):
         raise BadInput(

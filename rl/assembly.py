@@ -19,6 +19,7 @@ from espalier.rl.combinations import check_combinations
 from espalier.rl.delivery.delivery import Delivery
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import LiveEngine, OwnEngine, VLLMEngine
+from espalier.rl.estimator_context import AdvantageEstimator
 from espalier.rl.evaluation import Evaluation
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.kl import KLController
@@ -30,7 +31,6 @@ from espalier.rl.rollout import Sampler, check_params
 from espalier.rl.rollout_source import SampledGroups, choose_problems
 from espalier.rl.trainer import Trainer
 from espalier.rl.training_engines import check_engines, has_noise, make_engine, without_dropout
-from espalier.rl.types import AdvantageEstimator
 from espalier.rl.update import Update, steps_per_iteration
 from espalier.runtime.distributed import device, from_main_rank, is_main_rank
 from espalier.runtime.entrypoint import BadConfig, build

@@ -82,9 +82,9 @@ def check_estimator(config: RLConfig) -> None:
     in_reward = config.kl.coefficient > 0 and config.kl.place == "reward"
     _check(kind.reads_token_rewards or not in_reward,
            f"{name} does not see a KL penalty in the reward: set kl.place=loss")  # fmt: skip
-    masks = (settings.get("cut_points") or {}).get("masks_other_tokens")
+    masks = settings.get("masks_other_tokens")
     _check(not masks or config.whitening != "standard", "whitening=standard shifts the advantages of 0 that "
-           "advantage.cut_points.masks_other_tokens gives: set whitening=scale or none")  # fmt: skip
+           "advantage.masks_other_tokens gives: set whitening=scale or none")  # fmt: skip
     _check(settings.get("completes_agreeing_groups") is not False or config.group_size >= 2,
            "advantage.completes_agreeing_groups=false leaves groups out whose rewards agree, and those of group_size=1 "
            "always do: set it to true")  # fmt: skip

@@ -1,16 +1,20 @@
-"""The running engine as the estimators see it: calls that block until the sampler has answered, made on every rank and
-answered by rank 0."""
+"""What an advantage estimator is, and what it may ask for beside the rollouts.
+
+An estimator is called on every rank, with the same rollouts and tensors. Its questions are collective: every rank asks
+the same ones in the same order, rank 0 alone has them answered, and every rank gets that answer.
+"""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from espalier.data.records import Completion, Problem, State, Trajectory
 from espalier.data.steps import Decode
 from espalier.rewards.score import Reward, Score
 from espalier.rl.iteration_metrics import Clock
 from espalier.rl.rollout import Sampler, score
-from espalier.rl.types import RolloutGroup
+from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.distributed import from_main_rank
 from espalier.sampling.client import SamplingParams
 from espalier.sampling.requests import decode
@@ -18,25 +22,26 @@ from espalier.sampling.requests import decode
 
 @dataclass
 class EstimatorContext:
-    """One iteration's `rl.types.Live`: `policy_version` is what the engine serves now.
-
-    `clock` counts the phases completions and reward.
-    """
+    """The sampler and the reward of one iteration; a question blocks until all of it is answered."""
 
     loop: asyncio.Runner
+    """Where the sampler runs, on rank 0."""
     sampler: Sampler
     reward: Reward
     params: SamplingParams
+    """Those of the iteration's rollouts."""
     policy_version: int
+    """What the engine serves now."""
     clock: Clock
+    """Counts the phases completions and reward, on all ranks alike."""
 
     @property
     def decode(self) -> Decode:
-        """The tokenizer's."""
+        """Token ids → text."""
         return decode(self.sampler.tokenizer)
 
     def rollout(self, problems: Sequence[Problem], params: SamplingParams, name: str) -> list[RolloutGroup]:
-        """One scored group a problem."""
+        """Sample one scored group per problem. Raises ServerGone, BadInput, ProbeFailed."""
         with self.clock.phase("completions"):
             groups = from_main_rank(
                 lambda: self.loop.run(self.sampler.rollout(problems, params, name, self.policy_version))
@@ -47,11 +52,28 @@ class EstimatorContext:
     def complete(
         self, states: Sequence[State], params: Sequence[SamplingParams], round_number: int
     ) -> list[list[Completion]]:
-        """Graded completions of every state."""
+        """Sample the graded completions of every state, `params[i].n` of state i. Raises ServerGone, BadInput."""
         with self.clock.phase("completions"):
             return from_main_rank(lambda: self.loop.run(self.sampler.complete(states, params, round_number)))
 
-    def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
-        """By the run's reward."""
+    def score(self, trajectories: Iterable[Trajectory]) -> list[Score]:
+        """Score by the run's reward; rank 0 alone reads the trajectories."""
         with self.clock.phase("reward"):
-            return from_main_rank(lambda: self.reward(trajectories))
+            return from_main_rank(lambda: self.reward(list(trajectories)))
+
+
+class AdvantageEstimator(Protocol):
+    """Built from conf/advantage/. One that refuses process rewards says so by `takes_step_rewards = False`, one that
+    sets process scores beside rewards by `has_process_scores = True` (rl/combinations.py)."""
+
+    needs_critic: bool
+    """Whether it reads `experience.values`."""
+    reads_token_rewards: bool
+    """Whether it reads `experience.rewards`, so that a KL penalty placed in the reward is not lost."""
+    samples_more: bool
+    """Whether it asks the context for samples."""
+    smallest_group: int
+    """2 where a rollout is compared with others of its problem, else 1."""
+
+    def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
+        """Estimate the advantages of the rollouts' response tokens; on every rank."""

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from espalier.data.records import BadInput
 from espalier.rl.delivery.delivery import Delivery, sample_canaries
-from espalier.rl.estimator_context import EstimatorContext
+from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext
 from espalier.rl.evaluation import Evaluation, read_accuracies
 from espalier.rl.experience import make_experience, token_rewards
 from espalier.rl.iteration_metrics import IterationMetrics
@@ -29,7 +29,7 @@ from espalier.rl.probes.reward_falls import RewardWatch
 from espalier.rl.probes.watch import Watch
 from espalier.rl.rollout_source import Problems, RolloutSource
 from espalier.rl.samples import write_samples
-from espalier.rl.types import AdvantageEstimator, Estimate, Experience, RolloutGroup
+from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.rl.update import Update
 from espalier.runtime.distributed import from_main_rank, is_main_rank
 from espalier.runtime.schemas import RLConfig

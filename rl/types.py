@@ -1,21 +1,17 @@
-"""What travels through one iteration: rollouts, groups of them, their tensors; and what an estimator is.
+"""What travels through one iteration: rollouts, groups of them, their tensors, advantages.
 
 Shapes: N rollouts of an iteration in the order of their groups, T tokens of the longest (prompt and
 response, padded on the right), G rollouts of a problem. A per-token tensor [N, T] says at [n, t] something
 about token `ids[n, t]`, and is 0 where `response_mask` is false.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
-from espalier.data.records import Completion, Problem, State, Trajectory
-from espalier.data.steps import Decode
+from espalier.data.records import Problem, Trajectory
 from espalier.rewards.score import Score
 from espalier.rl.old_logprobs import OldLogprobs
-from espalier.sampling.client import SamplingParams
 
 
 @dataclass(frozen=True)
@@ -92,46 +88,3 @@ class Estimate:
     metrics: dict[str, float] = field(default_factory=dict)
     state_values: list[list[float]] = field(default_factory=list)
     to_come: torch.Tensor | None = None
-
-
-class Live(Protocol):
-    """The sampler and the reward of an iteration, for estimators that ask for more than the rollouts.
-
-    Calls block until everything is answered. Problems are sampled at the iteration's policy version.
-    """
-
-    params: SamplingParams
-
-    @property
-    def decode(self) -> Decode:
-        """Token ids → text."""
-
-    def rollout(self, problems: Sequence[Problem], params: SamplingParams, name: str) -> list[RolloutGroup]:
-        """One scored group a problem."""
-
-    def complete(
-        self, states: Sequence[State], params: Sequence[SamplingParams], round_number: int
-    ) -> list[list[Completion]]:
-        """Graded completions of every state, `params[i].n` of state i."""
-
-    def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
-        """By the run's reward."""
-
-
-class AdvantageEstimator(Protocol):
-    """Built from conf/advantage/.
-
-    `needs_critic`: it reads `experience.values`. `reads_token_rewards`: it reads `experience.rewards`, so that a
-    KL penalty placed in the reward is not lost. `samples_more`: it asks `live` for samples. `smallest_group`: 2 where
-    a rollout is compared with others of its problem, else 1. One that refuses process rewards says so by
-    `takes_step_rewards = False`, one that sets process scores beside rewards by `has_process_scores = True`
-    (rl/combinations.py).
-    """
-
-    needs_critic: bool
-    reads_token_rewards: bool
-    samples_more: bool
-    smallest_group: int
-
-    def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, live: Live) -> Estimate:
-        """Advantages of the rollouts' response tokens."""

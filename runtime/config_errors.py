@@ -10,7 +10,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import DictConfig
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from espalier.runtime.renamed import RENAMED
+from espalier.runtime.renamed import MOVED, RENAMED
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 # Options of before, and what is chosen in their place; kept for this version only.
@@ -67,7 +67,8 @@ def _wrong_value(cause: OmegaConfBaseException) -> str:
     if isinstance(cause, MissingMandatoryValue):
         return f"{key} has no value: add {key}=... to the command"
     if isinstance(cause.parent_node, DictConfig) and " not in " in str(cause):
-        return f"there is no key '{key}': {suggest(str(cause.key), map(str, cause.parent_node))}"
+        hint = MOVED.get(key) or suggest(str(cause.key), map(str, cause.parent_node))
+        return f"there is no key '{key}': {hint}"
     if "is not in struct" in str(cause):
         return f"there is no key '{key}'"
     return f"{key}: {_one_line(str(cause))}"

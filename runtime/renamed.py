@@ -36,3 +36,5 @@ RENAMED = {
     "positive_deepseek_math": "dpop_deepseek_math",
     "logiqa_process_pairs_again": "logiqa_process_pairs_round2",
 }
+# Keys of before, by their full name, whose settings stand elsewhere now.
+MOVED = {"advantage.cut_points": "its settings are those of advantage=spo now, as advantage.threshold"}

@@ -24,13 +24,13 @@ from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.assembly import assemble
 from espalier.rl.critic import Critic
 from espalier.rl.delivery.weight_sync import WeightSync
+from espalier.rl.estimator_context import AdvantageEstimator
 from espalier.rl.kl import KLController
 from espalier.rl.policy import Policy
 from espalier.rl.policy_loss import PolicyLoss
 from espalier.rl.rollout import Sampler
 from espalier.rl.trainer import Trainer
 from espalier.rl.training_engines import make_engine
-from espalier.rl.types import AdvantageEstimator
 from espalier.rl.update import Update, steps_per_iteration
 from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import ProbesConfig, RLConfig

@@ -1,6 +1,6 @@
 """Advantages: by hand, against float64 loops, and against brute force on trees small enough to enumerate."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
@@ -17,22 +17,25 @@ from espalier.rewards.outcome import OutcomeReward
 from espalier.rewards.score import Score
 from espalier.rl.advantages.gae import GAE, generalized_advantages, last_tokens
 from espalier.rl.advantages.grpo import GRPO
-from espalier.rl.advantages.process_values import ProcessValueAdvantage, lowest_to_come, process_advantages
+from espalier.rl.advantages.process_values import ProcessValueAdvantage
 from espalier.rl.advantages.reinforce_plus_plus import ReinforcePlusPlusAdvantage
 from espalier.rl.advantages.remax import ReMaxAdvantage
 from espalier.rl.advantages.rloo import RLOO, leave_one_out
-from espalier.rl.advantages.steps import fill_values, prompt_values, step_advantages
-from espalier.rl.advantages.token_maps import rewards_to_go, spread_steps
-from espalier.rl.advantages.vineppo import CutPoints, VinePPO
+from espalier.rl.advantages.spo import SPO
+from espalier.rl.advantages.vineppo import VinePPO
+from espalier.rl.credit.process_credit import lowest_to_come, process_advantages
+from espalier.rl.credit.step_credit import fill_values, prompt_values, step_advantages
+from espalier.rl.credit.token_maps import rewards_to_go, spread_steps
+from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.experience import token_rewards
 from espalier.rl.losses import whiten
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.samples import samples_path, write_samples
-from espalier.rl.types import Experience, Live, Rollout, RolloutGroup
+from espalier.rl.types import Experience, Rollout, RolloutGroup
 from espalier.sampling.client import SamplingParams
 
 PARAMS = SamplingParams(n=2, temperature=1.0, max_tokens=8, return_logprobs=True)
-NO_SAMPLER: Live = None  # type: ignore[assignment]
+NO_SAMPLER: EstimatorContext = None  # type: ignore[assignment]
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +76,7 @@ def make_experience(groups: Sequence[RolloutGroup], **changes: Any) -> Experienc
 
 
 class Enumerated:
-    """A live sampler that answers every state with all its continuations, each as often as its probability says.
+    """A context that answers every state with all its continuations, each as often as its probability says.
 
     Words are `length` letters of `letters`, drawn alike; `is_right` grades a whole word. K must be a multiple of
     the number of continuations.
@@ -118,8 +121,8 @@ class Enumerated:
         word = self.letters[0] * self.length
         return [make_group([(word, self.is_right(word))], problem.id) for problem in problems]
 
-    def score(self, trajectories: Sequence[Trajectory]) -> list[Score]:
-        return OutcomeReward()(trajectories)
+    def score(self, trajectories: Iterable[Trajectory]) -> list[Score]:
+        return OutcomeReward()(list(trajectories))
 
 
 # Three letters a or b; right with at least two b.
@@ -385,37 +388,37 @@ def test_a_prompts_value_is_free_from_its_group() -> None:
 
 
 def test_vineppo_equals_brute_force_on_a_tree() -> None:
-    live = Enumerated("ab", 3, TREE.is_right)
+    context = Enumerated("ab", 3, TREE.is_right)
     words = ["abb", "bba", "aab", "abb"]
-    group = make_group([(word, live.is_right(word)) for word in words])
+    group = make_group([(word, context.is_right(word)) for word in words])
     experience = make_experience([group])
-    found = VinePPO(completions_per_state=8, prompt_value="sampled")([group], experience, live)
+    found = VinePPO(completions_per_state=8, prompt_value="sampled")([group], experience, context)
     for row, word in enumerate(words):
-        values = [live.value(word[:i]) for i in range(3)] + [float(live.is_right(word))]
+        values = [context.value(word[:i]) for i in range(3)] + [float(context.is_right(word))]
         assert found.state_values[row] == values
         steps = [after - before for before, after in pairwise(values)]
         # four response tokens: three letters, and the end token, which belongs to the last step
         assert found.advantages[row].tolist() == pytest.approx([0.0, *steps, steps[-1]])
     assert found.returns is None
     # the prompt, a, b, ab, bb, aa: each once, though "abb" came twice
-    assert sorted(live.asked) == [("", 8), ("a", 8), ("aa", 8), ("ab", 8), ("b", 8), ("bb", 8)]
+    assert sorted(context.asked) == [("", 8), ("a", 8), ("aa", 8), ("ab", 8), ("b", 8), ("bb", 8)]
     assert found.metrics["num_states"] == 6
     assert found.metrics["num_completions"] == 48
 
 
 def test_the_sum_over_steps_is_the_outcome_minus_the_prompts_value() -> None:
-    live = Enumerated("ab", 3, TREE.is_right)
+    context = Enumerated("ab", 3, TREE.is_right)
     group = make_group([("abb", True), ("baa", False)])
-    found = VinePPO(completions_per_state=4)([group], make_experience([group]), live)
+    found = VinePPO(completions_per_state=4)([group], make_experience([group]), context)
     assert found.advantages[:, 1:4].sum(-1).tolist() == pytest.approx([1 - 0.5, 0 - 0.5])  # the group's mean is 1/2
-    assert ("", 4) not in live.asked
+    assert ("", 4) not in context.asked
 
 
 def test_states_behind_the_cap_are_not_completed() -> None:
-    live = Enumerated("ab", 3, TREE.is_right)
+    context = Enumerated("ab", 3, TREE.is_right)
     group = make_group([("abb", True), ("baa", False)])
-    found = VinePPO(completions_per_state=4, max_step=1)([group], make_experience([group]), live)
-    assert {prefix for prefix, _ in live.asked} == {"a", "b"}
+    found = VinePPO(completions_per_state=4, max_step=1)([group], make_experience([group]), context)
+    assert {prefix for prefix, _ in context.asked} == {"a", "b"}
     # V(a) = 1/4: the second step goes straight to the outcome, the third has nothing left to gain
     assert found.advantages[0].tolist() == pytest.approx([0.0, 0.25 - 0.5, 0.75, 0.0, 0.0])
 
@@ -423,48 +426,48 @@ def test_states_behind_the_cap_are_not_completed() -> None:
 def test_a_completion_gets_what_the_rollout_had_left_or_a_fresh_budget() -> None:
     group = make_group([("abb", True), ("baa", False)])
     for budget, expected in (("remaining", [7, 6, 7, 6]), ("fresh", [8] * 4)):
-        live = Enumerated("ab", 3, TREE.is_right)
-        VinePPO(completions_per_state=4, budget=budget)([group], make_experience([group]), live)
-        assert live.budgets == expected  # states a, ab, b, ba under max_tokens 8
+        context = Enumerated("ab", 3, TREE.is_right)
+        VinePPO(completions_per_state=4, budget=budget)([group], make_experience([group]), context)
+        assert context.budgets == expected  # states a, ab, b, ba under max_tokens 8
 
 
 def test_groups_that_agree_are_left_out_where_that_is_asked_for() -> None:
-    live = Enumerated("ab", 3, TREE.is_right)
+    context = Enumerated("ab", 3, TREE.is_right)
     groups = [make_group([("abb", True), ("bba", True)], "p"), make_group([("abb", True), ("aab", False)], "q")]
     estimator = VinePPO(completions_per_state=4, completes_agreeing_groups=False)
-    found = estimator(groups, make_experience(groups), live)
+    found = estimator(groups, make_experience(groups), context)
     assert found.advantages[:2].abs().sum() == 0
     assert found.advantages[2:].abs().sum() > 0
-    assert {prefix for prefix, _ in live.asked} == {"a", "ab", "aa"}
+    assert {prefix for prefix, _ in context.asked} == {"a", "ab", "aa"}
 
 
 def test_adaptive_completions_go_to_states_whose_interval_is_wide() -> None:
-    live = Enumerated("ab", 3, lambda word: word[1:] == "bb")
+    context = Enumerated("ab", 3, lambda word: word[1:] == "bb")
     group = make_group([("abb", True), ("aaa", False)])
     estimator = VinePPO(completions_per_state=8, max_completions=24, round_completions=8, max_width=0.45)
-    found = estimator([group], make_experience([group]), live)
+    found = estimator([group], make_experience([group]), context)
     # of 8: state "a" is right 2 times (Wilson 0.07 to 0.59: wide), "ab" 4 (wide), "aa" never (0 to 0.32: closed)
-    assert [number for prefix, number in live.asked if prefix == "aa"] == [8]
-    assert [number for prefix, number in live.asked if prefix == "a"] == [8, 8]
-    assert [number for prefix, number in live.asked if prefix == "ab"] == [8, 8]
+    assert [number for prefix, number in context.asked if prefix == "aa"] == [8]
+    assert [number for prefix, number in context.asked if prefix == "a"] == [8, 8]
+    assert [number for prefix, number in context.asked if prefix == "ab"] == [8, 8]
     assert found.state_values[0] == [0.5, 0.25, 0.5, 1.0]
 
 
 def test_the_values_scale_is_the_rewards() -> None:
-    live = Enumerated("ab", 3, TREE.is_right)
-    live.score = OutcomeReward(right=1.0, wrong=-1.0)  # type: ignore[method-assign]
+    context = Enumerated("ab", 3, TREE.is_right)
+    context.score = OutcomeReward(right=1.0, wrong=-1.0)  # type: ignore[method-assign]
     group = make_group([("abb", True), ("baa", False)])
     group = replace(group, scores=[Score(1.0), Score(-1.0)])
-    found = VinePPO(completions_per_state=4)([group], make_experience([group]), live)
+    found = VinePPO(completions_per_state=4)([group], make_experience([group]), context)
     assert found.state_values[0] == [0.0, 2 * 0.25 - 1, 2 * 0.5 - 1, 1.0]
 
 
 def test_a_response_that_is_an_end_token_alone_is_one_step() -> None:
-    live = Enumerated("ab", 3, TREE.is_right)
+    context = Enumerated("ab", 3, TREE.is_right)
     empty = replace(make_rollout("p/1", "a", False).trajectory, response="", steps=[], step_ends=[], response_ids=[0])
     group = make_group([("abb", True), ("baa", False)])
     group = replace(group, rollouts=[group.rollouts[0], Rollout(empty, [-1.0], 3)])
-    found = VinePPO(completions_per_state=4)([group], make_experience([group]), live)
+    found = VinePPO(completions_per_state=4)([group], make_experience([group]), context)
     assert found.advantages[1].tolist() == [0.0, -0.5, 0.0, 0.0, 0.0]
 
 
@@ -475,14 +478,14 @@ def test_process_rewards_are_refused_by_monte_carlo_values() -> None:
 
 
 def test_cut_points_value_segments_and_mask_the_other_tokens() -> None:
-    live = Enumerated("ab", 3, TREE.is_right)
+    context = Enumerated("ab", 3, TREE.is_right)
     group = make_group([("abb", True), ("baa", False)])
     sure, unsure = -0.01, -1.0  # probabilities 0.99 and 0.37
     logprobs = [[sure, unsure, sure, sure], [unsure, sure, unsure, sure]]
     rollouts = [replace(r, logprobs=row) for r, row in zip(group.rollouts, logprobs, strict=True)]
     group = replace(group, rollouts=rollouts)
-    cut = CutPoints(threshold=0.9, cut_points_per_segment=1, masks_other_tokens=True)
-    found = VinePPO(completions_per_state=4, cut_points=cut)([group], make_experience([group]), live)
+    estimator = SPO(completions_per_state=4, threshold=0.9, cut_points_per_segment=1, masks_other_tokens=True)
+    found = estimator([group], make_experience([group]), context)
     # segments ab|b. and b|aa. (the end token has no text and joins): states ab and b
     assert found.state_values[0] == [0.5, 0.5, 1.0]
     assert found.state_values[1] == [0.5, 0.75, 0.0]
@@ -495,9 +498,9 @@ def test_cut_points_value_segments_and_mask_the_other_tokens() -> None:
     [
         (lambda: VinePPO(4, max_completions=4), r"max_completions must be 0 or above .* \(4\), got 4"),
         (lambda: VinePPO(0), "completions_per_state must be at least 1"),
-        (lambda: CutPoints(threshold=0.0), "threshold of cut points"),
-        (lambda: CutPoints(num_segments=2, cut_points_per_segment=3), "not both"),
-        (lambda: CutPoints(cut_points_per_segment=0), "cut_points_per_segment must be"),
+        (lambda: SPO(4, threshold=0.0), "threshold of cut points"),
+        (lambda: SPO(4, num_segments=2, cut_points_per_segment=3), "not both"),
+        (lambda: SPO(4, cut_points_per_segment=0), "cut_points_per_segment must be"),
         (lambda: ReinforcePlusPlusAdvantage(gamma=1.5), r"advantage\.gamma must be from 0 to 1"),
         (lambda: GAE(gamma=1.0, lam=-0.1), r"advantage\.lam must be from 0 to 1"),
     ],

@@ -292,9 +292,11 @@ def test_a_program_works_from_another_folder_with_overrides_on_both_sides(tmp_pa
     [
         (["advantage=group_relative"], "there is no advantage/group_relative: it is now 'grpo'"),
         (["num_in_flight=3"], "there is no key 'num_in_flight': it is now 'concurrency'"),
+        (["advantage=vineppo", "advantage.cut_points.threshold=0.8"],
+         "there is no key 'advantage.cut_points': its settings are those of advantage=spo now"),
         (["-cn", "exp/ppo/group_relative_word_arithmetic"], "it is now exp/ppo/grpo_word_arithmetic"),
     ],
-)
+)  # fmt: skip
 def test_a_name_of_before_says_the_new_one(words: list[str], line: str) -> None:
     done = subprocess.run([sys.executable, str(ROOT / "main.py"), *words, "model.path=M", "output_dir=D"],
                           capture_output=True, text=True, check=False, timeout=100)  # fmt: skip

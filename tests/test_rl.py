@@ -26,6 +26,7 @@ from espalier.rl.advantages.grpo import GRPO, group_advantages
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import StaleWeights
 from espalier.rl.delivery.weights_file import WeightsFile
+from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.experience import logprob_gap, make_experience
 from espalier.rl.kl import divergence
 from espalier.rl.losses import clipped_surrogate, clipped_tokens
@@ -34,7 +35,7 @@ from espalier.rl.probes.canary import Canary
 from espalier.rl.probes.checks import ProbeFailed
 from espalier.rl.probes.watch import Watch
 from espalier.rl.rollout import BadSampling, Sampler, check_params, draw_problems, score
-from espalier.rl.types import Experience, Live, Rollout, RolloutGroup
+from espalier.rl.types import Experience, Rollout, RolloutGroup
 from espalier.rl.update import Update
 from espalier.runtime.schemas import KLConfig, RLConfig
 from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
@@ -85,7 +86,7 @@ def plain_update(model: Any, **changes: Any) -> Update:
     return make_update(engine, config)
 
 
-NO_SAMPLER: Live = None  # type: ignore[assignment]
+NO_SAMPLER: EstimatorContext = None  # type: ignore[assignment]
 
 
 def ragged_experience(model: Any, reference: Any = None) -> Experience:

@@ -147,7 +147,7 @@ def node(target: str, **settings: Any) -> dict[str, Any]:
 PPO = node("espalier.rl.advantages.gae.GAE", gamma=1.0, lam=0.95)
 VINE = node("espalier.rl.advantages.vineppo.VinePPO", completions_per_state=2)
 RLOO = node("espalier.rl.advantages.rloo.RLOO")
-SPO = {**VINE, "cut_points": node("espalier.rl.advantages.vineppo.CutPoints", masks_other_tokens=True)}
+SPO = node("espalier.rl.advantages.spo.SPO", completions_per_state=2, masks_other_tokens=True)
 PRM_VALUES = node("espalier.rl.advantages.process_values.ProcessValueAdvantage", path="PRM")
 OUTCOME = node("espalier.rewards.outcome.OutcomeReward")
 SIGNED = node("espalier.rewards.outcome.OutcomeReward", right=1.0, wrong=-1.0)
@@ -168,8 +168,8 @@ def settings(**changes: Any) -> RLConfig:
         ({"critic": CriticConfig()}, "trained for nothing"),
         ({"advantage": VINE, "kl": KL_IN_REWARD}, r"set kl\.place=loss"),
         ({"advantage": VINE, "reward": SCORES}, "VinePPO values whole responses, and reward ProcessReward"),
-        ({"advantage": SPO, "reward": BOTH}, "VinePPO values whole responses, and reward ComposedReward"),
-        ({"advantage": SPO, "whitening": "standard"}, "whitening=standard .*masks_other_tokens"),
+        ({"advantage": SPO, "reward": BOTH}, "SPO values whole responses, and reward ComposedReward"),
+        ({"advantage": SPO, "whitening": "standard"}, r"whitening=standard .*advantage\.masks_other_tokens"),
         ({"advantage": {**VINE, "completes_agreeing_groups": False}, "group_size": 1}, "completes_agreeing_groups"),
         ({"advantage": PRM_VALUES, "reward": SIGNED}, "advantage.form=value .* OutcomeReward gives -1 to 1"),
         ({"dynamic_sampling_rounds": 1, "group_size": 1}, "dynamic_sampling_rounds=1 .* group_size=1"),

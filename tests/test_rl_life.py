@@ -17,7 +17,7 @@ from espalier.data.records import Problem, SampledRollout, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.rewards.score import Score
 from espalier.rl.advantages.gae import GAE
-from espalier.rl.advantages.vineppo import CutPoints, VinePPO
+from espalier.rl.advantages.spo import SPO
 from espalier.rl.evaluation import evaluations_since_best, read_accuracies
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.samples import samples_path, write_samples
@@ -50,7 +50,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "ppo": (GAE(gamma=1.0, lam=0.95),
             {"critic": CriticConfig(learning_rate=1e-3),
              "kl": KLConfig(coefficient=0.1, kind="k1", place="reward", target=1e-4, horizon=100)}),
-    "vineppo": (VinePPO(completions_per_state=2, cut_points=CutPoints(num_segments=2)), {}),
+    "spo": (SPO(completions_per_state=2, num_segments=2, masks_other_tokens=False), {}),
 }  # fmt: skip
 
 
@@ -74,7 +74,7 @@ def test_a_run_cut_in_every_iteration_ends_bit_for_bit_as_one_that_never_was(
     rows = read_metrics(tmp_path / "whole")
     assert read_metrics(tmp_path / "cut") == rows
     assert all(row["engine/policy_moved"] > 0 for row in rows if "rollout/reward" in row)
-    if kind == "vineppo":
+    if kind == "spo":
         assert all(row["estimate/num_states"] > 0 for row in rows if "rollout/reward" in row)
     pairs = [(whole.policy.engine, cut.policy.engine)]
     if len(whole.update.learners) > 1:

@@ -102,6 +102,15 @@ def test_an_update_of_one_pass_on_two_ranks_equals_that_of_one(engine: str, tiny
     assert_same_weights(tmp_path / "one", tmp_path / "two", 1e-4, ("model",))
 
 
+def test_completions_of_states_on_two_ranks_train_as_those_of_one(tiny_policy: Path, tmp_path: Path) -> None:
+    run(tiny_policy, tmp_path / "one", 1, "vineppo")
+    run(tiny_policy, tmp_path / "two", 2, "vineppo")
+    rows = read_metrics(tmp_path / "one")
+    assert all(row["engine/policy_moved"] > 0 and row["estimate/num_completions"] > 0 for row in rows)
+    assert_same_metrics(tmp_path / "one", tmp_path / "two", 1e-4)
+    assert_same_weights(tmp_path / "one", tmp_path / "two", 1e-4, ("model",))
+
+
 ADAPTERS = ("lora=lora", "lora.rank=4", "ema.decay=0.75")
 MERGED = ("model", "model_ema", "critic")
 

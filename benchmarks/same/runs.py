@@ -66,7 +66,7 @@ ONLINE = (
     Run("PPO", RL, f"{_RL} advantage=gae critic=policy critic.learning_rate=0.001 kl=adaptive num_epochs=2"),
     Run("VinePPO", RL, f"{_RL} advantage=vineppo advantage.completions_per_state=3 whitening=standard"),
     Run("SPO", RL, f"""{_RL} advantage=spo advantage.completions_per_state=2
-        advantage.cut_points.cut_points_per_segment=1"""),
+        advantage.cut_points_per_segment=1"""),
     Run("ReMax", RL, f"{_RL} advantage=remax entropy_bonus=0.01"),
     Run("REINFORCE++", RL, f"{_RL} advantage=reinforce_plus_plus advantage.has_group_baseline=true kl=reward"),
     Run("process values", RL, f"{_RL} advantage=process_values advantage.path={{prm}}"),

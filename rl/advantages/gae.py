@@ -10,9 +10,10 @@ from dataclasses import replace
 import torch
 
 from espalier.data.records import BadInput
-from espalier.rl.advantages.token_maps import rewards_to_go
+from espalier.rl.credit.token_maps import rewards_to_go
 from espalier.rl.critic import describe_values
-from espalier.rl.types import Estimate, Experience, Live, RolloutGroup
+from espalier.rl.estimator_context import EstimatorContext
+from espalier.rl.types import Estimate, Experience, RolloutGroup
 
 
 def generalized_advantages(
@@ -79,7 +80,7 @@ class GAE:
                 raise BadInput(f"advantage.{name} must be from 0 to 1, got {value}")
         self.gamma, self.lam, self.critic_lam, self.length_alpha = gamma, lam, critic_lam, length_alpha
 
-    def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, live: Live) -> Estimate:
+    def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
         """Advantages and the critic's targets."""
         assert experience.rewards is not None
         assert experience.values is not None

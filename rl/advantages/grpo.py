@@ -11,8 +11,9 @@ Their different ways to average over tokens are `loss_aggregation`; DAPO's dynam
 import math
 from collections.abc import Sequence
 
-from espalier.rl.advantages.token_maps import spread_rollouts
-from espalier.rl.types import Estimate, Experience, Live, RolloutGroup
+from espalier.rl.credit.token_maps import spread_rollouts
+from espalier.rl.estimator_context import EstimatorContext
+from espalier.rl.types import Estimate, Experience, RolloutGroup
 
 _SMALLEST_STD = 1e-6
 
@@ -41,7 +42,7 @@ class GRPO:
     def __init__(self, divide_by_std: bool):
         self.divide_by_std = divide_by_std
 
-    def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, live: Live) -> Estimate:
+    def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
         """One number a rollout."""
         rows = [value for group in groups for value in group_advantages(group.rewards, self.divide_by_std)]
         return Estimate(spread_rollouts(rows, experience.response_mask))

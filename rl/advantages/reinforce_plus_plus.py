@@ -2,7 +2,7 @@
 
 With `has_group_baseline` the group's mean reward is taken off first (the paper's variant for several rollouts of a
 problem), so that whitening compares rollouts within and not between problems. With process rewards that is the mean of
-what the group's rollouts still had to come at the same token (rl/advantages/baselines.py).
+what the group's rollouts still had to come at the same token (rl/credit/baselines.py).
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,11 @@ from collections.abc import Sequence
 import torch
 
 from espalier.data.records import BadInput
-from espalier.rl.advantages.baselines import expected_to_come, spread_baselines
-from espalier.rl.advantages.token_maps import rewards_to_go
+from espalier.rl.credit.baselines import expected_to_come, spread_baselines
+from espalier.rl.credit.token_maps import rewards_to_go
+from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.losses import whiten
-from espalier.rl.types import Estimate, Experience, Live, RolloutGroup
+from espalier.rl.types import Estimate, Experience, RolloutGroup
 
 
 class ReinforcePlusPlusAdvantage:
@@ -30,7 +31,7 @@ class ReinforcePlusPlusAdvantage:
         self.gamma, self.has_group_baseline = gamma, has_group_baseline
         self.smallest_group = 2 if has_group_baseline else 1
 
-    def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, live: Live) -> Estimate:
+    def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
         """Whitened rewards to go."""
         mask = experience.response_mask
         return Estimate(whiten(self.before_whitening(groups, experience), mask))

@@ -1,15 +1,16 @@
 """ReMax (Li et al. 2024): the baseline of a problem's rollouts is the reward of its greedy response. No critic.
 
 The paper has one reward, at the end: every token is compared with the greedy response's. With process rewards a token
-is compared with what the greedy response still had to come at the same token (rl/advantages/baselines.py).
+is compared with what the greedy response still had to come at the same token (rl/credit/baselines.py).
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from espalier.rl.advantages.baselines import expected_to_come, spread_baselines
-from espalier.rl.advantages.token_maps import rewards_to_go
-from espalier.rl.types import Estimate, Experience, Live, RolloutGroup
+from espalier.rl.credit.baselines import expected_to_come, spread_baselines
+from espalier.rl.credit.token_maps import rewards_to_go
+from espalier.rl.estimator_context import EstimatorContext
+from espalier.rl.types import Estimate, Experience, RolloutGroup
 
 
 class ReMaxAdvantage:
@@ -23,12 +24,12 @@ class ReMaxAdvantage:
     samples_more = True
     smallest_group = 1
 
-    def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, live: Live) -> Estimate:
+    def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
         """Rewards to go minus those of the greedy response."""
         assert experience.rewards is not None
-        greedy = replace(live.params, n=1, temperature=0.0)
+        greedy = replace(context.params, n=1, temperature=0.0)
         version = groups[0].rollouts[0].policy_version
-        answers = live.rollout([group.problem for group in groups], greedy, f"greedy-{version}")
+        answers = context.rollout([group.problem for group in groups], greedy, f"greedy-{version}")
         mask = experience.response_mask
         baselines = spread_baselines(expected_to_come(answers, mask.shape[1]), groups, mask)
         advantages = rewards_to_go(experience.rewards, mask) - baselines

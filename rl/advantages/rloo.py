@@ -6,8 +6,9 @@ penalty placed in the reward counts, as in the paper.
 
 from collections.abc import Sequence
 
-from espalier.rl.advantages.token_maps import spread_rollouts, total_rewards
-from espalier.rl.types import Estimate, Experience, Live, RolloutGroup
+from espalier.rl.credit.token_maps import spread_rollouts, total_rewards
+from espalier.rl.estimator_context import EstimatorContext
+from espalier.rl.types import Estimate, Experience, RolloutGroup
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
@@ -28,7 +29,7 @@ class RLOO:
     samples_more = False
     smallest_group = 2
 
-    def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, live: Live) -> Estimate:
+    def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
         """One number a rollout."""
         totals = iter(total_rewards(experience).tolist())
         rows = [value for group in groups for value in leave_one_out([next(totals) for _ in group.rollouts])]

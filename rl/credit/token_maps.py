@@ -4,20 +4,12 @@ from collections.abc import Sequence
 
 import torch
 
-from espalier.rl.types import Experience, RolloutGroup
+from espalier.rl.types import Experience
 
 
 def spread_rollouts(values: Sequence[float], response_mask: torch.Tensor) -> torch.Tensor:
     """[N] → [N, T]: every response token gets its rollout's number."""
     return torch.tensor(values, dtype=torch.float32)[:, None] * response_mask
-
-
-def step_ends_of(group: RolloutGroup, index: int) -> list[int]:
-    """Token ends of a rollout's steps; a response without steps (nothing but an end token) is one step."""
-    trajectory = group.rollouts[index].trajectory
-    if trajectory.step_ends or not trajectory.response_ids:
-        return trajectory.step_ends
-    return [len(trajectory.response_ids)]
 
 
 def spread_over_tokens(step_ends: Sequence[int], values: Sequence[float]) -> list[float]:

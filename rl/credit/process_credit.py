@@ -1,0 +1,66 @@
+"""Scores of a process reward model → credit of the steps, in three forms.
+
+In every form the values of a rollout's states are those of `state_values`: V_0 of the prompt, the scores after all
+steps but the last, and the reward itself as V_S. What a step is credited with:
+
+- "value": VinePPO's advantage with these values in place of Monte-Carlo ones: V(s_{i+1}) - V(s_i). Scores and rewards
+  must be on one scale.
+- "progress" (PAV, Setlur et al. 2024, "Rewarding Progress", eq. 5): the rollout's reward above that of the others
+  of its group, plus `weight` times the change of the score in the step. The prompt's score is the mean over the
+  group of the scores after the first step.
+- "minimum" (PURE, Cheng et al. 2025): a step is credited with the lowest score from it on, not with their sum,
+  so that one wrong step is not paid for by many idle ones: the rollout's reward above that of the others, plus
+  `weight` times (lowest score from here on, minus the mean of the others' lowest scores).
+"""
+
+from collections.abc import Sequence
+
+from espalier.rl.advantages.rloo import leave_one_out
+from espalier.rl.credit.step_credit import fill_values, prompt_values, step_advantages
+
+FORMS = ("value", "progress", "minimum")
+
+
+def lowest_to_come(scores: Sequence[float]) -> list[float]:
+    """For every step the lowest score from it on."""
+    found: list[float] = []
+    for score in reversed(scores):
+        found.append(min(score, found[-1]) if found else score)
+    return found[::-1]
+
+
+def state_values(scores: Sequence[Sequence[float]], rewards: Sequence[float], form: str) -> list[list[float]]:
+    """V_0 .. V_S of every rollout of one group; `scores[i]` are those of rollout i after each of its S steps.
+
+    The prompt's value V_0, which no step leads to: in the form "progress" the mean over the group of the scores after
+    the first step, else the mean reward of the other rollouts. The terminal value V_S is the rollout's reward. A
+    rollout without scores (nothing but an end token) is one step.
+    """
+    firsts = [row[0] for row in scores if row]
+    starts = prompt_values(rewards, "leave_one_out")
+    if form == "progress":
+        starts = [sum(firsts) / max(1, len(firsts))] * len(rewards)
+    return [fill_values([start, *row[:-1]], reward) for start, row, reward in zip(starts, scores, rewards, strict=True)]
+
+
+def process_advantages(
+    scores: Sequence[Sequence[float]], rewards: Sequence[float], form: str, weight: float
+) -> list[list[float]]:
+    """Advantages of the steps of every rollout of one group; `scores[i]` are those of rollout i after each step.
+
+    A rollout without scores (nothing but an end token) is one step, with the reward's part alone.
+    """
+    values = state_values(scores, rewards, form)
+    if form == "value":
+        return [step_advantages(row) for row in values]
+    above = leave_one_out(rewards)
+    if form == "progress":
+        return [
+            [gain + weight * change for change in step_advantages([own[0], *row])] or [gain]
+            for row, own, gain in zip(scores, values, above, strict=True)
+        ]
+    lowest = [min(row, default=0.0) for row in scores]
+    return [
+        [gain + weight * (low - (sum(lowest) - own) / (len(lowest) - 1)) for low in lowest_to_come(row)] or [gain]
+        for row, gain, own in zip(scores, above, lowest, strict=True)
+    ]
