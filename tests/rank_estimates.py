@@ -7,7 +7,6 @@ every rank writes what it has to OUT/<rank>.pt. Whoever is asked on another rank
 import asyncio
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from espalier.rl.advantages.spo import SPO
 from espalier.rl.advantages.vineppo import VinePPO
 from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext
 from espalier.rl.experience import make_experience, token_rewards
+from espalier.rl.iteration_metrics import Clock
 from espalier.rl.rollout import Sampler
 from espalier.runtime.distributed import is_main_rank, process_group, rank
 from espalier.sampling.client import Sample, SampleRequest, SamplingParams
@@ -63,18 +63,19 @@ def main() -> None:
         "remax": ReMaxAdvantage(),
         "process_values": process_values,
     }
-    with process_group(timeout_seconds=60), asyncio.Runner() if is_main_rank() else nullcontext() as loop:
+    with process_group(timeout_seconds=60), asyncio.Runner() as loop:
         client = MainRankClient(tokenizer, num_lines=2)
         sampler = Sampler(client, task, tokenizer, concurrency=4, stall_seconds=60)
-        context = EstimatorContext(loop, sampler, share_of_ones, PARAMS, policy_version=0)
+        clock = Clock()
+        context = EstimatorContext(loop, sampler, share_of_ones, PARAMS, 0, clock)
         groups = context.rollout(task.problems("train")[:2], PARAMS, "rl-0")
         network = load_policy(str(policy), "eager")
         experience, _ = make_experience(
-            groups, network, None, pad_id=0, micro_batch_size=4, precision="fp32", temperature=1.0
+            groups, network, pad_id=0, micro_batch_size=4, precision="fp32", temperature=1.0, clock=clock
         )
         experience = replace(experience, rewards=token_rewards(groups, experience.response_mask))
         estimates = {name: estimator(groups, experience, context) for name, estimator in estimators.items()}
-        assert set(context.times) == {"seconds/completions", "seconds/reward"}
+        assert set(clock.take()) == {"seconds/completions", "seconds/reward"}
     found = {name: (e.advantages, e.metrics, e.state_values) for name, e in estimates.items()}
     torch.save(found, out / f"{rank()}.pt")
 
