@@ -33,7 +33,7 @@ def evaluations_since_best(accuracies: Sequence[float]) -> int:
 
 
 @dataclass
-class Evaluation:
+class GreedyEvaluation:
     """Of the policy that the engine serves, by what samples its rollouts."""
 
     config: RLConfig

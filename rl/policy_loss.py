@@ -84,13 +84,7 @@ class PolicyLoss:
         ids, attention_mask = take(experience.ids), take(experience.attention_mask)
         mask, weights = take(experience.response_mask), take(every_weight)
         old = take(experience.old_logprobs) if scored is None else None
-        logits = None
-        with autocast(self.engine.device, config.precision):
-            if kind == "full":  # whole distributions, of padded rows
-                logits = policy_logits(self.engine.model, ids, attention_mask)
-                logprobs, entropies = _scores_of(logits, ids, self.temperature)
-            else:
-                logprobs, entropies = policy_logprobs(self.engine.model, ids, attention_mask, mask, self.temperature)
+        logits, logprobs, entropies = self._forward(kind, ids, attention_mask, mask)
         if old is None:
             assert scored is not None
             old = logprobs.detach()
@@ -117,6 +111,17 @@ class PolicyLoss:
             sums.add({"entropy_bonus": (float(bonus.detach()), 0)})
             total = total - bonus
         return total
+
+    def _forward(
+        self, kind: str, ids: torch.Tensor, attention_mask: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
+        """(logits [B, T, V] where the penalty reads them, log-probs [B, T], entropies [B, T])."""
+        model = self.engine.model
+        with autocast(self.engine.device, self.config.precision):
+            if kind == "full":  # whole distributions, of padded rows
+                logits = policy_logits(model, ids, attention_mask)
+                return logits, *_scores_of(logits, ids, self.temperature)
+            return None, *policy_logprobs(model, ids, attention_mask, mask, self.temperature)
 
     def _penalty(
         self,

@@ -18,7 +18,7 @@ from pathlib import Path
 from espalier.data.records import BadInput
 from espalier.rl.delivery.delivery import Delivery, sample_canaries
 from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext
-from espalier.rl.evaluation import Evaluation, read_accuracies
+from espalier.rl.evaluation import GreedyEvaluation, read_accuracies
 from espalier.rl.experience import make_experience, token_rewards
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.learner import RunState, write_model
@@ -57,7 +57,7 @@ class Trainer:
     update: Update
     watch: Watch
     delivery: Delivery
-    evaluation: Evaluation
+    evaluation: GreedyEvaluation
     metrics: IterationMetrics
     loop: asyncio.Runner
     pad_id: int
