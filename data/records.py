@@ -200,7 +200,7 @@ class StepValues:
     low: list[float] = dataclasses.field(default_factory=list)
     """lower end of the value's 95 % interval; left out: Wilson's of the counts"""
     high: list[float] = dataclasses.field(default_factory=list)
-    """upper end of it"""
+    """upper end of that interval"""
     prompt_value: float | None = None
     """share of the problem's trajectories that are right"""
 
