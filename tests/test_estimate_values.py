@@ -208,14 +208,18 @@ def test_a_state_without_completions_is_refused_unless_it_failed_or_others_speak
 
 
 @pytest.mark.parametrize("estimator", ["counted", "first_error"])
-def test_a_failed_state_is_worth_nothing_not_zero_and_its_trajectories_stay(
+def test_a_state_without_completions_is_worth_nothing_not_zero_and_only_where_it_is_listed(
     estimator: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Both trajectories pass through p/0#2; only the wrong one through p/1#3."""
+    """Both trajectories pass through p/0#2; only the wrong one through p/1#3. The trajectories stay."""
     rows = [row for row in ALL if row.state_id not in ("p/0#2", "p/1#3")]
     trajectories, states, sampled = files(tmp_path, rows)
-    write_failed(Path(sampled), [("p/0#2", "HTTP 400"), ("p/1#3", "HTTP 400")])
     context = StageContext(None, tmp_path / "v.jsonl", 10.0)
+    write_failed(Path(sampled), [("p/0#2", "HTTP 400")])
+    if estimator == "counted":
+        with pytest.raises(BadInput, match=r"state 'p/1#3' has no completion \(1 such states\): finish sampling first"):
+            EstimateValues(trajectories, states).run(sampled, context)
+    write_failed(Path(sampled), [("p/0#2", "HTTP 400"), ("p/1#3", "HTTP 400")])
     with caplog.at_level(logging.WARNING):
         right, wrong = EstimateValues(trajectories, states, estimator).run(sampled, context)
     assert (right.values, wrong.values) == ([0.5, None, 1.0, 1.0], [0.5, None, None, 0.0, 0.0])
