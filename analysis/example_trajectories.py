@@ -16,20 +16,22 @@ from espalier.analysis.run_files import RunFiles
 from espalier.data.examples.token_examples import is_held_out
 from espalier.data.jsonl import iter_rows
 from espalier.data.records import BadInput, StepScores, StepValues, Trajectory, parse_record
+from espalier.values.step_values import without_gaps
 
 R = TypeVar("R", StepValues, StepScores, Trajectory)
 
 
 @dataclass(frozen=True)
 class ScoredTrajectory:
-    """Step values with the PRM's scores of the same steps."""
+    """A trajectory whose values are all known, with the PRM's scores of the same steps."""
 
-    values: StepValues
+    row: StepValues
+    values: list[float]
     scores: list[float]
 
     def miss(self) -> float:
         """Mean absolute difference of score and value."""
-        gaps = [abs(s - v) for s, v in zip(self.scores, self.values.values, strict=True)]
+        gaps = [abs(s - v) for s, v in zip(self.scores, self.values, strict=True)]
         return sum(gaps) / len(gaps)
 
 
@@ -66,12 +68,13 @@ def read_scored(files: RunFiles, share: float) -> dict[str, list[ScoredTrajector
     scores_path = files.rewards("step_scores.jsonl")
     scores = {row.id: row.scores for row in read_held_out(StepScores, scores_path, share)}
     groups: dict[str, dict[tuple[str, ...], ScoredTrajectory]] = defaultdict(dict)
-    for row in read_held_out(StepValues, files.rewards("step_values.jsonl"), share):
+    path = files.rewards("step_values.jsonl")
+    for row, values in without_gaps(read_held_out(StepValues, path, share), str(path)):
         if len(scores.get(row.id, [])) != len(row.values):
             want = f"'{row.id}' must have {len(row.values)} scores"
             raise BadInput(f"{scores_path}: {want}: score these trajectories again")
         if row.steps:
-            groups[row.problem_id].setdefault(tuple(row.steps), ScoredTrajectory(row, scores[row.id]))
+            groups[row.problem_id].setdefault(tuple(row.steps), ScoredTrajectory(row, values, scores[row.id]))
     return {problem: list(group.values()) for problem, group in groups.items()}
 
 
@@ -87,14 +90,14 @@ class _Fork:
 
 def _fork(group: Sequence[ScoredTrajectory]) -> _Fork | None:
     """The fork of a problem; None where all its trajectories are right, or all wrong."""
-    right = [t for t in group if t.values.is_correct]
-    wrong = [t for t in group if not t.values.is_correct]
+    right = [t for t in group if t.row.is_correct]
+    wrong = [t for t in group if not t.row.is_correct]
     if not right or not wrong:
         return None
-    fallen = max(wrong, key=lambda t: largest_drop(t.values.values))
-    beside = max(right, key=lambda t: num_shared_steps(t.values, fallen.values))
-    shared = num_shared_steps(beside.values, fallen.values)
-    return _Fork(fallen, beside, largest_drop(fallen.values.values), shared)
+    fallen = max(wrong, key=lambda t: largest_drop(t.values))
+    beside = max(right, key=lambda t: num_shared_steps(t.row, fallen.row))
+    shared = num_shared_steps(beside.row, fallen.row)
+    return _Fork(fallen, beside, largest_drop(fallen.values), shared)
 
 
 def _rank(fork: _Fork) -> tuple[float, int, float, int]:
@@ -102,8 +105,8 @@ def _rank(fork: _Fork) -> tuple[float, int, float, int]:
 
     The PRM has no say in it, and sorting is stable: equals stay in the order of the file.
     """
-    length = min(len(fork.right.values.steps), 5)
-    return -round(fork.drop, 3), -length, -min(fork.right.values.values), -min(fork.num_shared, 2)
+    length = min(len(fork.right.row.steps), 5)
+    return -round(fork.drop, 3), -length, -min(fork.right.values), -min(fork.num_shared, 2)
 
 
 def choose_examples(
@@ -119,7 +122,7 @@ def choose_examples(
     }
     for problem, group in groups.items():
         if len(chosen) < num_problems and problem not in chosen:
-            title = "A right solution" if group[0].values.is_correct else "A wrong solution"
+            title = "A right solution" if group[0].row.is_correct else "A wrong solution"
             chosen[problem] = ExampleProblem(title, gold.get(problem, ""), [group[0]], 0)
     others = [(problem, t) for problem, group in groups.items() if problem not in chosen for t in group]
     if others:

@@ -1,30 +1,28 @@
 """What the inspector reads: trajectories joined with whatever is known of their steps, by id, never by text.
 
-Only the trajectories must be there. Values come from a file of labels (StepLabels), of values (StepValues), or from
-the completions themselves; completions belong to a state by its tokens, so that a state which several trajectories
+Only the trajectories must be there. Values and labels come from a file of StepValues, or from the completions
+themselves; completions belong to a state by its tokens, so that a state which several trajectories
 share shows the same ones in each. A judge's verdicts are one label a step, under
 the trajectory's id (`AnnotatedSolution`) or its `trajectory_id` (a row a vote: the mean of the votes is shown).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from espalier.data.examples.step_labels import StepLabels
 from espalier.data.jsonl import iter_rows, read_records
 from espalier.data.records import BadInput, Completion, State, StepScores, StepValues, Trajectory
-from espalier.values.labels import wilson_interval
 from espalier.values.monte_carlo import Count, StateKey, state_key
+from espalier.values.step_values import UNKNOWN, StateEstimate, counted, problem_accuracies, step_values, with_intervals
 
-R = TypeVar("R", StepLabels, StepValues, StepScores)
+R = TypeVar("R", StepValues, StepScores)
 
 
 @dataclass(frozen=True)
 class InspectedFiles:
-    """Paths; "" where there is no such file. `labels` and `values` say the same thing: name one of them."""
+    """Paths; "" where there is no such file."""
 
-    labels: str = ""
     values: str = ""
     states: str = ""
     completions: str = ""
@@ -32,15 +30,13 @@ class InspectedFiles:
     verdicts: str = ""
 
     def check(self) -> None:
-        """Raise BadInput where two files exclude or need each other."""
-        if self.labels and self.values:
-            raise BadInput("name one of stage.labels (StepLabels) and stage.values (StepValues)")
+        """Raise BadInput where of two files that need each other one is given."""
         if bool(self.states) != bool(self.completions):
             raise BadInput("stage.states and stage.completions belong together: name both or none")
 
     def paths(self) -> list[str]:
         """Those that are given."""
-        named = (self.labels, self.values, self.states, self.completions, self.scores, self.verdicts)
+        named = (self.values, self.states, self.completions, self.scores, self.verdicts)
         return [path for path in named if path]
 
 
@@ -51,7 +47,7 @@ class Inspected:
     from; [] where there are no token ids."""
 
     trajectory: Trajectory
-    steps: StepLabels
+    steps: StepValues
     scores: list[float] | None
     verdicts: list[float | None] | None
     states: list[StateKey]
@@ -82,21 +78,16 @@ def read_inspection(input_path: str, files: InspectedFiles) -> Inspection:
     if not trajectories:
         raise BadInput(f"{input_path}: no trajectory to inspect")
     completions = _completions(files)
-    labels = _rows_of(StepLabels, files.labels, trajectories, "labels")
     values = _rows_of(StepValues, files.values, trajectories, "values")
     scores = _rows_of(StepScores, files.scores, trajectories, "scores")
     verdicts = _verdicts(files.verdicts, trajectories)
-    outcomes: dict[str, list[bool]] = {}
-    for one in trajectories:
-        outcomes.setdefault(one.problem_id, []).append(one.is_correct)
-    means = {problem: fmean(found) for problem, found in outcomes.items()}
+    accuracies = problem_accuracies(trajectories)
     rows = []
     for one in trajectories:
         keys = _states_of(one)
-        counts = values.get(one.id)
-        known = labels.get(one.id) or _labels_of(one, _counts(one, counts, keys, completions), means[one.problem_id])
+        known = values.get(one.id) or step_values(one, _estimates(one, keys, completions), accuracies[one.problem_id])
         score = scores.get(one.id)
-        rows.append(Inspected(one, known, score.scores if score else None, verdicts.get(one.id), keys))
+        rows.append(Inspected(one, with_intervals(known), score.scores if score else None, verdicts.get(one.id), keys))
     return Inspection(rows, completions)
 
 
@@ -170,43 +161,13 @@ def _states_of(one: Trajectory) -> list[StateKey]:
     return [state_key(one.problem_id, one.response_ids[:end]) for end in [0, *one.step_ends][: len(one.steps)]]
 
 
-def _counts(
-    one: Trajectory, values: StepValues | None, keys: Sequence[StateKey], completions: Mapping[StateKey, Any]
-) -> list[Count]:
-    """Counts of the states after every step, (0, 0) where nothing is known; the outcome after the last."""
-    if values is not None:
-        return [Count(*row) for row in zip(values.num_correct, values.num_completions, strict=True)]
-    known = [_count(completions.get(key, ())) for key in keys[1:]]
-    missing = [Count(0, 0)] * (len(one.steps) - 1 - len(known))
-    return [*known, *missing, Count(int(one.is_correct), 1)] if one.steps else []
+def _estimates(
+    one: Trajectory, keys: Sequence[StateKey], completions: Mapping[StateKey, Sequence[Completion]]
+) -> list[StateEstimate]:
+    """Estimates of the states after every step but the last."""
+    known = [_estimate(completions.get(key, ())) for key in keys[1:]]
+    return [*known, *[UNKNOWN] * (len(one.steps) - 1 - len(known))]
 
 
-def _count(rows: Iterable[Completion]) -> Count:
-    outcomes = [row.is_correct for row in rows]
-    return Count(sum(outcomes), len(outcomes))
-
-
-def _labels_of(one: Trajectory, counts: Sequence[Count], prompt_value: float) -> StepLabels:
-    """Soft labels from counts; the last step's is the outcome, which is known exactly."""
-    spans = [wilson_interval(count.num_correct, count.num_completions) for count in counts]
-    values = [count.value if count.num_completions else None for count in counts]
-    if spans:
-        spans[-1] = (float(one.is_correct), float(one.is_correct))
-    return StepLabels(
-        id=one.id,
-        problem_id=one.problem_id,
-        prompt=one.prompt,
-        steps=one.steps,
-        prompt_ids=one.prompt_ids,
-        response_ids=one.response_ids,
-        step_ends=one.step_ends,
-        labels=list(values),
-        weights=[float(value is not None) for value in values],
-        values=values,
-        low=[low for low, _ in spans],
-        high=[high for _, high in spans],
-        num_correct=[count.num_correct for count in counts],
-        num_completions=[count.num_completions for count in counts],
-        prompt_value=prompt_value,
-        is_correct=one.is_correct,
-    )
+def _estimate(rows: Sequence[Completion]) -> StateEstimate:
+    return counted(Count(sum(row.is_correct for row in rows), len(rows)))

@@ -25,7 +25,6 @@ class InspectSteps:
     """Files as of `analysis.inspected.InspectedFiles`, limits as of `analysis.flags.SuspicionRule`, caps as of
     `analysis.embedded.Cap`. Of more than `max_trajectories` those with the most kinds of suspicion are shown."""
 
-    labels: str = ""
     values: str = ""
     states: str = ""
     completions: str = ""
@@ -48,7 +47,7 @@ class InspectSteps:
     @property
     def files(self) -> InspectedFiles:
         """The files beside the trajectories."""
-        return InspectedFiles(self.labels, self.values, self.states, self.completions, self.scores, self.verdicts)
+        return InspectedFiles(self.values, self.states, self.completions, self.scores, self.verdicts)
 
     def inputs(self) -> list[str]:
         """All files that are given. Raises BadInput where they do not go together."""

@@ -25,10 +25,10 @@ def _step_text(text: str) -> Markup:
 
 
 def _step_row(trajectory: ScoredTrajectory, index: int, is_shared: bool) -> Markup:
-    row = trajectory.values
-    value, score = row.values[index], trajectory.scores[index]
+    row = trajectory.row
+    value, score = trajectory.values[index], trajectory.scores[index]
     parts = [_step_text(row.steps[index])]
-    drop = row.values[index - 1] - value if index else 0.0
+    drop = trajectory.values[index - 1] - value if index else 0.0
     if drop >= _SHOWN_DROP:
         text = f"\N{BLACK DOWN-POINTING TRIANGLE} \N{MINUS SIGN}{drop:.2f}"
         parts.append(tag("span", text, class_="drop", title=f"the value falls by {drop:.2f} in this step"))
@@ -40,7 +40,7 @@ def _step_row(trajectory: ScoredTrajectory, index: int, is_shared: bool) -> Mark
 
 
 def _trajectory(trajectory: ScoredTrajectory, num_shared: int) -> Markup:
-    row = trajectory.values
+    row = trajectory.row
     rows = [_step_row(trajectory, index, index < num_shared) for index in range(len(row.steps))]
     badge = tag("span", "\N{CHECK MARK} right", class_="badge good")
     if not row.is_correct:
@@ -52,7 +52,7 @@ def _trajectory(trajectory: ScoredTrajectory, num_shared: int) -> Markup:
 
 def _problem(example: ExampleProblem) -> Markup:
     gold = tag("p", "gold answer ", tag("code", example.gold), class_="muted") if example.gold else ""
-    prompt = tag("p", example.trajectories[0].values.prompt.strip(), class_="prompt")
+    prompt = tag("p", example.trajectories[0].row.prompt.strip(), class_="prompt")
     columns = [_trajectory(trajectory, example.num_shared) for trajectory in example.trajectories]
     title = tag("h3", example.title)
     return tag("article", title, prompt, gold, tag("div", *columns, class_="two"), class_="card")

@@ -1,11 +1,11 @@
 """A process reward model trained on labels for half the tokens against one trained on plain K = 9, true step labels.
 
 Both are trained by the programs themselves on the same trajectories of the embedded task: one on plain K = 9 labels
-(`requests/completions`, `stage/label_steps`), one on `requests/smoothed_completions` with at most 4 completions a state
-on average (`stage/smoothed_labels`). Each scores every step of 8 fresh solutions of every problem of the dev split.
-There the truth of a step is known: it is right where each line so far names the problem's next operation and its true
-result. The figure is the difference of the areas under the ROC curve, a pair of models a seed. Best of 8 (product of
-the scores) is graded by the answer.
+(`requests/completions`, `stage/estimate_values`), one on `requests/smoothed_completions` with at most 4 completions a
+state on average (`stage/smoothed_values`). Each scores every step of 8 fresh solutions of every problem of the dev
+split. There the truth of a step is known: it is right where each line so far names the problem's next operation and its
+true result. The figure is the difference of the areas under the ROC curve, a pair of models a seed. Best of 8 (product
+of the scores) is graded by the answer.
 """
 
 import json
@@ -80,8 +80,8 @@ def make_labels(model: str, folder: Path, num_problems: int) -> dict[str, int]:
     run(ask, "api/vllm/completions", f"output={folder}/plain.jsonl", f"params.n={PLAIN}", *common)
     run(ask, "api/vllm/smoothed_completions", f"output={folder}/half.jsonl", f"requests.trajectories={rows}", *common)
     run(ask, "api/vllm/trajectories", f"policy={model}", f"output={folder}/dev.jsonl", "requests.split=dev")
-    for name, stage in (("plain", "label_steps"), ("half", "smoothed_labels")):
-        run("run_stage.py", stage, f"input={folder}/{name}.jsonl", f"output={folder}/{name}_labels.jsonl",
+    for name, stage in (("plain", "estimate_values"), ("half", "smoothed_values")):
+        run("run_stage.py", stage, f"input={folder}/{name}.jsonl", f"output={folder}/{name}_values.jsonl",
             f"stage.trajectories={rows}", f"stage.states={states}")  # fmt: skip
     return {name: int(json.loads((folder / f"{name}.meta.json").read_text())["counts"]["generated_tokens"])
             for name in ("plain", "half")}  # fmt: skip
@@ -90,8 +90,8 @@ def make_labels(model: str, folder: Path, num_problems: int) -> dict[str, int]:
 def train_and_score(model: str, folder: Path, name: str, seed: int) -> dict[str, float]:
     """One model on one kind of labels, on the fresh solutions."""
     out, dev = folder / f"{name}-{seed}", f"{folder}/dev.jsonl"
-    run("trainer_base_ds_mul.py", "exp/reward/word_arithmetic_labels", f"output_dir={out}", f"model.path={model}",
-        f"examples.path={folder}/{name}_labels.jsonl", f"seed={seed}")  # fmt: skip
+    run("trainer_base_ds_mul.py", "exp/reward/word_arithmetic", f"output_dir={out}", f"model.path={model}",
+        f"examples.path={folder}/{name}_values.jsonl", f"seed={seed}")  # fmt: skip
     run("run_stage.py", "score_steps", f"input={dev}", f"output={out}.jsonl", f"stage.model={out}/model")
     return evaluate(dev, f"{out}.jsonl")
 

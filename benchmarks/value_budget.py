@@ -248,7 +248,7 @@ def measure(world: Valued) -> dict[str, list[tuple[int, float]]]:
     return found
 
 
-CHOSEN = "adaptive, smoothed"  # conf/requests/smoothed_completions.yaml with stage/smoothed_labels
+CHOSEN = "adaptive, smoothed"  # conf/requests/smoothed_completions.yaml with stage/smoothed_values
 
 
 def shares_of(points: dict[str, list[tuple[int, float]]]) -> dict[str, float]:

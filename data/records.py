@@ -173,7 +173,8 @@ class SampledRollout:
 
 @dataclasses.dataclass(frozen=True)
 class StepValues:
-    """The Monte-Carlo value of the state after every step of a trajectory; the lists of values have one entry per step.
+    """The estimated value of the state after every step of a trajectory, and the labels that a process reward model
+    learns; the lists of numbers have one entry per step.
 
     The last state is terminal: its value is the outcome itself, counted as one completion."""
 
@@ -185,13 +186,32 @@ class StepValues:
     prompt_ids: list[int]
     response_ids: list[int]
     step_ends: list[int]
-    values: list[float]
-    """`num_correct` / `num_completions` of the state that each step leads to"""
+    values: list[float | None]
+    """value of the state that each step leads to; null where nothing is known of it"""
     num_correct: list[int]
-    """its right completions"""
+    """right completions of that very state"""
     num_completions: list[int]
-    """its completions"""
+    """completions of that very state"""
     is_correct: bool
+    labels: list[float | None] = dataclasses.field(default_factory=list)
+    """the target of each step in [0, 1], null where it has none; left out: the values"""
+    weights: list[float] = dataclasses.field(default_factory=list)
+    """how much each label counts, in [0, 1]; left out: 1, and 0 where there is no label"""
+    low: list[float] = dataclasses.field(default_factory=list)
+    """lower end of the value's 95 % interval; left out: Wilson's of the counts"""
+    high: list[float] = dataclasses.field(default_factory=list)
+    """upper end of that interval"""
+    prompt_value: float | None = None
+    """share of the problem's trajectories that are right"""
+
+    def __post_init__(self) -> None:
+        labels = self.labels or list(self.values)
+        object.__setattr__(self, "labels", labels)
+        object.__setattr__(self, "weights", self.weights or [float(label is not None) for label in labels])
+        for name in ("values", "num_correct", "num_completions", "labels", "weights", "low", "high"):
+            number = len(getattr(self, name))
+            if number != len(self.steps) and (number or name not in ("low", "high")):
+                raise BadInput(f"'{self.id}' has {len(self.steps)} steps and {number} {name}: one a step is wanted")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,13 +281,8 @@ class PreferencePair:
 def _fields(kind: type) -> dict[str, tuple[Any, bool]]:
     """Field name → (type, is required)."""
     hints = typing.get_type_hints(kind)
-    return {
-        f.name: (
-            hints[f.name],
-            f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING,
-        )
-        for f in dataclasses.fields(kind)
-    }
+    is_required = {f.name: f.default is f.default_factory is dataclasses.MISSING for f in dataclasses.fields(kind)}
+    return {name: (hints[name], required) for name, required in is_required.items()}
 
 
 def _fits(value: Any, hint: Any) -> bool:
@@ -277,8 +292,6 @@ def _fits(value: Any, hint: Any) -> bool:
         return True
     if origin in (types.UnionType, typing.Union):
         return any(_fits(value, option) for option in args)
-    if hint is types.NoneType:
-        return value is None
     if hint in (list[int], list[str]):  # the long lists: one pass in C
         return isinstance(value, list) and set(map(type, value)) <= {args[0]}
     if hint == list[float]:
@@ -297,7 +310,7 @@ def _fits(value: Any, hint: Any) -> bool:
 def parse_record(kind: type[R], row: Mapping[str, Any], place: str) -> R:
     """A record from a JSON object; `place` (`file:line`) opens every message.
 
-    Raises BadInput on an unknown, missing or ill-typed field.
+    Raises BadInput on an unknown, missing or ill-typed field, and where the kind's own check does.
     """
     fields = _fields(kind)  # type: ignore[arg-type]
     for name in row:
@@ -311,4 +324,7 @@ def parse_record(kind: type[R], row: Mapping[str, Any], place: str) -> R:
         if not _fits(row[name], hint):
             want = getattr(hint, "__name__", str(hint)) if not typing.get_args(hint) else str(hint)
             raise BadInput(f"{place}: {name} must be {want}, got {str(row[name])[:60]!r}")
-    return kind(**row)
+    try:
+        return kind(**row)
+    except BadInput as error:
+        raise BadInput(f"{place}: {error}") from None

@@ -26,6 +26,7 @@ from espalier.pipeline.stage import StageContext
 from espalier.pipeline.state_pairs import WHICH, PartialRule, drawn, partial_pairs, step_pairs
 from espalier.pipeline.trajectory_groups import Groups, ProblemPart, check_choice, check_counts, read_groups
 from espalier.rewards.aggregate import aggregate, check_aggregate
+from espalier.values.step_values import without_gaps
 
 log = logging.getLogger("stage")
 
@@ -61,14 +62,16 @@ def problem_ids(path: str) -> set[str]:
 
 
 def read_steps(values: str, scores: str) -> dict[str, tuple[str, list[float]]]:
-    """Trajectory id → (problem id, one number a step), from StepValues or StepScores, whichever is named.
+    """Trajectory id → (problem id, one number a step), from StepValues or StepScores, whichever is named. Trajectories
+    of which a value is not known are left out and counted.
 
     Raises BadInput where both or none are.
     """
     if bool(values) == bool(scores):
         raise BadInput("name one of stage.values (StepValues) and stage.scores (StepScores)")
     if values:
-        return {row.id: (row.problem_id, row.values) for row in read_records(StepValues, values)}
+        rows = without_gaps(read_records(StepValues, values), values)
+        return {row.id: (row.problem_id, numbers) for row, numbers in rows}
     return {row.id: (row.problem_id, row.scores) for row in read_records(StepScores, scores)}
 
 

@@ -1,13 +1,12 @@
-"""StepLabels and a judge's StepJudgement → StepLabels that both agree on (`values.consensus`)."""
+"""StepValues and a judge's StepJudgement → StepValues with the labels that both agree on (`values.consensus`)."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from espalier.data.examples.label_balance import check_balance
-from espalier.data.examples.step_labels import StepLabels, inner_steps
+from espalier.data.examples.label_balance import check_balance, inner_steps
 from espalier.data.jsonl import read_records
 from espalier.data.judgements import StepJudgement
-from espalier.data.records import BadInput
+from espalier.data.records import BadInput, StepValues
 from espalier.pipeline.stage import StageContext
 from espalier.values.consensus import ConsensusRule, judged_shares
 
@@ -22,7 +21,7 @@ def votes_by_trajectory(rows: Sequence[StepJudgement]) -> dict[str, list[StepJud
 
 @dataclass(frozen=True)
 class ConsensusLabels:
-    """Input: labels; `judgements` of the same trajectories. `policy`, `threshold`, `has_unjudged` are those of
+    """Input: step values; `judgements` of the same trajectories. `policy`, `threshold`, `has_unjudged` are those of
     `values.consensus.ConsensusRule`."""
 
     judgements: str
@@ -34,11 +33,11 @@ class ConsensusLabels:
         """The judgements."""
         return [self.judgements]
 
-    def run(self, input_path: str, context: StageContext) -> Iterable[StepLabels]:
+    def run(self, input_path: str, context: StageContext) -> Iterable[StepValues]:
         """One record a trajectory. Raises BadInput where no trajectory was judged, or with other steps, and where
         the threshold calls all inner states good, or none, against the labels' own mean."""
         rule = ConsensusRule(self.policy, self.threshold, self.has_unjudged)
-        rows = read_records(StepLabels, input_path)
+        rows = read_records(StepValues, input_path)
         votes = votes_by_trajectory(read_records(StepJudgement, self.judgements))
         inner_labels, _ = inner_steps(rows)
         check_balance(rule.calls(inner_labels), inner_labels, f"{input_path} with stage.threshold={self.threshold:g}",
@@ -47,7 +46,7 @@ class ConsensusLabels:
         judged = sum(row.id in votes for row in rows)
         if not judged:
             raise BadInput(f"{self.judgements}: none of the {len(rows)} trajectories of {input_path} is judged there")
-        records: list[StepLabels] = []
+        records: list[StepValues] = []
         agreements: list[bool | None] = []
         for row in rows:
             shares = judged_shares(votes.get(row.id, []), len(row.steps))

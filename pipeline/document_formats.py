@@ -23,9 +23,8 @@ PAGE = (
         "What stages and samplers pass on",
         "Text and token ids travel together; nothing is tokenised again.",
         (
-            ("data/records.py", ("Problem", "Demonstration", "Trajectory", "State", "Completion", "StepValues")),
-            ("data/examples/step_labels.py", ("StepLabels",)),
-            ("data/records.py", ("StepScores",)),
+            ("data/records.py", ("Problem", "Demonstration", "Trajectory", "State", "Completion", "StepValues",
+                                 "StepScores")),
             ("pipeline/evaluation_inputs.py", ("OutcomeScore",)),
             ("data/records.py", ("PreferencePair",)),
         ),

@@ -17,6 +17,7 @@ import numpy as np
 
 from espalier.data.examples.token_examples import is_held_out
 from espalier.data.jsonl import read_records
+from espalier.data.left_out import leave_out
 from espalier.data.records import BadInput, StepScores, StepValues
 from espalier.pipeline.intervals import resampled, resampled_mean
 from espalier.pipeline.stage import StageContext
@@ -109,6 +110,7 @@ class EvaluateProcessReward:
             raise BadInput(f"{self.scores}: the reward model was trained on {len(seen)} problems that held_out_share "
                            f"{self.held_out_share} holds out: set stage.held_out_share as in its training")  # fmt: skip
         found: dict[tuple[str, tuple[int, ...], bool], ScoredStep] = {}
+        num_steps, num_unknown = 0, 0
         for row in read_records(StepValues, input_path):
             if not is_held_out(row.problem_id, self.held_out_share):
                 continue
@@ -117,7 +119,10 @@ class EvaluateProcessReward:
                 raise BadInput(f"{self.scores}: trajectory '{row.id}' has {numbers}: score these trajectories")
             for step, (end, value, score) in enumerate(zip(row.step_ends, row.values, scores[row.id], strict=True), 1):
                 key = row.problem_id, tuple(row.response_ids[:end]), step == len(row.steps)
-                found[key] = ScoredStep(row.problem_id, score, value)
+                if value is not None:
+                    found[key] = ScoredStep(row.problem_id, score, value)
+            num_steps, num_unknown = num_steps + len(row.values), num_unknown + row.values.count(None)
+        leave_out(input_path, num_unknown, num_steps, "steps", "lead to a state whose value is not known")
         if not found:
             raise BadInput(f"{input_path}: no held-out problem (held_out_share {self.held_out_share})")
         parts = {

@@ -1,4 +1,4 @@
-"""StepLabels → JSON: what every step's labels look like, and what looks wrong with them.
+"""StepValues → JSON: what every step's labels look like, and what looks wrong with them.
 
 - `inner` and `terminal`: means over all inner steps (value, label, width of the interval, share of values of 0), and
   over the last ones, whose value is the outcome; with 95 % intervals, bootstrapped over problems;
@@ -22,11 +22,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.data.examples.step_labels import StepLabels
 from espalier.data.jsonl import read_records
-from espalier.data.records import BadInput
+from espalier.data.records import BadInput, StepValues
 from espalier.pipeline.intervals import resampled_mean
 from espalier.pipeline.stage import StageContext
+from espalier.values.step_values import with_intervals
 
 BINS = 10
 
@@ -38,12 +38,12 @@ class StepStatistics:
     num_listed: int = 50
 
     def inputs(self) -> list[str]:
-        """None beside the labels."""
+        """None beside the step values."""
         return []
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
         """The document. Raises BadInput on an empty file."""
-        rows = read_records(StepLabels, input_path)
+        rows = [with_intervals(row) for row in read_records(StepValues, input_path)]
         if not any(row.steps for row in rows):
             raise BadInput(f"{input_path}: no labelled step to describe")
         impossible = [found for row in rows for found in impossible_patterns(row)]
@@ -67,7 +67,7 @@ class StepStatistics:
         return result
 
 
-def inner_means(rows: Sequence[StepLabels]) -> dict[str, Any]:
+def inner_means(rows: Sequence[StepValues]) -> dict[str, Any]:
     """`steps`, and means over those whose value (or label) is known, with 95 % intervals over problems."""
     steps = [(row.problem_id, *step) for row in rows
              for step in zip(row.values[:-1], row.labels[:-1], row.low[:-1], row.high[:-1], strict=True)]  # fmt: skip
@@ -81,7 +81,7 @@ def inner_means(rows: Sequence[StepLabels]) -> dict[str, Any]:
     }
 
 
-def terminal_means(rows: Sequence[StepLabels]) -> dict[str, Any]:
+def terminal_means(rows: Sequence[StepValues]) -> dict[str, Any]:
     """The share of right trajectories, with its 95 % interval over problems, and how many last steps have a label."""
     labelled = sum(row.labels[-1] is not None for row in rows if row.labels)
     return {
@@ -90,7 +90,7 @@ def terminal_means(rows: Sequence[StepLabels]) -> dict[str, Any]:
     }
 
 
-def positions(rows: Sequence[StepLabels]) -> list[dict[str, Any]]:
+def positions(rows: Sequence[StepValues]) -> list[dict[str, Any]]:
     """Tenths of the way (step i of S lies at i / S, the last step is a row of its own): number of known values, mean
     value, mean label, and the histogram of the values in tenths (1.0 in the last)."""
     values: list[list[float]] = [[] for _ in range(BINS + 1)]
@@ -109,7 +109,7 @@ def positions(rows: Sequence[StepLabels]) -> list[dict[str, Any]]:
     return found
 
 
-def first_error(row: StepLabels) -> int | None:
+def first_error(row: StepValues) -> int | None:
     """The index of the first step from which on every known value is 0; None for a right trajectory and where that is
     not known: a value before it is missing."""
     if row.is_correct or not row.values:
@@ -120,7 +120,7 @@ def first_error(row: StepLabels) -> int | None:
     return None if first == len(row.values) or (first and row.values[first - 1] is None) else first
 
 
-def first_errors(rows: Sequence[StepLabels]) -> dict[str, Any]:
+def first_errors(rows: Sequence[StepValues]) -> dict[str, Any]:
     """Counts by step (1 is the first) and by tenth of the trajectory; how many wrong ones it is not known of."""
     wrong = [row for row in rows if not row.is_correct]
     known = [(row, error) for row in wrong for error in [first_error(row)] if error is not None]
@@ -135,7 +135,7 @@ def first_errors(rows: Sequence[StepLabels]) -> dict[str, Any]:
     }
 
 
-def impossible_patterns(row: StepLabels) -> list[dict[str, Any]]:
+def impossible_patterns(row: StepValues) -> list[dict[str, Any]]:
     """Steps without any right completion before a step with one: `{"trajectory", "step", "later_step",
     "num_completions", "chance"}`, steps from 1. `chance` is (1 - low)^K, `low` the lower bound of the later value."""
     found = []
@@ -153,7 +153,7 @@ def impossible_patterns(row: StepLabels) -> list[dict[str, Any]]:
     return found
 
 
-def _leaks(row: StepLabels, task: Any) -> Iterable[dict[str, Any]]:
+def _leaks(row: StepValues, task: Any) -> Iterable[dict[str, Any]]:
     """The first state of a trajectory, the last apart, whose text the task reads an answer from."""
     text = ""
     for step, piece in enumerate(row.steps[:-1]):
@@ -164,7 +164,7 @@ def _leaks(row: StepLabels, task: Any) -> Iterable[dict[str, Any]]:
             return
 
 
-def length_bias(rows: Sequence[StepLabels]) -> dict[str, Any]:
+def length_bias(rows: Sequence[StepValues]) -> dict[str, Any]:
     """Means of steps and tokens of right and wrong trajectories, and Pearson correlations (None where undefined)."""
     outcomes = [float(row.is_correct) for row in rows]
     steps, tokens = [float(len(row.steps)) for row in rows], [float(len(row.response_ids)) for row in rows]
@@ -183,7 +183,7 @@ def length_bias(rows: Sequence[StepLabels]) -> dict[str, Any]:
     }
 
 
-def widths(rows: Sequence[StepLabels]) -> dict[str, Any]:
+def widths(rows: Sequence[StepValues]) -> dict[str, Any]:
     """The intervals of all steps but the last, in tenths of their width; of their labels those left out, and the mean
     weight of the rest."""
     found = [high - low for row in rows for low, high in zip(row.low[:-1], row.high[:-1], strict=True)]

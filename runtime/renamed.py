@@ -11,6 +11,7 @@ RENAMED = {
     "num_in_flight": "concurrency",
     "has_logprobs": "return_logprobs",
     "is_checkpointing_gradients": "gradient_checkpointing",
+    "labels": "values",
     # advantage=
     "generalized": "gae",
     "group_relative": "grpo",
@@ -22,9 +23,12 @@ RENAMED = {
     "local_engines_shared_blocks": "data_parallel_engines_partial_block_cache",
     "shared_blocks": "partial_block_cache",
     "labelled_steps": "annotated_solutions",
+    "step_labels": "step_values",
     # stages
     "evaluate_judging": "evaluate_prm_benchmarks",
     "evaluate_prm": "prm_calibration",
+    "label_steps": "estimate_values",
+    "smoothed_labels": "smoothed_values",
     # experiments
     "group_relative_word_arithmetic": "grpo_word_arithmetic",
     "group_relative_logiqa": "grpo_logiqa",
@@ -34,6 +38,7 @@ RENAMED = {
     "positive_rho_math": "dpop_rho_math",
     "positive_deepseek_gsm8k": "dpop_deepseek_gsm8k",
     "positive_deepseek_math": "dpop_deepseek_math",
+    "word_arithmetic_labels": "word_arithmetic",
     "logiqa_process_pairs_again": "logiqa_process_pairs_round2",
 }
 # Keys of before, by their full name, whose settings stand elsewhere now.

@@ -285,7 +285,7 @@ def find_error(folder: Path, first_error: int, **settings: Any) -> tuple[Policy,
 
 @pytest.mark.parametrize("num_steps", [1, 2, 3, 8, 13])
 def test_bisection_finds_every_first_error_in_log_two_questions(num_steps: int, tmp_path: Path) -> None:
-    from espalier.pipeline.label_steps import LabelSteps
+    from espalier.pipeline.estimate_values import EstimateValues
     from espalier.pipeline.stage import StageContext
 
     solutions(tmp_path, num_steps)
@@ -293,7 +293,7 @@ def test_bisection_finds_every_first_error_in_log_two_questions(num_steps: int, 
         policy, output = find_error(tmp_path, first_error)
         assert len(policy.asked) <= math.ceil(math.log2(num_steps)) if num_steps > 1 else not policy.asked
         output.touch()
-        stage = LabelSteps(str(tmp_path / "t.jsonl"), str(tmp_path / "s.jsonl"), estimator="first_error")
+        stage = EstimateValues(str(tmp_path / "t.jsonl"), str(tmp_path / "s.jsonl"), estimator="first_error")
         rows = list(stage.run(str(output), StageContext(None, output, 10.0)))
         assert rows[1].labels == [1.0] * (first_error - 1) + [0.0] * (num_steps - first_error + 1)
 

@@ -10,11 +10,10 @@ import torch
 
 from espalier.data.batches.loader import Loader
 from espalier.data.batches.packing import Layout
-from espalier.data.examples.step_examples import class_weights
-from espalier.data.examples.step_labels import StepLabelExamples, StepLabels
+from espalier.data.examples.step_examples import StepValueExamples, class_weights
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.judgements import StepJudgement
-from espalier.data.records import BadInput
+from espalier.data.records import BadInput, StepValues
 from espalier.models.scalar_head import load_process_reward
 from espalier.pipeline.consensus_labels import ConsensusLabels
 from espalier.pipeline.stage import StageContext
@@ -25,13 +24,12 @@ from espalier.training.objectives.process_reward import ProcessReward
 from espalier.values.consensus import ConsensusRule, judged_shares
 
 
-def labels(name: str, values: list[float | None], weights: list[float] | None = None, start: int = 5) -> StepLabels:
+def labels(name: str, values: list[float | None], weights: list[float] | None = None, start: int = 5) -> StepValues:
     """A trajectory of one token a step behind a prompt of two."""
     num = len(values)
     ids = [start + 3 * k for k in range(num)]
-    return StepLabels(name, f"problem of {name}", "Q", ["s"] * num, [3, 4], ids, list(range(1, num + 1)), values,
-                      weights or [float(value is not None) for value in values], values, [0.0] * num, [1.0] * num,
-                      [0] * num, [4] * num, 0.5, False)  # fmt: skip
+    return StepValues(name, f"problem of {name}", "Q", ["s"] * num, [3, 4], ids, list(range(1, num + 1)), values,
+                      [0] * num, [4] * num, False, weights=weights or [])  # fmt: skip
 
 
 def judged(name: str, votes: list[list[float | None]], num_steps: int) -> list[StepJudgement]:
@@ -90,7 +88,7 @@ def test_impossible_rules_are_refused() -> None:
         ConsensusRule(threshold=1.0)
 
 
-def run(folder: Path, rows: list[StepLabels], votes: list[StepJudgement], **settings: Any) -> Any:
+def run(folder: Path, rows: list[StepValues], votes: list[StepJudgement], **settings: Any) -> Any:
     """(labels, counts) of the stage."""
     paths = [str(folder / name) for name in ("labels.jsonl", "judged.jsonl")]
     write_records(paths[0], rows)
@@ -123,9 +121,9 @@ def test_a_threshold_that_calls_every_state_good_is_refused(tmp_path: Path) -> N
 # --- weights in training --------------------------------------------------------------------------------------
 
 
-def load(path: Path, rows: list[StepLabels], **settings: Any) -> list[Any]:
+def load(path: Path, rows: list[StepValues], **settings: Any) -> list[Any]:
     write_records(path, rows)
-    return StepLabelExamples(str(path), 100, **settings).load(None)
+    return StepValueExamples(str(path), 100, **settings).load(None)
 
 
 def test_reads_carry_the_weights_of_their_labels(tmp_path: Path) -> None:
@@ -194,7 +192,7 @@ def trained(examples: list[Any], policy: Path, run_dir: Path) -> dict[str, torch
 def test_a_weight_of_zero_takes_a_read_out_of_training(tmp_path: Path, tiny_policy: Path) -> None:
     """From the file of labels to the trained weights: a label of weight 0 may say anything, one of weight 0.2 not."""
 
-    def rows(doubted: float, weight: float) -> list[StepLabels]:
+    def rows(doubted: float, weight: float) -> list[StepValues]:
         return [labels(f"t/{k}", [1.0, doubted, (k % 3) / 2], [1.0, weight, 1.0], start=5 + 7 * k) for k in range(8)]
 
     def weights_after(name: str, doubted: float, weight: float) -> dict[str, torch.Tensor]:
@@ -234,6 +232,6 @@ def test_the_whole_way_from_votes_to_examples(tmp_path: Path) -> None:
     found, _ = run(tmp_path, rows, judged("t/0", [[1.0, 1.0, 0.0], [1.0, 0.0, None]], 3), policy="weight")
     assert [row.weights for row in found] == [[1.0, 0.5, 1.0]]
     write_records(tmp_path / "agreed.jsonl", found)
-    assert read_records(StepLabels, tmp_path / "agreed.jsonl") == found
-    (example,) = StepLabelExamples(str(tmp_path / "agreed.jsonl"), 100).load(None)
+    assert read_records(StepValues, tmp_path / "agreed.jsonl") == found
+    (example,) = StepValueExamples(str(tmp_path / "agreed.jsonl"), 100).load(None)
     assert example.weights == [1.0, 0.5, 1.0]

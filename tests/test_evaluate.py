@@ -522,6 +522,14 @@ def test_outcomes_that_are_easy_to_see_do_not_make_inner_steps_look_good(tmp_pat
     assert result["terminal"]["auc"]["mean"] == 1.0
 
 
+def test_a_step_whose_value_is_not_known_is_no_wrong_one(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    unknown = replace(VALUES, values=[None, 0.75, 1.0])
+    with caplog.at_level("WARNING"):
+        result = process_reward_evaluated(tmp_path, [unknown], [StepScores(VALUES.id, HELD, [0.5, 0.45, 0.95])])
+    assert (result["inner"]["num_steps"], result["inner"]["value_mae"]["mean"]) == (1, 0.3)
+    assert "values.jsonl: 1 of 3 steps lead to a state whose value is not known and are left out" in caplog.text
+
+
 def test_the_weights_of_a_draw_are_repeated_rows() -> None:
     """AUC and calibration error against the rows written out as often as their problem was drawn."""
     rng = random.Random(0)

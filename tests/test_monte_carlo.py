@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from espalier.data.failed_rows import write_failed
 from espalier.data.jsonl import write_records
-from espalier.data.records import BadInput, Completion, State, Trajectory
+from espalier.data.records import BadInput, Completion, State, StepValues, Trajectory
 from espalier.pipeline.cut_states import CutStates
-from espalier.pipeline.estimate_values import EstimateValues
 from espalier.pipeline.stage import StageContext
-from espalier.values.monte_carlo import Count, count_completions, distinct_states, state_key, states_of, step_values
+from espalier.values.labels import wilson_interval
+from espalier.values.monte_carlo import Count, StateKey, count_completions, distinct_states, state_key, states_of
+from espalier.values.step_values import counted, inner_estimates, step_values, with_intervals, without_gaps
 
 # Three steps of 2, 3 and 1 tokens; the second trajectory shares the first step, the third all but the answer.
 ONE = Trajectory(
@@ -38,6 +38,11 @@ def completions(state_id: str, *rights: bool) -> list[Completion]:
     return [
         Completion(f"{state_id}/{k}", state_id, "p", "x", [5], "stop", None, right) for k, right in enumerate(rights)
     ]
+
+
+def values_of(trajectory: Trajectory, counts: dict[StateKey, Count]) -> StepValues:
+    estimates = {key: counted(count) for key, count in counts.items()}
+    return step_values(trajectory, inner_estimates(trajectory, estimates))
 
 
 def context() -> StageContext:
@@ -89,21 +94,36 @@ def test_values_by_hand() -> None:
     ]
     counts = count_completions(states, sampled)
     assert counts == {state_key("p", [1, 2]): Count(2, 4), state_key("p", [1, 2, 3, 4, 5]): Count(3, 4)}
-    assert step_values(ONE, counts).values == [0.5, 0.75, 1.0]
-    assert step_values(TWO, counts).values == [0.5, 0.0]
-    assert step_values(THREE, counts).values == [0.5, 0.75, 0.0]
+    assert values_of(ONE, counts).values == [0.5, 0.75, 1.0]
+    assert values_of(TWO, counts).values == [0.5, 0.0]
+    assert values_of(THREE, counts).values == [0.5, 0.75, 0.0]
 
 
 def test_the_value_after_the_last_step_is_the_outcome_counted_once() -> None:
-    row = step_values(THREE, count_completions(distinct_states([THREE]), [
+    row = values_of(THREE, count_completions(distinct_states([THREE]), [
         *completions("p/2#1", True), *completions("p/2#2", True, True)
     ]))  # fmt: skip
     assert (row.values, row.num_correct, row.num_completions) == ([1.0, 1.0, 0.0], [1, 2, 0], [1, 2, 1])
     assert (row.id, row.problem_id, row.step_ends, row.is_correct) == ("p/2", "p", [2, 5, 6], False)
 
 
+def test_a_record_without_intervals_gets_those_of_its_counts() -> None:
+    row = values_of(TWO, {state_key("p", [1, 2]): Count(1, 4)})
+    low, high = wilson_interval(1, 4)
+    assert (row.low, row.high) == ([low, 0.0], [high, 0.0]), "the outcome is known"
+    assert with_intervals(replace(row, low=[], high=[])) == with_intervals(row) == row
+
+
+def test_records_with_an_unknown_value_are_left_out_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    row = values_of(TWO, {state_key("p", [1, 2]): Count(1, 4)})
+    unknown = replace(row, values=[None, 0.0])
+    with caplog.at_level("WARNING"):
+        assert without_gaps([unknown, row], "v.jsonl") == [(row, [0.25, 0.0])]
+    assert "v.jsonl: 1 of 2 trajectories pass through a state whose value is not known and are left out" in caplog.text
+
+
 def test_a_trajectory_without_steps_has_no_values() -> None:
-    row = step_values(replace(ONE, response="", steps=[], response_ids=[0], step_ends=[]), {})
+    row = values_of(replace(ONE, response="", steps=[], response_ids=[0], step_ends=[]), {})
     assert (row.values, row.num_correct, row.num_completions) == ([], [], [])
 
 
@@ -119,38 +139,13 @@ def test_a_completion_of_no_state_is_refused() -> None:
 
 def test_a_trajectory_whose_state_was_not_completed_is_refused() -> None:
     with pytest.raises(BadInput, match="no completions for state 'p/1#1'"):
-        step_values(TWO, {})
+        values_of(TWO, {})
 
 
-def test_the_stages_cut_and_value_files(tmp_path: Path) -> None:
-    trajectories, states, sampled = (str(tmp_path / name) for name in ("t.jsonl", "s.jsonl", "c.jsonl"))
-    write_records(trajectories, [ONE, TWO, THREE])
-    cut, valued = context(), context()
-    write_records(states, CutStates().run(trajectories, cut))
-    tokens = {"prompt_tokens": 11, "distinct_prompt_tokens": 7}
-    assert cut.counts == {"trajectories": 3, "states": 5, "distinct_states": 2, **tokens}
-    write_records(sampled, [*completions("p/0#1", True, False), *completions("p/0#2", True, True)])
-    rows = list(EstimateValues(trajectories, states).run(sampled, valued))
-    assert [row.values for row in rows] == [[0.5, 1.0, 1.0], [0.5, 0.0], [0.5, 1.0, 0.0]]
-    assert valued.counts == {"states": 2, "completions": 4, "mean_value": 0.75, "unparseable": 1.0}
-
-
-def test_a_state_without_completions_is_worth_nothing_not_zero_and_only_where_it_is_listed(tmp_path: Path) -> None:
-    """The three trajectories share state p/0#1; ONE and THREE share p/0#2, of which no completion came."""
-    states = distinct_states([ONE, TWO, THREE])
+def test_the_stage_cuts_distinct_states(tmp_path: Path) -> None:
     write_records(tmp_path / "t.jsonl", [ONE, TWO, THREE])
-    write_records(tmp_path / "s.jsonl", states)
-    write_records(tmp_path / "c.jsonl", completions("p/0#1", True, False))
-    stage = EstimateValues(str(tmp_path / "t.jsonl"), str(tmp_path / "s.jsonl"))
-    with pytest.raises(BadInput, match=r"state 'p/0#2' has no completion \(1 such states\): finish sampling first"):
-        list(stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "v.jsonl", 10.0)))
-    write_failed(tmp_path / "c.jsonl", [("p/0#2", "HTTP 400")])
-    context = StageContext(None, tmp_path / "v.jsonl", 10.0)
-    (row,) = stage.run(str(tmp_path / "c.jsonl"), context)
-    assert (row.id, row.values) == ("p/1", [0.5, 0.0])
-    assert (context.counts["states_failed"], context.counts["trajectories_left_out"]) == (1, 2)
-    assert context.counts["mean_value"] == 0.5
-    write_failed(tmp_path / "c.jsonl", [("p/0#2", "HTTP 400"), ("p/0#1", "HTTP 400")])
-    write_records(tmp_path / "c.jsonl", [])
-    with pytest.raises(BadInput, match="every trajectory has a state whose completions failed"):
-        list(stage.run(str(tmp_path / "c.jsonl"), context))
+    counted_rows = context()
+    states = list(CutStates().run(str(tmp_path / "t.jsonl"), counted_rows))
+    assert states == distinct_states([ONE, TWO, THREE])
+    tokens = {"prompt_tokens": 11, "distinct_prompt_tokens": 7}
+    assert counted_rows.counts == {"trajectories": 3, "states": 5, "distinct_states": 2, **tokens}

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from browser import browse
 
-from espalier.analysis.example_trajectories import ScoredTrajectory, choose_examples, largest_drop
+from espalier.analysis.example_trajectories import ScoredTrajectory, choose_examples, largest_drop, read_scored
 from espalier.analysis.markup import tag
 from espalier.analysis.report import Report
+from espalier.analysis.run_files import RunFiles
 from espalier.analysis.sections import duration
 from espalier.data.examples.token_examples import is_held_out
-from espalier.data.jsonl import write_json, write_records
+from espalier.data.jsonl import read_records, write_json, write_records
 from espalier.data.records import BadInput, StepScores, StepValues, Trajectory
 from espalier.pipeline.evaluate import bootstrap_interval, interval
 from espalier.pipeline.stage import StageContext, run_stage
@@ -82,7 +83,7 @@ def write_rewards(run: Path, rows: list[StepValues]) -> None:
     folder = run / "process_rewards"
     write_records(folder / "step_values.jsonl", rows)
     write_records(folder / "trajectories.jsonl", [trajectory_of(row, "12") for row in rows])
-    scores = [StepScores(row.id, row.problem_id, [0.5 * value for value in row.values]) for row in rows]
+    scores = [StepScores(row.id, row.problem_id, [0.5 * (value or 0.0) for value in row.values]) for row in rows]
     write_records(folder / "step_scores.jsonl", scores)
     bins = [{"score": 0.1, "value": 0.05, "count": 30}, {"score": 0.9, "value": 0.8, "count": 10}]
     spans = {name: {"mean": mean, "low": mean / 2, "high": 0.95, "n": 5}
@@ -271,7 +272,7 @@ def test_report_is_still_complete_after_the_shell_has_appended_seconds(run: Path
 
 def test_example_is_the_fork_with_the_sharpest_fall() -> None:
     def scored(problem: str, sample: int, steps: list[str], values: list[float]) -> ScoredTrajectory:
-        return ScoredTrajectory(values_of(problem, sample, steps, values), [0.5] * len(values))
+        return ScoredTrajectory(values_of(problem, sample, steps, values), values, [0.5] * len(values))
 
     mild = [scored("p", 0, ["a", "b"], [1.0, 1.0]), scored("p", 1, ["a", "c"], [0.5, 0.0])]
     sharp = [
@@ -280,12 +281,23 @@ def test_example_is_the_fork_with_the_sharpest_fall() -> None:
         scored("q", 2, ["a", "b", "w"], [1.0, 1.0, 0.0]),
     ]
     fork, miss = choose_examples({"p": mild, "q": sharp}, {"q": "7"}, 1)
-    assert [t.values.id for t in fork.trajectories] == [
+    assert [t.row.id for t in fork.trajectories] == [
         "q/1",
         "q/2",
     ]  # q/1 shares two steps with q/2, q/0 none
     assert (fork.num_shared, fork.gold) == (2, "7")
-    assert [t.values.id for t in miss.trajectories] == ["p/0"]
+    assert [t.row.id for t in miss.trajectories] == ["p/0"]
+
+
+def test_a_trajectory_with_an_unknown_value_is_no_example(run: Path) -> None:
+    rows = read_records(StepValues, run / "process_rewards" / "step_values.jsonl")
+    before = read_scored(RunFiles(run), SHARE)
+    first = next(row for row in rows if row.problem_id in before)
+    path = run / "process_rewards" / "step_values.jsonl"
+    write_records(path, [replace(row, values=[None, *row.values[1:]]) if row is first else row for row in rows])
+    after = read_scored(RunFiles(run), SHARE)
+    shown = {one.row.id for group in after.values() for one in group}
+    assert {one.row.id for group in before.values() for one in group} - shown == {first.id}
 
 
 def test_largest_drop_and_duration() -> None:

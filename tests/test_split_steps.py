@@ -9,12 +9,10 @@ from typing import Any
 import pytest
 
 from espalier.data.examples.step_examples import StepValueExamples
-from espalier.data.examples.step_labels import StepLabelExamples, StepLabels
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.records import BadInput, Completion, State, StepValues, Trajectory
 from espalier.pipeline.cut_states import CutStates
 from espalier.pipeline.estimate_values import EstimateValues
-from espalier.pipeline.label_steps import LabelSteps
 from espalier.pipeline.split_steps import SplitSteps
 from espalier.pipeline.stage import run_stage
 from espalier.runtime.schemas import StageConfig
@@ -77,11 +75,11 @@ def test_states_at_cut_points_are_valued_labelled_and_learnt(
     files = (str(path), str(tmp_path / "states.jsonl"))
     values = run(EstimateValues(*files), "completions.jsonl", "values.jsonl", tmp_path)
     assert [row.values for row in read_records(StepValues, values)] == [[0.5, 0.5, 1.0], [0.5, 0.5, 0.0]]
-    labels = run(LabelSteps(*files, estimator="smoothed"), "completions.jsonl", "labels.jsonl", tmp_path)
-    assert [len(row.labels) for row in read_records(StepLabels, labels)] == [3, 3]
+    labels = run(EstimateValues(*files, estimator="smoothed"), "completions.jsonl", "labels.jsonl", tmp_path)
+    assert [len(row.labels) for row in read_records(StepValues, labels)] == [3, 3]
 
     start = len(sampled[0].prompt_ids)
-    for examples in (StepValueExamples(str(values), 512), StepLabelExamples(str(labels), 512)):
+    for examples in (StepValueExamples(str(values), 512), StepValueExamples(str(labels), 512)):
         for row, example in zip(rows, examples.load(tokenizer), strict=True):
             assert example.positions == [start + end - 1 for end in row.step_ends]
             assert example.ids == row.prompt_ids + row.response_ids

@@ -2,12 +2,14 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from espalier.data.jsonl import write_records
+from espalier.data.jsonl import read_records, write_records
+from espalier.data.left_out import LeftOut, count_left_out
 from espalier.data.records import BadInput, PreferencePair, StepScores, StepValues, Trajectory
 from espalier.pipeline.build_preferences import PartialPreferences, StepPreferences
 from espalier.pipeline.stage import StageContext
@@ -180,6 +182,20 @@ def test_values_and_scores_make_the_same_pairs_and_what_has_none_is_counted(stag
     assert pairs
     assert context.counts["unknown"] == 1
     assert stage(scores=files["scores"], margin=0.4).run(files["trajectories"], context) == pairs
+
+
+@pytest.mark.parametrize("stage", [PartialPreferences, StepPreferences])
+def test_a_trajectory_with_an_unknown_value_makes_no_pair(stage: Any, files: dict[str, str]) -> None:
+    first, *others = read_records(StepValues, files["values"])
+    context = StageContext(None, Path("unused"), 10.0)
+    write_records(files["values"], [replace(first, values=[None, *first.values[1:]]), *others])
+    with count_left_out() as counted:
+        unknown = stage(values=files["values"], margin=0.4).run(files["trajectories"], context)
+    reason = "pass through a state whose value is not known"
+    assert counted == [LeftOut(files["values"], reason, 1, 2)]
+    assert context.counts["unknown"] == 2
+    write_records(files["values"], others)
+    assert stage(values=files["values"], margin=0.4).run(files["trajectories"], context) == unknown
 
 
 @pytest.mark.parametrize("stage", [PartialPreferences, StepPreferences])

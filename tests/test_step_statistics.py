@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from espalier.data.answers.grade import Grade
-from espalier.data.examples.step_labels import StepLabels
 from espalier.data.jsonl import write_records
-from espalier.data.records import BadInput
+from espalier.data.records import BadInput, StepValues
 from espalier.pipeline.stage import StageContext
 from espalier.pipeline.step_statistics import (
     StepStatistics,
@@ -26,18 +25,17 @@ from espalier.pipeline.step_statistics import (
 from espalier.values.labels import wilson_interval
 
 
-def row(name: str, rights: list[int], *, num: int = 4, is_correct: bool) -> StepLabels:
+def row(name: str, rights: list[int], *, num: int = 4, is_correct: bool) -> StepValues:
     """States with `rights` of `num` completions, then the outcome."""
     values = [one / num for one in rights]
     spans = [wilson_interval(one, num) for one in rights]
     outcome = float(is_correct)
     steps = [f"{number}\n" for number in range(len(rights) + 1)]
     size = len(steps)
-    return StepLabels(
+    return StepValues(
         name, name.partition("/")[0], "Q", steps, [9], list(range(size)), list(range(1, size + 1)),
-        [*values, outcome], [1.0] * size, [*values, outcome], [*(low for low, _ in spans), outcome],
-        [*(high for _, high in spans), outcome], [*rights, int(is_correct)], [*(num for _ in rights), 1],
-        0.5, is_correct,
+        [*values, outcome], [*rights, int(is_correct)], [*(num for _ in rights), 1], is_correct,
+        low=[*(low for low, _ in spans), outcome], high=[*(high for _, high in spans), outcome], prompt_value=0.5,
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,8 @@ from espalier.data.examples.token_examples import (
     WeightedResponse,
     example_length,
 )
+from espalier.data.jsonl import read_records, to_line
+from espalier.data.left_out import LeftOut, count_left_out
 from espalier.data.process_data.formats import read_labelled, step_format
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import AnnotatedSolution, BadInput, Demonstration, PreferencePair, StepValues, Trajectory
@@ -47,7 +49,7 @@ PAIR = PreferencePair("a>b", "p", "step", "", "", "", [1, 2], [3], [4, 5, 6], 0.
 
 
 def write(path: Path, records: list[Any]) -> str:
-    path.write_text("".join(json.dumps(asdict(record)) + "\n" for record in records))
+    path.write_text("".join(map(to_line, records)))
     return str(path)
 
 
@@ -142,13 +144,36 @@ def test_labels_that_do_not_fit_are_refused(change: dict[str, Any], text: str, t
 
 def test_step_values_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for change, text in (
-        ({"values": [0.5]}, "'p/0' has 2 step ends and 1 values: one value a step is wanted"),
-        ({"values": [0.5, 2.0]}, r"the value of read 2 must be in \[0, 1\], got 2.0"),
+        ({"values": [0.5]}, "v.jsonl:1: 'p/0' has 2 steps and 1 values: one a step is wanted"),
+        ({"labels": [0.5]}, "v.jsonl:1: 'p/0' has 2 steps and 1 labels: one a step is wanted"),
+        ({"labels": [0.5, 2.0]}, r"the value of read 2 must be in \[0, 1\], got 2.0"),
         ({"step_ends": [2, 9]}, "read 2 is at token 11 of 7"),
+        ({"step_ends": [2]}, "'p/0' has 2 steps and 1 step ends: one a step is wanted"),
+        ({"labels": [None, None]}, r"no labelled step to train on \(of 1 trajectories\)"),
     ):
-        path = write(tmp_path / "v.jsonl", [replace(VALUES, **change)])
+        path = write(tmp_path / "v.jsonl", [{**vars(VALUES), **change}])
         with pytest.raises(BadInput, match=text):
             StepValueExamples(path, 99).load(None)
+
+
+def test_steps_without_a_label_are_not_read_and_counted(tmp_path: Path) -> None:
+    path = write(tmp_path / "v.jsonl", [replace(VALUES, labels=[None, 1.0], weights=[])])
+    with count_left_out() as counted:
+        (example,) = StepValueExamples(path, 99).load(None)
+    assert (example.positions, example.values, example.weights) == ([6], [1.0], [])
+    assert counted == [LeftOut(path, "have no label", 1, 2)]
+
+
+def test_a_file_without_labels_reads_as_one_whose_labels_are_its_values(tmp_path: Path) -> None:
+    """As files of hand and of before have them."""
+    new = ("labels", "weights", "low", "high", "prompt_value")
+    bare = {name: value for name, value in vars(VALUES).items() if name not in new}
+    paths = [write(tmp_path / f"{len(row)}.jsonl", [row]) for row in (bare, vars(VALUES))]
+    assert paths[0] != paths[1]
+    first, second = (read_records(StepValues, path) for path in paths)
+    assert first == second == [VALUES]
+    assert (VALUES.labels, VALUES.weights) == ([0.5, 1.0], [1.0, 1.0])
+    assert StepValueExamples(paths[0], 99).load(None) == StepValueExamples(paths[1], 99).load(None)
 
 
 def test_a_prefix_is_an_example_read_at_its_last_token(tmp_path: Path) -> None:
@@ -173,7 +198,7 @@ def test_balanced_classes_have_equal_sums_and_a_mean_of_1() -> None:
 
 
 def test_balancing_weighs_the_steps_of_all_trajectories_together(tmp_path: Path) -> None:
-    bad = replace(VALUES, id="p/1", response_ids=[4, 5, 6, 8], values=[0.0, 1.0])
+    bad = replace(VALUES, id="p/1", response_ids=[4, 5, 6, 8], labels=[0.0, 1.0])
     path = write(tmp_path / "v.jsonl", [VALUES, bad])
     examples = StepValueExamples(path, 99, balanced_classes=2).load(None)
     assert [e.weights for e in examples] == [pytest.approx([2 / 3, 2 / 3]), pytest.approx([2.0, 2 / 3])]

@@ -6,10 +6,10 @@ itself. States are cut in token space; two trajectories of one problem that shar
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from espalier.data.records import BadInput, Completion, State, StepValues, Trajectory
+from espalier.data.records import BadInput, Completion, State, Trajectory
 from espalier.data.steps import check_ends
 
 StateKey = tuple[str, tuple[int, ...]]
@@ -122,41 +122,6 @@ def count_sampled(states: Sequence[State], completions: Iterable[Completion]) ->
         total[keys[completion.state_id]] += 1
         correct[keys[completion.state_id]] += completion.is_correct
     return {key: Count(correct[key], number) for key, number in total.items() if number}
-
-
-def passes_through(trajectory: Trajectory, states: Collection[StateKey]) -> bool:
-    """Whether any of these states lies between the prompt and the end of the trajectory."""
-    ends = trajectory.step_ends[:-1]
-    return any(state_key(trajectory.problem_id, trajectory.response_ids[:end]) in states for end in ends)
-
-
-def step_values(trajectory: Trajectory, counts: Mapping[StateKey, Count]) -> StepValues:
-    """The value after every step; after the last it is the outcome.
-
-    Raises BadInput for an uncounted state, or a trajectory without token ids.
-    """
-    check_ends(trajectory.steps, trajectory.step_ends, trajectory.id)
-    found: list[Count] = []
-    for step, end in enumerate(trajectory.step_ends[:-1], 1):
-        key = state_key(trajectory.problem_id, trajectory.response_ids[:end])
-        if key not in counts:
-            raise BadInput(f"no completions for state '{trajectory.id}#{step}': cut and complete these trajectories")
-        found.append(counts[key])
-    if trajectory.steps:
-        found.append(Count(int(trajectory.is_correct), 1))
-    return StepValues(
-        id=trajectory.id,
-        problem_id=trajectory.problem_id,
-        prompt=trajectory.prompt,
-        steps=trajectory.steps,
-        prompt_ids=trajectory.prompt_ids,
-        response_ids=trajectory.response_ids,
-        step_ends=trajectory.step_ends,
-        values=[count.value for count in found],
-        num_correct=[count.num_correct for count in found],
-        num_completions=[count.num_completions for count in found],
-        is_correct=trajectory.is_correct,
-    )
 
 
 def finished(state: State, completion: Completion) -> Trajectory:

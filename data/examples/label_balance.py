@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from espalier.data.records import BadInput
+from espalier.data.records import BadInput, StepValues
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +40,13 @@ class LabelBalance:
             f"{self.num_same:,} of {self.num_labels:,} labels of inner steps are {self.label:g}, at a mean value of "
             f"their states of {mean}"
         )
+
+
+def inner_steps(records: Iterable[StepValues]) -> tuple[list[float | None], list[float | None]]:
+    """(labels, values) of all steps but the last one of every record, whose state is terminal."""
+    rows = list(records)
+    labels = [label for row in rows for label in row.labels[:-1]]
+    return labels, [value for row in rows for value in row.values[:-1]]
 
 
 def label_balance(labels: Iterable[float | None], values: Iterable[float | None]) -> LabelBalance | None:

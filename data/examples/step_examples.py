@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from espalier.data.examples.label_balance import check_balance, inner_steps
 from espalier.data.examples.token_examples import StepExample, keep_short, leave_out_repeated, of_part
 from espalier.data.jsonl import read_records
 from espalier.data.left_out import leave_out
@@ -92,10 +93,10 @@ def finish_steps(
 
 @dataclass(frozen=True)
 class StepValueExamples:
-    """PRM examples of a file of `StepValues`: the problems of one part, each distinct text once.
+    """PRM examples of a file of `StepValues`: the problems of one `part` ("all", "train", "held_out").
 
-    Trajectories of one problem with the same ids carry the same values, and a tiny policy repeats itself:
-    `is_distinct` keeps the first. `balanced_classes` n > 0 weighs n classes of values alike (`class_weights`).
+    A step is read for its label, weighed by the label's weight, and the loss is a weighted mean; steps without a label
+    or of the weight 0 are not read.
     """
 
     path: str
@@ -103,32 +104,61 @@ class StepValueExamples:
     part: str = "all"
     held_out_share: float = 0.0
     is_distinct: bool = True
+    """each distinct text once, the first one with any label: a tiny policy repeats itself"""
+    min_weight: float = 0.0
+    """steps of less weight are not read"""
+    is_weighted: bool = True
+    """false: all that is read counts in full"""
     one_example_per: str = "trajectory"
     balanced_classes: int = 0
+    """n > 0: n classes of labels get equal weight (`class_weights`), times the labels' own weights"""
 
     def load(self, tokenizer: Any) -> list[StepExample]:
-        """Examples in file order; `tokenizer` is not used: ids come from the sampler."""
+        """Examples in file order; `tokenizer` is not used: ids come from the sampler. Raises BadInput where nothing is
+        left to train on, and where all labels of inner steps are alike though the states' values say otherwise
+        (`data.examples.label_balance`)."""
         examples: list[StepExample] = []
         seen: set[tuple[str, tuple[int, ...]]] = set()
         records = of_part(read_records(StepValues, self.path), self)
-        num_repeated, num_empty = 0, 0
+        num_repeated, num_unread = 0, 0
         for record in records:
             key = (record.problem_id, tuple(record.response_ids))
             if self.is_distinct and key in seen:
                 num_repeated += 1
                 continue
-            if not record.steps:
-                num_empty += 1
-                continue
-            seen.add(key)
-            start = len(record.prompt_ids)
-            positions = [start + end - 1 for end in record.step_ends]
-            ids = record.prompt_ids + record.response_ids
-            values = record.values
-            examples.append(StepExample(record.id, ids, positions, values, [], True, record.problem_id))
-        leave_out(self.path, num_empty, len(records), "trajectories", "have no step")
+            example = self._example(record)
+            num_unread += not example.values
+            if example.values:
+                seen.add(key)
+                examples.append(example)
         leave_out_repeated(self.path, num_repeated, len(records), "trajectories")
+        leave_out(self.path, num_unread, len(records), "trajectories", "have no labelled step")
+        num_steps = sum(len(record.labels) for record in records)
+        num_unlabelled = sum(record.labels.count(None) for record in records)
+        leave_out(self.path, num_unlabelled, num_steps, "steps", "have no label", is_asked_for=True)
+        if records and not examples:
+            raise BadInput(f"{self.path}: no labelled step to train on (of {len(records)} trajectories)")
+        check_balance(*inner_steps(records), self.path, "make them by another stage.threshold, or soft")
         return finish_steps(examples, self.path, self.max_length, self.one_example_per, self.balanced_classes)
+
+    def _example(self, record: StepValues) -> StepExample:
+        if len(record.step_ends) != len(record.steps):
+            numbers = f"{len(record.steps)} steps and {len(record.step_ends)} step ends"
+            raise BadInput(f"{self.path}: '{record.id}' has {numbers}: one a step is wanted")
+        start = len(record.prompt_ids)
+        rows = zip(record.step_ends, record.labels, record.weights, strict=True)
+        kept = [(start + end - 1, label, weight) for end, label, weight in rows
+                if label is not None and weight > 0 and weight >= self.min_weight]  # fmt: skip
+        weights = [weight for _, _, weight in kept] if self.is_weighted else []
+        return StepExample(
+            record.id,
+            record.prompt_ids + record.response_ids,
+            [place for place, _, _ in kept],
+            [label for _, label, _ in kept],
+            [] if set(weights) <= {1.0} else weights,
+            has_outcome=bool(kept) and kept[-1][0] == start + record.step_ends[-1] - 1,
+            problem_id=record.problem_id,
+        )
 
 
 def without_seen(example: StepExample, seen: set[tuple[bytes, float]]) -> StepExample:

@@ -1,4 +1,4 @@
-"""Labels of steps by hand: intervals, rules, what is done with noisy ones, and the stage that writes them."""
+"""Values and labels of steps by hand: intervals, rules, what is done with noisy ones, the stage that writes them."""
 
 import itertools
 import logging
@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from espalier.data.examples.label_balance import LabelBalance, label_balance
-from espalier.data.examples.step_labels import StepLabelExamples, StepLabels
+from espalier.data.examples.step_examples import StepValueExamples
+from espalier.data.failed_rows import write_failed
 from espalier.data.jsonl import read_records, write_records
-from espalier.data.records import BadInput, Completion, State, Trajectory
-from espalier.pipeline.label_steps import LabelSteps
+from espalier.data.records import BadInput, Completion, State, StepValues, Trajectory
+from espalier.pipeline.estimate_values import EstimateValues
 from espalier.pipeline.stage import StageContext
 from espalier.training.guards import check_targets
 from espalier.values.first_error import ErrorSearch, search_state, states_on_right_ways
@@ -42,9 +43,9 @@ def files(folder: Path, rows: list[Completion], name: str = "c.jsonl") -> tuple[
     return paths  # type: ignore[return-value]
 
 
-def label(folder: Path, rows: list[Completion], **settings: object) -> list[StepLabels]:
+def label(folder: Path, rows: list[Completion], **settings: object) -> list[StepValues]:
     trajectories, states, sampled = files(folder, rows)
-    stage = LabelSteps(trajectories, states, **settings)  # type: ignore[arg-type]
+    stage = EstimateValues(trajectories, states, **settings)  # type: ignore[arg-type]
     return list(stage.run(sampled, StageContext(None, Path("unused"), 10.0)))
 
 
@@ -188,15 +189,72 @@ def test_hard_labels_and_classes(tmp_path: Path) -> None:
     assert label(tmp_path, ALL, label="classes", num_classes=3)[1].labels == [0.5, 0.5, 0.0, 0.0, 0.0]
 
 
-def test_states_that_were_not_completed_have_no_label_where_nothing_is_known_of_them(tmp_path: Path) -> None:
-    some = [row for row in ALL if row.state_id != "p/0#2"]
-    assert label(tmp_path, some)[0].labels == [0.5, None, 1.0, 1.0]
-    smoothed = label(tmp_path, some, estimator="smoothed")[0]
+SOME = [row for row in ALL if row.state_id != "p/0#2"]
+
+
+def test_as_it_is_set_labels_are_the_values_and_count_in_full(tmp_path: Path) -> None:
+    for row in label(tmp_path, ALL):
+        assert row.labels == row.values
+        assert row.weights == [1.0] * len(row.steps)
+
+
+def test_a_state_without_completions_is_refused_unless_it_failed_or_others_speak_for_it(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"state 'p/0#2' has no completion \(1 such states\): finish sampling first"):
+        label(tmp_path, SOME)
+    smoothed = label(tmp_path, SOME, estimator="smoothed")[0]
     assert all(one is not None and 0 <= one <= 1 for one in smoothed.labels)
+    first_error = label(tmp_path, SOME, estimator="first_error")[0]
+    assert (first_error.values[1], first_error.labels[1]) == (None, 1.0), "a right trajectory passes through it"
+
+
+@pytest.mark.parametrize("estimator", ["counted", "first_error"])
+def test_a_state_without_completions_is_worth_nothing_not_zero_and_only_where_it_is_listed(
+    estimator: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Both trajectories pass through p/0#2; only the wrong one through p/1#3. The trajectories stay."""
+    rows = [row for row in ALL if row.state_id not in ("p/0#2", "p/1#3")]
+    trajectories, states, sampled = files(tmp_path, rows)
+    context = StageContext(None, tmp_path / "v.jsonl", 10.0)
+    write_failed(Path(sampled), [("p/0#2", "HTTP 400")])
+    if estimator == "counted":
+        with pytest.raises(BadInput, match=r"state 'p/1#3' has no completion \(1 such states\): finish sampling first"):
+            EstimateValues(trajectories, states).run(sampled, context)
+    write_failed(Path(sampled), [("p/0#2", "HTTP 400"), ("p/1#3", "HTTP 400")])
+    with caplog.at_level(logging.WARNING):
+        right, wrong = EstimateValues(trajectories, states, estimator).run(sampled, context)
+    assert (right.values, wrong.values) == ([0.5, None, 1.0, 1.0], [0.5, None, None, 0.0, 0.0])
+    assert (wrong.num_completions, wrong.low[2], wrong.high[2]) == ([4, 0, 0, 4, 1], 0.0, 1.0)
+    if estimator == "counted":
+        assert (wrong.labels, wrong.weights) == (wrong.values, [1.0, 0.0, 0.0, 1.0, 1.0])
+        assert "c.jsonl: 2 of 5 states failed and are left out: 3 of 9 steps have no label" in caplog.text
+        counts = {"states": 3, "states_failed": 2, "steps": 9, "labelled_steps": 6,
+                  "trajectories_with_unlabelled_steps": 2}  # fmt: skip
+        assert counts.items() <= context.counts.items()
+
+
+def test_nothing_is_valued_where_all_states_failed(tmp_path: Path) -> None:
+    trajectories, states, sampled = files(tmp_path, [])
+    write_failed(Path(sampled), [(state.id, "HTTP 400") for state in distinct_states([RIGHT, WRONG])])
+    for estimator in ("counted", "smoothed", "first_error"):
+        with pytest.raises(BadInput, match=r"c\.jsonl: the completions of all 5 states failed.*see .*c\.failed\.jsonl"):
+            list(EstimateValues(trajectories, states, estimator).run(sampled, StageContext(None, Path("v"), 10.0)))
+
+
+def test_counts_say_what_was_read_and_what_is_known(tmp_path: Path) -> None:
+    """Values 0.5, 0.25, 1, 0 and 0 of five states; as inner steps: 0.5, 0.25, 1 and 0.5, 0.25, 0, 0."""
+    trajectories, states, sampled = files(tmp_path, ALL)
+    context = StageContext(None, Path("unused"), 10.0)
+    EstimateValues(trajectories, states).run(sampled, context)
+    assert context.counts == {
+        "trajectories": 2, "states": 5, "completions": 20, "steps": 9, "labelled_steps": 9, "unparseable": 1.0,
+        "mean_value": 0.35, "mean_inner_label": 0.3571, "mean_inner_value": 0.3571,
+    }  # fmt: skip
 
 
 def test_the_terminal_step_can_be_left_out(tmp_path: Path) -> None:
-    assert label(tmp_path, ALL, has_terminal=False)[0].labels == [0.5, 0.25, 1.0, None]
+    first = label(tmp_path, ALL, has_terminal=False)[0]
+    assert (first.labels, first.weights) == ([0.5, 0.25, 1.0, None], [1.0, 1.0, 1.0, 0.0])
+    assert first.values[-1] == 1.0, "the outcome is known all the same"
     for settings in ({"noise": "denoise", "min_confidence": 0.5}, {"estimator": "first_error"}):
         for row in label(tmp_path, ALL, has_terminal=False, **settings):
             assert (row.labels[-1], row.weights[-1]) == (None, 0.0)
@@ -251,7 +309,7 @@ def test_hard_labels_of_posterior_means_need_a_threshold_above_zero(tmp_path: Pa
     assert all(one is not None and 0 < one < 1 for row in labels for one in row.values[:-1])
 
 
-def many(folder: Path, num_right: int, **settings: object) -> list[StepLabels]:
+def many(folder: Path, num_right: int, **settings: object) -> list[StepValues]:
     """Ten right and ten wrong trajectories of one problem each, of three steps; `num_right` of the four completions of
     every inner state are right."""
     rows = [replace(RIGHT, id=f"{p}/0", problem_id=f"{p}", is_correct=p % 2 == 0) for p in range(20)]
@@ -264,7 +322,7 @@ def many(folder: Path, num_right: int, **settings: object) -> list[StepLabels]:
     ]
     for path, records in zip(paths, (rows, states, sampled), strict=True):
         write_records(path, records)
-    stage = LabelSteps(paths[0], paths[1], **settings)  # type: ignore[arg-type]
+    stage = EstimateValues(paths[0], paths[1], **settings)  # type: ignore[arg-type]
     return list(stage.run(paths[2], StageContext(None, Path("labels.jsonl"), 10.0)))
 
 
@@ -295,14 +353,14 @@ def test_examples_of_labels_that_are_all_alike_are_refused_where_they_are_read(t
     path = str(tmp_path / "labels.jsonl")
     write_records(path, [replace(row, labels=[1.0, 1.0, 1.0, row.labels[-1]]) for row in rows])
     with pytest.raises(BadInput, match=r"labels\.jsonl: 60 of 60 labels of inner steps are 1, at a mean .* of 0\.25"):
-        StepLabelExamples(path, 100).load(None)
+        StepValueExamples(path, 100).load(None)
     write_records(path, rows)
-    examples = StepLabelExamples(path, 100).load(None)
+    examples = StepValueExamples(path, 100).load(None)
     assert len(examples) == 20, "soft labels are the values themselves"
     with pytest.raises(BadInput, match=r"objective\.hard_above=0: 60 of 60 labels of inner steps are 1"):
         check_targets(examples, 0.0, path)
-    check_targets(StepLabelExamples(path, 100).load(None), None, path)
-    apart = StepLabelExamples(path, 100, one_example_per="prefix").load(None)
+    check_targets(StepValueExamples(path, 100).load(None), None, path)
+    apart = StepValueExamples(path, 100, one_example_per="prefix").load(None)
     with pytest.raises(BadInput, match=r"objective\.hard_above=0: 60 of 60 labels of inner steps are 1"):
         check_targets(apart, 0.0, path)
 
@@ -320,7 +378,7 @@ def test_the_balance_of_labels_by_hand() -> None:
 
 def test_bad_lines_are_told_with_their_place(tmp_path: Path) -> None:
     trajectories, states, sampled = files(tmp_path, ALL)
-    stage, context = LabelSteps(trajectories, states), StageContext(None, Path("unused"), 10.0)
+    stage, context = EstimateValues(trajectories, states), StageContext(None, Path("unused"), 10.0)
     good = Path(sampled).read_bytes()
     for content, message in (
         (b"\x00" + good, r"c.jsonl:1: not a JSON object"),
@@ -338,17 +396,21 @@ def test_bad_lines_are_told_with_their_place(tmp_path: Path) -> None:
 
 def test_labelled_steps_become_examples_of_the_steps_that_have_labels(tmp_path: Path) -> None:
     path = str(tmp_path / "labels.jsonl")
-    write_records(path, label(tmp_path, [row for row in ALL if row.state_id != "p/0#2"]))
-    assert [row.id for row in read_records(StepLabels, path)] == ["p/0", "p/1"]
-    first = StepLabelExamples(path, 100).load(None)[0]
+    write_failed(tmp_path / "c.jsonl", [("p/0#2", "HTTP 400")])
+    write_records(path, label(tmp_path, SOME))
+    assert [row.id for row in read_records(StepValues, path)] == ["p/0", "p/1"]
+    first = StepValueExamples(path, 100).load(None)[0]
     assert (first.ids, first.positions, first.values) == ([90, 1, 2, 3, 4], [1, 3, 4], [0.5, 1.0, 1.0])
     with pytest.raises(BadInput, match=r"no example to train on \(of 2 read\)"):
-        StepLabelExamples(path, 3).load(None)
+        StepValueExamples(path, 3).load(None)
 
 
-def test_states_cut_from_other_trajectories_give_no_label(tmp_path: Path) -> None:
+def test_states_cut_from_other_trajectories_are_refused_or_give_no_label(tmp_path: Path) -> None:
     state = State("q/0#1", "q", "q/0", 1, "Q", "a", [90], [1], "7")
     trajectories, states, sampled = files(tmp_path, [Completion("q/0#1/0", "q/0#1", "q", "", [], "stop", None, True)])
     write_records(states, [state])
-    rows = list(LabelSteps(trajectories, states).run(sampled, StageContext(None, Path("unused"), 10.0)))
-    assert rows[0].labels == [None, None, None, 1.0]
+    context = StageContext(None, Path("unused"), 10.0)
+    with pytest.raises(BadInput, match="no completions for state 'p/0#1': cut and complete these trajectories"):
+        EstimateValues(trajectories, states).run(sampled, context)
+    rows = list(EstimateValues(trajectories, states, "first_error").run(sampled, context))
+    assert rows[1].labels == [1.0, 1.0, None, None, 0.0]
