@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from espalier.sampling.child_process import CannotStart
 from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
-from espalier.sampling.server import CannotStart, PortInUse, VLLMServer, check_port, free_port
+from espalier.sampling.server import PortInUse, VLLMServer, check_port, free_port
 from espalier.sampling.vllm_client import VLLMClient
 
 ROOT = Path(__file__).resolve().parent.parent
