@@ -69,7 +69,7 @@ class DataParallelEngines:
     ):
         if num_engines < 1:
             raise BadInput(f"client.num_engines must be at least 1, got {num_engines}")
-        self.options = spelled(options or {})
+        self.options = {name: value for name, value in spelled(options or {}).items() if value is not None}
         check_one_engine(self.options)
         self.model = model
         self.log = log

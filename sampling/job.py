@@ -150,7 +150,7 @@ def serving(
         check_server: Callable[[], None] = lambda: None  # noqa: E731
         if SERVER_VARIABLE in os.environ and config.client.get("base_url", "") is None:
             client_arguments["base_url"] = os.environ[SERVER_VARIABLE]
-        elif config.server:  # `server=none` composes to an empty node
+        elif "_target_" in (config.server or {}):  # `server=none` composes to a node without a component
             if "base_url" not in config.client:
                 raise BadInput("this client asks no server: set server=none")
             check_model(config.server["model"])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import yaml
 from hydra.errors import HydraException
 from rl_cases import read_metrics
 
@@ -23,7 +24,7 @@ from espalier.rl.assembly import check_client, engines_of
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import OwnEngine, StaleWeights
 from espalier.runtime.config_errors import describe_config_error
-from espalier.runtime.entrypoint import BadConfig, compose_config
+from espalier.runtime.entrypoint import BadConfig, build, compose_config
 from espalier.runtime.schemas import RLConfig, SampleConfig
 from espalier.sampling.child_engine import ChildEngine
 from espalier.sampling.child_process import CannotStart, group_members
@@ -33,6 +34,7 @@ from espalier.sampling.offline_client import OfflineClient
 from espalier.sampling.server import VLLMServer
 
 ROOT = Path(__file__).resolve().parent.parent
+BLOCKS = ROOT / "conf" / "engine_options" / "partial_block_cache.yaml"
 TWO = SamplingParams(n=2, temperature=1.0, max_tokens=4)
 
 
@@ -146,7 +148,7 @@ def test_a_request_that_is_given_up_is_taken_out_of_its_engine(tmp_path: Path) -
     asyncio.run(ask())
 
 
-def test_where_they_follow_a_policy_the_first_that_dies_is_told_to_all_who_wait_and_to_all_who_come(
+def test_where_they_follow_a_policy_the_first_that_dies_ends_every_request(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def ask() -> None:
@@ -292,6 +294,14 @@ def test_the_window_that_a_run_asks_of_its_server_is_the_engines() -> None:
         SampleConfig, "api/vllm/trajectories_in_process", ["client=data_parallel_engines", "policy=m", "output=o"]
     )
     assert offline.client["options"]["logprobs_mode"] == "raw_logprobs"  # as every other client
+    assert "block_size" not in build(offline.client).options
+    states = ["server=none", "policy=m", "output=o", "requests.states=s"]
+    for name, shared in (("data_parallel_engines", False), ("data_parallel_engines_partial_block_cache", True)):
+        completing = compose_config(SampleConfig, "api/vllm/completions", [f"client={name}", *states])
+        assert completing.client["options"]["block_size"] == completing.server["options"]["block_size"] == 32
+        assert ("kv_transfer_config" in completing.client["options"]) == shared
+    following = compose_config(RLConfig, "rl", [here[0] + "_partial_block_cache", *here[1:]]).client["options"]
+    assert following["block_size"] == yaml.safe_load(BLOCKS.read_text())["block_size"]
     assert offline.client["model"] == "m"
 
 

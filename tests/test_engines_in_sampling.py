@@ -60,7 +60,7 @@ def test_an_engine_that_dies_hands_its_problems_on_under_their_ids_and_seeds_and
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("what", "line"),
     [
         ("die at 0", r"engine 0 of 2 died \(exit code 7\): RuntimeError: out of memory"),
         ("fail at 0", "engine 0 of 2: the vLLM engine failed: RuntimeError: no memory"),
@@ -68,7 +68,7 @@ def test_an_engine_that_dies_hands_its_problems_on_under_their_ids_and_seeds_and
     ],
 )
 def test_an_engine_that_dies_fails_or_hangs_is_ended_and_its_problems_move(
-    what: str, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    what: str, line: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def ask() -> None:
         async with engines(tmp_path, silence_seconds=0.2, probe_seconds=0.2) as client:
@@ -83,7 +83,7 @@ def test_an_engine_that_dies_fails_or_hangs_is_ended_and_its_problems_move(
 
     asyncio.run(ask())
     assert len(warnings(caplog)) == 1
-    assert warnings(caplog)[0].startswith(told.replace("\\", ""))
+    assert warnings(caplog)[0].startswith(line.replace("\\", ""))
 
 
 def test_an_engine_that_is_slow_but_gives_signs_of_life_is_waited_for(tmp_path: Path) -> None:
@@ -194,6 +194,14 @@ def test_every_kind_of_requests_is_taken(
     assert meta["counts"]["rows"] == 2 * meta["counts"]["requests"] >= 8
     assert (tmp_path / "out.jsonl.engine-1.log").is_file()
     assert run_the_job(engines_config(tiny_policy, output, requests=requests)) == 0  # and asks nothing
+
+
+def test_a_node_without_a_server_starts_none(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DataParallelEngines, "program", Stood.program)
+    server = {"options": {"block_size": 32}}  # what is left of `-cn api/vllm/completions server=none`
+    assert run_the_job(engines_config(tiny_policy, tmp_path / "t.jsonl", server=server)) == 0
 
 
 def test_what_a_run_with_engines_cannot_use_is_one_line(tiny_policy: Path, tmp_path: Path) -> None:
