@@ -122,8 +122,8 @@ def tiny_prm(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="session")
 def real_server(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A vLLM server that serves `tiny_policy`, with the controls that take new weights, and as a chat API; nothing of it
-    stays behind."""
+    """A vLLM server that serves `tiny_policy`, with the controls that take new weights, and as a chat API; it leaves
+    nothing behind."""
     from espalier.sampling.child_process import group_members
     from espalier.sampling.server import VLLMServer
 
