@@ -4,9 +4,9 @@
     python main.py -cn exp/ppo/vineppo_word_arithmetic model.path=MODEL output_dir=experiments/vineppo
     python launch.py --nproc_per_node 2 main.py -cn exp/ppo/ppo_word_arithmetic model.path=MODEL output_dir=RUN
 
-PPO, VinePPO, GRPO and the like differ in `advantage` (and `critic`) alone. Of several servers (`server=several`, or
-`server=none client.base_url=[...]`) every one follows the policy. With `client=data_parallel_engines server=none`
-several engines work beside one another without a server, which is the fastest on one CPU machine. The run directory
+PPO, VinePPO, GRPO and the like differ in `advantage` (and `critic`) alone. With `client=data_parallel_engines
+server=none` several engines work beside one another without a server, which is the fastest on one CPU machine. Of
+several servers that run already (`server=none client.base_url=[...]`) every one follows the policy. The run directory
 holds config.yaml, metrics.jsonl, server.log (or engine-0.log, …), samples/, checkpoints/, policies/ where they are
 asked for, critic/ where there is one and, last of all, model/: a run with a model/ is finished. Stopped at any moment,
 the same command goes on from the last checkpoint.

@@ -50,6 +50,7 @@ from espalier.training.guards import check_tokenizer, model_limits
 from espalier.training.predict import find_checkpoints
 
 Config = RLConfig | SampleConfig | TrainConfig
+_WITH_ENGINES = ("OfflineClient", "DataParallelEngines")
 
 
 def checks_of(config: Config, has_engine: bool = True) -> list[Check]:
@@ -102,7 +103,7 @@ class Case:
         config = self.config
         is_trained = not isinstance(config, SampleConfig)
         attention = str(read(config.model, "attention", "")) if is_trained else ""
-        needs_vllm = bool(read(getattr(config, "server", None), "_target_", "")) or "engine" in self.client_kind
+        needs_vllm = bool(read(getattr(config, "server", None), "_target_", "")) or self.client_kind in _WITH_ENGINES
         return check_device(config.precision if is_trained else "fp32", attention, needs_vllm)
 
     @property
@@ -199,8 +200,8 @@ class Case:
         """Of the engines that this config starts on this machine."""
         server, client = (getattr(self.config, name, None) for name in ("server", "client"))
         if read(server, "_target_", ""):
-            node, number = server, int(read(server, "num_servers", 1))
-        elif self.client_kind in ("OfflineClient", "DataParallelEngines"):
+            node, number = server, 1
+        elif self.client_kind in _WITH_ENGINES:
             node, number = client, int(read(client, "num_engines", 1))
         else:
             return []

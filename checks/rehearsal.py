@@ -80,10 +80,12 @@ def rehearse_sampling(config: SampleConfig, tokenizer: Any) -> str:
     if "key_variable" in config.client and "max_total_tokens" in config.client:
         raise Skipped("a chat API costs money: nothing is asked")
     with _folder() as folder:
-        server = dict(config.server or {})
+        server, client = dict(config.server or {}), dict(config.client)
         if "log" in server:
             server["log"] = str(folder / "server.log")
-        small = replace(config, output=str(folder / "output.jsonl"), server=server, tracking=_QUIET)
+        if "log" in client:
+            client["log"] = str(folder / "engine.log")
+        small = replace(config, output=str(folder / "output.jsonl"), server=server, client=client, tracking=_QUIET)
         request: SampleRequest = build(config.requests).load(build(config.task), tokenizer)[0]
         params: SamplingParams = build(config.params)
         few = replace(params, n=1, max_tokens=min(_FEW_TOKENS, params.max_tokens))
@@ -95,8 +97,8 @@ def rehearse_sampling(config: SampleConfig, tokenizer: Any) -> str:
             finally:
                 await client.close()
 
-        with serving_job(small, tokenizer, check_model_folder) as (client, _):
-            sample = asyncio.run(ask(client))
+        with serving_job(small, tokenizer, check_model_folder) as (sampler, _):
+            sample = asyncio.run(ask(sampler))
     if not sample.token_ids:
         raise CheckFailed(
             f"the engine answers request '{request.id}' with no token: look at its log and at params.stop"

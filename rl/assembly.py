@@ -38,7 +38,6 @@ from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import SamplingParams
 from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.server import VLLMServer
-from espalier.sampling.several_servers import VLLMServers
 from espalier.sampling.vllm_client import VLLMClient
 from espalier.training.engine import Engine
 
@@ -50,10 +49,9 @@ log = logging.getLogger("rl")
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 RLClient = VLLMClient | DataParallelEngines
-OwnServer = VLLMServer | VLLMServers
 
 
-def make_trainer(config: RLConfig, tokenizer: Any, server: OwnServer | None, client: RLClient) -> Trainer:
+def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, client: RLClient) -> Trainer:
     """Every component of the run, built from its config, before the server (None: one that runs already, or engines
     without one) starts."""
     check_parts(config)
@@ -153,7 +151,7 @@ def check_window(model: Any, window: int | None) -> None:
         )
 
 
-def window_of(client: RLClient, server: OwnServer | None, model: str) -> int | None:
+def window_of(client: RLClient, server: VLLMServer | None, model: str) -> int | None:
     """The tokens that every engine takes, before ours run: as they are configured, or as servers that run say
     (ServerGone where one does not answer), or as the model's positions say; None where nobody does."""
     if server is not None:
@@ -169,11 +167,11 @@ def window_of(client: RLClient, server: OwnServer | None, model: str) -> int | N
     return client.max_model_length or max_length_of(model)
 
 
-def make_client(config: RLConfig) -> tuple[OwnServer | None, RLClient]:
-    """(the servers that the run starts, None where it has none of its own; who is asked). Raises BadConfig where the
+def make_client(config: RLConfig) -> tuple[VLLMServer | None, RLClient]:
+    """(the server that the run starts, None where it has none of its own; who is asked). Raises BadConfig where the
     two are no pair that takes new weights."""
     # server=none is a node without a component
-    server: OwnServer | None = build(config.server) if config.server and "_target_" in config.server else None
+    server: VLLMServer | None = build(config.server) if config.server and "_target_" in config.server else None
     client: RLClient = build(config.client, seed=config.seed)
     check_client(client, server)
     if not isinstance(client, VLLMClient):
@@ -183,18 +181,18 @@ def make_client(config: RLConfig) -> tuple[OwnServer | None, RLClient]:
 
 
 @contextmanager
-def serving(server: OwnServer | None, client: RLClient) -> Iterator[None]:
-    """Rank 0 has the servers run, where the run has some of its own; the other ranks wait for its first rollouts."""
+def serving(server: VLLMServer | None, client: RLClient) -> Iterator[None]:
+    """Rank 0 has the server run, where the run has one of its own; the other ranks wait for its first rollouts."""
     if not is_main_rank() or server is None or not isinstance(client, VLLMClient):
         yield
         return
     log.info("starting vLLM")
     with server:
-        client.base_url = server.base_url  # ports are known only now
+        client.base_url = server.base_url  # its port is known only now
         yield
 
 
-def check_client(client: Any, server: OwnServer | None) -> None:
+def check_client(client: Any, server: VLLMServer | None) -> None:
     """Raise BadConfig where the client and the server are no pair that new weights can be delivered to."""
     if isinstance(client, DataParallelEngines):
         if server is not None:
@@ -210,20 +208,18 @@ def check_client(client: Any, server: OwnServer | None) -> None:
                         "choose client=data_parallel_engines")  # fmt: skip
 
 
-def engines_of(client: RLClient, server: OwnServer | None) -> list[LiveEngine]:
+def engines_of(client: RLClient, server: VLLMServer | None) -> list[LiveEngine]:
     """Every engine behind the client, as those that take new weights; from now on none of them may be missing. They
     need not run yet."""
+    client.needs_all = True
     if isinstance(client, DataParallelEngines):
         return [OwnEngine(client.engine(number)) for number in range(client.num_engines)]
-    client.needs_all = True
     check_server = server.check if server is not None else lambda: None
-    num_servers = len(client.urls)
-    if server is not None:
-        num_servers = len(server.servers) if isinstance(server, VLLMServers) else 1
+    num_servers = len(client.urls) if server is None else 1
     return [VLLMEngine(client, check_server, number) for number in range(num_servers)]
 
 
-def served_dtype(server: OwnServer | None, client: RLClient) -> str:
+def served_dtype(server: VLLMServer | None, client: RLClient) -> str:
     """What the engine computes in, as its config says; empty where another program started it."""
     if not isinstance(client, VLLMClient):
         return client.dtype

@@ -18,6 +18,10 @@ _GONE = {
     f"client/in_process{old}": f"client=in_process{old} is no longer there: choose client=data_parallel_engines{new}, "
                                "which has engines in processes of their own"
     for old, new in (("", ""), ("_shared_blocks", "_partial_block_cache"))
+} | {
+    "server/several": "server=several is no longer there: choose client=data_parallel_engines server=none, which has "
+                      "client.num_engines engines in processes of their own, or start servers and name them in "
+                      "client.base_url=[...]"
 }  # fmt: skip
 _TAIL = re.compile(r"\n\s*(full_key:|object_type=|reference_type=|See https://|Config search path:).*", re.S)
 

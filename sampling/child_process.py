@@ -25,6 +25,12 @@ _ERROR = re.compile(r"\w+(?:Error|Exception): (?!.*Consider increasing with ulim
 _NOISE = re.compile(r"^nanobind: .*\n|^ - (?:leaked|\.\.\. skipped).*\n|^See https://nanobind.*\n?", re.MULTILINE)
 
 
+class CannotStart(RuntimeError):
+    """A program of ours cannot be started; the message says why and where the log is."""
+
+    exit_code = 3
+
+
 def die_with_parent() -> None:
     """To be called in a child, before the program starts."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

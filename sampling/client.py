@@ -21,6 +21,10 @@ class ServerGone(RuntimeError):
     exit_code = 3
 
 
+class EngineFailed(ServerGone):
+    """The engine itself has failed and answers nothing more, though its process may run."""
+
+
 class BudgetSpent(RuntimeError):
     """The next request does not fit a cap on tokens or money: requests in flight end, what came is written."""
 

@@ -6,6 +6,7 @@ a token count that grows, or one token sampled for us.
 
 import asyncio
 import json
+import logging
 from typing import Any
 
 import aiohttp
@@ -15,6 +16,8 @@ from espalier.sampling.client import Refused, ServerGone
 from espalier.sampling.completion_api import Transient
 from espalier.sampling.engine_counters import EngineCounters, parse_counters
 from espalier.sampling.rate_limit import retry_after
+
+log = logging.getLogger("sample")
 
 RETRIED = {408, 409, 425, 429}
 _BROKEN = (aiohttp.ClientConnectionError, TimeoutError, OSError)
@@ -53,6 +56,24 @@ class Connection:
             raise BadInput(f"{self.url} serves {', '.join(names)}, not '{self.model}': set client.model=null or one "
                            "of these")  # fmt: skip
         self.max_model_length = served[names.index(self.model)].get("max_model_len")
+
+    async def check_tokens(self, text: str, ids: list[int]) -> None:
+        """Compare what the server's tokenizer makes of `text`, without special tokens, with the policy's `ids`; a line
+        says where the server does not tell. Raises BadInput where they differ."""
+        body = {"model": self.model, "prompt": text, "add_special_tokens": False}
+        try:
+            found = (await asyncio.wait_for(self.post_once("/tokenize", body), OPEN_SECONDS))["tokens"]
+        except (ServerGone, aiohttp.ClientError, TimeoutError, OSError, KeyError, TypeError, ValueError):
+            log.warning("%s does not say how it tokenises: that it has the policy's tokenizer is taken on trust",
+                        self.url)  # fmt: skip
+            return
+        if found != ids:
+            first = next((k for k, (a, b) in enumerate(zip(found, ids, strict=False)) if a != b), 0)
+            raise BadInput(
+                f"{self.url} has another tokenizer than policy: of one text it makes {len(found)} tokens "
+                f"(from token {first} on {found[first : first + 4]}), policy {len(ids)} ({ids[first : first + 4]}): "
+                "serve the policy, or set policy= to what is served"
+            )
 
     async def close(self) -> None:
         """End what still waits for the server."""

@@ -5,26 +5,31 @@ waiting in turn, several engines of few threads do not. Requests and samples go 
 request, with nothing decoded or sent before a sample is whole.
 
 Requests of one problem go to one engine, whose prefix cache then serves them all; a new problem goes to the engine that
-owes the fewest samples. Weights, stamps and proofs go to every engine. One that dies ends the run.
+owes the fewest samples. Weights, stamps and proofs go to every engine.
+
+An engine that dies, fails or hangs is left out for the rest of the run, which a line of the log says, and its problems
+go to the others under the same ids and seeds. A request whose engine died under it is asked of another twice at most:
+one that kills engines does not kill them all. The run ends when no engine is left. Where `needs_all` is set (they
+follow a policy that changes) it ends when one is gone.
 """
 
 import asyncio
-import itertools
-import socket
-import subprocess
-import sys
+import logging
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from espalier.data.records import BadInput
-from espalier.sampling.child_process import ChildProcess, engine_environment, numbered
-from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone, one_line
-from espalier.sampling.engine_arguments import check_one_device, spelled
-from espalier.sampling.engine_process import CANCEL, receive, send
-from espalier.sampling.placement import deal_gpus, share_of_cores
+from espalier.sampling.child_engine import ChildEngine
+from espalier.sampling.child_process import CannotStart, engine_environment, numbered
+from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.engine_arguments import check_one_engine, num_devices, spelled
+from espalier.sampling.placement import core_list, deal_gpus, share_of_cores
 
-_DYING_SECONDS = 5.0
+log = logging.getLogger("sample")
+
+_MAX_MOVES = 2
 
 
 def engine_name(number: int, num_engines: int) -> str:
@@ -32,123 +37,13 @@ def engine_name(number: int, num_engines: int) -> str:
     return f"engine {number} of {num_engines}"
 
 
-class _Engine(ChildProcess):
-    """One of them. `num_owed`: samples that it was asked for and has not given."""
-
-    def __init__(self, name: str, log: str, program: str, settings: dict[str, Any]):
-        super().__init__(name, log)
-        self.program = program
-        self.settings = settings
-        self.num_owed = 0
-        self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._reading: asyncio.Task[None] | None = None
-        self._writer: asyncio.StreamWriter | None = None
-        self._gone = ""
-
-    async def start(self, environment: dict[str, str], seconds: float) -> None:
-        """Start it and wait until it has loaded the model. Raises ServerGone."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-P", "-m", self.program, str(theirs.fileno())]  # not what lies around here
-            try:
-                self.begin(command, environment, [theirs.fileno()])
-            except BaseException:
-                ours.close()
-                raise
-        reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._reading = asyncio.create_task(self._read(reader))
-        _, opened = self._expect()
-        send(self._writer, self.settings)
-        await self._within(seconds, opened, "was not loaded")
-
-    async def call(self, name: str, *arguments: Any) -> Any:
-        """What the method of its `OneProcessEngine` returns. Raises Refused as that does; ServerGone where it failed or
-        died."""
-        number, future = self._expect()
-        assert self._writer is not None
-        send(self._writer, (number, name, arguments))
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if self._waiting.pop(number, None) is not None and not self._gone:
-                send(self._writer, (number, CANCEL, ()))
-            raise
-
-    async def ask(self, name: str, *arguments: Any, seconds: float) -> Any:
-        """`call` with a deadline, which raises ServerGone."""
-        return await self._within(seconds, self.call(name, *arguments), f"did not answer {name}")
-
-    async def close(self) -> None:
-        """End the process."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.gather(self._reading, return_exceptions=True)
-        if self._writer is not None:
-            self._writer.close()
-        self._tell(f"{self.name} was closed")
-        await asyncio.to_thread(self.stop)
-
-    def _expect(self) -> tuple[int, asyncio.Future[Any]]:
-        """The number of the next message, and what its answer will be."""
-        if self._gone:
-            raise ServerGone(self._gone)
-        number = next(self._numbers)
-        self._waiting[number] = asyncio.get_running_loop().create_future()
-        return number, self._waiting[number]
-
-    async def _within(self, seconds: float, asked: Any, failed: str) -> Any:
-        try:
-            return await asyncio.wait_for(asked, seconds)
-        except TimeoutError:
-            raise ServerGone(f"{self.name} {failed} in {seconds:g} s\nthe end of {self.log}:\n{self.tail()}") from None
-
-    async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Hand on what it answers until it dies; then all who wait get the error."""
-        while True:
-            try:
-                number, value, error = await receive(reader)
-            except EOFError:
-                break
-            except Exception as wrong:  # no message of ours
-                self._tell(f"{self.name} answered what cannot be read: {one_line(wrong)}")
-                return
-            future = self._waiting.pop(number, None)
-            if future is None or future.done():
-                continue
-            if isinstance(error, ServerGone):
-                future.set_exception(ServerGone(f"{self.name}: {error}"))
-            elif error is not None:
-                future.set_exception(error)
-            else:
-                future.set_result(value)
-        if self.process is not None:
-            await asyncio.to_thread(self._wait)
-        self._tell(self.death_message())
-
-    def _wait(self) -> None:
-        """Until its end is known."""
-        assert self.process is not None
-        try:
-            self.process.wait(_DYING_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait(_DYING_SECONDS)
-
-    def _tell(self, gone: str) -> None:
-        self._gone = gone
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(ServerGone(gone))
-        self._waiting.clear()
-
-
 class DataParallelEngines:
-    """Args: `model` folder; `num_engines` processes, each on one device: a GPU of the visible ones, or of `gpus` among
-    them (`gpus_each` 0: all see all; `sampling.placement.deal_gpus`), else `num_threads` threads (0: an equal share of
-    the cores) and a cache of `kv_cache_gib`; `options` are vLLM's engine arguments. `log` gets the engine's number
-    before its ending. Times in seconds: to load the model, to answer a question about an engine, to give a sign of life
-    while samples are owed.
+    """Args: `model` folder; `num_engines` processes, each with as many devices as its `options` (vLLM's engine
+    arguments) say: GPUs of the visible ones, or of `gpus` among them (`gpus_each` 0: all see all;
+    `sampling.placement.deal_gpus`), else `num_threads` threads (0: an equal share of the cores; bound to cores from
+    `first_core` on where that is given) and a cache of `kv_cache_gib`. `log` gets the engine's number before its
+    ending. Times in seconds: to load the model, to answer a question about an engine; how long an engine may owe
+    samples before it is asked for a sign of life (`silence_seconds`), and has for it (`probe_seconds`).
     """
 
     program = "espalier.sampling.engine_process"
@@ -161,33 +56,42 @@ class DataParallelEngines:
         gpus_each: int | None = None,
         gpus: Sequence[int | str] = (),
         num_threads: int = 0,
+        first_core: int | None = None,
         max_model_len: int = 512,
         dtype: str = "bfloat16",
         kv_cache_gib: int = 1,
         seed: int = 0,
         start_seconds: float = 300.0,
         control_seconds: float = 600.0,
+        silence_seconds: float = 60.0,
         probe_seconds: float = 30.0,
         options: dict[str, Any] | None = None,
     ):
         if num_engines < 1:
             raise BadInput(f"client.num_engines must be at least 1, got {num_engines}")
-        check_one_device(options or {})
+        self.options = {name: value for name, value in spelled(options or {}).items() if value is not None}
+        check_one_engine(self.options)
         self.model = model
         self.log = log
         self.num_engines = num_engines
-        self.devices = deal_gpus(num_engines, gpus_each, gpus, {}, "client")
+        self.devices = deal_gpus(num_engines, gpus_each, gpus, self.options)
         self.num_threads = num_threads
+        self.first_core = first_core
         self.kv_cache_gib = kv_cache_gib
         self.seed = seed
         self.start_seconds = start_seconds
         self.control_seconds = control_seconds
+        self.silence_seconds = silence_seconds
         self.probe_seconds = probe_seconds
-        self.options = spelled(options or {})
         self.dtype = str(self.options.get("dtype", dtype))
         self.max_model_length = int(self.options.get("max_model_len", max_model_len))
-        self._engines: list[_Engine] = []
-        self._homes: dict[str, _Engine] = {}
+        self.needs_all = False  # whether an engine that is gone ends the run though others live
+        self.num_shortened = 0
+        self._engines: list[ChildEngine] = []
+        self._lost: list[ChildEngine] = []
+        self._homes: dict[str, ChildEngine] = {}
+        self._watching: list[asyncio.Task[None]] = []
+        self._ending: list[asyncio.Task[None]] = []
 
     def settings(self, number: int) -> dict[str, Any]:
         """Of one engine's `OneProcessEngine`. Its random numbers are its own: a prompt may go to any engine."""
@@ -202,55 +106,109 @@ class DataParallelEngines:
     def environment(self, number: int) -> dict[str, str]:
         """Of one engine's process."""
         found = engine_environment(self.kv_cache_gib, self.devices[number])
-        threads = self.num_threads or share_of_cores(self.num_engines)
-        return found | {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+        each = num_devices(self.options)
+        threads = self.num_threads or share_of_cores(self.num_engines * each)
+        bound = "nobind"
+        if self.first_core is not None:
+            first = self.first_core + number * each * threads
+            bound = "|".join(core_list(first + rank * threads, threads) for rank in range(each))
+        return found | {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": bound}
 
     async def open(self) -> None:
-        """Start all at once; return when every one has loaded the model. Raises ServerGone; none stays behind then."""
+        """Start all at once; return when every one has loaded the model. Raises CannotStart; none stays behind then."""
+        log.info("starting %d vLLM engine%s for %s", self.num_engines, "s" * (self.num_engines > 1), self.model)
         for number in range(self.num_engines):
-            log = numbered(Path(self.log), number)
+            path = numbered(Path(self.log), number)
             name = engine_name(number, self.num_engines)
-            self._engines.append(_Engine(name, str(log), self.program, self.settings(number)))
+            self._engines.append(ChildEngine(name, str(path), self.program, self.settings(number), self._lose))
         starting = [
             asyncio.create_task(engine.start(self.environment(number), self.start_seconds))
             for number, engine in enumerate(self._engines)
         ]
         try:
             await asyncio.gather(*starting)
-        except BaseException:
+        except BaseException as error:
             for task in starting:
                 task.cancel()
             await asyncio.gather(*starting, return_exceptions=True)
             await self.close()
+            if isinstance(error, ServerGone):
+                raise CannotStart(str(error)) from None
             raise
+        times = (self.silence_seconds, self.probe_seconds)
+        self._watching = [asyncio.create_task(engine.watch(*times)) for engine in self._engines]
 
     async def close(self) -> None:
         """End them all."""
-        engines, self._engines, self._homes = self._engines, [], {}
+        engines, self._engines = self._engines, []
+        self._lost.clear()
+        self._homes.clear()
+        for task in self._watching:
+            task.cancel()
+        await asyncio.gather(*self._watching, *self._ending, return_exceptions=True)
+        self._watching, self._ending = [], []
         await asyncio.gather(*(engine.close() for engine in engines))
 
+    def lane_of(self, request: SampleRequest) -> int:
+        """One of as many lanes as there are engines: requests of a problem are in one, and several problems are always
+        in flight at once. Which engine takes them is decided when they are asked."""
+        return zlib.crc32((request.problem_id or request.id).encode(errors="surrogatepass")) % self.num_engines
+
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        """`params.n` samples of one prompt. Raises Refused, ServerGone."""
-        engine = self._engine_of(request.problem_id)
-        engine.num_owed += params.n
-        try:
-            found: list[Sample] = await engine.call("sample", request, params)
-            return found
-        finally:
-            engine.num_owed -= params.n
+        """`params.n` samples of one prompt; of another engine where one is gone. Raises Refused, ServerGone."""
+        self.num_shortened += 0 < self.max_model_length - len(request.prompt_ids) < params.max_tokens
+        num_lost = 0
+        while True:
+            engine = self._engine_of(request.problem_id)
+            engine.num_owed += params.n
+            try:
+                found: list[Sample] = await engine.call("sample", request, params)
+                return found
+            except ServerGone as error:
+                num_lost += 1
+                if self.needs_all or engine not in self._lost:
+                    raise
+                if num_lost > _MAX_MOVES:
+                    raise ServerGone(
+                        f"{num_lost} engines were gone while they had request '{request.id}', which is asked of no "
+                        f"other: {error}"
+                    ) from None
+            finally:
+                engine.num_owed -= params.n
 
     async def is_working(self) -> bool:
         """Whether any engine says within `probe_seconds` that it samples."""
-        asked = [engine.ask("is_working", seconds=self.probe_seconds) for engine in self._engines]
-        return any(found is True for found in await asyncio.gather(*asked, return_exceptions=True))
+        asked = [engine.is_working(self.probe_seconds) for engine in self._engines]
+        return any(await asyncio.gather(*asked))
 
-    def _engine_of(self, problem_id: str) -> _Engine:
-        if not self._engines:
-            raise RuntimeError("DataParallelEngines.open() has not been called")
-        home = self._homes.get(problem_id) or min(self._engines, key=lambda engine: engine.num_owed)
+    def _engine_of(self, problem_id: str) -> ChildEngine:
+        self._check_open()
+        living = [engine for engine in self._engines if not engine.gone]
+        if self._lost and self.needs_all:
+            raise ServerGone(self._lost[0].gone)
+        if not living:
+            raise ServerGone(f"no engine is left of {self.num_engines}: {self._lost[-1].gone}")
+        home = self._homes.get(problem_id)
+        if home is None or home.gone:
+            home = min(living, key=lambda engine: engine.num_owed)
         if problem_id:
             self._homes[problem_id] = home
         return home
+
+    def _lose(self, engine: ChildEngine) -> None:
+        """Say who takes over, and end what is left of it."""
+        if engine not in self._engines:
+            return  # being closed
+        self._lost.append(engine)
+        num_living = sum(not engine.gone for engine in self._engines)
+        if num_living and not self.needs_all:
+            why = engine.gone.split("\n")[0]
+            log.warning("%s (%s): its problems go to the other %d", why, engine.log, num_living)
+        self._ending.append(asyncio.create_task(asyncio.to_thread(engine.stop)))
+
+    def _check_open(self) -> None:
+        if not self._engines:
+            raise RuntimeError("DataParallelEngines.open() has not been called")
 
     # --- for a policy that changes ----------------------------------------------------------------------------------
 
@@ -260,8 +218,7 @@ class DataParallelEngines:
 
     async def ask(self, number: int, name: str, *arguments: Any) -> Any:
         """What that method of engine `number` returns. Raises ServerGone."""
-        if not self._engines:
-            raise RuntimeError("DataParallelEngines.open() has not been called")
+        self._check_open()
         if name == "receive_weights":
             self._homes.clear()  # their caches are emptied next
         return await self._engines[number].ask(name, *arguments, seconds=self.control_seconds)

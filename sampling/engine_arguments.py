@@ -29,12 +29,10 @@ def num_devices(options: Mapping[str, Any]) -> int:
     return math.prod(int(own.get(name) or 1) for name in PARALLEL)
 
 
-def check_one_device(options: Mapping[str, Any]) -> None:
-    """Raise BadInput where vLLM's options ask for several: an engine without a server works in one process."""
-    own = spelled(options)
-    for name in PARALLEL:
-        if own.get(name) not in (None, 1):
-            raise BadInput(f"client.options.{name}: an engine without a server has one device: choose client=vllm")
+def check_one_engine(options: Mapping[str, Any]) -> None:
+    """Raise BadInput where vLLM's options ask for copies of the engine, which vLLM has behind its server only."""
+    if spelled(options).get("data_parallel_size") not in (None, 1):
+        raise BadInput("client.options.data_parallel_size: set client.num_engines in its place")
 
 
 def is_one_process(options: Mapping[str, Any], takes_weights: bool) -> bool:

@@ -1,5 +1,5 @@
 """One vLLM engine in a process of its own, which answers calls over a socket: the other end of
-`sampling.data_parallel_engines`.
+`sampling.child_engine`.
 
     python -m espalier.sampling.engine_process DESCRIPTOR
 
@@ -17,7 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from espalier.sampling.client import Refused, ServerGone, one_line
+from espalier.sampling.client import EngineFailed, Refused, ServerGone, one_line
 
 CANCEL = "cancel"
 _LENGTH = 8
@@ -40,11 +40,14 @@ async def receive(reader: asyncio.StreamReader) -> Any:
 
 async def _answer(client: Any, call: tuple[int, str, tuple[Any, ...]], writer: asyncio.StreamWriter) -> None:
     number, name, arguments = call
-    value, error = None, None
+    value: Any = None
+    error: Exception | None = None
     try:
         value = await getattr(client, name)(*arguments)
-    except (Refused, ServerGone) as failure:
+    except Refused as failure:
         error = failure
+    except ServerGone as failure:
+        error = EngineFailed(str(failure))
     except Exception as failure:  # the other end waits for an answer
         error = ServerGone(one_line(failure))
     try:

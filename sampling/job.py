@@ -29,13 +29,13 @@ from espalier.runtime.process_lifetime import exclusive
 from espalier.runtime.run_dir import model_fingerprint, provenance, same_origin
 from espalier.runtime.schemas import SampleConfig
 from espalier.runtime.tracking import Progress
+from espalier.sampling.child_process import CannotStart
 from espalier.sampling.client import Client, SampleRequest, SamplingParams, ServerGone, ShowsLife
 from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.input_checks import check_origin, check_unique
 from espalier.sampling.requests import CompletionRequests
 from espalier.sampling.rounds import Rounds, RoundSource, run_rounds
 from espalier.sampling.runner import Runner, Tally, count_rows, finished_requests
-from espalier.sampling.server import CannotStart
 from espalier.sampling.vllm_client import VLLMClient
 
 log = logging.getLogger("sample")
@@ -150,7 +150,7 @@ def serving(
         check_server: Callable[[], None] = lambda: None  # noqa: E731
         if SERVER_VARIABLE in os.environ and config.client.get("base_url", "") is None:
             client_arguments["base_url"] = os.environ[SERVER_VARIABLE]
-        elif config.server:  # `server=none` composes to an empty node
+        elif "_target_" in (config.server or {}):  # `server=none` composes to a node without a component
             if "base_url" not in config.client:
                 raise BadInput("this client asks no server: set server=none")
             check_model(config.server["model"])
@@ -161,6 +161,7 @@ def serving(
             check_server = server.check
         client: Client = build(config.client, seed=config.seed, **client_arguments)
         if isinstance(client, DataParallelEngines):
+            check_model(client.model)
             client.log = client.log or f"{config.output}.engine.log"
         if isinstance(client, VLLMClient):
             client.expect_tokens(PROBE_TEXT, list(tokenizer(PROBE_TEXT, add_special_tokens=False).input_ids))
@@ -195,7 +196,7 @@ def _sample(
         )
         if isinstance(client, ShowsLife):
             runner.is_working = client.is_working
-        if isinstance(client, VLLMClient):
+        if isinstance(client, VLLMClient | DataParallelEngines):
             runner.lane_of = client.lane_of
         try:
             if rounds is None:
@@ -225,11 +226,11 @@ def _live_line(progress: Progress, num_samples: int, client: Client) -> Callable
 
 def _engine_counts(client: Client) -> dict[str, int]:
     """What the engines counted during the run, {} where they do not say; requests with less room than asked."""
-    if not isinstance(client, VLLMClient):
-        return {}
-    if client.num_shortened:
-        log.warning("%d requests had less room in the model's window than params.max_tokens", client.num_shortened)
-    return dataclasses.asdict(client.counted) if client.counted is not None else {}
+    num_shortened = getattr(client, "num_shortened", 0)
+    if num_shortened:
+        log.warning("%d requests had less room in the model's window than params.max_tokens", num_shortened)
+    counted = getattr(client, "counted", None)
+    return dataclasses.asdict(counted) if counted is not None else {}
 
 
 def _finish(config: SampleConfig, output: Path, tally: Tally, meta: dict[str, Any], seconds: float) -> int:

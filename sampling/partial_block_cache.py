@@ -218,6 +218,80 @@ class BlockPlanner:
         return ("first", lora.lora_name if lora is not None else "", request.cache_salt)
 
 
+class _InScheduler:
+    """`BlockPlanner` in vLLM's scheduler; the methods are those of vLLM's `KVConnectorBase_V1`."""
+
+    _planner: BlockPlanner
+    _kv_cache_manager: Any
+    _pool: Any
+    _cache_map: Any = None
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        self._pool = gpu_block_pool
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if self._pool.cached_block_hash_to_block is not self._cache_map:  # reset since: new weights
+            self._cache_map = self._pool.cached_block_hash_to_block
+            self._planner.table.clear()
+        if request.skip_reading_prefix_cache:
+            return 0, False
+        return self._planner.num_shared(request, num_computed_tokens), False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        self._planner.admit(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: Any) -> BlockCopies:
+        planner, scheduled = self._planner, scheduler_output.num_scheduled_tokens
+        for new in scheduler_output.scheduled_new_reqs:
+            planner.advance(new.req_id, new.block_ids[0], new.num_computed_tokens, scheduled[new.req_id])
+        rows = scheduler_output.scheduled_cached_reqs
+        for name, fresh, computed in zip(rows.req_ids, rows.new_block_ids, rows.num_computed_tokens, strict=True):
+            if fresh is not None and name not in rows.resumed_req_ids:
+                planner.hand_out(fresh[0])
+            if planner.is_unfinished(name):
+                blocks = self._kv_cache_manager.get_block_ids(name)[0]
+                planner.advance(name, blocks, computed, scheduled[name])
+        return planner.end_step()
+
+    def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        self._planner.finish(request, block_ids, request.num_computed_tokens)
+        return False, None
+
+    def reset_cache(self) -> bool:
+        self._planner.table.clear()
+        return True
+
+
+class _InWorker:
+    """The copies in vLLM's worker; the methods are those of vLLM's `KVConnectorBase_V1`."""
+
+    _num_blocks: int
+    _caches: Sequence[Any] = ()
+    _get_connector_metadata: Any
+
+    def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
+        self._caches = list(kv_caches.values())
+        if any(cache.shape[0] != self._num_blocks for cache in self._caches):
+            shapes = sorted({tuple(cache.shape) for cache in self._caches})
+            raise ValueError(f"a cache of {self._num_blocks} blocks laid out as {shapes} cannot be shared: "
+                             "start it with server=own")  # fmt: skip
+
+    def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
+        copies = self._get_connector_metadata()
+        if copies.sources:
+            for cache in self._caches:
+                cache[copies.targets] = cache[copies.sources]  # all are read before one is written
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        return
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
+        return
+
+    def wait_for_save(self) -> None:
+        return
+
+
 def __getattr__(name: str) -> Any:
     """`PartialBlockCache`, where vLLM asks for it: its base class is vLLM's, which is not imported otherwise."""
     if name != "PartialBlockCache":
@@ -230,15 +304,13 @@ def __getattr__(name: str) -> Any:
 def _connector() -> type:
     from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorRole
 
-    class PartialBlockCache(KVConnectorBase_V1):
-        """`BlockPlanner` in vLLM's scheduler, the copies in its worker."""
+    class PartialBlockCache(_InScheduler, _InWorker, KVConnectorBase_V1):
+        """What vLLM makes once in its scheduler and once in its worker."""
 
         def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
             super().__init__(vllm_config, role, kv_cache_config)
             self._planner = BlockPlanner(vllm_config.cache_config.block_size)
-            self._caches: list[Any] = []
             self._num_blocks = kv_cache_config.num_blocks
-            self._cache_map: Any = None
             if role == KVConnectorRole.SCHEDULER and len(kv_cache_config.kv_cache_groups) != 1:
                 raise ValueError("partly filled blocks are shared for models with one kind of attention layer only: "
                                  "start it with server=own")  # fmt: skip
@@ -246,66 +318,5 @@ def _connector() -> type:
         @property
         def requires_kv_delivery(self) -> bool:
             return False
-
-        # the scheduler's side
-
-        def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
-            self._pool = gpu_block_pool
-
-        def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-            if self._pool.cached_block_hash_to_block is not self._cache_map:  # reset since: new weights
-                self._cache_map = self._pool.cached_block_hash_to_block
-                self._planner.table.clear()
-            if request.skip_reading_prefix_cache:
-                return 0, False
-            return self._planner.num_shared(request, num_computed_tokens), False
-
-        def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-            self._planner.admit(request, blocks.get_block_ids()[0], num_external_tokens)
-
-        def build_connector_meta(self, scheduler_output: Any) -> BlockCopies:
-            planner, scheduled = self._planner, scheduler_output.num_scheduled_tokens
-            for new in scheduler_output.scheduled_new_reqs:
-                planner.advance(new.req_id, new.block_ids[0], new.num_computed_tokens, scheduled[new.req_id])
-            rows = scheduler_output.scheduled_cached_reqs
-            for name, fresh, computed in zip(rows.req_ids, rows.new_block_ids, rows.num_computed_tokens, strict=True):
-                if fresh is not None and name not in rows.resumed_req_ids:
-                    planner.hand_out(fresh[0])
-                if planner.is_unfinished(name):
-                    blocks = self._kv_cache_manager.get_block_ids(name)[0]
-                    planner.advance(name, blocks, computed, scheduled[name])
-            return planner.end_step()
-
-        def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-            self._planner.finish(request, block_ids, request.num_computed_tokens)
-            return False, None
-
-        def reset_cache(self) -> bool:
-            self._planner.table.clear()
-            return True
-
-        # the worker's side
-
-        def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-            self._caches = list(kv_caches.values())
-            if any(cache.shape[0] != self._num_blocks for cache in self._caches):
-                shapes = sorted({tuple(cache.shape) for cache in self._caches})
-                raise ValueError(f"a cache of {self._num_blocks} blocks laid out as {shapes} cannot be shared: "
-                                 "start it with server=own")  # fmt: skip
-
-        def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-            copies = self._get_connector_metadata()
-            if copies.sources:
-                for cache in self._caches:
-                    cache[copies.targets] = cache[copies.sources]  # all are read before one is written
-
-        def wait_for_layer_load(self, layer_name: str) -> None:
-            return
-
-        def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-            return
-
-        def wait_for_save(self) -> None:
-            return
 
     return PartialBlockCache

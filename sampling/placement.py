@@ -30,28 +30,26 @@ def visible_gpus() -> list[str]:
 
 
 def deal_gpus(
-    num_engines: int, num_each: int | None, gpus: Sequence[int | str], options: Mapping[str, Any], where: str
+    num_engines: int, num_each: int | None, gpus: Sequence[int | str], options: Mapping[str, Any]
 ) -> list[str]:
     """What CUDA_VISIBLE_DEVICES is for each engine; "" where it sees all that this program sees.
 
     Each gets `num_each` GPUs in order: of all that are visible, or of `gpus`, which are counted among these from 0 (as
     torch counts them) or named by UUID. None: as many as the engine's `options` need, where a GPU is visible at all; 0:
-    none is dealt out. `where` is the config's node ("client", "server"). Raises BadInput where there are fewer.
+    none is dealt out. Raises BadInput where there are fewer.
     """
     visible = visible_gpus()
     if num_each == 0 and gpus:
-        raise BadInput(
-            f"{where}.gpus_each=0 lets every engine see all GPUs, and {where}.gpus names some: leave one out"
-        )
+        raise BadInput("client.gpus_each=0 lets every engine see all GPUs, and client.gpus names some: leave one out")
     if num_each == 0 or (num_each is None and not gpus and not visible):
         return [""] * num_engines
     each = num_each or num_devices(options)
-    pool = [_named(gpu, visible, where) for gpu in gpus] or visible
+    pool = [_named(gpu, visible) for gpu in gpus] or visible
     if len(pool) < num_engines * each:
-        had = f"{where}.gpus names {len(pool)}" if gpus else _seen(visible)
+        had = f"client.gpus names {len(pool)}" if gpus else _seen(visible)
         raise BadInput(
             f"{num_engines} engines of {each} GPU{'s' * (each > 1)} each need {num_engines * each}, and {had}: start "
-            f"fewer, or set {where}.gpus_each=0 for engines that all see all GPUs"
+            f"fewer, or set client.gpus_each=0 for engines that all see all GPUs"
         )
     return [",".join(pool[number * each : (number + 1) * each]) for number in range(num_engines)]
 
@@ -62,13 +60,13 @@ def _seen(visible: Sequence[str]) -> str:
     return f"{len(visible)} {'is' if len(visible) == 1 else 'are'} visible{why}"
 
 
-def _named(gpu: int | str, visible: Sequence[str], where: str) -> str:
+def _named(gpu: int | str, visible: Sequence[str]) -> str:
     name = str(gpu)
     if name.isdecimal() and int(name) < len(visible):
         return visible[int(name)]
     if not name.isdecimal() and (name in visible or _VARIABLE not in os.environ):
         return name
-    raise BadInput(f"{where}.gpus: there is no GPU {name}: {_seen(visible)}, counted from 0")
+    raise BadInput(f"client.gpus: there is no GPU {name}: {_seen(visible)}, counted from 0")
 
 
 def share_of_cores(num_engines: int) -> int:

@@ -25,15 +25,9 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any, Self
 
-from espalier.sampling.child_process import ChildProcess, die_with_parent, engine_environment
+from espalier.sampling.child_process import CannotStart, ChildProcess, die_with_parent, engine_environment
 from espalier.sampling.engine_arguments import engine_arguments, is_one_process, spelled
 from espalier.sampling.placement import core_list
-
-
-class CannotStart(RuntimeError):
-    """The server cannot be started; the message says why and where the log is."""
-
-    exit_code = 3
 
 
 class PortInUse(ValueError):
@@ -139,12 +133,11 @@ class VLLMServer(ChildProcess):
 
     def start(self) -> Self:
         """Start and wait until it has answered a request. Raises PortInUse, CannotStart."""
-        self.launch()
-        self.wait_until_ready()
+        self._launch()
+        self._wait_until_ready()
         return self
 
-    def launch(self) -> None:
-        """Start and return at once. Raises PortInUse, CannotStart."""
+    def _launch(self) -> None:
         if importlib.util.find_spec("vllm") is None:
             raise CannotStart("vllm is not installed: run bash scripts/install.sh")
         if self.port:
@@ -153,8 +146,8 @@ class VLLMServer(ChildProcess):
             self.port = free_port(self.host)
         self.begin(self.command(), self.environment())
 
-    def wait_until_ready(self) -> None:
-        """Return when it has answered a request; stopped where it does not. Raises CannotStart."""
+    def _wait_until_ready(self) -> None:
+        """Return when it has answered a request; stopped where it does not."""
         deadline = time.monotonic() + self.start_seconds
         try:
             self._poll(deadline, lambda: self._get("/health"), "healthy")

@@ -25,7 +25,7 @@ import aiohttp
 from espalier.data.records import BadInput
 from espalier.sampling.client import NotAnswered, Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.completion_api import PATHS, Transient, read_samples, write_request
-from espalier.sampling.connection import OPEN_SECONDS, Connection
+from espalier.sampling.connection import Connection
 from espalier.sampling.engine_counters import EngineCounters
 from espalier.sampling.request_batching import Gathering
 
@@ -138,7 +138,8 @@ class VLLMClient:
         connection = server.connection
         try:
             await connection.open(self.model)
-            await self._compare_tokens(connection)
+            if self._probe is not None:
+                await connection.check_tokens(*self._probe)
         except ServerGone as error:
             self._leave_out(server, error)
             return
@@ -146,25 +147,6 @@ class VLLMClient:
         before = await connection.counters()
         if before is not None:
             self._counters_before[connection.url] = before
-
-    async def _compare_tokens(self, connection: Connection) -> None:
-        if self._probe is None:
-            return
-        text, ids = self._probe
-        body = {"model": connection.model, "prompt": text, "add_special_tokens": False}
-        try:
-            found = (await asyncio.wait_for(connection.post_once("/tokenize", body), OPEN_SECONDS))["tokens"]
-        except (ServerGone, aiohttp.ClientError, TimeoutError, OSError, KeyError, TypeError, ValueError):
-            log.warning("%s does not say how it tokenises: that it has the policy's tokenizer is taken on trust",
-                        connection.url)  # fmt: skip
-            return
-        if found != ids:
-            first = next((k for k, (a, b) in enumerate(zip(found, ids, strict=False)) if a != b), 0)
-            raise BadInput(
-                f"{connection.url} has another tokenizer than policy: of one text it makes {len(found)} tokens "
-                f"(from token {first} on {found[first : first + 4]}), policy {len(ids)} ({ids[first : first + 4]}): "
-                "serve the policy, or set policy= to what is served"
-            )
 
     async def close(self) -> None:
         """Close the connections; the engines' counts are read once more."""

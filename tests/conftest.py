@@ -1,7 +1,7 @@
 """What tests share: word arithmetic, its tokenizer and tiny policy, a server that misbehaves, a real one.
 
 Everything is built on the spot; nothing is downloaded. `real_server` starts vLLM on the CPU (half a minute),
-once for all tests that ask for it; mark those `server`.
+once for all tests that ask for it; mark those `server`. Their files are in `_ONE_SERVER`, which one worker runs.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import random
+import socket
 import threading
 import time
 from collections import Counter
@@ -30,9 +31,29 @@ hypothesis.settings.register_profile("same", derandomize=True, database=None)
 hypothesis.settings.load_profile("same")
 
 
+# Files with tests that ask `real_server`, one after the other: some change its weights, some count its tokens.
+_ONE_SERVER = ("test_judging.py", "test_live_engine.py", "test_partial_block_cache_engine.py", "test_pipeline.py",
+               "test_server.py", "test_vllm_client.py")  # fmt: skip
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A file is one worker's, and all files of `_ONE_SERVER` are."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return "real_server" if Path(file).name in _ONE_SERVER else file
+
+    return Scheduling(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with a real server first: the longest tests must not be the last to begin."""
     long = {item.path for item in items if item.get_closest_marker("server")}
+    asking = {item.path.name for item in items if "real_server" in getattr(item, "fixturenames", ())}
+    assert asking <= set(_ONE_SERVER), f"name them in _ONE_SERVER: {asking - set(_ONE_SERVER)}"
     items.sort(key=lambda item: item.path not in long)  # stable: the order within a file stays
 
 
@@ -101,7 +122,9 @@ def tiny_prm(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 @pytest.fixture(scope="session")
 def real_server(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A vLLM server that serves `tiny_policy`, with the controls that take new weights, and as a chat API."""
+    """A vLLM server that serves `tiny_policy`, with the controls that take new weights, and as a chat API; it leaves
+    nothing behind."""
+    from espalier.sampling.child_process import group_members
     from espalier.sampling.server import VLLMServer
 
     template = tmp_path_factory.mktemp("template") / "template.jinja"
@@ -114,7 +137,12 @@ def real_server(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> 
         options={"enforce_eager": True, "max_num_seqs": 32, "chat_template": str(template)},
     )
     with server:
+        assert server.process is not None
+        group = server.process.pid
         yield server
+    assert group_members(group) == []
+    with socket.socket() as probe:
+        assert probe.connect_ex((server.host, server.port)) != 0
 
 
 class CompletionServer:

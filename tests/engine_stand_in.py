@@ -1,4 +1,5 @@
-"""A program that talks as `sampling.engine_process` does, with no vLLM behind it: what it does is in the request's id.
+"""A program that talks as `sampling.engine_process` does, with no vLLM behind it: what it does is in the request's id
+("die", or "die at 1" for the second engine alone).
 
 python -m tests.engine_stand_in DESCRIPTOR
 """
@@ -16,34 +17,42 @@ from espalier.sampling.engine_process import serve
 
 
 class StandIn:
-    def __init__(self, model: str, options: dict[str, Any], **_: Any):
-        self.model, self.options = model, options
+    def __init__(self, model: str, options: dict[str, Any], seed: int, **_: Any):
+        self.model, self.options, self.seed = model, options, seed
         self.version = "default"
         self.folders: list[str] = []
         self.num_cancelled = 0
 
     async def open(self) -> None:
         if self.model == "missing":
+            print("ValueError: no weights", flush=True)
             raise ServerGone("no vLLM engine can be had for missing")
         if self.model == "slow":
             time.sleep(60)
 
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        if request.id == "refused":
+        what, _, where = request.id.partition(" at ")
+        what = what if where in ("", str(self.options["seed"])) else "good"
+        if what == "refused":
             raise Refused("too long")
-        if request.id == "broken":
+        if what == "broken":
             raise KeyError("in\ntwo lines")
-        if request.id == "die":
+        if what == "fail":
+            raise ServerGone("the vLLM engine failed: RuntimeError: no memory")
+        if what == "die":
             print("RuntimeError: out of memory", flush=True)
             os._exit(7)
-        if request.id == "hang":
+        if what == "hang":
             time.sleep(60)
         try:
-            await asyncio.sleep(60 if request.id == "long" else 0.01)
+            await asyncio.sleep({"long": 60, "slow": 0.3}.get(what.partition("/")[0], 0.01))
         except asyncio.CancelledError:
             self.num_cancelled += 1
             raise
-        return [Sample(str(self.options["seed"]), request.prompt_ids, "stop") for _ in range(params.n)]
+        if "answer" in self.options:  # a text alone, as a chat API gives it
+            return [Sample(self.options["answer"], [], "stop") for _ in range(params.n)]
+        stop = f"{request.id}: {request.seed(self.seed)}" if params.is_seeded else ""
+        return [Sample(str(self.options["seed"]), request.prompt_ids, "stop", stop=stop) for _ in range(params.n)]
 
     async def is_working(self) -> bool:
         return True

@@ -2,6 +2,7 @@
 are stand-ins without vLLM; a run of main.py with real ones is the last test."""
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import yaml
 from hydra.errors import HydraException
 from rl_cases import read_metrics
 
@@ -22,15 +24,17 @@ from espalier.rl.assembly import check_client, engines_of
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import OwnEngine, StaleWeights
 from espalier.runtime.config_errors import describe_config_error
-from espalier.runtime.entrypoint import BadConfig, compose_config
+from espalier.runtime.entrypoint import BadConfig, build, compose_config
 from espalier.runtime.schemas import RLConfig, SampleConfig
-from espalier.sampling.child_process import group_members
+from espalier.sampling.child_engine import ChildEngine
+from espalier.sampling.child_process import CannotStart, group_members
 from espalier.sampling.client import Refused, SampleRequest, SamplingParams, ServerGone
-from espalier.sampling.data_parallel_engines import DataParallelEngines, _Engine
+from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.offline_client import OfflineClient
 from espalier.sampling.server import VLLMServer
 
 ROOT = Path(__file__).resolve().parent.parent
+BLOCKS = ROOT / "conf" / "engine_options" / "partial_block_cache.yaml"
 TWO = SamplingParams(n=2, temperature=1.0, max_tokens=4)
 
 
@@ -144,9 +148,13 @@ def test_a_request_that_is_given_up_is_taken_out_of_its_engine(tmp_path: Path) -
     asyncio.run(ask())
 
 
-def test_an_engine_that_dies_is_told_to_all_who_wait_and_to_all_who_come(tmp_path: Path) -> None:
+def test_where_they_follow_a_policy_the_first_that_dies_ends_every_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async def ask() -> None:
         async with engines(tmp_path) as client:
+            engines_of(client, None)
+            assert client.needs_all
             waiting = [asyncio.create_task(client.sample(request("long", f"p{k}"), TWO)) for k in range(2)]
             await asyncio.sleep(0.05)
             dying = client._homes["p1"]
@@ -156,15 +164,18 @@ def test_an_engine_that_dies_is_told_to_all_who_wait_and_to_all_who_come(tmp_pat
                 await waiting[1]
             with pytest.raises(ServerGone, match=r"the end of .*engine-1\.log:"):
                 await client.engine(1).served_version()
+            with pytest.raises(ServerGone, match="engine 1 of 2 died"):  # though this problem's engine lives
+                await client.sample(request("good", "p0"), TWO)
             waiting[0].cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
     asyncio.run(ask())
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_an_answer_that_cannot_be_read_is_told(tmp_path: Path) -> None:
     async def ask() -> None:
-        engine = _Engine("engine 0 of 1", str(tmp_path / "engine.log"), "none", {})
+        engine = ChildEngine("engine 0 of 1", str(tmp_path / "engine.log"), "none", {})
         _, waiting = engine._expect()
         reader = asyncio.StreamReader()
         reader.feed_data((4).to_bytes(8, "little") + b"junk")
@@ -195,7 +206,13 @@ def test_an_engine_that_hangs_gives_no_sign_of_life_and_ends_all_the_same(tmp_pa
 
 @pytest.mark.parametrize(
     ("model", "told"),
-    [("missing", r"engine \d of 2: no vLLM engine can be had"), ("slow", r"engine \d of 2 was not loaded in 1 s")],
+    [
+        (
+            "missing",
+            r"engine \d of 2: no vLLM engine can be had .*\nthe end of .*engine-\d.log:\n  \| ValueError: no weights",
+        ),
+        ("slow", r"engine \d of 2 was not loaded in 1 s\nthe end of "),
+    ],
 )
 def test_engines_that_do_not_start_leave_none_behind(model: str, told: str, tmp_path: Path) -> None:
     client = Stood(model, str(tmp_path / "engine.log"), start_seconds=1.0)
@@ -204,15 +221,16 @@ def test_engines_that_do_not_start_leave_none_behind(model: str, told: str, tmp_
         patch.setattr(
             "espalier.sampling.child_process.atexit.register", lambda stop: begun.append(stop.__self__.process.pid)
         )
-        with pytest.raises(ServerGone, match=told):
+        with pytest.raises(CannotStart, match=told) as caught:
             asyncio.run(client.open())
+    assert caught.value.exit_code == 3
     assert len(begun) == 2
     assert [group_members(group) for group in begun] == [[], []]
 
 
 def test_they_die_with_the_program_that_started_them(tmp_path: Path) -> None:
     program = (
-        "import asyncio, sys\nfrom espalier.sampling.data_parallel_engines import DataParallelEngines, _Engine\n"
+        "import asyncio, sys\nfrom espalier.sampling.data_parallel_engines import DataParallelEngines\n"
         "DataParallelEngines.program = 'tests.engine_stand_in'\n"
         f"client = DataParallelEngines('policy', {str(tmp_path / 'engine.log')!r})\n"
         "async def main():\n    await client.open()\n"
@@ -243,18 +261,24 @@ def test_every_engine_has_a_seed_threads_and_gpus_of_its_own(monkeypatch: pytest
     assert {row["OMP_NUM_THREADS"] for row in found} == {"2"}
     assert "RANK" not in found[0]
     assert DataParallelEngines("m", "l", num_threads=3).environment(0)["OMP_NUM_THREADS"] == "3"
+    bind = "VLLM_CPU_OMP_THREADS_BIND"
+    assert {row[bind] for row in found} == {"nobind"}
+    bound = DataParallelEngines("m", "l", num_threads=2, first_core=4)
+    assert [bound.environment(number)[bind] for number in range(2)] == ["4-5", "6-7"]
+    wide = DataParallelEngines("m", "l", first_core=0, options={"tensor_parallel_size": 2})
+    assert [wide.environment(number)[bind] for number in range(2)] == ["0-1|2-3", "4-5|6-7"]
     with pytest.raises(BadInput, match=r"2 engines of 1 GPU each need 2, and client\.gpus names 1"):
         DataParallelEngines("m", "l", gpus=[0])
     with pytest.raises(BadInput, match="num_engines must be at least 1, got 0"):
         DataParallelEngines("m", "l", num_engines=0)
 
 
-def test_they_go_without_a_server_and_on_one_device_each() -> None:
+def test_they_go_without_a_server_and_copies_are_asked_for_by_their_number() -> None:
     check_client(DataParallelEngines("m", "l"), None)
     with pytest.raises(BadConfig, match="set server=none"):
         check_client(DataParallelEngines("m", "l"), VLLMServer("m", "log"))
-    with pytest.raises(BadInput, match=r"client\.options\.tensor_parallel_size: an engine without a server has one"):
-        DataParallelEngines("m", "l", options={"tensor_parallel_size": 2})
+    with pytest.raises(BadInput, match=r"client\.options\.data_parallel_size: set client\.num_engines in its place"):
+        DataParallelEngines("m", "l", options={"data-parallel-size": 2})
     with pytest.raises(BadConfig, match=r"choose client=vllm \(over HTTP\) or data_parallel_engines"):
         check_client(OfflineClient("m"), None)
 
@@ -270,7 +294,26 @@ def test_the_window_that_a_run_asks_of_its_server_is_the_engines() -> None:
         SampleConfig, "api/vllm/trajectories_in_process", ["client=data_parallel_engines", "policy=m", "output=o"]
     )
     assert offline.client["options"]["logprobs_mode"] == "raw_logprobs"  # as every other client
+    assert "block_size" not in build(offline.client).options
+    states = ["server=none", "policy=m", "output=o", "requests.states=s"]
+    for name, shared in (("data_parallel_engines", False), ("data_parallel_engines_partial_block_cache", True)):
+        completing = compose_config(SampleConfig, "api/vllm/completions", [f"client={name}", *states])
+        assert completing.client["options"]["block_size"] == completing.server["options"]["block_size"] == 32
+        assert ("kv_transfer_config" in completing.client["options"]) == shared
+    following = compose_config(RLConfig, "rl", [here[0] + "_partial_block_cache", *here[1:]]).client["options"]
+    assert following["block_size"] == yaml.safe_load(BLOCKS.read_text())["block_size"]
     assert offline.client["model"] == "m"
+
+
+def test_several_servers_are_gone() -> None:
+    for config, name in ((RLConfig, "exp/ppo/grpo_word_arithmetic"), (SampleConfig, "api/vllm/completions")):
+        with pytest.raises(HydraException) as raised:
+            compose_config(config, name, ["server=several", "server.num_servers=2"])
+        assert describe_config_error(raised.value) == (
+            "config: server=several is no longer there: choose client=data_parallel_engines server=none, which has "
+            "client.num_engines engines in processes of their own, or start servers and name them in "
+            "client.base_url=[...]"
+        )
 
 
 @pytest.mark.parametrize(("old", "new"), [("", ""), ("_shared_blocks", "_partial_block_cache")])

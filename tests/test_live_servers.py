@@ -1,9 +1,7 @@
 """Several servers that follow one policy: each gets every delivery and has to prove it. The servers are small ones of
-this process over HTTP; a run of main.py with two real ones is the last test."""
+this process over HTTP."""
 
 import asyncio
-import subprocess
-import sys
 import threading
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
@@ -13,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from aiohttp import web
-from rl_cases import read_metrics
 
 from benchmarks.repeatable_server import RepeatableServer
 from espalier.models.load import load_policy
@@ -24,10 +21,9 @@ from espalier.rl.probes.canary import Canary
 from espalier.rl.probes.checks import CACHE, UNUSED, VERSION, WEIGHTS
 from espalier.runtime.entrypoint import BadConfig
 from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
-from espalier.sampling.several_servers import VLLMServers
+from espalier.sampling.server import VLLMServer
 from espalier.sampling.vllm_client import VLLMClient
 
-ROOT = Path(__file__).resolve().parent.parent
 ONE = SamplingParams(n=1, temperature=1.0, max_tokens=4)
 
 
@@ -202,46 +198,15 @@ def test_one_server_that_does_not_answer_at_the_start_ends_the_run(tiny_policy: 
             asyncio.run(run([server.url, url]))
 
 
-def test_servers_of_our_own_take_weights_and_are_all_followed() -> None:
-    servers = VLLMServers("policy", "log", 3, has_controls=True)
-    assert all("--worker-extension-cls" in server.command() for server in servers.servers)
-    client = VLLMClient()
-    check_client(client, servers)
-    engines = engines_of(client, servers)
-    client.base_url = ["http://a:1", "http://b:1", "http://c:1"]
-    assert [engine.name for engine in engines] == client.urls
+def test_an_address_that_stands_twice_is_named() -> None:
     with pytest.raises(BadConfig, match="names a server twice"):
         check_client(VLLMClient(["http://a:1", "http://a:1/"]), None)
 
 
-def test_one_of_our_own_servers_that_dies_ends_the_run_where_they_follow_a_policy(tmp_path: Path) -> None:
-    from test_server import StandIn
-
-    servers = VLLMServers("policy", str(tmp_path / "s.log"), 2, has_controls=True)
-    servers.servers = [StandIn("policy", str(server.log)) for server in servers.servers]
-    with servers:
-        servers.check()
-        process = servers.servers[1].process
-        assert process is not None
-        process.kill()
-        process.wait(10)
-        with pytest.raises(ServerGone, match=servers.servers[1].base_url):
-            servers.check()
-
-
-@pytest.mark.server
-@pytest.mark.slow
-def test_a_run_with_two_real_servers_follows_the_policy(tiny_policy: Path, tmp_path: Path) -> None:
-    run_dir = tmp_path / "run"
-    settings = ["server=several", "server.max_model_len=256", "server.options.max_num_seqs=32", "params.max_tokens=24",
-                "num_iterations=2", "num_problems=4", "group_size=4", "eval_every=2", "num_eval_problems=8",
-                "task.num_train=40", "task.num_dev=8", "task.num_test=8"]  # fmt: skip
-    command = [sys.executable, str(ROOT / "main.py"), "-cn", "exp/ppo/grpo_word_arithmetic", *settings]
-    command += [f"model.path={tiny_policy}", f"output_dir={run_dir}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    rows = [row for row in read_metrics(run_dir) if "rollout/reward" in row]
-    assert [row["step"] for row in rows] == [1, 2]
-    assert all(0 <= row["engine/canary_gap"] < 0.1 for row in rows)
-    for number in range(2):
-        assert "receive_weights" in (run_dir / f"server-{number}.log").read_text()
+def test_a_server_of_our_own_takes_weights_and_is_followed() -> None:
+    server, client = VLLMServer("policy", "log", has_controls=True), VLLMClient()
+    assert "--worker-extension-cls" in server.command()
+    check_client(client, server)
+    engines = engines_of(client, server)
+    client.base_url = "http://a:1"
+    assert [engine.name for engine in engines] == client.urls

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from espalier.data.jsonl import read_records
-from espalier.data.records import BadInput, Completion
+from espalier.data.records import Completion
 from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.runner import Runner, Tally
-from espalier.sampling.several_servers import VLLMServers
 from espalier.sampling.vllm_client import VLLMClient
 
 PARAMS = SamplingParams(n=1, temperature=1.0, max_tokens=20)
@@ -183,55 +182,6 @@ def test_a_server_that_hangs_from_the_start_is_not_waited_for_long(
     monkeypatch.setattr("espalier.sampling.connection.OPEN_SECONDS", 0.3)
     with completion_server(hang_after=0) as server, pytest.raises(ServerGone, match=r"does not answer .TimeoutError"):
         sample_all([server.base_url], states(2, 1), tmp_path / "c.jsonl")
-
-
-def test_several_servers_of_our_own_get_logs_cores_and_gpus_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    servers = VLLMServers("policy", "out/run.server.log", 2, num_threads=3).servers
-    assert [str(server.log) for server in servers] == ["out/run.server-0.log", "out/run.server-1.log"]
-    assert [server.environment()["VLLM_CPU_OMP_THREADS_BIND"] for server in servers] == ["0-2", "3-5"]
-    assert all(server.devices == "" for server in servers)  # without GPUs
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    servers = VLLMServers("policy", "log", 2, options={"tensor-parallel-size": 2}).servers
-    assert [server.environment()["CUDA_VISIBLE_DEVICES"] for server in servers] == ["0,1", "2,3"]
-    with pytest.raises(BadInput, match="num_servers must be at least 1, got 0"):
-        VLLMServers("policy", "log", 0)
-
-
-def test_servers_start_side_by_side_and_one_that_dies_is_left_to_the_client(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    from test_server import StandIn
-
-    servers = VLLMServers("policy", str(tmp_path / "s.log"), 2)
-    servers.servers = [StandIn("policy", str(server.log)) for server in servers.servers]
-    with servers:
-        assert len(set(servers.base_url)) == 2
-        servers.check()
-        for number, server in enumerate(servers.servers):
-            assert server.process is not None
-            server.process.kill()
-            server.process.wait(10)
-            if number == 0:
-                servers.check()
-                servers.check()
-                assert sum("its problems go to the other servers" in r.message for r in caplog.records) == 1
-        with pytest.raises(ServerGone, match="no server lives any more"):
-            servers.check()
-
-
-def test_servers_of_which_one_does_not_start_leave_nothing_behind(tmp_path: Path) -> None:
-    from test_server import StandIn
-
-    from espalier.sampling.server import CannotStart
-
-    servers = VLLMServers("policy", str(tmp_path / "s.log"), 2)
-    servers.servers = [StandIn("policy", str(server.log)) for server in servers.servers]
-    servers.servers[1].words = ("-c", "raise SystemExit(1)")  # type: ignore[attr-defined]
-    with pytest.raises(CannotStart, match="the vLLM server died"), servers:
-        pass
-    assert [server.process for server in servers.servers] == [None, None]
 
 
 def test_a_refused_request_is_refused_by_one_server_only(completion_server: Any, tmp_path: Path) -> None:

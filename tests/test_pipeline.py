@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,25 +98,14 @@ def test_the_eight_stages_run_end_to_end_and_again_for_nothing(policy: Path, tmp
 
 
 @pytest.mark.server
-@pytest.mark.timeout(900)
-def test_the_chat_caller_asks_an_openai_compatible_server(policy: Path, tmp_path: Path) -> None:
-    template = tmp_path / "template.jinja"
-    template.write_text(
-        "{% for message in messages %}{% if message.role == 'user' %}{{ message.content }}{% endif %}{% endfor %}"
-    )
-    script = tmp_path / "serve.py"
-    script.write_text(
-        "import os, subprocess, sys\nfrom espalier.sampling.server import VLLMServer\n"
-        f"with VLLMServer({str(policy)!r}, {str(tmp_path / 'server.log')!r}, options={{'enforce_eager': True, "
-        f"'chat_template': {str(template)!r}}}) as server:\n"
-        "    sys.exit(subprocess.call([*sys.argv[1:], f'client.base_url={server.base_url}/v1']))\n"
-    )
+def test_the_chat_caller_asks_an_openai_compatible_server(real_server: Any, tiny_policy: Path, tmp_path: Path) -> None:
     output = tmp_path / "teacher.jsonl"
-    environment = {**os.environ, "ESPALIER_TEST_KEY": "sk-secret-123", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, str(script), sys.executable, "openai_api_caller_v1.py", f"policy={policy}", *SMALL,
-               f"output={output}", "client.model=policy", "client.key_variable=ESPALIER_TEST_KEY",
-               "requests.limit=6", "params.n=2", "params.max_tokens=64"]  # fmt: skip
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
+    environment = {**os.environ, "ESPALIER_TEST_KEY": "sk-secret-123"}
+    command = [sys.executable, "openai_api_caller_v1.py", f"policy={tiny_policy}", *SMALL, f"output={output}",
+               "client.model=policy", "client.key_variable=ESPALIER_TEST_KEY",
+               f"client.base_url={real_server.base_url}/v1", "requests.limit=6", "params.n=2",
+               "params.max_tokens=64"]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = read_records(Trajectory, output)
     assert [row.id.split("/")[1] for row in rows].count("0") == 6

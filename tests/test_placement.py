@@ -8,7 +8,6 @@ from espalier.data.records import BadInput
 from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.engine_arguments import num_devices
 from espalier.sampling.placement import core_list, deal_gpus, share_of_cores, visible_gpus
-from espalier.sampling.several_servers import VLLMServers
 
 GPUS = "CUDA_VISIBLE_DEVICES"
 
@@ -16,11 +15,6 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 def seen_by_engines(**settings: object) -> list[str | None]:
     client = DataParallelEngines("m", "l", **settings)  # type: ignore[arg-type]
     return [client.environment(number).get(GPUS) for number in range(client.num_engines)]
-
-
-def seen_by_servers(number: int = 2, **settings: object) -> list[str | None]:
-    servers = VLLMServers("m", "l", number, **settings).servers  # type: ignore[arg-type]
-    return [server.environment().get(GPUS) for server in servers]
 
 
 @pytest.mark.parametrize(
@@ -31,16 +25,16 @@ def test_engines_get_the_gpus_that_the_program_was_given(
     visible: str, first: str, second: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(GPUS, visible)
-    assert seen_by_engines() == seen_by_servers() == [first, second]
-    assert seen_by_engines(gpus=[1, 0]) == seen_by_servers(gpus=["1", 0]) == [second, first]
+    assert seen_by_engines() == [first, second]
+    assert seen_by_engines(gpus=[1, 0]) == seen_by_engines(gpus=["1", 0]) == [second, first]
     assert seen_by_engines(gpus=[1, 1]) == [second, second]  # shared because it was asked for
-    assert seen_by_engines(gpus_each=0) == seen_by_servers(gpus_each=0) == [visible, visible]
+    assert seen_by_engines(gpus_each=0) == [visible, visible]
 
 
-def test_a_server_of_several_devices_gets_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_of_several_devices_gets_as_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(GPUS, "4,5,6,7")
-    assert seen_by_servers(options={"tensor_parallel_size": 2}) == ["4,5", "6,7"]
-    assert seen_by_servers(gpus_each=2) == ["4,5", "6,7"]
+    assert seen_by_engines(options={"tensor_parallel_size": 2}) == ["4,5", "6,7"]
+    assert seen_by_engines(gpus_each=2) == ["4,5", "6,7"]
     assert num_devices({"tensor-parallel-size": 2, "pipeline_parallel_size": 3, "data_parallel_size": None}) == 6
 
 
@@ -69,8 +63,8 @@ def test_more_gpus_than_there_are_is_one_line(monkeypatch: pytest.MonkeyPatch) -
         "3 engines of 1 GPU each need 3, and 2 are visible (CUDA_VISIBLE_DEVICES=4,5): start fewer, or set "
         "client.gpus_each=0 for engines that all see all GPUs"
     )
-    with pytest.raises(BadInput, match=r"2 engines of 2 GPUs each need 4, and 2 are visible .* server\.gpus_each=0"):
-        seen_by_servers(gpus_each=2)
+    with pytest.raises(BadInput, match=r"2 engines of 2 GPUs each need 4, and 2 are visible .* client\.gpus_each=0"):
+        seen_by_engines(gpus_each=2)
     for gpus in ([4, 5], ["GPU-1", 0]):
         with pytest.raises(
             BadInput, match=r"client\.gpus: there is no GPU \S+: 2 are visible .*=4,5\), counted from 0"
@@ -90,4 +84,4 @@ def test_cores_are_those_that_the_program_may_use(monkeypatch: pytest.MonkeyPatc
 
 def test_gpus_that_no_engine_would_be_held_to_are_refused() -> None:
     with pytest.raises(BadInput, match="lets every engine see all GPUs, and client"):
-        deal_gpus(2, 0, [2, 3], {}, "client")
+        deal_gpus(2, 0, [2, 3], {})

@@ -20,7 +20,6 @@ from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import NotAnswered, Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.server import VLLMServer
-from espalier.sampling.several_servers import VLLMServers
 from espalier.sampling.vllm_client import VLLMClient
 
 
@@ -168,7 +167,6 @@ def test_the_window_is_known_before_the_engine_starts(completion_server: Any, ti
     client, path = VLLMClient(), str(tiny_policy)
     assert window_of(client, VLLMServer("m", "l", max_model_len=300), path) == 300
     assert window_of(client, VLLMServer("m", "l", options={"max_model_len": 200}), path) == 200
-    assert window_of(client, VLLMServers("m", "l", 2, max_model_len=100), path) == 100
     assert window_of(DataParallelEngines("m", "l", max_model_len=90), None, path) == 90
     assert window_of(DataParallelEngines("m", "l", options={"max_model_len": 80}), None, path) == 80
     with completion_server(max_model_len=70) as one, completion_server(max_model_len=60) as other:

@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
+from espalier.sampling.child_process import CannotStart, group_members
 from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
-from espalier.sampling.server import CannotStart, PortInUse, VLLMServer, check_port, free_port
+from espalier.sampling.server import PortInUse, VLLMServer, check_port, free_port
 from espalier.sampling.vllm_client import VLLMClient
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,19 +70,6 @@ def busy_port() -> Iterator[int]:
 def is_listening(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
-
-
-def group_members(group: int) -> list[int]:
-    """Processes of a process group that are not zombies."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            state, _, process_group = path.read_text().rpartition(")")[2].split()[:3]
-        except (OSError, ValueError):
-            continue
-        if int(process_group) == group and state != "Z":
-            found.append(int(path.parent.name))
-    return found
 
 
 def wait_until(is_true: Callable[[], bool], seconds: float) -> None:
@@ -265,9 +253,7 @@ def test_a_model_folder_that_kills_the_server_is_explained_by_the_log(tmp_path: 
 
 
 @pytest.mark.server
-def test_token_ids_go_in_and_come_out_and_nothing_stays_after_stop(
-    tmp_path: Path, tiny_policy: Path, tokenizer: Any
-) -> None:
+def test_token_ids_go_in_and_come_out(real_server: Any, tokenizer: Any) -> None:
     from espalier.sampling.requests import decode
 
     params = SamplingParams(n=8, temperature=1.0, max_tokens=40, return_logprobs=True)
@@ -281,13 +267,7 @@ def test_token_ids_go_in_and_come_out_and_nothing_stays_after_stop(
         await client.close()
         return [sample for group in samples for sample in group]
 
-    with VLLMServer(str(tiny_policy), str(tmp_path / "server.log"), **REAL) as server:
-        assert server.process is not None
-        group = server.process.pid
-        samples = asyncio.run(ask(server.base_url))
-    assert not is_listening(server.port)
-    assert group_members(group) == []
-    for sample in samples:
+    for sample in asyncio.run(ask(real_server.base_url)):
         assert 1 <= len(sample.token_ids) <= 40
         assert all(0 <= token < len(tokenizer) for token in sample.token_ids)
         assert len(sample.logprobs) == len(sample.token_ids)

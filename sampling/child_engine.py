@@ -1,0 +1,181 @@
+"""An engine in a process of its own, seen from the program that started it: calls and answers over a socket pair.
+
+Messages are those of `sampling.engine_process`, which is the other end.
+"""
+
+import asyncio
+import itertools
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from espalier.sampling.child_process import ChildProcess
+from espalier.sampling.client import EngineFailed, ServerGone, one_line
+from espalier.sampling.engine_process import CANCEL, receive, send
+
+_DYING_SECONDS = 5.0
+
+
+class ChildEngine(ChildProcess):
+    """Args: `name` and `log` as of every child; `program`, the module to run; `settings` of its engine; `on_lost` is
+    called once where it was loaded and answers no more, unless it was closed.
+
+    `num_owed`: samples that it was asked for and has not given. `gone`: why it answers no more, "" while it does.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        log: str,
+        program: str,
+        settings: dict[str, Any],
+        on_lost: Callable[["ChildEngine"], None] = lambda engine: None,
+    ):
+        super().__init__(name, log)
+        self.program = program
+        self.settings = settings
+        self.on_lost = on_lost
+        self.num_owed = 0
+        self.gone = ""
+        self._is_loaded = False
+        self._last_sign = 0.0
+        self._numbers = itertools.count()
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self._reading: asyncio.Task[None] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+
+    async def start(self, environment: dict[str, str], seconds: float) -> None:
+        """Start it and wait until it has loaded the model. Raises ServerGone."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-P", "-m", self.program, str(theirs.fileno())]  # not what lies around here
+            try:
+                self.begin(command, environment, [theirs.fileno()])
+            except BaseException:
+                ours.close()
+                raise
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._reading = asyncio.create_task(self._read(reader))
+        _, opened = self._expect()
+        send(self._writer, self.settings)
+        await self._within(seconds, opened, "was not loaded")
+        self._is_loaded = True
+
+    async def call(self, name: str, *arguments: Any) -> Any:
+        """What the method of its `OneProcessEngine` returns. Raises Refused as that does; ServerGone where it failed or
+        died."""
+        if not self._waiting:
+            self._last_sign = asyncio.get_running_loop().time()
+        number, future = self._expect()
+        assert self._writer is not None
+        send(self._writer, (number, name, arguments))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if self._waiting.pop(number, None) is not None and not self.gone:
+                send(self._writer, (number, CANCEL, ()))
+            raise
+
+    async def ask(self, name: str, *arguments: Any, seconds: float) -> Any:
+        """`call` with a deadline, which raises ServerGone."""
+        return await self._within(seconds, self.call(name, *arguments), f"did not answer {name}")
+
+    async def is_working(self, seconds: float) -> bool:
+        """Whether it says within `seconds` that it samples."""
+        try:
+            return await self.ask("is_working", seconds=seconds) is True
+        except ServerGone:
+            return False
+
+    async def watch(self, silence_seconds: float, probe_seconds: float) -> None:
+        """Return when it is gone; it is given up where it owes samples, said nothing for `silence_seconds` and gives no
+        sign of life in `probe_seconds`."""
+        while not self.gone:
+            await asyncio.sleep(min(1.0, silence_seconds / 4))
+            silence = asyncio.get_running_loop().time() - self._last_sign
+            if not self.num_owed or silence <= silence_seconds or await self.is_working(probe_seconds):
+                continue
+            self.give_up(self._with_log(f"{self.name} gave no answer for {silence_seconds:g} s, nor a sign of life in "
+                                        f"{probe_seconds:g} s"))  # fmt: skip
+
+    def give_up(self, why: str) -> None:
+        """Expect nothing of it any more: all who wait, and all who come, get ServerGone with `why`."""
+        if self.gone:
+            return
+        self.gone = why
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(ServerGone(why))
+        self._waiting.clear()
+        if self._is_loaded:
+            self.on_lost(self)
+
+    async def close(self) -> None:
+        """End the process."""
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        if self._writer is not None:
+            self._writer.close()
+        self._is_loaded = False
+        self.give_up(f"{self.name} was closed")
+        await asyncio.to_thread(self.stop)
+
+    def _expect(self) -> tuple[int, asyncio.Future[Any]]:
+        """The number of the next message, and what its answer will be."""
+        if self.gone:
+            raise ServerGone(self.gone)
+        number = next(self._numbers)
+        self._waiting[number] = asyncio.get_running_loop().create_future()
+        return number, self._waiting[number]
+
+    async def _within(self, seconds: float, asked: Any, failed: str) -> Any:
+        try:
+            return await asyncio.wait_for(asked, seconds)
+        except TimeoutError:
+            raise ServerGone(self._with_log(f"{self.name} {failed} in {seconds:g} s")) from None
+
+    def _with_log(self, message: str) -> str:
+        return f"{message}\nthe end of {self.log}:\n{self.tail()}"
+
+    async def _read(self, reader: asyncio.StreamReader) -> None:
+        """Hand on what it answers until it dies; then all who wait get the error."""
+        while True:
+            try:
+                number, value, error = await receive(reader)
+            except EOFError:
+                break
+            except Exception as wrong:  # no message of ours
+                self.give_up(f"{self.name} answered what cannot be read: {one_line(wrong)}")
+                return
+            self._last_sign = asyncio.get_running_loop().time()
+            self._hand_on(number, value, error)
+        if self.process is not None:
+            await asyncio.to_thread(_wait, self.process)
+        self.give_up(self.death_message())
+
+    def _hand_on(self, number: int, value: Any, error: Exception | None) -> None:
+        """One answer to the one who waits for it, and to all where the engine itself has failed."""
+        future = self._waiting.pop(number, None)
+        if isinstance(error, EngineFailed):
+            error = ServerGone(self._with_log(f"{self.name}: {error}"))
+            self.give_up(str(error))
+        elif isinstance(error, ServerGone):
+            error = ServerGone(f"{self.name}: {error}")
+        if future is None or future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(value)
+
+
+def _wait(process: subprocess.Popen[bytes]) -> None:
+    """Until its end is known."""
+    try:
+        process.wait(_DYING_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait(_DYING_SECONDS)
