@@ -14,7 +14,7 @@ from espalier.data.batches.packing import Layout, place_rows
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.steps import StepTokens, check_ends
 from espalier.models.inputs import model_inputs
-from espalier.models.logprobs import all_logits
+from espalier.models.logits import all_logits
 from espalier.models.packing_check import packing_of
 from espalier.models.scalar_head import load_process_reward, scores_from_logits
 from espalier.rewards.score import ANYTHING, Interval, Score, ScoreRange, clipped, hull

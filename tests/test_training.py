@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForTokenClassification
 
-from espalier.data.batches.collate import Batch
+from espalier.data.batches.batch import Batch
 from espalier.data.batches.loader import Loader
 from espalier.data.batches.packing import Layout
 from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample

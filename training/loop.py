@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import torch
 
-from espalier.data.batches.collate import Batch
+from espalier.data.batches.batch import Batch
 from espalier.data.batches.loader import Loader
 from espalier.data.batches.packing import Layout
 from espalier.data.examples.token_examples import fingerprint

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from espalier.data.batches.collate import Batch
+from espalier.data.batches.batch import Batch
 from espalier.data.records import BadInput
 from espalier.models.inputs import network
 from espalier.models.logprobs import target_scores

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from espalier.data.batches.collate import pad_rows
+from espalier.data.batches.packing import pad_rows
 from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample
 from espalier.data.predictions import PairLogprobs, PairRewards, ResponseLogprobs, RewardPrediction, StepPredictions
 from espalier.data.records import BadInput
-from espalier.models.logprobs import all_logits, response_logprobs
+from espalier.models.logits import all_logits
+from espalier.models.logprobs import response_logprobs
 from espalier.models.scalar_head import scores_from_logits
 from espalier.training.engine import autocast
 from espalier.training.guards import token_rows

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax
 
-from espalier.data.batches.collate import Batch
+from espalier.data.batches.batch import Batch
 from espalier.data.records import BadInput
-from espalier.models.logprobs import read_logits
+from espalier.models.logits import read_logits
 from espalier.models.scalar_head import scores_from_logits
 from espalier.training.objectives.objective import Loss, Metrics, calibration, sum_and_count
 
