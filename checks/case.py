@@ -38,7 +38,7 @@ from espalier.models.load import (
     max_length_of,
 )
 from espalier.models.packing_check import packing_of
-from espalier.models.tokenizer_checks import stop_token_faults
+from espalier.models.tokenizer_checks import check_tokenizer, model_limits, stop_token_faults
 from espalier.rl.assembly import check_same_tokenizer, make_client
 from espalier.rl.combinations import check_combinations
 from espalier.rl.critic import VALUE_RANGES
@@ -46,7 +46,6 @@ from espalier.runtime.entrypoint import build
 from espalier.runtime.run_dir import check_run_dir
 from espalier.runtime.schemas import RLConfig, SampleConfig, TrainConfig
 from espalier.training.assembly import load_data
-from espalier.training.guards import check_tokenizer, model_limits
 from espalier.training.predict import find_checkpoints
 
 

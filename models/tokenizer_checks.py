@@ -1,12 +1,60 @@
-"""Whether tokenizers agree, and whether everything agrees on what ends a response: guards that load no model.
+"""Whether a tokenizer fits its model, whether two agree, and whether everything agrees on what ends a response: guards
+that load no model.
 
-Each returns what it found in lines for a reader, none where all is well; whoever calls it decides what becomes of them.
+`tokenizer_differences` and `stop_token_faults` return what they found in lines for a reader, none where all is well;
+whoever calls them decides what becomes of them.
 """
 
+import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from espalier.data.records import BadInput
 from espalier.data.token_text import PROBE_TEXTS
+from espalier.models.load import config_end_ids, generation_end_ids, load_config, load_end_ids
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a model can read: ids below `vocabulary`, `positions` tokens (None: no limit known). `ends` are the ids
+    that end a response."""
+
+    path: str
+    vocabulary: int
+    positions: int | None
+    ends: frozenset[int]
+
+
+def model_limits(path: str, tokenizer: Any) -> Limits:
+    """Of a model folder (or hub name) and its tokenizer, from configurations alone."""
+    config = load_config(path).get_text_config()
+    ends = {*load_end_ids(path), tokenizer.eos_token_id} - {None}
+    return Limits(path, int(config.vocab_size), getattr(config, "max_position_embeddings", None), frozenset(ends))
+
+
+def check_tokenizer(tokenizer: Any, limits: Limits) -> None:
+    """Raise BadInput on a tokenizer with more tokens than the model has embeddings, or one that pads or ends with an
+    id outside of them."""
+    if len(tokenizer) > limits.vocabulary:
+        raise BadInput(
+            f"{limits.path}: its tokenizer has {len(tokenizer)} tokens, its model {limits.vocabulary} embeddings: "
+            f"the last {len(tokenizer) - limits.vocabulary} cannot be read: resize the model, or take its own tokenizer"
+        )
+    for name in ("pad", "eos"):
+        token = getattr(tokenizer, f"{name}_token_id")
+        if token is None or not 0 <= token < limits.vocabulary:
+            what = "is not set" if token is None else f"is id {token}, the model has {limits.vocabulary} embeddings"
+            raise BadInput(f"{limits.path}: the tokenizer's {name} token {what}: set {name}_token in its "
+                           "tokenizer_config.json to a token of the vocabulary")  # fmt: skip
+
+
+def check_stop_tokens(tokenizer: Any, path: str) -> None:
+    """Warn where tokenizer, configurations and chat template of a model folder name different ends of a response."""
+    for line in stop_token_faults(tokenizer, config_end_ids(path), generation_end_ids(path) or []):
+        log.warning("%s: %s", path, line)
 
 
 def tokenizer_differences(

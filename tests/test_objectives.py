@@ -27,11 +27,12 @@ from espalier.data.examples.token_examples import StepExample, TokenExample
 from espalier.data.records import BadInput
 from espalier.models.scalar_head import load_process_reward
 from espalier.training.objectives.bradley_terry import BradleyTerry
-from espalier.training.objectives.objective import calibration, finish_metrics, with_deviation
+from espalier.training.objectives.objective import calibration, with_deviation
 from espalier.training.objectives.outcome_reward import OutcomeReward
 from espalier.training.objectives.process_reward import ProcessReward
 from espalier.training.objectives.scalar_targets import class_targets
 from espalier.training.objectives.sft import SupervisedFineTuning
+from espalier.training.step_metrics import finish_metrics
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 

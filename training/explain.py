@@ -21,20 +21,19 @@ from espalier.data.examples.token_examples import OutcomeExample, example_length
 from espalier.data.left_out import count_left_out
 from espalier.data.records import BadInput
 from espalier.models.load import load_tokenizer
+from espalier.models.tokenizer_checks import Limits, check_tokenizer, model_limits
 from espalier.runtime.entrypoint import build, compose_config
 from espalier.runtime.schemas import TrainConfig
 from espalier.training.guards import (
-    Limits,
     check_amount,
     check_examples,
     check_held_out,
     check_targets,
-    check_tokenizer,
-    model_limits,
     read_tokens,
     token_rows,
 )
-from espalier.training.loop import is_due, num_steps, num_warmup_steps, rate_at
+from espalier.training.loop import is_due
+from espalier.training.schedule import num_steps, num_warmup_steps, rate_at
 
 log = logging.getLogger("stage")
 

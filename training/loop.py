@@ -8,7 +8,7 @@ the step at hand (or at once in an evaluation, which is then made up for), with 
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,60 +25,14 @@ from espalier.runtime.distributed import barrier, gather_over_ranks, sum_over_ra
 from espalier.runtime.schemas import TrainConfig
 from espalier.runtime.tracking import Metrics, Progress
 from espalier.training import checkpoint
-from espalier.training.engine import Engine, autocast
-from espalier.training.objectives.objective import MeasuresStep, Objective, finish_metrics
+from espalier.training.engine import Engine, NotFinite, autocast
+from espalier.training.objectives.objective import MeasuresStep, Objective
 from espalier.training.reference_logprobs import ReferenceLogprobs
-from espalier.training.schedule import learning_rate
+from espalier.training.schedule import num_steps, rate_at
+from espalier.training.step_metrics import Sums
 from espalier.training.stopping import Stopped, StopSignals
 
 log = logging.getLogger(__name__)
-
-
-class NotFinite(RuntimeError):
-    """A loss or gradient that is not a number: the run stops before it spoils the weights."""
-
-    exit_code = 1
-
-
-def rate_at(step: int, max_steps: int, config: TrainConfig) -> float:
-    """The learning rate of a step (from 0) of `max_steps`. Raises BadInput on settings that make none."""
-    if not 0 <= config.warmup_share < 1:
-        raise BadInput(f"warmup_share must be in [0, 1), got {config.warmup_share}")
-    warmup = num_warmup_steps(config, max_steps)
-    return learning_rate(step, config.learning_rate, warmup, config.schedule, max_steps)
-
-
-def num_steps(config: TrainConfig, num_examples: int) -> int:
-    """Optimizer steps of a whole run: `max_steps`, or as many as `num_epochs` passes over the examples take."""
-    if config.max_steps > 0:
-        return config.max_steps
-    return max(1, math.ceil(num_examples * config.num_epochs / config.batch_size))
-
-
-def num_warmup_steps(config: TrainConfig, max_steps: int) -> int:
-    """`warmup_share` of all steps, rounded down, or else `warmup_steps`."""
-    return int(config.warmup_share * max_steps) if config.warmup_share > 0 else config.warmup_steps
-
-
-class Sums:
-    """Metrics on their way to a mean over batches and ranks: name → (sum, count)."""
-
-    def __init__(self) -> None:
-        self.rows: dict[str, tuple[float, float]] = {}
-
-    def add(self, new: Mapping[str, tuple[float, float]]) -> None:
-        """Add a batch's sums and counts."""
-        for name, (total, count) in new.items():
-            old = self.rows.get(name, (0.0, 0.0))
-            self.rows[name] = (old[0] + total, old[1] + count)
-
-    def means(self) -> dict[str, float]:
-        """Means over all ranks, each of which holds the same names."""
-        names = sorted(self.rows)
-        totals = sum_over_ranks([value for name in names for value in self.rows[name]])
-        pairs = zip(totals[0::2], totals[1::2], strict=True)
-        means = {name: total / max(count, 1e-12) for name, (total, count) in zip(names, pairs, strict=True)}
-        return finish_metrics(means)
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 The loop divides by the count over all micro-batches and ranks of a step. That one rule makes accumulation,
 ragged batches and many ranks agree. What an objective logs travels as sums and counts too. Some figures are no
-means: their parts are logged under `name|part` and `finish_metrics` makes one figure of them.
+means: their parts are logged under `name|part`, and `training.step_metrics` makes one figure of them.
 
 - the standard deviation of x: with x itself, the mean of its square, `x|square`, becomes `x_std`;
 - the expected calibration error: the mean of (score - outcome) over all reads whose score lies in bin k,
@@ -10,8 +10,7 @@ means: their parts are logged under `name|part` and `finish_metrics` makes one f
 - a difference of two means over different rows: `x|plus` less `x|minus`.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -73,19 +72,3 @@ def calibration(scores: torch.Tensor, outcomes: torch.Tensor) -> Metrics:
     gaps = torch.zeros(NUM_BINS, dtype=torch.float64, device=scores.device)
     gaps.index_add_(0, bins, (scores.detach() - outcomes).double())
     return {f"calibration_error|{index}": (gap, float(scores.numel())) for index, gap in enumerate(gaps.tolist())}
-
-
-def finish_metrics(means: Mapping[str, float]) -> dict[str, float]:
-    """What is logged, from the means of what the objective gave."""
-    finished: dict[str, float] = {}
-    for name, value in means.items():
-        base, _, part = name.partition("|")
-        if part == "square":
-            finished[f"{base}_std"] = math.sqrt(max(0.0, value - means[base] ** 2))
-        elif part in ("plus", "minus"):
-            finished[base] = finished.get(base, 0.0) + (value if part == "plus" else -value)
-        elif part:
-            finished[base] = finished.get(base, 0.0) + abs(value)
-        else:
-            finished[name] = value
-    return finished

@@ -1,0 +1,43 @@
+"""What a step logs, from sums and counts of batches and ranks to figures."""
+
+import math
+from collections.abc import Mapping
+
+from espalier.runtime.distributed import sum_over_ranks
+
+
+class Sums:
+    """Metrics on their way to a mean over batches and ranks: name → (sum, count)."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, tuple[float, float]] = {}
+
+    def add(self, new: Mapping[str, tuple[float, float]]) -> None:
+        """Add a batch's sums and counts."""
+        for name, (total, count) in new.items():
+            old = self.rows.get(name, (0.0, 0.0))
+            self.rows[name] = (old[0] + total, old[1] + count)
+
+    def means(self) -> dict[str, float]:
+        """Means over all ranks, each of which holds the same names."""
+        names = sorted(self.rows)
+        totals = sum_over_ranks([value for name in names for value in self.rows[name]])
+        pairs = zip(totals[0::2], totals[1::2], strict=True)
+        means = {name: total / max(count, 1e-12) for name, (total, count) in zip(names, pairs, strict=True)}
+        return finish_metrics(means)
+
+
+def finish_metrics(means: Mapping[str, float]) -> dict[str, float]:
+    """Return what is logged, from the means of what the objective gave; parts (`name|part`) become one figure."""
+    finished: dict[str, float] = {}
+    for name, value in means.items():
+        base, _, part = name.partition("|")
+        if part == "square":
+            finished[f"{base}_std"] = math.sqrt(max(0.0, value - means[base] ** 2))
+        elif part in ("plus", "minus"):
+            finished[base] = finished.get(base, 0.0) + (value if part == "plus" else -value)
+        elif part:
+            finished[base] = finished.get(base, 0.0) + abs(value)
+        else:
+            finished[name] = value
+    return finished
