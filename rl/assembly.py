@@ -12,9 +12,9 @@ import torch
 
 from espalier.models.inputs import network
 from espalier.models.load import BadModel, load_reference, load_tokenizer, max_length_of
-from espalier.models.lora import PolicyWithoutAdapters
 from espalier.models.row_limits import longest_row
 from espalier.models.tokenizer_checks import tokenizer_differences
+from espalier.models.without_adapters import PolicyWithoutAdapters
 from espalier.rewards.score import HoldsModels
 from espalier.rl.combinations import check_combinations
 from espalier.rl.critic import Critic
