@@ -40,18 +40,18 @@ def all_logits(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
     """Logits [B, T, L] of a whole batch; 0 in the padding of rows that are computed one at a time."""
     alone = one_by_one(model, inputs)
     if not alone:
-        found: torch.Tensor = model(**inputs).logits
-        return found
+        logits: torch.Tensor = model(**inputs).logits
+        return logits
     length = inputs["input_ids"].shape[1]
     rows = [model(**row).logits[0] for row in alone]
     return torch.stack([pad(row, (0, 0, 0, length - len(row))) for row in rows])
 
 
-def reads_at(model: Any, inputs: dict[str, Any], places: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Return what tells the last layer (`models.last_layer`) that only `places` [R] of the flattened batch are read."""
+def reads_at(model: Any, inputs: dict[str, Any], positions: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return what tells the last layer that only `positions` [R] of the flattened batch are read."""
     segments = inputs.get("segments")
     num_unread = 0 if segments is None else segments.num_unread
-    return reads_of(network(model), places, inputs["input_ids"].numel(), num_unread)
+    return reads_of(network(model), positions, inputs["input_ids"].numel(), num_unread)
 
 
 def read_logits(model: Any, batch: Batch) -> torch.Tensor:
@@ -59,10 +59,10 @@ def read_logits(model: Any, batch: Batch) -> torch.Tensor:
     return _logits_at(model, model_inputs(batch), batch.read_places)
 
 
-def _logits_at(model: Any, inputs: dict[str, Any], places: torch.Tensor) -> torch.Tensor:
-    """Logits [R, L] at places of the flattened batch."""
-    reads = {} if one_by_one(model, inputs) else reads_at(model, inputs, places)
-    return all_logits(model, inputs | reads).flatten(0, 1).index_select(0, places)
+def _logits_at(model: Any, inputs: dict[str, Any], positions: torch.Tensor) -> torch.Tensor:
+    """Logits [R, L] at positions of the flattened batch."""
+    reads = {} if one_by_one(model, inputs) else reads_at(model, inputs, positions)
+    return all_logits(model, inputs | reads).flatten(0, 1).index_select(0, positions)
 
 
 def response_values(
@@ -71,8 +71,8 @@ def response_values(
     """What a scalar head of one output says before ids[:, t], at [:, t-1]: [B, T-1] in float32, arguments and packing
     as of `response_logprobs`."""
     wanted = attention_mask.bool() if response_mask is None else response_mask & attention_mask.bool()
-    inputs, places, rows_at, columns_at = place_before(model, ids, attention_mask, wanted)
-    values = _logits_at(model, inputs, places)[:, 0].float()
+    inputs, positions, rows_at, columns_at = place_before(model, ids, attention_mask, wanted)
+    values = _logits_at(model, inputs, positions)[:, 0].float()
     shape = (ids.shape[0], ids.shape[1] - 1)
     return torch.zeros(shape, device=ids.device).index_put((rows_at, columns_at), values)
 

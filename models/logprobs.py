@@ -40,14 +40,14 @@ def plain_head(model: Any) -> torch.nn.Linear | None:
 
 @contextmanager
 def _answering(
-    head: torch.nn.Linear, places: torch.Tensor, targets: torch.Tensor, temperature: float
+    head: torch.nn.Linear, positions: torch.Tensor, targets: torch.Tensor, temperature: float
 ) -> Iterator[None]:
-    """Within: the head gives [1, R, 3], the scores of `targets` read at `places` of the flattened batch."""
+    """Within: the head gives [1, R, 3], the scores of `targets` read at `positions` of the flattened batch."""
 
     def scores(hidden: torch.Tensor) -> torch.Tensor:
-        read = hidden.flatten(0, -2).index_select(0, places)
-        found = chunked_scores(read, head.weight, targets, bias=head.bias, temperature=temperature)
-        return torch.stack((found.logprobs, found.entropies, found.is_likeliest), dim=-1).unsqueeze(0)
+        read = hidden.flatten(0, -2).index_select(0, positions)
+        read_scores = chunked_scores(read, head.weight, targets, bias=head.bias, temperature=temperature)
+        return torch.stack((read_scores.logprobs, read_scores.entropies, read_scores.is_likeliest), dim=-1).unsqueeze(0)
 
     head.forward = scores  # type: ignore[method-assign, assignment]
     try:
@@ -57,17 +57,17 @@ def _answering(
 
 
 def _score_places(
-    model: Any, inputs: dict[str, Any], places: torch.Tensor, targets: torch.Tensor, temperature: float
+    model: Any, inputs: dict[str, Any], positions: torch.Tensor, targets: torch.Tensor, temperature: float
 ) -> TokenScores:
     alone = one_by_one(model, inputs)
     if alone:
-        return _score_alone(model, alone, inputs["input_ids"].shape[1], places, targets, temperature)
+        return _score_alone(model, alone, inputs["input_ids"].shape[1], positions, targets, temperature)
     head = plain_head(model)
-    inputs = inputs | reads_at(model, inputs, places)
+    inputs = inputs | reads_at(model, inputs, positions)
     if head is None:
-        logits = model(**inputs).logits.flatten(0, 1).index_select(0, places)
+        logits = model(**inputs).logits.flatten(0, 1).index_select(0, positions)
         return logit_scores(logits, targets, temperature)
-    with _answering(head, places, targets, temperature):
+    with _answering(head, positions, targets, temperature):
         logprobs, entropies, likeliest = model(**inputs).logits[0].unbind(-1)
     return TokenScores(logprobs, entropies, likeliest.detach())
 
@@ -76,18 +76,18 @@ def _score_alone(
     model: Any,
     rows: list[dict[str, Any]],
     length: int,
-    places: torch.Tensor,
+    positions: torch.Tensor,
     targets: torch.Tensor,
     temperature: float,
 ) -> TokenScores:
-    """As `_score_places`, row by row; `places` are those in the padded rows of `length` tokens."""
-    found = torch.zeros(3, len(places), device=places.device)
+    """As `_score_places`, row by row; `positions` are those in the padded rows of `length` tokens."""
+    stacked = torch.zeros(3, len(positions), device=positions.device)
     for number, row in enumerate(rows):
-        mine = (places // length == number).nonzero().squeeze(1)
-        scores = _score_places(model, row, places[mine] - number * length, targets[mine], temperature)
+        mine = (positions // length == number).nonzero().squeeze(1)
+        scores = _score_places(model, row, positions[mine] - number * length, targets[mine], temperature)
         parts = torch.stack((scores.logprobs, scores.entropies, scores.is_likeliest))
-        found = found.index_copy(1, mine, parts)
-    return TokenScores(found[0], found[1], found[2].detach())
+        stacked = stacked.index_copy(1, mine, parts)
+    return TokenScores(stacked[0], stacked[1], stacked[2].detach())
 
 
 def logit_scores(logits: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0) -> TokenScores:
@@ -116,8 +116,8 @@ def response_logprobs(
     `response_mask` (default: everywhere) is false. The rows are packed for the pass where the network allows it.
     """
     wanted = attention_mask.bool() if response_mask is None else response_mask & attention_mask.bool()
-    inputs, places, rows_at, columns_at = place_before(model, ids, attention_mask, wanted)
-    scores = _score_places(model, inputs, places, ids[rows_at, columns_at + 1], temperature)
+    inputs, positions, rows_at, columns_at = place_before(model, ids, attention_mask, wanted)
+    scores = _score_places(model, inputs, positions, ids[rows_at, columns_at + 1], temperature)
     shape = (ids.shape[0], ids.shape[1] - 1)
     nothing, places_at = torch.zeros(shape, device=ids.device), (rows_at, columns_at)
     return nothing.index_put(places_at, scores.logprobs), nothing.index_put(places_at, scores.entropies)

@@ -84,8 +84,8 @@ def packing_of(model: Any) -> PackingCheck:
             return check
         known = (net.config._attn_implementation, check)
         net._packing = known  # type: ignore[assignment]
-    found: PackingCheck = known[1]
-    return found
+    measured: PackingCheck = known[1]
+    return measured
 
 
 def packs_rows(model: Any) -> bool:
@@ -144,8 +144,8 @@ def _rows(net: PreTrainedModel) -> list[list[int]]:
 def _states(net: PreTrainedModel, inputs: dict[str, Any]) -> torch.Tensor:
     """Hidden states [B, T, H] behind the last layer."""
     moved = {name: value.to(net.device) if torch.is_tensor(value) else value for name, value in inputs.items()}
-    found: torch.Tensor = net.base_model(**moved, use_cache=False)[0]
-    return found.float().cpu()
+    states: torch.Tensor = net.base_model(**moved, use_cache=False)[0]
+    return states.float().cpu()
 
 
 def _placed(rows: Sequence[Sequence[int]], kind: str) -> PlacedRows:
@@ -162,9 +162,9 @@ def _rows_together(net: PreTrainedModel, rows: Sequence[Sequence[int]], kind: st
     return [states[path] for path in placed.paths]
 
 
-def _distance(found: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> float:
+def _distance(states: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> float:
     largest = max(float(row.abs().max()) for row in truth)
-    differences = torch.cat([(mine - want).abs().flatten() for mine, want in zip(found, truth, strict=True)])
+    differences = torch.cat([(mine - want).abs().flatten() for mine, want in zip(states, truth, strict=True)])
     furthest = float(differences.nan_to_num(nan=float("inf")).max())
     return furthest / max(largest, 1e-30)
 
@@ -256,15 +256,15 @@ def _without_ours(
     attends_here: bool,
 ) -> PackingCheck:
     """Padded rows are wrong by the product's attention: by the network's own, else one row at a time."""
-    found = base.reason or f"by {base.padding:.1e} of the largest hidden value (rounding: {base.noise:.1e})"
+    difference = base.reason or f"by {base.padding:.1e} of the largest hidden value (rounding: {base.noise:.1e})"
     if attends_here:
         net.set_attn_implementation("eager")
         padding, _ = _try(net, rows, "padded", truth)
         if padding <= limit:
             return replace(base, padding=padding, reason="it attends by the network's own eager function: by that of "
-                           f"model.attention padded rows differ ({found})")  # fmt: skip
+                           f"model.attention padded rows differ ({difference})")  # fmt: skip
         base = replace(base, padding=padding)
-    return replace(base, choice="alone", reason=f"padded, they differ from rows alone ({found})")
+    return replace(base, choice="alone", reason=f"padded, they differ from rows alone ({difference})")
 
 
 def _is_head_last(net: PreTrainedModel, row: Sequence[int]) -> bool:

@@ -27,7 +27,7 @@ def unseen_limit(config: Any, windows: Sequence[int | None]) -> str:
     kinds = getattr(text, "layer_types", None)
     is_used = bool(window) and getattr(text, "use_sliding_window", True) is not False
     expected = sum("sliding" in str(kind) for kind in kinds) if kinds else int(is_used)
-    seen = sum(found is not None for found in windows)
+    seen = sum(given is not None for given in windows)
     return f"a sliding window of {window} tokens that its layers do not hand over" if seen < expected else ""
 
 

@@ -45,16 +45,16 @@ class _ChunkedScores(torch.autograd.Function):
     ) -> torch.Tensor:
         size = max(1, max_scores // weight.shape[0])
         is_kept = hidden.shape[0] <= size  # one chunk: its softmax stays for the backward pass
-        found = torch.empty(3, hidden.shape[0], dtype=torch.float32, device=hidden.device)
+        scores = torch.empty(3, hidden.shape[0], dtype=torch.float32, device=hidden.device)
         for start in range(0, hidden.shape[0], size):
             rows = slice(start, start + size)
-            shares, scores = _scores(hidden[rows], weight, bias, targets[rows], temperature)
-            found[:, rows] = scores
-        kept = shares if is_kept and hidden.shape[0] else None
-        ctx.save_for_backward(hidden, weight, bias, targets, found[1], kept)
+            probs, chunk_scores = _scores(hidden[rows], weight, bias, targets[rows], temperature)
+            scores[:, rows] = chunk_scores
+        kept = probs if is_kept and hidden.shape[0] else None
+        ctx.save_for_backward(hidden, weight, bias, targets, scores[1], kept)
         ctx.temperature, ctx.size = temperature, size
         ctx.set_materialize_grads(False)
-        return found
+        return scores
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -68,20 +68,20 @@ class _ChunkedScores(torch.autograd.Function):
         has_entropies = bool(gradient[1].any())
         for start in range(0, hidden.shape[0], ctx.size):
             rows = slice(start, start + ctx.size)
-            shares = kept
-            if shares is None:
-                shares, _ = _scores(hidden[rows], weight, bias, targets[rows], ctx.temperature)
-            slopes = shares * -gradient[0, rows].unsqueeze(1)
+            probs = kept
+            if probs is None:
+                probs, _ = _scores(hidden[rows], weight, bias, targets[rows], ctx.temperature)
+            grads = probs * -gradient[0, rows].unsqueeze(1)
             if has_entropies:
-                slopes -= _entropy_slopes(shares, gradient[1, rows], entropies[rows])
-            slopes.scatter_add_(1, targets[rows].unsqueeze(1), gradient[0, rows].unsqueeze(1))
-            slopes = slopes.div_(ctx.temperature).to(hidden.dtype) if ctx.temperature != 1 else slopes.to(hidden.dtype)
+                grads -= _entropy_grads(probs, gradient[1, rows], entropies[rows])
+            grads.scatter_add_(1, targets[rows].unsqueeze(1), gradient[0, rows].unsqueeze(1))
+            grads = grads.div_(ctx.temperature).to(hidden.dtype) if ctx.temperature != 1 else grads.to(hidden.dtype)
             if for_hidden is not None:
-                for_hidden[rows] = slopes @ weight
+                for_hidden[rows] = grads @ weight
             if for_weight is not None:
-                _add_product(for_weight, slopes, hidden[rows])
+                _add_product(for_weight, grads, hidden[rows])
             if for_bias is not None:
-                for_bias += slopes.sum(0)
+                for_bias += grads.sum(0)
         given = (for_weight, for_bias)
         weights = (None if value is None else value.to(weight.dtype) for value in given)
         return (for_hidden, *weights, None, None, None)
@@ -97,30 +97,30 @@ def _scores(
     highest = logits.max(-1, keepdim=True).values
     chosen = logits.gather(1, targets.unsqueeze(1)).squeeze(1)
     logits = logits - highest
-    shares = logits.exp()
-    sums = shares.sum(-1, keepdim=True)
-    shares /= sums
+    probs = logits.exp()
+    sums = probs.sum(-1, keepdim=True)
+    probs /= sums
     logs = sums.squeeze(1).log()
-    entropies = logs - torch.linalg.vecdot(shares, logits)
+    entropies = logs - torch.linalg.vecdot(probs, logits)
     logprobs = chosen - highest.squeeze(1) - logs
-    return shares, torch.stack((logprobs, entropies, (chosen >= highest.squeeze(1)).float()))
+    return probs, torch.stack((logprobs, entropies, (chosen >= highest.squeeze(1)).float()))
 
 
-def _entropy_slopes(shares: torch.Tensor, gradient: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
+def _entropy_grads(probs: torch.Tensor, gradient: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
     """Minus the entropies' part [R, V] of the gradient."""
-    logs = shares.clamp_min(1e-38).log()
-    return gradient.unsqueeze(1) * shares * (logs + entropies.unsqueeze(1))
+    logs = probs.clamp_min(1e-38).log()
+    return gradient.unsqueeze(1) * probs * (logs + entropies.unsqueeze(1))
 
 
-def _add_product(total: torch.Tensor, slopes: torch.Tensor, hidden: torch.Tensor) -> None:
-    """total [V, H] += slopesᵀ hidden, summed over chunks in float32 without a second [V, H]."""
-    if slopes.dtype == total.dtype:
-        total.addmm_(slopes.t(), hidden)
+def _add_product(total: torch.Tensor, grads: torch.Tensor, hidden: torch.Tensor) -> None:
+    """total [V, H] += gradsᵀ hidden, summed over chunks in float32 without a second [V, H]."""
+    if grads.dtype == total.dtype:
+        total.addmm_(grads.t(), hidden)
         return
     size = 8192
     for start in range(0, total.shape[0], size):
         rows = slice(start, start + size)
-        total[rows] += slopes[:, rows].t() @ hidden
+        total[rows] += grads[:, rows].t() @ hidden
 
 
 def chunked_scores(
@@ -143,5 +143,5 @@ def chunked_scores(
     hidden, size = hidden.to(kind), len(targets)
     more = missing(size, ROWS, hidden)
     hidden, targets = pad(hidden, (0, 0, 0, more)), pad(targets, (0, more))
-    found = _ChunkedScores.apply(hidden, weight.to(kind), bias, targets, temperature, limit)[:, :size]
-    return TokenScores(found[0], found[1], found[2].detach())
+    scores = _ChunkedScores.apply(hidden, weight.to(kind), bias, targets, temperature, limit)[:, :size]
+    return TokenScores(scores[0], scores[1], scores[2].detach())

@@ -62,48 +62,48 @@ def tokenizer_differences(
 ) -> list[str]:
     """Where two tokenizers differ, `names` saying whose they are: in the ids of a text, in the text of its ids, in the
     id of a token that both know. Ids of `one` can be given to the model of `other` where there is nothing."""
-    found = []
+    differences = []
     for text in texts:
         mine, theirs = (list(each(text, add_special_tokens=False).input_ids) for each in (one, other))
         if mine != theirs:
             at = next((k for k, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), 0)
-            found.append(f"of {text[:30]!r} {names[0]} makes {len(mine)} tokens, from token {at} on "
-                         f"{mine[at : at + 4]}, {names[1]} {len(theirs)}, {theirs[at : at + 4]}")  # fmt: skip
+            differences.append(f"of {text[:30]!r} {names[0]} makes {len(mine)} tokens, from token {at} on "
+                               f"{mine[at : at + 4]}, {names[1]} {len(theirs)}, {theirs[at : at + 4]}")  # fmt: skip
             continue
         read, written = (_decode(each, mine) for each in (one, other))
         if read != written:
-            found.append(f"{names[0]} reads the same tokens as {read[:40]!r}, {names[1]} as {written[:40]!r}")
+            differences.append(f"{names[0]} reads the same tokens as {read[:40]!r}, {names[1]} as {written[:40]!r}")
     known = other.get_vocab()
     moved = sorted((token, id_) for token, id_ in one.get_vocab().items() if known.get(token, id_) != id_)
     if moved:
         token, id_ = moved[0]
-        found.append(f"{len(moved)} tokens have other ids: {token!r} is {id_} of {names[0]}, {known[token]} of "
-                     f"{names[1]}")  # fmt: skip
-    return found
+        differences.append(f"{len(moved)} tokens have other ids: {token!r} is {id_} of {names[0]}, {known[token]} of "
+                           f"{names[1]}")  # fmt: skip
+    return differences
 
 
 def stop_token_faults(tokenizer: Any, config_ends: Sequence[int], generation_ends: Sequence[int]) -> list[str]:
     """Where the ends of a response differ: the tokenizer's end token (training writes it, and looks for it), the ids of
     the model's config.json and of its generation_config.json (engines stop at them; empty where a file names none), and
     the token with which the chat template ends a turn."""
-    end, found = tokenizer.eos_token_id, []
+    end, faults = tokenizer.eos_token_id, []
     if end is None:
         return ["the tokenizer has no end token: set eos_token in tokenizer_config.json"]
     named = {"config.json": set(config_ends), "generation_config.json": set(generation_ends)}
     for name, ends in named.items():
         if ends and end not in ends:
-            found.append(f"the tokenizer's end token {tokenizer.eos_token!r} is id {end}, {name} ends at "
-                         f"{_ids(ends)}: set its eos_token_id to all ids that end a response")  # fmt: skip
+            faults.append(f"the tokenizer's end token {tokenizer.eos_token!r} is id {end}, {name} ends at "
+                          f"{_ids(ends)}: set its eos_token_id to all ids that end a response")  # fmt: skip
     if all(named.values()) and not named["config.json"] <= named["generation_config.json"]:
-        found.append(f"config.json ends at {_ids(named['config.json'])}, generation_config.json, which engines read, "
-                     f"at {_ids(named['generation_config.json'])}: set eos_token_id of both alike")  # fmt: skip
+        faults.append(f"config.json ends at {_ids(named['config.json'])}, generation_config.json, which engines read, "
+                      f"at {_ids(named['generation_config.json'])}: set eos_token_id of both alike")  # fmt: skip
     turn = turn_end(tokenizer)
     ends = {end, *config_ends, *generation_ends}
     if turn is not None and turn not in ends:
         what = f"with {tokenizer.convert_ids_to_tokens(turn)!r} (id {turn})" if turn >= 0 else "without a token"
-        found.append(f"the chat template ends a turn {what}, a response ends at {_ids(ends)}: a chat goes on behind "
-                     "its answer: add the id to eos_token_id in generation_config.json")  # fmt: skip
-    return found
+        faults.append(f"the chat template ends a turn {what}, a response ends at {_ids(ends)}: a chat goes on behind "
+                      "its answer: add the id to eos_token_id in generation_config.json")  # fmt: skip
+    return faults
 
 
 def turn_end(tokenizer: Any) -> int | None:

@@ -134,10 +134,10 @@ class Loop:
         is_last = done == self.max_steps
         if self.eval_loader is not None and (is_last or is_due(done, config.eval_every)):
             try:
-                found = self.evaluate(self.eval_loader)
+                means = self.evaluate(self.eval_loader)
             except Stopped:
                 self._save_and_exit(checkpoint.TrainState(done, self.data, is_evaluation_due=True))
-            values = {f"eval/{name}": value for name, value in found.items()}
+            values = {f"eval/{name}": value for name, value in means.items()}
             metrics.log(done, values)
             if self.best.keep and self.best.metric not in values:
                 raise BadInput(f"best_metric {self.best.metric} is none of {', '.join(values)}")

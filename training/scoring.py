@@ -67,8 +67,8 @@ class Scorer:
                 logits = all_logits(self.model, {"input_ids": ids, "attention_mask": attention_mask}).float().cpu()
                 tables = [logits[row, : len(tokens)] for row, tokens in enumerate(rows)]  # [T, L]
             else:
-                found = response_logprobs(self.model, ids, attention_mask, self.temperature)
-                both = torch.stack(found, dim=-1).float().cpu()
+                scores = response_logprobs(self.model, ids, attention_mask, self.temperature)
+                both = torch.stack(scores, dim=-1).float().cpu()
                 tables = [both[row, : len(tokens) - 1] for row, tokens in enumerate(rows)]  # [T - 1, 2]
         width = len(rows) // len(examples)  # 2 for pairs
         parts = [tables[start : start + width] for start in range(0, len(rows), width)]
