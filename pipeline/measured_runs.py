@@ -21,7 +21,7 @@ class MeasuredRun:
 
 def read_run(path: str, start_seconds: float) -> MeasuredRun:
     """Read what a run's provenance says. Runs that do not tell sampling apart are taken to start in `start_seconds`."""
-    counts, spent = read_meta(path)
+    counts, spent = read_cost(path)
     row = json.loads(Path(path).read_bytes())
     sampling = row.get("sampling_seconds") or max(spent - (start_seconds or START_SECONDS), 0.1 * spent)
     source = str((row.get("config") or {}).get("requests", {}).get("_target_", ""))
@@ -30,7 +30,7 @@ def read_run(path: str, start_seconds: float) -> MeasuredRun:
     )
 
 
-def read_meta(path: str) -> tuple[dict[str, float], float]:
+def read_cost(path: str) -> tuple[dict[str, float], float]:
     """Read counts and seconds of a sampling run. Raises BadInput on a file that is not its provenance."""
     try:
         row = json.loads(Path(path).read_bytes())

@@ -27,7 +27,7 @@ from espalier.data.records import BadInput, Demonstration, Problem, State, Traje
 from espalier.data.steps import Decoder
 from espalier.data.token_text import encode_response, read_tokens, steps_on_tokens
 from espalier.models.load import load_tokenizer
-from espalier.pipeline.measured_runs import START_SECONDS, read_meta, read_run
+from espalier.pipeline.measured_runs import START_SECONDS, read_cost, read_run
 from espalier.pipeline.stage import StageContext
 from espalier.values.monte_carlo import StateKey, state_key
 from espalier.values.state_sampling import StateSampler
@@ -252,7 +252,7 @@ class Plan:
             )
         found = []
         for path, stage in zip(self.actual, stages, strict=False):
-            counts, seconds = read_meta(path)
+            counts, seconds = read_cost(path)
             paid = {**counts, "seconds": seconds}
             error = {name: round(stage[name] / value - 1, 4) if value else None for name, value in paid.items()}
             found.append({"stage": stage["stage"], "file": path, "paid": paid, "error": error})
