@@ -23,8 +23,8 @@ from espalier.rl.losses import explained_variance, value_loss
 from espalier.rl.types import Experience
 from espalier.runtime.distributed import is_main_rank
 from espalier.runtime.schemas import CriticConfig
-from espalier.training.engine import BadCheckpoint, Engine, NotFinite, autocast
-from espalier.training.step_metrics import Sums
+from espalier.training.engine import BadCheckpoint, Engine, autocast
+from espalier.training.sums import NotFinite, Sums
 
 # What a critic can say, by its form: what is not within it cannot be learnt.
 VALUE_RANGES = {"linear": (-math.inf, math.inf), "probability": (0.0, 1.0)}

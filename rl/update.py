@@ -36,9 +36,9 @@ from espalier.rl.losses import (
 from espalier.rl.types import Experience
 from espalier.runtime.distributed import gather_over_ranks, sum_over_ranks, sum_tensor_over_ranks
 from espalier.runtime.schemas import RLConfig
-from espalier.training.engine import Engine, NotFinite, autocast
+from espalier.training.engine import Engine, autocast
 from espalier.training.schedule import check_schedule, learning_rate
-from espalier.training.step_metrics import Sums
+from espalier.training.sums import NotFinite, Sums
 
 
 def steps_per_iteration(config: RLConfig) -> int:

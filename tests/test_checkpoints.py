@@ -34,10 +34,11 @@ from espalier.runtime.manifest import find_damage, write_folder
 from espalier.runtime.schemas import TrainConfig
 from espalier.training import checkpoint
 from espalier.training.checkpoint import BadCheckpoint, Best, TrainState, checkpoints, select
-from espalier.training.engine import NotFinite, TorchEngine
+from espalier.training.engine import TorchEngine
 from espalier.training.loop import Loop
 from espalier.training.objectives.objective import Loss
 from espalier.training.objectives.sft import SupervisedFineTuning
+from espalier.training.sums import NotFinite
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 

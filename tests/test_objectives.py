@@ -32,7 +32,7 @@ from espalier.training.objectives.outcome_reward import OutcomeReward
 from espalier.training.objectives.process_reward import ProcessReward
 from espalier.training.objectives.scalar_targets import class_targets
 from espalier.training.objectives.sft import SupervisedFineTuning
-from espalier.training.step_metrics import finish_metrics
+from espalier.training.sums import finish_metrics
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 

@@ -27,7 +27,7 @@ from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
 from espalier.sampling.client import ServerGone
 from espalier.training.engine import BadCheckpoint, TorchEngine
-from espalier.training.step_metrics import Sums
+from espalier.training.sums import Sums
 
 
 @pytest.fixture(autouse=True)

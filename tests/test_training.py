@@ -22,7 +22,7 @@ from espalier.runtime.schemas import TrainConfig
 from espalier.training import checkpoint
 from espalier.training.assembly import make_layout
 from espalier.training.checkpoint import BadCheckpoint, TrainState, checkpoints, write_folder
-from espalier.training.engine import BadPrecision, NotFinite, TorchEngine
+from espalier.training.engine import BadPrecision, TorchEngine
 from espalier.training.loop import Loop
 from espalier.training.objectives.bradley_terry import BradleyTerry
 from espalier.training.objectives.dpo import DirectPreference
@@ -34,6 +34,7 @@ from espalier.training.objectives.process_reward import ProcessReward
 from espalier.training.objectives.sft import SupervisedFineTuning
 from espalier.training.reference_logprobs import FILE, ReferenceLogprobs
 from espalier.training.schedule import rate_at
+from espalier.training.sums import NotFinite
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 

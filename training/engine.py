@@ -17,12 +17,6 @@ from safetensors.torch import load_file, save_file
 from espalier.runtime.distributed import is_main_rank, sum_gradients
 
 
-class NotFinite(RuntimeError):
-    """A loss or gradient that is not a number: the run stops before it spoils the weights."""
-
-    exit_code = 1
-
-
 class BadCheckpoint(ValueError):
     """A checkpoint that is not there, is damaged, or does not belong to this run."""
 

@@ -25,12 +25,12 @@ from espalier.runtime.distributed import barrier, gather_over_ranks, sum_over_ra
 from espalier.runtime.schemas import TrainConfig
 from espalier.runtime.tracking import Metrics, Progress
 from espalier.training import checkpoint
-from espalier.training.engine import Engine, NotFinite, autocast
+from espalier.training.engine import Engine, autocast
 from espalier.training.objectives.objective import MeasuresStep, Objective
 from espalier.training.reference_logprobs import ReferenceLogprobs
 from espalier.training.schedule import num_steps, rate_at
-from espalier.training.step_metrics import Sums
 from espalier.training.stopping import Stopped, StopSignals
+from espalier.training.sums import NotFinite, Sums
 
 log = logging.getLogger(__name__)
 

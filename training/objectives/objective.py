@@ -2,7 +2,7 @@
 
 The loop divides by the count over all micro-batches and ranks of a step. That one rule makes accumulation,
 ragged batches and many ranks agree. What an objective logs travels as sums and counts too. Some figures are no
-means: their parts are logged under `name|part`, and `training.step_metrics` makes one figure of them.
+means: their parts are logged under `name|part` and `training.sums.finish_metrics` makes one figure of them.
 
 - the standard deviation of x: with x itself, the mean of its square, `x|square`, becomes `x_std`;
 - the expected calibration error: the mean of (score - outcome) over all reads whose score lies in bin k,

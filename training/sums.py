@@ -1,9 +1,15 @@
-"""What a step logs, from sums and counts of batches and ranks to figures."""
+"""Metrics of a step on their way to means over micro-batches and ranks; what a step that is not finite ends in."""
 
 import math
 from collections.abc import Mapping
 
 from espalier.runtime.distributed import sum_over_ranks
+
+
+class NotFinite(RuntimeError):
+    """A loss or gradient that is not a number: the run stops before it spoils the weights."""
+
+    exit_code = 1
 
 
 class Sums:
@@ -28,7 +34,7 @@ class Sums:
 
 
 def finish_metrics(means: Mapping[str, float]) -> dict[str, float]:
-    """Return what is logged, from the means of what the objective gave; parts (`name|part`) become one figure."""
+    """What is logged, from the means of what the objective gave."""
     finished: dict[str, float] = {}
     for name, value in means.items():
         base, _, part = name.partition("|")
