@@ -1,9 +1,9 @@
 """Which checks a config asks for: of its machine, model, task, training and engine, the cheap ones first.
 
-Each program's config has a list of its own; what they look at is in `espalier.checks.case`.
+Each program's config has a list of its own; what they look at is in `espalier.checks.checked_config`.
 """
 
-from espalier.checks.case import Case
+from espalier.checks.checked_config import CheckedConfig
 from espalier.checks.machine import check_device, check_server_port, check_versions
 from espalier.checks.rehearsal import rehearse_rl, rehearse_sampling
 from espalier.checks.report import Check
@@ -15,7 +15,7 @@ Config = RLConfig | SampleConfig | TrainConfig
 
 def checks_of(config: Config, has_engine: bool = True) -> list[Check]:
     """The checks of a program's config; without those that load networks and start engines unless `has_engine`."""
-    case = Case(config)
+    case = CheckedConfig(config)
     if isinstance(config, RLConfig):
         checks = _of_rl(case)
     else:
@@ -28,7 +28,7 @@ def machine_checks() -> list[Check]:
     return [Check("versions", check_versions), Check("device", lambda: check_device("fp32", "", needs_vllm=True))]
 
 
-def _of_model(case: Case) -> list[Check]:
+def _of_model(case: CheckedConfig) -> list[Check]:
     return [
         Check("versions", check_versions),
         Check("device", case.device),
@@ -39,7 +39,7 @@ def _of_model(case: Case) -> list[Check]:
     ]
 
 
-def _of_prompts(case: Case) -> list[Check]:
+def _of_prompts(case: CheckedConfig) -> list[Check]:
     return [
         Check("port", lambda: check_server_port(getattr(case.config, "server", None))),
         Check("template", case.template),
@@ -48,7 +48,7 @@ def _of_prompts(case: Case) -> list[Check]:
     ]
 
 
-def _of_rl(case: Case) -> list[Check]:
+def _of_rl(case: CheckedConfig) -> list[Check]:
     return [
         *_of_model(case),
         Check("tokenizers agree", case.agreeing_tokenizers),
@@ -60,7 +60,7 @@ def _of_rl(case: Case) -> list[Check]:
     ]
 
 
-def _of_sampling(case: Case) -> list[Check]:
+def _of_sampling(case: CheckedConfig) -> list[Check]:
     if case.config.policies:
         raise BadConfig("the doctor looks at one policy: give policy=MODEL with -cn api/vllm/trajectories, which "
                         "samples as the evaluation of policies does")  # fmt: skip
@@ -68,7 +68,7 @@ def _of_sampling(case: Case) -> list[Check]:
     return [*_of_model(case), *_of_prompts(case), Check("requests", case.requests), engine]
 
 
-def _of_training(case: Case) -> list[Check]:
+def _of_training(case: CheckedConfig) -> list[Check]:
     if case.config.mode == "predict":
         return [*_of_model(case), Check("examples", case.check_examples), Check("checkpoints", case.checkpoints)]
     return [

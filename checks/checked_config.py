@@ -50,7 +50,7 @@ from espalier.training.predict import find_checkpoints
 
 
 @dataclass(frozen=True)
-class Case:
+class CheckedConfig:
     """A config, and what several of its checks look at."""
 
     config: Any
