@@ -18,6 +18,7 @@ from contextlib import nullcontext
 import torch
 
 from espalier.models.load import check_model_folder, load_tokenizer
+from espalier.models.tokenizer_checks import check_stop_tokens, check_tokenizer, model_limits
 from espalier.rl.assembly import make_client, make_trainer, serving
 from espalier.runtime.distributed import barrier, is_main_rank, process_group
 from espalier.runtime.entrypoint import entrypoint
@@ -26,7 +27,6 @@ from espalier.runtime.process_lifetime import exclusive
 from espalier.runtime.run_dir import check_run_dir, is_finished, open_run_dir
 from espalier.runtime.schemas import RLConfig
 from espalier.runtime.tracking import check_tracking
-from espalier.training.guards import check_stop_tokens, check_tokenizer, model_limits
 
 log = logging.getLogger("rl")
 

@@ -1,61 +1,21 @@
 """Which checks a config asks for: of its machine, model, task, training and engine, the cheap ones first.
 
-Each program's config has a list of its own; what several share is in `Case`, which loads the tokenizer and the
-task once.
+Each program's config has a list of its own; what they look at is in `espalier.checks.checked_config`.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import Any
-
+from espalier.checks.checked_config import CheckedConfig
 from espalier.checks.machine import check_device, check_server_port, check_versions
-from espalier.checks.rehearsal import rehearse_rl, rehearse_sampling, rehearse_training
-from espalier.checks.report import Check, CheckFailed, Skipped
-from espalier.checks.resources import (
-    Need,
-    available_memory,
-    check_disk,
-    check_memory,
-    checkpoint_bytes,
-    frozen,
-    read,
-    served,
-    trained,
-)
-from espalier.checks.template import check_template
-from espalier.data.prompt_window import fit_window
-from espalier.data.records import Problem
-from espalier.data.tasks.gold_check import check_golds
-from espalier.data.tasks.task import Task
-from espalier.models.load import (
-    check_model_folder,
-    config_end_ids,
-    generation_end_ids,
-    load_end_ids,
-    load_tokenizer,
-    max_length_of,
-)
-from espalier.models.packing_check import packing_of
-from espalier.models.tokenizer_checks import stop_token_faults
-from espalier.rl.assembly import check_same_tokenizer, make_client
-from espalier.rl.combinations import check_combinations
-from espalier.rl.losses import VALUE_RANGES
-from espalier.runtime.entrypoint import BadConfig, build
-from espalier.runtime.run_dir import check_run_dir
+from espalier.checks.rehearsal import rehearse_rl, rehearse_sampling
+from espalier.checks.report import Check
+from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import RLConfig, SampleConfig, TrainConfig
-from espalier.training.assembly import load_data
-from espalier.training.guards import check_tokenizer, model_limits
-from espalier.training.predict import find_checkpoints
 
 Config = RLConfig | SampleConfig | TrainConfig
-_WITH_ENGINES = ("OfflineClient", "DataParallelEngines")
 
 
 def checks_of(config: Config, has_engine: bool = True) -> list[Check]:
     """The checks of a program's config; without those that load networks and start engines unless `has_engine`."""
-    case = Case(config)
+    case = CheckedConfig(config)
     if isinstance(config, RLConfig):
         checks = _of_rl(case)
     else:
@@ -68,242 +28,7 @@ def machine_checks() -> list[Check]:
     return [Check("versions", check_versions), Check("device", lambda: check_device("fp32", "", needs_vllm=True))]
 
 
-@dataclass(frozen=True)
-class Case:
-    """A config, and what several of its checks look at."""
-
-    config: Any
-
-    @property
-    def policy(self) -> str:
-        """The folder (or hub name) of the model that is trained or sampled."""
-        return str(self.config.policy if isinstance(self.config, SampleConfig) else self.config.model["path"])
-
-    @cached_property
-    def tokenizer(self) -> Any:
-        """The policy's."""
-        return load_tokenizer(self.policy)
-
-    @cached_property
-    def task(self) -> Task:
-        """The config's."""
-        task: Task = build(self.config.task)
-        return task
-
-    @cached_property
-    def problems(self) -> list[Problem]:
-        """Those that are sampled: of the split that is asked for, else of train."""
-        requests = getattr(self.config, "requests", None) or {}
-        return self.task.problems(str(read(requests, "split", "train")))
-
-    # What every config has.
-
-    def device(self) -> str:
-        """See `check_device`."""
-        config = self.config
-        is_trained = not isinstance(config, SampleConfig)
-        attention = str(read(config.model, "attention", "")) if is_trained else ""
-        needs_vllm = bool(read(getattr(config, "server", None), "_target_", "")) or self.client_kind in _WITH_ENGINES
-        return check_device(config.precision if is_trained else "fp32", attention, needs_vllm)
-
-    @property
-    def is_chat_api(self) -> bool:
-        """Whether nothing of the config's runs on this machine."""
-        return self.client_kind == "OpenAIChatClient"
-
-    @property
-    def client_kind(self) -> str:
-        """The class of the sampler, "" where there is none."""
-        return str(read(getattr(self.config, "client", None), "_target_", "")).rpartition(".")[2]
-
-    def check_tokenizer(self) -> str:
-        """Fits the model's embeddings, pads and ends with tokens of its own."""
-        limits = model_limits(self.policy, self.tokenizer)
-        check_tokenizer(self.tokenizer, limits)
-        return f"{len(self.tokenizer):,} tokens of {limits.vocabulary:,}, pads with {self.tokenizer.pad_token!r}"
-
-    def agreeing_tokenizers(self) -> str:
-        """Check that the other networks of the run read the policy's own tokens.
-
-        Raises Skipped where there are none, and BadConfig where a tokenizer is another one.
-        """
-        config = self.config
-        paths = [path for path in model_paths([config.reward, config.advantage]) if path != self.policy]
-        if config.critic is not None and str(config.critic.model["path"]) != self.policy:
-            paths.append(str(config.critic.model["path"]))
-        if not paths:
-            raise Skipped("no other network reads the policy's tokens")
-        for path in dict.fromkeys(paths):
-            check_same_tokenizer(self.tokenizer, path, "network")
-        return f"the policy's is that of {', '.join(dict.fromkeys(paths))}"
-
-    def stop_tokens(self) -> str:
-        """Check that tokenizer, configurations and chat template name one end of a response.
-
-        Raises CheckFailed where they do not.
-        """
-        ends = load_end_ids(self.policy)
-        faults = stop_token_faults(self.tokenizer, config_end_ids(self.policy), generation_end_ids(self.policy) or [])
-        if faults:
-            raise CheckFailed(f"{self.policy}: {'; '.join(faults)}")
-        tokens = self.tokenizer.convert_ids_to_tokens(ends or [self.tokenizer.eos_token_id])
-        return f"a response ends with {' or '.join(map(repr, tokens))}"
-
-    def golds(self) -> str:
-        """Check that the task's grader accepts the task's own golds, and rejects changed ones.
-
-        Raises CheckFailed where it does not.
-        """
-        found = check_golds(self.task, self.problems)
-        if not found.is_sound:
-            raise CheckFailed(f"{found.line}: set task.kind to the kind of this task's answers (docs/grading.md)")
-        return found.line
-
-    def critic(self) -> str:
-        """What the settings of rewards, critic, schedules and estimator say of one another."""
-        check_combinations(self.config)
-        if self.config.critic is None:
-            return "settings fit together; no critic"
-        low, high = VALUE_RANGES[self.config.critic.form]
-        return f"settings fit together; the critic says values from {low:g} to {high:g}"
-
-    def memory(self) -> str:
-        """See `check_memory`, which raises CheckFailed. Raises Skipped where nothing of the config takes memory."""
-        import torch
-
-        if not self.needs():
-            raise Skipped("no network and no engine of this config's own")
-        if torch.cuda.is_available():
-            free, _ = torch.cuda.mem_get_info()
-            return check_memory(self.needs(), free, "GPU memory")
-        return check_memory(self.needs(), available_memory())
-
-    def needs(self) -> list[Need]:
-        """What is certain of the memory that the config takes."""
-        config = self.config
-        found = []
-        if not isinstance(config, SampleConfig):
-            is_divided, is_adapter = bool(config.deepspeed), bool(config.lora)
-            found.append(trained("the policy", self.policy, is_adapter=is_adapter, is_divided=is_divided))
-        if isinstance(config, RLConfig):
-            if config.critic is not None:
-                path = str(config.critic.model["path"])
-                found.append(trained("the critic", path, is_adapter=False, is_divided=bool(config.deepspeed)))
-            if config.kl.coefficient > 0 and not config.lora:
-                found.append(frozen("the reference", self.policy))
-            found += [frozen("a reward model", path) for path in model_paths([config.reward, config.advantage])]
-        if isinstance(config, TrainConfig) and not config.lora:
-            found += [frozen("the reference", path) for path in model_paths(config.objective)]
-        return [*found, *self.engine_needs()]
-
-    def engine_needs(self) -> list[Need]:
-        """Of the engines that this config starts on this machine."""
-        server, client = (getattr(self.config, name, None) for name in ("server", "client"))
-        if read(server, "_target_", ""):
-            node, number = server, 1
-        elif self.client_kind in _WITH_ENGINES:
-            node, number = client, int(read(client, "num_engines", 1))
-        else:
-            return []
-        return [served(self.policy, number, float(read(node, "kv_cache_gib", 1)))]
-
-    def disk(self) -> str:
-        """Check for room for checkpoints and models, or for samples, in a folder or file that the program would take.
-
-        Raises CheckFailed where there is too little or the output is a folder, and BadConfig where the program would
-        not take the folder.
-        """
-        config = self.config
-        if isinstance(config, SampleConfig):
-            if Path(config.output).is_dir() and not config.policies:
-                raise CheckFailed(f"output={config.output} is a folder: name a file")
-            return check_disk(config.output, 2**26)
-        if getattr(config, "mode", "train") == "train":
-            check_run_dir(config.output_dir, config)
-        num_kept = config.keep_checkpoints + config.keep_best if config.save_every > 0 else 0
-        return check_disk(config.output_dir, checkpoint_bytes(self.policy, num_kept))
-
-    def template(self) -> str:
-        """See `check_template`."""
-        return check_template(self.task, self.tokenizer, self.problems)
-
-    def requests(self) -> str:
-        """Count the requests. Raises CheckFailed where there are none."""
-        requests = build(self.config.requests).load(self.task, self.tokenizer)
-        if not requests:
-            raise CheckFailed("there is nothing to ask: look at requests")
-        return f"{len(requests):,} of {self.config.params['n']} samples each"
-
-    def client(self) -> str:
-        """Client and server are a pair that takes new weights."""
-        make_client(self.config)
-        return f"{self.client_kind}, which takes new weights"
-
-    def fits_window(self) -> str:
-        """Count the problems that leave room for a response in the window. Raises Skipped where that is unknown."""
-        config = self.config
-        if self.is_chat_api:
-            raise Skipped("a chat API says its window itself")
-        window = read(config.server, "max_model_len", 0) or read(config.client, "max_model_len", 0)
-        window = window or max_length_of(self.policy)
-        if not window:
-            raise Skipped("the engine that runs says its window itself")
-        fit = fit_window(
-            self.task, self.tokenizer, "train", self.problems, int(window), int(config.params["max_tokens"])
-        )
-        fit.check()
-        return f"{len(fit.kept)} of {fit.total} problems fit {window} tokens"
-
-    def packing(self) -> str:
-        """See `models.packing_check`. Raises CheckFailed where the layout packs rows and the network may not."""
-        check = packing_of(build(self.config.model))
-        if self.has_forced_layout and check.choice != "packed":
-            raise CheckFailed(f"layout={self.config.layout}: {check.reason}: set layout=auto")
-        return (
-            check.reason or f"rows are packed: they change one another by {check.leak:.1e} (rounding {check.noise:.1e})"
-        )
-
-    @property
-    def has_forced_layout(self) -> bool:
-        """Whether the config packs rows, whatever the network says."""
-        return getattr(self.config, "layout", "auto") in ("packed", "shared")
-
-    @cached_property
-    def examples(self) -> tuple[list[Any], list[Any]]:
-        """(training examples, evaluation examples)."""
-        return load_data(self.config, self.tokenizer)
-
-    def check_examples(self) -> str:
-        """Past the guards of `training.guards`."""
-        examples, held_out = self.examples
-        return f"{len(examples)} of kind {type(examples[0]).__name__}, {len(held_out)} to evaluate"
-
-    def checkpoints(self) -> str:
-        """Those that are to be predicted with are there."""
-        config = self.config
-        found = find_checkpoints(config.predict.checkpoints, Path(config.output_dir), self.policy)
-        for checkpoint in found:
-            check_model_folder(checkpoint.path)
-        return f"{', '.join(checkpoint.name for checkpoint in found)} to predict with"
-
-    def step(self) -> str:
-        """See `rehearse_training`."""
-        return rehearse_training(self.config, self.tokenizer, self.examples[0])
-
-
-def model_paths(node: Any) -> Iterator[str]:
-    """The model folders that the components below a node are built from."""
-    if isinstance(node, dict):
-        if "_target_" in node and isinstance(node.get("path"), str):
-            yield node["path"]
-        for value in node.values():
-            yield from model_paths(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from model_paths(value)
-
-
-def _of_model(case: Case) -> list[Check]:
+def _of_model(case: CheckedConfig) -> list[Check]:
     return [
         Check("versions", check_versions),
         Check("device", case.device),
@@ -314,7 +39,7 @@ def _of_model(case: Case) -> list[Check]:
     ]
 
 
-def _of_prompts(case: Case) -> list[Check]:
+def _of_prompts(case: CheckedConfig) -> list[Check]:
     return [
         Check("port", lambda: check_server_port(getattr(case.config, "server", None))),
         Check("template", case.template),
@@ -323,7 +48,7 @@ def _of_prompts(case: Case) -> list[Check]:
     ]
 
 
-def _of_rl(case: Case) -> list[Check]:
+def _of_rl(case: CheckedConfig) -> list[Check]:
     return [
         *_of_model(case),
         Check("tokenizers agree", case.agreeing_tokenizers),
@@ -335,7 +60,7 @@ def _of_rl(case: Case) -> list[Check]:
     ]
 
 
-def _of_sampling(case: Case) -> list[Check]:
+def _of_sampling(case: CheckedConfig) -> list[Check]:
     if case.config.policies:
         raise BadConfig("the doctor looks at one policy: give policy=MODEL with -cn api/vllm/trajectories, which "
                         "samples as the evaluation of policies does")  # fmt: skip
@@ -343,7 +68,7 @@ def _of_sampling(case: Case) -> list[Check]:
     return [*_of_model(case), *_of_prompts(case), Check("requests", case.requests), engine]
 
 
-def _of_training(case: Case) -> list[Check]:
+def _of_training(case: CheckedConfig) -> list[Check]:
     if case.config.mode == "predict":
         return [*_of_model(case), Check("examples", case.check_examples), Check("checkpoints", case.checkpoints)]
     return [

@@ -64,7 +64,7 @@ def _capped(scores: torch.Tensor, how: How) -> torch.Tensor:
     return scores if how.softcap is None else how.softcap * torch.tanh(scores / how.softcap)
 
 
-def _shares(scores: torch.Tensor, how: How) -> torch.Tensor:
+def _attention_probs(scores: torch.Tensor, how: How) -> torch.Tensor:
     """Softmax of [..., H, Q, K] over the keys and the head's sink; torch sums it in float32."""
     if how.sinks is None:
         return torch.softmax(scores, dim=-1)
@@ -78,10 +78,10 @@ def sdpa_kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how
         return eager_kernel(query, key, value, how)
     is_simple = query.shape[2] == key.shape[2] and how.window is None
     mask = None if is_simple else _visible(query.shape[2], key.shape[2], how.window, query.device)
-    found: torch.Tensor = scaled_dot_product_attention(
+    attended: torch.Tensor = scaled_dot_product_attention(
         query, key, value, attn_mask=mask, dropout_p=how.dropout, is_causal=is_simple, scale=how.scaling
     )
-    return found
+    return attended
 
 
 def eager_kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: How) -> torch.Tensor:
@@ -99,9 +99,9 @@ def eager_kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ho
         scores = torch.baddbmm(mask.expand(query.shape[1], -1, -1), query[0], key[0].transpose(1, 2), alpha=how.scaling)
     else:
         scores = _capped(torch.bmm(query[0], key[0].transpose(1, 2)) * how.scaling, how) + mask
-    shares = _shares(scores, how).to(value.dtype)
-    found = torch.bmm(drop(shares, how.dropout) if how.dropout else shares, value[0])
-    return found[:, :size].unsqueeze(0)
+    probs = _attention_probs(scores, how).to(value.dtype)
+    attended = torch.bmm(drop(probs, how.dropout) if how.dropout else probs, value[0])
+    return attended[:, :size].unsqueeze(0)
 
 
 def sdpa_batch(
@@ -110,10 +110,10 @@ def sdpa_batch(
     """Several segments at once; query [N, H, Q, D], key and value [N, H, K, D], visible [N, 1, Q, K] bool."""
     if not how.is_plain:
         return eager_batch(query, key, value, visible, how)
-    found: torch.Tensor = scaled_dot_product_attention(
+    attended: torch.Tensor = scaled_dot_product_attention(
         query, key, value, attn_mask=visible, dropout_p=how.dropout, scale=how.scaling
     )
-    return found
+    return attended
 
 
 def eager_batch(
@@ -122,8 +122,8 @@ def eager_batch(
     """Attend in several segments by matrix products; shapes as of `sdpa_batch`, gives [N, H, Q, D]."""
     scores = _capped((query * how.scaling) @ key.transpose(2, 3), how)
     scores = scores.masked_fill_(~visible, float("-inf"))  # no second copy
-    shares = _shares(scores, how).to(value.dtype)
-    return (drop(shares, how.dropout) if how.dropout else shares) @ value
+    probs = _attention_probs(scores, how).to(value.dtype)
+    return (drop(probs, how.dropout) if how.dropout else probs) @ value
 
 
 def eager_padded(
@@ -145,8 +145,8 @@ def eager_padded(
         scores = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     elif mask is not None:
         scores = scores + mask
-    shares = _shares(scores.float(), how).to(value.dtype)
-    return (drop(shares, how.dropout) @ value).transpose(1, 2).contiguous()
+    probs = _attention_probs(scores.float(), how).to(value.dtype)
+    return (drop(probs, how.dropout) @ value).transpose(1, 2).contiguous()
 
 
 def sdpa_padded(
@@ -162,8 +162,8 @@ def sdpa_padded(
     by matrix products. Gives [B, T, H, D]."""
     if how.is_plain:
         named = {"scaling": how.scaling, "dropout": how.dropout, **foreign}
-        found: torch.Tensor = sdpa_attention_forward(module, query, key, value, mask, **named)[0]
-        return found
+        attended: torch.Tensor = sdpa_attention_forward(module, query, key, value, mask, **named)[0]
+        return attended
     is_causal = foreign.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     if mask is None and is_causal and query.shape[2] > 1:  # left out where it would say nothing else

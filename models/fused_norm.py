@@ -52,8 +52,8 @@ class FusedRMSNorm(torch.nn.Module):
         if self.is_read_by_linear and torch.is_autocast_enabled(device):
             kind = torch.get_autocast_dtype(device)
         if hidden_states.dtype == torch.float32 == self.weight.dtype:
-            found: torch.Tensor = _RMSNorm.apply(hidden_states, self.weight, self.variance_epsilon, kind)
-            return found
+            normed: torch.Tensor = _RMSNorm.apply(hidden_states, self.weight, self.variance_epsilon, kind)
+            return normed
         states = hidden_states.float()
         states = states * torch.rsqrt(states.square().mean(-1, keepdim=True) + self.variance_epsilon)
         return self.weight * states.to(hidden_states.dtype)

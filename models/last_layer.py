@@ -28,8 +28,8 @@ class _ReadLayer:
     ) -> torch.Tensor:
         """[B, T, H] → [B, T, H]: the layer's own answer; 0 at places that are not read."""
         if reads is None:
-            found: torch.Tensor = super().forward(hidden_states, *positional, **named)  # type: ignore[misc]
-            return found
+            output: torch.Tensor = super().forward(hidden_states, *positional, **named)  # type: ignore[misc]
+            return output
 
         def pick(module: Any, given: tuple[torch.Tensor, ...]) -> torch.Tensor:
             return given[0].flatten(0, 1).index_select(0, reads).unsqueeze(0)
@@ -66,13 +66,14 @@ def read_last_layer(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-def reads_of(model: Any, places: torch.Tensor, num_places: int, num_unread: int = 0) -> dict[str, torch.Tensor]:
+def reads_of(model: Any, positions: torch.Tensor, num_places: int, num_unread: int = 0) -> dict[str, torch.Tensor]:
     """Make the arguments that a transformers model is called with beside its inputs, so that of `num_places` tokens,
-    `num_unread` of them spare, only `places` [N] (any order, repetitions allowed) have to be right: none where its last
-    layer takes no such thing, or little is saved. A few more than `places` round their number up (`models.shapes`)."""
+    `num_unread` of them spare, only `positions` [N] (any order, repetitions allowed) have to be right: none where its
+    last layer takes no such thing, or little is saved. A few more than `positions` round their number up
+    (`models.shapes`)."""
     if not isinstance(_last_layer(model), _ReadLayer):
         return {}
-    reads = places.unique()
+    reads = positions.unique()
     if not 0 < len(reads) <= MAX_SHARE * (num_places - num_unread):
         return {}
     more = missing(len(reads), ROWS, reads)

@@ -78,8 +78,8 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 def load_end_ids(path: str) -> list[int]:
     """The end-of-sequence ids of a model's generation settings (or of its configuration); there can be several."""
-    found = generation_end_ids(path)
-    return config_end_ids(path) if found is None else found
+    ids = generation_end_ids(path)
+    return config_end_ids(path) if ids is None else ids
 
 
 def generation_end_ids(path: str) -> list[int] | None:
@@ -95,8 +95,8 @@ def config_end_ids(path: str) -> list[int]:
     return _as_ids(getattr(load_config(path).get_text_config(), "eos_token_id", None))
 
 
-def _as_ids(found: Any) -> list[int]:
-    return [] if found is None else [found] if isinstance(found, int) else list(found)
+def _as_ids(ids: Any) -> list[int]:
+    return [] if ids is None else [ids] if isinstance(ids, int) else list(ids)
 
 
 def load_config(path: str) -> PretrainedConfig:
@@ -164,14 +164,14 @@ def from_pretrained(
 
     model: PreTrainedModel
     try:
-        model, found = on_kernel(lambda name: load(attn_implementation=name), attention) if attention else load()
+        model, report = on_kernel(lambda name: load(attn_implementation=name), attention) if attention else load()
     except Exception as error:  # safetensors and transformers raise many kinds; each is one bad folder
         raise BadModel(f"{path}: cannot load the model: {_first_line(error)}") from error
     wrong = {
-        "lacks": [name for name in found["missing_keys"] if not name.startswith(tuple(may_lack))],
-        "has other shapes of": [row[0] for row in found["mismatched_keys"] if not row[0].startswith(tuple(may_lack))],
+        "lacks": [name for name in report["missing_keys"] if not name.startswith(tuple(may_lack))],
+        "has other shapes of": [row[0] for row in report["mismatched_keys"] if not row[0].startswith(tuple(may_lack))],
         "holds more than such a model:": [
-            name for name in found["unexpected_keys"] if not name.startswith(tuple(may_add))
+            name for name in report["unexpected_keys"] if not name.startswith(tuple(may_add))
         ],
     }
     for what, names in wrong.items():

@@ -1,12 +1,12 @@
 """Adapters instead of full weights: LoRA (Hu et al. 2022) and DoRA (Liu et al. 2024), through peft.
 
 Only the adapters (and a fresh scalar head) are trained. They start as the identity, so at step 0 the model is
-its base. The reference of DPO is the policy with its adapters off: no second copy of the weights. A saved
+its base. The reference of DPO is the policy with its adapters off (`models.without_adapters`). A saved
 adapter is peft's own folder; `merge_adapter` makes a standard Hugging Face folder of it and its base.
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
-from espalier.models.inputs import network
 from espalier.models.load import BadModel, from_pretrained, load_policy
 from espalier.models.quantised import check_bits, quantise, round_weights
 from espalier.models.scalar_head import load_process_reward
@@ -77,49 +76,6 @@ class Lora:
                             if isinstance(part, torch.nn.Linear)})  # fmt: skip
             raise BadModel(f"lora.targets {self.targets} is not in the model: its layers are {', '.join(names)}, or "
                            f"all-linear ({str(error)[:80]})") from None  # fmt: skip
-
-
-class PolicyWithoutAdapters:
-    """The frozen reference that costs no memory: calls `model()` with its adapters off and without dropout.
-
-    `model` is what the loop calls (a peft model, or an engine's wrapper of one); heads that are trained whole
-    are those of the start. Calls have no graph.
-    """
-
-    def __init__(self, model: Any):
-        self.model = model
-
-    def get_base_model(self) -> Any:
-        """The model whose adapters are switched off."""
-        return self.model
-
-    def to(self, device: torch.device) -> "PolicyWithoutAdapters":
-        """It stands where the policy does."""
-        return self
-
-    def eval(self) -> "PolicyWithoutAdapters":
-        """It always is."""
-        return self
-
-    def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """The policy's."""
-        return iter(self.model.parameters())
-
-    def base_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """(name, weight) of what its answers depend on: neither adapters nor the trained copies of heads."""
-        for name, value in network(self.model).named_parameters():
-            if not any(part.startswith("lora_") or part == "modules_to_save" for part in name.split(".")):
-                yield name, value
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """The base model's output."""
-        was_training = self.model.training
-        self.model.eval()
-        try:
-            with torch.no_grad(), self.model.disable_adapter():
-                return self.model(*arguments, **named)
-        finally:
-            self.model.train(was_training)
 
 
 def read_adapter(adapter: Path) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def adapter_scalings(model: Any) -> dict[str, float]:
     owners: dict[int, list[str]] = {}
     for name, value in inner.named_parameters(remove_duplicate=False):
         owners.setdefault(id(value), []).append(name)
-    found = {}
+    scalings = {}
     for name, layer in inner.named_modules():
         if not isinstance(layer, LoraLayer):
             continue
@@ -37,31 +37,31 @@ def adapter_scalings(model: Any) -> dict[str, float]:
             raise BadModel(f"lora.targets: the adapter of {name} cannot be delivered: it is no plain linear layer")
         if len(owners[id(layer.get_base_layer().weight)]) > 1:
             raise BadModel(f"lora.targets: {name} shares its weight with the embeddings: leave it out")
-        found[name] = float(layer.scaling[_ADAPTER])
-    return found
+        scalings[name] = float(layer.scaling[_ADAPTER])
+    return scalings
 
 
 def merged(
     weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scaling: float, magnitude: torch.Tensor | None
 ) -> torch.Tensor:
     """W [out, in], A [rank, in], B [out, rank], magnitude [out] of DoRA → W' [out, in]."""
-    found = weight + scaling * (b @ a)
-    return found if magnitude is None else found * (magnitude / torch.linalg.norm(found, dim=1)).unsqueeze(1)
+    whole = weight + scaling * (b @ a)
+    return whole if magnitude is None else whole * (magnitude / torch.linalg.norm(whole, dim=1)).unsqueeze(1)
 
 
 def merge_weights(weights: Mapping[str, torch.Tensor], scalings: Mapping[str, float]) -> dict[str, torch.Tensor]:
     """The weights of a model with adapters, by their names there → by the plain model's names, the adapters merged;
     weights without an adapter are not copied."""
     plain = {name.removeprefix(_PREFIX): value for name, value in weights.items()}
-    found = {}
+    whole = {}
     for name, value in plain.items():
         owner, _, what = name.partition(".base_layer.")
         if what == "weight":
             a, b = (plain[f"{owner}.lora_{part}.{_ADAPTER}.weight"] for part in "AB")
             magnitude = plain.get(f"{owner}.lora_magnitude_vector.{_ADAPTER}.weight")
-            found[f"{owner}.weight"] = merged(value, a, b, scalings[owner], magnitude)
+            whole[f"{owner}.weight"] = merged(value, a, b, scalings[owner], magnitude)
         elif what:
-            found[f"{owner}.{what}"] = value
+            whole[f"{owner}.{what}"] = value
         elif ".lora_" not in name:
-            found[name] = value
-    return found
+            whole[name] = value
+    return whole

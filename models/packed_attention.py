@@ -113,7 +113,7 @@ def _by_segments(
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     query, key = query.to(value.dtype), key.to(value.dtype)
     groups, alone = _plan(segments, how.window, value.device)
-    places, found = [], []
+    positions, outputs = [], []
     if groups:
         rows = [tensor[0].transpose(0, 1) for tensor in (query, key, value)]
     for group in groups:
@@ -121,8 +121,8 @@ def _by_segments(
             tensor.index_select(0, at.flatten()).view(*at.shape, *tensor.shape[1:]).transpose(1, 2)
             for tensor, at in zip(rows, (group.queries, group.keys, group.keys), strict=True)
         ]
-        places.append(group.queries[group.is_query])
-        found.append(batch(*picked, group.visible, how).transpose(1, 2)[group.is_query])
+        positions.append(group.queries[group.is_query])
+        outputs.append(batch(*picked, group.visible, how).transpose(1, 2)[group.is_query])
     sizes = (*segments.lengths, segments.num_unread)
     parts = [tensor.split(sizes, dim=2) for tensor in (query, key, value)] if alone else []
     for own in alone:
@@ -130,15 +130,15 @@ def _by_segments(
         queries, keys, values = (part[own] for part in parts)
         if above:
             keys, values = (torch.cat([*(part[s] for s in above), part[own]], dim=2) for part in parts[1:])
-        found.append(kernel(queries, keys, values, how)[0].transpose(0, 1))
-    found.append(value.new_zeros(segments.num_unread, value.shape[1], value.shape[3]))
+        outputs.append(kernel(queries, keys, values, how)[0].transpose(0, 1))
+    outputs.append(value.new_zeros(segments.num_unread, value.shape[1], value.shape[3]))
     if not groups:
-        return torch.cat(found).unsqueeze(0)
+        return torch.cat(outputs).unsqueeze(0)
     ends = torch.tensor(segments.lengths).cumsum(0).tolist()
-    places += [torch.arange(ends[own] - segments.lengths[own], ends[own], device=value.device) for own in alone]
-    places.append(torch.arange(ends[-1], ends[-1] + segments.num_unread, device=value.device))
-    attended = torch.cat(found)
-    return torch.empty_like(attended).index_copy(0, torch.cat(places), attended).unsqueeze(0)
+    positions += [torch.arange(ends[own] - segments.lengths[own], ends[own], device=value.device) for own in alone]
+    positions.append(torch.arange(ends[-1], ends[-1] + segments.num_unread, device=value.device))
+    attended = torch.cat(outputs)
+    return torch.empty_like(attended).index_copy(0, torch.cat(positions), attended).unsqueeze(0)
 
 
 def _flash(
@@ -155,7 +155,7 @@ def _flash(
         torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32).to(tensors[0].device, non_blocking=True)
         for lengths in (num_queries, num_keys)
     ]
-    found: torch.Tensor = flash_attn_varlen_func(
+    attended: torch.Tensor = flash_attn_varlen_func(
         *(tensor.to(kind) for tensor in tensors),
         *borders,
         max(num_queries),
@@ -166,7 +166,7 @@ def _flash(
         window_size=(-1, -1) if how.window is None else (how.window - 1, 0),
         softcap=how.softcap or 0.0,
     )
-    return found
+    return attended
 
 
 def _by_flash(
@@ -174,12 +174,12 @@ def _by_flash(
 ) -> torch.Tensor:
     """[1, T, H, D]; the keys of shared segments are repeated for every segment below them."""
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    places, num_keys = key_layout(segments)
+    positions, num_keys = key_layout(segments)
     if segments.num_unread or any(segments.above):
-        places = places.to(key.device, non_blocking=True)
-        key, value = key.index_select(0, places), value.index_select(0, places)
-    found = _flash((query[: sum(segments.lengths)], key, value), segments.lengths, num_keys, how)
-    return pad(found, (0, 0, 0, 0, 0, segments.num_unread)).unsqueeze(0)
+        positions = positions.to(key.device, non_blocking=True)
+        key, value = key.index_select(0, positions), value.index_select(0, positions)
+    attended = _flash((query[: sum(segments.lengths)], key, value), segments.lengths, num_keys, how)
+    return pad(attended, (0, 0, 0, 0, 0, segments.num_unread)).unsqueeze(0)
 
 
 def _flash_padded(
@@ -196,9 +196,9 @@ def _flash_padded(
     kept = torch.ones(query.shape[:2], dtype=torch.bool, device=query.device) if mask is None else mask.bool()
     lengths = kept.sum(-1).tolist()
     rows = tuple(tensor[kept] for tensor in (query, key, value))
-    found = torch.zeros_like(query)
-    found[kept] = _flash(rows, lengths, lengths, how).to(found.dtype)
-    return found
+    attended = torch.zeros_like(query)
+    attended[kept] = _flash(rows, lengths, lengths, how).to(attended.dtype)
+    return attended
 
 
 def key_layout(segments: Segments) -> tuple[torch.Tensor, list[int]]:
@@ -206,8 +206,8 @@ def key_layout(segments: Segments) -> tuple[torch.Tensor, list[int]]:
     ends = torch.tensor(segments.lengths).cumsum(0).tolist()
     runs = [torch.arange(end - length, end) for end, length in zip(ends, segments.lengths, strict=True)]
     chains = [[*above, own] for own, above in enumerate(segments.above)]
-    places = torch.cat([runs[segment] for chain in chains for segment in chain])
-    return places, [sum(segments.lengths[segment] for segment in chain) for chain in chains]
+    positions = torch.cat([runs[segment] for chain in chains for segment in chain])
+    return positions, [sum(segments.lengths[segment] for segment in chain) for chain in chains]
 
 
 @dataclass

@@ -13,10 +13,7 @@ autocast or TF32: weights are float32 here, where the noise is some 1e-6 of the 
 a freshly drawn network some 1e-3. A kernel of half precision (flash-attention) is held to a coarser limit, and the
 layout to the fine one by an exact kernel. Nothing random is drawn and no state is kept.
 
-What short rows cannot show is read from the configuration: windows that layers do not hand to their attention function,
-chunks, and rotary embeddings whose frequencies depend on the longest row of a batch (`longrope`: Phi-3) or on rows of
-earlier ones (`dynamic`: transformers keeps the frequencies that a row beyond the positions has made, so that not even a
-row alone is a function of its tokens; such rows are refused).
+What short rows cannot show is read from the configuration (`models.row_limits`).
 """
 
 import logging
@@ -33,6 +30,7 @@ from espalier.data.batches.packing import Layout, PlacedRows, pack_rows, place_r
 from espalier.data.records import BadInput
 from espalier.models.inputs import model_inputs, network
 from espalier.models.packed_attention import PREFIX, BadAttention, takes_packed_rows, watched
+from espalier.models.row_limits import longest_row, longest_together, other_layers, unseen_limit
 
 log = logging.getLogger(__name__)
 
@@ -86,8 +84,8 @@ def packing_of(model: Any) -> PackingCheck:
             return check
         known = (net.config._attn_implementation, check)
         net._packing = known  # type: ignore[assignment]
-    found: PackingCheck = known[1]
-    return found
+    measured: PackingCheck = known[1]
+    return measured
 
 
 def packs_rows(model: Any) -> bool:
@@ -146,8 +144,8 @@ def _rows(net: PreTrainedModel) -> list[list[int]]:
 def _states(net: PreTrainedModel, inputs: dict[str, Any]) -> torch.Tensor:
     """Hidden states [B, T, H] behind the last layer."""
     moved = {name: value.to(net.device) if torch.is_tensor(value) else value for name, value in inputs.items()}
-    found: torch.Tensor = net.base_model(**moved, use_cache=False)[0]
-    return found.float().cpu()
+    states: torch.Tensor = net.base_model(**moved, use_cache=False)[0]
+    return states.float().cpu()
 
 
 def _placed(rows: Sequence[Sequence[int]], kind: str) -> PlacedRows:
@@ -164,9 +162,9 @@ def _rows_together(net: PreTrainedModel, rows: Sequence[Sequence[int]], kind: st
     return [states[path] for path in placed.paths]
 
 
-def _distance(found: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> float:
+def _distance(states: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> float:
     largest = max(float(row.abs().max()) for row in truth)
-    differences = torch.cat([(mine - want).abs().flatten() for mine, want in zip(found, truth, strict=True)])
+    differences = torch.cat([(mine - want).abs().flatten() for mine, want in zip(states, truth, strict=True)])
     furthest = float(differences.nan_to_num(nan=float("inf")).max())
     return furthest / max(largest, 1e-30)
 
@@ -227,7 +225,7 @@ def _measure(net: PreTrainedModel) -> PackingCheck:
     limit = _HALF if is_half else fine
     padding, refused = _try(net, rows, "padded", truth)
     base = PackingCheck("padded", padding=padding, noise=noise, is_head_last=is_head_last,
-                        max_length=_longest_together(net.config),
+                        max_length=longest_together(net.config),
                         refuses_longer=longest_row(net.config) is not None)  # fmt: skip
     if padding > limit:
         return _without_ours(net, rows, truth, fine, replace(base, reason=refused), attends_here)
@@ -242,8 +240,8 @@ def _measure(net: PreTrainedModel) -> PackingCheck:
         return replace(base, reason=f"it refuses packed ones ({refused})")
     if leak > fine:
         return replace(base, reason=f"packed, they change one another by {leak:.1e} of the largest "
-                       f"hidden value (rounding: {noise:.1e}){_kinds(net.config)}")  # fmt: skip
-    unseen = _unseen(net.config, calls.windows)
+                       f"hidden value (rounding: {noise:.1e}){other_layers(net.config)}")  # fmt: skip
+    unseen = unseen_limit(net.config, calls.windows)
     if unseen:
         return replace(base, reason=f"{unseen} is not built for packed ones")
     return replace(base, choice="packed")
@@ -258,15 +256,15 @@ def _without_ours(
     attends_here: bool,
 ) -> PackingCheck:
     """Padded rows are wrong by the product's attention: by the network's own, else one row at a time."""
-    found = base.reason or f"by {base.padding:.1e} of the largest hidden value (rounding: {base.noise:.1e})"
+    difference = base.reason or f"by {base.padding:.1e} of the largest hidden value (rounding: {base.noise:.1e})"
     if attends_here:
         net.set_attn_implementation("eager")
         padding, _ = _try(net, rows, "padded", truth)
         if padding <= limit:
             return replace(base, padding=padding, reason="it attends by the network's own eager function: by that of "
-                           f"model.attention padded rows differ ({found})")  # fmt: skip
+                           f"model.attention padded rows differ ({difference})")  # fmt: skip
         base = replace(base, padding=padding)
-    return replace(base, choice="alone", reason=f"padded, they differ from rows alone ({found})")
+    return replace(base, choice="alone", reason=f"padded, they differ from rows alone ({difference})")
 
 
 def _is_head_last(net: PreTrainedModel, row: Sequence[int]) -> bool:
@@ -281,49 +279,6 @@ def _is_head_last(net: PreTrainedModel, row: Sequence[int]) -> bool:
     finally:
         hook.remove()
     return len(given) == 1 and given[0].shape == logits.shape and bool(torch.equal(given[0].float(), logits.float()))
-
-
-def _kinds(config: Any) -> str:
-    """The layers that are no attention, as the configuration calls them."""
-    kinds = {str(kind) for kind in getattr(config.get_text_config(), "layer_types", None) or []}
-    others = sorted(kind for kind in kinds if not kind.endswith("attention") or "linear" in kind)
-    return f": it has layers of kind {', '.join(others)}" if others else ""
-
-
-def _unseen(config: Any, windows: Sequence[int | None]) -> str:
-    """What keeps a query of a long row from keys, and is in no argument of the attention function; empty: nothing."""
-    text = config.get_text_config()
-    chunk = getattr(text, "attention_chunk_size", None)
-    if chunk:
-        return f"attention in chunks of {chunk} tokens"
-    window = getattr(text, "sliding_window", None)
-    kinds = getattr(text, "layer_types", None)
-    is_used = bool(window) and getattr(text, "use_sliding_window", True) is not False
-    expected = sum("sliding" in str(kind) for kind in kinds) if kinds else int(is_used)
-    seen = sum(found is not None for found in windows)
-    return f"a sliding window of {window} tokens that its layers do not hand over" if seen < expected else ""
-
-
-def _rotary_kinds(text: Any) -> list[dict[str, Any]]:
-    """The rotary settings of a configuration: one, or one a kind of layer."""
-    rope = getattr(text, "rope_parameters", None) or {}
-    return [rope, *(value for value in rope.values() if isinstance(value, dict))]
-
-
-def longest_row(config: Any) -> int | None:
-    """The longest row that a network takes whose rotary frequencies grow with its rows (`dynamic`) and stay grown
-    afterwards; None: it has no such limit."""
-    text = config.get_text_config()
-    grows = any("dynamic" in str(kind.get("rope_type")) for kind in _rotary_kinds(text))
-    return int(text.max_position_embeddings) if grows else None
-
-
-def _longest_together(config: Any) -> int | None:
-    """The longest row that leaves the rotary frequencies of its batch as they are; None: any."""
-    text = config.get_text_config()
-    lengths = [kind.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
-               for kind in _rotary_kinds(text) if kind.get("rope_type") == "longrope"]  # fmt: skip
-    return min((int(length) for length in [*lengths, longest_row(config)] if length), default=None)
 
 
 def check_layout(model: Any, layout: str, longest: int) -> str:

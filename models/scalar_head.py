@@ -35,8 +35,8 @@ def load_process_reward(
 
 def critic_form(config: PretrainedConfig) -> str | None:
     """The form of values that a network was saved as a critic with; None where it was none."""
-    found: str | None = getattr(config, "critic_form", None)
-    return found
+    form: str | None = getattr(config, "critic_form", None)
+    return form
 
 
 def _is_scalar(config: PretrainedConfig) -> bool:
@@ -128,5 +128,5 @@ def scores_from_logits(logits: torch.Tensor) -> torch.Tensor:
     num_labels = logits.shape[-1]
     if num_labels == 1:
         return torch.sigmoid(logits.squeeze(-1))
-    shares = torch.arange(num_labels, device=logits.device) / (num_labels - 1)
-    return (torch.softmax(logits, dim=-1) * shares).sum(-1)
+    values = torch.arange(num_labels, device=logits.device) / (num_labels - 1)
+    return (torch.softmax(logits, dim=-1) * values).sum(-1)

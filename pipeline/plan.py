@@ -12,13 +12,11 @@ are tokens over measured rates, of solutions and of completions apart where both
 for each. Nothing is asked of any server.
 """
 
-import json
 import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean, linear_regression
 from typing import Any
 
@@ -29,6 +27,7 @@ from espalier.data.records import BadInput, Demonstration, Problem, State, Traje
 from espalier.data.steps import Decoder
 from espalier.data.token_text import encode_response, read_tokens, steps_on_tokens
 from espalier.models.load import load_tokenizer
+from espalier.pipeline.measured_runs import START_SECONDS, read_cost, read_run
 from espalier.pipeline.stage import StageContext
 from espalier.values.monte_carlo import StateKey, state_key
 from espalier.values.state_sampling import StateSampler
@@ -36,7 +35,6 @@ from espalier.values.state_sampling import StateSampler
 log = logging.getLogger("stage")
 
 METHODS = ("plain", "first_error")
-_START_SECONDS = 30.0  # of a server, where nothing was measured
 _STATE_BYTES = 0.7  # a state, or a completion, against a trajectory
 _ROW_BYTES = 320  # names of fields, ids, punctuation of one row
 _ID_BYTES = 5.2  # a token id and its comma
@@ -149,9 +147,9 @@ class Plan:
 
     def _rates(self) -> tuple[float, float, float]:
         """Generated tokens per second of solutions and of completions, and the seconds of a server's start."""
-        runs = [_measured(path, self.start_seconds) for path in self.measured]
+        runs = [read_run(path, self.start_seconds) for path in self.measured]
         starts = [run.start_seconds for run in runs]
-        start = self.start_seconds or (fmean(starts) if starts else _START_SECONDS)
+        start = self.start_seconds or (fmean(starts) if starts else START_SECONDS)
         if self.tokens_per_second > 0:
             return self.tokens_per_second, self.tokens_per_second, start
         if not runs:
@@ -254,7 +252,7 @@ class Plan:
             )
         found = []
         for path, stage in zip(self.actual, stages, strict=False):
-            counts, seconds = _meta(path)
+            counts, seconds = read_cost(path)
             paid = {**counts, "seconds": seconds}
             error = {name: round(stage[name] / value - 1, 4) if value else None for name, value in paid.items()}
             found.append({"stage": stage["stage"], "file": path, "paid": paid, "error": error})
@@ -306,32 +304,3 @@ def _row_bytes(row: Trajectory) -> float:
     """About the size of the row on disk: prompt, response twice (steps), ids."""
     text = len(row.prompt.encode()) + 2 * len(row.response.encode())
     return _ROW_BYTES + text + _ID_BYTES * (len(row.prompt_ids) + len(row.response_ids))
-
-
-@dataclass(frozen=True)
-class _Run:
-    """A measured sampling run; `seconds` are those of sampling alone."""
-
-    is_completing: bool
-    tokens: float
-    seconds: float
-    start_seconds: float
-
-
-def _measured(path: str, start_seconds: float) -> _Run:
-    """What a run's provenance says. Runs that do not tell sampling apart are taken to start in `start_seconds`."""
-    counts, spent = _meta(path)
-    row = json.loads(Path(path).read_bytes())
-    sampling = row.get("sampling_seconds") or max(spent - (start_seconds or _START_SECONDS), 0.1 * spent)
-    source = str((row.get("config") or {}).get("requests", {}).get("_target_", ""))
-    return _Run("Completion" in source, counts["generated_tokens"], float(sampling), max(0.0, spent - float(sampling)))
-
-
-def _meta(path: str) -> tuple[dict[str, float], float]:
-    """Counts and seconds of a sampling run. Raises BadInput on a file that is not its provenance."""
-    try:
-        row = json.loads(Path(path).read_bytes())
-        counts, seconds = row["counts"], float(row["seconds"])
-        return {name: float(counts[name]) for name in ("requests", "rows", "generated_tokens")}, seconds
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{path}: is not the meta.json of a sampling run ({error!r})") from None

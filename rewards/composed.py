@@ -40,8 +40,8 @@ def compose_ranges(
     ranges: Mapping[str, ScoreRange], weights: Mapping[str, float], limit: float, non_stop_reward: float | None
 ) -> ScoreRange:
     """The range of scores that are put together as the module says."""
-    outcome = clipped(_weighted({name: found.outcome for name, found in ranges.items()}, weights), limit)
-    steps = {name: found.to_come for name, found in ranges.items() if found.to_come is not None}
+    outcome = clipped(_weighted({name: bounds.outcome for name, bounds in ranges.items()}, weights), limit)
+    steps = {name: bounds.to_come for name, bounds in ranges.items() if bounds.to_come is not None}
     to_come = _weighted(steps, weights) if steps else None
     if non_stop_reward is not None:
         outcome = hull(outcome, (non_stop_reward, non_stop_reward))
@@ -87,7 +87,7 @@ class ComposedReward:
     def score_range(cls, settings: Mapping[str, Any]) -> ScoreRange | None:
         """From those of its terms, where each is known."""
         ranges: Mapping[str, ScoreRange | None] = settings["terms"]
-        known = {name: found for name, found in ranges.items() if found is not None}
+        known = {name: bounds for name, bounds in ranges.items() if bounds is not None}
         if len(known) < len(ranges):
             return None
         weights = _whole_weights(known, settings["weights"])
@@ -108,10 +108,10 @@ class ComposedReward:
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """See the module."""
         columns = {name: term(trajectories) for name, term in self.terms.items()}
-        found = []
+        scores = []
         for index, trajectory in enumerate(trajectories):
             score = compose({name: column[index] for name, column in columns.items()}, self.weights, self.limit)
             if self.non_stop_reward is not None and trajectory.finish_reason != "stop":
                 score = Score(self.non_stop_reward, [0.0] * len(score.steps), score.parts)
-            found.append(score)
-        return found
+            scores.append(score)
+        return scores

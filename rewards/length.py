@@ -34,9 +34,9 @@ class LengthPenalty:
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """From the number of response tokens, the end token included."""
         room = self.max_tokens - self.free_tokens
-        found = []
+        scores = []
         for trajectory in trajectories:
             over = min(max(len(trajectory.response_ids) - self.free_tokens, 0), room)
             value = self.worst * over / room
-            found.append(Score(value, parts={"length": value}))
-        return found
+            scores.append(Score(value, parts={"length": value}))
+        return scores

@@ -57,6 +57,6 @@ class OutcomeModelReward:
         for batch in row_logits(self.model, rows, 0, self.batch_tokens):
             for index, logits in batch:
                 read = logits[-1]
-                found = float(read.float().squeeze(-1) if self.form == "logit" else scores_from_logits(read))
-                values[index] = min(max(found, -self.limit), self.limit) if self.limit > 0 else found
+                value = float(read.float().squeeze(-1) if self.form == "logit" else scores_from_logits(read))
+                values[index] = min(max(value, -self.limit), self.limit) if self.limit > 0 else value
         return [Score(value, parts={"outcome_model": value}) for value in values]

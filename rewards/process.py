@@ -14,7 +14,7 @@ from espalier.data.batches.packing import Layout, place_rows
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.steps import StepTokens, check_ends
 from espalier.models.inputs import model_inputs
-from espalier.models.logprobs import all_logits
+from espalier.models.logits import all_logits
 from espalier.models.packing_check import packing_of
 from espalier.models.scalar_head import load_process_reward, scores_from_logits
 from espalier.rewards.score import ANYTHING, Interval, Score, ScoreRange, clipped, hull
@@ -196,11 +196,11 @@ class ProcessReward:
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """Outcome 0 and one reward a step. Raises BadInput for a trajectory without token ids."""
         rows = score_trajectories(self.model, trajectories, pad_id=0, batch_tokens=self.batch_tokens)
-        found = []
+        rewarded = []
         for scores in rows:
             rewards = step_rewards(scores, self.form, self.offset, self.temperature)
             if self.limit > 0:
                 rewards = [min(max(value, -self.limit), self.limit) for value in rewards]
             mean = sum(scores) / len(scores) if scores else 0.0
-            found.append(Score(0.0, rewards, {"process": mean}))
-        return found
+            rewarded.append(Score(0.0, rewards, {"process": mean}))
+        return rewarded

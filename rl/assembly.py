@@ -12,8 +12,9 @@ import torch
 
 from espalier.models.inputs import network
 from espalier.models.load import BadModel, load_reference, load_tokenizer, max_length_of
-from espalier.models.packing_check import longest_row
+from espalier.models.row_limits import longest_row
 from espalier.models.tokenizer_checks import tokenizer_differences
+from espalier.models.without_adapters import PolicyWithoutAdapters
 from espalier.rewards.score import HoldsModels, Reward
 from espalier.rl.combinations import check_combinations
 from espalier.rl.delivery.delivery import Delivery
@@ -279,8 +280,6 @@ def make_reference(config: RLConfig, engine: Engine) -> Any | None:
     if config.kl.coefficient <= 0:
         return None
     if config.lora:
-        from espalier.models.lora import PolicyWithoutAdapters
-
         return PolicyWithoutAdapters(engine.model)
     return without_dropout(load_reference(config.model["path"], config.model["attention"])).to(device())
 

@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 
 from espalier.data.records import BadInput
 from espalier.models.inputs import network
-from espalier.models.logprobs import response_values
+from espalier.models.logits import response_values
 from espalier.models.packing_check import packs_rows
 from espalier.models.scalar_head import critic_form
 from espalier.rl.experience import RowScorer, empty_loss, micro_batches, most_passes, own_rows

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from espalier.data.batches.collate import pad_rows
-from espalier.models.logprobs import all_logits, response_logprobs
+from espalier.data.batches.packing import pad_rows
+from espalier.models.logits import all_logits
+from espalier.models.logprobs import response_logprobs
 from espalier.models.packing_check import packs_rows
 from espalier.rl.iteration_metrics import Clock
 from espalier.rl.kl import divergence, full_divergence

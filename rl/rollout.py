@@ -29,8 +29,7 @@ from espalier.sampling.client import (
     ServerGone,
     ShowsLife,
 )
-from espalier.sampling.requests import make_completions, make_trajectory
-from espalier.sampling.rounds import round_id
+from espalier.sampling.requests import make_completions, make_trajectory, round_id
 from espalier.sampling.stall_watch import StallWatch
 
 log = logging.getLogger("rl")

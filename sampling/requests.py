@@ -160,6 +160,11 @@ def _with_prefix(state: State, sample: Sample, tokenizer: Any) -> str:
     return whole
 
 
+def round_id(state_id: str, number: int) -> str:
+    """Return the request id of a state in a round: the state's own id in round 0, `{state}@{round}` afterwards."""
+    return f"{state_id}@{number}" if number else state_id
+
+
 @dataclass
 class TrajectoryRequests:
     """Full solutions of a split's problems `first` .. `first + limit - 1` (limit 0: all)."""

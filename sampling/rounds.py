@@ -19,7 +19,7 @@ from espalier.data.jsonl import cut_torn_tail, iter_rows, to_line
 from espalier.data.records import BadInput, Completion, State, parse_record
 from espalier.data.tasks.task import Task
 from espalier.sampling.client import Client, Sample, SampleRequest, SamplingParams
-from espalier.sampling.requests import CompletionRequests, make_completions
+from espalier.sampling.requests import CompletionRequests, make_completions, round_id
 from espalier.sampling.runner import Runner, Tally
 
 
@@ -36,11 +36,6 @@ class RoundSource(Protocol):
 
     def requests(self, request_ids: Sequence[str]) -> list[SampleRequest]:
         """The requests of these ids. Raises KeyError on one that is not ours."""
-
-
-def round_id(state_id: str, number: int) -> str:
-    """The request id of a state in a round."""
-    return f"{state_id}@{number}" if number else state_id
 
 
 @dataclass

@@ -6,6 +6,7 @@
 #   bash scripts/quickstart.sh task=rule_logic run=experiments/rule_logic
 #   bash scripts/quickstart.sh run=experiments/rehearsal configs=exp/debug num_problems=24 num_test=32   minutes
 #
+# Keys task.* (task.max_total=12) go to every program that asks the task for problems.
 # Safe to run again from the top after anything: finished stages are kept.
 set -euo pipefail
 settings="task run seed num_problems num_test configs"
@@ -13,10 +14,10 @@ task=word_arithmetic run=experiments/quickstart seed=0 num_problems=1000 num_tes
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 mkdir -p "$run"
-common=(task="$task" run="$run" seed="$seed")
+common=(task="$task" run="$run" seed="$seed" "${extra[@]}")
 sft=$run/sft/model
 
-stage make_demonstrations "$python" run_stage.py -cn make_demonstrations task="$task" \
+stage make_demonstrations "$python" run_stage.py -cn make_demonstrations task="$task" "${extra[@]}" \
   output="$run/demonstrations.jsonl"
 stage make_policy "$python" run_stage.py -cn make_policy input="$run/demonstrations.jsonl" output="$run/base" seed="$seed"
 stage train_sft "$python" trainer_base_ds_mul.py -cn "$configs/sft/$task" output_dir="$run/sft" \

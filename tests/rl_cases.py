@@ -16,8 +16,8 @@ from espalier.data.records import Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_policy, load_reference
 from espalier.models.logprobs import token_logprobs
-from espalier.models.lora import PolicyWithoutAdapters
 from espalier.models.scalar_head import load_critic
+from espalier.models.without_adapters import PolicyWithoutAdapters
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rewards.score import Score
 from espalier.rl.advantages.grpo import GRPO

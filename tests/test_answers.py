@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from espalier.data.answers.answer_parts import tidy, unwrap
 from espalier.data.answers.final_answer import final_answer, find_boxes
 from espalier.data.answers.grading import KINDS, grade_answer
 from espalier.data.answers.letters import choose_letter, choose_truth
-from espalier.data.answers.math_answers import tidy, unwrap
 from espalier.data.answers.plain_numbers import read_number
 from espalier.data.answers.short_answers import normalise, token_f1
 from espalier.data.records import BadInput

@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.forked import exit_code, start
-from espalier.data.batches.collate import Batch
+from espalier.data.batches.batch import Batch
 from espalier.data.batches.loader import Loader
 from espalier.data.batches.packing import Layout
 from espalier.data.examples.token_examples import TokenExample

@@ -13,17 +13,15 @@ from espalier.data.examples.token_examples import OutcomeExample, PairExample, S
 from espalier.data.left_out import count_left_out
 from espalier.data.records import BadInput
 from espalier.models.load import BadModel, load_end_ids, load_tokenizer
-from espalier.models.tokenizer_checks import stop_token_faults, tokenizer_differences
-from espalier.training.guards import (
+from espalier.models.tokenizer_checks import (
     Limits,
-    check_amount,
-    check_examples,
-    check_held_out,
     check_stop_tokens,
     check_tokenizer,
     model_limits,
-    read_tokens,
+    stop_token_faults,
+    tokenizer_differences,
 )
+from espalier.training.guards import check_amount, check_examples, check_held_out, read_tokens
 
 END = 1
 LIMITS = Limits("policy", vocabulary=100, positions=8, ends=frozenset({END}))

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.data.batches.collate import Batch, collate_pairs, collate_steps, collate_tokens
+from espalier.data.batches.batch import Batch
+from espalier.data.batches.collate import collate_pairs, collate_steps, collate_tokens
 from espalier.data.batches.loader import Loader
 from espalier.data.batches.packing import Layout
 from espalier.data.examples.step_examples import StepValueExamples

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.models import logprobs as logprobs_module
+from espalier.models import token_scores
 from espalier.models.load import load_policy
-from espalier.models.logprobs import chunked_scores, plain_head, response_logprobs, token_logprobs
+from espalier.models.logprobs import plain_head, response_logprobs, token_logprobs
+from espalier.models.token_scores import chunked_scores
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 
@@ -75,14 +76,14 @@ def test_gradients_of_chunks_are_those_of_autograd_in_float64(max_scores: int) -
 
 def test_no_more_scores_stand_at_a_time_than_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
-    plain = logprobs_module.linear
+    plain = token_scores.linear
 
     def counted(*arguments: Any) -> torch.Tensor:
         found: torch.Tensor = plain(*arguments)
         sizes.append(found.numel())
         return found
 
-    monkeypatch.setattr(logprobs_module, "linear", counted)
+    monkeypatch.setattr(token_scores, "linear", counted)
     hidden, weight = torch.randn(50, 8, requires_grad=True), torch.randn(64, 8)
     chunked_scores(hidden, weight, torch.zeros(50, dtype=torch.long), max_scores=640).logprobs.sum().backward()
     assert sizes == [640] * 5 * 2  # ten tokens at a time, forward and again backward

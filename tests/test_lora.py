@@ -12,8 +12,9 @@ from espalier.data.batches.loader import Loader
 from espalier.data.batches.packing import Layout
 from espalier.data.examples.token_examples import PairExample, TokenExample
 from espalier.models.load import BadModel, load_policy, load_reference
-from espalier.models.lora import Lora, PolicyWithoutAdapters, base_of_adapter, merge_adapter
+from espalier.models.lora import Lora, base_of_adapter, merge_adapter
 from espalier.models.scalar_head import load_process_reward
+from espalier.models.without_adapters import PolicyWithoutAdapters
 from espalier.runtime.schemas import TrainConfig
 from espalier.training import checkpoint
 from espalier.training.engine import TorchEngine, autocast, load_weights, trained_tensors

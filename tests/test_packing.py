@@ -33,7 +33,7 @@ from transformers import (
 from espalier.data.batches.collate import collate_tokens
 from espalier.data.batches.packing import Layout, pack_rows, place_rows
 from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample
-from espalier.models import attention_kernels, logprobs, packed_attention
+from espalier.models import attention_kernels, packed_attention, token_scores
 from espalier.models.inputs import model_inputs
 from espalier.models.load import load_policy
 from espalier.models.logprobs import response_logprobs, target_scores
@@ -111,7 +111,7 @@ def test_packed_rows_give_the_logits_and_gradients_of_each_row_alone(
     windows of 7 tokens, soft caps and sinks; `is_rounded`: every size is rounded up, as in bf16."""
     if is_rounded:
         monkeypatch.setattr(attention_kernels, "missing", lambda size, step, tensor: -size % step)
-        monkeypatch.setattr(logprobs, "missing", lambda size, step, tensor: -size % step)
+        monkeypatch.setattr(token_scores, "missing", lambda size, step, tensor: -size % step)
     monkeypatch.setattr(packed_attention, "_FEWEST", fewest)
     packed_attention._plan.cache_clear()
     torch.manual_seed(0)

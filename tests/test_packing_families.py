@@ -12,13 +12,14 @@ from transformers import LlamaForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from benchmarks.silence_sides.packing_families import FAMILIES, configuration, measure_family, token_rows, write_network
-from espalier.data.batches.collate import collate_tokens, pad_rows
-from espalier.data.batches.packing import Layout, place_rows
+from espalier.data.batches.collate import collate_tokens
+from espalier.data.batches.packing import Layout, pad_rows, place_rows
 from espalier.data.examples.token_examples import StepExample, TokenExample
 from espalier.data.records import BadInput, Trajectory
 from espalier.models.inputs import model_inputs
 from espalier.models.load import load_policy
-from espalier.models.logprobs import all_logits, response_logprobs, response_values, target_scores
+from espalier.models.logits import all_logits, response_values
+from espalier.models.logprobs import response_logprobs, target_scores
 from espalier.models.packed_attention import BadAttention
 from espalier.models.packing_check import PackingCheck, check_layout, check_packing, packing_of
 from espalier.models.scalar_head import load_critic, load_process_reward

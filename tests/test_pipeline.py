@@ -1,7 +1,8 @@
-"""All eight stages and the evaluation, as their users run them: the shell scripts against a real vLLM server."""
+"""The quick start in miniature, as its users run it, with real vLLM servers; a chat API; prompts that are refused."""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,19 +11,12 @@ from typing import Any
 import pytest
 
 from espalier.data.failed_rows import read_failed
-from espalier.data.jsonl import read_records, write_records
+from espalier.data.jsonl import read_records
 from espalier.data.records import Completion, PreferencePair, State, StepScores, StepValues, Trajectory
-from espalier.data.tasks.word_arithmetic import WordArithmetic
-from espalier.models.tiny import build_tiny
 
 ROOT = Path(__file__).resolve().parent.parent
-SMALL = [
-    "task.num_train=400",
-    "task.num_demonstrations=2000",
-    "task.max_total=12",
-    "task.num_test=16",
-    "task.num_dev=16",
-]
+SMALL = ["task.num_train=64", "task.num_demonstrations=2000", "task.max_total=12", "task.num_test=8", "task.num_dev=8"]
+POLICIES = ("sft", "dpo", "process_dpo")
 
 
 def run(*words: str, code: int = 0) -> str:
@@ -32,44 +26,14 @@ def run(*words: str, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny policy taught just enough that some of its answers are right."""
-    folder = tmp_path_factory.mktemp("policy")
-    task = WordArithmetic(num_train=400, num_demonstrations=2000, max_total=12, num_test=16, num_dev=16)
-    demonstrations = task.demonstrations("train")
-    write_records(folder / "demonstrations.jsonl", demonstrations)
-    texts = [row.prompt + row.completion for row in demonstrations]
-    build_tiny(
-        folder / "base", texts, hidden_size=64, num_layers=2, num_heads=2, vocab_size=360, max_length=512, seed=0
-    )
-    run(sys.executable, "trainer_base_ds_mul.py", "-cn", "exp/sft/word_arithmetic", f"model.path={folder}/base",
-        f"examples.path={folder}/demonstrations.jsonl", f"output_dir={folder}/sft", "max_steps=220", "batch_size=32",
-        "micro_batch_size=32", "learning_rate=3e-3", "save_every=0")  # fmt: skip
-    return folder / "sft" / "model"
-
-
 @pytest.mark.server
 @pytest.mark.timeout(900)
-def test_the_eight_stages_run_end_to_end_and_again_for_nothing(policy: Path, tmp_path: Path) -> None:
+def test_the_quick_start_runs_end_to_end_and_again_for_nothing(tmp_path: Path) -> None:
+    """In miniature: every stage by its own program, five vLLM servers, a policy that is right now and then."""
     run_dir = tmp_path / "run"
-    run_dir.mkdir()
-    everything = (
-        f"bash scripts/process_rewards.sh policy={policy} run={run_dir} num_problems=24 num_samples=4 "
-        f"num_completions=2 exp=exp/debug/reward/word_arithmetic {' '.join(SMALL)} && "
-        f"bash scripts/step_dpo.sh pairs=outcome policy={policy} run={run_dir} exp=exp/debug/dpo/word_arithmetic && "
-        f"bash scripts/step_dpo.sh pairs=process policy={policy} run={run_dir} exp=exp/debug/dpo/word_arithmetic"
-    )
-    server = [
-        sys.executable,
-        "-m",
-        "espalier.sampling.server",
-        "--model",
-        str(policy),
-        "--log",
-        str(tmp_path / "server.log"),
-    ]
-    run(*server, "--", "bash", "-euc", everything)
+    words = ["bash", "scripts/quickstart.sh", f"run={run_dir}", "configs=exp/debug", "num_problems=8", "num_test=8"]
+    printed = run(*words, *SMALL)
+    assert printed.rstrip().endswith(f"the report is {run_dir}/report.html")
 
     data = run_dir / "process_rewards"
     trajectories = read_records(Trajectory, data / "trajectories.jsonl")
@@ -77,22 +41,34 @@ def test_the_eight_stages_run_end_to_end_and_again_for_nothing(policy: Path, tmp
     completions = read_records(Completion, data / "completions.jsonl")
     values = read_records(StepValues, data / "step_values.jsonl")
     scores = read_records(StepScores, data / "step_scores.jsonl")
-    assert len(trajectories) == 24 * 4
-    assert len(completions) == 2 * len(states)
+    assert len(trajectories) == 8 * 8
+    assert len(completions) == 4 * len(states)
     assert [row.id for row in values] == [row.id for row in scores] == [row.id for row in trajectories]
-    assert any(t.is_correct for t in trajectories)
     by_state: dict[str, list[bool]] = {}
     for completion in completions:
         by_state.setdefault(completion.state_id, []).append(completion.is_correct)
     first = next(row for row in values if f"{row.id}#1" in states)
-    assert first.values[0] == sum(by_state[f"{first.id}#1"]) / 2
-    assert read_records(PreferencePair, run_dir / "pairs" / "outcome.jsonl")
+    assert first.values[0] == sum(by_state[f"{first.id}#1"]) / 4
     assert f"{len(trajectories)} trajectories and {len(completions)} completions" in (data / "inspect.html").read_text()
-    assert (run_dir / "process_dpo" / "model" / "model.safetensors").is_file()
-    assert (run_dir / "dpo" / "model" / "model.safetensors").is_file()
+    for name in ("outcome", "process"):
+        assert read_records(PreferencePair, run_dir / "pairs" / f"{name}.jsonl")
+
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert tuple(summary["accuracy"]) == POLICIES
+    for name in POLICIES:
+        evaluation, accuracy = run_dir / "evaluation" / name, summary["accuracy"][name]
+        for figure, file, number in (("greedy", "greedy", 1), ("mean", "samples", 8)):
+            graded = [row.is_correct for row in read_records(Trajectory, evaluation / f"{file}.jsonl")]
+            assert len(graded) == 8 * number
+            assert accuracy[figure]["mean"] == pytest.approx(sum(graded) / len(graded), abs=1e-5)
+    page = re.sub(r"<[^>]+>", " ", (run_dir / "report.html").read_text())
+    means = [f"{100 * summary['accuracy'][name]['mean']['mean']:.1f}" for name in POLICIES]
+    assert re.search(r"mean of samples\s+" + r"\s+\[[^]]*\]\s+".join(map(re.escape, means)), page)
+    stages = [json.loads(line) for line in (run_dir / "seconds.jsonl").read_text().splitlines()]
+    assert {row["exit_code"] for row in stages} == {0}
 
     before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*.jsonl") if path.name != "seconds.jsonl"}
-    run("bash", "-euc", everything)  # no server: nothing is left to ask
+    run(*words, *SMALL)
     after = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*.jsonl") if path.name != "seconds.jsonl"}
     assert before == after
 
@@ -115,10 +91,10 @@ def test_the_chat_caller_asks_an_openai_compatible_server(real_server: Any, tiny
     assert json.loads(output.with_suffix(".meta.json").read_text())["is_complete"]
 
 
-def test_a_missing_key_is_named_and_nothing_is_written(tmp_path: Path, policy: Path) -> None:
+def test_a_missing_key_is_named_and_nothing_is_written(tmp_path: Path, tiny_policy: Path) -> None:
     output = tmp_path / "teacher.jsonl"
-    printed = run(sys.executable, "openai_api_caller_v1.py", f"policy={policy}", f"output={output}", "client.model=m",
-                  "client.key_variable=ESPALIER_NO_SUCH_KEY", "requests.limit=2", code=2)  # fmt: skip
+    printed = run(sys.executable, "openai_api_caller_v1.py", f"policy={tiny_policy}", f"output={output}",
+                  "client.model=m", "client.key_variable=ESPALIER_NO_SUCH_KEY", "requests.limit=2", code=2)  # fmt: skip
     assert "error: the environment variable ESPALIER_NO_SUCH_KEY is not set" in printed
     assert not output.exists() or not output.read_text()
 

@@ -17,9 +17,9 @@ from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_policy
 from espalier.rewards.score import Score
-from espalier.rl.delivery.weight_sync import WeightSync, check_receipt, digests
-from espalier.rl.delivery.weight_update_engine import StaleWeights
-from espalier.rl.delivery.weights_file import WeightsFile
+from espalier.rl.delivery.weight_sync import WeightSync
+from espalier.rl.delivery.weight_update_engine import StaleWeights, check_receipt
+from espalier.rl.delivery.weights_file import WeightsFile, digests
 from espalier.rl.experience import make_experience
 from espalier.rl.losses import clipped_surrogate, importance_weights
 from espalier.rl.probes.canary import Canary, step_kl

@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 from benchmarks.repeatable_server import RepeatableServer
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import BadModel, load_policy
-from espalier.models.lora import Lora, PolicyWithoutAdapters, merge_adapter
+from espalier.models.lora import Lora, merge_adapter
 from espalier.models.merged import adapter_scalings, merge_weights
+from espalier.models.without_adapters import PolicyWithoutAdapters
 from espalier.rl.ema import MovingAverage
 from espalier.rl.experience import policy_logits
 from espalier.rl.kl import full_divergence

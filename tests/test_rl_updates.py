@@ -13,7 +13,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from espalier.data.records import Problem
 from espalier.data.tasks.word_arithmetic import WordArithmetic
-from espalier.models import logprobs
+from espalier.models import token_scores
 from espalier.models.load import load_policy
 from espalier.models.logprobs import response_logprobs, token_logprobs
 from espalier.models.scalar_head import load_critic
@@ -203,7 +203,7 @@ class Sizes(TorchDispatchMode):
 def test_an_entropy_bonus_is_computed_in_chunks_with_the_value_and_gradient_of_the_whole(
     max_scores: int, tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(logprobs.MAX_SCORES, "cpu", max_scores)
+    monkeypatch.setitem(token_scores.MAX_SCORES, "cpu", max_scores)
     model = noisy(tiny_policy)
     assert model.config.vocab_size == 320
     ids = torch.randint(5, 300, (8, 120), generator=torch.Generator().manual_seed(0))

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from espalier.data.records import BadInput, Problem
-from espalier.data.sources import table_rows
 from espalier.data.splits import SplitPlan
+from espalier.data.tables import table_rows
 from espalier.data.tasks.entailment import LogiQANLI
 from espalier.data.tasks.folio import FOLIO
 from espalier.data.tasks.layouts import TASKS, tasks_that_take

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from espalier.data.records import BadInput
-from espalier.data.sources import BadRow, Row, read_csv_rows, read_json_folder, read_json_rows, read_text
+from espalier.data.sources import BadRow, Row, read_json_folder, read_json_rows, read_text
+from espalier.data.tables import read_csv_rows
 
 THREE = [{"q": "one"}, {"q": "two \u2028 still two"}, {"q": "drei ü"}]
 LINES = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in THREE).encode()

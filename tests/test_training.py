@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForTokenClassification
 
-from espalier.data.batches.collate import Batch
+from espalier.data.batches.batch import Batch
 from espalier.data.batches.loader import Loader
 from espalier.data.batches.packing import Layout
 from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample
@@ -23,7 +23,7 @@ from espalier.training import checkpoint
 from espalier.training.assembly import make_layout
 from espalier.training.checkpoint import BadCheckpoint, TrainState, checkpoints, write_folder
 from espalier.training.engine import BadPrecision, TorchEngine
-from espalier.training.loop import Loop, rate_at
+from espalier.training.loop import Loop
 from espalier.training.objectives.bradley_terry import BradleyTerry
 from espalier.training.objectives.dpo import DirectPreference
 from espalier.training.objectives.dpo_positive import PositivePreference
@@ -33,6 +33,7 @@ from espalier.training.objectives.outcome_reward import OutcomeReward
 from espalier.training.objectives.process_reward import ProcessReward
 from espalier.training.objectives.sft import SupervisedFineTuning
 from espalier.training.reference_logprobs import FILE, ReferenceLogprobs
+from espalier.training.schedule import rate_at
 from espalier.training.sums import NotFinite
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other

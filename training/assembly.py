@@ -13,23 +13,17 @@ from espalier.data.examples.example_view import of_each_kind, token_text, view
 from espalier.data.examples.token_examples import example_length
 from espalier.data.training_problems import write_training_problems
 from espalier.models.load import is_reward_model
-from espalier.models.lora import PolicyWithoutAdapters, merge_adapter, write_bits
+from espalier.models.lora import merge_adapter, write_bits
 from espalier.models.packing_check import check_layout, packing_of
+from espalier.models.tokenizer_checks import check_stop_tokens, check_tokenizer, model_limits
+from espalier.models.without_adapters import PolicyWithoutAdapters
 from espalier.runtime.distributed import device, is_main_rank, rank, world_size
 from espalier.runtime.entrypoint import build
 from espalier.runtime.manifest import write_folder
 from espalier.runtime.schemas import TrainConfig
 from espalier.training.deepspeed_engine import BadSettings, DeepSpeedEngine, tensor_parallel_size
 from espalier.training.engine import Engine, TorchEngine
-from espalier.training.guards import (
-    check_amount,
-    check_examples,
-    check_held_out,
-    check_stop_tokens,
-    check_targets,
-    check_tokenizer,
-    model_limits,
-)
+from espalier.training.guards import check_amount, check_examples, check_held_out, check_targets
 from espalier.training.loop import Loop
 
 log = logging.getLogger("train")

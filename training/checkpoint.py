@@ -69,8 +69,8 @@ class Best:
 
     def among(self, states: list[TrainState]) -> list[TrainState]:
         """The best `keep`, the best first; of equal ones the earlier."""
-        found = sorted((self.rank(state), state.step, state) for state in states if self.rank(state) < math.inf)
-        return [state for _, _, state in found][: self.keep]
+        ranked = sorted((self.rank(state), state.step, state) for state in states if self.rank(state) < math.inf)
+        return [state for _, _, state in ranked][: self.keep]
 
 
 def folder_of(run: Path, step: int) -> Path:
@@ -95,13 +95,13 @@ def read_state(folder: Path) -> TrainState:
 
 def _states(run: Path) -> list[TrainState]:
     """The states of all checkpoints that can be read."""
-    found = []
+    states = []
     for folder in checkpoints(run):
         try:
-            found.append(read_state(folder))
+            states.append(read_state(folder))
         except BadCheckpoint as error:
             log.warning("%s", error)
-    return found
+    return states
 
 
 def is_among_best(run: Path, state: TrainState, best: Best) -> bool:
@@ -144,14 +144,14 @@ def select(run: Path, wanted: str, best: Best | None = None) -> Path | None:
     `best`: the whole one with the best metric. `step-N`: that one. `none`: begin. Raises BadCheckpoint
     where what was asked for is not there or damaged.
     """
-    found = checkpoints(run)
-    if wanted == "none" or (wanted == "auto" and not found):
+    folders = checkpoints(run)
+    if wanted == "none" or (wanted == "auto" and not folders):
         return None
     number = re.fullmatch(r"(?:step-)?0*(\d+)", wanted)
     if number:
         folder = folder_of(run, int(number.group(1)))
-        if folder not in found:
-            there = ", ".join(path.name for path in found) or "none"
+        if folder not in folders:
+            there = ", ".join(path.name for path in folders) or "none"
             raise BadCheckpoint(f"{run} has no checkpoint {wanted}: there are {there}")
         damage = find_damage(folder)
         if damage:
@@ -159,9 +159,9 @@ def select(run: Path, wanted: str, best: Best | None = None) -> Path | None:
         return folder
     if wanted not in ("auto", "latest", "best"):
         raise BadCheckpoint(f"resume must be {RESUME}, got '{wanted}'")
-    candidates = found[::-1]
+    candidates = folders[::-1]
     if wanted == "best":
-        rule = Best(best.metric, best.is_lowest, len(found)) if best else Best()
+        rule = Best(best.metric, best.is_lowest, len(folders)) if best else Best()
         candidates = [folder_of(run, state.step) for state in rule.among(_states(run))]
     reasons = []
     for folder in candidates:

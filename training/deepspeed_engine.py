@@ -131,14 +131,14 @@ class DeepSpeedEngine:
         import deepspeed
 
         whole: dict[int, torch.Tensor] = {}  # by the parameter: tied ones are one
-        found: dict[str, torch.Tensor] = {}
+        weights: dict[str, torch.Tensor] = {}
         for name, value in self.model.module.state_dict(keep_vars=True).items():
             if id(value) not in whole:
                 is_cut = hasattr(value, "ds_id")
                 with deepspeed.zero.GatheredParameters([value]) if is_cut else contextlib.nullcontext():
                     whole[id(value)] = value.detach().clone() if is_cut and is_main_rank() else value.detach()
-            found[name] = whole[id(value)]
-        return found if is_main_rank() else {}
+            weights[name] = whole[id(value)]
+        return weights if is_main_rank() else {}
 
     def save_model(self, folder: Path) -> None:
         """Gather (ZeRO-3) and write a standard folder from rank 0."""
@@ -184,8 +184,8 @@ class DeepSpeedEngine:
 
     def load_state(self, folder: Path) -> None:
         """Load what `save_state` wrote on as many ranks. Raises BadCheckpoint where DeepSpeed finds nothing there."""
-        found, _ = self.model.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self.has_frozen)
-        if found is None:
+        loaded, _ = self.model.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self.has_frozen)
+        if loaded is None:
             raise BadCheckpoint(f"{folder}: DeepSpeed finds nothing to load there: choose another checkpoint")
 
 

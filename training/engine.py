@@ -136,9 +136,9 @@ def named_weights(model: Any) -> dict[str, torch.Tensor]:
 def trained_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Trainable parameters (tied ones once, under their first name) and persistent buffers."""
     persistent = model.state_dict().keys()
-    found = {name: value for name, value in model.named_parameters() if value.requires_grad}
+    parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     buffers = {name: value for name, value in model.named_buffers(remove_duplicate=False) if name in persistent}
-    return {name: value.detach().contiguous() for name, value in {**found, **buffers}.items()}
+    return {name: value.detach().contiguous() for name, value in {**parameters, **buffers}.items()}
 
 
 @torch.no_grad()

@@ -21,20 +21,19 @@ from espalier.data.examples.token_examples import OutcomeExample, example_length
 from espalier.data.left_out import count_left_out
 from espalier.data.records import BadInput
 from espalier.models.load import load_tokenizer
+from espalier.models.tokenizer_checks import Limits, check_tokenizer, model_limits
 from espalier.runtime.entrypoint import build, compose_config
 from espalier.runtime.schemas import TrainConfig
 from espalier.training.guards import (
-    Limits,
     check_amount,
     check_examples,
     check_held_out,
     check_targets,
-    check_tokenizer,
-    model_limits,
     read_tokens,
     token_rows,
 )
-from espalier.training.loop import is_due, num_steps, num_warmup_steps, rate_at
+from espalier.training.loop import is_due
+from espalier.training.schedule import num_steps, num_warmup_steps, rate_at
 
 log = logging.getLogger("stage")
 
@@ -84,10 +83,10 @@ class Explain:
         limits = model_limits(config.model["path"], tokenizer)
         check_tokenizer(tokenizer, limits)
         examples, about = _load(config.examples, tokenizer, limits)
-        found: dict[str, Any] = {"experiment": self.experiment, "examples": about}
+        summary: dict[str, Any] = {"experiment": self.experiment, "examples": about}
         eval_examples: list[Any] = []
         if config.eval_examples:
-            eval_examples, found["eval_examples"] = _load(config.eval_examples, tokenizer, limits)
+            eval_examples, summary["eval_examples"] = _load(config.eval_examples, tokenizer, limits)
             check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
         check_amount(examples, config.batch_size)
         check_targets(examples, config.objective.get("hard_above"), str(config.examples.get("path")))
@@ -95,21 +94,21 @@ class Explain:
         ranks, budget = range(self.num_ranks), config.micro_batch_tokens
         loaders = [Loader(examples, *sizes, rank, self.num_ranks, budget) for rank in ranks]
         steps = num_steps(config, len(examples))
-        found["batch"] = {
+        summary["batch"] = {
             "examples_per_step": config.batch_size,
             "ranks": self.num_ranks,
             "micro_batches_per_rank_and_step": len(loaders[0].micro_batches(0)),
             "examples_per_micro_batch": None if budget else config.micro_batch_size,
             "tokens_per_micro_batch": budget or None,
         }
-        found["steps"] = _steps(config, steps, len(examples))
-        found["evaluations"] = _evaluations(config, steps, len(eval_examples))
-        found["checkpoints"] = _checkpoints(config, steps)
-        found["tokens"] = _tokens(loaders, steps, min(steps, self.max_counted_steps), config.layout)
-        for line in describe(found):
+        summary["steps"] = _steps(config, steps, len(examples))
+        summary["evaluations"] = _evaluations(config, steps, len(eval_examples))
+        summary["checkpoints"] = _checkpoints(config, steps)
+        summary["tokens"] = _tokens(loaders, steps, min(steps, self.max_counted_steps), config.layout)
+        for line in describe(summary):
             log.info("%s", line)
-        context.counts.update(steps=steps, examples=len(examples), tokens=found["tokens"]["tokens"])
-        return found
+        context.counts.update(steps=steps, examples=len(examples), tokens=summary["tokens"]["tokens"])
+        return summary
 
 
 def _load(node: Any, tokenizer: Any, limits: Limits) -> tuple[list[Any], dict[str, Any]]:
@@ -202,10 +201,10 @@ def _tokens(loaders: Sequence[Loader], steps: int, counted: int, layout: str) ->
     }
 
 
-def describe(found: dict[str, Any]) -> list[str]:
+def describe(summary: dict[str, Any]) -> list[str]:
     """The document as lines to read."""
-    batch, steps = found["batch"], found["steps"]
-    lines = [line for name in ("examples", "eval_examples") for line in _describe_examples(name, found.get(name))]
+    batch, steps = summary["batch"], summary["steps"]
+    lines = [line for name in ("examples", "eval_examples") for line in _describe_examples(name, summary.get(name))]
     each = f"{batch['examples_per_micro_batch']} examples"
     if batch["tokens_per_micro_batch"]:
         each = f"at most {batch['tokens_per_micro_batch']} tokens (in the first step)"
@@ -223,11 +222,11 @@ def describe(found: dict[str, Any]) -> list[str]:
         + ("which the run does not get through" if is_cut else f"then {steps['schedule']} to {rate['last']:.3g}")
     )
     for name in ("evaluations", "checkpoints"):
-        part = found[name]
+        part = summary[name]
         shown = list(map(str, part["at_steps"]))
         shown = [*shown[:3], *(["..."] if part[name] > 4 else []), *shown[3:]]
         lines.append(f"{name}: {part[name]}" + (f" (after steps {', '.join(shown)})" if shown else ""))
-    return [*lines, _describe_tokens(found["tokens"])]
+    return [*lines, _describe_tokens(summary["tokens"])]
 
 
 def _describe_examples(name: str, part: dict[str, Any] | None) -> list[str]:

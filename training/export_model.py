@@ -38,8 +38,8 @@ def stored_weights(checkpoint: Path, model: Any) -> dict[str, torch.Tensor]:
     kind that was trained, for its shapes."""
     if is_deepspeed_checkpoint(checkpoint):
         return full_weights(checkpoint, {name: value.shape for name, value in model.state_dict().items()})
-    found: dict[str, torch.Tensor] = load_file(checkpoint / "weights.safetensors")
-    return found
+    weights: dict[str, torch.Tensor] = load_file(checkpoint / "weights.safetensors")
+    return weights
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,9 @@ class ExportModel:
     def folder(self) -> Path:
         """The checkpoint, read through and found whole."""
         lowest = self.config.get("best_is", "lowest") == "lowest"
-        found = select(Path(self.run_dir), self.checkpoint, Best(str(self.config.get("best_metric", "")), lowest, 1))
-        assert found is not None  # only auto and none give none
-        return found
+        folder = select(Path(self.run_dir), self.checkpoint, Best(str(self.config.get("best_metric", "")), lowest, 1))
+        assert folder is not None  # only auto and none give none
+        return folder
 
     def inputs(self) -> list[str]:
         """The run's config and the checkpoint's manifest, which stands for all of its files."""

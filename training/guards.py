@@ -1,7 +1,7 @@
 """Guards over a data set and the model it is for: before anything is trained, in one line each, with numbers.
 
-What cannot be trained stops the run: ids outside the model's vocabulary, a tokenizer that is larger than it, examples
-longer than the model's positions, two examples of one id, a padding token that is none. What can, but is rarely meant,
+What cannot be trained stops the run: ids outside the model's vocabulary, examples longer than the model's positions,
+two examples of one id (and a tokenizer that does not fit: `models.tokenizer_checks`). What can, but is rarely meant,
 is said: examples of which the loss reads nothing (they are left out), responses that do not end, evaluation
 examples that are trained on.
 """
@@ -9,58 +9,16 @@ examples that are trained on.
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from espalier.data.examples.label_balance import check_balance
 from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample, example_length
 from espalier.data.left_out import leave_out
 from espalier.data.records import BadInput
-from espalier.models.load import config_end_ids, generation_end_ids, load_config, load_end_ids
-from espalier.models.tokenizer_checks import stop_token_faults
+from espalier.models.tokenizer_checks import Limits
 
 log = logging.getLogger("train")
 E = TypeVar("E")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a model can read: ids below `vocabulary`, `positions` tokens (None: no limit known). `ends` are the ids
-    that end a response."""
-
-    path: str
-    vocabulary: int
-    positions: int | None
-    ends: frozenset[int]
-
-
-def model_limits(path: str, tokenizer: Any) -> Limits:
-    """Of a model folder (or hub name) and its tokenizer, from configurations alone."""
-    config = load_config(path).get_text_config()
-    ends = {*load_end_ids(path), tokenizer.eos_token_id} - {None}
-    return Limits(path, int(config.vocab_size), getattr(config, "max_position_embeddings", None), frozenset(ends))
-
-
-def check_tokenizer(tokenizer: Any, limits: Limits) -> None:
-    """Raise BadInput on a tokenizer with more tokens than the model has embeddings, or one that pads or ends with an
-    id outside of them."""
-    if len(tokenizer) > limits.vocabulary:
-        raise BadInput(
-            f"{limits.path}: its tokenizer has {len(tokenizer)} tokens, its model {limits.vocabulary} embeddings: "
-            f"the last {len(tokenizer) - limits.vocabulary} cannot be read: resize the model, or take its own tokenizer"
-        )
-    for name in ("pad", "eos"):
-        token = getattr(tokenizer, f"{name}_token_id")
-        if token is None or not 0 <= token < limits.vocabulary:
-            what = "is not set" if token is None else f"is id {token}, the model has {limits.vocabulary} embeddings"
-            raise BadInput(f"{limits.path}: the tokenizer's {name} token {what}: set {name}_token in its "
-                           "tokenizer_config.json to a token of the vocabulary")  # fmt: skip
-
-
-def check_stop_tokens(tokenizer: Any, path: str) -> None:
-    """Warn where tokenizer, configurations and chat template of a model folder name different ends of a response."""
-    for line in stop_token_faults(tokenizer, config_end_ids(path), generation_end_ids(path) or []):
-        log.warning("%s: %s", path, line)
 
 
 def check_examples(examples: Sequence[E], path: str, limits: Limits, max_length: int | None = None) -> list[E]:

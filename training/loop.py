@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import torch
 
-from espalier.data.batches.collate import Batch
+from espalier.data.batches.batch import Batch
 from espalier.data.batches.loader import Loader
 from espalier.data.batches.packing import Layout
 from espalier.data.examples.token_examples import fingerprint
@@ -28,31 +28,11 @@ from espalier.training import checkpoint
 from espalier.training.engine import Engine, autocast
 from espalier.training.objectives.objective import MeasuresStep, Objective
 from espalier.training.reference_logprobs import ReferenceLogprobs
-from espalier.training.schedule import learning_rate
+from espalier.training.schedule import num_steps, rate_at
 from espalier.training.stopping import Stopped, StopSignals
 from espalier.training.sums import NotFinite, Sums
 
 log = logging.getLogger(__name__)
-
-
-def rate_at(step: int, max_steps: int, config: TrainConfig) -> float:
-    """The learning rate of a step (from 0) of `max_steps`. Raises BadInput on settings that make none."""
-    if not 0 <= config.warmup_share < 1:
-        raise BadInput(f"warmup_share must be in [0, 1), got {config.warmup_share}")
-    warmup = num_warmup_steps(config, max_steps)
-    return learning_rate(step, config.learning_rate, warmup, config.schedule, max_steps)
-
-
-def num_steps(config: TrainConfig, num_examples: int) -> int:
-    """Optimizer steps of a whole run: `max_steps`, or as many as `num_epochs` passes over the examples take."""
-    if config.max_steps > 0:
-        return config.max_steps
-    return max(1, math.ceil(num_examples * config.num_epochs / config.batch_size))
-
-
-def num_warmup_steps(config: TrainConfig, max_steps: int) -> int:
-    """`warmup_share` of all steps, rounded down, or else `warmup_steps`."""
-    return int(config.warmup_share * max_steps) if config.warmup_share > 0 else config.warmup_steps
 
 
 @dataclass
@@ -154,10 +134,10 @@ class Loop:
         is_last = done == self.max_steps
         if self.eval_loader is not None and (is_last or is_due(done, config.eval_every)):
             try:
-                found = self.evaluate(self.eval_loader)
+                means = self.evaluate(self.eval_loader)
             except Stopped:
                 self._save_and_exit(checkpoint.TrainState(done, self.data, is_evaluation_due=True))
-            values = {f"eval/{name}": value for name, value in found.items()}
+            values = {f"eval/{name}": value for name, value in means.items()}
             metrics.log(done, values)
             if self.best.keep and self.best.metric not in values:
                 raise BadInput(f"best_metric {self.best.metric} is none of {', '.join(values)}")

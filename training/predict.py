@@ -82,25 +82,25 @@ def find_checkpoints(wanted: Any, folder: Path, model_path: str) -> list[Checkpo
     else:
         items = [wanted] if isinstance(wanted, str) else wanted or [model_path]
         named = [(name_of(path), path) for item in items for path in _matching(str(item))]
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for name, path in named:
         if not re.fullmatch(r"[A-Za-z0-9_][\w.-]*", name, re.ASCII) or name == REFERENCE:
             raise BadInput(f"predict.checkpoints: '{name}' is no name for a file of rows: choose another")
-        if name in found:
-            raise BadInput(f"predict.checkpoints: {found[name]} and {path} would both be '{name}': give names, "
+        if name in paths:
+            raise BadInput(f"predict.checkpoints: {paths[name]} and {path} would both be '{name}': give names, "
                            "predict.checkpoints={one: FOLDER, other: FOLDER}")  # fmt: skip
         is_run = (Path(path) / "model" / "config.json").is_file()
-        found[name] = f"{path.rstrip('/')}/model" if is_run else path
-    return [Checkpoint(name, path, folder) for name, path in found.items()]
+        paths[name] = f"{path.rstrip('/')}/model" if is_run else path
+    return [Checkpoint(name, path, folder) for name, path in paths.items()]
 
 
 def _matching(item: str) -> list[str]:
     if not glob.has_magic(item) or Path(item).exists():
         return [item]
-    found = sorted(path for path in glob.glob(item, recursive=True) if Path(path).is_dir())
-    if not found:
+    folders = sorted(path for path in glob.glob(item, recursive=True) if Path(path).is_dir())
+    if not folders:
         raise BadInput(f"predict.checkpoints: no folder matches {item}: check the pattern, or train first")
-    return found
+    return folders
 
 
 def load_checkpoint(config: TrainConfig, path: str) -> Any:
@@ -165,11 +165,11 @@ def _write(
 ) -> type[Prediction]:
     """The rows of one checkpoint; their kind."""
     inputs = {checkpoint.path: checkpoint.fingerprint(), "examples": fingerprint(examples)}
-    found = from_main_rank(lambda: _begin(config, checkpoint, examples, inputs))
-    if found is None:
+    done = from_main_rank(lambda: _begin(config, checkpoint, examples, inputs))
+    if done is None:
         log.info("%s is complete", checkpoint.file)
         return from_main_rank(lambda: _kind_of(checkpoint))
-    done, started = found, time.monotonic()
+    started = time.monotonic()
     scorer = load()
     kind = prediction_kind(examples[0], is_scalar(scorer.model))
     left = [example for example in examples if example.id not in done]
@@ -207,17 +207,17 @@ def _begin(
     if not origin.is_file():
         write_json(origin, provenance(config, inputs, {}, 0.0))
     known = {example.id for example in examples}
-    found: set[str] = set()
+    done: set[str] = set()
     for path in sorted(checkpoint.parts.glob("rank-*.jsonl")):
         cut_torn_tail(path)
         for place, row in iter_rows(path):
-            if row.get("id") not in known or row["id"] in found:
+            if row.get("id") not in known or row["id"] in done:
                 raise BadInput(f"{place}: id '{row.get('id')}' is not of these examples, or stands twice: remove "
                                f"{checkpoint.parts}")  # fmt: skip
-            found.add(row["id"])
-    if found:
-        log.info("%s: going on after %d of %d rows", checkpoint.file, len(found), len(known))
-    return found
+            done.add(row["id"])
+    if done:
+        log.info("%s: going on after %d of %d rows", checkpoint.file, len(done), len(known))
+    return done
 
 
 def _score(config: TrainConfig, checkpoint: Checkpoint, scorer: Scorer, batches: Sequence[Sequence[Any]]) -> None:

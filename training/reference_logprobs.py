@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from espalier.data.batches.collate import Batch
+from espalier.data.batches.batch import Batch
 from espalier.data.records import BadInput
 from espalier.models.inputs import network
 from espalier.models.logprobs import target_scores
-from espalier.models.lora import PolicyWithoutAdapters
+from espalier.models.without_adapters import PolicyWithoutAdapters
 from espalier.runtime.distributed import gather_over_ranks, is_main_rank
 
 log = logging.getLogger(__name__)

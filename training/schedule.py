@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 
 from espalier.data.records import BadInput
+from espalier.runtime.schemas import TrainConfig
 
 # The learning rate after the warm-up, as a share of the highest, at a share of the steps left.
 SCHEDULES: dict[str, Callable[[float], float]] = {
@@ -26,3 +27,23 @@ def learning_rate(step: int, peak: float, warmup_steps: int, schedule: str = "co
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
     return peak * SCHEDULES[schedule](min(1.0, (step - warmup_steps) / max(1, num_steps - warmup_steps)))
+
+
+def rate_at(step: int, max_steps: int, config: TrainConfig) -> float:
+    """The learning rate of a step (from 0) of `max_steps`. Raises BadInput on settings that make none."""
+    if not 0 <= config.warmup_share < 1:
+        raise BadInput(f"warmup_share must be in [0, 1), got {config.warmup_share}")
+    warmup = num_warmup_steps(config, max_steps)
+    return learning_rate(step, config.learning_rate, warmup, config.schedule, max_steps)
+
+
+def num_steps(config: TrainConfig, num_examples: int) -> int:
+    """Optimizer steps of a whole run: `max_steps`, or as many as `num_epochs` passes over the examples take."""
+    if config.max_steps > 0:
+        return config.max_steps
+    return max(1, math.ceil(num_examples * config.num_epochs / config.batch_size))
+
+
+def num_warmup_steps(config: TrainConfig, max_steps: int) -> int:
+    """`warmup_share` of all steps, rounded down, or else `warmup_steps`."""
+    return int(config.warmup_share * max_steps) if config.warmup_share > 0 else config.warmup_steps

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from espalier.data.batches.collate import pad_rows
+from espalier.data.batches.packing import pad_rows
 from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample
 from espalier.data.predictions import PairLogprobs, PairRewards, ResponseLogprobs, RewardPrediction, StepPredictions
 from espalier.data.records import BadInput
-from espalier.models.logprobs import all_logits, response_logprobs
+from espalier.models.logits import all_logits
+from espalier.models.logprobs import response_logprobs
 from espalier.models.scalar_head import scores_from_logits
 from espalier.training.engine import autocast
 from espalier.training.guards import token_rows
@@ -66,8 +67,8 @@ class Scorer:
                 logits = all_logits(self.model, {"input_ids": ids, "attention_mask": attention_mask}).float().cpu()
                 tables = [logits[row, : len(tokens)] for row, tokens in enumerate(rows)]  # [T, L]
             else:
-                found = response_logprobs(self.model, ids, attention_mask, self.temperature)
-                both = torch.stack(found, dim=-1).float().cpu()
+                scores = response_logprobs(self.model, ids, attention_mask, self.temperature)
+                both = torch.stack(scores, dim=-1).float().cpu()
                 tables = [both[row, : len(tokens) - 1] for row, tokens in enumerate(rows)]  # [T - 1, 2]
         width = len(rows) // len(examples)  # 2 for pairs
         parts = [tables[start : start + width] for start in range(0, len(rows), width)]

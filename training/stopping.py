@@ -51,10 +51,10 @@ class StopSignals:
     def agreed(self) -> bool:
         """Whether any rank got a signal; called on every rank at the same place."""
         counts = sum_over_ranks([float(self.number == number) for number in SIGNALS])
-        found = [number for number, count in zip(SIGNALS, counts, strict=True) if count]
-        if found:  # else nothing is written: a signal may have come since
-            self.number = found[0]
-        return bool(found)
+        numbers = [number for number, count in zip(SIGNALS, counts, strict=True) if count]
+        if numbers:  # else nothing is written: a signal may have come since
+            self.number = numbers[0]
+        return bool(numbers)
 
     @property
     def exit_code(self) -> int:

@@ -65,11 +65,11 @@ class ConsensusRule:
 
     def agreements(self, labels: Sequence[float | None], shares: Sequence[float | None]) -> list[bool | None]:
         """For each state whether label and judge agree; None where one of them says nothing."""
-        found: list[bool | None] = []
+        agreements: list[bool | None] = []
         for label, share in zip(labels, shares, strict=True):
             verdict = _is_good(share)
-            found.append(None if label is None or verdict is None else (label > self.threshold) == verdict)
-        return found
+            agreements.append(None if label is None or verdict is None else (label > self.threshold) == verdict)
+        return agreements
 
     def apply(
         self, labels: Sequence[float | None], weights: Sequence[float], shares: Sequence[float | None]

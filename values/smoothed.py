@@ -117,8 +117,8 @@ def _log_likelihood(
         if path:
             (right if is_correct else wrong)[path[-1]] += 1
     points = np.clip(np.linspace(0, 1, num_points), _EDGE, 1 - _EDGE)
-    found: np.ndarray = np.outer(right, np.log(points)) + np.outer(wrong, np.log(1 - points))
-    return found
+    log_likelihoods: np.ndarray = np.outer(right, np.log(points)) + np.outer(wrong, np.log(1 - points))
+    return log_likelihoods
 
 
 def _first_kernel(num_points: int) -> np.ndarray:
@@ -126,8 +126,8 @@ def _first_kernel(num_points: int) -> np.ndarray:
     points = np.linspace(0, 1, num_points)
     near = np.exp(-0.5 * ((points[:, None] - points[None, :]) / 0.08) ** 2)
     near /= near.sum(axis=1, keepdims=True)
-    found: np.ndarray = 0.85 * near + 0.15 / num_points
-    return found
+    kernel: np.ndarray = 0.85 * near + 0.15 / num_points
+    return kernel
 
 
 def _sum_product(

@@ -74,7 +74,7 @@ class StateSampler:
 
     def states(self, trajectory: Trajectory) -> list[State]:
         """The chosen states in the order of their steps. Raises BadInput for a trajectory without token ids."""
-        found = states_of(trajectory, first_step=0)
+        states = states_of(trajectory, first_step=0)
         if len(trajectory.steps) < self.min_steps or self._is_malformed(trajectory):
             return []
         reads_types = self.step_types or self.removes_actions or self.labelled_only
@@ -93,7 +93,7 @@ class StateSampler:
         if trajectory.steps:
             chosen.add(0)
         return [
-            state for state in found if state.step in chosen and state.step >= self.first_step and self._is_kept(state)
+            state for state in states if state.step in chosen and state.step >= self.first_step and self._is_kept(state)
         ]
 
     def _is_malformed(self, trajectory: Trajectory) -> bool:

@@ -37,16 +37,16 @@ def state_tree(trajectories: Sequence[Trajectory], other_states: Iterable[StateK
     prefixes: dict[str, set[tuple[int, ...]]] = {}
     for trajectory in trajectories:
         check_ends(trajectory.steps, trajectory.step_ends, trajectory.id)
-        found = prefixes.setdefault(trajectory.problem_id, {()})
-        found.update(tuple(trajectory.response_ids[:end]) for end in trajectory.step_ends[:-1])
+        known = prefixes.setdefault(trajectory.problem_id, {()})
+        known.update(tuple(trajectory.response_ids[:end]) for end in trajectory.step_ends[:-1])
     for problem_id, prefix in other_states:
         prefixes.setdefault(problem_id, {()}).add(prefix)
     keys: list[StateKey] = []
     parents: list[int] = []
-    for problem_id, found in prefixes.items():
-        _add_problem(problem_id, list(found), keys, parents)
+    for problem_id, known in prefixes.items():
+        _add_problem(problem_id, list(known), keys, parents)
     index = {key: number for number, key in enumerate(keys)}
-    lengths = {problem_id: sorted(set(map(len, found))) for problem_id, found in prefixes.items()}
+    lengths = {problem_id: sorted(set(map(len, known))) for problem_id, known in prefixes.items()}
     paths = [_path(trajectory, lengths[trajectory.problem_id], index) for trajectory in trajectories]
     return StateTree(keys, parents, paths)
 
@@ -67,5 +67,5 @@ def _path(trajectory: Trajectory, lengths: list[int], index: dict[StateKey, int]
     """The states a trajectory passed through. One cut off by its length exactly at a state did not go on from it."""
     ids = trajectory.response_ids
     longest = len(ids) if trajectory.finish_reason == "stop" else len(ids) - 1
-    found = [index.get((trajectory.problem_id, tuple(ids[:length]))) for length in lengths if length <= longest]
-    return [number for number in found if number is not None]
+    numbers = [index.get((trajectory.problem_id, tuple(ids[:length]))) for length in lengths if length <= longest]
+    return [number for number in numbers if number is not None]

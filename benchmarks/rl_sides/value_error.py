@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from espalier.data.batches.collate import pad_rows
+from espalier.data.batches.packing import pad_rows
 from espalier.data.records import State, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer

@@ -23,8 +23,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from espalier.data.batches.collate import pad_rows
-from espalier.data.batches.packing import Layout
+from espalier.data.batches.packing import Layout, pad_rows
 from espalier.data.examples.token_examples import PairExample, StepExample, TokenExample
 from espalier.data.records import Trajectory
 from espalier.models.load import load_policy, load_reference

@@ -18,7 +18,7 @@ import torch
 from torch.autograd.profiler import profile
 
 from benchmarks.forked import ROOT
-from espalier.models.logprobs import chunked_scores
+from espalier.models.token_scores import chunked_scores
 
 VOCABULARIES = (1_000, 10_000, 50_000, 150_000)
 TOKENS, HIDDEN = 8192, 256

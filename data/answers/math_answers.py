@@ -1,5 +1,5 @@
 """Are two mathematical answers the same? One spelling and one layout (notation.py, solutions.py), then fast exact
-paths, symbolic work in the pool for the rest.
+paths (fast_paths.py), symbolic work in the pool for the rest.
 
 The fast paths decide only what they can decide exactly: the same text after harmless rewriting, two plain
 numbers (with their units), two different words. Everything else goes to math-verify in a worker process, whose
@@ -17,26 +17,21 @@ from espalier.data.answers.answer_parts import (
     bracket_kind,
     has_many_values,
     has_plus_minus,
-    in_base,
     members,
     num_equals,
-    number_and_unit,
-    option_apart,
     set_condition,
     sides,
-    tidy,
-    unknown,
     unwrap,
     with_both_signs,
     with_commas,
     without_name,
     without_set_of_one,
     without_text,
-    words,
 )
+from espalier.data.answers.fast_paths import compare_terms, quick_verdict
 from espalier.data.answers.final_answer import AFTER_BOX, DENIED, FinalAnswer, final_answer, find_boxes, visible_part
 from espalier.data.answers.grade import Grade
-from espalier.data.answers.monomials import Monomial, has_glued_unit, read_monomial
+from espalier.data.answers.monomials import read_monomial
 from espalier.data.answers.notation import (
     ascii_digits,
     in_one_half_of_day,
@@ -45,7 +40,7 @@ from espalier.data.answers.notation import (
     single_backslashes,
     without_connective,
 )
-from espalier.data.answers.plain_numbers import PlainNumber, is_equal_within_decimals, read_number
+from espalier.data.answers.option_parts import option_apart
 from espalier.data.answers.pool import NOT_EQUAL, POOL
 from espalier.data.answers.solutions import in_one_layout
 
@@ -85,72 +80,6 @@ class _Budget:
     @property
     def seconds(self) -> float:
         return max(self.deadline - time.monotonic(), 0.01)
-
-
-def _quick(answer: str, gold: str) -> tuple[bool, str] | None:
-    """(is right, reason) where a fast path decides."""
-    one, other = tidy(answer), tidy(gold)
-    if one and one == other:
-        return True, "the same text"
-    value, gold_value = without_name(answer), without_name(gold)
-    if unknown(answer) != unknown(gold) and unknown(answer) and unknown(gold):
-        return False, "values of different unknowns"
-    letters = _quick_letters(value, gold_value)
-    if letters is not None:
-        return letters
-    first, second = read_number(value), read_number(gold_value)
-    if first is not None and second is not None:
-        is_same = is_equal_within_decimals(first, second)
-        if is_same is None and first.is_percent != second.is_percent:
-            is_same = second.is_percent and first.value == second.value  # "what percent": the sign may be left off
-        if is_same is not None:
-            return is_same, "equal numbers" if is_same else "different numbers"
-    elif second is not None or first is not None:
-        measured, other_number = number_and_unit(value if first is None else gold_value), first or second
-        if measured is not None and other_number is not None and not other_number.is_percent:
-            is_same = is_equal_within_decimals(measured, other_number)
-            if is_same is not None:
-                return is_same, "equal numbers beside a unit" if is_same else "different numbers beside a unit"
-    else:
-        measured, gold_measured = number_and_unit(value), number_and_unit(gold_value)
-        if measured is not None and gold_measured is not None:
-            is_same = is_equal_within_decimals(measured, gold_measured)
-            if is_same is not None:
-                return is_same, "equal numbers with units" if is_same else "different numbers with units"
-    base, gold_base = in_base(answer), in_base(gold)
-    if base is not None and gold_base is not None:
-        return base == gold_base, "equal numbers" if base == gold_base else "different numbers"
-    own, gold_words = words(answer), words(gold)
-    if own is not None and gold_words is not None:
-        if own == gold_words:
-            return True, "the same words"
-        if sorted(own) != sorted(gold_words):
-            return False, "different words"
-    kinds = {bracket_kind(answer), bracket_kind(gold)}
-    return (False, "different brackets") if len(kinds) == 2 and "" not in kinds else None
-
-
-def _quick_letters(value: str, gold_value: str) -> tuple[bool, str] | None:
-    """(is right, reason) where a side is a number times variables and the other is too, or is a number."""
-    own, wanted = read_monomial(value), read_monomial(gold_value)
-    if own is not None and wanted is not None:
-        if _has_constants(own) or _has_constants(wanted):
-            return None
-        return own == wanted, "equal terms" if own == wanted else "different terms"
-    term, other = (own, gold_value) if own is not None else (wanted, value)
-    if term is None or _has_constants(term):
-        return None
-    number = read_number(other)
-    if number is not None and own is not None and has_glued_unit(value):
-        is_same = is_equal_within_decimals(PlainNumber(own.coefficient), number)
-        return bool(is_same), "equal numbers beside a unit" if is_same else "different numbers beside a unit"
-    is_number = number is not None or number_and_unit(other) is not None
-    return (False, "a multiple of a variable") if is_number else None
-
-
-def _has_constants(term: Monomial) -> bool:
-    """Whether a term holds e or i, which are numbers."""
-    return any(letter in "ei" for letter, _ in term.powers)
 
 
 def _is_prose(text: str) -> bool:
@@ -223,7 +152,7 @@ def _compare_in_layout(answer: str, gold: str, budget: _Budget) -> tuple[str, st
         answer = without_set_of_one(one_spelling(answer))
         if not answer:
             return "unparseable", "an empty answer"
-        decided = _quick(answer, gold)
+        decided = quick_verdict(answer, gold)
         if decided is not None:
             return ("right" if decided[0] else "wrong"), decided[1]
         parts = _parts(answer, gold)
@@ -234,7 +163,7 @@ def _compare_in_layout(answer: str, gold: str, budget: _Budget) -> tuple[str, st
 
 def _compare_parts(parts: list[str], gold: str, budget: _Budget) -> tuple[str, str]:
     for part in parts:
-        decided = _quick(part, gold)
+        decided = quick_verdict(part, gold)
         if decided is None:
             verdict, reason = _compare_whole(part, gold, budget)
         else:
@@ -280,14 +209,14 @@ def _contradicts(sentence: str, gold: str) -> bool:
     formulas = list(_FORMULA.finditer(sentence))
     either = _EITHER.search(sentence)
     if either and not has_many_values(gold) and not _is_prose(gold):
-        return any((_quick(token, gold) or (True, ""))[0] is False for token in either.groups())
+        return any((quick_verdict(token, gold) or (True, ""))[0] is False for token in either.groups())
     if not formulas or _is_prose(gold) or re.search(r"\d", sentence[formulas[-1].end() :]):
         return False
     last = formulas[-1][1] or formulas[-1][2]
     kinds = {bracket_kind(last), bracket_kind(gold)}
     if len(kinds) == 2 and "" not in kinds:
         return True
-    letters = _quick_letters(without_name(last), without_name(gold))
+    letters = compare_terms(without_name(last), without_name(gold))
     return letters is not None and not letters[0]
 
 

@@ -1,77 +1,15 @@
-"""Examples → batches on the CPU: where their tokens lie (`data.batches.packing`), and what a loss reads there.
-
-Places are numbers into the flattened ids, so that no objective knows the layout.
-"""
+"""Examples → batches (`data.batches.batch`) on the CPU, one function for each kind of example."""
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Self
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from espalier.data.batches.packing import Layout, PlacedRows, Segments, place_rows
+from espalier.data.batches.batch import Batch
+from espalier.data.batches.packing import Layout, PlacedRows, place_rows
 from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample
-
-
-@dataclass
-class Batch:
-    """`ids`, `attention_mask`, `position_ids`, `segments`: what the model takes (`data.batches.packing.PlacedRows`).
-
-    **Targets** [R] are the response tokens whose log-probs a loss reads: `targets` their ids, `target_rows` the rows
-    they belong to, `target_places` where the token *before* each lies, `target_weights` their weights (float32,
-    never 0). **Reads** [P] are what a scalar head is read at, the step ends of process rewards and the last tokens of
-    outcomes and of both sides of pairs: `read_places`, with `values` and `weights` (float32).
-
-    `num_rows`: a pair takes two, chosen in row 2i and rejected in row 2i + 1. `num_tokens` of all rows, shared
-    ones counted in each. `margins` are those of pairs. `row_keys` name the rows by content. `mismatched` holds
-    the responses to other prompts.
-    """
-
-    example_ids: list[str]
-    num_rows: int
-    num_tokens: int
-    ids: torch.Tensor
-    attention_mask: torch.Tensor | None
-    position_ids: torch.Tensor | None
-    segments: Segments | None
-    targets: torch.Tensor
-    target_rows: torch.Tensor
-    target_places: torch.Tensor
-    target_weights: torch.Tensor
-    read_places: torch.Tensor
-    values: torch.Tensor
-    weights: torch.Tensor
-    margins: torch.Tensor
-    row_keys: list[str]
-    mismatched: "Batch | None" = None
-
-    def to(self, device: torch.device) -> Self:
-        """The same batch on another device."""
-        moved: dict[str, Any] = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            has_tensors = torch.is_tensor(value) or isinstance(value, Batch)
-            moved[field.name] = value.to(device) if has_tensors else value
-        return type(self)(**moved)
-
-    def row_sums(self, values: torch.Tensor) -> torch.Tensor:
-        """Sums [rows] over the targets [R] of each row."""
-        return values.new_zeros(self.num_rows).index_add(0, self.target_rows, values)
-
-    def row_lengths(self) -> torch.Tensor:
-        """Targets of each row [rows]."""
-        return torch.bincount(self.target_rows, minlength=self.num_rows)
-
-
-def pad_rows(rows: Sequence[Sequence[int]], starts: Sequence[int], pad_id: int) -> tuple[torch.Tensor, ...]:
-    """(ids, attention_mask, response_mask) [B, T]; row i's response begins at token `starts[i]`."""
-    placed = place_rows(rows, Layout("padded", pad_id))
-    assert placed.attention_mask is not None
-    response_mask = placed.attention_mask.bool()
-    response_mask &= torch.arange(placed.ids.shape[1]) >= torch.tensor(starts).unsqueeze(1)
-    return placed.ids, placed.attention_mask, response_mask
 
 
 @dataclass(frozen=True)

@@ -152,3 +152,12 @@ def place_rows(rows: Sequence[Sequence[int]], layout: Layout) -> PlacedRows:
         attention_mask[index, : len(row)] = 1
     paths = [torch.arange(index * length, index * length + len(row)) for index, row in enumerate(rows)]
     return PlacedRows(ids, paths, attention_mask)
+
+
+def pad_rows(rows: Sequence[Sequence[int]], starts: Sequence[int], pad_id: int) -> tuple[torch.Tensor, ...]:
+    """(ids, attention_mask, response_mask) [B, T]; row i's response begins at token `starts[i]`."""
+    placed = place_rows(rows, Layout("padded", pad_id))
+    assert placed.attention_mask is not None
+    response_mask = placed.attention_mask.bool()
+    response_mask &= torch.arange(placed.ids.shape[1]) >= torch.tensor(starts).unsqueeze(1)
+    return placed.ids, placed.attention_mask, response_mask

@@ -103,11 +103,16 @@ class HasPart(Protocol):
     """A source of examples that takes the problems of one part of a file."""
 
     @property
-    def path(self) -> str: ...
+    def path(self) -> str:
+        """The file that is read."""
+
     @property
-    def part(self) -> str: ...
+    def part(self) -> str:
+        """The part whose problems are taken: all, train or held_out."""
+
     @property
-    def held_out_share(self) -> float: ...
+    def held_out_share(self) -> float:
+        """The share of the problems that is held out, in [0, 1]."""
 
 
 def of_part(records: Sequence[R], source: HasPart) -> list[R]:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from espalier.data.records import Problem
-from espalier.data.sources import LETTERS, BadRow, Row, read_tab_rows
+from espalier.data.sources import LETTERS, BadRow, Row
+from espalier.data.tables import read_tab_rows
 from espalier.data.tasks.logic_llm import is_logic_llm, logic_llm_places, logic_llm_problem
 from espalier.data.tasks.published import PublishedTask
 

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from espalier.data.records import BadInput, Problem
-from espalier.data.sources import BadRow, Row, read_hub_rows, read_json_folder, read_json_rows
+from espalier.data.sources import BadRow, Row, read_json_folder, read_json_rows
 from espalier.data.splits import SplitPlan
+from espalier.data.tables import read_hub_rows
 from espalier.data.tasks.published import PublishedTask, Rows
 
 log = logging.getLogger(__name__)

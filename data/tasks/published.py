@@ -22,9 +22,10 @@ from espalier.data.answers.grade import Gold, Grade
 from espalier.data.answers.grading import KINDS, grade_answer
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import BadInput, Demonstration, Problem
-from espalier.data.sources import LETTERS, BadRow, RejectedRow, Row, read_hub_rows, read_json_rows
+from espalier.data.sources import LETTERS, BadRow, RejectedRow, Row, read_json_rows
 from espalier.data.splits import SplitPlan, check_shard, shard_of
 from espalier.data.splitters import SPLITTERS, splitter
+from espalier.data.tables import read_hub_rows
 
 log = logging.getLogger(__name__)
 

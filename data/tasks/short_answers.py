@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from espalier.data.records import Problem
-from espalier.data.sources import BadRow, Row, read_csv_rows, read_json_rows
+from espalier.data.sources import BadRow, Row, read_json_rows
+from espalier.data.tables import read_csv_rows
 from espalier.data.tasks.published import PublishedTask
 
 

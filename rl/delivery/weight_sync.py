@@ -31,14 +31,14 @@ import logging
 import shutil
 import tempfile
 from collections import deque
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 
-from espalier.rl.delivery.weight_update_engine import LiveEngine, StaleWeights, StampedEngine
-from espalier.rl.delivery.weights_file import WeightsFile
+from espalier.rl.delivery.weight_update_engine import LiveEngine, StaleWeights, StampedEngine, check_receipt
+from espalier.rl.delivery.weights_file import WeightsFile, digests
 from espalier.rl.probes.canary import (
     Canary,
     Unproven,
@@ -52,7 +52,6 @@ from espalier.rl.probes.canary import (
 )
 from espalier.rl.probes.checks import CACHE, KL, UNKNOWN, UNUSED, VERSION, WEIGHTS, Fault, ProbeFailed
 from espalier.rl.probes.rounding import FACTOR, FLOOR, rounded
-from espalier.sampling.weight_receipt import digest
 from espalier.training.engine import named_weights
 
 log = logging.getLogger(__name__)
@@ -65,11 +64,6 @@ _MAX_ATTEMPTS = 3
 _MAX_ROUNDS = 8  # doublings of a perturbation that does not show
 
 
-def digests(weights: Weights) -> dict[str, str]:
-    """Name → digest."""
-    return {name: digest(value) for name, value in weights.items()}
-
-
 async def each(asked: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
     """The results in order, once all have ended; raises the first error of them."""
     found = await asyncio.gather(*asked, return_exceptions=True)
@@ -77,30 +71,6 @@ async def each(asked: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
         if isinstance(result, BaseException):
             raise result
     return cast(list[R], found)
-
-
-def check_receipt(
-    sent: Mapping[str, str],
-    receipt: Mapping[str, str],
-    earlier: Sequence[Mapping[str, str]],
-    name: str = "the engine",
-) -> None:
-    """Raise StaleWeights where the engine `name` did not read what was sent; `earlier` are deliveries, the newest last.
-
-    Named: the tensors, and how many versions old they are where they are known.
-    """
-    missing = [name for name in sent if name not in receipt]
-    wrong = [name for name in sent if name in receipt and receipt[name] != sent[name]]
-    if not missing and not wrong:
-        return
-    found = [*missing, *wrong]
-    names = ", ".join(found[:3]) + (" …" if len(found) > 3 else "")
-    message = f"{name} read {len(sent) - len(found)} of {len(sent)} tensors as they were sent; not {names}"
-    for age, before in enumerate(reversed(earlier), start=1):
-        if wrong and all(receipt[name] == before.get(name) for name in wrong):
-            message += f", which {'is' if len(wrong) == 1 else 'are'} {age} version{'s' if age > 1 else ''} old"
-            break
-    raise StaleWeights(message)
 
 
 class WeightSync:

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
-from espalier.sampling.weight_receipt import NAME
+from espalier.sampling.weight_receipt import NAME, digest
 
 Kinds = dict[str, tuple[torch.Size, torch.dtype]]
 
@@ -86,3 +86,8 @@ def _spelling(kind: torch.dtype) -> str:
     written = save({"x": torch.empty(0, dtype=kind)})
     found: str = json.loads(written[8:])["x"]["dtype"]
     return found
+
+
+def digests(weights: Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """Return name → digest of every tensor, as an engine's receipt has them."""
+    return {name: digest(value) for name, value in weights.items()}

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from espalier.data.batches.collate import pad_rows
+from espalier.data.batches.packing import pad_rows
 from espalier.models.logprobs import token_logprobs
 from espalier.rl.probes.rounding import FLOOR
 from espalier.training.engine import autocast

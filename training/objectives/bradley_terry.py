@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch.nn.functional import logsigmoid
 
-from espalier.data.batches.collate import Batch, collate_pairs
+from espalier.data.batches.batch import Batch
+from espalier.data.batches.collate import collate_pairs
 from espalier.data.batches.packing import Layout
 from espalier.data.examples.token_examples import PairExample
 from espalier.data.records import BadInput
-from espalier.models.logprobs import read_logits
+from espalier.models.logits import read_logits
 from espalier.training.objectives.objective import Loss, calibration, sum_and_count, with_deviation
 
 

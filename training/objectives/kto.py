@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from espalier.data.batches.collate import Batch, collate_outcomes, collate_unpaired
+from espalier.data.batches.batch import Batch
+from espalier.data.batches.collate import collate_outcomes, collate_unpaired
 from espalier.data.batches.packing import Layout
 from espalier.data.examples.token_examples import OutcomeExample
 from espalier.data.records import BadInput

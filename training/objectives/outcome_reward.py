@@ -8,7 +8,8 @@ Responses compared in pairs are `training.objectives.bradley_terry`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from espalier.data.batches.collate import Batch, collate_outcomes
+from espalier.data.batches.batch import Batch
+from espalier.data.batches.collate import collate_outcomes
 from espalier.data.batches.packing import Layout
 from espalier.data.examples.token_examples import OutcomeExample
 from espalier.training.objectives.scalar_targets import ScalarReward

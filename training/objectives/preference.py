@@ -26,7 +26,8 @@ from typing import Any
 
 import torch
 
-from espalier.data.batches.collate import Batch, collate_pairs
+from espalier.data.batches.batch import Batch
+from espalier.data.batches.collate import collate_pairs
 from espalier.data.batches.packing import Layout
 from espalier.data.examples.token_examples import PairExample
 from espalier.data.records import BadInput

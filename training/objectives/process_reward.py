@@ -9,7 +9,8 @@ no read. Classes are balanced by the weights of the examples (`balanced_classes`
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from espalier.data.batches.collate import Batch, collate_steps
+from espalier.data.batches.batch import Batch
+from espalier.data.batches.collate import collate_steps
 from espalier.data.batches.packing import Layout
 from espalier.data.examples.token_examples import StepExample
 from espalier.training.objectives.scalar_targets import ScalarReward

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, log_softmax
 
-from espalier.data.batches.collate import Batch
+from espalier.data.batches.batch import Batch
 from espalier.data.records import BadInput
-from espalier.models.logprobs import read_logits
+from espalier.models.logits import read_logits
 from espalier.models.scalar_head import scores_from_logits
 from espalier.training.objectives.objective import Loss, Metrics, calibration, sum_and_count
 
@@ -31,14 +31,15 @@ def check_threshold(hard_above: float | None) -> None:
 
 def class_targets(targets: torch.Tensor, num_labels: int) -> torch.Tensor:
     """Targets [R] in [0, 1] → distributions over classes [R, L] whose expected class is target * (L - 1)."""
-    places = targets.float() * (num_labels - 1)
-    nearest = places.round()
-    places = torch.where((places - nearest).abs() < 1e-5, nearest, places)  # 2/3 * 3 is class 2, whatever float32 says
-    lower = places.floor().clamp(0, num_labels - 2)
-    share = (places - lower).unsqueeze(-1)
+    classes = targets.float() * (num_labels - 1)
+    nearest = classes.round()
+    is_whole = (classes - nearest).abs() < 1e-5  # 2/3 * 3 is class 2, whatever float32 says
+    classes = torch.where(is_whole, nearest, classes)
+    lower = classes.floor().clamp(0, num_labels - 2)
+    share = (classes - lower).unsqueeze(-1)
     index = lower.long().unsqueeze(-1)
-    found = torch.zeros(*targets.shape, num_labels, device=targets.device)
-    return found.scatter(-1, index, 1 - share).scatter(-1, index + 1, share)
+    probs = torch.zeros(*targets.shape, num_labels, device=targets.device)
+    return probs.scatter(-1, index, 1 - share).scatter(-1, index + 1, share)
 
 
 def scalar_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

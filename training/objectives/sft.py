@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.data.batches.collate import Batch, collate_tokens
+from espalier.data.batches.batch import Batch
+from espalier.data.batches.collate import collate_tokens
 from espalier.data.batches.packing import Layout
 from espalier.data.examples.token_examples import TokenExample
 from espalier.data.records import BadInput
