@@ -49,10 +49,10 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: OwnServer | None, cli
     check_parts(config)
     params, task = build(config.params), build(config.task)
     estimator: AdvantageEstimator = build(config.advantage)
-    check_params(params, config.group_size, estimator.smallest_group)
+    check_params(params, config.rollout.group_size, estimator.smallest_group)
     model = build(config.model)
     trained = build(config.lora).wrap(model) if config.lora else model
-    engine = make_engine(config, trained, config.optimizer, config.learning_rate, config.max_grad_norm)
+    engine = make_engine(config, trained, config.optimizer, config.update.learning_rate, config.update.max_grad_norm)
     critic = make_critic(config)
     reference = make_reference(config, engine)
     reward = build(config.reward)
@@ -75,7 +75,7 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: OwnServer | None, cli
         task,
         reward,
         estimator,
-        Sampler(client, task, tokenizer, config.concurrency, config.stall_seconds, check_server),
+        Sampler(client, task, tokenizer, config.engine.concurrency, config.engine.stall_seconds, check_server),
         params,
         Update(engine, config, params.temperature, params.max_tokens, kl, critic, reference),
         WeightSync(
@@ -190,8 +190,8 @@ def check_parts(config: RLConfig) -> None:
     check_combinations(config)
     check_engines(config)
     check_probes(config.probes)
-    if not 0 <= config.max_refused_share <= 1:
-        raise BadConfig(f"max_refused_share must be in [0, 1], got {config.max_refused_share:g}")
+    if not 0 <= config.rollout.max_refused_share <= 1:
+        raise BadConfig(f"rollout.max_refused_share must be in [0, 1], got {config.rollout.max_refused_share:g}")
 
 
 def check_vocabulary(policy: Any, size: int, name: str) -> None:
@@ -222,7 +222,7 @@ def make_critic(config: RLConfig) -> Critic | None:
         return None
     rates = (settings.learning_rate, settings.max_grad_norm)
     engine = make_engine(config, build(settings.model), settings.optimizer, *rates)
-    return Critic(engine, settings, config.precision, config.micro_batch_size)
+    return Critic(engine, settings, config.precision, config.update.micro_batch_size)
 
 
 def make_reference(config: RLConfig, engine: Engine) -> Any | None:

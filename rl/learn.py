@@ -62,8 +62,8 @@ class Learn:
         with timed(values, "advantage"):
             estimate, times = ask(groups, experience, iteration)
             advantages = estimate.advantages
-            if self.config.whitening != "none":
-                shifts_mean = self.config.whitening == "standard"
+            if self.config.update.whitening != "none":
+                shifts_mean = self.config.update.whitening == "standard"
                 advantages = whiten(advantages, experience.response_mask, shifts_mean)
             experience = replace(experience, advantages=advantages, returns=estimate.returns)
             self._check_returns(experience, estimate)
@@ -95,7 +95,7 @@ class Learn:
                 self.engine.model,
                 self.reference,
                 pad_id=self.pad_id,
-                micro_batch_size=config.micro_batch_size,
+                micro_batch_size=config.update.micro_batch_size,
                 precision=config.precision,
                 temperature=self.params.temperature,
                 is_scored=is_scored,

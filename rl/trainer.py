@@ -96,7 +96,7 @@ class Trainer:
         given = self.task.problems("train")
         self.data = fingerprint(given)  # of all: which of them fit the window does not make it another data set
         self.problems, self.dev = self._fitting("train", given), self._fitting("dev", self.task.problems("dev"))
-        draw_problems(self.problems, self.config.num_problems, 0, 0)  # raises now where there are too few
+        draw_problems(self.problems, self.config.rollout.num_problems, 0, 0)  # raises now where there are too few
         critic = self.update.critic
         self.policy = Policy(self.engine)
         watch = Watch(
@@ -143,7 +143,7 @@ class Trainer:
                 if self.average is not None and first == 0:
                     self.average.start(weights)
                 from_main_rank(lambda: self._run(self._start(first, weights)))
-                if first == 0 and config.eval_every > 0 and not self.accuracies:  # cut early it has been done
+                if first == 0 and config.evaluation.every > 0 and not self.accuracies:  # cut early it has been done
                     self._evaluate(0)
                 for iteration in range(first, self._last_iteration):
                     if self._is_patience_over(iteration):
@@ -167,7 +167,7 @@ class Trainer:
 
     def _is_patience_over(self, done: int) -> bool:
         """Whether the evaluations say that training ends after `done` iterations."""
-        patience = self.config.patience
+        patience = self.config.evaluation.patience
         is_over = patience > 0 and evaluations_since_best(self.accuracies) >= patience
         if is_over:
             log.info("stopping after iteration %d: no better accuracy in %d evaluations", done, patience)
@@ -175,7 +175,7 @@ class Trainer:
 
     def _is_anything_due(self, done: int) -> bool:
         """Whether the policy after iteration `done` is evaluated or kept, before there are rollouts from it."""
-        every = (self.config.eval_every, self.config.export_every, self.config.save_every)
+        every = (self.config.evaluation.every, self.config.checkpoints.export_every, self.config.checkpoints.save_every)
         return done == self._last_iteration or any(n > 0 and done % n == 0 for n in every)
 
     def _after(self, done: int, data: str) -> None:
@@ -183,17 +183,17 @@ class Trainer:
         config = self.config
         is_last = done == self._last_iteration
         found: dict[str, float] = {}
-        if config.eval_every > 0 and (is_last or done % config.eval_every == 0):
+        if config.evaluation.every > 0 and (is_last or done % config.evaluation.every == 0):
             found = self._evaluate(done)
         with timed(self._saved, "save"):
-            if config.export_every > 0 and done % config.export_every == 0:
+            if config.checkpoints.export_every > 0 and done % config.checkpoints.export_every == 0:
                 folder = self.run_dir / "policies" / f"iteration-{done:06d}"
                 write_model(self.policy.save_model, self.sampler.tokenizer, folder)
-            if config.save_every > 0 and not is_last and done % config.save_every == 0:
+            if config.checkpoints.save_every > 0 and not is_last and done % config.checkpoints.save_every == 0:
                 metrics = {name: value for name, value in found.items() if name.startswith("eval/")}
-                best = checkpoint.Best("eval/accuracy", is_lowest=False, keep=config.keep_best)
+                best = checkpoint.Best("eval/accuracy", is_lowest=False, keep=config.checkpoints.keep_best)
                 state = checkpoint.TrainState(done, data, metrics)
-                checkpoint.save(self.run_dir, self.learners, state, config.keep_checkpoints, best)
+                checkpoint.save(self.run_dir, self.learners, state, config.checkpoints.keep, best)
 
     def _run(self, coroutine: Any) -> Any:
         assert self._loop is not None
@@ -217,14 +217,19 @@ class Trainer:
             if self._is_anything_due(iteration + 1):
                 from_main_rank(lambda: self._run(self._prove()))
         config, done = self.config, iteration + 1
-        if is_main_rank() and config.samples_every > 0 and config.num_samples > 0 and done % config.samples_every == 0:
-            write_samples(self.run_dir, done, groups, experience, estimate, config.num_samples)
+        if (
+            is_main_rank()
+            and config.samples.every > 0
+            and config.samples.num_problems > 0
+            and done % config.samples.every == 0
+        ):
+            write_samples(self.run_dir, done, groups, experience, estimate, config.samples.num_problems)
         values |= describe_rollouts(groups) | describe_experience(experience, estimate)
         values |= {f"update/{name}": value for name, value in updated.items()}
         values |= {f"engine/{name}": value for name, value in moved.items()}
-        values["epoch"] = done * config.num_problems / len(self.problems)
+        values["epoch"] = done * config.rollout.num_problems / len(self.problems)
         values |= {f"problems/{name}": count for name, count in self._left_out.items()}
-        values |= speeds(values, experience, config.num_epochs)
+        values |= speeds(values, experience, config.update.num_epochs)
         return values | {"seconds/iteration": time.monotonic() - started}
 
     def _draw(self, iteration: int, values: dict[str, float]) -> tuple[list[RolloutGroup], dict[str, float]]:
@@ -237,25 +242,25 @@ class Trainer:
         groups: list[RolloutGroup] = []
         refused: list[Refusal] = []
         seconds = {"rollout": 0.0, "reward": 0.0}
-        for round_number in range(config.dynamic_sampling_rounds + 1):
-            chosen = draw_problems(self.problems, config.num_problems, config.seed, iteration, round_number)
+        for round_number in range(config.rollout.dynamic_sampling_rounds + 1):
+            chosen = draw_problems(self.problems, config.rollout.num_problems, config.seed, iteration, round_number)
             name = f"rl-{iteration}" if round_number == 0 else f"rl-{iteration}-{round_number}"
             times: dict[str, float] = {}
             with timed(times, "rollout"):
                 found, more = self._run(self._rollout(chosen, name, iteration))
             refused += more
-            check_refused(refused, len(groups) + len(found) + len(refused), config.max_refused_share)
+            check_refused(refused, len(groups) + len(found) + len(refused), config.rollout.max_refused_share)
             with timed(times, "reward"):
                 groups += score(found, self.reward)
             seconds = {phase: seconds[phase] + times[f"seconds/{phase}"] for phase in seconds}
-            if sum(not agrees(group) for group in groups) >= config.num_problems or not chosen:
+            if sum(not agrees(group) for group in groups) >= config.rollout.num_problems or not chosen:
                 break
         drawn = describe_rewards(groups) | {f"seconds/{phase}": value for phase, value in seconds.items()}
         drawn["rollout/num_groups"] = float(len(groups))
         drawn["rollout/refused"] = float(len(refused))
         drawn["rollout/drawn_tokens"] = float(sum(len(r.trajectory.response_ids) for g in groups for r in g.rollouts))
-        if config.dynamic_sampling_rounds > 0:
-            groups = sorted(groups, key=agrees)[: config.num_problems]  # stable: the order of drawing stays
+        if config.rollout.dynamic_sampling_rounds > 0:
+            groups = sorted(groups, key=agrees)[: config.rollout.num_problems]  # stable: the order of drawing stays
         values["rollout/trained_zero_variance"] = sum(agrees(group) for group in groups) / len(groups)
         return groups, drawn
 
@@ -336,12 +341,12 @@ class Trainer:
     def _evaluate(self, version: int) -> dict[str, float]:
         """Greedy accuracy on the dev problems, logged."""
         values: dict[str, float] = {}
-        dev = self.dev[: self.config.num_eval_problems]
+        dev = self.dev[: self.config.evaluation.num_problems]
         greedy = replace(self.params, n=1, temperature=0.0)
         with timed(values, "evaluate"):
             name = f"dev-{version}"
             groups, refused = from_main_rank(lambda: self._run(self.sampler.draw(dev, greedy, name, version)))
-        check_refused(refused, len(dev), self.config.max_refused_share)
+        check_refused(refused, len(dev), self.config.rollout.max_refused_share)
         described = describe_rollouts(groups)
         accuracy = described["rollout/accuracy"]
         log.info("iteration %d: greedy accuracy %.3f on %d dev problems", version, accuracy, len(groups))

@@ -43,7 +43,9 @@ from espalier.training.schedule import check_schedule, learning_rate
 
 def steps_per_iteration(config: RLConfig) -> int:
     """Optimizer steps of an iteration with all its rollouts."""
-    return config.num_epochs * math.ceil(config.num_problems * config.group_size / config.minibatch_size)
+    return config.update.num_epochs * math.ceil(
+        config.rollout.num_problems * config.rollout.group_size / config.update.minibatch_size
+    )
 
 
 @dataclass
@@ -60,14 +62,17 @@ class Update:
 
     def __post_init__(self) -> None:
         config = self.config
-        if config.loss_aggregation not in NORMALISERS:
-            raise BadInput(f"loss_aggregation must be one of {', '.join(NORMALISERS)}, got '{config.loss_aggregation}'")
-        for name, schedule in (("schedule", config.schedule), ("critic.schedule", self._critic_schedule)):
+        if config.update.loss_aggregation not in NORMALISERS:
+            raise BadInput(
+                f"update.loss_aggregation must be one of {', '.join(NORMALISERS)}, got "
+                f"'{config.update.loss_aggregation}'"
+            )
+        for name, schedule in (("update.schedule", config.update.schedule), ("critic.schedule", self._critic_schedule)):
             check_schedule(schedule, name)
-        if config.tis_cap and config.tis_cap < 1:
-            raise BadInput(f"tis_cap must be at least 1 (0: none), got {config.tis_cap:g}")
-        if config.dual_clip and config.dual_clip <= 1:
-            raise BadInput(f"dual_clip must be above 1 (0: none), got {config.dual_clip:g}")
+        if config.update.tis_cap and config.update.tis_cap < 1:
+            raise BadInput(f"update.tis_cap must be at least 1 (0: none), got {config.update.tis_cap:g}")
+        if config.update.dual_clip and config.update.dual_clip <= 1:
+            raise BadInput(f"update.dual_clip must be above 1 (0: none), got {config.update.dual_clip:g}")
 
     @property
     def _critic_schedule(self) -> str:
@@ -76,8 +81,8 @@ class Update:
     def makes_one_pass(self, num_rollouts: int) -> bool:
         """Whether the only step on all rollouts needs nothing of them that an earlier pass would give."""
         config = self.config
-        is_one_step = config.num_epochs == 1 and config.minibatch_size >= num_rollouts
-        return is_one_step and self.critic is None and config.kl.coefficient == 0 and config.entropy_bonus == 0
+        is_one_step = config.update.num_epochs == 1 and config.update.minibatch_size >= num_rollouts
+        return is_one_step and self.critic is None and config.kl.coefficient == 0 and config.update.entropy_bonus == 0
 
     def rows_with_gradient(self, experience: Experience, rows: torch.Tensor) -> torch.Tensor:
         """Return those of `rows` [R] that can have a gradient."""
@@ -127,9 +132,9 @@ class Update:
 
     def _minibatches(self, num_rollouts: int, iteration: int) -> Iterator[tuple[int, torch.Tensor]]:
         """(step of the run from 0, rows). An iteration begins at the same step whatever the ones before it had."""
-        size, planned = self.config.minibatch_size, steps_per_iteration(self.config)
+        size, planned = self.config.update.minibatch_size, steps_per_iteration(self.config)
         number = 0
-        for epoch in range(self.config.num_epochs):
+        for epoch in range(self.config.update.num_epochs):
             order = list(range(num_rollouts))
             random.Random(f"{self.config.seed}/{iteration}/{epoch}").shuffle(order)
             for start in range(0, num_rollouts, size):
@@ -141,7 +146,9 @@ class Update:
         config, planned = self.config, steps_per_iteration(self.config)
         before = num_warmup_iterations * planned
         total = config.num_iterations * planned - before
-        return learning_rate(step - before, config.learning_rate, config.warmup_steps, config.schedule, total)
+        return learning_rate(
+            step - before, config.update.learning_rate, config.update.warmup_steps, config.update.schedule, total
+        )
 
     def _critic_rate(self, step: int) -> float:
         assert self.critic is not None
@@ -158,12 +165,12 @@ class Update:
     ) -> None:
         """One optimizer step of the policy."""
         config, mask = self.config, experience.response_mask
-        weights, divisor = token_weights(mask[rows], config.loss_aggregation, self.max_tokens)
+        weights, divisor = token_weights(mask[rows], config.update.loss_aggregation, self.max_tokens)
         every_weight = torch.zeros(mask.shape).index_copy(0, rows, weights)
         counted = own_rows(rows)
-        share = token_weights(mask[counted], config.loss_aggregation, self.max_tokens)[1]
+        share = token_weights(mask[counted], config.update.loss_aggregation, self.max_tokens)[1]
         sums.add({"surrogate_loss": (0.0, share), "clip_share": (0.0, int(mask[counted].sum()))})
-        if config.entropy_bonus:
+        if config.update.entropy_bonus:
             sums.add({"entropy_bonus": (0.0, share)})
         sums.add(dict.fromkeys(self._names(experience), (0.0, 0.0)))
         rows = self.rows_with_gradient(experience, rows)
@@ -171,7 +178,7 @@ class Update:
         self.engine.model.train()
         ratios = [0.0, 0.0]
         is_packed = packs_rows(self.engine.model) and self._penalty_kind(experience) != "full"
-        cuts = list(micro_batches(experience.attention_mask, own_rows(rows), config.micro_batch_size, is_packed))
+        cuts = list(micro_batches(experience.attention_mask, own_rows(rows), config.update.micro_batch_size, is_packed))
         num_passes = most_passes(len(cuts))
         self.engine.start_step(num_passes)
         for cut, length in cuts:
@@ -189,12 +196,12 @@ class Update:
             return
         norm = self.engine.step(rate) if num_passes else 0.0  # no rank has anything to learn from
         if not math.isfinite(norm):
-            raise NotFinite(f"the gradient norm is {norm}: try a lower learning_rate")
+            raise NotFinite(f"the gradient norm is {norm}: try a lower update.learning_rate")
         sums.add({"grad_norm": (norm, 1)})
 
     def _has_more_than_surrogate(self, experience: Experience) -> bool:
         """Whether a rollout without advantages can have a gradient all the same."""
-        return self._penalty_kind(experience) != "" or self.config.entropy_bonus != 0
+        return self._penalty_kind(experience) != "" or self.config.update.entropy_bonus != 0
 
     def _penalty_kind(self, experience: Experience) -> str:
         """Of the KL penalty in the loss; "" where there is none."""
@@ -204,13 +211,13 @@ class Update:
     def _names(self, experience: Experience) -> list[str]:
         """Metrics that a rank without rows must name too."""
         names = ["kl_old", "approximate_kl", "ratio"]
-        if self.config.tis_cap > 0:
+        if self.config.update.tis_cap > 0:
             names += ["importance_weight", "importance_capped"]
         return [*names, "kl_reference"] if self._penalty_kind(experience) else names
 
     def _is_guarded(self, ratios: list[float], sums: Sums) -> bool:
         """Whether this minibatch is left out because the policy has run away from the one that made it."""
-        limit = self.config.max_mean_ratio
+        limit = self.config.update.max_mean_ratio
         if limit <= 0:
             return False
         total, tokens = sum_over_ranks(ratios)
@@ -252,14 +259,14 @@ class Update:
                     old = logprobs.detach()
                     scored[:, cut, :length] = torch.stack((old, entropies.detach())).float().cpu()
         surrogate_weights = weights
-        if config.tis_cap > 0:
-            truncated = importance_weights(old, take(experience.rollout_logprobs), config.tis_cap)
+        if config.update.tis_cap > 0:
+            truncated = importance_weights(old, take(experience.rollout_logprobs), config.update.tis_cap)
             surrogate_weights = weights * truncated
             chosen = truncated[mask]
             sums.add({"importance_weight": (float(chosen.sum()), len(chosen))})
-            sums.add({"importance_capped": (float((chosen >= config.tis_cap).sum()), len(chosen))})
-        clip = (mask, config.clip_low, config.clip_high)
-        total, _ = clipped_surrogate(logprobs, old, advantages, *clip, config.dual_clip, surrogate_weights)
+            sums.add({"importance_capped": (float((chosen >= config.update.tis_cap).sum()), len(chosen))})
+        clip = (mask, config.update.clip_low, config.update.clip_high)
+        total, _ = clipped_surrogate(logprobs, old, advantages, *clip, config.update.dual_clip, surrogate_weights)
         terms = self._count(logprobs.detach(), old, advantages, clip, total, sums, ratios)
         self.rises[cut, :length] += (terms * (logprobs.detach() > old)).double().cpu()
         if kind:
@@ -268,8 +275,8 @@ class Update:
                 terms = terms.clamp(-config.kl.max_token, config.kl.max_token)
             sums.add({"kl_reference": (float(terms.detach()[mask].sum()), int(mask.sum()))})
             total = total + self.kl.coefficient * (terms[mask] * weights[mask]).sum()
-        if config.entropy_bonus:
-            bonus = config.entropy_bonus * (entropies[mask] * weights[mask]).sum()
+        if config.update.entropy_bonus:
+            bonus = config.update.entropy_bonus * (entropies[mask] * weights[mask]).sum()
             sums.add({"entropy_bonus": (float(bonus.detach()), 0)})
             total = total - bonus
         return total

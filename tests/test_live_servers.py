@@ -234,7 +234,8 @@ def test_one_of_our_own_servers_that_dies_ends_the_run_where_they_follow_a_polic
 def test_a_run_with_two_real_servers_follows_the_policy(tiny_policy: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     settings = ["server=several", "server.max_model_len=256", "server.options.max_num_seqs=32", "params.max_tokens=24",
-                "num_iterations=2", "num_problems=4", "group_size=4", "eval_every=2", "num_eval_problems=8",
+                "num_iterations=2", "rollout.num_problems=4", "rollout.group_size=4", "evaluation.every=2",
+                "evaluation.num_problems=8",
                 "task.num_train=40", "task.num_dev=8", "task.num_test=8"]  # fmt: skip
     command = [sys.executable, str(ROOT / "main.py"), "-cn", "exp/ppo/grpo_word_arithmetic", *settings]
     command += [f"model.path={tiny_policy}", f"output_dir={run_dir}"]

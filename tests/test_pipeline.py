@@ -43,8 +43,9 @@ def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "base", texts, hidden_size=64, num_layers=2, num_heads=2, vocab_size=360, max_length=512, seed=0
     )
     run(sys.executable, "trainer_base_ds_mul.py", "-cn", "exp/sft/word_arithmetic", f"model.path={folder}/base",
-        f"examples.path={folder}/demonstrations.jsonl", f"output_dir={folder}/sft", "max_steps=220", "batch_size=32",
-        "micro_batch_size=32", "learning_rate=3e-3", "save_every=0")  # fmt: skip
+        f"examples.path={folder}/demonstrations.jsonl", f"output_dir={folder}/sft", "max_steps=220",
+        "update.batch_size=32",
+        "update.micro_batch_size=32", "update.learning_rate=3e-3", "checkpoints.save_every=0")  # fmt: skip
     return folder / "sft" / "model"
 
 

@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rl_cases import PARAMS, FakeClient, make_trainer, read_metrics
+from root_config import root_config
 
 from espalier.data.left_out import LeftOut, count_left_out
 from espalier.data.prompt_window import fit_window
@@ -118,7 +118,7 @@ def test_a_window_that_leaves_too_few_problems_is_refused_at_once(
     made = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "")
     with pytest.raises(BadInput, match="word_arithmetic/train: none of 200 problems fits the window of 5 tokens"):
         windowed(made, 5)
-    made.config = replace(made.config, num_problems=200)
+    made.config = root_config(made.config, rollout_num_problems=200)
     lengths = sorted(lengths_of(task, tokenizer).values())
     with pytest.raises(BadInput, match=r"num_problems must be 1 to 1\d\d .*, got 200"):
         windowed(made, lengths[-2])
@@ -127,7 +127,7 @@ def test_a_window_that_leaves_too_few_problems_is_refused_at_once(
 def test_a_prompt_that_the_server_refuses_gives_no_group_and_the_run_goes_on(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    more: dict[str, Any] = {"num_iterations": 1, "eval_every": 1}
+    more: dict[str, Any] = {"num_iterations": 1, "evaluation_every": 1}
     trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", **more)
     client = refusing(trainer, tokenizer, task.problems("dev")[0].id)
     client.refused += (_first_drawn(trainer),)
@@ -145,7 +145,7 @@ def test_a_prompt_that_the_server_refuses_gives_no_group_and_the_run_goes_on(
 def _first_drawn(trainer: Trainer) -> str:
     from espalier.rl.rollout import draw_problems
 
-    return draw_problems(trainer.problems, trainer.config.num_problems, trainer.config.seed, 0)[0].id
+    return draw_problems(trainer.problems, trainer.config.rollout.num_problems, trainer.config.seed, 0)[0].id
 
 
 def test_more_refused_problems_than_the_limit_end_the_run_with_their_ids() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from rl_cases import make_trainer, read_metrics
+from root_config import root_config
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
@@ -65,7 +66,7 @@ def moved(model: Any, experience: Experience, reference: Any = None, **changes: 
     before = flat(model)
     engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
     settings: dict[str, Any] = {"precision": "fp32", "minibatch_size": 4, "micro_batch_size": 4, "learning_rate": 1.0}
-    config = RLConfig(**{**settings, **changes})
+    config = root_config(RLConfig, **{**settings, **changes})
     Update(engine, config, 1.0, 16, KLController(config.kl.coefficient, 0, 1), reference=reference)(experience, 0)
     return flat(model) - before
 
@@ -135,9 +136,9 @@ def test_the_policys_schedule_reaches_its_end_after_the_critics_warm_up(
     model: Any = load_policy(str(tiny_policy), "eager")
     experience = make_experience(model)
     experience = replace(experience, values=experience.advantages, returns=experience.advantages)
-    settings: dict[str, Any] = {"precision": "fp32", "num_problems": 2, "group_size": 2, "num_iterations": 4,
+    settings: dict[str, Any] = {"precision": "fp32", "rollout_num_problems": 2, "group_size": 2, "num_iterations": 4,
                                 "num_epochs": 2, "minibatch_size": 2, "learning_rate": 12.0}  # fmt: skip
-    config = RLConfig(**{**settings, **changes})
+    config = root_config(RLConfig, **{**settings, **changes})
     engine: Any = Rates(model)
     fitted: Any = Rates(load_critic(str(tiny_policy), "policy", "eager"))
     critic = Critic(fitted, CriticConfig(num_warmup_iterations=1, learning_rate=8.0, schedule="linear"), "fp32", 4)
@@ -154,7 +155,8 @@ def test_the_policys_schedule_reaches_its_end_after_the_critics_warm_up(
 def test_the_schedule_stays_where_an_iteration_has_fewer_rollouts(tiny_policy: Path) -> None:
     model: Any = load_policy(str(tiny_policy), "eager")
     whole = make_experience(model)
-    config = RLConfig(precision="fp32", num_problems=2, group_size=2, num_iterations=3, minibatch_size=2,
+    config = root_config(RLConfig, precision="fp32", rollout_num_problems=2, group_size=2, num_iterations=3,
+                         minibatch_size=2,
                       learning_rate=12.0, warmup_steps=3, schedule="linear")  # fmt: skip
     assert whole.advantages is not None
     half = Experience(*(part[:2] for part in (whole.ids, whole.attention_mask, whole.response_mask,
@@ -218,7 +220,9 @@ def test_an_entropy_bonus_is_computed_in_chunks_with_the_value_and_gradient_of_t
     experience = replace(experience, old_logprobs=chosen.detach().float() * mask)
     before = flat(model)
     engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
-    config = RLConfig(precision="fp32", minibatch_size=8, micro_batch_size=8, learning_rate=1.0, entropy_bonus=0.1)
+    config = root_config(
+        RLConfig, precision="fp32", minibatch_size=8, micro_batch_size=8, learning_rate=1.0, entropy_bonus=0.1
+    )
     with Sizes(320, model.config.hidden_size) as sizes:
         found = Update(engine, config, 0.8, 128, KLController(0.0, 0, 1))(experience, 0)
     torch.testing.assert_close(flat(model) - before, expected, rtol=0, atol=1e-6)
@@ -269,7 +273,9 @@ def test_the_only_pass_gives_the_old_log_probs_before_the_step(tiny_policy: Path
 
     before, seen = flat(model), []
     engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
-    config = RLConfig(precision="fp32", minibatch_size=4, micro_batch_size=2, learning_rate=1.0, tis_cap=2.0)
+    config = root_config(
+        RLConfig, precision="fp32", minibatch_size=4, micro_batch_size=2, learning_rate=1.0, tis_cap=2.0
+    )
     update = Update(engine, config, 1.0, 16, KLController(0.0, 0, 1))
     assert update.makes_one_pass(4)
     assert update.rows_with_gradient(unknown, torch.arange(4)).tolist() == [0, 1, 2]
@@ -288,7 +294,7 @@ def test_the_only_pass_gives_the_old_log_probs_before_the_step(tiny_policy: Path
 )
 def test_what_needs_earlier_log_probs_makes_more_than_one_pass(tiny_policy: Path, changes: dict[str, Any]) -> None:
     engine: Any = None
-    config = RLConfig(**{"minibatch_size": 4, **changes})
+    config = root_config(RLConfig, **{"minibatch_size": 4, **changes})
     assert not Update(engine, config, 1.0, 16, KLController(0.0, 0, 1)).makes_one_pass(4)
 
 
@@ -328,7 +334,7 @@ def test_a_run_learns_the_same_in_one_pass_as_in_two(
 ) -> None:
     whole = []
     for number in (1, 2):
-        settings = {"num_epochs": 1, "minibatch_size": 24, "num_iterations": 3, "eval_every": 0}
+        settings = {"num_epochs": 1, "minibatch_size": 24, "num_iterations": 3, "evaluation_every": 0}
         trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / str(number), "", **settings)
         if number == 2:
             monkeypatch.setattr(trainer.update, "makes_one_pass", lambda _: False)

@@ -71,8 +71,9 @@ class ExportModel:
     @cached_property
     def folder(self) -> Path:
         """The checkpoint, read through and found whole."""
-        lowest = self.config.get("best_is", "lowest") == "lowest"
-        found = select(Path(self.run_dir), self.checkpoint, Best(str(self.config.get("best_metric", "")), lowest, 1))
+        rule = self.config.get("checkpoints", {})
+        best = Best(str(rule.get("best_metric", "")), rule.get("best_is", "lowest") == "lowest", 1)
+        found = select(Path(self.run_dir), self.checkpoint, best)
         assert found is not None  # only auto and none give none
         return found
 

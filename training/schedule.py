@@ -13,7 +13,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 
 
-def check_schedule(schedule: str, key: str = "schedule") -> None:
+def check_schedule(schedule: str, key: str = "update.schedule") -> None:
     """Raise BadInput where there is no such schedule; `key` is where the config names it."""
     if schedule not in SCHEDULES:
         raise BadInput(f"{key} must be one of {', '.join(SCHEDULES)}, got '{schedule}'")

@@ -164,7 +164,7 @@ class Watch:
             )
             left = max_gap or allowed(rounding)
             return diagnose(case, self._rescore, self.ask, left, ", ".join(reasons), self.is_received())
-        if reasons or self.config.dynamic_sampling_rounds > 0:  # chosen rollouts are no sample of the policy
+        if reasons or self.config.rollout.dynamic_sampling_rounds > 0:  # chosen rollouts are no sample of the policy
             return None
         return self._compare_draws(experience, max(_SURPRISE, rounding.mean), found)
 
