@@ -2,7 +2,7 @@
 
     python trainer_base_ds_mul.py -cn exp/sft/word_arithmetic output_dir=experiments/sft
     python launch.py --nproc_per_node 2 trainer_base_ds_mul.py -cn ... deepspeed=zero2
-    python trainer_base_ds_mul.py -cn ... lora=dora resume=step-40
+    python trainer_base_ds_mul.py -cn ... lora=dora checkpoints.resume=step-40
     python trainer_base_ds_mul.py -cn ... mode=predict 'predict.checkpoints=[RUN]' output_dir=experiments/scores
 
 The run directory holds config.yaml, metrics.jsonl, checkpoints/ and, last of all, model/: a run with a
@@ -46,8 +46,11 @@ def main(config: TrainConfig) -> None:
         raise BadConfig(f"mode must be train or predict, got '{config.mode}'")
     run_dir = check_run_dir(config.output_dir, config)
     if is_finished(run_dir, config):
-        if config.resume not in ("auto", "latest"):
-            raise BadConfig(f"{run_dir} is finished: choose another output_dir to go on from resume={config.resume}")
+        if config.checkpoints.resume not in ("auto", "latest"):
+            raise BadConfig(
+                f"{run_dir} is finished: choose another output_dir to go on from "
+                f"checkpoints.resume={config.checkpoints.resume}"
+            )
         log.info("%s is finished: %s/model", run_dir, run_dir)
         return
     torch.manual_seed(config.seed)

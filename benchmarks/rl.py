@@ -40,8 +40,9 @@ EXPERIMENT = "exp/ppo/grpo_word_arithmetic"
 PEER_MICRO_BATCH = 64
 # Of ours: two engines without a server, compiled, all problems of an iteration in flight at once, their prompts
 # computed once each; micro-batches of the size that was fastest by hand.
-FAST = ("client=data_parallel_engines_partial_block_cache", "server=none", "concurrency=64",
-        "client.options.max_num_seqs=512", "client.options.enforce_eager=false", "micro_batch_size=256")  # fmt: skip
+FAST = ("client=data_parallel_engines_partial_block_cache", "server=none", "engine.concurrency=64",
+        "client.options.max_num_seqs=512", "client.options.enforce_eager=false",
+        "update.micro_batch_size=256")  # fmt: skip
 # Iterations of every side beyond those that count: one warms up, and one is never asked for, so that no side saves and
 # ends beside another's last iteration.
 SPARE = 2
@@ -72,9 +73,9 @@ def product_command(policy: Path, run: Path, plan: Plan, num_iterations: int, *s
     """GRPO on the policy, nothing but iterations."""
     return [
         *(sys.executable, "-m", "benchmarks.rl_sides.product", *[s for s in settings if s.startswith("--")]),
-        *("-cn", EXPERIMENT, f"model.path={policy}", f"output_dir={run}", f"num_problems={plan.num_problems}"),
-        *(f"minibatch_size={8 * plan.num_problems}", f"num_iterations={num_iterations}", "eval_every=0"),
-        *("save_every=0", *[s for s in settings if not s.startswith("--")]),
+        *("-cn", EXPERIMENT, f"model.path={policy}", f"output_dir={run}", f"rollout.num_problems={plan.num_problems}"),
+        *(f"update.minibatch_size={8 * plan.num_problems}", f"num_iterations={num_iterations}", "evaluation.every=0"),
+        *("checkpoints.save_every=0", *[s for s in settings if not s.startswith("--")]),
     ]
 
 
@@ -98,7 +99,8 @@ def measure_trl(arguments: argparse.Namespace, plan: Plan, policy: Path, folder:
         path = folder / f"{name}.json"
         path.write_text(json.dumps(common | way))
         peers[name] = [arguments.trl_python, "-m", "benchmarks.rl_sides.peer", str(policy), str(path)]
-    own = product_command(policy, folder / "run", plan, plan.rounds + SPARE, "learning_rate=1.0e-6", "warmup_steps=0",
+    own = product_command(policy, folder / "run", plan, plan.rounds + SPARE, "update.learning_rate=1.0e-6",
+                          "update.warmup_steps=0",
                           f"seed={common['seed']}", *FAST)  # fmt: skip
     losses = compare_losses(arguments, policy, folder, peers["trl_best"], common | best)
     with ExitStack() as stack:

@@ -48,8 +48,10 @@ from espalier.sampling.server import VLLMServer
 from espalier.sampling.vllm_client import VLLMClient
 
 HOW = "bash scripts/faults.sh rl"
-SETTINGS = """num_problems=4 group_size=4 minibatch_size=16 micro_batch_size=16 params.max_tokens=40 learning_rate=3e-4
-    warmup_steps=0 eval_every=0 save_every=1 concurrency=16 task.num_train=400 task.num_dev=20 task.num_test=20
+SETTINGS = """rollout.num_problems=4 rollout.group_size=4 update.minibatch_size=16 update.micro_batch_size=16
+    params.max_tokens=40 update.learning_rate=3e-4
+    update.warmup_steps=0 evaluation.every=0 checkpoints.save_every=1 engine.concurrency=16 task.num_train=400
+    task.num_dev=20 task.num_test=20
     server.max_model_len=256 server.options.max_num_seqs=32 server.num_threads=1"""
 
 
@@ -239,7 +241,7 @@ def reward_nan(trainer: Trainer) -> None:
 
 def learning_rate_of_one(trainer: Trainer) -> None:
     """The step is 3,000 times too large."""
-    trainer.update.config.learning_rate = 1.0
+    trainer.update.config.update.learning_rate = 1.0
 
 
 def engine_dies(server: VLLMServer) -> Callable[[Trainer], None]:
@@ -280,7 +282,8 @@ FAULTS = [
     Fault("no tensor is delivered", probes.WEIGHTS, nothing_delivered),
     Fault("one tensor is stale", probes.WEIGHTS, one_tensor_stale, says=OLD),
     Fault("weights are one step old", probes.WEIGHTS, one_step_old, says=OLD),
-    Fault("weights are one step of size 1e-7 old", probes.WEIGHTS, one_step_old, ("learning_rate=1e-7",), says=OLD),
+    Fault("weights are one step of size 1e-7 old", probes.WEIGHTS, one_step_old, ("update.learning_rate=1e-7",),
+          says=OLD),
     Fault("the prefix cache is stale", probes.CACHE, stale_cache),
     Fault("the engine samples at temperature 0.7, the trainer scores at 1", probes.TEMPERATURE,
           asked_otherwise(lambda params: replace(params, temperature=0.7))),
@@ -379,7 +382,7 @@ def listening() -> Iterator[Warnings]:
 def try_clean(bench: Bench, temperature: float, count: int) -> dict[str, Any]:
     """`count` good iterations: alarms (one ends the run), warnings, and the largest of every measure."""
     run = bench.new_run()
-    more = (f"num_iterations={count}", f"params.temperature={temperature}", "save_every=0")
+    more = (f"num_iterations={count}", f"params.temperature={temperature}", "checkpoints.save_every=0")
     trainer = bench.trainer(run, *more)
     ended = after_one_iteration(trainer, lambda trainer: None)
     alarm = ""

@@ -30,8 +30,8 @@ from espalier.models.tiny import build_tiny
 
 PROGRAM = "main.py"
 KINDS = {
-    "ppo": ["advantage=gae", "critic=policy", "kl=adaptive", "critic.learning_rate=0.001", "num_epochs=2"],
-    "vineppo": ["advantage=vineppo", "advantage.completions_per_state=2", "kl=loss", "whitening=standard"],
+    "ppo": ["advantage=gae", "critic=policy", "kl=adaptive", "critic.learning_rate=0.001", "update.num_epochs=2"],
+    "vineppo": ["advantage=vineppo", "advantage.completions_per_state=2", "kl=loss", "update.whitening=standard"],
 }
 
 
@@ -43,9 +43,11 @@ def prepare(folder: Path) -> list[str]:
     build_tiny(folder / "tiny", texts, **shape)
     return f"""-cn rl model.path={folder}/tiny model.attention=eager server=none task.num_train=200 task.num_dev=20
         task.num_test=20 task.num_demonstrations=200 precision=fp32 params.max_tokens=12 num_iterations=8
-        num_problems=4 group_size=4 minibatch_size=8 micro_batch_size=4 learning_rate=0.003 schedule=linear
-        warmup_steps=3 eval_every=3 num_eval_problems=4 save_every=2 keep_checkpoints=2 keep_best=1 export_every=3
-        num_samples=2""".split()
+        rollout.num_problems=4 rollout.group_size=4 update.minibatch_size=8 update.micro_batch_size=4
+        update.learning_rate=0.003 update.schedule=linear
+        update.warmup_steps=3 evaluation.every=3 evaluation.num_problems=4 checkpoints.save_every=2 checkpoints.keep=2
+        checkpoints.keep_best=1 checkpoints.export_every=3
+        samples.num_problems=2""".split()
 
 
 def start_server(folder: Path) -> tuple[subprocess.Popen[str], str]:

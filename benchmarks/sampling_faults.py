@@ -130,12 +130,12 @@ def kills(folder: Path, number: int, seed: int) -> Counter[str]:
     rng = random.Random(seed)
     with Server(folder, "--seconds", "0.04") as server:
         output = folder / "straight.jsonl"
-        command = settings(folder, server.url, output, 150, 4, "concurrency=8")
+        command = settings(folder, server.url, output, 150, 4, "engine.concurrency=8")
         straight, seconds = straight_run(command, output, folder)
         writing = 150 * 0.04 / 8
         while counts["kills"] < number:
             output = folder / f"killed-{counts['runs']}.jsonl"
-            command = settings(folder, server.url, output, 150, 4, "concurrency=8")
+            command = settings(folder, server.url, output, 150, 4, "engine.concurrency=8")
             before: dict[str, bytes] = {}
             while True:
                 pid = start_program(PROGRAM, command, folder / "runs.log")
@@ -214,7 +214,7 @@ def lost_servers(folder: Path) -> dict[str, dict[str, Any]]:
     servers = {name: Server(folder, "--seconds", "0.5") for name in harm}
     pids, found = {}, {}
     for name, server in servers.items():
-        command = settings(folder, server.url, folder / f"{name}.jsonl", 2000, 2, "concurrency=16")
+        command = settings(folder, server.url, folder / f"{name}.jsonl", 2000, 2, "engine.concurrency=16")
         pids[name] = start_program(PROGRAM, command, folder / f"{name}.log")
     for name, server in servers.items():
         deadline = time.monotonic() + 60
@@ -283,7 +283,7 @@ def full_disk(folder: Path, seed: int) -> dict[str, Any]:
         for number, (tmpfs, num_bytes) in enumerate(places):
             place = tmpfs or folder
             output = place / f"full-{number}.jsonl"
-            command = settings(folder, server.url, output, 50, 2, "concurrency=2")
+            command = settings(folder, server.url, output, 50, 2, "engine.concurrency=2")
             with at_most_bytes(place, tmpfs is not None, num_bytes):
                 code = exit_code(start_program(PROGRAM, command, Path("/dev/null")))  # a log would have its limit
                 found, content = lines_of(output), output.read_bytes() if output.is_file() else b""

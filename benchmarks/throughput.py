@@ -42,7 +42,7 @@ from espalier.sampling.vllm_client import VLLMClient
 REST_SECONDS = 2.5
 ENGINE = {"enforce_eager": True, "max_num_seqs": 256, "block_size": 32}
 GOAL = 0.95
-IN_FLIGHT = int(OmegaConf.load(ROOT / "conf" / "sample.yaml").concurrency)  # what the callers do
+IN_FLIGHT = int(OmegaConf.load(ROOT / "conf" / "sample.yaml").engine.concurrency)  # what the callers do
 
 
 class ServerSide:

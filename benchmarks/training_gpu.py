@@ -155,8 +155,9 @@ def measure(name: str, shape: Shape, folder: Path, further: list[str]) -> dict[s
     write_records(folder / f"{name}.jsonl", make(shape))
     run, report = folder / name, folder / f"{name}.report.json"
     settings = f"""-cn train {groups} model.path={folder}/model examples.path={folder}/{name}.jsonl output_dir={run}
-        examples.max_length={shape.length} batch_size={shape.batch} micro_batch_size={shape.micro} log_every=1
-        max_steps={shape.num_steps} learning_rate=1e-5 precision=bf16 seed=0""".split()
+        examples.max_length={shape.length} update.batch_size={shape.batch} update.micro_batch_size={shape.micro}
+        log_every=1
+        max_steps={shape.num_steps} update.learning_rate=1e-5 precision=bf16 seed=0""".split()
     code = exit_code(start(lambda: train([*settings, *further], report)))
     if code:
         raise SystemExit(f"error: the {name} run ended with exit code {code}: its last words stand above")

@@ -36,9 +36,11 @@ def prepare(folder: Path) -> list[str]:
     write_records(folder / "train.jsonl", rows[:100])
     write_records(folder / "dev.jsonl", rows[100:120])
     return f"""-cn train +examples@eval_examples=demonstrations model.path={folder}/tiny model.attention=eager
-        examples.path={folder}/train.jsonl eval_examples.path={folder}/dev.jsonl batch_size=8 micro_batch_size=4
-        max_steps=60 learning_rate=0.003 log_every=1 eval_every=3 save_every=2 keep_checkpoints=2
-        keep_best=1""".split()
+        examples.path={folder}/train.jsonl eval_examples.path={folder}/dev.jsonl update.batch_size=8
+        update.micro_batch_size=4
+        max_steps=60 update.learning_rate=0.003 log_every=1 evaluation.every=3 checkpoints.save_every=2
+        checkpoints.keep=2
+        checkpoints.keep_best=1""".split()
 
 
 def digest_of(run: Path) -> str:

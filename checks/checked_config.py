@@ -203,7 +203,7 @@ class CheckedConfig:
             return check_disk(config.output, 2**26)
         if getattr(config, "mode", "train") == "train":
             check_run_dir(config.output_dir, config)
-        num_kept = config.keep_checkpoints + config.keep_best if config.save_every > 0 else 0
+        num_kept = config.checkpoints.keep + config.checkpoints.keep_best if config.checkpoints.save_every > 0 else 0
         return check_disk(config.output_dir, checkpoint_bytes(self.policy, num_kept))
 
     def template(self) -> str:
@@ -241,7 +241,7 @@ class CheckedConfig:
         """See `models.packing_check`. Raises CheckFailed where the layout packs rows and the network may not."""
         check = packing_of(build(self.config.model))
         if self.has_forced_layout and check.choice != "packed":
-            raise CheckFailed(f"layout={self.config.layout}: {check.reason}: set layout=auto")
+            raise CheckFailed(f"update.layout={self.config.update.layout}: {check.reason}: set update.layout=auto")
         return (
             check.reason or f"rows are packed: they change one another by {check.leak:.1e} (rounding {check.noise:.1e})"
         )
@@ -249,7 +249,7 @@ class CheckedConfig:
     @property
     def has_forced_layout(self) -> bool:
         """Whether the config packs rows, whatever the network says."""
-        return getattr(self.config, "layout", "auto") in ("packed", "shared")
+        return isinstance(self.config, TrainConfig) and self.config.update.layout in ("packed", "shared")
 
     @cached_property
     def examples(self) -> tuple[list[Any], list[Any]]:

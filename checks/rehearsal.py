@@ -57,17 +57,21 @@ def rehearse_rl(config: RLConfig, tokenizer: Any) -> str:
 
 def in_small(config: RLConfig, run_dir: Path) -> RLConfig:
     """The run with one iteration of a few problems, in another folder, without evaluations and checkpoints."""
-    number = min(_NUM_PROBLEMS, config.num_problems)
+    number = min(_NUM_PROBLEMS, config.rollout.num_problems)
+    rollouts = number * config.rollout.group_size
     server, client = dict(config.server or {}), dict(config.client)
     if "log" in server:
         server["log"] = str(run_dir / "server.log")
     if "log" in client:
         client["log"] = str(run_dir / "engine.log")
     return replace(
-        config, output_dir=str(run_dir), server=server, client=client, num_iterations=1, num_problems=number,
-        dynamic_sampling_rounds=0, minibatch_size=min(config.minibatch_size, number * config.group_size), eval_every=0,
-        warmup_steps=0, critic=config.critic and replace(config.critic, warmup_steps=0, num_warmup_iterations=0),
-        save_every=0, export_every=0, stop_after=0, patience=0, num_samples=0, tracking=_QUIET,
+        config, output_dir=str(run_dir), server=server, client=client, num_iterations=1, stop_after=0,
+        rollout=replace(config.rollout, num_problems=number, dynamic_sampling_rounds=0),
+        update=replace(config.update, minibatch_size=min(config.update.minibatch_size, rollouts), warmup_steps=0),
+        critic=config.critic and replace(config.critic, warmup_steps=0, num_warmup_iterations=0),
+        evaluation=replace(config.evaluation, every=0, patience=0),
+        checkpoints=replace(config.checkpoints, save_every=0, keep_best=0, export_every=0),
+        samples=replace(config.samples, num_problems=0), tracking=_QUIET,
     )  # fmt: skip
 
 
@@ -109,11 +113,14 @@ def rehearse_sampling(config: SampleConfig, tokenizer: Any) -> str:
 def rehearse_training(config: TrainConfig, tokenizer: Any, examples: list[Any]) -> str:
     """One optimizer step on the first batch, in memory."""
     with _folder() as folder:
-        small = replace(config, output_dir=str(folder), max_steps=1, eval_every=0, save_every=0, keep_best=0,
-                        eval_examples=None, resume="none", tracking=_QUIET, debug=False)  # fmt: skip
+        small = replace(
+            config, output_dir=str(folder), max_steps=1, eval_examples=None, tracking=_QUIET, debug=False,
+            evaluation=replace(config.evaluation, every=0),
+            checkpoints=replace(config.checkpoints, save_every=0, keep_best=0, resume="none"),
+        )  # fmt: skip
         torch.manual_seed(config.seed)
         loop, sizes = make_loop(small, tokenizer, examples, [])
         loop.run()
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     found = {name: value for row in rows for name, value in row.items()}
-    return f"{sizes}, one step of {config.batch_size} examples: loss {found['train/loss']:.4g}"
+    return f"{sizes}, one step of {config.update.batch_size} examples: loss {found['train/loss']:.4g}"

@@ -23,7 +23,7 @@ def one_by_one(model: Any, inputs: dict[str, Any]) -> list[dict[str, Any]]:
     if segments is not None:
         if check.choice_for(segments.longest) != "packed":
             raise BadAttention(f"packed rows for {type(network(model)).__name__}: {check.reason or 'too long a row'}: "
-                               "set layout=auto")  # fmt: skip
+                               "set update.layout=auto")  # fmt: skip
         return []
     ids, mask = inputs["input_ids"], inputs["attention_mask"]
     if check.choice_for(ids.shape[1]) != "alone" or len(ids) < 2:  # positions run through the padding too

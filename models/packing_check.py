@@ -300,5 +300,7 @@ def check_layout(model: Any, layout: str, longest: int) -> str:
     if layout == "padded" or (layout == "auto" and choice != "packed"):
         return "padded"
     if choice != "packed":
-        raise BadAttention(f"layout={layout} packs rows, and {name} cannot have that: {why}: set layout=auto")
+        raise BadAttention(
+            f"update.layout={layout} packs rows, and {name} cannot have that: {why}: set update.layout=auto"
+        )
     return "shared" if layout == "auto" else layout

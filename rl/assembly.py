@@ -58,10 +58,10 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, cl
     check_parts(config)
     params, task = build(config.params), build(config.task)
     estimator: AdvantageEstimator = build(config.advantage)
-    check_params(params, config.group_size, estimator.smallest_group)
+    check_params(params, config.rollout.group_size, estimator.smallest_group)
     model = build(config.model)
     trained = build(config.lora).wrap(model) if config.lora else model
-    engine = make_engine(config, trained, config.optimizer, config.learning_rate, config.max_grad_norm)
+    engine = make_engine(config, trained, config.optimizer, config.update.learning_rate, config.update.max_grad_norm)
     critic = make_critic(config)
     reference = make_reference(config, engine)
     reward = build(config.reward)
@@ -83,7 +83,7 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, cl
         reference,
         reward,
         estimator,
-        Sampler(client, task, tokenizer, config.concurrency, config.stall_seconds, check_server),
+        Sampler(client, task, tokenizer, config.engine.concurrency, config.engine.stall_seconds, check_server),
         params,
         WeightSync(
             engines_of(client, server),
@@ -237,8 +237,8 @@ def check_parts(config: RLConfig) -> None:
     check_combinations(config)
     check_engines(config)
     check_probes(config.probes)
-    if not 0 <= config.max_refused_share <= 1:
-        raise BadConfig(f"max_refused_share must be in [0, 1], got {config.max_refused_share:g}")
+    if not 0 <= config.rollout.max_refused_share <= 1:
+        raise BadConfig(f"rollout.max_refused_share must be in [0, 1], got {config.rollout.max_refused_share:g}")
 
 
 def check_vocabulary(policy: Any, size: int, name: str) -> None:
@@ -272,7 +272,7 @@ def make_critic(config: RLConfig) -> "Critic | None":
     rates = (settings.learning_rate, settings.max_grad_norm)
     engine = make_engine(config, build(settings.model), settings.optimizer, *rates)
     num_steps = config.num_iterations * steps_per_iteration(config)
-    return Critic(engine, settings, config.precision, config.micro_batch_size, num_steps)
+    return Critic(engine, settings, config.precision, config.update.micro_batch_size, num_steps)
 
 
 def make_reference(config: RLConfig, engine: Engine) -> Any | None:

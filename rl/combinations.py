@@ -7,6 +7,7 @@ Every check takes the config of a run, raises BadConfig in one line that names t
 import inspect
 import logging
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any
 
 from espalier.rewards.score import ScoreRange, StatesRange
@@ -34,26 +35,29 @@ def check_combinations(config: RLConfig) -> None:
 
 def check_numbers(config: RLConfig) -> None:
     """Counts that make no run, words that mean nothing, and settings that wait for something that never comes."""
-    for name in ("num_iterations", "num_problems", "group_size", "num_epochs", "minibatch_size", "micro_batch_size",
-                 "concurrency"):  # fmt: skip
-        _check(getattr(config, name) >= 1, f"{name} must be at least 1, got {getattr(config, name)}")
-    evaluates = config.eval_every > 0
-    _check(not evaluates or config.num_eval_problems >= 1,
-           f"num_eval_problems must be at least 1, got {config.num_eval_problems}, or set eval_every=0")  # fmt: skip
-    for name in ("patience", "keep_best"):
-        number = getattr(config, name)
-        _check(number <= 0 or evaluates, f"{name}={number} goes by evaluations, and eval_every={config.eval_every} "
-                                         f"makes none: set eval_every, or {name}=0")  # fmt: skip
+    for key in ("num_iterations", "rollout.num_problems", "rollout.group_size", "update.num_epochs",
+                "update.minibatch_size", "update.micro_batch_size", "engine.concurrency"):  # fmt: skip
+        number = attrgetter(key)(config)
+        _check(number >= 1, f"{key} must be at least 1, got {number}")
+    evaluates = config.evaluation.every > 0
+    _check(not evaluates or config.evaluation.num_problems >= 1,
+           f"evaluation.num_problems must be at least 1, got {config.evaluation.num_problems}, or set "
+           "evaluation.every=0")  # fmt: skip
+    for key in ("evaluation.patience", "checkpoints.keep_best"):
+        number = attrgetter(key)(config)
+        _check(number <= 0 or evaluates, f"{key}={number} goes by evaluations, and evaluation.every="
+               f"{config.evaluation.every} makes none: set evaluation.every, or {key}=0")  # fmt: skip
     _check(config.precision in ("bf16", "fp32"), f"precision must be bf16 or fp32, got '{config.precision}'")
     _check(
-        config.whitening in WHITENINGS, f"whitening must be one of {', '.join(WHITENINGS)}, got '{config.whitening}'"
+        config.update.whitening in WHITENINGS,
+        f"update.whitening must be one of {', '.join(WHITENINGS)}, got '{config.update.whitening}'",
     )
-    number = config.dynamic_sampling_rounds
-    _check(number >= 0, f"dynamic_sampling_rounds must be at least 0, got {number}")
+    rounds = config.rollout.dynamic_sampling_rounds
+    _check(rounds >= 0, f"rollout.dynamic_sampling_rounds must be at least 0, got {rounds}")
     _check(
-        number == 0 or config.group_size >= 2,
-        f"dynamic_sampling_rounds={number} replaces groups whose rewards agree, and those of group_size=1 always do: "
-        "set dynamic_sampling_rounds=0",
+        rounds == 0 or config.rollout.group_size >= 2,
+        f"rollout.dynamic_sampling_rounds={rounds} replaces groups whose rewards agree, and those of "
+        "rollout.group_size=1 always do: set rollout.dynamic_sampling_rounds=0",
     )
 
 
@@ -63,9 +67,9 @@ def check_schedules(config: RLConfig) -> None:
     _check(0 <= warmup < config.num_iterations, f"critic.num_warmup_iterations={warmup} of num_iterations="
            f"{config.num_iterations} leaves the policy untrained: set it below num_iterations")  # fmt: skip
     steps = (config.num_iterations - warmup) * steps_per_iteration(config)
-    if config.warmup_steps > steps:
-        log.warning("warmup_steps=%d outlasts the run of %d steps: learning_rate is never reached", config.warmup_steps,
-                    steps)  # fmt: skip
+    if config.update.warmup_steps > steps:
+        log.warning("update.warmup_steps=%d outlasts the run of %d steps: update.learning_rate is never reached",
+                    config.update.warmup_steps, steps)  # fmt: skip
 
 
 def check_estimator(config: RLConfig) -> None:
@@ -83,11 +87,12 @@ def check_estimator(config: RLConfig) -> None:
     _check(kind.reads_token_rewards or not in_reward,
            f"{name} does not see a KL penalty in the reward: set kl.place=loss")  # fmt: skip
     masks = settings.get("masks_other_tokens")
-    _check(not masks or config.whitening != "standard", "whitening=standard shifts the advantages of 0 that "
-           "advantage.masks_other_tokens gives: set whitening=scale or none")  # fmt: skip
-    _check(settings.get("completes_agreeing_groups") is not False or config.group_size >= 2,
-           "advantage.completes_agreeing_groups=false leaves groups out whose rewards agree, and those of group_size=1 "
-           "always do: set it to true")  # fmt: skip
+    _check(not masks or config.update.whitening != "standard",
+           "update.whitening=standard shifts the advantages of 0 that "
+           "advantage.masks_other_tokens gives: set update.whitening=scale or none")  # fmt: skip
+    _check(settings.get("completes_agreeing_groups") is not False or config.rollout.group_size >= 2,
+           "advantage.completes_agreeing_groups=false leaves groups out whose rewards agree, and those of "
+           "rollout.group_size=1 always do: set it to true")  # fmt: skip
 
 
 def check_step_rewards(config: RLConfig) -> None:

@@ -47,13 +47,13 @@ class GreedyEvaluation:
     def __call__(self, version: int) -> dict[str, float]:
         """Return the metrics of the policy of `version`; on every rank. Raises BadInput where the server refuses too
         many problems."""
-        dev = self.problems[: self.config.num_eval_problems]
+        dev = self.problems[: self.config.evaluation.num_problems]
         greedy = replace(self.source.params, n=1, temperature=0.0)
         with self.clock.phase("evaluate"):
             name, sampler = f"dev-{version}", self.source.sampler
             groups, refused = from_main_rank(lambda: self.loop.run(sampler.draw(dev, greedy, name, version)))
         values = self.clock.take("evaluate")
-        check_refused(refused, len(dev), self.config.max_refused_share)
+        check_refused(refused, len(dev), self.config.rollout.max_refused_share)
         described = describe_rollouts(groups)
         accuracy = described["rollout/accuracy"]
         log.info("iteration %d: greedy accuracy %.3f on %d dev problems", version, accuracy, len(groups))
@@ -66,7 +66,7 @@ class GreedyEvaluation:
 
     def is_patience_over(self, done: int) -> bool:
         """Say whether the evaluations so far end the training after `done` iterations."""
-        patience = self.config.patience
+        patience = self.config.evaluation.patience
         is_over = patience > 0 and evaluations_since_best(self.accuracies) >= patience
         if is_over:
             log.info("stopping after iteration %d: no better accuracy in %d evaluations", done, patience)

@@ -27,7 +27,7 @@ def token_weights(mask: torch.Tensor, normaliser: str, max_tokens: int) -> tuple
         return weights / mask.sum(-1, keepdim=True).clamp(min=1), float(len(mask))
     if normaliser == "constant":
         return weights, float(len(mask) * max_tokens)
-    raise ValueError(f"loss_aggregation must be one of {', '.join(NORMALISERS)}, got '{normaliser}'")
+    raise ValueError(f"update.loss_aggregation must be one of {', '.join(NORMALISERS)}, got '{normaliser}'")
 
 
 def clipped_surrogate(

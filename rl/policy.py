@@ -78,7 +78,7 @@ class Policy:
     def __post_init__(self) -> None:
         self.engine: Engine = self.loss.engine
         self.config: RLConfig = self.loss.config
-        check_schedule(self.config.schedule)
+        check_schedule(self.config.update.schedule)
 
     @cached_property
     def _scalings(self) -> dict[str, float]:
@@ -96,9 +96,9 @@ class Policy:
     def makes_one_pass(self, num_rollouts: int) -> bool:
         """Say whether the only step on all rollouts needs nothing of them that an earlier pass would give."""
         config = self.config
-        is_one_step = config.num_epochs == 1 and config.minibatch_size >= num_rollouts
+        is_one_step = config.update.num_epochs == 1 and config.update.minibatch_size >= num_rollouts
         has_penalty = self.loss.reference is not None or config.kl.coefficient != 0
-        return is_one_step and self.may_wait and not has_penalty and config.entropy_bonus == 0
+        return is_one_step and self.may_wait and not has_penalty and config.update.entropy_bonus == 0
 
     def score(self, experience: Experience, scorer: RowScorer) -> Experience:
         """Return the experience with the log-probs of the reference, and the KL penalty in its rewards where that is
@@ -138,7 +138,9 @@ class Policy:
         if number < first:
             return {}
         total = config.num_iterations * planned - first
-        rate = learning_rate(number - first, config.learning_rate, config.warmup_steps, config.schedule, total)
+        rate = learning_rate(
+            number - first, config.update.learning_rate, config.update.warmup_steps, config.update.schedule, total
+        )
         ratios, num_passes = self._backward(experience, rows, sums)
         if self.watch is not None and not self.watch.is_compared:
             with self.metrics.clock.phase("probes"):
@@ -146,14 +148,14 @@ class Policy:
         if not self._is_guarded(ratios, sums):
             norm = self.engine.step(rate) if num_passes else 0.0  # no rank has anything to learn from
             if not math.isfinite(norm):
-                raise NotFinite(f"the gradient norm is {norm}: try a lower learning_rate")
+                raise NotFinite(f"the gradient norm is {norm}: try a lower update.learning_rate")
             sums.add({"grad_norm": (norm, 1)})
         return {"learning_rate": rate}
 
     def _backward(self, experience: Experience, rows: torch.Tensor, sums: UpdateSums) -> tuple[list[float], int]:
         """The gradients of `rows` [R]; ([sum, number] of their tokens' ratios on this rank, passes of every rank)."""
         config, mask, old = self.config, experience.response_mask, experience.old
-        weights, divisor = token_weights(mask[rows], config.loss_aggregation, self.max_tokens)
+        weights, divisor = token_weights(mask[rows], config.update.loss_aggregation, self.max_tokens)
         every_weight = torch.zeros(mask.shape).index_copy(0, rows, weights)
         self._name_metrics(experience, own_rows(rows), sums)
         learnt = self.rows_with_gradient(experience, rows)
@@ -164,7 +166,9 @@ class Policy:
         self.engine.model.train()
         ratios = [0.0, 0.0]
         is_packed = packs_rows(self.engine.model) and self.loss.penalty_kind(experience) != "full"
-        cuts = list(micro_batches(experience.attention_mask, own_rows(learnt), config.micro_batch_size, is_packed))
+        cuts = list(
+            micro_batches(experience.attention_mask, own_rows(learnt), config.update.micro_batch_size, is_packed)
+        )
         num_passes = most_passes(len(cuts))
         self.engine.start_step(num_passes)
         for cut, length in cuts:
@@ -182,15 +186,15 @@ class Policy:
     def _name_metrics(self, experience: Experience, counted: torch.Tensor, sums: UpdateSums) -> None:
         """Every rank names the same metrics; what the rows `counted` [R] of this one count for."""
         mask = experience.response_mask[counted]
-        share = token_weights(mask, self.config.loss_aggregation, self.max_tokens)[1]
+        share = token_weights(mask, self.config.update.loss_aggregation, self.max_tokens)[1]
         sums.add({"surrogate_loss": (0.0, share), "clip_share": (0.0, int(mask.sum()))})
-        if self.config.entropy_bonus:
+        if self.config.update.entropy_bonus:
             sums.add({"entropy_bonus": (0.0, share)})
         sums.add(dict.fromkeys(self.loss.names(experience), (0.0, 0.0)))
 
     def _is_guarded(self, ratios: list[float], sums: UpdateSums) -> bool:
         """Whether this minibatch is left out because the policy has run away from the one that made it."""
-        limit = self.config.max_mean_ratio
+        limit = self.config.update.max_mean_ratio
         if limit <= 0:
             return False
         total, tokens = sum_over_ranks(ratios)

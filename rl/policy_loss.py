@@ -36,16 +36,19 @@ class PolicyLoss:
 
     def __post_init__(self) -> None:
         config = self.config
-        if config.loss_aggregation not in NORMALISERS:
-            raise BadInput(f"loss_aggregation must be one of {', '.join(NORMALISERS)}, got '{config.loss_aggregation}'")
-        if config.tis_cap and config.tis_cap < 1:
-            raise BadInput(f"tis_cap must be at least 1 (0: none), got {config.tis_cap:g}")
-        if config.dual_clip and config.dual_clip <= 1:
-            raise BadInput(f"dual_clip must be above 1 (0: none), got {config.dual_clip:g}")
+        if config.update.loss_aggregation not in NORMALISERS:
+            raise BadInput(
+                f"update.loss_aggregation must be one of {', '.join(NORMALISERS)}, got "
+                f"'{config.update.loss_aggregation}'"
+            )
+        if config.update.tis_cap and config.update.tis_cap < 1:
+            raise BadInput(f"update.tis_cap must be at least 1 (0: none), got {config.update.tis_cap:g}")
+        if config.update.dual_clip and config.update.dual_clip <= 1:
+            raise BadInput(f"update.dual_clip must be above 1 (0: none), got {config.update.dual_clip:g}")
 
     def has_more_than_surrogate(self, experience: Experience) -> bool:
         """Say whether a rollout without advantages can have a gradient all the same."""
-        return self.penalty_kind(experience) != "" or self.config.entropy_bonus != 0
+        return self.penalty_kind(experience) != "" or self.config.update.entropy_bonus != 0
 
     def penalty_kind(self, experience: Experience) -> str:
         """Name the kind of the KL penalty in the loss; "" where there is none."""
@@ -55,7 +58,7 @@ class PolicyLoss:
     def names(self, experience: Experience) -> list[str]:
         """List the metrics that a rank without rows must name too."""
         names = ["kl_old", "approximate_kl", "ratio"]
-        if self.config.tis_cap > 0:
+        if self.config.update.tis_cap > 0:
             names += ["importance_weight", "importance_capped"]
         return [*names, "kl_reference"] if self.penalty_kind(experience) else names
 
@@ -90,14 +93,14 @@ class PolicyLoss:
             old = logprobs.detach()
             scored[:, cut, :length] = torch.stack((old, entropies.detach())).float().cpu()
         advantages, surrogate_weights = take(experience.advantages), weights
-        if config.tis_cap > 0:
-            truncated = importance_weights(old, take(experience.rollout_logprobs), config.tis_cap)
+        if config.update.tis_cap > 0:
+            truncated = importance_weights(old, take(experience.rollout_logprobs), config.update.tis_cap)
             surrogate_weights = weights * truncated
             chosen = truncated[mask]
             sums.add({"importance_weight": (float(chosen.sum()), len(chosen))})
-            sums.add({"importance_capped": (float((chosen >= config.tis_cap).sum()), len(chosen))})
-        clip = (mask, config.clip_low, config.clip_high)
-        total, _ = clipped_surrogate(logprobs, old, advantages, *clip, config.dual_clip, surrogate_weights)
+            sums.add({"importance_capped": (float((chosen >= config.update.tis_cap).sum()), len(chosen))})
+        clip = (mask, config.update.clip_low, config.update.clip_high)
+        total, _ = clipped_surrogate(logprobs, old, advantages, *clip, config.update.dual_clip, surrogate_weights)
         terms = self._count(logprobs.detach(), old, advantages, clip, total, sums, ratios)
         sums.rises[cut, :length] += (terms * (logprobs.detach() > old)).double().cpu()
         if kind:
@@ -106,8 +109,8 @@ class PolicyLoss:
                 terms = terms.clamp(-config.kl.max_token, config.kl.max_token)
             sums.add({"kl_reference": (float(terms.detach()[mask].sum()), int(mask.sum()))})
             total = total + self.kl.coefficient * (terms[mask] * weights[mask]).sum()
-        if config.entropy_bonus:
-            bonus = config.entropy_bonus * (entropies[mask] * weights[mask]).sum()
+        if config.update.entropy_bonus:
+            bonus = config.update.entropy_bonus * (entropies[mask] * weights[mask]).sum()
             sums.add({"entropy_bonus": (float(bonus.detach()), 0)})
             total = total - bonus
         return total

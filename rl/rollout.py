@@ -48,10 +48,11 @@ def check_params(params: SamplingParams, group_size: int, smallest_group: int = 
     `smallest_group` is 2 where a rollout is compared with others of its group, else 1.
     """
     for is_good, need in (
-        (params.n == group_size, f"params.n must be group_size ({group_size}), got {params.n}"),
+        (params.n == group_size, f"params.n must be rollout.group_size ({group_size}), got {params.n}"),
         (
             group_size >= smallest_group,
-            f"group_size must be at least {smallest_group}, got {group_size}: a rollout needs others to compare",
+            f"rollout.group_size must be at least {smallest_group}, got {group_size}: a rollout needs others to "
+            "compare",
         ),
         (params.return_logprobs, "params.return_logprobs must be true"),
         (params.temperature > 0, "params.temperature must be above 0: a greedy policy explores nothing"),
@@ -74,7 +75,7 @@ def draw_problems(
     """
     if not 1 <= count <= len(problems):
         had = "what the task has and the window takes"
-        raise BadInput(f"num_problems must be 1 to {len(problems)} ({had}), got {count}")
+        raise BadInput(f"rollout.num_problems must be 1 to {len(problems)} ({had}), got {count}")
     drawn = random.Random(f"{seed}/{iteration}").sample(list(problems), count)
     used = {problem.id for problem in drawn}
     for number in range(1, round_number + 1):
@@ -101,7 +102,9 @@ def check_refused(refused: Sequence[Refusal], num_asked: int, max_share: float) 
     message = f"{len(refused)} of {num_asked} problems are refused by the server: {ids} ({refused[0].reason})"
     limit = max(max_share * num_asked, 1.0) if max_share > 0 else 0.0
     if len(refused) == num_asked or len(refused) > limit:
-        raise BadInput(f"{message}: leave them out of the task's file, or raise max_refused_share ({max_share:g})")
+        raise BadInput(
+            f"{message}: leave them out of the task's file, or raise rollout.max_refused_share ({max_share:g})"
+        )
     log.warning("%s; they are left out", message)
 
 

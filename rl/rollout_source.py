@@ -81,7 +81,7 @@ class SampledGroups:
     metrics: IterationMetrics
 
     def __post_init__(self) -> None:
-        draw_problems(self.problems, self.config.num_problems, 0, 0)
+        draw_problems(self.problems, self.config.rollout.num_problems, 0, 0)
 
     def __call__(self, iteration: int) -> list[RolloutGroup]:
         """Rank 0 draws and scores, however long that takes."""
@@ -94,24 +94,24 @@ class SampledGroups:
         config, clock = self.config, self.metrics.clock
         groups: list[RolloutGroup] = []
         refused: list[Refusal] = []
-        for round_number in range(config.dynamic_sampling_rounds + 1):
-            chosen = draw_problems(self.problems, config.num_problems, config.seed, iteration, round_number)
+        for round_number in range(config.rollout.dynamic_sampling_rounds + 1):
+            chosen = draw_problems(self.problems, config.rollout.num_problems, config.seed, iteration, round_number)
             name = f"rl-{iteration}" if round_number == 0 else f"rl-{iteration}-{round_number}"
             with clock.phase("rollout"):
                 drawn, more = self.loop.run(self._rollout(chosen, name, iteration))
             refused += more
-            check_refused(refused, len(groups) + len(drawn) + len(refused), config.max_refused_share)
+            check_refused(refused, len(groups) + len(drawn) + len(refused), config.rollout.max_refused_share)
             with clock.phase("reward"):
                 groups += score(drawn, self.reward)
-            if sum(not agrees(group) for group in groups) >= config.num_problems or not chosen:
+            if sum(not agrees(group) for group in groups) >= config.rollout.num_problems or not chosen:
                 break
         measured = describe_rewards(groups) | self.delivery.take_proof()
         measured["rollout/num_groups"] = float(len(groups))
         measured["rollout/refused"] = float(len(refused))
         lengths = [len(rollout.trajectory.response_ids) for group in groups for rollout in group.rollouts]
         measured["rollout/drawn_tokens"] = float(sum(lengths))
-        if config.dynamic_sampling_rounds > 0:
-            groups = sorted(groups, key=agrees)[: config.num_problems]  # stable: the order of drawing stays
+        if config.rollout.dynamic_sampling_rounds > 0:
+            groups = sorted(groups, key=agrees)[: config.rollout.num_problems]  # stable: the order of drawing stays
         measured["rollout/trained_zero_variance"] = sum(agrees(group) for group in groups) / len(groups)
         return groups, measured
 

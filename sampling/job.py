@@ -44,7 +44,7 @@ log = logging.getLogger("sample")
 SERVER_VARIABLE = "ESPALIER_SERVER"
 
 # What may differ between two runs of one file: where and how fast it is asked, not what is asked.
-HOW = ("client", "server", "concurrency", "stall_seconds", "max_failed_share", "tracking")
+HOW = ("client", "server", "engine", "max_failed_share", "tracking")
 
 
 def within_limit(num_failed: int, num_requests: int, max_failed_share: float) -> bool:
@@ -189,8 +189,8 @@ def _sample(
             params,
             make_records,
             Path(config.output),
-            concurrency=config.concurrency,
-            stall_seconds=config.stall_seconds,
+            concurrency=config.engine.concurrency,
+            stall_seconds=config.engine.stall_seconds,
             on_progress=_live_line(progress, params.n, client),
             check_server=check_server,
         )

@@ -82,7 +82,7 @@ for ((round = 0; round < num_rounds; round++)); do
     stage.run_dir="$run" stage.round="$round" stage.file=examples.jsonl stage.kind="$kind" \
     stage.share="$policy_replay" seed="$round_seed"
   stage train_policy "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$out/train" model.path="$start" \
-    seed="$round_seed" examples.path="$out/replayed.jsonl" examples.max_length="$max_length" keep_checkpoints=1000 \
+    seed="$round_seed" examples.path="$out/replayed.jsonl" examples.max_length="$max_length" checkpoints.keep=1000 \
     "${chosen_objective[@]}"
   stage export_checkpoints "$python" run_stage.py -cn export_checkpoints output="$out/candidates" \
     stage.run_dir="$out/train" stage.which="$candidates"

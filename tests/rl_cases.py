@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from root_config import root_config
 from safetensors.torch import load_file
 
 from benchmarks.repeatable_server import RepeatableServer
@@ -176,14 +177,14 @@ def make_trainer(
 ) -> Trainer:
     """Six iterations by a sampler whose answers are a function of the request's id."""
     settings: dict[str, Any] = {
-        "output_dir": str(run_dir), "seed": 5, "precision": "fp32", "num_iterations": 6, "num_problems": 6,
+        "output_dir": str(run_dir), "seed": 5, "precision": "fp32", "num_iterations": 6, "rollout_num_problems": 6,
         "group_size": 4, "num_epochs": 2, "minibatch_size": 10, "micro_batch_size": 4, "learning_rate": 1e-3,
-        "warmup_steps": 7, "eval_every": 2, "num_eval_problems": 10, "save_every": 2,
+        "warmup_steps": 7, "evaluation_every": 2, "evaluation_num_problems": 10, "save_every": 2,
         "optimizer": {"_target_": "torch.optim.AdamW"},
         "probes": ProbesConfig(on_fault="warn"),  # this sampler's log-probs are no policy's
     }  # fmt: skip
-    config = RLConfig(**{**settings, **changes})
-    rates = (config.learning_rate, config.max_grad_norm)
+    config = root_config(RLConfig, **{**settings, **changes})
+    rates = (config.update.learning_rate, config.update.max_grad_norm)
     engine = make_engine(config, make_policy(tiny_policy, config), config.optimizer, *rates)
     critic = None
     if config.critic is not None:
@@ -191,7 +192,7 @@ def make_trainer(
         network = load_critic(str(tiny_policy), "policy", "eager")
         fitted = make_engine(config, network, config.optimizer, *rates)
         num_steps = config.num_iterations * steps_per_iteration(config)
-        critic = Critic(fitted, config.critic, "fp32", config.micro_batch_size, num_steps)
+        critic = Critic(fitted, config.critic, "fp32", config.update.micro_batch_size, num_steps)
     reference: Any = load_reference(str(tiny_policy), "eager") if config.kl.coefficient > 0 else None
     if reference is not None and config.lora:
         reference = PolicyWithoutAdapters(engine.model)

@@ -39,7 +39,8 @@ def main() -> None:
             kind |= {"critic": CriticConfig(learning_rate=1e-3), "kl": KLConfig(coefficient=0.05, kind="k3")}
         trainer = make_trainer(
             policy, task, tokenizer, run_dir, "", whitening="none" if is_one_pass else "standard", **kind,
-            loss_aggregation="sequence", num_iterations=3, num_problems=3, num_epochs=1, eval_every=0, save_every=1,
+            loss_aggregation="sequence", num_iterations=3, rollout_num_problems=3, num_epochs=1, evaluation_every=0,
+            save_every=1,
             warmup_steps=1, max_mean_ratio=1.01, optimizer=given.optimizer, deepspeed=given.deepspeed,
             lora=given.lora, ema=given.ema,
         )  # fmt: skip

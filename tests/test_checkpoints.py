@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from root_config import root_config
 from safetensors.torch import load_file
 
 from benchmarks.forked import exit_code, start
@@ -67,18 +68,18 @@ def make_loop(policy: Path, run_dir: Path, **changes: Any) -> Loop:
     settings: dict[str, Any] = {
         "output_dir": "", "model": {}, "objective": {}, "examples": {}, "optimizer": {},
         "precision": "fp32", "batch_size": 8, "micro_batch_size": 4, "max_steps": 6, "learning_rate": 1e-2,
-        "warmup_steps": 2, "log_every": 1, "save_every": 1, "keep_checkpoints": 3,
+        "warmup_steps": 2, "log_every": 1, "save_every": 1, "checkpoints_keep": 3,
     }  # fmt: skip
-    config = TrainConfig(**{**settings, **changes})
+    config = root_config(TrainConfig, **{**settings, **changes})
     torch.manual_seed(0)
     model = load_policy(str(policy))
     for layer in model.model.layers:
         layer.self_attn.attention_dropout = 0.2
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95))
-    engine = TorchEngine(model, optimizer, torch.device("cpu"), config.max_grad_norm)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.update.learning_rate, betas=(0.9, 0.95))
+    engine = TorchEngine(model, optimizer, torch.device("cpu"), config.update.max_grad_norm)
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    loaders = [Loader(rows, 8, config.micro_batch_size, 0, rank, ranks) for rows in (EXAMPLES, EXAMPLES[:10])]
-    held_out = loaders[1] if config.eval_every else None
+    loaders = [Loader(rows, 8, config.update.micro_batch_size, 0, rank, ranks) for rows in (EXAMPLES, EXAMPLES[:10])]
+    held_out = loaders[1] if config.evaluation.every else None
     run_dir.mkdir(exist_ok=True)
     return Loop(config, engine, Watched(), loaders[0], held_out, Layout(), run_dir)
 
@@ -104,7 +105,7 @@ def log_rows(run_dir: Path) -> list[dict[str, float]]:
 def straight(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[torch.Tensor], Path]:
     """What an uninterrupted run ends with, and its directory; it evaluates every second step."""
     run_dir = tmp_path_factory.mktemp("straight") / "run"
-    loop = make_loop(tiny_policy, run_dir, eval_every=2)
+    loop = make_loop(tiny_policy, run_dir, evaluation_every=2)
     loop.run()
     return final(loop), run_dir
 
@@ -122,7 +123,7 @@ def test_killed_at_random_moments_a_run_ends_with_the_same_bits(
     run_dir, rng = tmp_path / "run", random.Random(0)
 
     def train() -> None:
-        make_loop(tiny_policy, run_dir, eval_every=2).run()
+        make_loop(tiny_policy, run_dir, evaluation_every=2).run()
 
     kills = 0
     while kills < 6:
@@ -136,7 +137,7 @@ def test_killed_at_random_moments_a_run_ends_with_the_same_bits(
             continue
         kills += 1
         assert all(find_damage(folder) == "" for folder in checkpoints(run_dir))
-    last = make_loop(tiny_policy, run_dir, eval_every=2)
+    last = make_loop(tiny_policy, run_dir, evaluation_every=2)
     last.run()
     assert_same(final(last), straight[0])
     assert log_rows(run_dir) == log_rows(straight[1])
@@ -254,7 +255,7 @@ def test_a_run_goes_on_from_an_older_checkpoint_to_the_same_bits(
     run_dir = tmp_path / "run"
     shutil.copytree(straight[1], run_dir)
     attack("flipped bit", checkpoints(run_dir)[-1] / "weights.safetensors")
-    loop = make_loop(tiny_policy, run_dir, eval_every=2, keep_checkpoints=1)
+    loop = make_loop(tiny_policy, run_dir, evaluation_every=2, checkpoints_keep=1)
     loop.run()
     assert_same(final(loop), straight[0])
     assert log_rows(run_dir) == log_rows(straight[1])
@@ -269,7 +270,7 @@ def test_the_step_asked_for_is_the_step_gone_on_from(
 ) -> None:
     run_dir = tmp_path / "run"
     shutil.copytree(straight[1], run_dir)
-    loop = make_loop(tiny_policy, run_dir, eval_every=2, resume=wanted)
+    loop = make_loop(tiny_policy, run_dir, evaluation_every=2, resume=wanted)
     done, train_step = [], loop.train_step
     loop.train_step = lambda step: (done.append(step), train_step(step))[1]  # type: ignore[method-assign]
     loop.run()
@@ -280,7 +281,7 @@ def test_the_step_asked_for_is_the_step_gone_on_from(
 def test_nothing_to_load_is_an_error_where_something_was_asked_for(tmp_path: Path, straight: Any) -> None:
     assert select(tmp_path, "auto") is None
     for wanted, text in [
-        ("latest", "has no whole checkpoint: resume=none begins again"),
+        ("latest", "has no whole checkpoint: checkpoints.resume=none begins again"),
         ("best", "has no whole checkpoint with a metric"),
         ("step-40", "has no checkpoint step-40: there are none"),
         ("newest", "resume must be auto, latest, best, none or step-N, got 'newest'"),
@@ -317,8 +318,8 @@ def test_the_newest_and_the_best_are_kept(tiny_policy: Path, tmp_path: Path) -> 
 
 def test_an_evaluation_that_is_among_the_best_is_saved(tiny_policy: Path, tmp_path: Path) -> None:
     scores = iter([0.1, 0.7, 0.3, 0.5, 0.2, 0.9])
-    loop = make_loop(tiny_policy, tmp_path, eval_every=1, save_every=0, keep_best=2, best_metric="eval/accuracy",
-                     best_is="highest", keep_checkpoints=1)  # fmt: skip
+    loop = make_loop(tiny_policy, tmp_path, evaluation_every=1, save_every=0, keep_best=2, best_metric="eval/accuracy",
+                     best_is="highest", checkpoints_keep=1)  # fmt: skip
     loop.evaluate = lambda loader: {"accuracy": next(scores)}  # type: ignore[method-assign]
     loop.run()
     kept = {path.name[-1]: json.loads((path / "state.json").read_text())["metrics"] for path in checkpoints(tmp_path)}
@@ -328,10 +329,12 @@ def test_an_evaluation_that_is_among_the_best_is_saved(tiny_policy: Path, tmp_pa
 def test_a_rule_for_the_best_that_cannot_work_is_refused(tiny_policy: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="best_is must be lowest or highest, got 'least'"):
         make_loop(tiny_policy, tmp_path, best_is="least")
-    with pytest.raises(BadInput, match="keep_best=1 needs evaluations: set eval_examples and eval_every"):
+    with pytest.raises(
+        BadInput, match=r"checkpoints.keep_best=1 needs evaluations: set eval_examples and evaluation\.every"
+    ):
         make_loop(tiny_policy, tmp_path, keep_best=1)
     with pytest.raises(BadInput, match="best_metric eval/accuracy is none of eval/"):
-        make_loop(tiny_policy, tmp_path, keep_best=1, eval_every=1, best_metric="eval/accuracy").run()
+        make_loop(tiny_policy, tmp_path, keep_best=1, evaluation_every=1, best_metric="eval/accuracy").run()
 
 
 # A step has 2 losses; the evaluation after steps 2, 4 and 6 has 3.
@@ -349,7 +352,7 @@ def test_a_signal_saves_at_the_steps_end_and_the_run_goes_on_to_the_same_bits(
     call: int, number: int, code: int, step: int, is_due: bool, tiny_policy: Path, tmp_path: Path, straight: Any
 ) -> None:
     run_dir = tmp_path / "run"
-    loop = make_loop(tiny_policy, run_dir, eval_every=2, save_every=0)
+    loop = make_loop(tiny_policy, run_dir, evaluation_every=2, save_every=0)
     assert isinstance(loop.objective, Watched)
     loop.objective.before = lambda found: os.kill(os.getpid(), number) if found == call else None
     old = signal.getsignal(number)
@@ -359,7 +362,7 @@ def test_a_signal_saves_at_the_steps_end_and_the_run_goes_on_to_the_same_bits(
     assert signal.getsignal(number) is old
     assert [path.name for path in checkpoints(run_dir)] == [f"step-{step:08d}"]
     assert checkpoint.read_state(checkpoints(run_dir)[0]).is_evaluation_due is is_due
-    again = make_loop(tiny_policy, run_dir, eval_every=2, save_every=0)
+    again = make_loop(tiny_policy, run_dir, evaluation_every=2, save_every=0)
     again.run()
     assert_same(final(again), straight[0])
     assert log_rows(run_dir) == log_rows(straight[1])
@@ -437,7 +440,7 @@ def test_skipped_steps_are_counted_over_a_resume_and_capped(tiny_policy: Path, t
 def test_a_choice_that_does_not_exist_is_refused(tiny_policy: Path, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="on_nonfinite must be stop or skip, got 'ignore'"):
         make_loop(tiny_policy, tmp_path, on_nonfinite="ignore")
-    with pytest.raises(BadInput, match="on_nonfinite=skip cannot be had with DeepSpeed"):
+    with pytest.raises(BadInput, match=r"update\.on_nonfinite=skip cannot be had with DeepSpeed"):
         make_loop(tiny_policy, tmp_path, on_nonfinite="skip", deepspeed={"zero_optimization": {"stage": 2}})
 
 

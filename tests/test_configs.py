@@ -133,8 +133,8 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_a_config_of_ones_own_folder_stands_on_ours(tmp_path: Path) -> None:
-    config = compose_config(write(tmp_path, "learning_rate: 0.5\n"), "mine")
-    assert config.learning_rate == 0.5
+    config = compose_config(write(tmp_path, "update:\n  learning_rate: 0.5\n"), "mine")
+    assert config["update"].learning_rate == 0.5
     assert {"model", "objective", "examples", "optimizer"} <= set(bind_components(config))
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from root_config import root_config
 
 from espalier.data.batches.loader import Loader
 from espalier.data.batches.packing import Layout
@@ -179,7 +180,8 @@ def test_the_loss_is_the_weighted_mean_of_the_reads(tmp_path: Path, tiny_policy:
 def trained(examples: list[Any], policy: Path, run_dir: Path) -> dict[str, torch.Tensor]:
     """The weights after three steps."""
     torch.manual_seed(0)
-    config = TrainConfig(output_dir="", model={}, objective={}, examples={}, optimizer={}, precision="fp32",
+    config = root_config(TrainConfig, output_dir="", model={}, objective={}, examples={}, optimizer={},
+                         precision="fp32",
                          batch_size=4, micro_batch_size=2, max_steps=3, learning_rate=1e-2)  # fmt: skip
     model = load_process_reward(str(policy), 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)

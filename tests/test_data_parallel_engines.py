@@ -333,8 +333,8 @@ def test_a_run_with_engines_of_its_own_follows_the_policy(tiny_policy: Path, tmp
         [
             *(sys.executable, "main.py", "-cn", "exp/ppo/grpo_word_arithmetic"),
             *("client=data_parallel_engines_partial_block_cache", "server=none", f"model.path={tiny_policy}"),
-            *(f"output_dir={run_dir}", "num_iterations=2", "num_problems=8", "minibatch_size=64"),
-            *("params.max_tokens=16", "eval_every=2", "num_eval_problems=8"),
+            *(f"output_dir={run_dir}", "num_iterations=2", "rollout.num_problems=8", "update.minibatch_size=64"),
+            *("params.max_tokens=16", "evaluation.every=2", "evaluation.num_problems=8"),
         ],
         capture_output=True, text=True, timeout=280, cwd=ROOT, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

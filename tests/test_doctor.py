@@ -188,7 +188,7 @@ def test_a_training_step_is_rehearsed_and_nothing_is_left(tiny_policy: Path, tmp
     name, words = WORDS[TrainConfig]
     (tmp_path / "d.jsonl").write_text('{"id": "d", "prompt": "Mia has 2 pens.\\n", "completion": "#### 2"}\n')
     words = [word.format(policy=tiny_policy, folder=tmp_path) for word in words]
-    config = compose_config(TrainConfig, name, [*words, "batch_size=2", "micro_batch_size=2"])
+    config = compose_config(TrainConfig, name, [*words, "update.batch_size=2", "update.micro_batch_size=2"])
     *_, packing, step = examine(checks_of(config))
     assert (packing.status, step.status) == ("ok", "ok"), (packing, step)
     assert "one step of 2 examples: loss " in step.text

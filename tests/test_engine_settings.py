@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from root_config import root_config
 
 from espalier.runtime.schemas import TrainConfig
 from espalier.training.assembly import data_ranks, make_engine
@@ -13,7 +14,7 @@ from espalier.training.deepspeed_engine import BadSettings, full_weights, tensor
 
 def config(**settings: Any) -> TrainConfig:
     fixed: dict[str, Any] = {"output_dir": "", "model": {}, "objective": {}, "examples": {}}
-    return TrainConfig(**{**fixed, "optimizer": {"_target_": "torch.optim.AdamW"}, **settings})
+    return root_config(TrainConfig, **{**fixed, "optimizer": {"_target_": "torch.optim.AdamW"}, **settings})
 
 
 def zero(stage: int, size: int = 1) -> dict[str, Any]:

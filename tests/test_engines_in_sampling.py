@@ -228,7 +228,8 @@ def test_engines_that_do_not_start_end_the_run_with_the_command_that_goes_on(
 def test_a_sampling_run_outlives_a_real_engine(tiny_policy: Path, tmp_path: Path) -> None:
     output = tmp_path / "t.jsonl"
     command = [sys.executable, "service_api_caller_v1.py", f"policy={tiny_policy}", f"output={output}", "server=none",
-               "client=data_parallel_engines_partial_block_cache", "concurrency=4", "params.n=4", "requests.limit=300",
+               "client=data_parallel_engines_partial_block_cache", "engine.concurrency=4", "params.n=4",
+               "requests.limit=300",
                "client.max_model_len=256", "params.is_seeded=true",
                "client.options.max_num_batched_tokens=65536"]  # fmt: skip
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT,

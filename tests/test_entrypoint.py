@@ -17,7 +17,7 @@ import torch
 from espalier.data.batches.loader import Loader
 from espalier.data.records import BadInput
 from espalier.runtime.entrypoint import CONF, ROOT, BadConfig, _normalise_argv, build, entrypoint
-from espalier.runtime.renamed import RENAMED
+from espalier.runtime.renamed import RENAMED, new_name
 from espalier.runtime.schemas import RLConfig, SampleConfig, StageConfig, TrainConfig
 
 GIVEN = ["output_dir=out", "model.path=m", "examples.path=e"]
@@ -58,9 +58,9 @@ def error_line(capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_a_config_arrives_typed_with_its_overrides(start: Any) -> None:
     seen: list[TrainConfig] = []
-    assert start(*GIVEN, "learning_rate=0.5", "tracking.tensorboard=true", main=seen.append) == 0
+    assert start(*GIVEN, "update.learning_rate=0.5", "tracking.tensorboard=true", main=seen.append) == 0
     assert isinstance(seen[0], TrainConfig)
-    assert (seen[0].learning_rate, seen[0].output_dir) == (0.5, "out")
+    assert (seen[0].update.learning_rate, seen[0].output_dir) == (0.5, "out")
     assert seen[0].tracking.tensorboard is True
 
 
@@ -71,11 +71,14 @@ def test_the_return_value_is_the_exit_code(start: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["learningrate=1"], "there is no key 'learningrate': did you mean 'learning_rate'?"),
+        (["learningrate=1"], "there is no key 'learningrate': did you mean 'update.learning_rate'?"),
         (["tracking.tensorbord=true"], "there is no key 'tracking.tensorbord': did you mean 'tensorboard'?"),
         (["model.pth=x"], "there is no key 'model.pth': did you mean 'path'?"),
-        (["learning_rate=fast"], "learning_rate: Value 'fast' of type 'str' could not be converted to Float"),
-        (["learning_rate=[1"], "cannot read 'learning_rate=[1'"),
+        (
+            ["update.learning_rate=fast"],
+            "update.learning_rate: Value 'fast' of type 'str' could not be converted to Float",
+        ),
+        (["update.learning_rate=[1"], "cannot read 'update.learning_rate=[1'"),
         (["-cn", "nosuch"], f"there is no config 'nosuch' in {CONF}: name a file there, without .yaml"),
         (["-cn", "exp/sft/word_arithmetik"], "did you mean exp/sft/word_arithmetic?"),
         (["-cn", "exp/sft"], "exp/sft is a folder of configs: the choices are"),
@@ -273,7 +276,7 @@ def run_program(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def test_a_misspelt_key_ends_a_real_program_in_one_line(tmp_path: Path) -> None:
     done = run_program(str(ROOT / "trainer_base_ds_mul.py"), "learningrate=1", cwd=tmp_path)
     assert done.returncode == 2
-    assert done.stderr == "error: config: there is no key 'learningrate': did you mean 'learning_rate'?\n"
+    assert done.stderr == "error: config: there is no key 'learningrate': did you mean 'update.learning_rate'?\n"
     assert done.stdout == ""
     assert list(tmp_path.iterdir()) == []
 
@@ -291,7 +294,7 @@ def test_a_program_works_from_another_folder_with_overrides_on_both_sides(tmp_pa
     ("words", "line"),
     [
         (["advantage=group_relative"], "there is no advantage/group_relative: it is now 'grpo'"),
-        (["num_in_flight=3"], "there is no key 'num_in_flight': it is now 'concurrency'"),
+        (["num_in_flight=3"], "there is no key 'num_in_flight': it is now 'engine.concurrency'"),
         (["advantage=vineppo", "advantage.cut_points.threshold=0.8"],
          "there is no key 'advantage.cut_points': its settings are those of advantage=spo now"),
         (["-cn", "exp/ppo/group_relative_word_arithmetic"], "it is now exp/ppo/grpo_word_arithmetic"),
@@ -309,8 +312,10 @@ def test_every_new_name_is_there() -> None:
     """What an old name is said to be now is a config, a key or an option."""
     paths = list((ROOT / "conf").rglob("*.yaml"))
     known = {path.stem for path in paths} | set(re.findall(r"^ *(\w+):", "\n".join(p.read_text() for p in paths), re.M))
-    known |= {field.name for kind in (RLConfig, TrainConfig, SampleConfig) for field in dataclasses.fields(kind)}
-    assert not set(RENAMED.values()) - known
+    topics = [(f"{topic.name}.", topic.type) for kind in (RLConfig, TrainConfig, SampleConfig)
+              for topic in dataclasses.fields(kind) if dataclasses.is_dataclass(topic.type)]  # fmt: skip
+    known |= {f"{prefix}{field.name}" for prefix, kind in topics for field in dataclasses.fields(kind)}
+    assert not {new_name(old) for old in RENAMED} - known
     assert not set(RENAMED) & {path.stem for path in paths}
 
 

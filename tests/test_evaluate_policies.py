@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from root_config import root_config
 
 from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, Problem
@@ -290,7 +291,7 @@ def test_a_policy_is_sampled_evaluated_and_then_known_as_done(
     output = str(checkpoint.file("evaluation.json"))
     assert run_stage(build(stage), None, StageConfig(output=output, input=samples, stage=stage)) == 0
     assert is_evaluated(config, checkpoint)
-    assert is_evaluated(replace(config, concurrency=3), checkpoint)
+    assert is_evaluated(root_config(config, concurrency=3), checkpoint)
     assert not is_evaluated(replace(config, params={**config.params, "n": 4}), checkpoint)
     assert json.loads(Path(output).read_text())["num_samples"] == 8
     lines = Path(samples).read_text()

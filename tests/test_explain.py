@@ -29,7 +29,7 @@ class Context:
 
 @pytest.fixture
 def explain(tiny_policy: Path, tmp_path: Path) -> Run:
-    """Runs the stage on 10 demonstrations, one too long: `explain("train", "batch_size=4", ...)`."""
+    """Runs the stage on 10 demonstrations, one too long: `explain("train", "update.batch_size=4", ...)`."""
     rows = [Demonstration(f"d{i}", "12 + 7?", " 19" + " and" * i) for i in range(9)]
     write_records(tmp_path / "train.jsonl", [*rows, Demonstration("long", "1", "2" * 200)])
     pair = PreferencePair("p0", "q", "outcome", "Q", "a", "b", [5, 6, 7], [8, 9], [10, 11, 12, 13], 1.0, 0.0)
@@ -43,7 +43,7 @@ def explain(tiny_policy: Path, tmp_path: Path) -> Run:
 
 
 def test_batches_ranks_steps_and_epochs_by_hand(explain: Run) -> None:
-    found = explain("train", "batch_size=4", "micro_batch_size=1", "num_epochs=3", num_ranks=2)
+    found = explain("train", "update.batch_size=4", "update.micro_batch_size=1", "num_epochs=3", num_ranks=2)
     assert found["batch"] == {
         "examples_per_step": 4, "ranks": 2, "micro_batches_per_rank_and_step": 2, "examples_per_micro_batch": 1,
         "tokens_per_micro_batch": None,
@@ -55,28 +55,44 @@ def test_batches_ranks_steps_and_epochs_by_hand(explain: Run) -> None:
 
 
 def test_a_budget_of_tokens_and_a_layout(explain: Run) -> None:
-    found = explain("train", "batch_size=9", "micro_batch_tokens=60", "max_steps=1")
+    found = explain("train", "update.batch_size=9", "update.micro_batch_tokens=60", "max_steps=1")
     assert found["batch"]["tokens_per_micro_batch"] == 60
     assert found["batch"]["micro_batches_per_rank_and_step"] >= found["tokens"]["tokens"] / 60
     assert 0.5 < found["tokens"]["computed_share"] < 1, "completions begin alike"
-    packed = explain("train", "batch_size=9", "max_steps=1", "micro_batch_size=9", "layout=packed")["tokens"]
+    packed = explain(
+        "train", "update.batch_size=9", "max_steps=1", "update.micro_batch_size=9", "update.layout=packed"
+    )["tokens"]
     assert packed["computed_share"] == 1
-    padded = explain("train", "batch_size=9", "micro_batch_size=9", "max_steps=1", "layout=padded")["tokens"]
+    padded = explain(
+        "train", "update.batch_size=9", "update.micro_batch_size=9", "max_steps=1", "update.layout=padded"
+    )["tokens"]
     assert padded["computed_share"] == pytest.approx(padded["largest_padded_micro_batch"] / padded["tokens"], abs=1e-4)
-    assert "layout=padded computes" in "\n".join(describe({**found, "tokens": padded}))
+    assert "update.layout=padded computes" in "\n".join(describe({**found, "tokens": padded}))
 
 
 def test_the_warm_up_and_the_learning_rate(explain: Run) -> None:
-    settings = ["batch_size=3", "micro_batch_size=3", "max_steps=20", "learning_rate=0.4", "schedule=linear"]
-    steps = explain("train", *settings, "warmup_share=0.2")["steps"]
+    settings = [
+        "update.batch_size=3",
+        "update.micro_batch_size=3",
+        "max_steps=20",
+        "update.learning_rate=0.4",
+        "update.schedule=linear",
+    ]
+    steps = explain("train", *settings, "update.warmup_share=0.2")["steps"]
     assert (steps["steps"], steps["why"], steps["warmup_steps"]) == (20, "max_steps=20", 4)
     assert steps["learning_rate"] == pytest.approx({"first": 0.1, "highest": 0.4, "last": 0.4 / 16})
-    found = explain("train", *settings, "warmup_steps=50")
+    found = explain("train", *settings, "update.warmup_steps=50")
     assert "50 warm-up steps from 0.008 to 0.16, which the run does not get through" in "\n".join(describe(found))
 
 
 def test_evaluations_and_checkpoints_are_those_of_the_loop(explain: Run, tmp_path: Path) -> None:
-    settings = ["batch_size=3", "micro_batch_size=3", "max_steps=20", "eval_every=6", "save_every=5"]
+    settings = [
+        "update.batch_size=3",
+        "update.micro_batch_size=3",
+        "max_steps=20",
+        "evaluation.every=6",
+        "checkpoints.save_every=5",
+    ]
     evaluation = ["+examples@eval_examples=demonstrations", f"eval_examples.path={tmp_path}/train.jsonl"]
     found = explain("train", *settings, *evaluation)
     assert found["evaluations"] == {"evaluations": 4, "at_steps": [6, 12, 18, 20], "examples_each": 10}
@@ -86,12 +102,14 @@ def test_evaluations_and_checkpoints_are_those_of_the_loop(explain: Run, tmp_pat
 
 
 def test_what_is_left_out_is_told_with_its_reason(explain: Run) -> None:
-    part = explain("train", "batch_size=3", "micro_batch_size=3")["examples"]
+    part = explain("train", "update.batch_size=3", "update.micro_batch_size=3")["examples"]
     assert part["kept"] == 9
     assert [(row["reason"], row["number"], row["total"]) for row in part["left_out"]] == [
         ("are longer than 60 tokens", 1, 10)
     ]
-    found = explain("train", "batch_size=3", "micro_batch_size=3", "examples.min_completion_tokens=4")["examples"]
+    found = explain("train", "update.batch_size=3", "update.micro_batch_size=3", "examples.min_completion_tokens=4")[
+        "examples"
+    ]
     assert found["left_out"][0]["reason"] == "are shorter than 4 tokens"
 
 
@@ -99,7 +117,7 @@ def test_what_is_left_out_is_told_with_its_reason(explain: Run) -> None:
 def test_tokens_and_padding_are_those_of_the_loaders_own_batches(
     num_ranks: int, explain: Run, tiny_policy: Path, tmp_path: Path
 ) -> None:
-    settings = ["batch_size=4", "micro_batch_size=2", "num_epochs=2", "seed=3"]
+    settings = ["update.batch_size=4", "update.micro_batch_size=2", "num_epochs=2", "seed=3"]
     found = explain("train", *settings, num_ranks=num_ranks)["tokens"]
     node = {
         "_target_": "espalier.data.examples.token_examples.DemonstrationExamples",
@@ -118,14 +136,14 @@ def test_tokens_and_padding_are_those_of_the_loaders_own_batches(
 
 
 def test_a_long_run_is_scaled_up_from_its_first_steps(explain: Run) -> None:
-    settings = ["batch_size=9", "micro_batch_size=9", "max_steps=600"]
+    settings = ["update.batch_size=9", "update.micro_batch_size=9", "max_steps=600"]
     found = explain("train", *settings, max_counted_steps=10)["tokens"]
     assert found["counted_steps"] == 10
     assert found["tokens"] == 600 * found["tokens_per_step"]["mean"] == explain("train", *settings)["tokens"]["tokens"]
 
 
 def test_a_pair_is_two_rows_with_their_prompt(explain: Run) -> None:
-    found = explain("exp/dpo/word_arithmetic", "batch_size=1", "micro_batch_size=1", data="pairs")
+    found = explain("exp/dpo/word_arithmetic", "update.batch_size=1", "update.micro_batch_size=1", data="pairs")
     part = found["examples"]
     assert (part["kind"], part["tokens"], part["tokens_that_the_loss_reads"]) == ("PairExample", 5 + 7, 2 + 4)
     assert found["tokens"]["padding_share_of_padded_batches"] == round(1 - 12 / 14, 4)
@@ -138,7 +156,7 @@ def test_the_rows_of_unpaired_preferences_are_two_as_well() -> None:
 
 def test_a_reader_sees_every_part(explain: Run, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    explain("train", "batch_size=4", "micro_batch_size=2", num_ranks=2)
+    explain("train", "update.batch_size=4", "update.micro_batch_size=2", num_ranks=2)
     for line in (
         "examples: 9 kept (TokenExample), ",
         "examples: left out: 1 of 10 are longer than 60 tokens",
@@ -153,9 +171,17 @@ def test_a_reader_sees_every_part(explain: Run, caplog: pytest.LogCaptureFixture
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [
-        (["batch_size=6", "micro_batch_size=4"], BadInput, "batch_size 6 is not a multiple of micro_batch_"),
+        (
+            ["update.batch_size=6", "update.micro_batch_size=4"],
+            BadInput,
+            "batch_size 6 is not a multiple of micro_batch_",
+        ),
         (["model.path=/nowhere"], ValueError, "/nowhere: no such model folder"),
-        (["schedule=cosin", "batch_size=2", "micro_batch_size=2"], BadInput, "schedule must be one of"),
+        (
+            ["update.schedule=cosin", "update.batch_size=2", "update.micro_batch_size=2"],
+            BadInput,
+            "schedule must be one of",
+        ),
     ],
 )
 def test_an_experiment_that_cannot_run_is_refused_in_its_own_words(
@@ -179,8 +205,8 @@ def test_missing_values_are_named_and_overrides_may_be_one_text(tmp_path: Path) 
 def test_the_stage_writes_one_document_and_its_provenance(tiny_policy: Path, tmp_path: Path) -> None:
     rows = [JudgedResponse(f"j{i}", f"q{i}", "2 + 2?", " 4" * (1 + i), i % 2 == 0) for i in range(4)]
     write_records(tmp_path / "judged.jsonl", rows)
-    overrides = [f"model.path={tiny_policy}", f"examples.path={tmp_path}/judged.jsonl", "batch_size=2",
-                 "micro_batch_size=2", "examples=judged_responses", "objective=kto",
+    overrides = [f"model.path={tiny_policy}", f"examples.path={tmp_path}/judged.jsonl", "update.batch_size=2",
+                 "update.micro_batch_size=2", "examples=judged_responses", "objective=kto",
                  "examples.has_mismatched=true"]  # fmt: skip
     config = StageConfig(output=str(tmp_path / "explain.json"), stage={"_target_": "espalier.training.explain.Explain"})
     assert run_stage(Explain("train", overrides), None, config) == 0

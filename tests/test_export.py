@@ -50,8 +50,9 @@ def settings(tiny_policy: Path, demonstration_texts: list[str], tmp_path_factory
         demonstration_texts[:16])]  # fmt: skip
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = f"""-cn train model.path={tiny_policy} model.attention=eager examples.path={path} precision=fp32
-        batch_size=8 micro_batch_size=4 learning_rate=0.01 warmup_steps=1 max_steps=4 save_every=1
-        keep_checkpoints=9"""
+        update.batch_size=8 update.micro_batch_size=4 update.learning_rate=0.01 update.warmup_steps=1 max_steps=4
+        checkpoints.save_every=1
+        checkpoints.keep=9"""
     return words.split()
 
 
@@ -59,7 +60,7 @@ def test_sigterm_ends_the_program_with_143_and_a_checkpoint_it_goes_on_from(
     settings: list[str], tmp_path: Path
 ) -> None:
     run_dir, log = tmp_path / "run", tmp_path / "log"
-    mine = [*settings, f"output_dir={run_dir}", "save_every=0"]
+    mine = [*settings, f"output_dir={run_dir}", "checkpoints.save_every=0"]
     pid = start_program(TRAINER, [*mine, "max_steps=100000"], log)
     deadline = time.monotonic() + 60
     while not (run_dir / "metrics.jsonl").is_file() and time.monotonic() < deadline:
@@ -71,15 +72,17 @@ def test_sigterm_ends_the_program_with_143_and_a_checkpoint_it_goes_on_from(
     step = int(folder.name.removeprefix("step-"))
     assert f"stopped by a signal after step {step} of 100000: the same command goes on" in log.read_text()
     assert not (run_dir / "model").exists()
-    printed = run(TRAINER, log, *mine, f"max_steps={step + 1}", "resume=latest")
+    printed = run(TRAINER, log, *mine, f"max_steps={step + 1}", "checkpoints.resume=latest")
     assert f"at step {step} of {step + 1}" in printed
     assert find_damage(run_dir / "model") == ""
-    assert run(TRAINER, log, *mine, f"max_steps={step + 1}", "resume=step-1", code=2).startswith(
-        f"error: {run_dir} is finished: choose another output_dir to go on from resume=step-1")  # fmt: skip
+    assert run(TRAINER, log, *mine, f"max_steps={step + 1}", "checkpoints.resume=step-1", code=2).startswith(
+        f"error: {run_dir} is finished: choose another output_dir to go on from checkpoints.resume=step-1")  # fmt: skip
 
 
 def test_a_resume_of_nothing_is_one_line_and_exit_code_2(settings: list[str], tmp_path: Path) -> None:
-    printed = run(TRAINER, tmp_path / "log", *settings, f"output_dir={tmp_path}/run", "resume=step-7", code=2)
+    printed = run(
+        TRAINER, tmp_path / "log", *settings, f"output_dir={tmp_path}/run", "checkpoints.resume=step-7", code=2
+    )
     assert f"error: {tmp_path}/run has no checkpoint step-7: there are none\n" in printed
     assert "Traceback" not in printed
 
@@ -155,7 +158,8 @@ def test_a_scalar_head_is_exported_with_its_config(tiny_policy: Path, tmp_path: 
     ]  # fmt: skip
     (tmp_path / "values.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     words = f"""-cn train model=process_reward model.num_labels=1 objective=process_reward examples=step_values
-        precision=fp32 batch_size=8 micro_batch_size=8 max_steps=3 save_every=1 learning_rate=0.01 lora=lora
+        precision=fp32 update.batch_size=8 update.micro_batch_size=8 max_steps=3 checkpoints.save_every=1
+        update.learning_rate=0.01 lora=lora
         model.path={tiny_policy} examples.path={tmp_path}/values.jsonl output_dir={tmp_path}/run""".split()
     run(TRAINER, log, *words)
     run(STAGE, log, "-cn", "export_model", f"stage.run_dir={tmp_path}/run", f"output={tmp_path}/out")

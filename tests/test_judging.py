@@ -246,7 +246,7 @@ def longer_is_better(number: int, body: dict[str, Any]) -> Any:
 def judge(server: ChatServer, tmp_path: Path, name: str, *overrides: str) -> int:
     config = compose_config(
         ROOT / "conf", f"api/openai/{name}", f"output={tmp_path}/judgements.jsonl", "client.model=m",
-        f"client.base_url={server.base_url}", "concurrency=3", *overrides,
+        f"client.base_url={server.base_url}", "engine.concurrency=3", *overrides,
     )  # fmt: skip
     return run_job(OmegaConf.to_object(config), lambda path: None, check_model_folder)  # type: ignore[arg-type]
 

@@ -138,9 +138,9 @@ def test_more_examples_in_a_step_than_there_are_come_again() -> None:
 @pytest.mark.parametrize(
     ("sizes", "text"),
     [
-        ((10, 4, 1), "batch_size 10 is not a multiple of micro_batch_size 4 x 1 ranks: choose batch_size=8"),
-        ((12, 4, 2), "batch_size 12 is not a multiple of micro_batch_size 4 x 2 ranks: choose batch_size=8"),
-        ((2, 4, 2), "choose batch_size=8"),
+        ((10, 4, 1), "batch_size 10 is not a multiple of micro_batch_size 4 x 1 ranks: choose update.batch_size=8"),
+        ((12, 4, 2), "batch_size 12 is not a multiple of micro_batch_size 4 x 2 ranks: choose update.batch_size=8"),
+        ((2, 4, 2), "choose update.batch_size=8"),
     ],
 )
 def test_a_batch_that_cannot_be_dealt_is_refused_with_the_numbers(sizes: tuple[int, int, int], text: str) -> None:
@@ -270,7 +270,7 @@ def test_ranks_with_fewer_examples_than_micro_batches_have_empty_ones_and_a_stan
 
 def test_an_example_above_the_budget_is_named() -> None:
     examples = [TokenExample("short", [1, 2], 1), TokenExample("long", [1] * 9, 1)]
-    with pytest.raises(BadInput, match="example 'long' has 9 tokens, more than micro_batch_tokens 8: raise it"):
+    with pytest.raises(BadInput, match=r"example .long. has 9 tokens, more than update.micro_batch_tokens 8: raise it"):
         Loader(examples, 2, 1, 0, micro_batch_tokens=8)
     pair = PairExample("pair", [1] * 5, [2, 3], [4, 5])
     assert Loader([pair], 1, 1, 0, micro_batch_tokens=9).micro_batches(0) == [[pair]]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from root_config import root_config
 
 from espalier.data.batches.loader import Loader
 from espalier.data.batches.packing import Layout
@@ -61,7 +62,8 @@ def shaken(model: Any) -> Any:
 
 def make_loop(model: Any, objective: Any, examples: list[Any], run_dir: Path, max_steps: int = 4) -> Loop:
     settings: dict[str, Any] = {"output_dir": "", "model": {}, "objective": {}, "examples": {}, "optimizer": {}}
-    config = TrainConfig(**settings, precision="fp32", batch_size=8, micro_batch_size=4, max_steps=max_steps,
+    config = root_config(TrainConfig, **settings, precision="fp32", batch_size=8, micro_batch_size=4,
+                         max_steps=max_steps,
                          learning_rate=1e-2, warmup_steps=1, log_every=1, save_every=2)  # fmt: skip
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     engine = TorchEngine(model, torch.optim.AdamW(trained, lr=1e-2), torch.device("cpu"), 1.0)

@@ -414,7 +414,7 @@ def test_the_key_is_in_nothing_that_a_run_leaves_behind(
     with ChatServer(lambda *_: replies[ending]) as server:
         config = compose_config(
             ROOT / "conf", "api/openai/distil", f"policy={tiny_policy}", f"output={output}", "client.model=m",
-            f"client.base_url={server.base_url}", "task.num_train=40", "requests.limit=3", "concurrency=1",
+            f"client.base_url={server.base_url}", "task.num_train=40", "requests.limit=3", "engine.concurrency=1",
             "client.max_attempts=2", "params.max_tokens=20",
             f"client.max_total_tokens={200 if ending == 'cap' else 100000}",
         )  # fmt: skip

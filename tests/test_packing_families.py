@@ -74,11 +74,11 @@ def test_what_leaks_is_said_in_one_line_once_and_refused_where_it_is_forced(
     assert check_layout(model, "auto", 100) == check_layout(model, "padded", 100) == "padded"
     for forced in ("shared", "packed"):
         with pytest.raises(
-            BadAttention, match=f"layout={forced} packs rows, and Lfm2ForCausalLM cannot .* layout=auto"
+            BadAttention, match=f"update.layout={forced} packs rows, and Lfm2ForCausalLM cannot .* update.layout=auto"
         ):
             check_layout(model, forced, 100)
     batch = collate_tokens([TokenExample("a", ROWS[0], 1), TokenExample("b", ROWS[2], 1)], Layout("packed"))
-    with pytest.raises(BadAttention, match=r"packed rows for Lfm2ForCausalLM: .*: set layout=auto"):
+    with pytest.raises(BadAttention, match=r"packed rows for Lfm2ForCausalLM: .*: set update.layout=auto"):
         target_scores(model, batch)
 
 

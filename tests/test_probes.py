@@ -797,7 +797,7 @@ def test_an_update_says_how_its_tokens_were_weighed(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
     trainer = make_trainer(
-        tiny_policy, task, tokenizer, tmp_path / "run", dies_at="", tis_cap=2.0, num_iterations=1, eval_every=0
+        tiny_policy, task, tokenizer, tmp_path / "run", dies_at="", tis_cap=2.0, num_iterations=1, evaluation_every=0
     )
     trainer.run()
     (row,) = read_metrics(tmp_path / "run")

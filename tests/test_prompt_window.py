@@ -114,13 +114,13 @@ def test_a_window_that_leaves_too_few_problems_is_refused_at_once(
         make(5)
     lengths = sorted(lengths_of(task, tokenizer).values())
     with pytest.raises(BadInput, match=r"num_problems must be 1 to 1\d\d .*, got 200"):
-        make(lengths[-2], num_problems=200)
+        make(lengths[-2], rollout_num_problems=200)
 
 
 def test_a_prompt_that_the_server_refuses_gives_no_group_and_the_run_goes_on(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    more: dict[str, Any] = {"num_iterations": 1, "eval_every": 1}
+    more: dict[str, Any] = {"num_iterations": 1, "evaluation_every": 1}
     trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", **more)
     client = refusing(trainer, tokenizer, task.problems("dev")[0].id)
     client.refused += (_first_drawn(trainer),)
@@ -138,7 +138,7 @@ def test_a_prompt_that_the_server_refuses_gives_no_group_and_the_run_goes_on(
 def _first_drawn(trainer: Trainer) -> str:
     from espalier.rl.rollout import draw_problems
 
-    return draw_problems(trainer.problems.train, trainer.config.num_problems, trainer.config.seed, 0)[0].id
+    return draw_problems(trainer.problems.train, trainer.config.rollout.num_problems, trainer.config.seed, 0)[0].id
 
 
 def test_more_refused_problems_than_the_limit_end_the_run_with_their_ids() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from root_config import root_config
 
 pytest.importorskip("bitsandbytes", reason="no bitsandbytes: pip install bitsandbytes")
 
@@ -43,7 +44,8 @@ def adapted(policy: Path, bits: int, **settings: Any) -> Any:
 
 def make_loop(model: Any, run_dir: Path, max_steps: int, precision: str = "fp32") -> Loop:
     settings: dict[str, Any] = {"output_dir": "", "model": {}, "objective": {}, "examples": {}, "optimizer": {}}
-    config = TrainConfig(**settings, precision=precision, batch_size=8, micro_batch_size=4, max_steps=max_steps,
+    config = root_config(TrainConfig, **settings, precision=precision, batch_size=8, micro_batch_size=4,
+                         max_steps=max_steps,
                          learning_rate=1e-2, warmup_steps=1, schedule="constant", log_every=1)  # fmt: skip
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     engine = TorchEngine(model, torch.optim.AdamW(trained, lr=1e-2), torch.device("cpu"), 1.0)

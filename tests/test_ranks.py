@@ -33,8 +33,9 @@ SECONDS = 240
 STEPS = 4
 # 4 steps of 8 examples, 2 a micro-batch, with one held-out example: fewer than there are ranks.
 SETTINGS = f"""-cn train +examples@eval_examples=demonstrations model.attention=eager precision=fp32
-    max_steps={STEPS} batch_size=8 micro_batch_size=2 learning_rate=0.01 warmup_steps=1 max_grad_norm=0.5
-    optimizer.eps=1e-4 log_every=1 eval_every=1 save_every=2""".split()
+    max_steps={STEPS} update.batch_size=8 update.micro_batch_size=2 update.learning_rate=0.01 update.warmup_steps=1
+    update.max_grad_norm=0.5
+    optimizer.eps=1e-4 log_every=1 evaluation.every=1 checkpoints.save_every=2""".split()
 # Engines whose ranks hold parts of the weights.
 GATHERED = ["zero3", pytest.param("tensor_parallel", marks=pytest.mark.slow)]
 OF_A_LAUNCHER = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -132,7 +133,7 @@ def test_a_rank_without_an_example_left_takes_part_and_adds_nothing(
     engine: str, files: list[str], tmp_path: Path
 ) -> None:
     """Steps of 3 examples, of which no two fit into 28 tokens: 4 micro-batches on 2 ranks, one of them empty."""
-    settings = ["batch_size=3", "micro_batch_tokens=28"]
+    settings = ["update.batch_size=3", "update.micro_batch_tokens=28"]
     lines = [line for line in train_forked(tmp_path / "one", files, 1, *settings).splitlines() if "error" in line]
     assert lines == []
     train_forked(tmp_path / "run", files, 2, *settings, f"deepspeed={engine}")
@@ -197,7 +198,7 @@ def assert_equals_one_process_also_when_resumed(
 
 @pytest.mark.parametrize(
     "engine",
-    ["zero0", "zero1 micro_batch_tokens=150", "zero2", "zero3", "zero3_offload", "tensor_parallel",
+    ["zero0", "zero1 update.micro_batch_tokens=150", "zero2", "zero3", "zero3_offload", "tensor_parallel",
      *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero1_offload", "zero2_offload"))],
 )  # fmt: skip
 def test_zero_on_two_ranks_equals_one_process_also_when_resumed(
@@ -261,7 +262,7 @@ def test_tied_weights_are_gathered_and_stay_tied(
     tied.tie_weights()
     tied.save_pretrained(tmp_path / "tied")
     load_tokenizer(str(tiny_policy)).save_pretrained(tmp_path / "tied")
-    mine = [f"model.path={tmp_path}/tied", "eval_examples=null", "eval_every=0"]
+    mine = [f"model.path={tmp_path}/tied", "eval_examples=null", "evaluation.every=0"]
     for name, num_ranks, settings in (("one", 1, []), ("two", 2, [f"deepspeed={engine}"])):
         train_forked(tmp_path / name, files, num_ranks, *mine, *settings)
     assert_same_weights(tmp_path / "one", tmp_path / "two", tolerance=1e-4)
@@ -285,7 +286,7 @@ def test_a_scalar_head_is_gathered_with_its_config(
     (tmp_path / "values.jsonl").write_text("".join(json.dumps(values) + "\n" for values in rows))
     mine = [f"model.path={tiny_policy}", "model=process_reward", "model.num_labels=4", "objective=process_reward",
             "examples=step_values", f"examples.path={tmp_path}/values.jsonl", "~eval_examples",
-            "eval_every=0"]  # fmt: skip
+            "evaluation.every=0"]  # fmt: skip
     for name, num_ranks, settings in (("one", 1, []), ("two", 2, [f"deepspeed={engine}"])):
         train_forked(tmp_path / name, [], num_ranks, *mine, *settings)
     assert_same_weights(tmp_path / "one", tmp_path / "two", tolerance=1e-4)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from rl_cases import PARAMS, FakeClient, FakeEngine, make_trainer, make_update, read_metrics
+from root_config import root_config
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -82,7 +83,7 @@ def plain_update(model: Any, **changes: Any) -> Update:
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     engine = TorchEngine(model, optimizer, torch.device("cpu"), max_grad_norm=1e9)
     settings: dict[str, Any] = {"precision": "fp32", "minibatch_size": 6, "micro_batch_size": 6, "learning_rate": 1.0}
-    config = RLConfig(**{**settings, **changes})
+    config = root_config(RLConfig, **{**settings, **changes})
     return make_update(engine, config)
 
 
@@ -403,9 +404,9 @@ def test_the_canary_catches_an_engine_that_answers_nan(tiny_policy: Path) -> Non
 
 
 @pytest.mark.parametrize(("more", "steps"), [
-    ({"save_every": 1, "eval_every": 0}, []),
-    ({"save_every": 0, "eval_every": 1}, [0]),
-    ({"save_every": 0, "eval_every": 0}, [1]),
+    ({"save_every": 1, "evaluation_every": 0}, []),
+    ({"save_every": 0, "evaluation_every": 1}, [0]),
+    ({"save_every": 0, "evaluation_every": 0}, [1]),
 ], ids=["before a checkpoint", "before an evaluation", "beside the next rollouts"])  # fmt: skip
 def test_a_delivery_that_cannot_be_proven_ends_the_run_before_anything_comes_of_it(
     more: dict[str, int], steps: list[int], tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
@@ -501,13 +502,13 @@ def test_two_iterations_against_a_real_server_leave_a_model_and_no_process(
 ) -> None:
     run_dir = tmp_path / "run"
     command = [sys.executable, str(ROOT / "main.py"), "-cn", f"exp/ppo/{name}_word_arithmetic"]
-    command += [f"model.path={tiny_policy}", f"output_dir={run_dir}", "num_iterations=2", "num_problems=8"]
+    command += [f"model.path={tiny_policy}", f"output_dir={run_dir}", "num_iterations=2", "rollout.num_problems=8"]
     command += [
         "kl.coefficient=0.01",
-        "num_epochs=2",
-        "minibatch_size=32",
-        "eval_every=1",
-        "num_eval_problems=8",
+        "update.num_epochs=2",
+        "update.minibatch_size=32",
+        "evaluation.every=1",
+        "evaluation.num_problems=8",
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment, check=False)

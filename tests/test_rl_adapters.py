@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from rl_cases import make_trainer, on_repeatable, read_metrics
+from root_config import root_config
 from safetensors.torch import load_file
 
 from benchmarks.repeatable_server import RepeatableServer
@@ -96,7 +97,7 @@ def test_a_network_without_weights_computes_what_the_weights_put_in_say(tiny_pol
 )
 def test_what_cannot_be_had_together_is_refused_in_one_line(settings: dict[str, Any], told: str) -> None:
     with pytest.raises(BadConfig, match=told):
-        check_engines(RLConfig(output_dir="", model={}, **settings))
+        check_engines(root_config(RLConfig, output_dir="", model={}, **settings))
 
 
 @torch.no_grad()
@@ -111,7 +112,8 @@ def divergence_from_reference(trainer: Trainer) -> float:
 
 LORA = {"_target_": "espalier.models.lora.Lora", "rank": 4, "alpha": 8.0}
 SMALL: dict[str, Any] = {
-    "num_iterations": 3, "num_problems": 3, "num_epochs": 1, "minibatch_size": 6, "save_every": 1, "eval_every": 0,
+    "num_iterations": 3, "rollout_num_problems": 3, "num_epochs": 1, "minibatch_size": 6, "save_every": 1,
+    "evaluation_every": 0,
     "export_every": 1, "learning_rate": 1e-2, "warmup_steps": 0, "kl": KLConfig(coefficient=0.01, kind="k3"),
     "ema": EMAConfig(decay=0.75),
 }  # fmt: skip

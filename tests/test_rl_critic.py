@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from rl_cases import PARAMS, critic_of, make_trainer, read_metrics
+from root_config import root_config
 
 from espalier.data.records import BadInput
 from espalier.data.tasks.word_arithmetic import WordArithmetic
@@ -158,7 +159,7 @@ KL_IN_REWARD = KLConfig(coefficient=0.1, kind="k1", place="reward")
 
 
 def settings(**changes: Any) -> RLConfig:
-    return RLConfig(**{"advantage": RLOO, "reward": OUTCOME, **changes})
+    return root_config(RLConfig, **{"advantage": RLOO, "reward": OUTCOME, **changes})
 
 
 @pytest.mark.parametrize(
@@ -169,13 +170,13 @@ def settings(**changes: Any) -> RLConfig:
         ({"advantage": VINE, "kl": KL_IN_REWARD}, r"set kl\.place=loss"),
         ({"advantage": VINE, "reward": SCORES}, "VinePPO values whole responses, and reward ProcessReward"),
         ({"advantage": SPO, "reward": BOTH}, "SPO values whole responses, and reward ComposedReward"),
-        ({"advantage": SPO, "whitening": "standard"}, r"whitening=standard .*advantage\.masks_other_tokens"),
+        ({"advantage": SPO, "whitening": "standard"}, r"update.whitening=standard .*advantage\.masks_other_tokens"),
         ({"advantage": {**VINE, "completes_agreeing_groups": False}, "group_size": 1}, "completes_agreeing_groups"),
         ({"advantage": PRM_VALUES, "reward": SIGNED}, "advantage.form=value .* OutcomeReward gives -1 to 1"),
-        ({"dynamic_sampling_rounds": 1, "group_size": 1}, "dynamic_sampling_rounds=1 .* group_size=1"),
-        ({"patience": 2}, "patience=2 .* eval_every=0"),
-        ({"keep_best": 1}, "keep_best=1 .* eval_every=0"),
-        ({"eval_every": 1, "num_eval_problems": 0}, "num_eval_problems must be at least 1"),
+        ({"dynamic_sampling_rounds": 1, "group_size": 1}, "rollout.dynamic_sampling_rounds=1 .* rollout.group_size=1"),
+        ({"patience": 2}, "evaluation.patience=2 .* evaluation.every=0"),
+        ({"keep_best": 1}, "checkpoints.keep_best=1 .* evaluation.every=0"),
+        ({"evaluation_every": 1, "evaluation_num_problems": 0}, "evaluation.num_problems must be at least 1"),
         ({"minibatch_size": 0}, "minibatch_size must be at least 1, got 0"),
         ({"micro_batch_size": 0}, "micro_batch_size must be at least 1, got 0"),
         ({"num_epochs": 0}, "num_epochs must be at least 1, got 0"),
@@ -202,7 +203,7 @@ def test_parts_that_fit_are_not_refused(changes: dict[str, Any]) -> None:
 
 def test_a_warm_up_that_outlasts_the_run_is_told(caplog: pytest.LogCaptureFixture) -> None:
     check_parts(settings(num_iterations=2, warmup_steps=3))  # of 512 rollouts in one minibatch each
-    assert "warmup_steps=3 outlasts the run of 2 steps" in caplog.text
+    assert "update.warmup_steps=3 outlasts the run of 2 steps" in caplog.text
 
 
 def test_networks_of_several_tokenizers_are_refused(tiny_policy: Path) -> None:
@@ -238,7 +239,7 @@ def test_returns_that_leave_the_critics_range_are_refused_before_anything_is_lea
     critic = CriticConfig(learning_rate=1e-3, form="probability")
     trainer = make_trainer(
         tiny_policy, task, tokenizer, tmp_path / "run", "", GAE(1.0, 0.95), critic=critic,
-        eval_every=0, num_problems=2,
+        evaluation_every=0, rollout_num_problems=2,
     )  # fmt: skip
     trainer.rollout_source.reward = OutcomeReward(wrong=-1.0)
     before = weights(critic_of(trainer).engine.model)
@@ -341,7 +342,7 @@ def test_ppo_and_vineppo_stopped_and_resumed_end_with_equal_parameters(
     name: str, tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
     def make(folder: str, dies_at: str = "") -> Any:
-        small = {"num_iterations": 3, "num_epochs": 1, "eval_every": 0, "save_every": 2, **CASES[name]}
+        small = {"num_iterations": 3, "num_epochs": 1, "evaluation_every": 0, "save_every": 2, **CASES[name]}
         return make_trainer(tiny_policy, task, tokenizer, tmp_path / folder, dies_at, **small)
 
     whole = make("whole")
@@ -376,7 +377,7 @@ def test_a_critics_warm_up_leaves_the_policy_alone(
     critic = CriticConfig(learning_rate=1e-3, num_warmup_iterations=1)
     trainer = make_trainer(
         tiny_policy, task, tokenizer, tmp_path / "run", "", GAE(1.0, 1.0), critic=critic,
-        num_iterations=1, num_epochs=1, eval_every=0,
+        num_iterations=1, num_epochs=1, evaluation_every=0,
     )  # fmt: skip
     before = weights(critic_of(trainer).engine.model)
     experience = make_experience()

@@ -43,8 +43,9 @@ def server(tiny_policy: Path) -> RepeatableServer:
 
 
 SMALL: dict[str, Any] = {
-    "num_iterations": 4, "num_problems": 3, "num_epochs": 1, "minibatch_size": 6, "save_every": 1, "eval_every": 2,
-    "num_eval_problems": 2, "samples_every": 2, "num_samples": 2,
+    "num_iterations": 4, "rollout_num_problems": 3, "num_epochs": 1, "minibatch_size": 6, "save_every": 1,
+    "evaluation_every": 2,
+    "evaluation_num_problems": 2, "samples_every": 2, "samples_num_problems": 2,
 }  # fmt: skip
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "ppo": (GAE(gamma=1.0, lam=0.95),
@@ -172,7 +173,7 @@ def test_a_run_ends_after_its_patience_and_a_resume_counts_on(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, server: RepeatableServer, tmp_path: Path
 ) -> None:
     def make() -> Trainer:
-        few: dict[str, Any] = {**SMALL, "eval_every": 1, "patience": 2, "learning_rate": 0.0}
+        few: dict[str, Any] = {**SMALL, "evaluation_every": 1, "patience": 2, "learning_rate": 0.0}
         return on_repeatable(make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", **few), server)
 
     make().run()  # at rate 0 no evaluation is better than the one before the first iteration
@@ -186,7 +187,7 @@ def test_a_run_ends_after_its_patience_and_a_resume_counts_on(
 def test_stop_after_ends_early_with_the_schedule_of_the_whole_run(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
-    few = {"num_problems": 3, "num_epochs": 1, "eval_every": 0, "schedule": "linear", "num_iterations": 4}
+    few = {"rollout_num_problems": 3, "num_epochs": 1, "evaluation_every": 0, "schedule": "linear", "num_iterations": 4}
     long = make_trainer(tiny_policy, task, tokenizer, tmp_path / "long", "", export_every=2, **few)
     long.run()
     short = make_trainer(tiny_policy, task, tokenizer, tmp_path / "short", "", stop_after=2, **few)
@@ -202,7 +203,14 @@ def test_stop_after_ends_early_with_the_schedule_of_the_whole_run(
 def test_the_checkpoint_with_the_best_accuracy_is_kept(
     tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
 ) -> None:
-    few = {"num_problems": 3, "num_epochs": 1, "eval_every": 1, "save_every": 1, "num_iterations": 4, "keep_best": 1}
+    few = {
+        "rollout_num_problems": 3,
+        "num_epochs": 1,
+        "evaluation_every": 1,
+        "save_every": 1,
+        "num_iterations": 4,
+        "keep_best": 1,
+    }
     trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", **few)
     accuracies = {0: 0.1, 1: 0.6, 2: 0.2, 3: 0.3, 4: 0.2}
     trainer._evaluate = lambda version: {"eval/accuracy": accuracies[version]}  # type: ignore[method-assign]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from rl_cases import read_metrics
+from root_config import root_config
 from safetensors.torch import load_file
 
 from benchmarks.forked import run_ranks
@@ -160,4 +161,4 @@ def test_what_cannot_be_had_together_is_refused_in_one_line(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(BadConfig, match=told):
-        check_engines(RLConfig(output_dir="", model={}, **settings))
+        check_engines(root_config(RLConfig, output_dir="", model={}, **settings))

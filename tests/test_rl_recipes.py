@@ -25,11 +25,12 @@ from espalier.runtime.schemas import RLConfig
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 VINE = {
-    "params.temperature": 0.6, "params.max_tokens": 1024, "num_problems": 64, "group_size": 8, "num_epochs": 2,
-    "minibatch_size": 64, "learning_rate": 1e-6, "schedule": "linear", "optimizer.betas": [0.9, 0.999],
-    "optimizer.eps": 1e-8, "optimizer.weight_decay": 0.0, "clip_low": 0.2, "clip_high": 0.2, "max_grad_norm": 1.0,
+    "params.temperature": 0.6, "params.max_tokens": 1024, "rollout.num_problems": 64, "rollout.group_size": 8,
+    "update.num_epochs": 2, "update.minibatch_size": 64, "update.learning_rate": 1e-6, "update.schedule": "linear",
+    "update.clip_low": 0.2, "update.clip_high": 0.2, "update.max_grad_norm": 1.0, "update.whitening": "standard",
+    "update.max_mean_ratio": 10.0, "update.loss_aggregation": "token", "precision": "bf16",
+    "optimizer.betas": [0.9, 0.999], "optimizer.eps": 1e-8, "optimizer.weight_decay": 0.0,
     "kl.coefficient": 1e-4, "kl.kind": "k3", "kl.place": "loss", "kl.max_token": 10.0, "kl.target": 0.0,
-    "whitening": "standard", "max_mean_ratio": 10.0, "precision": "bf16", "loss_aggregation": "token",
     "reward.right": 1.0, "reward.wrong": 0.0, "model.gradient_checkpointing": True,
     "task.template.template": "[MATH_TASK] Problem:\n{question}\n\nSolution:",
     "task.template.stop": ["\n\n\nProblem:"],
@@ -40,56 +41,70 @@ PPO = {
 }  # fmt: skip
 MC = {"advantage.completions_per_state": 9, "advantage.prompt_value": "sampled", "advantage.budget": "fresh",
       "critic": None}  # fmt: skip
-MATH = {"num_iterations": 1000, "warmup_steps": 480, "task.splits.sizes": {"train": 11500, "dev": 500, "test": 500}}
-GSM8K = {"num_iterations": 650, "warmup_steps": 312, "task.splits.sizes": {"train": 7100, "dev": 373}}
+MATH = {
+    "num_iterations": 1000,
+    "update.warmup_steps": 480,
+    "task.splits.sizes": {"train": 11500, "dev": 500, "test": 500},
+}
+GSM8K = {"num_iterations": 650, "update.warmup_steps": 312, "task.splits.sizes": {"train": 7100, "dev": 373}}
 CRITIC_MATH, CRITIC_GSM8K = {"critic.warmup_steps": 480}, {"critic.warmup_steps": 312}
 RHO, DEEPSEEK = (
     {"server.max_model_len": 2047},
-    {"server.max_model_len": 4095, "micro_batch_size": 8, "deepspeed.zero_optimization.stage": 2},
+    {"server.max_model_len": 4095, "update.micro_batch_size": 8, "deepspeed.zero_optimization.stage": 2},
 )
 OFFLOAD = {"deepspeed.zero_optimization.offload_optimizer.device": "cpu"}
 LPR = {
     "task._target_": "espalier.data.tasks.logical_reading.LogiQA2",
     "params.temperature": 1.0, "params.max_tokens": 2048,
-    "clip_low": 0.2, "clip_high": 0.2, "whitening": "none", "precision": "bf16",
+    "update.clip_low": 0.2, "update.clip_high": 0.2, "update.whitening": "none", "precision": "bf16",
 }  # fmt: skip
 
 RECIPES: dict[str, dict[str, Any]] = {
-    "ppo_rho_math": {**VINE, **PPO, **MATH, **CRITIC_MATH, **RHO, "save_every": 40, "export_every": 40},
-    "ppo_rho_gsm8k": {**VINE, **PPO, **GSM8K, **CRITIC_GSM8K, **RHO, "save_every": 40, "export_every": 40},
+    "ppo_rho_math": {**VINE, **PPO, **MATH, **CRITIC_MATH, **RHO, "checkpoints.save_every": 40,
+        "checkpoints.export_every": 40},
+    "ppo_rho_gsm8k": {**VINE, **PPO, **GSM8K, **CRITIC_GSM8K, **RHO, "checkpoints.save_every": 40,
+        "checkpoints.export_every": 40},
     "ppo_deepseek_math": {
         **VINE, **PPO, **MATH, **CRITIC_MATH, **DEEPSEEK, **OFFLOAD,
-        "save_every": 30, "export_every": 60,
+        "checkpoints.save_every": 30, "checkpoints.export_every": 60,
     },
     "ppo_deepseek_gsm8k": {
         **VINE, **PPO, **GSM8K, **CRITIC_GSM8K, **DEEPSEEK, **OFFLOAD,
-        "save_every": 30, "export_every": 60,
+        "checkpoints.save_every": 30, "checkpoints.export_every": 60,
     },
-    "vineppo_rho_math": {**VINE, **MC, **MATH, **RHO, "advantage.max_step": None, "save_every": 10, "export_every": 40},
-    "vineppo_rho_gsm8k": {**VINE, **MC, **GSM8K, **RHO, "advantage.max_step": 25, "save_every": 10, "export_every": 40},
+    "vineppo_rho_math": {**VINE, **MC, **MATH, **RHO, "advantage.max_step": None, "checkpoints.save_every": 10,
+        "checkpoints.export_every": 40},
+    "vineppo_rho_gsm8k": {**VINE, **MC, **GSM8K, **RHO, "advantage.max_step": 25, "checkpoints.save_every": 10,
+        "checkpoints.export_every": 40},
     "vineppo_deepseek_math": {
-        **VINE, **MC, **MATH, **DEEPSEEK, "advantage.max_step": None, "save_every": 10, "export_every": 60},
+        **VINE, **MC, **MATH, **DEEPSEEK, "advantage.max_step": None, "checkpoints.save_every": 10,
+        "checkpoints.export_every": 60},
     "vineppo_deepseek_gsm8k": {
-        **VINE, **MC, **GSM8K, **DEEPSEEK, "advantage.max_step": 25, "save_every": 10, "export_every": 60},
+        **VINE, **MC, **GSM8K, **DEEPSEEK, "advantage.max_step": 25, "checkpoints.save_every": 10,
+        "checkpoints.export_every": 60},
     # 12,567 problems x 5 passes / 64 = 982 iterations of 2 steps; a tenth of them is warm-up; saved every 100 steps
     "ppo_logiqa": {
-        **LPR, "learning_rate": 1e-6, "critic.learning_rate": 5e-7, "minibatch_size": 64, "micro_batch_size": 4,
-        "num_epochs": 2, "num_iterations": 982, "warmup_steps": 196, "critic.warmup_steps": 196,
+        **LPR, "update.learning_rate": 1e-6, "critic.learning_rate": 5e-7, "update.minibatch_size": 64,
+        "update.micro_batch_size": 4,
+        "update.num_epochs": 2, "num_iterations": 982, "update.warmup_steps": 196, "critic.warmup_steps": 196,
         "kl.coefficient": 0.1, "kl.kind": "k1", "kl.place": "reward", "advantage.gamma": 1.0, "advantage.lam": 0.95,
         "critic.clip_range": 0.2, "reward.limit": 5.0, "reward.offset": 0.0, "optimizer.weight_decay": 0.01,
-        "save_every": 50, "group_size": 1, "server.max_model_len": 4096, "critic.model.source": "reward_model_body",
+        "checkpoints.save_every": 50, "rollout.group_size": 1, "server.max_model_len": 4096,
+        "critic.model.source": "reward_model_body",
         "critic.form": "linear"},
     "grpo_logiqa": {
-        **LPR, "learning_rate": 5e-7, "group_size": 8, "num_problems": 64, "num_epochs": 1, "micro_batch_size": 2,
+        **LPR, "update.learning_rate": 5e-7, "rollout.group_size": 8, "rollout.num_problems": 64,
+        "update.num_epochs": 1, "update.micro_batch_size": 2,
         "kl.coefficient": 0.04, "kl.kind": "k3", "kl.place": "loss", "reward.limit": 3.0,
         "advantage.divide_by_std": True, "num_iterations": 196, "critic": None},
     "remax_logiqa": {
-        **LPR, "reward.right": 1.0, "reward.wrong": -1.0, "kl.place": "reward", "kl.kind": "k1", "num_epochs": 1,
-        "minibatch_size": 64, "num_problems": 64, "group_size": 1, "critic": None},
+        **LPR, "reward.right": 1.0, "reward.wrong": -1.0, "kl.place": "reward", "kl.kind": "k1", "update.num_epochs": 1,
+        "update.minibatch_size": 64, "rollout.num_problems": 64, "rollout.group_size": 1, "critic": None},
 }  # fmt: skip
 RESTEM = {
-    "learning_rate": 1e-6, "num_epochs": 8, "batch_size": 64, "schedule": "linear", "warmup_share": 0.03,
-    "save_every": 500, "objective.temperature": 0.6, "objective.loss_aggregation": "sequence",
+    "update.learning_rate": 1e-6, "num_epochs": 8, "update.batch_size": 64, "update.schedule": "linear",
+    "update.warmup_share": 0.03,
+    "checkpoints.save_every": 500, "objective.temperature": 0.6, "objective.loss_aggregation": "sequence",
     "optimizer.betas": [0.9, 0.999],
 }  # fmt: skip
 TINY_TASK = {"_target_": "espalier.data.tasks.word_arithmetic.WordArithmetic", "num_train": 200, "num_dev": 20,
@@ -119,7 +134,7 @@ def test_a_published_rl_recipe_has_its_published_values(name: str) -> None:
     config = composed(f"exp/ppo/{name}")
     assert values_of(config, iter(wanted)) == wanted
     assert config.params.top_p == 1  # published with less, which the trained log-probs would not know of
-    assert not any(str(key).startswith("eval") and config[key] for key in ("eval_every",))
+    assert config.evaluation.every == 0
 
 
 @pytest.mark.parametrize("size", ["rho", "deepseek"])

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from rl_cases import make_trainer, make_update, read_metrics
+from root_config import root_config
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
@@ -66,7 +67,7 @@ def moved(model: Any, experience: Experience, reference: Any = None, **changes: 
     before = flat(model)
     engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
     settings: dict[str, Any] = {"precision": "fp32", "minibatch_size": 4, "micro_batch_size": 4, "learning_rate": 1.0}
-    config = RLConfig(**{**settings, **changes})
+    config = root_config(RLConfig, **{**settings, **changes})
     make_update(engine, config, reference)(experience, 0)
     return flat(model) - before
 
@@ -136,10 +137,10 @@ def test_the_policys_schedule_reaches_its_end_after_the_critics_warm_up(
     model: Any = load_policy(str(tiny_policy), "eager")
     experience = make_experience(model)
     experience = replace(experience, values=experience.advantages, returns=experience.advantages)
-    settings: dict[str, Any] = {"precision": "fp32", "num_problems": 2, "group_size": 2, "num_iterations": 4,
+    settings: dict[str, Any] = {"precision": "fp32", "rollout_num_problems": 2, "group_size": 2, "num_iterations": 4,
                                 "num_epochs": 2, "minibatch_size": 2, "learning_rate": 12.0}  # fmt: skip
     warming_up = CriticConfig(num_warmup_iterations=1, learning_rate=8.0, schedule="linear")
-    config = RLConfig(**{**settings, **changes}, critic=warming_up)
+    config = root_config(RLConfig, **{**settings, **changes}, critic=warming_up)
     engine: Any = Rates(model)
     fitted: Any = Rates(load_critic(str(tiny_policy), "policy", "eager"))
     critic = Critic(fitted, warming_up, "fp32", 4, num_steps=4 * steps_per_iteration(config))
@@ -157,7 +158,8 @@ def test_the_policys_schedule_reaches_its_end_after_the_critics_warm_up(
 def test_the_schedule_stays_where_an_iteration_has_fewer_rollouts(tiny_policy: Path) -> None:
     model: Any = load_policy(str(tiny_policy), "eager")
     whole = make_experience(model)
-    config = RLConfig(precision="fp32", num_problems=2, group_size=2, num_iterations=3, minibatch_size=2,
+    config = root_config(RLConfig, precision="fp32", rollout_num_problems=2, group_size=2, num_iterations=3,
+                         minibatch_size=2,
                       learning_rate=12.0, warmup_steps=3, schedule="linear")  # fmt: skip
     assert whole.advantages is not None
     old = OldLogprobs(whole.old_logprobs[:2], whole.entropies[:2])
@@ -221,7 +223,9 @@ def test_an_entropy_bonus_is_computed_in_chunks_with_the_value_and_gradient_of_t
     experience = replace(experience, old=OldLogprobs(chosen.detach().float() * mask, zeros))
     before = flat(model)
     engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
-    config = RLConfig(precision="fp32", minibatch_size=8, micro_batch_size=8, learning_rate=1.0, entropy_bonus=0.1)
+    config = root_config(
+        RLConfig, precision="fp32", minibatch_size=8, micro_batch_size=8, learning_rate=1.0, entropy_bonus=0.1
+    )
     with Sizes(320, model.config.hidden_size) as sizes:
         found = make_update(engine, config, temperature=0.8, max_tokens=128)(experience, 0)
     torch.testing.assert_close(flat(model) - before, expected, rtol=0, atol=1e-6)
@@ -274,7 +278,9 @@ def unscored(known: Experience, asked: list[list[int]]) -> Experience:
 
 def one_pass_update(model: Any) -> Update:
     engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
-    config = RLConfig(precision="fp32", minibatch_size=4, micro_batch_size=2, learning_rate=1.0, tis_cap=2.0)
+    config = root_config(
+        RLConfig, precision="fp32", minibatch_size=4, micro_batch_size=2, learning_rate=1.0, tis_cap=2.0
+    )
     return make_update(engine, config)
 
 
@@ -338,7 +344,7 @@ def test_an_estimator_reads_the_same_log_probs_whether_the_update_needs_a_pass_o
     """Minibatches of 24 are one pass, of 12 are two; in neither an estimator sees anything that is no number."""
     rows = []
     for size in (24, 12):
-        settings: dict[str, Any] = {"num_epochs": 1, "minibatch_size": size, "num_iterations": 1, "eval_every": 0}
+        settings: dict[str, Any] = {"num_epochs": 1, "minibatch_size": size, "num_iterations": 1, "evaluation_every": 0}
         estimator = ReadingGRPO(divide_by_std=True)
         run_dir = tmp_path / str(size)
         trainer = make_trainer(tiny_policy, task, tokenizer, run_dir, "", estimator, **settings)
@@ -357,7 +363,7 @@ def test_an_estimator_reads_the_same_log_probs_whether_the_update_needs_a_pass_o
 )
 def test_what_needs_earlier_log_probs_makes_more_than_one_pass(tiny_policy: Path, changes: dict[str, Any]) -> None:
     engine: Any = None
-    config = RLConfig(**{"minibatch_size": 4, **changes})
+    config = root_config(RLConfig, **{"minibatch_size": 4, **changes})
     (policy,) = make_update(engine, config).learners
     assert isinstance(policy, Policy)
     assert not policy.makes_one_pass(4)
@@ -399,7 +405,7 @@ def test_a_run_learns_the_same_in_one_pass_as_in_two(
 ) -> None:
     whole = []
     for number in (1, 2):
-        settings = {"num_epochs": 1, "minibatch_size": 24, "num_iterations": 3, "eval_every": 0}
+        settings = {"num_epochs": 1, "minibatch_size": 24, "num_iterations": 3, "evaluation_every": 0}
         trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / str(number), "", **settings)
         if number == 2:
             monkeypatch.setattr(trainer.policy, "makes_one_pass", lambda _: False)

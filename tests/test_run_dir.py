@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from root_config import root_config
 
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.run_dir import (
@@ -30,7 +31,7 @@ def config(**changes: Any) -> TrainConfig:
         optimizer={"betas": [0.9, 0.95]},
         max_steps=10,
     )
-    return replace(start, **changes)
+    return root_config(start, **changes)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -41,7 +42,7 @@ def test_a_new_run_stores_its_config_commit_and_versions(tmp_path: Path) -> None
     folder = open_run_dir(str(tmp_path / "run"), config())
     stored = yaml.safe_load((folder / "config.yaml").read_text())
     assert stored["model"]["path"] == "policy"
-    assert stored["learning_rate"] == 1e-5
+    assert stored["update"]["learning_rate"] == 1e-5
     provenance = yaml.safe_load((folder / "provenance.yaml").read_text())
     assert provenance["versions"] == versions()
     assert provenance["commit"]
@@ -57,7 +58,7 @@ def test_the_same_config_is_accepted_and_nothing_is_written(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"learning_rate": 0.5}, "learning_rate: 1e-05 there, 0.5 now"),
+        ({"learning_rate": 0.5}, "update.learning_rate: 1e-05 there, 0.5 now"),
         ({"seed": 3}, "seed: 0 there, 3 now"),
         ({"examples": {"path": "other.jsonl"}}, "examples.path: 'demos.jsonl' there, 'other.jsonl' now"),
         ({"model": {"path": "policy"}}, "model._target_: 'espalier.models.load.load_policy' there, None now"),
@@ -75,7 +76,7 @@ def test_another_config_is_refused_with_the_key_named(changes: Any, text: str, t
 
 def test_another_length_of_the_same_run_is_accepted(tmp_path: Path) -> None:
     folder = open_run_dir(str(tmp_path / "run"), config())
-    longer = config(max_steps=20, num_epochs=3.0, save_every=5, eval_every=7, log_every=1, keep_checkpoints=4)
+    longer = config(max_steps=20, num_epochs=3.0, save_every=5, evaluation_every=7, log_every=1, checkpoints_keep=4)
     assert check_run_dir(str(folder), longer) == folder
 
 

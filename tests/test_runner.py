@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from root_config import root_config
 
 from espalier.data.failed_rows import read_failed, write_failed
 from espalier.data.jsonl import read_records, to_line, write_records
@@ -593,7 +594,9 @@ def test_a_job_asked_otherwise_is_refused_but_may_ask_another_server(
         run_the_job(replace(config, params={**config.params, "temperature": 0.5}))
     with pytest.raises(BadInput, match=r"was made otherwise .seed was 0, now 1"):
         run_the_job(replace(config, seed=1))
-    assert run_the_job(replace(config, client={**config.client, "base_url": "http://elsewhere"}, concurrency=3)) == 0
+    assert (
+        run_the_job(root_config(config, client={**config.client, "base_url": "http://elsewhere"}, concurrency=3)) == 0
+    )
 
 
 @pytest.mark.parametrize("server_node", [None, {}], ids=["null", "none.yaml"])

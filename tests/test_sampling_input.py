@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from root_config import root_config
 from test_runner import job_config, run_the_job
 
 from espalier.data.jsonl import read_records, write_records
@@ -67,7 +68,7 @@ def test_a_wrong_model_name_leaves_what_stands_there_as_it_is(
     output = tmp_path / "t.jsonl"
     with completion_server(max_model_len=256, answer=lambda prompt_ids, k: (text, ids), die_after=3) as server:
         config = job_config(server.base_url, tiny_policy, output)
-        config = replace(config, client={**config.client, "patience_seconds": 0.1}, concurrency=1)
+        config = root_config(config, client={**config.client, "patience_seconds": 0.1}, concurrency=1)
         with pytest.raises(ServerGone):
             run_the_job(config)
     before = output.read_bytes()
@@ -87,7 +88,7 @@ def test_a_server_that_is_gone_is_told_with_the_rows_there_are_and_the_command_t
     output = tmp_path / "t.jsonl"
     with completion_server(max_model_len=256, answer=lambda prompt_ids, k: ("#### 7", ids), die_after=3) as server:
         config = job_config(server.base_url, tiny_policy, output)
-        config = replace(config, client={**config.client, "patience_seconds": 0.1}, concurrency=1)
+        config = root_config(config, client={**config.client, "patience_seconds": 0.1}, concurrency=1)
         with pytest.raises(ServerGone) as caught:
             run_the_job(config)
     lines = str(caught.value).split("\n")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from root_config import root_config
 from transformers import AutoModelForTokenClassification
 
 from espalier.data.batches.batch import Batch
@@ -57,7 +58,7 @@ def train_config(**changes: Any) -> TrainConfig:
         "precision": "fp32", "batch_size": 8, "micro_batch_size": 4, "max_steps": 6,
         "learning_rate": 1e-2, "warmup_steps": 2, "log_every": 1,
     }  # fmt: skip
-    return TrainConfig(**{**settings, **changes})
+    return root_config(TrainConfig, **{**settings, **changes})
 
 
 OUTCOMES = [
@@ -102,10 +103,10 @@ def make_loop(policy: Path, run_dir: Path, kind: str = "sft", engine: Any = Torc
     torch.manual_seed(0)
     config = train_config(**changes)
     objective, model, examples = parts(kind, policy)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.95))
-    sizes = (config.batch_size, config.micro_batch_size, config.seed)
-    loader = Loader(examples, *sizes, micro_batch_tokens=config.micro_batch_tokens)
-    made = engine(model, optimizer, CPU, config.max_grad_norm)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.update.learning_rate, betas=(0.9, 0.95))
+    sizes = (config.update.batch_size, config.update.micro_batch_size, config.seed)
+    loader = Loader(examples, *sizes, micro_batch_tokens=config.update.micro_batch_tokens)
+    made = engine(model, optimizer, CPU, config.update.max_grad_norm)
     layout = make_layout(config, objective, model, examples, 0)
     return Loop(config, made, objective, loader, None, layout, run_dir)
 
@@ -270,7 +271,7 @@ def test_the_random_state_goes_on_where_it_stopped(tiny_policy: Path, tmp_path: 
 
 
 def test_a_run_keeps_the_newest_checkpoints(tiny_policy: Path, tmp_path: Path) -> None:
-    make_loop(tiny_policy, tmp_path, save_every=1, keep_checkpoints=2).run()
+    make_loop(tiny_policy, tmp_path, save_every=1, checkpoints_keep=2).run()
     assert [path.name for path in checkpoints(tmp_path)] == ["step-00000004", "step-00000005"]
     assert sorted(path.name for path in checkpoints(tmp_path)[0].iterdir()) == [
         "manifest.json", "optimizer.json", "optimizer.safetensors", "random-0.json", "state.json",
@@ -407,7 +408,7 @@ def test_a_rank_without_evaluation_examples_reports_the_same_names(tiny_policy: 
 
 
 def test_a_run_evaluates_at_its_end_and_logs_it(tiny_policy: Path, tmp_path: Path) -> None:
-    loop = make_loop(tiny_policy, tmp_path, max_steps=4, eval_every=3, log_every=2)
+    loop = make_loop(tiny_policy, tmp_path, max_steps=4, evaluation_every=3, log_every=2)
     loop.eval_loader = Loader(DEMONSTRATIONS[:3], 4, 4, 0)
     loop.run()
     rows = [(row["step"], "eval/loss" in row) for row in metric_rows(tmp_path)]
@@ -416,20 +417,20 @@ def test_a_run_evaluates_at_its_end_and_logs_it(tiny_policy: Path, tmp_path: Pat
 
 def test_the_learning_rate_warms_up_and_falls() -> None:
     config = train_config(learning_rate=8.0, warmup_steps=2)
-    config.schedule = "linear"
+    config.update.schedule = "linear"
     assert [rate_at(step, 6, config) for step in range(7)] == [4.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0]
-    config.schedule = "constant"
+    config.update.schedule = "constant"
     assert [rate_at(step, 6, config) for step in (0, 1, 2, 5)] == [4.0, 8.0, 8.0, 8.0]
-    config.schedule = "cosine"
+    config.update.schedule = "cosine"
     assert rate_at(4, 6, config) == pytest.approx(4.0)
     assert rate_at(3, 6, config) == pytest.approx(4 * (1 + math.sqrt(0.5)))
 
 
 def test_a_warm_up_may_be_a_share_of_all_steps() -> None:
     config = train_config(learning_rate=8.0, warmup_steps=5, warmup_share=0.35)
-    config.schedule = "linear"
+    config.update.schedule = "linear"
     assert [rate_at(step, 6, config) for step in range(7)] == [4.0, 8.0, 8.0, 6.0, 4.0, 2.0, 0.0]
-    config.warmup_share = 1.0
+    config.update.warmup_share = 1.0
     with pytest.raises(BadInput, match=r"warmup_share must be in \[0, 1\), got 1.0"):
         rate_at(0, 6, config)
 

@@ -38,8 +38,8 @@ def data_ranks(config: TrainConfig) -> tuple[int, int]:
 
 def make_loader(config: TrainConfig, examples: Sequence[Any]) -> Loader:
     """This rank's batches of the examples."""
-    sizes = (config.batch_size, config.micro_batch_size, config.seed)
-    return Loader(examples, *sizes, *data_ranks(config), micro_batch_tokens=config.micro_batch_tokens)
+    sizes = (config.update.batch_size, config.update.micro_batch_size, config.seed)
+    return Loader(examples, *sizes, *data_ranks(config), micro_batch_tokens=config.update.micro_batch_tokens)
 
 
 def load_data(config: TrainConfig, tokenizer: Any) -> tuple[list[Any], list[Any]]:
@@ -49,7 +49,7 @@ def load_data(config: TrainConfig, tokenizer: Any) -> tuple[list[Any], list[Any]
     eval_examples = load_examples(config, config.eval_examples, tokenizer) if config.eval_examples else []
     if eval_examples:
         check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
-    check_amount(examples, config.batch_size)
+    check_amount(examples, config.update.batch_size)
     check_targets(examples, config.objective.get("hard_above"), str(config.examples.get("path")))
     if config.debug:
         show_examples([*examples, *eval_examples], tokenizer)
@@ -77,24 +77,25 @@ def make_engine(config: TrainConfig, model: Any) -> Engine:
     Raises BadSettings where its adapters cannot go with ZeRO-3 (quantised ones) or with tensor parallelism.
     """
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    optimizer = build(config.optimizer, params=trained, lr=config.learning_rate)
+    optimizer = build(config.optimizer, params=trained, lr=config.update.learning_rate)
     if not config.deepspeed:
-        return TorchEngine(model, optimizer, device(), config.max_grad_norm)
+        return TorchEngine(model, optimizer, device(), config.update.max_grad_norm)
     if config.lora and config.lora.get("bits") and config.deepspeed.get("zero_optimization", {}).get("stage") == 3:
         raise BadSettings(
             "lora.bits cannot be had with ZeRO stage 3, which cuts weights as they are: set deepspeed=zero2"
         )
     if config.lora and tensor_parallel_size(config.deepspeed) > 1:
         raise BadSettings("adapters cannot be had with tensor parallelism: set lora=none or deepspeed=zero3")
-    size = config.micro_batch_size if not config.micro_batch_tokens else 1  # of its own books only: see start_step
-    num_micro_batches = config.batch_size // (size * data_ranks(config)[1])
+    # of its own books only: see start_step
+    size = config.update.micro_batch_size if not config.update.micro_batch_tokens else 1
+    num_micro_batches = config.update.batch_size // (size * data_ranks(config)[1])
     return DeepSpeedEngine(
         model,
         optimizer,
         config.deepspeed,
         micro_batch_size=size,
         num_micro_batches=num_micro_batches,
-        max_grad_norm=config.max_grad_norm,
+        max_grad_norm=config.update.max_grad_norm,
         precision=config.precision,
     )
 
@@ -115,7 +116,7 @@ def make_layout(config: TrainConfig, objective: Any, model: Any, examples: Seque
     longest = max(map(example_length, examples), default=0)
     reference = getattr(objective, "reference", None)
     networks = [model, *([reference.to(device())] if reference is not None else [])]
-    kinds = {check_layout(one, config.layout, longest) for one in networks}
+    kinds = {check_layout(one, config.update.layout, longest) for one in networks}
     return Layout("padded" if "padded" in kinds else kinds.pop(), pad_id)
 
 

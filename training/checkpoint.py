@@ -155,10 +155,10 @@ def select(run: Path, wanted: str, best: Best | None = None) -> Path | None:
             raise BadCheckpoint(f"{run} has no checkpoint {wanted}: there are {there}")
         damage = find_damage(folder)
         if damage:
-            raise BadCheckpoint(f"{folder} is damaged: {damage}: choose another step, or resume=latest")
+            raise BadCheckpoint(f"{folder} is damaged: {damage}: choose another step, or checkpoints.resume=latest")
         return folder
     if wanted not in ("auto", "latest", "best"):
-        raise BadCheckpoint(f"resume must be {RESUME}, got '{wanted}'")
+        raise BadCheckpoint(f"checkpoints.resume must be {RESUME}, got '{wanted}'")
     candidates = folders[::-1]
     if wanted == "best":
         rule = Best(best.metric, best.is_lowest, len(folders)) if best else Best()
@@ -172,7 +172,7 @@ def select(run: Path, wanted: str, best: Best | None = None) -> Path | None:
         log.warning("skipping %s: %s", folder, damage)
     why = f" ({'; '.join(reasons)})" if reasons else ""
     what = "whole checkpoint" if wanted != "best" else f"whole checkpoint with {best.metric if best else 'a metric'}"
-    raise BadCheckpoint(f"{run}/checkpoints has no {what}{why}: resume=none begins again at step 0")
+    raise BadCheckpoint(f"{run}/checkpoints has no {what}{why}: checkpoints.resume=none begins again at step 0")
 
 
 def load(run: Path, engine: HasState, data: str, wanted: str = "auto", best: Best | None = None) -> TrainState:

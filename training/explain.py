@@ -88,23 +88,23 @@ class Explain:
         if config.eval_examples:
             eval_examples, summary["eval_examples"] = _load(config.eval_examples, tokenizer, limits)
             check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
-        check_amount(examples, config.batch_size)
+        check_amount(examples, config.update.batch_size)
         check_targets(examples, config.objective.get("hard_above"), str(config.examples.get("path")))
-        sizes = (config.batch_size, config.micro_batch_size, config.seed)
-        ranks, budget = range(self.num_ranks), config.micro_batch_tokens
+        sizes = (config.update.batch_size, config.update.micro_batch_size, config.seed)
+        ranks, budget = range(self.num_ranks), config.update.micro_batch_tokens
         loaders = [Loader(examples, *sizes, rank, self.num_ranks, budget) for rank in ranks]
         steps = num_steps(config, len(examples))
         summary["batch"] = {
-            "examples_per_step": config.batch_size,
+            "examples_per_step": config.update.batch_size,
             "ranks": self.num_ranks,
             "micro_batches_per_rank_and_step": len(loaders[0].micro_batches(0)),
-            "examples_per_micro_batch": None if budget else config.micro_batch_size,
+            "examples_per_micro_batch": None if budget else config.update.micro_batch_size,
             "tokens_per_micro_batch": budget or None,
         }
         summary["steps"] = _steps(config, steps, len(examples))
         summary["evaluations"] = _evaluations(config, steps, len(eval_examples))
         summary["checkpoints"] = _checkpoints(config, steps)
-        summary["tokens"] = _tokens(loaders, steps, min(steps, self.max_counted_steps), config.layout)
+        summary["tokens"] = _tokens(loaders, steps, min(steps, self.max_counted_steps), config.update.layout)
         for line in describe(summary):
             log.info("%s", line)
         context.counts.update(steps=steps, examples=len(examples), tokens=summary["tokens"]["tokens"])
@@ -142,14 +142,14 @@ def rows_of(example: Any) -> list[list[int]]:
 def _steps(config: TrainConfig, steps: int, num_examples: int) -> dict[str, Any]:
     why = f"max_steps={config.max_steps}"
     if config.max_steps <= 0:
-        why = f"ceil({num_examples} examples x {config.num_epochs:g} epochs / {config.batch_size})"
+        why = f"ceil({num_examples} examples x {config.num_epochs:g} epochs / {config.update.batch_size})"
     return {
         "steps": steps,
         "why": why,
-        "examples_seen": steps * config.batch_size,
-        "epochs": round(steps * config.batch_size / num_examples, 4),
+        "examples_seen": steps * config.update.batch_size,
+        "epochs": round(steps * config.update.batch_size / num_examples, 4),
         "warmup_steps": num_warmup_steps(config, steps),
-        "schedule": config.schedule,
+        "schedule": config.update.schedule,
         "learning_rate": {"first": rate_at(0, steps, config),
                           "highest": max(rate_at(step, steps, config) for step in range(steps)),
                           "last": rate_at(steps - 1, steps, config)},
@@ -157,15 +157,16 @@ def _steps(config: TrainConfig, steps: int, num_examples: int) -> dict[str, Any]
 
 
 def _evaluations(config: TrainConfig, steps: int, num_examples: int) -> dict[str, Any]:
-    due = [step for step in range(1, steps + 1) if step == steps or is_due(step, config.eval_every)]
+    due = [step for step in range(1, steps + 1) if step == steps or is_due(step, config.evaluation.every)]
     due = due if num_examples else []
     return {"evaluations": len(due), "at_steps": _ends(due), "examples_each": num_examples}
 
 
 def _checkpoints(config: TrainConfig, steps: int) -> dict[str, Any]:
-    due = [step for step in range(1, steps) if is_due(step, config.save_every)]
-    return {"checkpoints": len(due), "at_steps": _ends(due), "kept_newest": max(1, config.keep_checkpoints),
-            "kept_best": config.keep_best, "best_metric": config.best_metric if config.keep_best else None}  # fmt: skip
+    due = [step for step in range(1, steps) if is_due(step, config.checkpoints.save_every)]
+    rule = config.checkpoints
+    return {"checkpoints": len(due), "at_steps": _ends(due), "kept_newest": max(1, rule.keep),
+            "kept_best": rule.keep_best, "best_metric": rule.best_metric if rule.keep_best else None}  # fmt: skip
 
 
 def _ends(steps: Sequence[int]) -> list[int]:
@@ -247,6 +248,6 @@ def _describe_tokens(tokens: dict[str, Any]) -> str:
     return (
         f"tokens: {tokens['tokens']:,} in all, {each['mean']:,} a step ({each['least']:,} to {each['most']:,}); "
         f"padded batches are {100 * tokens['padding_share_of_padded_batches']:.1f} % padding, the largest "
-        f"micro-batch takes {tokens['largest_padded_micro_batch']:,}; layout={tokens['layout']} computes "
+        f"micro-batch takes {tokens['largest_padded_micro_batch']:,}; update.layout={tokens['layout']} computes "
         f"{100 * tokens['computed_share']:.1f} % of the tokens"
     )

@@ -4,8 +4,8 @@
     candidates/step-00000020    a checkpoint's weights as a model folder (`which: all`)
     candidates/step-00000060    the trained model, a link
 
-Train with `save_every` above 0 and a large `keep_checkpoints` to have something to choose from; checkpoints are of one
-process or of DeepSpeed, as `training.export_model` reads them.
+Train with `checkpoints.save_every` above 0 and a large `checkpoints.keep` to have something to choose from; they
+are of one process or of DeepSpeed, as `training.export_model` reads them.
 """
 
 import json
@@ -95,7 +95,8 @@ class ExportCheckpoints:
             shutil.rmtree(partial, ignore_errors=True)
             raise
         if self.which == "all" and context.counts["candidates"] < 3:
-            log.warning("%s: no checkpoint between start and end: set save_every and keep_checkpoints", run)
+            log.warning("%s: no checkpoint between start and end: set checkpoints.save_every and checkpoints.keep",
+                        run)  # fmt: skip
 
     @staticmethod
     def _link(partial: Path, output: Path, step: int, target: Path) -> None:

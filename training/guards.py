@@ -56,8 +56,8 @@ def check_held_out(examples: Iterable[Any], eval_examples: Sequence[Any], path: 
 def check_amount(examples: Sequence[Any], batch_size: int) -> None:
     """Warn of a step that holds more examples than there are."""
     if len(examples) < batch_size:
-        log.warning("batch_size %d is more than the %d examples: a step reads some of them more than once", batch_size,
-                    len(examples))  # fmt: skip
+        log.warning("update.batch_size %d is more than the %d examples: a step reads some of them more than once",
+                    batch_size, len(examples))  # fmt: skip
 
 
 def token_rows(example: Any) -> list[list[int]]:

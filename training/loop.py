@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import NoReturn
 
@@ -53,18 +54,21 @@ class Loop:
 
     def __post_init__(self) -> None:
         config = self.config
-        self.best = checkpoint.Best(config.best_metric, config.best_is == "lowest", config.keep_best)
-        for name, choices in (("best_is", ("lowest", "highest")), ("on_nonfinite", ("stop", "skip")),
-                              ("reference_logprobs", ("auto", "precomputed", "online"))):  # fmt: skip
-            if getattr(config, name) not in choices:
-                raise BadInput(
-                    f"{name} must be {', '.join(choices[:-1])} or {choices[-1]}, got '{getattr(config, name)}'"
-                )
-        if config.on_nonfinite == "skip" and config.deepspeed:
-            raise BadInput("on_nonfinite=skip cannot be had with DeepSpeed, which keeps its sums of gradients to "
-                           "itself: set on_nonfinite=stop or deepspeed=none")  # fmt: skip
-        if config.keep_best > 0 and (self.eval_loader is None or config.eval_every <= 0):
-            raise BadInput(f"keep_best={config.keep_best} needs evaluations: set eval_examples and eval_every")
+        self.best = checkpoint.Best(
+            config.checkpoints.best_metric, config.checkpoints.best_is == "lowest", config.checkpoints.keep_best
+        )
+        for key, choices in (("checkpoints.best_is", ("lowest", "highest")), ("update.on_nonfinite", ("stop", "skip")),
+                             ("reference_logprobs", ("auto", "precomputed", "online"))):  # fmt: skip
+            if (word := attrgetter(key)(config)) not in choices:
+                raise BadInput(f"{key} must be {', '.join(choices[:-1])} or {choices[-1]}, got '{word}'")
+        if config.update.on_nonfinite == "skip" and config.deepspeed:
+            raise BadInput("update.on_nonfinite=skip cannot be had with DeepSpeed, which keeps its sums of gradients "
+                           "to itself: set update.on_nonfinite=stop or deepspeed=none")  # fmt: skip
+        if config.checkpoints.keep_best > 0 and (self.eval_loader is None or config.evaluation.every <= 0):
+            raise BadInput(
+                f"checkpoints.keep_best={config.checkpoints.keep_best} needs evaluations: set eval_examples and "
+                "evaluation.every"
+            )
 
     @property
     def max_steps(self) -> int:
@@ -79,7 +83,7 @@ class Loop:
         """
         config, max_steps = self.config, self.max_steps
         self.data = fingerprint(self.loader.examples)
-        state = checkpoint.load(self.run_dir, self.engine, self.data, config.resume, self.best)
+        state = checkpoint.load(self.run_dir, self.engine, self.data, config.checkpoints.resume, self.best)
         first, self.num_skipped = state.step, state.num_skipped
         if first > max_steps:
             raise checkpoint.BadCheckpoint(f"{self.run_dir} has done {first} steps, more than {max_steps}")
@@ -108,7 +112,7 @@ class Loop:
     def _ask_reference(self) -> None:
         """Compute the reference's log-probs once, where they are read more than once (or always, or never)."""
         how, reference = self.config.reference_logprobs, getattr(self.objective, "reference", None)
-        num_read = self.max_steps * self.config.batch_size
+        num_read = self.max_steps * self.config.update.batch_size
         is_wanted = how == "precomputed" or (how == "auto" and num_read > len(self.loader.examples))
         if reference is None or not is_wanted:
             return
@@ -120,7 +124,7 @@ class Loop:
 
     def _reference_batches(self) -> Iterator[Batch]:
         """This rank's batches of the first epoch, and of an evaluation."""
-        one_epoch = math.ceil(len(self.loader.examples) / self.config.batch_size)
+        one_epoch = math.ceil(len(self.loader.examples) / self.config.update.batch_size)
         evaluation = self._evaluation_batches(self.eval_loader) if self.eval_loader is not None else iter(())
         for step in range(min(self.max_steps, one_epoch)):
             if self.stop.agreed():
@@ -132,7 +136,7 @@ class Loop:
         """What follows step `done` where it is due; whether a checkpoint was saved."""
         config, values = self.config, {}
         is_last = done == self.max_steps
-        if self.eval_loader is not None and (is_last or is_due(done, config.eval_every)):
+        if self.eval_loader is not None and (is_last or is_due(done, config.evaluation.every)):
             try:
                 means = self.evaluate(self.eval_loader)
             except Stopped:
@@ -140,9 +144,9 @@ class Loop:
             values = {f"eval/{name}": value for name, value in means.items()}
             metrics.log(done, values)
             if self.best.keep and self.best.metric not in values:
-                raise BadInput(f"best_metric {self.best.metric} is none of {', '.join(values)}")
+                raise BadInput(f"checkpoints.best_metric {self.best.metric} is none of {', '.join(values)}")
         state = checkpoint.TrainState(done, self.data, values)
-        is_save_due = not is_last and is_due(done, config.save_every)
+        is_save_due = not is_last and is_due(done, config.checkpoints.save_every)
         if is_save_due or (values and checkpoint.is_among_best(self.run_dir, state, self.best)):
             self._save(state)
             return True
@@ -150,7 +154,7 @@ class Loop:
 
     def _save(self, state: checkpoint.TrainState) -> None:
         state = replace(state, num_skipped=self.num_skipped)
-        checkpoint.save(self.run_dir, self.engine, state, self.config.keep_checkpoints, self.best)
+        checkpoint.save(self.run_dir, self.engine, state, self.config.checkpoints.keep, self.best)
 
     def _save_and_exit(self, state: checkpoint.TrainState, is_saved: bool = False) -> NoReturn:
         """After a signal."""
@@ -216,10 +220,10 @@ class Loop:
 
     def _leave_out(self, reason: str) -> None:
         """Skip a step that is not finite, its data with it, where that is asked for and not once too often."""
-        if self.config.on_nonfinite != "skip":
+        if self.config.update.on_nonfinite != "skip":
             raise NotFinite(reason)
-        if self.num_skipped >= self.config.max_skipped:
-            raise NotFinite(f"{reason}: {self.num_skipped} steps were skipped before it (max_skipped)")
+        if self.num_skipped >= self.config.update.max_skipped:
+            raise NotFinite(f"{reason}: {self.num_skipped} steps were skipped before it (update.max_skipped)")
         self.engine.discard()
         self.num_skipped += 1
         log.warning("skipped %s", reason)

@@ -14,7 +14,7 @@ SCHEDULES: dict[str, Callable[[float], float]] = {
 }
 
 
-def check_schedule(schedule: str, key: str = "schedule") -> None:
+def check_schedule(schedule: str, key: str = "update.schedule") -> None:
     """Raise BadInput where there is no such schedule; `key` is where the config names it."""
     if schedule not in SCHEDULES:
         raise BadInput(f"{key} must be one of {', '.join(SCHEDULES)}, got '{schedule}'")
@@ -31,19 +31,19 @@ def learning_rate(step: int, peak: float, warmup_steps: int, schedule: str = "co
 
 def rate_at(step: int, max_steps: int, config: TrainConfig) -> float:
     """The learning rate of a step (from 0) of `max_steps`. Raises BadInput on settings that make none."""
-    if not 0 <= config.warmup_share < 1:
-        raise BadInput(f"warmup_share must be in [0, 1), got {config.warmup_share}")
+    if not 0 <= config.update.warmup_share < 1:
+        raise BadInput(f"update.warmup_share must be in [0, 1), got {config.update.warmup_share}")
     warmup = num_warmup_steps(config, max_steps)
-    return learning_rate(step, config.learning_rate, warmup, config.schedule, max_steps)
+    return learning_rate(step, config.update.learning_rate, warmup, config.update.schedule, max_steps)
 
 
 def num_steps(config: TrainConfig, num_examples: int) -> int:
     """Optimizer steps of a whole run: `max_steps`, or as many as `num_epochs` passes over the examples take."""
     if config.max_steps > 0:
         return config.max_steps
-    return max(1, math.ceil(num_examples * config.num_epochs / config.batch_size))
+    return max(1, math.ceil(num_examples * config.num_epochs / config.update.batch_size))
 
 
 def num_warmup_steps(config: TrainConfig, max_steps: int) -> int:
     """`warmup_share` of all steps, rounded down, or else `warmup_steps`."""
-    return int(config.warmup_share * max_steps) if config.warmup_share > 0 else config.warmup_steps
+    return int(config.update.warmup_share * max_steps) if config.update.warmup_share > 0 else config.update.warmup_steps

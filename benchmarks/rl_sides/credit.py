@@ -50,7 +50,7 @@ class Credit:
     def __init__(self, folder: Path, policy: Path, iterations: int, num_eval: int, value_problems: int):
         self.folder, self.policy, self.iterations = folder, policy, iterations
         self.value_problems = value_problems
-        self.data = [f"task.num_dev={num_eval}", f"num_eval_problems={num_eval}"]
+        self.data = [f"task.num_dev={num_eval}", f"evaluation.num_problems={num_eval}"]
 
     def run(self, method: str, seed: int) -> dict[str, Any]:
         """What one run taught: `{accuracy, curve: [[updates, seconds, accuracy], ...], seconds}`."""
@@ -87,7 +87,11 @@ class Credit:
 
     def _online(self, method: str, seed: int) -> list[dict[str, float]]:
         run = self.folder / f"{method}-{seed}"
-        settings = [f"num_iterations={self.iterations}", f"save_every={max(1, self.iterations // 6)}", "eval_every=4"]
+        settings = [
+            f"num_iterations={self.iterations}",
+            f"checkpoints.save_every={max(1, self.iterations // 6)}",
+            "evaluation.every=4",
+        ]
         self._main(ONLINE[method], run, self.policy, seed, settings)
         return read_rows(run)
 
@@ -97,7 +101,13 @@ class Credit:
 
     def _evaluated(self, model: Path, run: Path, seed: int) -> list[dict[str, float]]:
         """The evaluation before the first iteration of a run that learns nothing."""
-        settings = ["num_iterations=1", "num_problems=1", "learning_rate=0.0", "eval_every=2", "save_every=0"]
+        settings = [
+            "num_iterations=1",
+            "rollout.num_problems=1",
+            "update.learning_rate=0.0",
+            "evaluation.every=2",
+            "checkpoints.save_every=0",
+        ]
         self._main(ONLINE["grpo"], run, model, seed, settings)
         return read_rows(run)[:1]
 
@@ -114,9 +124,9 @@ class Credit:
             run_program(log, "service_api_caller_v1.py", "-cn", "api/vllm/trajectories", f"output={sampled}", *sampling)
             stage = "restem_demonstrations" if method == "restem" else "dpo_positive_preferences"
             run_program(log, "run_stage.py", "-cn", stage, f"input={sampled}", f"output={chosen}", f"seed={seed}")
-        own = [f"max_steps={self.iterations}", f"seed={seed}", "save_every=0"]
+        own = [f"max_steps={self.iterations}", f"seed={seed}", "checkpoints.save_every=0"]
         if method == "restem":
-            own += ["batch_size=512", "learning_rate=1.0e-4", "warmup_steps=5"]
+            own += ["update.batch_size=512", "update.learning_rate=1.0e-4", "update.warmup_steps=5"]
         train(run / "train", self.policy, chosen, log, OFFLINE[method], own)
         return run / "train" / "model"
 

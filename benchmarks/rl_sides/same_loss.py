@@ -19,7 +19,7 @@ from espalier.rl.policy import Policy
 from espalier.rl.policy_loss import PolicyLoss
 from espalier.rl.types import Experience, Rollout, RolloutGroup
 from espalier.rl.update import Update
-from espalier.runtime.schemas import RLConfig
+from espalier.runtime.schemas import RLConfig, RLUpdateConfig
 from espalier.training.engine import TorchEngine
 
 GROUP_SIZE = 4
@@ -97,7 +97,10 @@ def for_peer(experience: Experience, path: Path) -> None:
 def own_loss(path: str, experience: Experience) -> dict[str, float]:
     """Of `rl.update.Update`, by one step of plain gradient descent of rate 0."""
     model: Any = load_policy(path, "eager")
-    config = RLConfig(precision="fp32", minibatch_size=len(experience.ids), micro_batch_size=3, learning_rate=0.0)
+    config = RLConfig(
+        precision="fp32",
+        update=RLUpdateConfig(minibatch_size=len(experience.ids), micro_batch_size=3, learning_rate=0.0),
+    )
     engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=0.0), torch.device("cpu"), 0.0)
     policy = Policy(PolicyLoss(engine, config, temperature=1.0, kl=KLController(0.0, 0.0, 1)), max_tokens=64)
     found = Update(config, [policy])(experience, iteration=0)

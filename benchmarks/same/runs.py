@@ -32,13 +32,16 @@ class Run:
         return self.name.lower().replace(" ", "_").replace("+", "p")
 
 
-_BASE = "-cn train model.attention=eager warmup_steps=2 log_every=1 seed=3"
-_FEW = f"{_BASE} batch_size=12 micro_batch_size=6 max_steps=6 learning_rate=0.001 model.path={{policy}}"
+_BASE = "-cn train model.attention=eager update.warmup_steps=2 log_every=1 seed=3"
+_FEW = (
+    f"{_BASE} update.batch_size=12 update.micro_batch_size=6 max_steps=6 update.learning_rate=0.001 "
+    "model.path={policy}"
+)
 _EXACT = "precision=fp32"
 
 SFT = Run("SFT", TRAINER, f"""{_BASE} {_EXACT} model.path={{tiny}} +examples@eval_examples=demonstrations
-    examples.path={{data}}/demonstrations.jsonl eval_examples.path={{data}}/held_out.jsonl batch_size=32
-    micro_batch_size=16 max_steps=200 learning_rate=0.003 eval_every=50""")  # fmt: skip
+    examples.path={{data}}/demonstrations.jsonl eval_examples.path={{data}}/held_out.jsonl update.batch_size=32
+    update.micro_batch_size=16 max_steps=200 update.learning_rate=0.003 evaluation.every=50""")  # fmt: skip
 PRM = Run("PRM", TRAINER, f"""{_FEW} {_EXACT} model=process_reward objective=process_reward examples=step_values
     examples.path={{data}}/step_values.jsonl""")  # fmt: skip
 FIXED = (
@@ -56,18 +59,20 @@ FIXED = (
 
 _TASK = " ".join(f"task.{name}={value}" for name, value in TASK.items())
 _RL = f"""-cn rl model.path={{policy}} model.attention=eager server=none client.base_url={{server}} {_TASK} seed=3
-    precision=fp32 params.max_tokens=40 num_iterations=3 num_problems=6 group_size=4 minibatch_size=12
-    micro_batch_size=6 learning_rate=0.001 schedule=linear warmup_steps=1 eval_every=3 num_eval_problems=8
-    num_samples=2"""
+    precision=fp32 params.max_tokens=40 num_iterations=3 rollout.num_problems=6 rollout.group_size=4
+    update.minibatch_size=12
+    update.micro_batch_size=6 update.learning_rate=0.001 update.schedule=linear update.warmup_steps=1
+    evaluation.every=3 evaluation.num_problems=8
+    samples.num_problems=2"""
 ONLINE = (
-    Run("GRPO", RL, f"{_RL} advantage=grpo dynamic_sampling_rounds=1 kl=loss"),
+    Run("GRPO", RL, f"{_RL} advantage=grpo rollout.dynamic_sampling_rounds=1 kl=loss"),
     Run("RLOO", RL, f"""{_RL} advantage=rloo reward=outcome_and_form reward.terms.length.free_tokens=16
-        loss_aggregation=sequence"""),
-    Run("PPO", RL, f"{_RL} advantage=gae critic=policy critic.learning_rate=0.001 kl=adaptive num_epochs=2"),
-    Run("VinePPO", RL, f"{_RL} advantage=vineppo advantage.completions_per_state=3 whitening=standard"),
+        update.loss_aggregation=sequence"""),
+    Run("PPO", RL, f"{_RL} advantage=gae critic=policy critic.learning_rate=0.001 kl=adaptive update.num_epochs=2"),
+    Run("VinePPO", RL, f"{_RL} advantage=vineppo advantage.completions_per_state=3 update.whitening=standard"),
     Run("SPO", RL, f"""{_RL} advantage=spo advantage.completions_per_state=2
         advantage.cut_points_per_segment=1"""),
-    Run("ReMax", RL, f"{_RL} advantage=remax entropy_bonus=0.01"),
+    Run("ReMax", RL, f"{_RL} advantage=remax update.entropy_bonus=0.01"),
     Run("REINFORCE++", RL, f"{_RL} advantage=reinforce_plus_plus advantage.has_group_baseline=true kl=reward"),
     Run("process values", RL, f"{_RL} advantage=process_values advantage.path={{prm}}"),
 )  # fmt: skip

@@ -31,9 +31,11 @@ LENGTHS = {"short": (2, 5), "medium": (5, 7), "long": (8, 10)}
 FAMILIES = ("llama", "qwen3")
 RATES = (1e-4, 3e-4)
 GRPO, VINEPPO = "grpo", "vineppo"
-_SETTINGS = """client=data_parallel_engines client.num_engines=1 server=none params.max_tokens=160 group_size=8
-    minibatch_size=64 micro_batch_size=64 eval_every=0 save_every=0 num_samples=0 task.num_train=1000"""
-_FEW = "num_problems=2 group_size=4 advantage.completions_per_state=3"  # every state of a rollout is completed
+_SETTINGS = """client=data_parallel_engines client.num_engines=1 server=none params.max_tokens=160 rollout.group_size=8
+    update.minibatch_size=64 update.micro_batch_size=64 evaluation.every=0 checkpoints.save_every=0
+    samples.num_problems=0 task.num_train=1000"""
+# every state of a rollout is completed
+_FEW = "rollout.num_problems=2 rollout.group_size=4 advantage.completions_per_state=3"
 _WARNINGS = ("the engine's log-probs drift", "engine and trainer")
 
 
@@ -93,8 +95,8 @@ def run_cell(cell: Cell, policy: Path, folder: Path) -> dict[str, Any]:
         return found
     shutil.rmtree(run, ignore_errors=True)
     words = [*_SETTINGS.split(), *task_settings(cell.length), f"model.path={policy}", f"output_dir={run}",
-             f"learning_rate={cell.rate}", f"num_iterations={cell.iterations}",
-             *(_FEW.split() if cell.algorithm == VINEPPO else ["num_problems=8"])]  # fmt: skip
+             f"update.learning_rate={cell.rate}", f"num_iterations={cell.iterations}",
+             *(_FEW.split() if cell.algorithm == VINEPPO else ["rollout.num_problems=8"])]  # fmt: skip
     command = [sys.executable, "main.py", "-cn", f"exp/ppo/{cell.algorithm}_word_arithmetic", *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     began = time.monotonic()

@@ -168,8 +168,8 @@ def plant(faults: Faults) -> Iterator[tuple[str, str, dict[str, str]]]:
         faults.run(RL, *TASK, *SMALL, STALE, is_quick=False),
     )
 
-    words = (f"model.path={faults.leaking_network()}", f"examples.path={faults.examples()}", "layout=packed",
-             "batch_size=4", "micro_batch_size=4")  # fmt: skip
+    words = (f"model.path={faults.leaking_network()}", f"examples.path={faults.examples()}", "update.layout=packed",
+             "update.batch_size=4", "update.micro_batch_size=4")  # fmt: skip
     yield "rows leak into one another, and packing is forced", "packing", faults.run(SFT, *words, is_quick=False)
 
     words = ("task=problem_file", f"task.path={faults.folder}", "task.kind=choice")

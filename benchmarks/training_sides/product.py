@@ -28,9 +28,9 @@ from espalier.training.loop import Loop
 PROGRAM = "trainer_base_ds_mul.py"
 # The settings of each kind that are chosen for speed; all else is given by the comparison.
 FAST = {
-    "sft": ["micro_batch_size=16", "model.attention=eager"],
-    "dpo": ["micro_batch_size=8", "model.attention=eager", "reference_logprobs=precomputed"],
-    "prm": ["micro_batch_size=8", "model.attention=eager"],
+    "sft": ["update.micro_batch_size=16", "model.attention=eager"],
+    "dpo": ["update.micro_batch_size=8", "model.attention=eager", "reference_logprobs=precomputed"],
+    "prm": ["update.micro_batch_size=8", "model.attention=eager"],
 }
 
 
@@ -49,10 +49,10 @@ def given(folder: Path, kind: str) -> list[str]:
         *own[kind],
         f"examples.path={folder}/{kind}.jsonl",
         "examples.max_length=1024",
-        f"batch_size={settings.batch_size}",
-        f"learning_rate={settings.learning_rate}",
-        "schedule=constant",
-        "warmup_steps=0",
+        f"update.batch_size={settings.batch_size}",
+        f"update.learning_rate={settings.learning_rate}",
+        "update.schedule=constant",
+        "update.warmup_steps=0",
         f"optimizer.betas=[{BETAS[0]},{BETAS[1]}]",
         "precision=bf16",
     ]

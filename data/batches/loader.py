@@ -36,7 +36,7 @@ class Loader:
     def __post_init__(self) -> None:
         size, micro = self.batch_size, self.micro_batch_size
         if min(size, micro) < 1 or self.micro_batch_tokens < 0:
-            raise BadInput(f"batch_size and micro_batch_size must be at least 1, got {size} and {micro} (and "
+            raise BadInput(f"update.batch_size and micro_batch_size must be at least 1, got {size} and {micro} (and "
                            f"micro_batch_tokens at least 0: {self.micro_batch_tokens})")  # fmt: skip
         if self.micro_batch_tokens:
             self._check_budget()
@@ -44,8 +44,8 @@ class Loader:
         unit = micro * self.world_size
         if size % unit:
             raise BadInput(
-                f"batch_size {size} is not a multiple of micro_batch_size {micro} x {self.world_size} ranks: "
-                f"choose batch_size={max(1, size // unit) * unit}"
+                f"update.batch_size {size} is not a multiple of micro_batch_size {micro} x {self.world_size} ranks: "
+                f"choose update.batch_size={max(1, size // unit) * unit}"
             )
 
     def _check_budget(self) -> None:
@@ -53,11 +53,11 @@ class Loader:
         longest = max(self.examples, key=computed_tokens, default=None)
         if longest is not None and computed_tokens(longest) > budget:
             size = computed_tokens(longest)
-            raise BadInput(f"example '{longest.id}' has {size} tokens, more than micro_batch_tokens {budget}: raise "
-                           "it, or lower examples.max_length")  # fmt: skip
+            raise BadInput(f"example '{longest.id}' has {size} tokens, more than update.micro_batch_tokens {budget}: "
+                           "raise it, or lower examples.max_length")  # fmt: skip
         if self.batch_size < self.world_size:
-            raise BadInput(f"batch_size {self.batch_size} leaves some of {self.world_size} ranks without an example: "
-                           f"choose batch_size={self.world_size} at least")  # fmt: skip
+            raise BadInput(f"update.batch_size {self.batch_size} leaves some of {self.world_size} ranks without an "
+                           f"example: choose update.batch_size={self.world_size} at least")  # fmt: skip
 
     def _order(self, epoch: int) -> list[int]:
         if epoch not in self._orders:

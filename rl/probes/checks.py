@@ -47,7 +47,7 @@ REMEDIES = {
     STOP: "the end token is part of the response: the policy learns to stop from it",
     REWARD: "look at the reward's parts for this response",
     CRASH: "the same command goes on from the last checkpoint",
-    KL: "lower learning_rate, or raise kl.coefficient; the last checkpoint is from before",
+    KL: "lower update.learning_rate, or raise kl.coefficient; the last checkpoint is from before",
     VERSION: "one engine serves one run: another program delivered weights, or the engine was restarted",
     UNKNOWN: "the same dtype and kernels on both sides; a quantised engine needs a limit of its own: probes.max_gap",
 }

@@ -1,0 +1,223 @@
+"""The config of main.py."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+from espalier.runtime.schemas.shared_topics import EngineConfig, TrackingConfig
+
+
+@dataclass
+class RolloutConfig:
+    """The rollouts of one iteration: `num_problems` x `group_size`."""
+
+    num_problems: int = 64
+    """problems of one iteration"""
+    group_size: int = 8
+    """rollouts of one problem"""
+    dynamic_sampling_rounds: int = 0
+    """times per iteration that groups whose rewards agree are replaced by groups of other problems (DAPO's dynamic
+    sampling)"""
+    max_refused_share: float = 0.05
+    """share of an iteration's, or an evaluation's, problems of which the server may refuse the prompt (HTTP 400); such
+    a problem gives no group; beyond the share the run ends (one may always be refused, unless it is 0)"""
+
+
+@dataclass
+class RLUpdateConfig:
+    """What an iteration's rollouts do to the policy: passes, minibatches, the loss, the learning rate."""
+
+    num_epochs: int = 1
+    """passes over an iteration's rollouts"""
+    minibatch_size: int = 512
+    """rollouts of one optimizer step, over all ranks"""
+    micro_batch_size: int = 64
+    """rollouts of one pass; the gradient does not depend on the cut"""
+    learning_rate: float = 1e-6
+    """the highest rate of the schedule"""
+    warmup_steps: int = 0
+    """optimizer steps over which the rate rises"""
+    schedule: str = "constant"
+    """after the warm-up: constant, linear or cosine, the last two down to 0 over all iterations"""
+    max_grad_norm: float = 1.0
+    """the gradient of a step is scaled down to this norm; 0 does not clip"""
+    clip_low: float = 0.2
+    """a token's ratio is clipped below at 1 - this"""
+    clip_high: float = 0.2
+    """a token's ratio is clipped above at 1 + this; 0.28 is DAPO's clip-higher, against entropy that falls early (Yu et
+    al. 2025)"""
+    dual_clip: float = 0.0
+    """above 1 (3 is usual): the loss of a token with a negative advantage is at most this times the advantage, where
+    ratios explode (Ye et al. 2020); 0: no such bound"""
+    entropy_bonus: float = 0.0
+    """the weight of the policy's entropy in the loss; 0: none"""
+    max_mean_ratio: float = 0.0
+    """a minibatch whose mean ratio is above this is skipped and counted; 0: any may be"""
+    tis_cap: float = 0.0
+    """above 0: tokens are weighed by the ratio of the trainer's and the engine's policy, truncated here (Yao et al.
+    2025); conf/rl.yaml sets 2"""
+    loss_aggregation: str = "token"
+    """what a minibatch's loss is divided by: token, sequence or constant (rl/losses.py)"""
+    whitening: str = "none"
+    """of the advantages over the whole iteration: none, scale (divided by their standard deviation) or standard (their
+    mean taken off too)"""
+
+
+@dataclass
+class RLEvaluationConfig:
+    """The evaluation by greedy answers to problems of dev, and when it ends the run."""
+
+    every: int = 0
+    """iterations from one evaluation to the next, one before the first; 0: none"""
+    num_problems: int = 200
+    """problems of dev that are asked"""
+    patience: int = 0
+    """evaluations in a row without a new best after which training ends, schedules unchanged; 0: never"""
+
+
+@dataclass
+class RLCheckpointsConfig:
+    """What is saved on the way."""
+
+    save_every: int = 0
+    """iterations from one checkpoint to the next; 0: none on the way"""
+    keep: int = 1
+    """the newest checkpoints that are kept"""
+    keep_best: int = 0
+    """of the checkpoints saved right after an evaluation, those with the highest accuracy that are kept beside them"""
+    export_every: int = 0
+    """iterations from one model folder that stays (policies/iteration-N), for evaluation apart, to the next; 0: none"""
+
+
+@dataclass
+class SamplesConfig:
+    """Rollouts that are written down to be read (samples/)."""
+
+    every: int = 1
+    """iterations from one file to the next; 0: none"""
+    num_problems: int = 8
+    """problems of which the first rollout is written down"""
+
+
+@dataclass
+class KLConfig:
+    """The penalty for leaving the reference (rl/kl.py)."""
+
+    coefficient: float = 0.0
+    """the weight of the penalty; 0: none, and no reference is loaded"""
+    kind: str = "k3"
+    """how a token's term is estimated: k1, abs, mse, k3, or full: over the whole vocabulary"""
+    place: str = "loss"
+    """added to the loss, or to the reward as a cost of each token"""
+    max_token: float = 0.0
+    """above 0: bounds a token's term"""
+    target: float = 0.0
+    """above 0: the coefficient adapts itself to reach so many nats per response"""
+    horizon: int = 10000
+    """rollouts over which it adapts; fewer react faster"""
+
+
+@dataclass
+class CriticConfig:
+    """The value network: a model with a value at every position, its own optimizer and schedule."""
+
+    model: Any = MISSING
+    """where its weights come from: critic=policy, reward_model, reward_model_body or scratch"""
+    form: str = "linear"
+    """a value is the head's output (linear: any number) or its sigmoid (probability: 0 to 1, as process reward models
+    are trained); a run whose returns leave that range is refused"""
+    optimizer: Any = MISSING
+    """the optimizer and its settings, but for the learning rate"""
+    learning_rate: float = 1e-5
+    """the highest rate of its schedule"""
+    warmup_steps: int = 0
+    """optimizer steps over which the rate rises"""
+    schedule: str = "constant"
+    """after the warm-up: constant, linear or cosine"""
+    max_grad_norm: float = 1.0
+    """the gradient of a step is scaled down to this norm; 0 does not clip"""
+    clip_range: float = 0.2
+    """how far a value may move in one iteration; 0 clips nothing, for rewards whose scale is far above 1"""
+    num_warmup_iterations: int = 0
+    """first iterations in which the critic alone is trained; the policy's warm-up and schedule take up the rest of the
+    run"""
+
+
+@dataclass
+class EMAConfig:
+    """A moving average of the policy's versions (rl/ema.py), saved as model_ema/."""
+
+    decay: float = 0.0
+    """the share of the average that stays in every iteration; 0: no average is kept"""
+
+
+@dataclass
+class ProbesConfig:
+    """What stops a run, or is warned of, before anything is learnt from it (rl/probes/checks.py)."""
+
+    on_fault: str = "stop"
+    """stop, or warn; rollouts of another version than the one that is trained are never learnt from"""
+    max_gap: float = 0.0
+    """mean absolute difference of the engine's and the trainer's log-probs, in nats per token; 0: what rounding makes
+    of this policy, measured in every iteration, decides (an engine with quantised weights needs a number of its own)"""
+    max_step: float = 1.0
+    """KL between one version and the next on fixed responses, in nats per token; 0: any"""
+    max_update_kl: float = 1.0
+    """KL that an update makes on its own rollouts, in nats per token; 0: any"""
+    max_reference_kl: float = 3.0
+    """KL from the reference, in nats per token; 0: any"""
+
+
+@dataclass
+class RLConfig:
+    """`main.py`: reinforcement learning with a live engine."""
+
+    output_dir: str = MISSING
+    """the run directory: config.yaml, metrics.jsonl, samples/, checkpoints/ and, last of all, model/"""
+    seed: int = 0
+    """of the problems that are drawn and of every random draw"""
+    task: Any = MISSING
+    """the task of the problems: how a prompt is written and an answer is graded"""
+    model: Any = MISSING
+    """the policy, and the folder or hub name of its weights (`model.path`)"""
+    num_iterations: int = 10
+    """iterations of the run: rollouts, rewards, advantages, update, delivery"""
+    stop_after: int = 0
+    """above 0: training ends after this iteration, schedules unchanged"""
+    reward: Any = MISSING
+    """how good a rollout is, and each of its steps"""
+    advantage: Any = MISSING
+    """the estimator: grpo, rloo, gae, vineppo, …"""
+    rollout: RolloutConfig = field(default_factory=RolloutConfig)
+    update: RLUpdateConfig = field(default_factory=RLUpdateConfig)
+    kl: KLConfig = field(default_factory=KLConfig)
+    critic: CriticConfig | None = None
+    """the value network; null where the estimator needs none"""
+    evaluation: RLEvaluationConfig = field(default_factory=RLEvaluationConfig)
+    checkpoints: RLCheckpointsConfig = field(default_factory=RLCheckpointsConfig)
+    samples: SamplesConfig = field(default_factory=SamplesConfig)
+    probes: ProbesConfig = field(default_factory=ProbesConfig)
+    ema: EMAConfig = field(default_factory=EMAConfig)
+    params: Any = MISSING
+    """sampling parameters of the rollouts: temperature, `max_tokens`, stop strings (`n` is `rollout.group_size`)"""
+    client: Any = MISSING
+    """who is asked: a vLLM server, or engines without one"""
+    server: Any = None
+    """the vLLM server to start; null: `client.base_url` names a running one (with controls), or the client has its
+    engines itself"""
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    optimizer: Any = MISSING
+    """the policy's optimizer and its settings, but for the learning rate"""
+    precision: str = "bf16"
+    """bf16 or fp32, of the computation; weights stay float32"""
+    deepspeed: Any = None
+    """DeepSpeed's own JSON, for the policy and the critic alike; null for one process, or several with plain sums of
+    gradients"""
+    lora: Any = None
+    """adapters to train in place of the policy's weights, which are then shared with the reference; null: the
+    weights"""
+    rank_timeout_seconds: float = 600.0
+    """on several ranks: seconds that a collective may take, and a rank be without a sign of life (runtime/peers.py);
+    phases in which one rank works for all have no such limit"""
+    tracking: TrackingConfig = field(default_factory=TrackingConfig)
