@@ -1,9 +1,9 @@
 """What the inspector reads: trajectories joined with whatever is known of their steps, by id, never by text.
 
 Only the trajectories must be there. Values and labels come from a file of StepValues, or from the completions
-themselves; completions belong to a state by its tokens, so that a state which several trajectories
-share shows the same ones in each. A judge's verdicts are one label a step, under
-the trajectory's id (`AnnotatedSolution`) or its `trajectory_id` (a row a vote: the mean of the votes is shown).
+themselves. Completions belong to a state by its tokens, so that a state which several trajectories share shows the same
+ones in each. A judge's verdicts are one label per step, under the trajectory's id (`AnnotatedSolution`) or its
+`trajectory_id` (a row per vote: the mean of the votes is shown).
 """
 
 from collections.abc import Mapping, Sequence

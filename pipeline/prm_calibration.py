@@ -9,7 +9,7 @@ error, which holds the noise of the values too. Intervals are 95 %, bootstrapped
 mean of absolute values, so that few problems push it up, in the draws as in the figure.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -109,20 +109,7 @@ class EvaluateProcessReward:
         if seen:
             raise BadInput(f"{self.scores}: the reward model was trained on {len(seen)} problems that held_out_share "
                            f"{self.held_out_share} holds out: set stage.held_out_share as in its training")  # fmt: skip
-        found: dict[tuple[str, tuple[int, ...], bool], ScoredStep] = {}
-        num_steps, num_unknown = 0, 0
-        for row in read_records(StepValues, input_path):
-            if not is_held_out(row.problem_id, self.held_out_share):
-                continue
-            numbers = f"{len(scores.get(row.id, []))} scores and {len(row.values)} values"
-            if len(scores.get(row.id, [])) != len(row.values):
-                raise BadInput(f"{self.scores}: trajectory '{row.id}' has {numbers}: score these trajectories")
-            for step, (end, value, score) in enumerate(zip(row.step_ends, row.values, scores[row.id], strict=True), 1):
-                key = row.problem_id, tuple(row.response_ids[:end]), step == len(row.steps)
-                if value is not None:
-                    found[key] = ScoredStep(row.problem_id, score, value)
-            num_steps, num_unknown = num_steps + len(row.values), num_unknown + row.values.count(None)
-        leave_out(input_path, num_unknown, num_steps, "steps", "lead to a state whose value is not known")
+        found = self._scored_steps(input_path, scores)
         if not found:
             raise BadInput(f"{input_path}: no held-out problem (held_out_share {self.held_out_share})")
         parts = {
@@ -138,3 +125,26 @@ class EvaluateProcessReward:
         bins = {name: calibration([s.score for s in steps], [s.value for s in steps]) for name, steps in parts.items()}
         return {**result, "num_problems": context.counts["num_problems"], "bins": bins["inner"],
                 "terminal_bins": bins["terminal"]}  # fmt: skip
+
+    def _scored_steps(
+        self, input_path: str, scores: Mapping[str, Sequence[float]]
+    ) -> dict[tuple[str, tuple[int, ...], bool], ScoredStep]:
+        """Return (problem, prefix, whether it is the last) → the step, of held-out problems; count those without a value.
+
+        Raises BadInput where scores are missing.
+        """
+        found: dict[tuple[str, tuple[int, ...], bool], ScoredStep] = {}
+        num_steps, num_unknown = 0, 0
+        for row in read_records(StepValues, input_path):
+            if not is_held_out(row.problem_id, self.held_out_share):
+                continue
+            numbers = f"{len(scores.get(row.id, []))} scores and {len(row.values)} values"
+            if len(scores.get(row.id, [])) != len(row.values):
+                raise BadInput(f"{self.scores}: trajectory '{row.id}' has {numbers}: score these trajectories")
+            for step, (end, value, score) in enumerate(zip(row.step_ends, row.values, scores[row.id], strict=True), 1):
+                key = row.problem_id, tuple(row.response_ids[:end]), step == len(row.steps)
+                if value is not None:
+                    found[key] = ScoredStep(row.problem_id, score, value)
+            num_steps, num_unknown = num_steps + len(row.values), num_unknown + row.values.count(None)
+        leave_out(input_path, num_unknown, num_steps, "steps", "lead to a state whose value is not known")
+        return found
