@@ -138,7 +138,7 @@ def _wrong_after_right(row: Inspected) -> list[Suspicion]:
     return []
 
 
-def golds(row: Inspected) -> list[str]:
+def searchable_golds(row: Inspected) -> list[str]:
     """The gold answers worth looking for in a text: not the letter of an option, which every prompt contains."""
     gold = row.trajectory.gold
     texts = [gold] if isinstance(gold, str) else [str(one) for one in gold]
@@ -153,7 +153,7 @@ def holds_word(text: str, word: str) -> bool:
 def _leaks(row: Inspected, task: Any) -> list[Suspicion]:
     steps = row.trajectory.steps
     found = []
-    for gold in golds(row):
+    for gold in searchable_golds(row):
         if holds_word(row.trajectory.prompt, gold):
             found.append(Suspicion("leak", 0, f"the prompt contains the gold answer {gold[:60]!r}"))
         elif len(steps) > 2 and holds_word(steps[0], gold):

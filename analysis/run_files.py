@@ -40,7 +40,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class PolicyEvaluation:
     """One policy's evaluation.json; `per_problem[metric][i]` is the accuracy on `problems[i]`."""
 
     path: str
@@ -177,7 +177,7 @@ def _interval(row: Any, place: str) -> Interval:
     return found
 
 
-def read_evaluation(path: Path) -> Evaluation:
+def read_evaluation(path: Path) -> PolicyEvaluation:
     """Read an evaluation.json; every metric has one value per problem.
 
     Raises BadInput where a key, a finite interval, a value per problem or the greedy accuracy is missing.
@@ -192,7 +192,7 @@ def read_evaluation(path: Path) -> Evaluation:
             raise BadInput(f"{path}: per_problem.{name} must be {len(problems)} numbers: run the evaluation again")
     if not problems or "greedy" not in accuracy:
         raise BadInput(f"{path}: holds no greedy accuracy: remove it and run the evaluation again")
-    return Evaluation(
+    return PolicyEvaluation(
         path=str(path),
         accuracy={name: _interval(value, f"{path}: accuracy.{name}") for name, value in accuracy.items()},
         problems=problems,

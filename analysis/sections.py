@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from espalier.analysis.charts import bar, calibration_chart, interval_chart, legend_marker, loss_chart
 from espalier.analysis.markup import Markup, join, tag
-from espalier.analysis.run_files import Evaluation, Interval, LossCurves, Meta, RewardModelQuality
+from espalier.analysis.run_files import Interval, LossCurves, Meta, PolicyEvaluation, RewardModelQuality
 from espalier.analysis.summary import Differences
 
 # sft, dpo and process_dpo keep their colours whatever else is evaluated.
@@ -87,7 +87,7 @@ def _difference_cell(value: Interval | None) -> Markup:
     return join([tag("span", signed(value.mean), class_="value" if value.is_clear else "value muted"), limits])
 
 
-def _accuracy_table(evaluations: Mapping[str, Evaluation], metrics: Sequence[str]) -> Markup:
+def _accuracy_table(evaluations: Mapping[str, PolicyEvaluation], metrics: Sequence[str]) -> Markup:
     rows: list[list[str]] = [
         [metric_name(name), *(_cell(e.accuracy.get(name)) for e in evaluations.values())] for name in metrics
     ]
@@ -104,7 +104,7 @@ def _difference_table(differences: Differences, metrics: Sequence[str]) -> Marku
     return table(["metric", *names], rows, "Paired differences, points")
 
 
-def accuracy_section(evaluations: Mapping[str, Evaluation], differences: Differences) -> Markup:
+def accuracy_section(evaluations: Mapping[str, PolicyEvaluation], differences: Differences) -> Markup:
     """Chart and table of every policy and metric; table of paired differences."""
     metrics = list(dict.fromkeys(name for evaluation in evaluations.values() for name in evaluation.accuracy))
     others = iter(range(len(_SERIES), len(_SERIES) + len(evaluations)))

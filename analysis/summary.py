@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from espalier.analysis.run_files import QUALITY, Evaluation, Interval, RewardModelQuality
+from espalier.analysis.run_files import QUALITY, Interval, PolicyEvaluation, RewardModelQuality
 from espalier.data.records import BadInput
 from espalier.pipeline.evaluate import interval
 
 Differences = dict[tuple[str, str], dict[str, Interval]]
 
 
-def paired_difference(after: Evaluation, before: Evaluation) -> dict[str, Interval]:
+def paired_difference(after: PolicyEvaluation, before: PolicyEvaluation) -> dict[str, Interval]:
     """Metric → mean of after - before over problems, for the metrics both have.
 
     Raises BadInput where the two do not hold the same problems.
@@ -33,7 +33,7 @@ def paired_difference(after: Evaluation, before: Evaluation) -> dict[str, Interv
     return found
 
 
-def all_differences(evaluations: Mapping[str, Evaluation]) -> Differences:
+def all_differences(evaluations: Mapping[str, PolicyEvaluation]) -> Differences:
     """(after, before) → differences: every policy against sft, and process_dpo against dpo."""
     pairs = [("process_dpo", "sft"), ("process_dpo", "dpo")]
     pairs += [(policy, "sft") for policy in evaluations if policy not in ("sft", "process_dpo")]
@@ -42,7 +42,7 @@ def all_differences(evaluations: Mapping[str, Evaluation]) -> Differences:
 
 def summarize(
     seconds: Mapping[str, float],
-    evaluations: Mapping[str, Evaluation],
+    evaluations: Mapping[str, PolicyEvaluation],
     prm: RewardModelQuality,
     differences: Differences,
 ) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from espalier.checks.report import CheckFailed, Skipped
+from espalier.checks.check import CheckFailed, Skipped
 from espalier.runtime.entrypoint import ROOT
 from espalier.sampling.server import check_port
 

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from espalier.checks.report import CheckFailed, Skipped
+from espalier.checks.check import CheckFailed, Skipped
 from espalier.models.load import check_model_folder
-from espalier.rl.assembly import make_client, make_trainer, serving
+from espalier.rl.trainer_from_config import make_client, make_trainer, serving
 from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import RLConfig, SampleConfig, TrackingConfig, TrainConfig
 from espalier.sampling.client import SampleRequest, SamplingParams
-from espalier.sampling.job import serving as serving_job
-from espalier.training.assembly import make_loop
+from espalier.sampling.job import open_client
+from espalier.training.loop_from_config import make_loop
 
 _NUM_PROBLEMS = 4
 _FEW_TOKENS = 16
@@ -95,7 +95,7 @@ def rehearse_sampling(config: SampleConfig, tokenizer: Any) -> str:
             finally:
                 await client.close()
 
-        with serving_job(small, tokenizer, check_model_folder) as (client, _):
+        with open_client(small, tokenizer, check_model_folder) as (client, _):
             sample = asyncio.run(ask(client))
     if not sample.token_ids:
         raise CheckFailed(

@@ -156,7 +156,7 @@ def encode_response(tokenizer: Any, prompt_ids: Sequence[int], text: str) -> tup
     return plain, False
 
 
-def encode_steps(
+def tokenise_steps(
     tokenizer: Any, prompt_ids: Sequence[int], steps: Sequence[str], is_finished: bool
 ) -> StepTokens | None:
     """Tokenise the steps of a response in one piece, as a policy writes it, and find the step ends on its tokens; None

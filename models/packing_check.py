@@ -326,7 +326,7 @@ def _longest_together(config: Any) -> int | None:
     return min((int(length) for length in [*lengths, longest_row(config)] if length), default=None)
 
 
-def check_layout(model: Any, layout: str, longest: int) -> str:
+def choose_layout(model: Any, layout: str, longest: int) -> str:
     """The kind of layout to use for rows of which the longest has so many tokens, where `layout` is asked for; `auto`:
     shared where rows may be packed, else padded. Raises BadAttention where packed rows are forced and leak, and where
     rows have to be computed one at a time with weights that ZeRO-3 has cut (ranks would make unequal numbers of

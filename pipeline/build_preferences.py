@@ -93,7 +93,7 @@ def note_seen(groups: Groups, scores: str, context: StageContext, is_excluded: b
     return seen
 
 
-def check_steps(trajectory: Trajectory, found: Mapping[str, tuple[str, list[float]]], path: str) -> list[float]:
+def numbers_of_steps(trajectory: Trajectory, found: Mapping[str, tuple[str, list[float]]], path: str) -> list[float]:
     """The numbers of a trajectory's steps. Raises BadInput where they are missing or another trajectory's."""
     if trajectory.id not in found:
         raise BadInput(f"{path}: no scores for trajectory '{trajectory.id}': score these trajectories")
@@ -175,7 +175,7 @@ class ProcessPreferences(ProcessRule, ProblemPart):
         for problem, group in groups.by_problem.items():
             if self.excludes_seen and problem in seen:
                 continue
-            scored: list[Scored] = [(t, self.score(t, check_steps(t, scores, self.scores))) for t in group]
+            scored: list[Scored] = [(t, self.score(t, numbers_of_steps(t, scores, self.scores))) for t in group]
             made = process_pairs(scored, self, random.Random(f"{self.seed}/{problem}"))
             pairs += [p for p in made if not (problem in excluded and p.kind == "process_correct")]
         context.counts["problems_excluded"] = len(excluded & groups.by_problem.keys())
@@ -256,4 +256,4 @@ def _with_values(stage: Any, input_path: str) -> tuple[Groups, dict[str, list[fl
     found = read_steps(stage.values, stage.scores)
     groups = read_groups(input_path, stage, known=found)
     path = stage.values or stage.scores
-    return groups, {t.id: check_steps(t, found, path) for group in groups.by_problem.values() for t in group}
+    return groups, {t.id: numbers_of_steps(t, found, path) for group in groups.by_problem.values() for t in group}

@@ -39,7 +39,7 @@ def choose(accuracies: Sequence[float], rule: str) -> int:
     return place
 
 
-def read_accuracies(path: str, names: Sequence[str], metric: str) -> list[float]:
+def candidate_accuracies(path: str, names: Sequence[str], metric: str) -> list[float]:
     """The mean of `metric` of each candidate from what `vllm_inference.py` wrote of all (policies.json).
 
     A candidate `step-20` is the policy whose name ends in `-step-20`, or is that. Raises BadInput where one has no
@@ -88,7 +88,7 @@ class ChooseCheckpoint:
         names = sorted((path.name for path in folder.glob("*") if path.is_dir()), key=sample_order)
         if not names:
             raise BadInput(f"{folder}: no candidate there: export checkpoints first")
-        accuracies = read_accuracies(input_path, names, self.metric)
+        accuracies = candidate_accuracies(input_path, names, self.metric)
         place = choose(accuracies, self.rule)
         context.counts.update({name: round(value, 5) for name, value in zip(names, accuracies, strict=True)})
         context.counts["chosen"] = names[place]

@@ -135,7 +135,7 @@ class Evaluate:
         result["table"] = make_table(_rows(result))
         self._tell(result, context)
         predictions = context.output.with_name(context.output.stem + ".predictions.jsonl")
-        write_records(predictions, (predict(samples, problem, rankings) for problem in samples.groups))
+        write_records(predictions, (make_prediction(samples, problem, rankings) for problem in samples.groups))
         return result
 
     def _join_answers(self, samples: Samples, context: StageContext) -> None:
@@ -282,7 +282,7 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
-def predict(samples: Samples, problem: str, rankings: Sequence[Ranking]) -> Prediction:
+def make_prediction(samples: Samples, problem: str, rankings: Sequence[Ranking]) -> Prediction:
     """One problem's predictions by every way of choosing."""
     group, greedy = samples.groups[problem], samples.greedy.get(problem)
     majority = majority_answer(group)

@@ -43,7 +43,7 @@ def _bin_of(scores: np.ndarray) -> np.ndarray:
     return np.minimum((scores * NUM_BINS).astype(int), NUM_BINS - 1)
 
 
-def calibration(scores: Sequence[float], values: Sequence[float]) -> list[dict[str, float]]:
+def calibration_bins(scores: Sequence[float], values: Sequence[float]) -> list[dict[str, float]]:
     """Ten equal bins of the score: mean score, mean value, number; empty bins are left out."""
     predicted, observed = np.asarray(scores), np.asarray(values)
     place = _bin_of(predicted)
@@ -130,6 +130,8 @@ class EvaluateProcessReward:
             context.counts.update({f"{name}_{key}": value for key, value in figures.items()})
             context.counts[f"{name}_steps"] = row["num_steps"]
         context.counts["num_problems"] = len({step.problem_id for step in found.values()})
-        bins = {name: calibration([s.score for s in steps], [s.value for s in steps]) for name, steps in parts.items()}
+        bins = {
+            name: calibration_bins([s.score for s in steps], [s.value for s in steps]) for name, steps in parts.items()
+        }
         return {**result, "num_problems": context.counts["num_problems"], "bins": bins["inner"],
                 "terminal_bins": bins["terminal"]}  # fmt: skip

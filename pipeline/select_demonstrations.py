@@ -17,7 +17,7 @@ from typing import Any
 
 from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, Demonstration, Trajectory
-from espalier.pipeline.build_preferences import check_steps, read_steps
+from espalier.pipeline.build_preferences import numbers_of_steps, read_steps
 from espalier.pipeline.stage import StageContext
 from espalier.pipeline.trajectory_groups import ProblemPart, capped, check_choice, check_counts, sample_order
 from espalier.rewards.aggregate import aggregate, check_aggregate
@@ -106,7 +106,7 @@ class SelectDemonstrations(ProblemPart):
     ) -> list[Trajectory]:
         group = sorted(group, key=lambda row: sample_order(row.id))
         if self.order == "best":
-            values = {row.id: aggregate(check_steps(row, scores, self.scores), self.how) for row in group}
+            values = {row.id: aggregate(numbers_of_steps(row, scores, self.scores), self.how) for row in group}
             group.sort(key=lambda row: -values[row.id])
         elif self.order == "drawn":
             random.Random(f"{self.seed}/{problem}").shuffle(group)

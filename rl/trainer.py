@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 _NUM_CANARIES = 8
 
 
-def fingerprint(problems: Sequence[Problem]) -> str:
+def problems_fingerprint(problems: Sequence[Problem]) -> str:
     """A hash of the training problems, stored in checkpoints: a resume on others is refused."""
     digest = hashlib.sha256()
     for problem in problems:
@@ -94,7 +94,8 @@ class Trainer:
     def __post_init__(self) -> None:
         self._left_out: dict[str, float] = {}
         given = self.task.problems("train")
-        self.data = fingerprint(given)  # of all: which of them fit the window does not make it another data set
+        # of all: which of them fit the window does not make it another data set
+        self.data = problems_fingerprint(given)
         self.problems, self.dev = self._fitting("train", given), self._fitting("dev", self.task.problems("dev"))
         draw_problems(self.problems, self.config.num_problems, 0, 0)  # raises now where there are too few
         critic = self.update.critic

@@ -26,7 +26,7 @@ from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.kl import KLController
 from espalier.rl.rollout import Sampler
 from espalier.rl.trainer import Trainer
-from espalier.rl.training_engines import make_engine
+from espalier.rl.training_engines import make_training_engine
 from espalier.rl.types import AdvantageEstimator
 from espalier.rl.update import Update
 from espalier.runtime.entrypoint import build
@@ -165,12 +165,12 @@ def make_trainer(
     }  # fmt: skip
     config = RLConfig(**{**settings, **changes})
     rates = (config.learning_rate, config.max_grad_norm)
-    engine = make_engine(config, make_policy(tiny_policy, config), config.optimizer, *rates)
+    engine = make_training_engine(config, make_policy(tiny_policy, config), config.optimizer, *rates)
     critic = None
     if config.critic is not None:
         torch.manual_seed(0)
         network = load_critic(str(tiny_policy), "policy", "eager")
-        fitted = make_engine(config, network, config.optimizer, *rates)
+        fitted = make_training_engine(config, network, config.optimizer, *rates)
         critic = Critic(fitted, config.critic, "fp32", config.micro_batch_size)
     reference: Any = load_reference(str(tiny_policy), "eager") if config.kl.coefficient > 0 else None
     if reference is not None and config.lora:

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from espalier.runtime.schemas import TrainConfig
-from espalier.training.assembly import data_ranks, make_engine
 from espalier.training.deepspeed_engine import BadSettings, full_weights, tensor_parallel_size
+from espalier.training.loop_from_config import data_ranks, make_engine
 
 
 def config(**settings: Any) -> TrainConfig:

@@ -56,8 +56,8 @@ def test_the_eight_stages_run_end_to_end_and_again_for_nothing(policy: Path, tmp
     everything = (
         f"bash scripts/process_rewards.sh policy={policy} run={run_dir} num_problems=24 num_samples=4 "
         f"num_completions=2 exp=exp/debug/reward/word_arithmetic {' '.join(SMALL)} && "
-        f"bash scripts/step_dpo.sh pairs=outcome policy={policy} run={run_dir} exp=exp/debug/dpo/word_arithmetic && "
-        f"bash scripts/step_dpo.sh pairs=process policy={policy} run={run_dir} exp=exp/debug/dpo/word_arithmetic"
+        f"bash scripts/preferences.sh pairs=outcome policy={policy} run={run_dir} exp=exp/debug/dpo/word_arithmetic && "
+        f"bash scripts/preferences.sh pairs=process policy={policy} run={run_dir} exp=exp/debug/dpo/word_arithmetic"
     )
     server = [
         sys.executable,

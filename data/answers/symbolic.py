@@ -76,7 +76,7 @@ def as_latex(text: str) -> str:
     return text.replace("**", "^")
 
 
-def read(text: str, is_wrapped: bool) -> tuple[Any, ...]:
+def read_formula(text: str, is_wrapped: bool) -> tuple[Any, ...]:
     """What math-verify reads in a text; with `is_wrapped` the whole text is one LaTeX formula."""
     check_bounds(text)
     if not is_wrapped:
@@ -137,7 +137,7 @@ def compare(gold: str, answer: str, forms: list[tuple[bool, bool]]) -> tuple[str
     is_read = False
     is_gold_read = False
     for wrap_gold, wrap_answer in forms:
-        one, other = read(gold, wrap_gold), read(answer, wrap_answer)
+        one, other = read_formula(gold, wrap_gold), read_formula(answer, wrap_answer)
         is_gold_read |= _is_understood(one, gold)
         is_read |= _is_understood(other, answer)
         if one and other and is_equal(one, other):
@@ -148,7 +148,7 @@ def compare(gold: str, answer: str, forms: list[tuple[bool, bool]]) -> tuple[str
             if value is not None:
                 is_gold_read |= text is gold
                 is_read |= text is answer
-                if _is_equal_sympy(value, (*read(counterpart, True), *_read_bare(counterpart))):
+                if _is_equal_sympy(value, (*read_formula(counterpart, True), *_read_bare(counterpart))):
                     return "right", "equal by SymPy"
     if not is_read:
         return "unparseable", "the answer cannot be read as mathematics"

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.data.process_data.labels import first_zero, judged_part, own_extra, the_only
+from espalier.data.process_data.annotations import first_zero, judged_part, own_extra, the_only
 from espalier.data.process_data.published import JsonRow, problem_key, take_known
 from espalier.data.records import AnnotatedSolution, BadInput
 

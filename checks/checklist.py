@@ -1,6 +1,6 @@
 """Which checks a config asks for: of its machine, model, task, training and engine, the cheap ones first.
 
-Each program's config has a list of its own; what several share is in `Case`, which loads the tokenizer and the
+Each program's config has a list of its own; what several share is in `CheckedConfig`, which loads the tokenizer and the
 task once.
 """
 
@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from espalier.checks.check import Check, CheckFailed, Skipped
 from espalier.checks.machine import check_device, check_server_port, check_versions
 from espalier.checks.rehearsal import rehearse_rl, rehearse_sampling, rehearse_training
-from espalier.checks.report import Check, CheckFailed, Skipped
 from espalier.checks.resources import (
     Need,
     available_memory,
@@ -20,8 +20,8 @@ from espalier.checks.resources import (
     check_memory,
     checkpoint_bytes,
     frozen,
-    read,
     served,
+    setting_of,
     trained,
 )
 from espalier.checks.template import check_template
@@ -39,14 +39,14 @@ from espalier.models.load import (
 )
 from espalier.models.packing_check import packing_of
 from espalier.models.tokenizer_checks import stop_token_faults
-from espalier.rl.assembly import check_same_tokenizer, make_client
 from espalier.rl.combinations import check_combinations
 from espalier.rl.critic import VALUE_RANGES
+from espalier.rl.trainer_from_config import check_same_tokenizer, make_client
 from espalier.runtime.entrypoint import BadConfig, build
 from espalier.runtime.run_dir import check_run_dir
 from espalier.runtime.schemas import RLConfig, SampleConfig, TrainConfig
-from espalier.training.assembly import load_data
 from espalier.training.guards import check_tokenizer, model_limits
+from espalier.training.loop_from_config import load_data
 from espalier.training.predict import find_checkpoints
 
 Config = RLConfig | SampleConfig | TrainConfig
@@ -54,7 +54,7 @@ Config = RLConfig | SampleConfig | TrainConfig
 
 def checks_of(config: Config, has_engine: bool = True) -> list[Check]:
     """The checks of a program's config; without those that load networks and start engines unless `has_engine`."""
-    case = Case(config)
+    case = CheckedConfig(config)
     if isinstance(config, RLConfig):
         checks = _of_rl(case)
     else:
@@ -68,7 +68,7 @@ def machine_checks() -> list[Check]:
 
 
 @dataclass(frozen=True)
-class Case:
+class CheckedConfig:
     """A config, and what several of its checks look at."""
 
     config: Any
@@ -93,7 +93,7 @@ class Case:
     def problems(self) -> list[Problem]:
         """Those that are sampled: of the split that is asked for, else of train."""
         requests = getattr(self.config, "requests", None) or {}
-        return self.task.problems(str(read(requests, "split", "train")))
+        return self.task.problems(str(setting_of(requests, "split", "train")))
 
     # What every config has.
 
@@ -101,8 +101,8 @@ class Case:
         """See `check_device`."""
         config = self.config
         is_trained = not isinstance(config, SampleConfig)
-        attention = str(read(config.model, "attention", "")) if is_trained else ""
-        needs_vllm = bool(read(getattr(config, "server", None), "_target_", "")) or "engine" in self.client_kind
+        attention = str(setting_of(config.model, "attention", "")) if is_trained else ""
+        needs_vllm = bool(setting_of(getattr(config, "server", None), "_target_", "")) or "engine" in self.client_kind
         return check_device(config.precision if is_trained else "fp32", attention, needs_vllm)
 
     @property
@@ -113,7 +113,7 @@ class Case:
     @property
     def client_kind(self) -> str:
         """The class of the sampler, "" where there is none."""
-        return str(read(getattr(self.config, "client", None), "_target_", "")).rpartition(".")[2]
+        return str(setting_of(getattr(self.config, "client", None), "_target_", "")).rpartition(".")[2]
 
     def check_tokenizer(self) -> str:
         """Fits the model's embeddings, pads and ends with tokens of its own."""
@@ -198,13 +198,13 @@ class Case:
     def engine_needs(self) -> list[Need]:
         """Of the engines that this config starts on this machine."""
         server, client = (getattr(self.config, name, None) for name in ("server", "client"))
-        if read(server, "_target_", ""):
-            node, number = server, int(read(server, "num_servers", 1))
+        if setting_of(server, "_target_", ""):
+            node, number = server, int(setting_of(server, "num_servers", 1))
         elif self.client_kind in ("OfflineClient", "DataParallelEngines"):
-            node, number = client, int(read(client, "num_engines", 1))
+            node, number = client, int(setting_of(client, "num_engines", 1))
         else:
             return []
-        return [served(self.policy, number, float(read(node, "kv_cache_gib", 1)))]
+        return [served(self.policy, number, float(setting_of(node, "kv_cache_gib", 1)))]
 
     def disk(self) -> str:
         """Check for room for checkpoints and models, or for samples, in a folder or file that the program would take.
@@ -243,7 +243,7 @@ class Case:
         config = self.config
         if self.is_chat_api:
             raise Skipped("a chat API says its window itself")
-        window = read(config.server, "max_model_len", 0) or read(config.client, "max_model_len", 0)
+        window = setting_of(config.server, "max_model_len", 0) or setting_of(config.client, "max_model_len", 0)
         window = window or max_length_of(self.policy)
         if not window:
             raise Skipped("the engine that runs says its window itself")
@@ -302,7 +302,7 @@ def model_paths(node: Any) -> Iterator[str]:
             yield from model_paths(value)
 
 
-def _of_model(case: Case) -> list[Check]:
+def _of_model(case: CheckedConfig) -> list[Check]:
     return [
         Check("versions", check_versions),
         Check("device", case.device),
@@ -313,7 +313,7 @@ def _of_model(case: Case) -> list[Check]:
     ]
 
 
-def _of_prompts(case: Case) -> list[Check]:
+def _of_prompts(case: CheckedConfig) -> list[Check]:
     return [
         Check("port", lambda: check_server_port(getattr(case.config, "server", None))),
         Check("template", case.template),
@@ -322,7 +322,7 @@ def _of_prompts(case: Case) -> list[Check]:
     ]
 
 
-def _of_rl(case: Case) -> list[Check]:
+def _of_rl(case: CheckedConfig) -> list[Check]:
     return [
         *_of_model(case),
         Check("tokenizers agree", case.agreeing_tokenizers),
@@ -334,7 +334,7 @@ def _of_rl(case: Case) -> list[Check]:
     ]
 
 
-def _of_sampling(case: Case) -> list[Check]:
+def _of_sampling(case: CheckedConfig) -> list[Check]:
     if case.config.policies:
         raise BadConfig("the doctor looks at one policy: give policy=MODEL with -cn api/vllm/trajectories, which "
                         "samples as the evaluation of policies does")  # fmt: skip
@@ -342,7 +342,7 @@ def _of_sampling(case: Case) -> list[Check]:
     return [*_of_model(case), *_of_prompts(case), Check("requests", case.requests), engine]
 
 
-def _of_training(case: Case) -> list[Check]:
+def _of_training(case: CheckedConfig) -> list[Check]:
     if case.config.mode == "predict":
         return [*_of_model(case), Check("examples", case.check_examples), Check("checkpoints", case.checkpoints)]
     return [

@@ -24,7 +24,7 @@ from espalier.rl.kl import KLController
 from espalier.rl.probes.watch import check_probes
 from espalier.rl.rollout import Sampler, check_params
 from espalier.rl.trainer import Trainer
-from espalier.rl.training_engines import check_engines, make_engine, without_dropout
+from espalier.rl.training_engines import check_engines, make_training_engine, without_dropout
 from espalier.rl.types import AdvantageEstimator
 from espalier.rl.update import Update
 from espalier.runtime.distributed import device, from_main_rank, is_main_rank
@@ -52,7 +52,7 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: OwnServer | None, cli
     check_params(params, config.group_size, estimator.smallest_group)
     model = build(config.model)
     trained = build(config.lora).wrap(model) if config.lora else model
-    engine = make_engine(config, trained, config.optimizer, config.learning_rate, config.max_grad_norm)
+    engine = make_training_engine(config, trained, config.optimizer, config.learning_rate, config.max_grad_norm)
     critic = make_critic(config)
     reference = make_reference(config, engine)
     reward = build(config.reward)
@@ -221,7 +221,7 @@ def make_critic(config: RLConfig) -> Critic | None:
     if settings is None:
         return None
     rates = (settings.learning_rate, settings.max_grad_norm)
-    engine = make_engine(config, build(settings.model), settings.optimizer, *rates)
+    engine = make_training_engine(config, build(settings.model), settings.optimizer, *rates)
     return Critic(engine, settings, config.precision, config.micro_batch_size)
 
 

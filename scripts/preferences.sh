@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Preference learning from a run of process_rewards.sh: build pairs, then train the policy on them with DPO.
 #
-#   bash scripts/step_dpo.sh pairs=process policy=experiments/quickstart/sft/model run=experiments/mine
+#   bash scripts/preferences.sh pairs=process policy=experiments/quickstart/sft/model run=experiments/mine
 #
 # pairs=outcome   correct over incorrect                                  -> $run/dpo
 # pairs=process   process DPO: ranked by the process reward model         -> $run/process_dpo
