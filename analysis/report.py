@@ -74,8 +74,8 @@ class Report:
 
 
 def _read_all_losses(files: RunFiles) -> dict[str, LossCurves]:
-    found = {run: files.metrics(run) for run in files.training_runs()}
-    losses = {run: read_losses(path) for run, path in found.items() if path.is_file()}
+    paths = {run: files.metrics(run) for run in files.training_runs()}
+    losses = {run: read_losses(path) for run, path in paths.items() if path.is_file()}
     return {run: curves for run, curves in losses.items() if curves.train or curves.evaluation}
 
 

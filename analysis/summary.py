@@ -23,14 +23,14 @@ def paired_difference(after: PolicyEvaluation, before: PolicyEvaluation) -> dict
     place = {problem: index for index, problem in enumerate(before.problems)}
     if set(after.problems) != set(place) or len(after.problems) != len(before.problems):
         raise BadInput(f"{after.path} and {before.path} do not hold the same problems: evaluate both on the same split")
-    found = {}
+    differences = {}
     for name in after.per_problem:
         if name in before.per_problem:
             pairs = zip(after.problems, after.per_problem[name], strict=True)
             gaps = [value - before.per_problem[name][place[problem]] for problem, value in pairs]
             row = interval(gaps)
-            found[name] = Interval(row["mean"], row["low"], row["high"], len(gaps))
-    return found
+            differences[name] = Interval(row["mean"], row["low"], row["high"], len(gaps))
+    return differences
 
 
 def all_differences(evaluations: Mapping[str, PolicyEvaluation]) -> Differences:
