@@ -153,10 +153,10 @@ class CheckedConfig:
 
         Raises CheckFailed where it does not.
         """
-        found = check_golds(self.task, self.problems)
-        if not found.is_sound:
-            raise CheckFailed(f"{found.line}: set task.kind to the kind of this task's answers (docs/grading.md)")
-        return found.line
+        verdict = check_golds(self.task, self.problems)
+        if not verdict.is_sound:
+            raise CheckFailed(f"{verdict.line}: set task.kind to the kind of this task's answers (docs/grading.md)")
+        return verdict.line
 
     def critic(self) -> str:
         """What the settings of rewards, critic, schedules and estimator say of one another."""
@@ -180,20 +180,20 @@ class CheckedConfig:
     def needs(self) -> list[Need]:
         """What is certain of the memory that the config takes."""
         config = self.config
-        found = []
+        needs = []
         if not isinstance(config, SampleConfig):
             is_divided, is_adapter = bool(config.deepspeed), bool(config.lora)
-            found.append(trained("the policy", self.policy, is_adapter=is_adapter, is_divided=is_divided))
+            needs.append(trained("the policy", self.policy, is_adapter=is_adapter, is_divided=is_divided))
         if isinstance(config, RLConfig):
             if config.critic is not None:
                 path = str(config.critic.model["path"])
-                found.append(trained("the critic", path, is_adapter=False, is_divided=bool(config.deepspeed)))
+                needs.append(trained("the critic", path, is_adapter=False, is_divided=bool(config.deepspeed)))
             if config.kl.coefficient > 0 and not config.lora:
-                found.append(frozen("the reference", self.policy))
-            found += [frozen("a reward model", path) for path in model_paths([config.reward, config.advantage])]
+                needs.append(frozen("the reference", self.policy))
+            needs += [frozen("a reward model", path) for path in model_paths([config.reward, config.advantage])]
         if isinstance(config, TrainConfig) and not config.lora:
-            found += [frozen("the reference", path) for path in model_paths(config.objective)]
-        return [*found, *self.engine_needs()]
+            needs += [frozen("the reference", path) for path in model_paths(config.objective)]
+        return [*needs, *self.engine_needs()]
 
     def engine_needs(self) -> list[Need]:
         """Of the engines that this config starts on this machine."""
@@ -280,10 +280,10 @@ class CheckedConfig:
     def checkpoints(self) -> str:
         """Those that are to be predicted with are there."""
         config = self.config
-        found = find_checkpoints(config.predict.checkpoints, Path(config.output_dir), self.policy)
-        for checkpoint in found:
+        checkpoints = find_checkpoints(config.predict.checkpoints, Path(config.output_dir), self.policy)
+        for checkpoint in checkpoints:
             check_model_folder(checkpoint.path)
-        return f"{', '.join(checkpoint.name for checkpoint in found)} to predict with"
+        return f"{', '.join(checkpoint.name for checkpoint in checkpoints)} to predict with"
 
     def step(self) -> str:
         """See `rehearse_training`."""

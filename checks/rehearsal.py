@@ -49,9 +49,9 @@ def rehearse_rl(config: RLConfig, tokenizer: Any) -> str:
         with serving(server, client):
             trainer.run()
         rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    found = {name: value for row in rows for name, value in row.items()}
-    return (f"starts, takes every weight, and draws from the policy: {found['rollout/tokens']:.0f} tokens, log-probs "
-            f"{found['engine/gap_mean']:.2g} from the trainer's on average, mean reward {found['rollout/reward']:.3g}"
+    last = {name: value for row in rows for name, value in row.items()}
+    return (f"starts, takes every weight, and draws from the policy: {last['rollout/tokens']:.0f} tokens, log-probs "
+            f"{last['engine/gap_mean']:.2g} from the trainer's on average, mean reward {last['rollout/reward']:.3g}"
             )  # fmt: skip
 
 
@@ -113,5 +113,5 @@ def rehearse_training(config: TrainConfig, tokenizer: Any, examples: list[Any]) 
         loop, sizes = make_loop(small, tokenizer, examples, [])
         loop.run()
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    found = {name: value for row in rows for name, value in row.items()}
-    return f"{sizes}, one step of {config.batch_size} examples: loss {found['train/loss']:.4g}"
+    metrics = {name: value for row in rows for name, value in row.items()}
+    return f"{sizes}, one step of {config.batch_size} examples: loss {metrics['train/loss']:.4g}"
