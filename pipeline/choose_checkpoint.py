@@ -54,14 +54,14 @@ def candidate_accuracies(path: str, names: Sequence[str], metric: str) -> list[f
 
 
 def _accuracy(path: str, name: str, figures: dict[str, Any], metric: str) -> float:
-    found = [key for key in figures if key == name or key.endswith(f"-{name}")]
-    if len(found) != 1:
-        raise BadInput(f"{path}: {len(found)} evaluations of '{name}': evaluate every candidate once")
+    keys = [key for key in figures if key == name or key.endswith(f"-{name}")]
+    if len(keys) != 1:
+        raise BadInput(f"{path}: {len(keys)} evaluations of '{name}': evaluate every candidate once")
     try:
-        return float(figures[found[0]][metric]["mean"])
+        return float(figures[keys[0]][metric]["mean"])
     except (KeyError, TypeError, ValueError):
-        there = ", ".join(figures[found[0]])
-        raise BadInput(f"{path}: '{found[0]}' has no accuracy '{metric}': there are {there}") from None
+        there = ", ".join(figures[keys[0]])
+        raise BadInput(f"{path}: '{keys[0]}' has no accuracy '{metric}': there are {there}") from None
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,9 @@ def auc(scores: Sequence[float], is_positive: Sequence[bool], weights: Sequence[
     empty."""
     positive = np.asarray(is_positive, dtype=bool)
     counts = np.ones(len(positive)) if weights is None else np.asarray(weights, dtype=np.float64)
-    _, places = np.unique(np.asarray(scores, dtype=np.float64), return_inverse=True)
-    above = np.bincount(places, counts * positive)  # of each distinct score, ascending
-    below = np.bincount(places, counts * ~positive)
+    _, ranks = np.unique(np.asarray(scores, dtype=np.float64), return_inverse=True)
+    above = np.bincount(ranks, counts * positive)  # of each distinct score, ascending
+    below = np.bincount(ranks, counts * ~positive)
     pairs = above.sum() * below.sum()
     if not pairs:
         return None
@@ -108,7 +108,7 @@ class EvaluateProcessReward:
         if seen:
             raise BadInput(f"{self.scores}: the reward model was trained on {len(seen)} problems that held_out_share "
                            f"{self.held_out_share} holds out: set stage.held_out_share as in its training")  # fmt: skip
-        found: dict[tuple[str, tuple[int, ...], bool], ScoredStep] = {}
+        distinct: dict[tuple[str, tuple[int, ...], bool], ScoredStep] = {}
         for row in read_records(StepValues, input_path):
             if not is_held_out(row.problem_id, self.held_out_share):
                 continue
@@ -117,11 +117,11 @@ class EvaluateProcessReward:
                 raise BadInput(f"{self.scores}: trajectory '{row.id}' has {numbers}: score these trajectories")
             for step, (end, value, score) in enumerate(zip(row.step_ends, row.values, scores[row.id], strict=True), 1):
                 key = row.problem_id, tuple(row.response_ids[:end]), step == len(row.steps)
-                found[key] = ScoredStep(row.problem_id, score, value)
-        if not found:
+                distinct[key] = ScoredStep(row.problem_id, score, value)
+        if not distinct:
             raise BadInput(f"{input_path}: no held-out problem (held_out_share {self.held_out_share})")
         parts = {
-            name: [step for (_, _, is_last), step in found.items() if is_last == is_terminal]
+            name: [step for (_, _, is_last), step in distinct.items() if is_last == is_terminal]
             for name, is_terminal in (("inner", False), ("terminal", True))
         }
         result: dict[str, Any] = {name: quality(steps) for name, steps in parts.items()}
@@ -129,7 +129,7 @@ class EvaluateProcessReward:
             figures = {key: row[key] and row[key]["mean"] for key in ("auc", "ece", "value_mae")}
             context.counts.update({f"{name}_{key}": value for key, value in figures.items()})
             context.counts[f"{name}_steps"] = row["num_steps"]
-        context.counts["num_problems"] = len({step.problem_id for step in found.values()})
+        context.counts["num_problems"] = len({step.problem_id for step in distinct.values()})
         bins = {
             name: calibration_bins([s.score for s in steps], [s.value for s in steps]) for name, steps in parts.items()
         }

@@ -52,16 +52,16 @@ def step_pairs(
         for step, (start, end, value) in enumerate(rows):
             prefix = tuple(trajectory.response_ids[:start])
             children[prefix].setdefault(tuple(trajectory.response_ids[start:end]), (trajectory, step, value))
-    found: list[tuple[tuple[int, ...], Option, Option]] = []
+    pairs: list[tuple[tuple[int, ...], Option, Option]] = []
     for prefix, options in children.items():
         order = sorted(options.values(), key=lambda option: (-option[2], sample_order(option[0].id)))
         ends = [(order[0], order[-1])]
         compared = ends if which == "best_over_worst" else [(a, b) for a in order for b in order]
-        found += [(prefix, a, b) for a, b in compared if is_clear(a[2] - b[2], margin)]
-    if max_pairs and len(found) > max_pairs:
-        widest = sorted(range(len(found)), key=lambda place: (-(found[place][1][2] - found[place][2][2]), place))
-        found = [found[place] for place in sorted(widest[:max_pairs])]
-    return [_step_pair(list(prefix), best, worst) for prefix, best, worst in found]
+        pairs += [(prefix, a, b) for a, b in compared if is_clear(a[2] - b[2], margin)]
+    if max_pairs and len(pairs) > max_pairs:
+        widest = sorted(range(len(pairs)), key=lambda place: (-(pairs[place][1][2] - pairs[place][2][2]), place))
+        pairs = [pairs[place] for place in sorted(widest[:max_pairs])]
+    return [_step_pair(list(prefix), best, worst) for prefix, best, worst in pairs]
 
 
 def _step_pair(prefix: list[int], best: Option, worst: Option) -> PreferencePair:
@@ -160,17 +160,17 @@ def prefixes(
     group: Sequence[Trajectory], values: Mapping[str, Sequence[float]], rule: PartialRule
 ) -> list[ValuedPrefix]:
     """The prefixes a rule reads, each distinct token sequence once (the trajectory sampled first)."""
-    found: dict[tuple[int, ...], ValuedPrefix] = {}
+    distinct: dict[tuple[int, ...], ValuedPrefix] = {}
     for trajectory in group:
         for prefix in _prefixes_of(trajectory, values[trajectory.id], rule):
-            found.setdefault(tuple(prefix.ids), prefix)
-    return list(found.values())
+            distinct.setdefault(tuple(prefix.ids), prefix)
+    return list(distinct.values())
 
 
 def _prefixes_of(trajectory: Trajectory, values: Sequence[float], rule: PartialRule) -> list[ValuedPrefix]:
     if rule.threshold is not None:
         values = [float(is_clear(value, rule.threshold)) for value in values]
-    found: list[ValuedPrefix] = []
+    kept: list[ValuedPrefix] = []
     ceiling: float | None = None
     for number in range(1, len(trajectory.steps) + 1):
         value = aggregate(values[:number], rule.how)
@@ -183,8 +183,8 @@ def _prefixes_of(trajectory: Trajectory, values: Sequence[float], rule: PartialR
         if number < rule.first_step or (rule.last_step and number > rule.last_step):
             continue
         if not (prefix.is_full and rule.full == "without"):
-            found.append(prefix)
-    return found
+            kept.append(prefix)
+    return kept
 
 
 def discounted(good: ValuedPrefix, bad: ValuedPrefix, rule: PartialRule) -> tuple[float, float]:
@@ -213,15 +213,15 @@ def partial_pairs(
     """Prefix over prefix, by the best chosen first; kind `partial`. Scores are the values that were compared."""
     everything = prefixes(group, values, rule)
     ordered = sorted(everything, key=lambda prefix: (-prefix.value, sample_order(prefix.id)))
-    found: list[tuple[ValuedPrefix, ValuedPrefix, float, float]] = []
+    pairs: list[tuple[ValuedPrefix, ValuedPrefix, float, float]] = []
     for good in capped(ordered, rule.max_chosen):
         mine = []
         for bad in ordered:
             good_value, bad_value = discounted(good, bad, rule)
             if is_clear(good_value - bad_value, rule.margin) and _may_meet(good, bad, rule):
                 mine.append((good, bad, good_value, bad_value))
-        found += drawn(mine, rule.max_rejected, rng)
-    return [_partial_pair(*row) for row in drawn(found, rule.max_pairs, rng)]
+        pairs += drawn(mine, rule.max_rejected, rng)
+    return [_partial_pair(*row) for row in drawn(pairs, rule.max_pairs, rng)]
 
 
 def drawn(items: list[T], limit: int, rng: random.Random) -> list[T]:
