@@ -61,8 +61,8 @@ def _parsed(text: str, is_latex: bool) -> tuple[Any, ...]:
     """What math-verify finds. Of a formula that ends with a variable it strips no unit: it takes most letters for
     one (`3x + 2t` would be `3x + 2`)."""
     latex = _WITH_LETTERS if ends_with_variable(text.strip("$ ")) else _LATEX_ONLY
-    found = parse(text, extraction_config=latex if is_latex else _BOTH, parsing_timeout=None, raise_on_error=False)
-    return tuple(found)
+    values = parse(text, extraction_config=latex if is_latex else _BOTH, parsing_timeout=None, raise_on_error=False)
+    return tuple(values)
 
 
 def as_latex(text: str) -> str:
@@ -81,10 +81,10 @@ def read_formula(text: str, is_wrapped: bool) -> tuple[Any, ...]:
     check_bounds(text)
     if not is_wrapped:
         return _parsed(text, False)
-    found = _parsed(f"${as_latex(text)}$", True)
-    if all(isinstance(value, str) for value in found) and _NUMBER_WITH_SIGN.fullmatch(text):
+    values = _parsed(f"${as_latex(text)}$", True)
+    if all(isinstance(value, str) for value in values) and _NUMBER_WITH_SIGN.fullmatch(text):
         return _parsed(f"${text}$", False)
-    return found
+    return values
 
 
 def _read_bare(text: str) -> tuple[Any, ...]:
@@ -189,6 +189,6 @@ def _is_understood(found: tuple[Any, ...], text: str) -> bool:
 def warm_up() -> None:
     """Fill the parser's caches and prove that it works: an antlr version that does not fit fails here."""
     for gold, answer, verdict in _WARM_UP:
-        found, reason = compare(gold, answer, [(True, True)])
-        if found != verdict:
-            raise RuntimeError(f"the LaTeX parser does not work: '{gold}' against '{answer}' is {found} ({reason})")
+        given, reason = compare(gold, answer, [(True, True)])
+        if given != verdict:
+            raise RuntimeError(f"the LaTeX parser does not work: '{gold}' against '{answer}' is {given} ({reason})")

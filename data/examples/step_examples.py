@@ -168,8 +168,12 @@ def encode_labelled(
         for end, label in zip(tokens.step_ends, labels, strict=True)
         if label is not None
     ]
-    ids, places, values = prompt_ids + tokens.response_ids, [place for place, _ in reads], [value for _, value in reads]
-    return StepExample(record.id, ids, places, values, problem_id=record.problem_id)
+    ids, positions, values = (
+        prompt_ids + tokens.response_ids,
+        [place for place, _ in reads],
+        [value for _, value in reads],
+    )
+    return StepExample(record.id, ids, positions, values, problem_id=record.problem_id)
 
 
 @dataclass(frozen=True)
