@@ -60,13 +60,13 @@ def _natural(path: str) -> list[Any]:
 def _folders(item: str) -> list[str]:
     """The model folders of one path or pattern; a run's folder stands for the model/ in it."""
     if Path(item).exists() or not glob.has_magic(item):
-        found = [item]
+        folders = [item]
     else:
-        found = sorted((path for path in glob.glob(item, recursive=True) if Path(path).is_dir()), key=_natural)
-        if not found:
+        folders = sorted((path for path in glob.glob(item, recursive=True) if Path(path).is_dir()), key=_natural)
+        if not folders:
             raise BadInput(f"policies: no folder matches {item}: check the pattern, or train first")
     return [path if not (Path(path) / "model" / "config.json").is_file() else f"{path.rstrip('/')}/model"
-            for path in found]  # fmt: skip
+            for path in folders]  # fmt: skip
 
 
 def find_policy_checkpoints(policies: Any, output: str) -> list[PolicyCheckpoint]:
