@@ -13,8 +13,8 @@ where a check failed, 2 where the arguments make no config.
 
 import sys
 
-from espalier.checks.plan import checks_of, machine_checks
-from espalier.checks.report import examine, show
+from espalier.checks.check import examine, show
+from espalier.checks.checklist import checks_of, machine_checks
 from espalier.runtime.entrypoint import BadConfig, entrypoint
 from espalier.runtime.logs import quiet_libraries
 from espalier.runtime.schemas import RLConfig, SampleConfig, StageConfig, TrainConfig

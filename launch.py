@@ -17,7 +17,7 @@ from pathlib import Path
 SHUTDOWN_SECONDS = 240
 
 
-def exit_code_of(codes: Iterable[int]) -> int:
+def exit_code_of_ranks(codes: Iterable[int]) -> int:
     """One exit code for ranks that ended with `codes` (a negative one: by that signal), in the order of their ends.
 
     A rank's own word comes before a signal that stopped another, and both before one that ended it without a word.
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
         for _, rank, code in ended:
             if code < 0 and code != -signal.SIGTERM:
                 print(f"rank {rank} was ended by {signal.Signals(-code).name}", file=sys.stderr)
-        return exit_code_of(code for *_, code in ended)
+        return exit_code_of_ranks(code for *_, code in ended)
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0

@@ -19,12 +19,12 @@ import torch
 
 from espalier.models.load import check_model_folder, load_tokenizer
 from espalier.models.tokenizer_checks import check_stop_tokens, check_tokenizer, model_limits
-from espalier.rl.assembly import make_client, make_trainer, serving
+from espalier.rl.trainer_from_config import make_client, make_trainer, serving
 from espalier.runtime.distributed import barrier, is_main_rank, process_group
 from espalier.runtime.entrypoint import entrypoint
 from espalier.runtime.logs import set_up_logging
 from espalier.runtime.process_lifetime import exclusive
-from espalier.runtime.run_dir import check_run_dir, is_finished, open_run_dir
+from espalier.runtime.run_dir import check_run_dir, is_run_finished, open_run_dir
 from espalier.runtime.schemas import RLConfig
 from espalier.runtime.tracking import check_tracking
 
@@ -38,7 +38,7 @@ def main(config: RLConfig) -> None:
     check_model_folder(config.model["path"])
     set_up_logging()
     run_dir = check_run_dir(config.output_dir, config)
-    if is_finished(run_dir, config):
+    if is_run_finished(run_dir, config):
         log.info("%s is finished: %s/model", run_dir, run_dir)
         return
     torch.manual_seed(config.seed)

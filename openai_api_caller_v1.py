@@ -4,7 +4,7 @@
     OPENAI_API_KEY=... python openai_api_caller_v1.py -cn api/openai/judge_pairs client.model=NAME \\
         requests.first=ours.jsonl requests.second=theirs.jsonl output=judgements.jsonl
 
-The key is read from the environment and written nowhere. `X.bill.jsonl` beside the output X holds what is spent;
+The key is read from the environment and written nowhere. `X.budget.jsonl` beside the output X holds what is spent;
 a run that reaches `client.max_total_tokens` or `client.max_cost` ends with exit code 5, and goes on when the cap is
 raised. `run_stage.py -cn select_demonstrations` turns the right solutions into demonstrations; docs/judging.md says
 what is made of judgements.

@@ -20,10 +20,10 @@ from espalier.runtime.distributed import barrier, process_group, rank
 from espalier.runtime.entrypoint import BadConfig, entrypoint
 from espalier.runtime.logs import set_up_logging
 from espalier.runtime.process_lifetime import exclusive
-from espalier.runtime.run_dir import check_run_dir, is_finished, open_run_dir
+from espalier.runtime.run_dir import check_run_dir, is_run_finished, open_run_dir
 from espalier.runtime.schemas import TrainConfig
 from espalier.runtime.tracking import check_tracking
-from espalier.training.assembly import load_data, make_loop, save_model
+from espalier.training.loop_from_config import load_data, make_loop, save_model
 from espalier.training.predict import predict
 
 log = logging.getLogger("train")
@@ -45,7 +45,7 @@ def main(config: TrainConfig) -> None:
     if config.mode != "train":
         raise BadConfig(f"mode must be train or predict, got '{config.mode}'")
     run_dir = check_run_dir(config.output_dir, config)
-    if is_finished(run_dir, config):
+    if is_run_finished(run_dir, config):
         if config.checkpoints.resume not in ("auto", "latest"):
             raise BadConfig(
                 f"{run_dir} is finished: choose another output_dir to go on from "

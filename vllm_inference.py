@@ -22,8 +22,8 @@ from espalier.runtime.logs import set_up_logging
 from espalier.runtime.process_lifetime import exclusive
 from espalier.runtime.schemas import SampleConfig, StageConfig
 from espalier.sampling.checkpoints import (
-    Checkpoint,
-    find_checkpoints,
+    PolicyCheckpoint,
+    find_policy_checkpoints,
     is_evaluated,
     run_alone,
     run_each,
@@ -34,7 +34,7 @@ from espalier.sampling.job import run_job
 log = logging.getLogger("evaluate")
 
 
-def evaluate_one(config: SampleConfig, checkpoint: Checkpoint) -> int:
+def evaluate_one(config: SampleConfig, checkpoint: PolicyCheckpoint) -> int:
     """Sample and evaluate one policy in this process; 1 if some requests were refused."""
     from espalier.models.load import check_model_folder, load_tokenizer
 
@@ -48,7 +48,7 @@ def evaluate_one(config: SampleConfig, checkpoint: Checkpoint) -> int:
     return max(code, run_stage(build(stage), None, StageConfig(output=output, input=samples, stage=stage)))
 
 
-def evaluate_all(config: SampleConfig, checkpoints: list[Checkpoint]) -> int:
+def evaluate_all(config: SampleConfig, checkpoints: list[PolicyCheckpoint]) -> int:
     """Each in a process of its own; then the table of all. 1 if one failed."""
     failed = run_each(
         checkpoints,
@@ -78,7 +78,7 @@ def main(config: SampleConfig) -> int:
         return run_job(config, load_tokenizer, check_model_folder)
     if Path(config.output).is_file():
         raise BadInput(f"{config.output} is a file: policies are evaluated into a folder: choose another output")
-    checkpoints = find_checkpoints(config.policies, config.output)
+    checkpoints = find_policy_checkpoints(config.policies, config.output)
     if config.policy:
         if [checkpoint.path for checkpoint in checkpoints] != [config.policy]:
             raise BadInput("policy= and policies= name different policies: give one of them")

@@ -52,14 +52,14 @@ class Axis:
         """Round values within the axis, about `count`."""
         if self.is_log:
             powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-            found = [base * 10.0**power for power in powers for base in (1, 3)]
+            ticks = [base * 10.0**power for power in powers for base in (1, 3)]
         else:
             rough = (self.high - self.low) / count
             unit = 10.0 ** math.floor(math.log10(rough))
             step = unit * next(base for base in (1, 2, 2.5, 5, 10) if base * unit >= rough * 0.999)
             first = math.ceil(self.low / step - 1e-9)
-            found = [step * (first + index) for index in range(math.floor(self.high / step + 1e-9) - first + 1)]
-        return [value for value in found if self.low * 0.999 <= value <= self.high * 1.001]
+            ticks = [step * (first + index) for index in range(math.floor(self.high / step + 1e-9) - first + 1)]
+        return [value for value in ticks if self.low * 0.999 <= value <= self.high * 1.001]
 
 
 def value_axis(values: Sequence[float], start: float, end: float) -> Axis:

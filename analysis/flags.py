@@ -117,10 +117,10 @@ def flags(
 
 def _right_after_wrong(row: Inspected) -> list[Suspicion]:
     return [
-        Suspicion("right_after_wrong", found["step"],
-                  f"0 of {found['num_completions']} completions are right after step {found['step']}, yet step "
-                  f"{found['later_step']} leads to right ones; chance {found['chance']:.2g}")
-        for found in impossible_patterns(row.steps)
+        Suspicion("right_after_wrong", pattern["step"],
+                  f"0 of {pattern['num_completions']} completions are right after step {pattern['step']}, yet step "
+                  f"{pattern['later_step']} leads to right ones; chance {pattern['chance']:.2g}")
+        for pattern in impossible_patterns(row.steps)
     ]  # fmt: skip
 
 
@@ -138,7 +138,7 @@ def _wrong_after_right(row: Inspected) -> list[Suspicion]:
     return []
 
 
-def golds(row: Inspected) -> list[str]:
+def searchable_golds(row: Inspected) -> list[str]:
     """The gold answers worth looking for in a text: not the letter of an option, which every prompt contains."""
     gold = row.trajectory.gold
     texts = [gold] if isinstance(gold, str) else [str(one) for one in gold]
@@ -152,12 +152,12 @@ def holds_word(text: str, word: str) -> bool:
 
 def _leaks(row: Inspected, task: Any) -> list[Suspicion]:
     steps = row.trajectory.steps
-    found = []
-    for gold in golds(row):
+    leaks = []
+    for gold in searchable_golds(row):
         if holds_word(row.trajectory.prompt, gold):
-            found.append(Suspicion("leak", 0, f"the prompt contains the gold answer {gold[:60]!r}"))
+            leaks.append(Suspicion("leak", 0, f"the prompt contains the gold answer {gold[:60]!r}"))
         elif len(steps) > 2 and holds_word(steps[0], gold):
-            found.append(
+            leaks.append(
                 Suspicion("leak", 1, f"the first of {len(steps)} steps contains the gold answer {gold[:60]!r}")
             )
     text = ""
@@ -166,26 +166,26 @@ def _leaks(row: Inspected, task: Any) -> list[Suspicion]:
         answer = task.grade("", text, row.trajectory.num_options).answer
         if answer is not None:
             why = f"the answer {str(answer)[:60]!r} can be read after step {step} of {len(steps)}"
-            return [*found, Suspicion("early", step, why)]
-    return found
+            return [*leaks, Suspicion("early", step, why)]
+    return leaks
 
 
 def _differences(row: Inspected, rule: SuspicionRule) -> list[Suspicion]:
-    found = []
+    flags = []
     step, change = largest_jump(row.steps.values)
     if step and _reaches(abs(change), rule.min_jump):
-        found.append(Suspicion("jump", step, f"the value changes by {change:+.2f} in step {step}"))
+        flags.append(Suspicion("jump", step, f"the value changes by {change:+.2f} in step {step}"))
     step, width = widest(row)
     if step and width > rule.max_width:
         total = row.steps.num_completions[step - 1]
         why = f"the interval after step {step} is {width:.2f} wide ({total} completions)"
-        found.append(Suspicion("wide", step, why))
+        flags.append(Suspicion("wide", step, why))
     for kind, name, said in (("prm", "PRM", row.scores), ("judge", "judge", row.verdicts)):
         step, gap = largest_gap(row.targets(), said)
         if step and _reaches(abs(gap), rule.min_gap):
             why = f"the {name} is {gap:+.2f} from the label of step {step}"
-            found.append(Suspicion(kind, step, why))
-    return found
+            flags.append(Suspicion(kind, step, why))
+    return flags
 
 
 def _reaches(difference: float, least: float) -> bool:
@@ -204,16 +204,16 @@ def _length(row: Inspected, limits: tuple[int, int]) -> list[Suspicion]:
 
 
 def _unparseable(row: Inspected, completions: Mapping[StateKey, Sequence[Completion]]) -> list[Suspicion]:
-    found = []
+    flags = []
     if row.trajectory.answer is None:
-        found.append(Suspicion("unparseable", len(row.trajectory.steps), "no answer can be read from the response"))
+        flags.append(Suspicion("unparseable", len(row.trajectory.steps), "no answer can be read from the response"))
     for step, key in enumerate(row.states):
         rows = completions.get(key, ())
         missing = sum(one.answer is None for one in rows)
         if 2 * missing > len(rows):
             where = f"after step {step}" if step else "of the prompt"
             why = f"{missing} of {len(rows)} completions {where} have no answer"
-            found.append(Suspicion("unparseable", step, why))
+            flags.append(Suspicion("unparseable", step, why))
     if row.trajectory.finish_reason != "stop":
-        found.append(Suspicion("cut", len(row.trajectory.steps), f"ended by '{row.trajectory.finish_reason}'"))
-    return found
+        flags.append(Suspicion("cut", len(row.trajectory.steps), f"ended by '{row.trajectory.finish_reason}'"))
+    return flags

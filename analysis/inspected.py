@@ -99,7 +99,7 @@ def _rows_of(kind: type[R], path: str, trajectories: Sequence[Trajectory], name:
     if not path:
         return {}
     lengths = {one.id: len(one.steps) for one in trajectories}
-    found = {}
+    rows_by_id = {}
     for row in read_records(kind, path):
         if row.id not in lengths:
             continue
@@ -107,10 +107,10 @@ def _rows_of(kind: type[R], path: str, trajectories: Sequence[Trajectory], name:
         if number != lengths[row.id]:
             mismatch = f"'{row.id}' has {number} {name}, its trajectory {lengths[row.id]} steps"
             raise BadInput(f"{path}: {mismatch}: make this file from these trajectories")
-        found[row.id] = row
-    if not found:
+        rows_by_id[row.id] = row
+    if not rows_by_id:
         raise BadInput(f"{path}: holds none of these trajectories: make this file from these trajectories")
-    return found
+    return rows_by_id
 
 
 def _verdicts(path: str, trajectories: Sequence[Trajectory]) -> dict[str, list[float | None]]:
@@ -146,12 +146,12 @@ def _completions(files: InspectedFiles) -> dict[StateKey, list[Completion]]:
     if not files.states:
         return {}
     keys = {state.id: state_key(state.problem_id, state.prefix_ids) for state in read_records(State, files.states)}
-    found: dict[StateKey, list[Completion]] = {}
+    completions: dict[StateKey, list[Completion]] = {}
     for one in read_records(Completion, files.completions):
         if one.state_id not in keys:
             raise BadInput(f"{files.completions}: completion '{one.id}': there is no state '{one.state_id}'")
-        found.setdefault(keys[one.state_id], []).append(one)
-    return found
+        completions.setdefault(keys[one.state_id], []).append(one)
+    return completions
 
 
 def _states_of(one: Trajectory) -> list[StateKey]:

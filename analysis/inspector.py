@@ -60,16 +60,16 @@ class InspectSteps:
         rule = SuspicionRule(self.min_jump, self.max_width, self.min_gap, self.length_share)
         inspection = read_inspection(input_path, self.files)
         limits = rule.length_limits(inspection.rows)
-        found = [flags(row, rule, limits, inspection.completions, context.task) for row in inspection.rows]
-        embedded = self._embed(inspection, found)
-        kinds = Counter(kind for one in found for kind in {suspicion.kind for suspicion in one})
+        flags_of_rows = [flags(row, rule, limits, inspection.completions, context.task) for row in inspection.rows]
+        embedded = self._embed(inspection, flags_of_rows)
+        kinds = Counter(kind for one in flags_of_rows for kind in {suspicion.kind for suspicion in one})
         shown = len(embedded.index.get("id", ()))
         num_completions = sum(map(len, inspection.completions.values()))
-        context.counts.update(trajectories=len(found), shown=shown, completions=num_completions)
+        context.counts.update(trajectories=len(flags_of_rows), shown=shown, completions=num_completions)
         context.counts.update({kind: kinds[kind] for kind in KINDS if kinds[kind]})
         context.counts["megabytes"] = round(embedded.num_bytes / 1e6, 2)
         name = context.output.resolve().parent.name
-        return render_inspector(InspectorData(name, inspection.rows, found, embedded, num_completions))
+        return render_inspector(InspectorData(name, inspection.rows, flags_of_rows, embedded, num_completions))
 
     def _embed(self, inspection: Inspection, found: Sequence[Sequence[Suspicion]]) -> Embedded:
         """The trajectories that are shown, problem by problem: the most suspicious first where not all are."""

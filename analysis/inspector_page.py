@@ -38,7 +38,7 @@ class InspectorData:
 
 
 def _suspicion_table(data: InspectorData) -> Markup:
-    counts = Counter(kind for found in data.found for kind in {one.kind for one in found})
+    counts = Counter(kind for flags in data.found for kind in {one.kind for one in flags})
     rows = [
         [tag("a", name, href=f"#kinds={key}"), f"{counts[key]:,}", f"{100 * counts[key] / len(data.rows):.1f}", meaning]
         for key, (name, meaning) in KINDS.items()
@@ -49,21 +49,21 @@ def _suspicion_table(data: InspectorData) -> Markup:
 
 
 def _impossible_list(data: InspectorData) -> Markup:
-    patterns = [found for row in data.rows for found in impossible_patterns(row.steps)]
+    patterns = [pattern for row in data.rows for pattern in impossible_patterns(row.steps)]
     if not patterns:
         return note("No state without a right completion is followed by a right one.")
-    patterns.sort(key=lambda found: found["chance"])
-    improbable = sum(found["chance"] < 0.01 for found in patterns)
+    patterns.sort(key=lambda pattern: pattern["chance"])
+    improbable = sum(pattern["chance"] < 0.01 for pattern in patterns)
     shown = set(data.embedded.index.get("id", ()))
     rows = []
-    for found in patterns[:12]:
-        name = printable(str(found["trajectory"]))
+    for pattern in patterns[:12]:
+        name = printable(str(pattern["trajectory"]))
         link = tag("a", name, href=f"#t={quote(name, safe='')}") if name in shown else name
         cells = (
-            f"{found['step']}",
-            f"{found['later_step']}",
-            f"0 of {found['num_completions']}",
-            f"{found['chance']:.2g}",
+            f"{pattern['step']}",
+            f"{pattern['later_step']}",
+            f"0 of {pattern['num_completions']}",
+            f"{pattern['chance']:.2g}",
         )
         rows.append([link, *cells])
     text = (
@@ -82,7 +82,7 @@ def _impossible_list(data: InspectorData) -> Markup:
 def _key_figures(data: InspectorData) -> Markup:
     rights = sum(row.trajectory.is_correct for row in data.rows)
     known = [value for row in data.rows for value in row.steps.values[:-1] if value is not None]
-    suspicious = sum(bool(found) for found in data.found)
+    suspicious = sum(bool(flags) for flags in data.found)
     return tiles(
         [
             (

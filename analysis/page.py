@@ -7,7 +7,7 @@ from pathlib import Path
 from espalier.analysis import sections
 from espalier.analysis.example_trajectories import ExampleProblem
 from espalier.analysis.markup import Markup, join, tag
-from espalier.analysis.run_files import Evaluation, Interval, LossCurves, Meta, RewardModelQuality
+from espalier.analysis.run_files import Interval, LossCurves, Meta, PolicyEvaluation, RewardModelQuality
 from espalier.analysis.step_tables import examples_section
 from espalier.analysis.summary import Differences
 
@@ -22,7 +22,7 @@ class ReportData:
     """Everything the page shows."""
 
     name: str
-    evaluations: Mapping[str, Evaluation]
+    evaluations: Mapping[str, PolicyEvaluation]
     differences: Differences
     prm: RewardModelQuality
     losses: Mapping[str, LossCurves]
@@ -69,7 +69,7 @@ def _key_figures(data: ReportData) -> Markup:
     return sections.tiles(figures)
 
 
-def render_page(data: ReportData) -> str:
+def render_report(data: ReportData) -> str:
     """The whole document. Every text of the run is escaped by `analysis.markup`."""
     parts = [
         sections.accuracy_section(data.evaluations, data.differences),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espalier.analysis.example_trajectories import read_examples
-from espalier.analysis.page import ReportData, render_page
+from espalier.analysis.page import ReportData, render_report
 from espalier.analysis.run_files import (
     LossCurves,
     Meta,
@@ -67,15 +67,15 @@ class Report:
             metas=_read_metas([files.rewards(f"{name}.meta.json") for name in _COUNTED]),
             pairs=_read_metas(sorted(files.root.glob("pairs/*.meta.json"))),
         )
-        page = render_page(data)
+        page = render_report(data)
         write_json(files.root / "summary.json", summarize(seconds, evaluations, prm, differences))
         context.counts.update(policies=len(evaluations), examples=len(examples), stages=len(seconds))
         return page
 
 
 def _read_all_losses(files: RunFiles) -> dict[str, LossCurves]:
-    found = {run: files.metrics(run) for run in files.training_runs()}
-    losses = {run: read_losses(path) for run, path in found.items() if path.is_file()}
+    paths = {run: files.metrics(run) for run in files.training_runs()}
+    losses = {run: read_losses(path) for run, path in paths.items() if path.is_file()}
     return {run: curves for run, curves in losses.items() if curves.train or curves.evaluation}
 
 

@@ -40,7 +40,7 @@ class Interval:
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class PolicyEvaluation:
     """One policy's evaluation.json; `per_problem[metric][i]` is the accuracy on `problems[i]`."""
 
     path: str
@@ -131,13 +131,13 @@ class RunFiles:
 
     def policies(self) -> list[str]:
         """The three policies of every quick start, then others that are evaluated, by name."""
-        found = {path.parent.name for path in self.root.glob("evaluation/*/evaluation.json")}
-        return [*POLICIES, *sorted(found - set(POLICIES))]
+        names = {path.parent.name for path in self.root.glob("evaluation/*/evaluation.json")}
+        return [*POLICIES, *sorted(names - set(POLICIES))]
 
     def training_runs(self) -> list[str]:
         """The four training runs of every quick start, then others that left metrics, by name."""
-        found = {path.parent.name for path in self.root.glob("*/metrics.jsonl")}
-        return [*TRAINING_RUNS, *sorted(found - set(TRAINING_RUNS))]
+        names = {path.parent.name for path in self.root.glob("*/metrics.jsonl")}
+        return [*TRAINING_RUNS, *sorted(names - set(TRAINING_RUNS))]
 
     def check(self) -> None:
         """Raises BadInput, with the remedy, where a file is missing that the report cannot do without."""
@@ -171,13 +171,13 @@ def _need(row: Mapping[str, Any], name: str, kind: type, place: str) -> Any:
 
 
 def _interval(row: Any, place: str) -> Interval:
-    found = parse_record(Interval, row if isinstance(row, dict) else {}, place)
-    if not all(math.isfinite(value) for value in (found.mean, found.low, found.high)):
+    interval = parse_record(Interval, row if isinstance(row, dict) else {}, place)
+    if not all(math.isfinite(value) for value in (interval.mean, interval.low, interval.high)):
         raise BadInput(f"{place}: mean, low and high must be finite: run the evaluation again")
-    return found
+    return interval
 
 
-def read_evaluation(path: Path) -> Evaluation:
+def read_evaluation(path: Path) -> PolicyEvaluation:
     """Read an evaluation.json; every metric has one value per problem.
 
     Raises BadInput where a key, a finite interval, a value per problem or the greedy accuracy is missing.
@@ -192,7 +192,7 @@ def read_evaluation(path: Path) -> Evaluation:
             raise BadInput(f"{path}: per_problem.{name} must be {len(problems)} numbers: run the evaluation again")
     if not problems or "greedy" not in accuracy:
         raise BadInput(f"{path}: holds no greedy accuracy: remove it and run the evaluation again")
-    return Evaluation(
+    return PolicyEvaluation(
         path=str(path),
         accuracy={name: _interval(value, f"{path}: accuracy.{name}") for name, value in accuracy.items()},
         problems=problems,

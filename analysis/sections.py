@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from espalier.analysis.charts import bar, calibration_chart, interval_chart, legend_marker, loss_chart
 from espalier.analysis.markup import Markup, join, tag
-from espalier.analysis.run_files import Evaluation, Interval, LossCurves, Meta, RewardModelQuality
+from espalier.analysis.run_files import Interval, LossCurves, Meta, PolicyEvaluation, RewardModelQuality
 from espalier.analysis.summary import Differences
 
 # sft, dpo and process_dpo keep their colours whatever else is evaluated.
@@ -87,13 +87,13 @@ def _difference_cell(value: Interval | None) -> Markup:
     return join([tag("span", signed(value.mean), class_="value" if value.is_clear else "value muted"), limits])
 
 
-def _accuracy_table(evaluations: Mapping[str, Evaluation], metrics: Sequence[str]) -> Markup:
+def _accuracy_table(evaluations: Mapping[str, PolicyEvaluation], metrics: Sequence[str]) -> Markup:
     rows: list[list[str]] = [
         [metric_name(name), *(_cell(e.accuracy.get(name)) for e in evaluations.values())] for name in metrics
     ]
-    shares = [e.unparseable for e in evaluations.values()]
-    if any(share is not None for share in shares):
-        cells = ["none" if share is None else f"{100 * share:.1f}" for share in shares]
+    unparseable = [e.unparseable for e in evaluations.values()]
+    if any(share is not None for share in unparseable):
+        cells = ["none" if share is None else f"{100 * share:.1f}" for share in unparseable]
         rows.append(["samples without an answer", *cells])
     return table(["metric", *evaluations], rows, "Accuracy, %")
 
@@ -104,15 +104,15 @@ def _difference_table(differences: Differences, metrics: Sequence[str]) -> Marku
     return table(["metric", *names], rows, "Paired differences, points")
 
 
-def accuracy_section(evaluations: Mapping[str, Evaluation], differences: Differences) -> Markup:
+def accuracy_section(evaluations: Mapping[str, PolicyEvaluation], differences: Differences) -> Markup:
     """Chart and table of every policy and metric; table of paired differences."""
     metrics = list(dict.fromkeys(name for evaluation in evaluations.values() for name in evaluation.accuracy))
     others = iter(range(len(_SERIES), len(_SERIES) + len(evaluations)))
     series = {policy: _SERIES[policy] if policy in _SERIES else next(others) for policy in evaluations}
     rows = []
     for name in metrics:
-        found = [(series[p], p, e.accuracy[name]) for p, e in evaluations.items() if name in e.accuracy]
-        rows.append((metric_name(name), found))
+        bars = [(series[p], p, e.accuracy[name]) for p, e in evaluations.items() if name in e.accuracy]
+        rows.append((metric_name(name), bars))
     legend = [tag("span", legend_marker(number), f" {policy}") for policy, number in series.items()]
     n = len(next(iter(evaluations.values())).problems)
     caption = f"Per cent of {n:,} test problems, with 95 % intervals bootstrapped over problems."
@@ -211,9 +211,9 @@ def _flow(metas: Sequence[Meta], pairs: Sequence[Meta]) -> Markup:
         ("states", "distinct_states", "distinct states"),
         ("completions", "rows", "completions"),
     ]
-    found = [(counts.get(file, {}).get(key), text) for file, key, text in wanted]
-    found += [(meta.counts.get("rows"), f"{meta.name.replace('_', ' ')} pairs") for meta in pairs]
-    return tiles([(_number(value), text) for value, text in found if value is not None])
+    figures = [(counts.get(file, {}).get(key), text) for file, key, text in wanted]
+    figures += [(meta.counts.get("rows"), f"{meta.name.replace('_', ' ')} pairs") for meta in pairs]
+    return tiles([(_number(value), text) for value, text in figures if value is not None])
 
 
 def _provenance(metas: Sequence[Meta]) -> Markup:
@@ -222,8 +222,8 @@ def _provenance(metas: Sequence[Meta]) -> Markup:
     commits = ", ".join(dict.fromkeys(meta.commit for meta in metas))
     rows: list[list[str]] = [["commit", tag("code", commits)]]
     for name in dict.fromkeys(name for meta in metas for name in meta.versions):
-        found = dict.fromkeys(meta.versions[name] for meta in metas if name in meta.versions)
-        rows.append([name, tag("code", ", ".join(found))])
+        versions = dict.fromkeys(meta.versions[name] for meta in metas if name in meta.versions)
+        rows.append([name, tag("code", ", ".join(versions))])
     return table(["what", "version"], rows)
 
 

@@ -21,27 +21,27 @@ def _positions_figure(rows: Rows) -> Markup:
     columns = []
     for row in positions([one.steps for one in rows]):
         total = row["count"]
-        shares = [(value_class((place + 0.5) / BINS), number) for place, number in enumerate(row["histogram"])]
+        classes = [(value_class((place + 0.5) / BINS), number) for place, number in enumerate(row["histogram"])]
         place = "last" if row["place"] == "last step" else row["place"]
         title = f"{row['place']}: {total:,} steps, mean value {_number(row['mean_value'])}, mean label "
-        parts = [(kind, 100 * number / total) for kind, number in shares if number] if total else []
+        parts = [(kind, 100 * number / total) for kind, number in classes if number] if total else []
         columns.append(Column(place, parts, title + _number(row["mean_label"])))
     chart = column_chart(columns, "share of the way", "% of steps", "Values by position")
     return _figure("Values by position", "red 0 to green 1; the last step is the outcome", chart)
 
 
 def _first_error_figures(rows: Rows) -> list[Markup]:
-    found = first_errors([one.steps for one in rows])
-    known, wrong, last = found["known"], found["wrong"], found["at_last_step"]
+    errors = first_errors([one.steps for one in rows])
+    known, wrong, last = errors["known"], errors["wrong"], errors["at_last_step"]
     text = f"known of {known:,} of {wrong:,} wrong trajectories; {last:,} at the last step"
-    steps = {int(step): number for step, number in found["by_step"].items()}
+    steps = {int(step): number for step, number in errors["by_step"].items()}
     columns = [
         Column(str(step), [("v0", steps.get(step, 0))], f"step {step}: {steps.get(step, 0):,} trajectories")
         for step in range(1, min(max(steps, default=1), 60) + 1)
     ]
     tenths = [
         Column(f"{place / BINS:.1f}", [("v0", number)], f"from {place / BINS:.1f} of the way: {number:,} trajectories")
-        for place, number in enumerate(found["by_tenth"])
+        for place, number in enumerate(errors["by_tenth"])
     ]
     return [
         _figure("First error by step", text, column_chart(columns, "step", "trajectories", "First error by step")),
@@ -69,7 +69,7 @@ def _length_figures(rows: Rows) -> list[Markup]:
                f"{name}: {right[place]:,} of {total[place]:,} right")
         for place, name in zip(places, names, strict=True)
     ]  # fmt: skip
-    shares = [
+    percents = [
         Column(f"{low + place * size}", [("v4", 100 * right[place] / total[place])] if total[place] else [],
                f"{name}: {right[place]:,} of {total[place]:,} right")
         for place, name in zip(places, names, strict=True)
@@ -80,22 +80,22 @@ def _length_figures(rows: Rows) -> list[Markup]:
             "Length", "green right, red wrong", column_chart(counts, unit, "trajectories", "Trajectories by length")
         ),
         _figure(
-            "Share right by length", "flat: no bias", column_chart(shares, unit, "% right", "Share right by length")
+            "Share right by length", "flat: no bias", column_chart(percents, unit, "% right", "Share right by length")
         ),
     ]
 
 
 def length_tables(rows: Rows) -> Markup:
     """Means of right and wrong trajectories beside the correlations of length."""
-    found = length_bias([one.steps for one in rows])
+    bias = length_bias([one.steps for one in rows])
     lines = [
-        [name, f"{found[name]['count']:,}", _number(found[name]["mean_steps"]), _number(found[name]["mean_tokens"])]
+        [name, f"{bias[name]['count']:,}", _number(bias[name]["mean_steps"]), _number(bias[name]["mean_tokens"])]
         for name in ("right", "wrong")
     ]
     correlations = [
-        ["steps and outcome", _number(found["steps_and_outcome"])],
-        ["tokens and outcome", _number(found["tokens_and_outcome"])],
-        ["position and value", _number(found["position_and_value"])],
+        ["steps and outcome", _number(bias["steps_and_outcome"])],
+        ["tokens and outcome", _number(bias["tokens_and_outcome"])],
+        ["position and value", _number(bias["position_and_value"])],
     ]
     return tag(
         "div",
@@ -106,19 +106,19 @@ def length_tables(rows: Rows) -> Markup:
 
 
 def _width_figure(rows: Rows) -> Markup:
-    found = widths([one.steps for one in rows])
+    measured = widths([one.steps for one in rows])
     columns = [
         Column(
             f"{place / BINS:.1f}", [("c0", number)], f"{place / BINS:.1f} to {(place + 1) / BINS:.1f}: {number:,} steps"
         )
-        for place, number in enumerate(found["histogram"])
+        for place, number in enumerate(measured["histogram"])
     ]
-    text = f"mean {_number(found['mean'])}; labels left out {found['left_out']:,}"
+    text = f"mean {_number(measured['mean'])}; labels left out {measured['left_out']:,}"
     return _figure("Width of the intervals", text, column_chart(columns, "width", "steps", "Width of the intervals"))
 
 
 def _gap_figures(rows: Rows) -> list[Markup]:
-    found = []
+    charts = []
     for name, attribute in (("PRM", "scores"), ("Judge", "verdicts")):
         gaps: Counter[int] = Counter()
         for row in rows:
@@ -131,8 +131,8 @@ def _gap_figures(rows: Rows) -> list[Markup]:
                 for place in range(-10, 10)
             ]
             chart = column_chart(columns, f"{name} less label", "steps", f"{name} less label")
-            found.append(_figure(f"{name} against label", f"{sum(gaps.values()):,} steps", chart))
-    return found
+            charts.append(_figure(f"{name} against label", f"{sum(gaps.values()):,} steps", chart))
+    return charts
 
 
 def _number(value: float | None) -> str:

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from espalier.analysis.run_files import QUALITY, Evaluation, Interval, RewardModelQuality
+from espalier.analysis.run_files import QUALITY, Interval, PolicyEvaluation, RewardModelQuality
 from espalier.data.records import BadInput
 from espalier.pipeline.evaluate import interval
 
 Differences = dict[tuple[str, str], dict[str, Interval]]
 
 
-def paired_difference(after: Evaluation, before: Evaluation) -> dict[str, Interval]:
+def paired_difference(after: PolicyEvaluation, before: PolicyEvaluation) -> dict[str, Interval]:
     """Metric → mean of after - before over problems, for the metrics both have.
 
     Raises BadInput where the two do not hold the same problems.
@@ -23,17 +23,17 @@ def paired_difference(after: Evaluation, before: Evaluation) -> dict[str, Interv
     place = {problem: index for index, problem in enumerate(before.problems)}
     if set(after.problems) != set(place) or len(after.problems) != len(before.problems):
         raise BadInput(f"{after.path} and {before.path} do not hold the same problems: evaluate both on the same split")
-    found = {}
+    differences = {}
     for name in after.per_problem:
         if name in before.per_problem:
             pairs = zip(after.problems, after.per_problem[name], strict=True)
             gaps = [value - before.per_problem[name][place[problem]] for problem, value in pairs]
             row = interval(gaps)
-            found[name] = Interval(row["mean"], row["low"], row["high"], len(gaps))
-    return found
+            differences[name] = Interval(row["mean"], row["low"], row["high"], len(gaps))
+    return differences
 
 
-def all_differences(evaluations: Mapping[str, Evaluation]) -> Differences:
+def all_differences(evaluations: Mapping[str, PolicyEvaluation]) -> Differences:
     """(after, before) → differences: every policy against sft, and process_dpo against dpo."""
     pairs = [("process_dpo", "sft"), ("process_dpo", "dpo")]
     pairs += [(policy, "sft") for policy in evaluations if policy not in ("sft", "process_dpo")]
@@ -42,7 +42,7 @@ def all_differences(evaluations: Mapping[str, Evaluation]) -> Differences:
 
 def summarize(
     seconds: Mapping[str, float],
-    evaluations: Mapping[str, Evaluation],
+    evaluations: Mapping[str, PolicyEvaluation],
     prm: RewardModelQuality,
     differences: Differences,
 ) -> dict[str, Any]:

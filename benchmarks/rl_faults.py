@@ -36,10 +36,10 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
 from espalier.models.tiny import build_tiny
 from espalier.rewards.score import Score
-from espalier.rl.assembly import make_trainer
 from espalier.rl.probes import checks as probes
 from espalier.rl.probes.checks import ProbeFailed
 from espalier.rl.trainer import Trainer
+from espalier.rl.trainer_from_config import make_trainer
 from espalier.runtime.entrypoint import build, compose_config
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.child_process import group_members

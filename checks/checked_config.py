@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from espalier.checks.check import CheckFailed, Skipped
 from espalier.checks.machine import check_device
 from espalier.checks.rehearsal import rehearse_training
-from espalier.checks.report import CheckFailed, Skipped
 from espalier.checks.resources import (
     Need,
     available_memory,
@@ -20,8 +20,8 @@ from espalier.checks.resources import (
     check_memory,
     checkpoint_bytes,
     frozen,
-    read,
     served,
+    setting_of,
     trained,
 )
 from espalier.checks.template import check_template
@@ -39,13 +39,13 @@ from espalier.models.load import (
 )
 from espalier.models.packing_check import packing_of
 from espalier.models.tokenizer_checks import check_tokenizer, model_limits, stop_token_faults
-from espalier.rl.assembly import check_same_tokenizer, make_client
 from espalier.rl.combinations import check_combinations
 from espalier.rl.losses import VALUE_RANGES
+from espalier.rl.trainer_from_config import check_same_tokenizer, make_client
 from espalier.runtime.entrypoint import build
 from espalier.runtime.run_dir import check_run_dir
 from espalier.runtime.schemas import RLConfig, SampleConfig, TrainConfig
-from espalier.training.assembly import load_data
+from espalier.training.loop_from_config import load_data
 from espalier.training.predict import find_checkpoints
 
 _WITH_ENGINES = ("OfflineClient", "DataParallelEngines")
@@ -77,7 +77,7 @@ class CheckedConfig:
     def problems(self) -> list[Problem]:
         """Those that are sampled: of the split that is asked for, else of train."""
         requests = getattr(self.config, "requests", None) or {}
-        return self.task.problems(str(read(requests, "split", "train")))
+        return self.task.problems(str(setting_of(requests, "split", "train")))
 
     # What every config has.
 
@@ -85,8 +85,10 @@ class CheckedConfig:
         """See `check_device`."""
         config = self.config
         is_trained = not isinstance(config, SampleConfig)
-        attention = str(read(config.model, "attention", "")) if is_trained else ""
-        needs_vllm = bool(read(getattr(config, "server", None), "_target_", "")) or self.client_kind in _WITH_ENGINES
+        attention = str(setting_of(config.model, "attention", "")) if is_trained else ""
+        needs_vllm = (
+            bool(setting_of(getattr(config, "server", None), "_target_", "")) or self.client_kind in _WITH_ENGINES
+        )
         return check_device(config.precision if is_trained else "fp32", attention, needs_vllm)
 
     @property
@@ -97,7 +99,7 @@ class CheckedConfig:
     @property
     def client_kind(self) -> str:
         """The class of the sampler, "" where there is none."""
-        return str(read(getattr(self.config, "client", None), "_target_", "")).rpartition(".")[2]
+        return str(setting_of(getattr(self.config, "client", None), "_target_", "")).rpartition(".")[2]
 
     def check_tokenizer(self) -> str:
         """Fits the model's embeddings, pads and ends with tokens of its own."""
@@ -182,13 +184,13 @@ class CheckedConfig:
     def engine_needs(self) -> list[Need]:
         """Of the engines that this config starts on this machine."""
         server, client = (getattr(self.config, name, None) for name in ("server", "client"))
-        if read(server, "_target_", ""):
+        if setting_of(server, "_target_", ""):
             node, number = server, 1
         elif self.client_kind in _WITH_ENGINES:
-            node, number = client, int(read(client, "num_engines", 1))
+            node, number = client, int(setting_of(client, "num_engines", 1))
         else:
             return []
-        return [served(self.policy, number, float(read(node, "kv_cache_gib", 1)))]
+        return [served(self.policy, number, float(setting_of(node, "kv_cache_gib", 1)))]
 
     def disk(self) -> str:
         """Check for room for checkpoints and models, or for samples, in a folder or file that the program would take.
@@ -227,7 +229,7 @@ class CheckedConfig:
         config = self.config
         if self.is_chat_api:
             raise Skipped("a chat API says its window itself")
-        window = read(config.server, "max_model_len", 0) or read(config.client, "max_model_len", 0)
+        window = setting_of(config.server, "max_model_len", 0) or setting_of(config.client, "max_model_len", 0)
         window = window or max_length_of(self.policy)
         if not window:
             raise Skipped("the engine that runs says its window itself")

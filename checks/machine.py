@@ -9,7 +9,7 @@ from typing import Any
 
 from packaging.requirements import Requirement
 
-from espalier.checks.report import CheckFailed, Skipped
+from espalier.checks.check import CheckFailed, Skipped
 from espalier.runtime.entrypoint import ROOT
 from espalier.sampling.server import check_port
 
@@ -46,13 +46,13 @@ def _wanted(path: Path) -> list[Requirement]:
     none, and the package's own requirements are taken."""
     if not path.is_file():
         return [Requirement(text) for text in importlib.metadata.requires("espalier") or [] if "extra ==" not in text]
-    found: list[Requirement] = []
+    requirements: list[Requirement] = []
     for line in path.read_text().splitlines():
         if line.startswith("-r "):
-            found += _wanted(path.parent / line[3:].strip())
+            requirements += _wanted(path.parent / line[3:].strip())
         elif line.strip() and line[0] != "#":
-            found.append(Requirement(line))
-    return found
+            requirements.append(Requirement(line))
+    return requirements
 
 
 def _has_gpu() -> bool:

@@ -16,14 +16,14 @@ from typing import Any
 
 import torch
 
-from espalier.checks.report import CheckFailed, Skipped
+from espalier.checks.check import CheckFailed, Skipped
 from espalier.models.load import check_model_folder
-from espalier.rl.assembly import make_client, make_trainer, serving
+from espalier.rl.trainer_from_config import make_client, make_trainer, serving
 from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import RLConfig, SampleConfig, TrackingConfig, TrainConfig
 from espalier.sampling.client import SampleRequest, SamplingParams
-from espalier.sampling.job import serving as serving_job
-from espalier.training.assembly import make_loop
+from espalier.sampling.job import open_client
+from espalier.training.loop_from_config import make_loop
 
 _NUM_PROBLEMS = 4
 _FEW_TOKENS = 16
@@ -49,9 +49,9 @@ def rehearse_rl(config: RLConfig, tokenizer: Any) -> str:
         with serving(server, client):
             trainer.run()
         rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
-    found = {name: value for row in rows for name, value in row.items()}
-    return (f"starts, takes every weight, and draws from the policy: {found['rollout/tokens']:.0f} tokens, log-probs "
-            f"{found['engine/gap_mean']:.2g} from the trainer's on average, mean reward {found['rollout/reward']:.3g}"
+    last = {name: value for row in rows for name, value in row.items()}
+    return (f"starts, takes every weight, and draws from the policy: {last['rollout/tokens']:.0f} tokens, log-probs "
+            f"{last['engine/gap_mean']:.2g} from the trainer's on average, mean reward {last['rollout/reward']:.3g}"
             )  # fmt: skip
 
 
@@ -101,7 +101,7 @@ def rehearse_sampling(config: SampleConfig, tokenizer: Any) -> str:
             finally:
                 await client.close()
 
-        with serving_job(small, tokenizer, check_model_folder) as (sampler, _):
+        with open_client(small, tokenizer, check_model_folder) as (sampler, _):
             sample = asyncio.run(ask(sampler))
     if not sample.token_ids:
         raise CheckFailed(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from espalier.checks.report import CheckFailed, Skipped
+from espalier.checks.check import CheckFailed, Skipped
 
 _GIB = 2**30
 _TRAINED = 16  # bytes a parameter: weight, gradient and two averages of Adam in float32
@@ -125,6 +125,6 @@ def checkpoint_bytes(path: str, num_kept: int) -> int:
     return num_parameters(path) * ((num_kept + 1) * (_TRAINED - _FROZEN) + _FROZEN)
 
 
-def read(node: Any, name: str, default: Any) -> Any:
+def setting_of(node: Any, name: str, default: Any) -> Any:
     """A setting of a component's node, or the default where it has none."""
     return node.get(name, default) if node else default

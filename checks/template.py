@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from espalier.checks.report import CheckFailed
+from espalier.checks.check import CheckFailed
 from espalier.data.prompts import PromptTemplate, encode_prompt
 from espalier.data.records import Problem
 from espalier.data.tasks.task import Task

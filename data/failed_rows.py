@@ -33,9 +33,9 @@ def read_failed(path: str | Path) -> dict[str, str]:
     beside = failed_path(path)
     if not beside.is_file():
         return {}
-    found = {}
+    reasons = {}
     for place, row in iter_rows(beside):
         if not isinstance(row.get("id"), str):
             raise BadInput(f"{place}: no id: sample again, which writes this list anew")
-        found[row["id"]] = str(row.get("reason", ""))
-    return found
+        reasons[row["id"]] = str(row.get("reason", ""))
+    return reasons

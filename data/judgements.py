@@ -59,8 +59,8 @@ class StepJudgement:
     @property
     def states(self) -> list[float]:
         """1 for each state that no error has led to, else 0: a step called wrong spoils all states from it on."""
-        found: list[float] = []
+        states: list[float] = []
         for label in self.labels:
-            is_good = label == 1 and (not found or found[-1] == 1)
-            found.append(float(is_good))
-        return found
+            is_good = label == 1 and (not states or states[-1] == 1)
+            states.append(float(is_good))
+        return states

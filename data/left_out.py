@@ -30,10 +30,10 @@ _counted: ContextVar[list[LeftOut] | None] = ContextVar("left_out", default=None
 @contextmanager
 def count_left_out() -> Iterator[list[LeftOut]]:
     """The list that fills up while the block runs."""
-    found: list[LeftOut] = []
-    token = _counted.set(found)
+    counted: list[LeftOut] = []
+    token = _counted.set(counted)
     try:
-        yield found
+        yield counted
     finally:
         _counted.reset(token)
 

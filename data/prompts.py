@@ -270,10 +270,10 @@ def _field_names(template: str) -> list[str]:
 
 
 def _check_fields(template: str, name: str) -> None:
-    for found in _field_names(template):
-        if found not in FIELDS:
-            remedy = f"the fields are {_known()}; write {{{{{found}}}}} for the text {{{found}}}"
-            raise BadInput(f"prompt.{name} has an unknown field {{{found}}}: {remedy}")
+    for placeholder in _field_names(template):
+        if placeholder not in FIELDS:
+            remedy = f"the fields are {_known()}; write {{{{{placeholder}}}}} for the text {{{placeholder}}}"
+            raise BadInput(f"prompt.{name} has an unknown field {{{placeholder}}}: {remedy}")
 
 
 def _is_int(value: Any) -> bool:

@@ -161,9 +161,9 @@ def read_json_rows(path: str | Path, under: str = "") -> list[Row]:
     text = read_text(path)
     start = _SPACE.match(text).end()  # type: ignore[union-attr]
     if under and text[start] == "{":
-        found = re.search(rf'"{re.escape(under)}"\s*:\s*\[', text)
-        if found is not None:
-            return list(_array_rows(str(path), text, found.end(), "}"))
+        match = re.search(rf'"{re.escape(under)}"\s*:\s*\[', text)
+        if match is not None:
+            return list(_array_rows(str(path), text, match.end(), "}"))
         if _object_row("", 1, text[start:].partition("\n")[0]).error:
             raise BadInput(f"{path}: the object has no array '{under}': is it the published file?")
     if text[start] == "[":

@@ -36,13 +36,13 @@ class Decoder:
     def __call__(self, ids: Sequence[int]) -> str:
         """The text of a sequence."""
         key = tuple(ids)
-        found = self._recent.get(key)
-        if found is None:
+        text = self._recent.get(key)
+        if text is None:
             if self._num_recent > _RECENT:
                 self._recent, self._num_recent = {}, 0
-            found = self._recent[key] = self._decode(list(key))
+            text = self._recent[key] = self._decode(list(key))
             self._num_recent += len(key) + 1
-        return found
+        return text
 
     def _decode(self, ids: list[int]) -> str:
         skips = self.skips_special_tokens

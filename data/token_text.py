@@ -80,15 +80,15 @@ def read_response(
 ) -> TokenText:
     """`read_tokens` of a response whose text is known: tokens behind its end (of a stop string, an end token that is
     written out) hold no character of it. Raises BadInput, with `place`, where the tokens read otherwise."""
-    found = read_tokens(prompt_ids, response_ids, decode)
-    if not found.text.startswith(response):
-        first = next((k for k, (a, b) in enumerate(zip(found.text, response, strict=False)) if a != b), 0)
+    tokens = read_tokens(prompt_ids, response_ids, decode)
+    if not tokens.text.startswith(response):
+        first = next((k for k, (a, b) in enumerate(zip(tokens.text, response, strict=False)) if a != b), 0)
         raise BadInput(
             f"{place}: its tokens do not read as its text: from character {first} on they read "
-            f"{found.text[first : first + 20]!r}, the text is {response[first : first + 20]!r}: the tokenizer must be "
+            f"{tokens.text[first : first + 20]!r}, the text is {response[first : first + 20]!r}: the tokenizer must be "
             "that of the policy which sampled it"
         )
-    return TokenText(response, [min(end, len(response)) for end in found.ends], found.is_border)
+    return TokenText(response, [min(end, len(response)) for end in tokens.ends], tokens.is_border)
 
 
 def token_step_ends(steps: Sequence[str], tokens: TokenText) -> list[int]:
@@ -156,7 +156,7 @@ def encode_response(tokenizer: Any, prompt_ids: Sequence[int], text: str) -> tup
     return plain, False
 
 
-def encode_steps(
+def tokenise_steps(
     tokenizer: Any, prompt_ids: Sequence[int], steps: Sequence[str], is_finished: bool
 ) -> StepTokens | None:
     """Tokenise the steps of a response in one piece, as a policy writes it, and find the step ends on its tokens; None

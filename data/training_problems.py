@@ -35,8 +35,8 @@ def write_training_problems(
                         folder)  # fmt: skip
             return
         earlier = frozenset()
-    found = sorted(earlier | {problem_hash(problem_id) for problem_id in problem_ids})
-    (folder / FILE).write_text(json.dumps({"problems": found}) + "\n")
+    hashes = sorted(earlier | {problem_hash(problem_id) for problem_id in problem_ids})
+    (folder / FILE).write_text(json.dumps({"problems": hashes}) + "\n")
 
 
 def read_training_problems(folder: str) -> frozenset[str] | None:

@@ -13,7 +13,7 @@ import torch
 from espalier.data.prompts import encode_text
 from espalier.data.records import BadInput
 from espalier.data.steps import StepTokens
-from espalier.data.token_text import encode_steps as steps_as_tokens
+from espalier.data.token_text import tokenise_steps
 from espalier.models.load import load_tokenizer
 from espalier.models.scalar_head import load_process_reward
 from espalier.rewards.process import score_step_tokens
@@ -115,7 +115,7 @@ def _encode(tokenizer: Any, prompt: str, steps: Sequence[str], is_finished: bool
         raise BadInput(f"{name}: steps must be a list of texts that are not empty, got {str(steps)[:60]!r}")
     if is_finished and tokenizer.eos_token_id is None:
         raise BadInput(f"{name}: the tokenizer has no end token: set its eos_token, or is_finished=False")
-    found = steps_as_tokens(tokenizer, encode_text(tokenizer, prompt, name), steps, is_finished)
+    found = tokenise_steps(tokenizer, encode_text(tokenizer, prompt, name), steps, is_finished)
     if found is None:
         raise BadInput(f"{name}: the tokenizer changes the text of its steps: leave special tokens out (is_finished "
                        "adds the end token), or give StepTokens of the sampler's own ids")  # fmt: skip

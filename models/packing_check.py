@@ -281,7 +281,7 @@ def _is_head_last(net: PreTrainedModel, row: Sequence[int]) -> bool:
     return len(given) == 1 and given[0].shape == logits.shape and bool(torch.equal(given[0].float(), logits.float()))
 
 
-def check_layout(model: Any, layout: str, longest: int) -> str:
+def choose_layout(model: Any, layout: str, longest: int) -> str:
     """The kind of layout to use for rows of which the longest has so many tokens, where `layout` is asked for; `auto`:
     shared where rows may be packed, else padded. Raises BadAttention where packed rows are forced and leak, and where
     rows have to be computed one at a time with weights that ZeRO-3 has cut (ranks would make unequal numbers of

@@ -53,12 +53,12 @@ def report(pairs: list[PreferencePair], groups: Groups, context: StageContext) -
 
 def problem_ids(path: str) -> set[str]:
     """The problems of any file whose rows have a `problem_id`. Raises BadInput on a row without one."""
-    found = set()
+    ids = set()
     for place, row in iter_rows(path):
         if not isinstance(row.get("problem_id"), str):
             raise BadInput(f"{place}: no problem_id: name trajectories, step values or pairs")
-        found.add(row["problem_id"])
-    return found
+        ids.add(row["problem_id"])
+    return ids
 
 
 def read_steps(values: str, scores: str) -> dict[str, tuple[str, list[float]]]:
@@ -82,8 +82,8 @@ def note_seen(groups: Groups, scores: str, context: StageContext, is_excluded: b
     for row in read_records(StepScores, scores):
         flags.setdefault(row.problem_id, []).append(row.is_seen)
     mine = {problem: flags.get(problem, []) for problem in groups.by_problem}
-    seen = {problem for problem, found in mine.items() if True in found}
-    unknown = sum(None in found for found in mine.values())
+    seen = {problem for problem, is_seen in mine.items() if True in is_seen}
+    unknown = sum(None in is_seen for is_seen in mine.values())
     context.counts.update(problems_seen_by_the_reward_model=len(seen))
     if seen:
         consequence = "make no pair" if is_excluded else "are ranked by scores that flatter"
@@ -96,7 +96,7 @@ def note_seen(groups: Groups, scores: str, context: StageContext, is_excluded: b
     return seen
 
 
-def check_steps(trajectory: Trajectory, found: Mapping[str, tuple[str, list[float]]], path: str) -> list[float]:
+def numbers_of_steps(trajectory: Trajectory, found: Mapping[str, tuple[str, list[float]]], path: str) -> list[float]:
     """The numbers of a trajectory's steps. Raises BadInput where they are missing or another trajectory's."""
     if trajectory.id not in found:
         raise BadInput(f"{path}: no scores for trajectory '{trajectory.id}': score these trajectories")
@@ -178,7 +178,7 @@ class ProcessPreferences(ProcessRule, ProblemPart):
         for problem, group in groups.by_problem.items():
             if self.excludes_seen and problem in seen:
                 continue
-            scored: list[Scored] = [(t, self.score(t, check_steps(t, scores, self.scores))) for t in group]
+            scored: list[Scored] = [(t, self.score(t, numbers_of_steps(t, scores, self.scores))) for t in group]
             made = process_pairs(scored, self, random.Random(f"{self.seed}/{problem}"))
             pairs += [p for p in made if not (problem in excluded and p.kind == "process_correct")]
         context.counts["problems_excluded"] = len(excluded & groups.by_problem.keys())
@@ -186,11 +186,11 @@ class ProcessPreferences(ProcessRule, ProblemPart):
 
     def score(self, trajectory: Trajectory, scores: Sequence[float]) -> float:
         """One score of the steps that count. Raises BadAggregate as `rewards.aggregate` does."""
-        places = range(self.drop_first, len(scores) - self.drop_last)
+        positions = range(self.drop_first, len(scores) - self.drop_last)
         if self.skips_types:
             kinds = [react_steps(step)[0].type if step else "" for step in trajectory.steps]
-            places = [place for place in places if kinds[place] not in self.skips_types]  # type: ignore[assignment]
-        return aggregate([scores[place] for place in places] or scores, self.how)
+            positions = [place for place in positions if kinds[place] not in self.skips_types]  # type: ignore[assignment]
+        return aggregate([scores[place] for place in positions] or scores, self.how)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -256,7 +256,7 @@ class PartialPreferences(PartialRule, ProblemPart):
 
 def _with_values(stage: Any, input_path: str) -> tuple[Groups, dict[str, list[float]]]:
     """The trajectories that have values, and the values of theirs."""
-    found = read_steps(stage.values, stage.scores)
-    groups = read_groups(input_path, stage, known=found)
+    numbers = read_steps(stage.values, stage.scores)
+    groups = read_groups(input_path, stage, known=numbers)
     path = stage.values or stage.scores
-    return groups, {t.id: check_steps(t, found, path) for group in groups.by_problem.values() for t in group}
+    return groups, {t.id: numbers_of_steps(t, numbers, path) for group in groups.by_problem.values() for t in group}

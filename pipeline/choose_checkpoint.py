@@ -39,7 +39,7 @@ def choose(accuracies: Sequence[float], rule: str) -> int:
     return place
 
 
-def read_accuracies(path: str, names: Sequence[str], metric: str) -> list[float]:
+def candidate_accuracies(path: str, names: Sequence[str], metric: str) -> list[float]:
     """The mean of `metric` of each candidate from what `vllm_inference.py` wrote of all (policies.json).
 
     A candidate `step-20` is the policy whose name ends in `-step-20`, or is that. Raises BadInput where one has no
@@ -54,14 +54,14 @@ def read_accuracies(path: str, names: Sequence[str], metric: str) -> list[float]
 
 
 def _accuracy(path: str, name: str, figures: dict[str, Any], metric: str) -> float:
-    found = [key for key in figures if key == name or key.endswith(f"-{name}")]
-    if len(found) != 1:
-        raise BadInput(f"{path}: {len(found)} evaluations of '{name}': evaluate every candidate once")
+    keys = [key for key in figures if key == name or key.endswith(f"-{name}")]
+    if len(keys) != 1:
+        raise BadInput(f"{path}: {len(keys)} evaluations of '{name}': evaluate every candidate once")
     try:
-        return float(figures[found[0]][metric]["mean"])
+        return float(figures[keys[0]][metric]["mean"])
     except (KeyError, TypeError, ValueError):
-        there = ", ".join(figures[found[0]])
-        raise BadInput(f"{path}: '{found[0]}' has no accuracy '{metric}': there are {there}") from None
+        there = ", ".join(figures[keys[0]])
+        raise BadInput(f"{path}: '{keys[0]}' has no accuracy '{metric}': there are {there}") from None
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class ChooseCheckpoint:
         names = sorted((path.name for path in folder.glob("*") if path.is_dir()), key=sample_order)
         if not names:
             raise BadInput(f"{folder}: no candidate there: export checkpoints first")
-        accuracies = read_accuracies(input_path, names, self.metric)
+        accuracies = candidate_accuracies(input_path, names, self.metric)
         place = choose(accuracies, self.rule)
         context.counts.update({name: round(value, 5) for name, value in zip(names, accuracies, strict=True)})
         context.counts["chosen"] = names[place]

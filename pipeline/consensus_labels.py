@@ -13,10 +13,10 @@ from espalier.values.consensus import ConsensusRule, judged_shares
 
 def votes_by_trajectory(rows: Sequence[StepJudgement]) -> dict[str, list[StepJudgement]]:
     """Trajectory → its judgements, in file order."""
-    found: dict[str, list[StepJudgement]] = {}
+    votes: dict[str, list[StepJudgement]] = {}
     for row in rows:
-        found.setdefault(row.trajectory_id, []).append(row)
-    return found
+        votes.setdefault(row.trajectory_id, []).append(row)
+    return votes
 
 
 @dataclass(frozen=True)

@@ -67,13 +67,13 @@ class CutStates:
         sampler = self._sampler()
         rows = read_records(Trajectory, input_path)
         trajectories = [row for row in rows if shard_of(f"states/{row.problem_id}", self.num_shards) == self.shard]
-        found: dict[StateKey, State] = {}
+        distinct: dict[StateKey, State] = {}
         num_states = 0
         for trajectory in trajectories:
             for state in sampler.states(trajectory):
                 num_states += 1
-                found.setdefault(state_key(state.problem_id, state.prefix_ids), state)
-        states = list(found.values())
+                distinct.setdefault(state_key(state.problem_id, state.prefix_ids), state)
+        states = list(distinct.values())
         if self.order == "tree":
             states = in_tree_order(states)
         tokens = [state.prompt_ids + state.prefix_ids for state in states]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from espalier.data.records import BadInput
 from espalier.pipeline.stage import StageContext
-from espalier.pipeline.tabulate_benchmarks import table
+from espalier.pipeline.tabulate_benchmarks import markdown_table
 
 # (heading, what stands under it, ((file, its classes), ...))
 PAGE = (
@@ -121,12 +121,12 @@ class DocumentFormats:
                 for name in names:
                     if name not in kinds:
                         raise BadInput(f"{path} has no class {name}: put its new place into {__name__}.PAGE")
-                    parts.append(section(kinds[name], path, known))
+                    parts.append(record_section(kinds[name], path, known))
                     context.counts["kinds"] = context.counts.get("kinds", 0) + 1
         return "\n".join(parts)
 
 
-def section(kind: ast.ClassDef, path: str, known: dict[str, str]) -> str:
+def record_section(kind: ast.ClassDef, path: str, known: dict[str, str]) -> str:
     """Write the part of the page on one kind; `known` are the meanings of the fields so far, added to.
 
     Raises BadInput where a field has no meaning.
@@ -140,4 +140,4 @@ def section(kind: ast.ClassDef, path: str, known: dict[str, str]) -> str:
         default = f"`{field.default}`" if field.default else "must be there"
         rows.append((f"`{field.name}`", field.type, default, meaning))
     text = inspect.cleandoc(ast.get_docstring(kind) or "")
-    return f"### {kind.name}\n\n{text} (`{path}`)\n\n{table(('field', 'type', 'default', 'meaning'), rows)}"
+    return f"### {kind.name}\n\n{text} (`{path}`)\n\n{markdown_table(('field', 'type', 'default', 'meaning'), rows)}"

@@ -17,7 +17,7 @@ import yaml
 from espalier.data.records import BadInput
 from espalier.pipeline.document_formats import PAGE
 from espalier.pipeline.stage import StageContext
-from espalier.pipeline.tabulate_benchmarks import table
+from espalier.pipeline.tabulate_benchmarks import markdown_table
 
 _KINDS = {name for _, _, sources in PAGE for _, names in sources for name in names}
 _INTRODUCTION = """# Stages
@@ -51,7 +51,7 @@ class DocumentStages:
         """The page. Raises BadInput on a config whose first comment is not "X -> Y"."""
         rows = [row(Path(path), Path(self.configs)) for path in self.inputs()]
         context.counts["stages"] = len(rows)
-        return "\n".join([_INTRODUCTION, table(("stage", "reads", "writes", "options", "code"), rows)])
+        return "\n".join([_INTRODUCTION, markdown_table(("stage", "reads", "writes", "options", "code"), rows)])
 
 
 def row(path: Path, folder: Path) -> tuple[str, ...]:

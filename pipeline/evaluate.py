@@ -135,7 +135,7 @@ class Evaluate:
         result["table"] = make_table(_rows(result))
         self._tell(result, context)
         predictions = context.output.with_name(context.output.stem + ".predictions.jsonl")
-        write_records(predictions, (predict(samples, problem, rankings) for problem in samples.groups))
+        write_records(predictions, (make_prediction(samples, problem, rankings) for problem in samples.groups))
         return result
 
     def _join_answers(self, samples: Samples, context: StageContext) -> None:
@@ -226,7 +226,7 @@ def _responses(samples: Samples) -> dict[str, dict[str, Interval]]:
     Tokens are left out where a sampler returned no token ids.
     """
     kinds = {"samples": list(samples.groups.values()), "greedy": [[t] for t in samples.greedy.values()]}
-    found = {}
+    figures = {}
     for kind, groups in kinds.items():
         has_ids = all(t.response_ids or not t.response for group in groups for t in group)
         rows = {
@@ -235,8 +235,8 @@ def _responses(samples: Samples) -> dict[str, dict[str, Interval]]:
             if has_ids or name != "response_tokens"
         }
         if groups:
-            found[kind] = intervals(rows)
-    return found
+            figures[kind] = intervals(rows)
+    return figures
 
 
 def _labels(problem: Problem, name: str) -> list[str]:
@@ -250,18 +250,18 @@ def _breakdown(
     accuracies: PerProblem, labelled: Sequence[str], problems: Mapping[str, Problem]
 ) -> dict[str, dict[str, dict[str, Interval]]]:
     """`{"subject": {value: {metric: interval}}, "level": ...}`; what no problem says is left out."""
-    found: dict[str, dict[str, dict[str, Interval]]] = {}
+    breakdown: dict[str, dict[str, dict[str, Interval]]] = {}
     for name in ("subject", "level") if problems and labelled else ():
-        places: dict[str, list[int]] = defaultdict(list)
+        positions: dict[str, list[int]] = defaultdict(list)
         for place, problem in enumerate(labelled):
             for value in _labels(problems[problem], name):
-                places[value].append(place)
-        if set(places) != {"not given"}:
-            found[name] = {
-                value: intervals({metric: [row[i] for i in places[value]] for metric, row in accuracies.items()})
-                for value in sorted(places, key=lambda text: text.rjust(8) if text.isdigit() else text)
+                positions[value].append(place)
+        if set(positions) != {"not given"}:
+            breakdown[name] = {
+                value: intervals({metric: [row[i] for i in positions[value]] for metric, row in accuracies.items()})
+                for value in sorted(positions, key=lambda text: text.rjust(8) if text.isdigit() else text)
             }
-    return found
+    return breakdown
 
 
 def _rows(result: Mapping[str, Any]) -> list[Row]:
@@ -282,7 +282,7 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
-def predict(samples: Samples, problem: str, rankings: Sequence[Ranking]) -> Prediction:
+def make_prediction(samples: Samples, problem: str, rankings: Sequence[Ranking]) -> Prediction:
     """One problem's predictions by every way of choosing."""
     group, greedy = samples.groups[problem], samples.greedy.get(problem)
     majority = majority_answer(group)

@@ -133,17 +133,17 @@ class EvaluatePRMBenchmarks:
             if not row.steps:
                 left_out["no step"] += 1
                 continue
-            found = scores.get(row.id, [])
-            if len(found) != len(row.steps):
-                numbers = f"{len(found)} scores and {len(row.steps)} steps"
+            steps = scores.get(row.id, [])
+            if len(steps) != len(row.steps):
+                numbers = f"{len(steps)} scores and {len(row.steps)} steps"
                 raise BadInput(f"{self.scores}: '{row.id}' has {numbers}: score these solutions")
-            if not all(0 <= score <= 1 for score in found):
+            if not all(0 <= score <= 1 for score in steps):
                 raise BadInput(f"{self.scores}: '{row.id}' has a score outside [0, 1]: "
-                               f"{next(score for score in found if not 0 <= score <= 1)}")  # fmt: skip
+                               f"{next(score for score in steps if not 0 <= score <= 1)}")  # fmt: skip
             if self.skip_defects and "defect" in row.info:
                 left_out["published judgement contradicts itself"] += 1
                 continue
-            scored.append(Scored(row, found))
+            scored.append(Scored(row, steps))
         return scored, left_out, len(scores.keys() - {row.id for row in rows})
 
     def _split(self, scored: Sequence[Scored]) -> tuple[list[Scored], list[Scored]]:
@@ -227,12 +227,12 @@ class EvaluatePRMBenchmarks:
         left_out["of a pair, the other is missing"] += len(sides) - len(pairs)
         if not pairs:
             return None
-        found: dict[str, Any] = {"num_pairs": len(pairs)}
+        figures: dict[str, Any] = {"num_pairs": len(pairs)}
         for how in self.aggregates:
             gaps = [aggregate(pair[True].scores, how) - aggregate(pair[False].scores, how) for pair in pairs]
             counts = [[0.5 + 0.5 * np.sign(gap), 1.0] for gap in gaps]
-            found[how] = _breakdown([pair[False] for pair in pairs], counts, pair_figures, "pair_accuracy")
-        return found
+            figures[how] = _breakdown([pair[False] for pair in pairs], counts, pair_figures, "pair_accuracy")
+        return figures
 
 
 def _first(scored: Scored) -> int:

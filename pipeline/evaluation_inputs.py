@@ -125,8 +125,8 @@ def read_scores(path: str) -> tuple[dict[str, list[float]], bool]:
     if row is None:
         raise BadInput(f"{path}: no scores: score the trajectories first")
     if "score" in row:
-        return {found.id: [found.score] for found in read_records(OutcomeScore, path)}, True
-    return {found.id: found.scores for found in read_records(StepScores, path)}, False
+        return {scored.id: [scored.score] for scored in read_records(OutcomeScore, path)}, True
+    return {scored.id: scored.scores for scored in read_records(StepScores, path)}, False
 
 
 def read_rankings(path: str, name: str, aggregates: Sequence[str], trajectories: Sequence[Trajectory]) -> list[Ranking]:
@@ -175,9 +175,9 @@ def named_paths(value: Any, setting: str) -> dict[str, str]:
     if isinstance(value, Mapping) and all(isinstance(path, str) for path in value.values()):
         return {str(name): path for name, path in value.items()}
     if isinstance(value, list | tuple) and all(isinstance(path, str) for path in value):
-        found = {Path(path).stem: path for path in value}
-        if len(found) == len(value):
-            return found
+        paths = {Path(path).stem: path for path in value}
+        if len(paths) == len(value):
+            return paths
         raise BadInput(f"{setting}: two files have the same name: give names, {setting}={{prm: FILE, orm: FILE}}")
     raise BadInput(f"{setting} must be a path, a list of paths or a mapping of names to paths, got {value!r}")
 

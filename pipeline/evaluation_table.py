@@ -75,10 +75,10 @@ def policies_table(evaluations: Mapping[str, Mapping[str, Any]], failed: Mapping
 
     "none" stands where a policy has no such metric.
     """
-    figures = {name: {**found["accuracy"], **found["pass_at_k"]} for name, found in evaluations.items()}
-    metrics = list(dict.fromkeys(metric for found in figures.values() for metric in found))
+    figures = {name: {**evaluation["accuracy"], **evaluation["pass_at_k"]} for name, evaluation in evaluations.items()}
+    metrics = list(dict.fromkeys(metric for evaluation in figures.values() for metric in evaluation))
     header = ["policy", *metrics]
-    lines = [[name, *(_cell(found.get(metric)) for metric in metrics)] for name, found in figures.items()]
+    lines = [[name, *(_cell(evaluation.get(metric)) for metric in metrics)] for name, evaluation in figures.items()]
     failures = "".join(f"\n{name} failed: {reason}\n" for name, reason in failed.items())
     return {"markdown": to_markdown(header, lines) + failures, "plain": to_plain(header, lines) + failures}
 
@@ -88,11 +88,11 @@ def read_evaluations(paths: Mapping[str, str], failed: Mapping[str, str]) -> dic
 
     Raises BadInput where a file holds something else.
     """
-    found: dict[str, dict[str, Any]] = {}
+    policies: dict[str, dict[str, Any]] = {}
     for name, path in paths.items():
         try:
             row = json.loads(Path(path).read_bytes())
-            found[name] = {key: row[key] for key in ("accuracy", "pass_at_k", "responses", "num_problems")}
+            policies[name] = {key: row[key] for key in ("accuracy", "pass_at_k", "responses", "num_problems")}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise BadInput(f"{path}: not an evaluation ({error!r}): remove it and run the same command again") from None
-    return {"policies": found, "failed": dict(failed), "table": policies_table(found, failed)}
+    return {"policies": policies, "failed": dict(failed), "table": policies_table(policies, failed)}

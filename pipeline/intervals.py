@@ -67,16 +67,16 @@ def resampled(
     `figure(weights)` gets the weight of each row [R]; None says that it is not defined, and such draws are left out.
     None where it is not defined for the rows as they are.
     """
-    found = figure(np.ones(len(problems))) if len(problems) else None
-    if found is None:
+    whole = figure(np.ones(len(problems))) if len(problems) else None
+    if whole is None:
         return None
     names, rows = np.unique(np.asarray(problems), return_inverse=True)
     rng = np.random.default_rng(seed)
     values = [figure(np.bincount(rng.integers(0, len(names), len(names)), minlength=len(names))[rows].astype(float))
               for _ in range(draws)]  # fmt: skip
-    defined = [value for value in values if value is not None] or [found]
+    defined = [value for value in values if value is not None] or [whole]
     low, high = np.quantile(defined, [0.025, 0.975])
-    return {"mean": round(found, 5), "low": round(float(low), 5), "high": round(float(high), 5), "n": len(names)}
+    return {"mean": round(whole, 5), "low": round(float(low), 5), "high": round(float(high), 5), "n": len(names)}
 
 
 def resampled_mean(rows: Sequence[tuple[str, float]]) -> Interval | None:

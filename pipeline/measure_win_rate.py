@@ -115,6 +115,6 @@ def _count(votes: Sequence[PairJudgement]) -> tuple[Counter[str], bool]:
     if len(known) < len(ORDERS):
         return counts, False
     counts[pair_outcome(known)] += 1
-    places = [vote.shown_first_won for vote in votes if vote.shown_first_won is not None]
-    counts.update(shown_first=sum(places), decided=len(places))
+    decided = [vote.shown_first_won for vote in votes if vote.shown_first_won is not None]
+    counts.update(shown_first=sum(decided), decided=len(decided))
     return counts, True

@@ -40,8 +40,8 @@ def option_order(problem: Problem, place: str) -> list[int]:
 
 def chosen_option(answer: str | None, order: Sequence[int]) -> int | None:
     """The published place of the option whose letter was answered; None for no answer or another text."""
-    found = _LETTER.fullmatch(answer.strip()) if answer is not None else None
-    index = ord(found[1].upper()) - ord("A") if found else -1
+    match = _LETTER.fullmatch(answer.strip()) if answer is not None else None
+    index = ord(match[1].upper()) - ord("A") if match else -1
     return order[index] if 0 <= index < len(order) else None
 
 
@@ -49,11 +49,11 @@ def choices(
     groups: Mapping[str, Sequence[Trajectory]], problems: Mapping[str, Problem], place: str
 ) -> dict[str, Choice]:
     """Problem → what was chosen: the answer of the one trajectory, or the majority's."""
-    found = {}
+    chosen = {}
     for problem, group in groups.items():
         answer = majority_answer(group)
-        found[problem] = Choice(chosen_option(answer, option_order(problems[problem], place)), is_right(answer, group))
-    return found
+        chosen[problem] = Choice(chosen_option(answer, option_order(problems[problem], place)), is_right(answer, group))
+    return chosen
 
 
 def read_order(paths: Mapping[str, Any], name: str, labels: Mapping[str, bool]) -> dict[str, Choice]:
@@ -81,8 +81,8 @@ def robustness(orders: Mapping[str, Mapping[str, Choice]], labelled: Sequence[st
     where there is none.
     """
     problems = list(next(iter(orders.values())))
-    flips = [float(len({found[problem].option for found in orders.values()}) > 1) for problem in problems]
-    rights = {name: [found[problem].is_right for problem in labelled] for name, found in orders.items()}
+    flips = [float(len({choices_of[problem].option for choices_of in orders.values()}) > 1) for problem in problems]
+    rights = {name: [choices_of[problem].is_right for problem in labelled] for name, choices_of in orders.items()}
     accuracy: dict[str, Interval] = intervals(rights) if labelled else {}
     columns = list(zip(*rights.values(), strict=True))
     return {

@@ -23,21 +23,21 @@ def pair_statistics(pairs: Sequence[PreferencePair]) -> dict[str, Any]:
     """
     problems = Counter(pair.problem_id for pair in pairs)
     kinds = Counter(pair.kind for pair in pairs)
-    found: dict[str, Any] = {
+    statistics: dict[str, Any] = {
         "pairs": len(pairs),
         **{f"pairs_{kind}": kinds[kind] for kind in sorted(kinds)},
         "problems_with_pairs": len(problems),
     }
     if not pairs:
-        return found
+        return statistics
     chosen, rejected = [len(pair.chosen_ids) for pair in pairs], [len(pair.rejected_ids) for pair in pairs]
-    found["most_pairs_of_a_problem"] = max(problems.values())
+    statistics["most_pairs_of_a_problem"] = max(problems.values())
     for side, ids in (("chosen", "chosen_ids"), ("rejected", "rejected_ids")):
         sides = {(p.problem_id, tuple(p.prompt_ids), tuple(getattr(p, ids))) for p in pairs}
-        found[f"distinct_{side}"] = len(sides)
+        statistics[f"distinct_{side}"] = len(sides)
     margins = [pair.chosen_score - pair.rejected_score for pair in pairs]
-    found["against_scores"] = sum(margin < 0 for margin in margins)
-    found |= _spread("margin", margins, 4)
-    found |= _spread("chosen_tokens", chosen, 1) | _spread("rejected_tokens", rejected, 1)
+    statistics["against_scores"] = sum(margin < 0 for margin in margins)
+    statistics |= _spread("margin", margins, 4)
+    statistics |= _spread("chosen_tokens", chosen, 1) | _spread("rejected_tokens", rejected, 1)
     longer = sum(good > bad for good, bad in zip(chosen, rejected, strict=True))
-    return found | {"chosen_is_longer": round(longer / len(pairs), 4)}
+    return statistics | {"chosen_is_longer": round(longer / len(pairs), 4)}

@@ -155,14 +155,14 @@ class Plan:
         if not runs:
             raise BadInput("no rate to reckon seconds with: set stage.tokens_per_second, or stage.measured to the "
                            "meta.json files of earlier sampling runs")  # fmt: skip
-        found = []
+        rates = []
         for is_completing in (False, True):
             kind = [run for run in runs if run.is_completing == is_completing] or runs
             tokens, seconds = sum(run.tokens for run in kind), sum(run.seconds for run in kind)
             if tokens <= 0 or seconds <= 0:
                 raise BadInput(f"{self.measured[0]}: nothing was generated in these runs: measure another")
-            found.append(tokens / seconds)
-        return found[0], found[1], start
+            rates.append(tokens / seconds)
+        return rates[0], rates[1], start
 
     def _pilot(self, task: Any, tokenizer: Any, problems: Sequence[Problem]) -> list[list[Trajectory]]:
         """Trajectories to count on: of every problem of the pilot, at most `num_samples`."""
@@ -175,18 +175,18 @@ class Plan:
                 groups.setdefault(row.problem_id, []).append(row)
         every = [group[: self.num_samples] for group in groups.values()]
         step = max(1.0, len(every) / self.max_pilot_problems)
-        found = [every[int(place * step)] for place in range(min(len(every), self.max_pilot_problems))]
-        if not found:
+        pilot = [every[int(place * step)] for place in range(min(len(every), self.max_pilot_problems))]
+        if not pilot:
             raise BadInput("nothing tells how long a solution is: give stage.pilot, some trajectories of the policy "
                            "with token ids")  # fmt: skip
-        if self.num_samples > 1 and max(map(len, found)) == 1:
+        if self.num_samples > 1 and max(map(len, pilot)) == 1:
             log.warning("the pilot holds one solution a problem: states are reckoned as if no two shared any, and "
                         "a policy that repeats itself costs less: give stage.pilot some of its rows")  # fmt: skip
-        return found
+        return pilot
 
     def _from_demonstrations(self, task: Any, tokenizer: Any, problems: Sequence[Problem]) -> list[Trajectory]:
         """Demonstrations of the same split as trajectories, all right."""
-        decode, found = Decoder(tokenizer), []
+        decode, trajectories = Decoder(tokenizer), []
         groups: dict[str, list[Demonstration]] = {}
         for row in task.demonstrations(self.split):
             groups.setdefault(row.prompt, []).append(row)
@@ -197,12 +197,12 @@ class Plan:
             ids = [*encode_response(tokenizer, prompt, row.completion)[0], tokenizer.eos_token_id]
             tokens = read_tokens(prompt, ids, decode)
             steps, ends = steps_on_tokens(task.split_steps(tokens.text), tokens)
-            found.append(
+            trajectories.append(
                 Trajectory(
                     row.id, row.prompt, row.prompt, tokens.text, steps, prompt, ids, ends, "stop", "", None, True
                 )
             )
-        return found
+        return trajectories
 
     def _states(self, row: Trajectory) -> list[State]:
         """The states of a trajectory that are completed."""
@@ -213,15 +213,15 @@ class Plan:
 
     def _growth(self, pilot: Sequence[Sequence[Trajectory]]) -> dict[int, float]:
         """Of n trajectories a problem to `num_samples`: by how much the number of distinct states grows."""
-        found = {}
+        growth = {}
         for size in {len(rows) for rows in pilot if len(rows) < self.num_samples}:
             visits = Counter[int]()
             for rows in pilot:
                 if len(rows) == size:
                     keys = Counter(state_key(s.problem_id, s.prefix_ids) for row in rows for s in self._states(row))
                     visits.update(keys.values())
-            found[size] = state_growth(visits, size, self.num_samples)
-        return found
+            growth[size] = state_growth(visits, size, self.num_samples)
+        return growth
 
     def _cost(self, rows: Sequence[Trajectory], growth: dict[int, float]) -> _Cost:
         """One problem; fewer trajectories than planned are scaled up."""
@@ -250,16 +250,16 @@ class Plan:
             raise BadInput(
                 f"there are {len(stages)} stages and {len(self.actual)} finished runs: name one a stage, in order"
             )
-        found = []
+        paid_stages = []
         for path, stage in zip(self.actual, stages, strict=False):
             counts, seconds = read_cost(path)
             paid = {**counts, "seconds": seconds}
             error = {name: round(stage[name] / value - 1, 4) if value else None for name, value in paid.items()}
-            found.append({"stage": stage["stage"], "file": path, "paid": paid, "error": error})
+            paid_stages.append({"stage": stage["stage"], "file": path, "paid": paid, "error": error})
             log.info(
                 "%s: %s", stage["stage"], ", ".join(f"{name} {100 * (one or 0):+.1f} %" for name, one in error.items())
             )
-        return found
+        return paid_stages
 
 
 def state_growth(visits: Mapping[int, int], size: int, wanted: int) -> float:

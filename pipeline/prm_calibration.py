@@ -30,9 +30,9 @@ def auc(scores: Sequence[float], is_positive: Sequence[bool], weights: Sequence[
     empty."""
     positive = np.asarray(is_positive, dtype=bool)
     counts = np.ones(len(positive)) if weights is None else np.asarray(weights, dtype=np.float64)
-    _, places = np.unique(np.asarray(scores, dtype=np.float64), return_inverse=True)
-    above = np.bincount(places, counts * positive)  # of each distinct score, ascending
-    below = np.bincount(places, counts * ~positive)
+    _, ranks = np.unique(np.asarray(scores, dtype=np.float64), return_inverse=True)
+    above = np.bincount(ranks, counts * positive)  # of each distinct score, ascending
+    below = np.bincount(ranks, counts * ~positive)
     pairs = above.sum() * below.sum()
     if not pairs:
         return None
@@ -44,7 +44,7 @@ def _bin_of(scores: np.ndarray) -> np.ndarray:
     return np.minimum((scores * NUM_BINS).astype(int), NUM_BINS - 1)
 
 
-def calibration(scores: Sequence[float], values: Sequence[float]) -> list[dict[str, float]]:
+def calibration_bins(scores: Sequence[float], values: Sequence[float]) -> list[dict[str, float]]:
     """Ten equal bins of the score: mean score, mean value, number; empty bins are left out."""
     predicted, observed = np.asarray(scores), np.asarray(values)
     place = _bin_of(predicted)
@@ -109,11 +109,11 @@ class EvaluateProcessReward:
         if seen:
             raise BadInput(f"{self.scores}: the reward model was trained on {len(seen)} problems that held_out_share "
                            f"{self.held_out_share} holds out: set stage.held_out_share as in its training")  # fmt: skip
-        found = self._scored_steps(input_path, scores)
-        if not found:
+        distinct = self._scored_steps(input_path, scores)
+        if not distinct:
             raise BadInput(f"{input_path}: no held-out problem (held_out_share {self.held_out_share})")
         parts = {
-            name: [step for (_, _, is_last), step in found.items() if is_last == is_terminal]
+            name: [step for (_, _, is_last), step in distinct.items() if is_last == is_terminal]
             for name, is_terminal in (("inner", False), ("terminal", True))
         }
         result: dict[str, Any] = {name: quality(steps) for name, steps in parts.items()}
@@ -121,15 +121,17 @@ class EvaluateProcessReward:
             figures = {key: row[key] and row[key]["mean"] for key in ("auc", "ece", "value_mae")}
             context.counts.update({f"{name}_{key}": value for key, value in figures.items()})
             context.counts[f"{name}_steps"] = row["num_steps"]
-        context.counts["num_problems"] = len({step.problem_id for step in found.values()})
-        bins = {name: calibration([s.score for s in steps], [s.value for s in steps]) for name, steps in parts.items()}
+        context.counts["num_problems"] = len({step.problem_id for step in distinct.values()})
+        bins = {
+            name: calibration_bins([s.score for s in steps], [s.value for s in steps]) for name, steps in parts.items()
+        }
         return {**result, "num_problems": context.counts["num_problems"], "bins": bins["inner"],
                 "terminal_bins": bins["terminal"]}  # fmt: skip
 
     def _scored_steps(
         self, input_path: str, scores: Mapping[str, Sequence[float]]
     ) -> dict[tuple[str, tuple[int, ...], bool], ScoredStep]:
-        """Return (problem, prefix, whether it is the last) → the step, of held-out problems; count those without a value.
+        """Return (problem, prefix, whether it is the last) → the step, of held-out problems; count steps without value.
 
         Raises BadInput where scores are missing.
         """

@@ -20,12 +20,12 @@ from espalier.pipeline.trajectory_groups import sample_order
 def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON file. Raises BadInput where it cannot be read or holds no object."""
     try:
-        found = json.loads(path.read_bytes())
+        value = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise BadInput(f"{path}: cannot be read ({error}): remove it and run the same command again") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise BadInput(f"{path}: holds no JSON object: remove it and run the same command again")
-    return found
+    return value
 
 
 def _last_row(path: Path) -> dict[str, Any]:
@@ -83,5 +83,5 @@ class RecordRound:
     def _others(self, folder: Path) -> list[dict[str, Any]]:
         """The rounds before this one, in their order."""
         paths = sorted(folder.parent.glob("round*/round.json"), key=lambda path: sample_order(str(path)))
-        found = [read_object(path) for path in paths]
-        return [row for row in found if int(row.get("round", -1)) < self.round]
+        rounds = [read_object(path) for path in paths]
+        return [row for row in rounds if int(row.get("round", -1)) < self.round]

@@ -19,12 +19,12 @@ log = logging.getLogger("stage")
 def choose_models(problem_ids: Iterable[str], seen: Sequence[frozenset[str]]) -> dict[str, tuple[int, bool]]:
     """Problem → (the place of the first model that was not trained on it, else of the first one; whether that one
     was), from the hashes of each model's training problems."""
-    found = {}
+    models = {}
     for problem_id in problem_ids:
         digest = problem_hash(problem_id)
         place = next((place for place, hashes in enumerate(seen) if digest not in hashes), 0)
-        found[problem_id] = place, digest in seen[place]
-    return found
+        models[problem_id] = place, digest in seen[place]
+    return models
 
 
 @dataclass(frozen=True)

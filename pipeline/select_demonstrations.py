@@ -17,7 +17,7 @@ from typing import Any
 
 from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, Demonstration, Trajectory
-from espalier.pipeline.build_preferences import check_steps, read_steps
+from espalier.pipeline.build_preferences import numbers_of_steps, read_steps
 from espalier.pipeline.stage import StageContext
 from espalier.pipeline.trajectory_groups import ProblemPart, capped, check_choice, check_counts, sample_order
 from espalier.rewards.aggregate import aggregate, check_aggregate
@@ -34,13 +34,13 @@ _RESULT = re.compile(r" *\$? *-?[0-9][0-9,.]*")
 def equations(response: str) -> tuple[str, ...]:
     """The calculations of a response in their order, without white space, `$`, `%` and thousands: `48/2=24`."""
     parts = response.split("=")
-    found = []
+    written = []
     for before, after in pairwise(parts):
         left = before[len(before.rstrip(_OF_AN_EXPRESSION)) :]
         right = _RESULT.match(after)
         if right and left.rstrip()[-1:] in tuple("0123456789)%"):
-            found.append(re.sub(r"[\s,$%]", "", f"{left}={right[0]}").strip("."))
-    return tuple(found)
+            written.append(re.sub(r"[\s,$%]", "", f"{left}={right[0]}").strip("."))
+    return tuple(written)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class SelectDemonstrations(ProblemPart):
     ) -> list[Trajectory]:
         group = sorted(group, key=lambda row: sample_order(row.id))
         if self.order == "best":
-            values = {row.id: aggregate(check_steps(row, scores, self.scores), self.how) for row in group}
+            values = {row.id: aggregate(numbers_of_steps(row, scores, self.scores), self.how) for row in group}
             group.sort(key=lambda row: -values[row.id])
         elif self.order == "drawn":
             random.Random(f"{self.seed}/{problem}").shuffle(group)
@@ -115,10 +115,10 @@ class SelectDemonstrations(ProblemPart):
     def _distinct(self, group: Sequence[Trajectory]) -> list[Trajectory]:
         if self.distinct_by == "none":
             return list(group)
-        found: dict[Any, Trajectory] = {}
+        distinct: dict[Any, Trajectory] = {}
         for row in group:
             key: Any = row.response
             if self.distinct_by == "equations":
                 key = equations(row.response) or row.response
-            found.setdefault(key, row)
-        return list(found.values())
+            distinct.setdefault(key, row)
+        return list(distinct.values())

@@ -57,15 +57,15 @@ class SplitSteps:
 
         decode = Decoder(load_tokenizer(self.policy))
         rows = read_records(Trajectory, input_path)
-        found = [self._split(row, decode) for row in rows]
-        context.counts["trajectories"] = len(found)
+        trajectories = [self._split(row, decode) for row in rows]
+        context.counts["trajectories"] = len(trajectories)
         context.counts["steps_before"] = sum(len(row.steps) for row in rows)
-        context.counts["steps"] = sum(len(row.steps) for row in found)
-        context.counts["steps_mean"] = round(fmean([len(row.steps) for row in found] or [0]), 3)
+        context.counts["steps"] = sum(len(row.steps) for row in trajectories)
+        context.counts["steps_mean"] = round(fmean([len(row.steps) for row in trajectories] or [0]), 3)
         context.counts["tokens_a_step"] = round(
-            sum(len(row.response_ids) for row in found) / max(1, context.counts["steps"]), 3
+            sum(len(row.response_ids) for row in trajectories) / max(1, context.counts["steps"]), 3
         )
-        return found
+        return trajectories
 
     def _split(self, row: Trajectory, decode: Decoder) -> Trajectory:
         check_ends(row.steps, row.step_ends, row.id)

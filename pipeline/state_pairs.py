@@ -52,16 +52,16 @@ def step_pairs(
         for step, (start, end, value) in enumerate(rows):
             prefix = tuple(trajectory.response_ids[:start])
             children[prefix].setdefault(tuple(trajectory.response_ids[start:end]), (trajectory, step, value))
-    found: list[tuple[tuple[int, ...], Option, Option]] = []
+    pairs: list[tuple[tuple[int, ...], Option, Option]] = []
     for prefix, options in children.items():
         order = sorted(options.values(), key=lambda option: (-option[2], sample_order(option[0].id)))
         ends = [(order[0], order[-1])]
         compared = ends if which == "best_over_worst" else [(a, b) for a in order for b in order]
-        found += [(prefix, a, b) for a, b in compared if is_clear(a[2] - b[2], margin)]
-    if max_pairs and len(found) > max_pairs:
-        widest = sorted(range(len(found)), key=lambda place: (-(found[place][1][2] - found[place][2][2]), place))
-        found = [found[place] for place in sorted(widest[:max_pairs])]
-    return [_step_pair(list(prefix), best, worst) for prefix, best, worst in found]
+        pairs += [(prefix, a, b) for a, b in compared if is_clear(a[2] - b[2], margin)]
+    if max_pairs and len(pairs) > max_pairs:
+        widest = sorted(range(len(pairs)), key=lambda place: (-(pairs[place][1][2] - pairs[place][2][2]), place))
+        pairs = [pairs[place] for place in sorted(widest[:max_pairs])]
+    return [_step_pair(list(prefix), best, worst) for prefix, best, worst in pairs]
 
 
 def _step_pair(prefix: list[int], best: Option, worst: Option) -> PreferencePair:
@@ -82,7 +82,7 @@ def _step_pair(prefix: list[int], best: Option, worst: Option) -> PreferencePair
 
 
 @dataclass(frozen=True)
-class Prefix:
+class ValuedPrefix:
     """The first `num_steps` steps of a trajectory, and what they are worth."""
 
     trajectory: Trajectory
@@ -156,19 +156,21 @@ class PartialRule:
             raise BadInput(f"stage.decay must be above 0 and at most 1, got {self.decay}")
 
 
-def prefixes(group: Sequence[Trajectory], values: Mapping[str, Sequence[float]], rule: PartialRule) -> list[Prefix]:
+def prefixes(
+    group: Sequence[Trajectory], values: Mapping[str, Sequence[float]], rule: PartialRule
+) -> list[ValuedPrefix]:
     """The prefixes a rule reads, each distinct token sequence once (the trajectory sampled first)."""
-    found: dict[tuple[int, ...], Prefix] = {}
+    distinct: dict[tuple[int, ...], ValuedPrefix] = {}
     for trajectory in group:
         for prefix in _prefixes_of(trajectory, values[trajectory.id], rule):
-            found.setdefault(tuple(prefix.ids), prefix)
-    return list(found.values())
+            distinct.setdefault(tuple(prefix.ids), prefix)
+    return list(distinct.values())
 
 
-def _prefixes_of(trajectory: Trajectory, values: Sequence[float], rule: PartialRule) -> list[Prefix]:
+def _prefixes_of(trajectory: Trajectory, values: Sequence[float], rule: PartialRule) -> list[ValuedPrefix]:
     if rule.threshold is not None:
         values = [float(is_clear(value, rule.threshold)) for value in values]
-    found: list[Prefix] = []
+    kept: list[ValuedPrefix] = []
     ceiling: float | None = None
     for number in range(1, len(trajectory.steps) + 1):
         value = aggregate(values[:number], rule.how)
@@ -177,15 +179,15 @@ def _prefixes_of(trajectory: Trajectory, values: Sequence[float], rule: PartialR
         value = value if ceiling is None else min(value, ceiling)
         if rule.absorbs_at is not None and not is_clear(value, rule.absorbs_at):
             ceiling = value if ceiling is None else min(ceiling, value)
-        prefix = Prefix(trajectory, number, value)
+        prefix = ValuedPrefix(trajectory, number, value)
         if number < rule.first_step or (rule.last_step and number > rule.last_step):
             continue
         if not (prefix.is_full and rule.full == "without"):
-            found.append(prefix)
-    return found
+            kept.append(prefix)
+    return kept
 
 
-def discounted(good: Prefix, bad: Prefix, rule: PartialRule) -> tuple[float, float]:
+def discounted(good: ValuedPrefix, bad: ValuedPrefix, rule: PartialRule) -> tuple[float, float]:
     """The two values as a pair compares them."""
     gap = good.num_steps - bad.num_steps
     factor = rule.decay ** abs(gap)
@@ -194,7 +196,7 @@ def discounted(good: Prefix, bad: Prefix, rule: PartialRule) -> tuple[float, flo
     return good.value * (factor if is_good_discounted else 1), bad.value * (factor if is_bad_discounted else 1)
 
 
-def _may_meet(good: Prefix, bad: Prefix, rule: PartialRule) -> bool:
+def _may_meet(good: ValuedPrefix, bad: ValuedPrefix, rule: PartialRule) -> bool:
     if is_clear(abs(good.position - bad.position), rule.max_position_gap):
         return False
     if rule.full == "apart" and good.is_full != bad.is_full:
@@ -211,15 +213,15 @@ def partial_pairs(
     """Prefix over prefix, by the best chosen first; kind `partial`. Scores are the values that were compared."""
     everything = prefixes(group, values, rule)
     ordered = sorted(everything, key=lambda prefix: (-prefix.value, sample_order(prefix.id)))
-    found: list[tuple[Prefix, Prefix, float, float]] = []
+    pairs: list[tuple[ValuedPrefix, ValuedPrefix, float, float]] = []
     for good in capped(ordered, rule.max_chosen):
         mine = []
         for bad in ordered:
             good_value, bad_value = discounted(good, bad, rule)
             if is_clear(good_value - bad_value, rule.margin) and _may_meet(good, bad, rule):
                 mine.append((good, bad, good_value, bad_value))
-        found += drawn(mine, rule.max_rejected, rng)
-    return [_partial_pair(*row) for row in drawn(found, rule.max_pairs, rng)]
+        pairs += drawn(mine, rule.max_rejected, rng)
+    return [_partial_pair(*row) for row in drawn(pairs, rule.max_pairs, rng)]
 
 
 def drawn(items: list[T], limit: int, rng: random.Random) -> list[T]:
@@ -229,7 +231,7 @@ def drawn(items: list[T], limit: int, rng: random.Random) -> list[T]:
     return [items[place] for place in sorted(rng.sample(range(len(items)), limit))]
 
 
-def _partial_pair(good: Prefix, bad: Prefix, good_value: float, bad_value: float) -> PreferencePair:
+def _partial_pair(good: ValuedPrefix, bad: ValuedPrefix, good_value: float, bad_value: float) -> PreferencePair:
     return PreferencePair(
         id=f"{good.id}>{bad.id}",
         problem_id=good.trajectory.problem_id,

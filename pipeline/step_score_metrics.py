@@ -57,12 +57,12 @@ def first_error_figures(sums: np.ndarray) -> Figures:
     `accuracy_without_error`: the share of solutions without one in which none is found; `f1`: the harmonic
     mean of the two; `accuracy`: the share of all solutions judged right (BIG-Bench-Mistake, Tyen et al. 2024).
     """
-    found, with_error, passed, without_error = np.moveaxis(np.asarray(sums, dtype=np.float64), -1, 0)
-    finding, passing = _share(found, with_error), _share(passed, without_error)
+    exact, with_error, passed, without_error = np.moveaxis(np.asarray(sums, dtype=np.float64), -1, 0)
+    finding, passing = _share(exact, with_error), _share(passed, without_error)
     both = finding + passing
     return {
         "f1": np.where(both == 0, 0.0, _share(2 * finding * passing, both)),
-        "accuracy": _share(found + passed, with_error + without_error),
+        "accuracy": _share(exact + passed, with_error + without_error),
         "accuracy_with_error": finding,
         "accuracy_without_error": passing,
     }
@@ -142,15 +142,15 @@ def figure_intervals(
         times = np.bincount(chosen.ravel(), minlength=rows * size).reshape(rows, size)
         for name, values in figures((times @ flat).reshape(rows, *counts.shape[1:])).items():
             drawn.setdefault(name, []).append(values)
-    found: dict[str, Interval | None] = {}
+    intervals: dict[str, Interval | None] = {}
     for name, value in figures(counts.sum(axis=0)).items():
         if math.isnan(float(value)):
-            found[name] = None
+            intervals[name] = None
             continue
         low, high = np.nanquantile(np.concatenate(drawn[name]), [0.025, 0.975])
         rounded = {"mean": float(value), "low": float(low), "high": float(high)}
-        found[name] = {**{key: round(number, 5) for key, number in rounded.items()}, "n": size}
-    return found
+        intervals[name] = {**{key: round(number, 5) for key, number in rounded.items()}, "n": size}
+    return intervals
 
 
 def _between(low: float, high: float) -> float:

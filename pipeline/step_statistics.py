@@ -46,9 +46,9 @@ class StepStatistics:
         rows = [with_intervals(row) for row in read_records(StepValues, input_path)]
         if not any(row.steps for row in rows):
             raise BadInput(f"{input_path}: no labelled step to describe")
-        impossible = [found for row in rows for found in impossible_patterns(row)]
-        impossible.sort(key=lambda found: found["chance"])
-        leaks = [found for row in rows for found in _leaks(row, context.task)] if context.task else None
+        impossible = [entry for row in rows for entry in impossible_patterns(row)]
+        impossible.sort(key=lambda entry: entry["chance"])
+        leaks = [entry for row in rows for entry in _leaks(row, context.task)] if context.task else None
         result = {
             "trajectories": len(rows),
             "problems": len({row.problem_id for row in rows}),
@@ -57,7 +57,7 @@ class StepStatistics:
             "terminal": terminal_means(rows),
             "positions": positions(rows),
             "first_errors": first_errors(rows),
-            "impossible": {"count": len(impossible), "improbable": sum(found["chance"] < 0.01 for found in impossible),
+            "impossible": {"count": len(impossible), "improbable": sum(entry["chance"] < 0.01 for entry in impossible),
                            "listed": impossible[: self.num_listed]},
             "leaks": None if leaks is None else {"count": len(leaks), "listed": leaks[: self.num_listed]},
             "length": length_bias(rows),
@@ -100,13 +100,13 @@ def positions(rows: Sequence[StepValues]) -> list[dict[str, Any]]:
             place = BINS if step == len(row.steps) - 1 else _bin((step + 1) / len(row.steps))
             values[place] += [] if value is None else [value]
             labels[place] += [] if label is None else [label]
-    found = []
+    figures = []
     for place in range(BINS + 1):
         histogram = Counter(map(_bin, values[place]))
-        found.append({"place": "last step" if place == BINS else f"{place / BINS:.1f}", "count": len(values[place]),
+        figures.append({"place": "last step" if place == BINS else f"{place / BINS:.1f}", "count": len(values[place]),
                       "mean_value": _mean(values[place]), "mean_label": _mean(labels[place]),
                       "histogram": [histogram[number] for number in range(BINS)]})  # fmt: skip
-    return found
+    return figures
 
 
 def first_error(row: StepValues) -> int | None:
@@ -138,19 +138,19 @@ def first_errors(rows: Sequence[StepValues]) -> dict[str, Any]:
 def impossible_patterns(row: StepValues) -> list[dict[str, Any]]:
     """Steps without any right completion before a step with one: `{"trajectory", "step", "later_step",
     "num_completions", "chance"}`, steps from 1. `chance` is (1 - low)^K, `low` the lower bound of the later value."""
-    found = []
+    patterns = []
     best, best_step = 0.0, 0
     for step in reversed(range(len(row.steps))):
         right, total = row.num_correct[step], row.num_completions[step]
         if total and right == 0 and best_step:
-            found.append({"trajectory": row.id, "step": step + 1, "later_step": best_step, "num_completions": total,
+            patterns.append({"trajectory": row.id, "step": step + 1, "later_step": best_step, "num_completions": total,
                           "chance": round((1 - best) ** total, 6)})  # fmt: skip
         if right:
             # one right trajectory proves a value above 0, not a value of 1
             low = 0.05 if step == len(row.steps) - 1 else row.low[step]
             if low > best or not best_step:
                 best, best_step = max(low, best), step + 1
-    return found
+    return patterns
 
 
 def _leaks(row: StepValues, task: Any) -> Iterable[dict[str, Any]]:
@@ -186,8 +186,8 @@ def length_bias(rows: Sequence[StepValues]) -> dict[str, Any]:
 def widths(rows: Sequence[StepValues]) -> dict[str, Any]:
     """The intervals of all steps but the last, in tenths of their width; of their labels those left out, and the mean
     weight of the rest."""
-    found = [high - low for row in rows for low, high in zip(row.low[:-1], row.high[:-1], strict=True)]
-    histogram = Counter(map(_bin, found))
+    spans = [high - low for row in rows for low, high in zip(row.low[:-1], row.high[:-1], strict=True)]
+    histogram = Counter(map(_bin, spans))
     weights = [
         weight
         for row in rows
@@ -195,7 +195,7 @@ def widths(rows: Sequence[StepValues]) -> dict[str, Any]:
         if label is not None
     ]
     labels = [label for row in rows for label in row.labels[:-1]]
-    return {"mean": _mean(found), "histogram": [histogram[number] for number in range(BINS)],
+    return {"mean": _mean(spans), "histogram": [histogram[number] for number in range(BINS)],
             "left_out": sum(label is None for label in labels), "mean_weight": _mean(weights)}  # fmt: skip
 
 

@@ -34,7 +34,7 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """A Markdown table; numbers as `number` writes them."""
 
     def line(cells: Sequence[Any]) -> str:
@@ -53,17 +53,20 @@ def figure_row(name: str, figure: Mapping[str, Any]) -> tuple[str, ...]:
     return (f"`{name}`", number(figure["value"]), ends, figure["unit"], goal, met, f"`{figure['how']}`")
 
 
-def section(path: Path) -> str:
+def result_section(path: Path) -> str:
     """The part of the page that shows one result file. Raises BadInput on a file that is none."""
     try:
         result = json.loads(path.read_text())
         versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
         rows = [figure_row(name, figure) for name, figure in result["figures"].items()]
-        tables = [f"{extra['title']}\n\n{table(extra['columns'], extra['rows'])}" for extra in result.get("tables", [])]
+        tables = [
+            f"{extra['title']}\n\n{markdown_table(extra['columns'], extra['rows'])}"
+            for extra in result.get("tables", [])
+        ]
         made = f"{result['date']}, commit {result['commit']}, {result['machine']}; {versions}."
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path}: not the result of a benchmark ({error!r}): run its command again") from None
-    return "\n".join([f"## {path.stem}\n", f"{made}\n", table(_COLUMNS, rows), *tables])
+    return "\n".join([f"## {path.stem}\n", f"{made}\n", markdown_table(_COLUMNS, rows), *tables])
 
 
 @dataclass(frozen=True)
@@ -83,4 +86,4 @@ class TabulateBenchmarks:
         """The page."""
         paths = [Path(path) for path in self.inputs()]
         context.counts["benchmarks"] = len(paths)
-        return "\n".join([_INTRODUCTION, *(section(path) for path in paths)])
+        return "\n".join([_INTRODUCTION, *(result_section(path) for path in paths)])

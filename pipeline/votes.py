@@ -44,10 +44,10 @@ def vote_key(answer: str) -> Key:
     text = " ".join(answer.split())
     if len(text) > _LONGEST_NUMBER:
         return text
-    if found := _DECIMAL.fullmatch(text):
-        return Fraction(Decimal(found[1] + found[2].replace(",", "")))
-    if (found := _RATIO.fullmatch(text)) and int(below := found[3] or found[5]):
-        return Fraction(int(found[1] + (found[2] or found[4])), int(below))
+    if match := _DECIMAL.fullmatch(text):
+        return Fraction(Decimal(match[1] + match[2].replace(",", "")))
+    if (match := _RATIO.fullmatch(text)) and int(below := match[3] or match[5]):
+        return Fraction(int(match[1] + (match[2] or match[4])), int(below))
     return text
 
 

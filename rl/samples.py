@@ -50,7 +50,7 @@ def _row(group: RolloutGroup, row: int, iteration: int, experience: Experience, 
         policy_version=rollout.policy_version,
         prompt=trajectory.prompt,
         steps=trajectory.steps,
-        step_values=step_values(rollout, row, experience, estimate),
+        step_values=values_at_step_starts(rollout, row, experience, estimate),
         step_advantages=[round(float(advantages[begin:end].mean()), 6) for begin, end in spans],
         step_rewards=[round(value, 6) for value in score.steps],
         reward=round(score.total, 6),
@@ -63,7 +63,7 @@ def _row(group: RolloutGroup, row: int, iteration: int, experience: Experience, 
     )
 
 
-def step_values(rollout: Rollout, row: int, experience: Experience, estimate: Estimate) -> list[float]:
+def values_at_step_starts(rollout: Rollout, row: int, experience: Experience, estimate: Estimate) -> list[float]:
     """The value of the state that each step starts from: the estimator's, or the critic's at the step's first token.
 
     Empty where nothing values states, or where the estimator cut other steps than the trajectory's.

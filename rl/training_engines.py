@@ -58,7 +58,9 @@ def _noises(settings: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def make_engine(config: RLConfig, model: Any, optimizer: Any, learning_rate: float, max_grad_norm: float) -> Engine:
+def make_training_engine(
+    config: RLConfig, model: Any, optimizer: Any, learning_rate: float, max_grad_norm: float
+) -> Engine:
     """DeepSpeed where the run has its JSON, else plain torch; `optimizer` is a config node."""
     model = without_dropout(model).to(device())
     packing_of(model)  # on whole weights: DeepSpeed may cut them

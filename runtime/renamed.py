@@ -52,6 +52,7 @@ RENAMED = {
     "importance_cap": "tis_cap",
     "max_resamplings": "dynamic_sampling_rounds",
     "num_in_flight": "concurrency",
+    "bill": "budget",
     "has_logprobs": "return_logprobs",
     "is_checkpointing_gradients": "gradient_checkpointing",
     "labels": "values",

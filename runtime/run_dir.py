@@ -71,7 +71,7 @@ def check_run_dir(path: str, config: Any) -> Path:
     return folder
 
 
-def is_finished(folder: Path, config: Any) -> bool:
+def is_run_finished(folder: Path, config: Any) -> bool:
     """Say whether the run has its model.
 
     Raises BadConfig where that was a run of another length: a second start could not lengthen it, and must not pass

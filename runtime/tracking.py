@@ -46,7 +46,7 @@ def peak_memory() -> dict[str, float]:
     return found
 
 
-def duration(seconds: float) -> str:
+def clock_time(seconds: float) -> str:
     """`42 s`, `3:05` (minutes), `2:03:05` (hours), `4 d 2:03:05`."""
     if seconds < 60:
         return f"{seconds:.0f} s"
@@ -94,7 +94,7 @@ class Progress:
         rate = (self.done - self.initial) / max(seconds, 1e-9)
         left = (self.total - self.done) / rate if rate > 0 else float("inf")
         shown = "".join(f"  {key} {value:.4g}" for key, value in {**self.fields, **peak_memory()}.items())
-        eta = f"{duration(left)} left" if math.isfinite(left) else "time left unknown"
+        eta = f"{clock_time(left)} left" if math.isfinite(left) else "time left unknown"
         print(f"{self.name}: {self.done}/{self.total} {self.unit}s  {rate:.3g}/s  {eta}{shown}", file=sys.stderr)
 
     def __enter__(self) -> Self:

@@ -83,12 +83,12 @@ class AdaptiveCompletions(RoundCompletions):
             self._tree = state_tree(rows, map(self._key, self._states))
             self._outcomes = [row.is_correct for row in rows]
             visits = dict(zip(self._tree.keys, self._tree.num_visits(), strict=True))
-            found = {state_id: visits[self._key(state_id)] for state_id in self._states}
-            lost = [state_id for state_id, number in found.items() if not number]
+            weights = {state_id: visits[self._key(state_id)] for state_id in self._states}
+            lost = [state_id for state_id, number in weights.items() if not number]
             if lost:
                 raise BadInput(f"{self.trajectories}: no trajectory passes through state '{lost[0]}': give the file "
                                "that the states were cut from")  # fmt: skip
-            self._weights = found if self.weighs_visits else self._weights
+            self._weights = weights if self.weighs_visits else self._weights
         return list(self._states)
 
     def choose(self, number: int, rows: Sequence[Completion], num_samples: int) -> list[str]:
@@ -117,8 +117,8 @@ class AdaptiveCompletions(RoundCompletions):
         """The width of every state's interval."""
         if self.estimator == "smoothed" and self._tree is not None:
             counts = {self._key(state_id): count for state_id, count in self._counts.items()}
-            found = smooth(self._tree, self._outcomes, counts)
-            return {state_id: min(1.0, 3.92 * found[self._key(state_id)].deviation) for state_id in self._states}
+            posteriors = smooth(self._tree, self._outcomes, counts)
+            return {state_id: min(1.0, 3.92 * posteriors[self._key(state_id)].deviation) for state_id in self._states}
         intervals = {state_id: self._interval(state_id) for state_id in self._states}
         return {state_id: high - low for state_id, (low, high) in intervals.items()}
 

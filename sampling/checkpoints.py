@@ -32,7 +32,7 @@ from espalier.runtime.run_dir import model_fingerprint, name_of, same_origin
 from espalier.runtime.schemas import SampleConfig
 from espalier.sampling.child_process import group_members
 from espalier.sampling.client import Client, Sample, SampleRequest, SamplingParams
-from espalier.sampling.job import HOW, is_finished, run_job
+from espalier.sampling.job import HOW, is_job_finished, run_job
 
 log = logging.getLogger("sample")
 
@@ -40,7 +40,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][\w.-]*", re.ASCII)
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class PolicyCheckpoint:
     """A policy to evaluate: its model folder, and the folder of its files."""
 
     name: str
@@ -60,16 +60,16 @@ def _natural(path: str) -> list[Any]:
 def _folders(item: str) -> list[str]:
     """The model folders of one path or pattern; a run's folder stands for the model/ in it."""
     if Path(item).exists() or not glob.has_magic(item):
-        found = [item]
+        folders = [item]
     else:
-        found = sorted((path for path in glob.glob(item, recursive=True) if Path(path).is_dir()), key=_natural)
-        if not found:
+        folders = sorted((path for path in glob.glob(item, recursive=True) if Path(path).is_dir()), key=_natural)
+        if not folders:
             raise BadInput(f"policies: no folder matches {item}: check the pattern, or train first")
     return [path if not (Path(path) / "model" / "config.json").is_file() else f"{path.rstrip('/')}/model"
-            for path in found]  # fmt: skip
+            for path in folders]  # fmt: skip
 
 
-def find_checkpoints(policies: Any, output: str) -> list[Checkpoint]:
+def find_policy_checkpoints(policies: Any, output: str) -> list[PolicyCheckpoint]:
     """The policies in their order, each once. Raises BadInput where there is none or two have one name."""
     if isinstance(policies, Mapping):
         named = [(str(name), path) for name, path in policies.items()]
@@ -91,10 +91,10 @@ def find_checkpoints(policies: Any, output: str) -> list[Checkpoint]:
             raise BadInput(f"policies: {places[name]} and {path} would both be '{name}': give names, "
                            "policies={one: FOLDER, other: FOLDER}")  # fmt: skip
         places[name] = path
-    return [Checkpoint(name, path, Path(output) / name) for name, path in places.items()]
+    return [PolicyCheckpoint(name, path, Path(output) / name) for name, path in places.items()]
 
 
-def sampling_jobs(config: SampleConfig, checkpoint: Checkpoint) -> list[SampleConfig]:
+def sampling_jobs(config: SampleConfig, checkpoint: PolicyCheckpoint) -> list[SampleConfig]:
     """The two jobs of an evaluation: one greedy solution of every problem, and `params` as configured."""
     jobs = []
     for name, params in (("greedy", {"n": 1, "temperature": 0.0, "top_p": 1.0}), ("samples", {})):
@@ -110,14 +110,14 @@ def sampling_jobs(config: SampleConfig, checkpoint: Checkpoint) -> list[SampleCo
     return jobs
 
 
-def is_evaluated(config: SampleConfig, checkpoint: Checkpoint, with_refused: bool = False) -> bool:
+def is_evaluated(config: SampleConfig, checkpoint: PolicyCheckpoint, with_refused: bool = False) -> bool:
     """Whether the evaluation stands there: sampled to the end by this config from these weights, and evaluated
     from those files. `with_refused`: also where the engine refused some requests."""
     try:
         for job in sampling_jobs(config, checkpoint):
             meta = json.loads(Path(job.output).with_suffix(".meta.json").read_text())
             inputs = {checkpoint.path: model_fingerprint(checkpoint.path)}
-            is_complete = is_finished(meta, config.max_failed_share) or (with_refused and meta["counts"]["failed"])
+            is_complete = is_job_finished(meta, config.max_failed_share) or (with_refused and meta["counts"]["failed"])
             if not is_complete or same_origin(meta, job, inputs, ignore=HOW):
                 return False
         meta = json.loads(checkpoint.file("evaluation.meta.json").read_text())
@@ -171,7 +171,7 @@ def close_kept() -> None:
 
 def sample_checkpoint(
     config: SampleConfig,
-    checkpoint: Checkpoint,
+    checkpoint: PolicyCheckpoint,
     load_tokenizer: Callable[[str], Any],
     check_model: Callable[[str], None],
 ) -> int:
@@ -206,7 +206,7 @@ def _escaped(value: Any) -> Any:
     return value.replace("${", "\\${") if isinstance(value, str) else value
 
 
-def run_alone(program: str, config: SampleConfig, checkpoint: Checkpoint) -> str:
+def run_alone(program: str, config: SampleConfig, checkpoint: PolicyCheckpoint) -> str:
     """Run `program` on this one policy in a process of its own; "" or what went wrong.
 
     The process gets `policy` beside `policies`. What it prints is written to evaluate.log and passed on; it and
@@ -243,7 +243,9 @@ def run_alone(program: str, config: SampleConfig, checkpoint: Checkpoint) -> str
 
 
 def run_each(
-    checkpoints: Sequence[Checkpoint], is_done: Callable[[Checkpoint], bool], run: Callable[[Checkpoint], str]
+    checkpoints: Sequence[PolicyCheckpoint],
+    is_done: Callable[[PolicyCheckpoint], bool],
+    run: Callable[[PolicyCheckpoint], str],
 ) -> dict[str, str]:
     """Run what is not done, one after the other, failures or not; name → what went wrong."""
     failed = {}

@@ -58,15 +58,15 @@ def numbered(path: Path, number: int) -> Path:
 
 def group_members(group: int) -> list[int]:
     """The running processes of a process group (zombies, which hold nothing any more, left out)."""
-    found = []
+    members = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, process_group = path.read_text().rpartition(")")[2].split()[:3]
         except (OSError, ValueError):
             continue
         if int(process_group) == group and state != "Z":
-            found.append(int(path.parent.name))
-    return found
+            members.append(int(path.parent.name))
+    return members
 
 
 class ChildProcess:
@@ -109,10 +109,10 @@ class ChildProcess:
     def first_error(self) -> str:
         """The first exception its log names: the last lines seldom hold the cause."""
         try:
-            found = _ERROR.search(self.log.read_text(errors="replace"))
+            match = _ERROR.search(self.log.read_text(errors="replace"))
         except OSError:
             return ""
-        return f": {found.group()}" if found else ""
+        return f": {match.group()}" if match else ""
 
     def death_message(self) -> str:
         """Why there is none, with the log's first error and its last lines."""

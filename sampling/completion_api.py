@@ -49,7 +49,9 @@ def write_request(
     return body
 
 
-def read_samples(endpoint: str, answer: dict[str, Any], request: SampleRequest, params: SamplingParams) -> list[Sample]:
+def parse_samples(
+    endpoint: str, answer: dict[str, Any], request: SampleRequest, params: SamplingParams
+) -> list[Sample]:
     """The samples in an answer, in order.
 
     Raises Transient where they are not all there and whole, BadInput where a chat template wrote another prompt

@@ -40,7 +40,7 @@ class EngineCounters:
 
 def parse_counters(text: str) -> EngineCounters | None:
     """The counters of a `/metrics` page, summed over engines; None where it shows none of vLLM's."""
-    found = [(name, float(value)) for name, value in _LINE.findall(text)]
-    if not any(name in _NAMES.values() for name, _ in found):
+    counters = [(name, float(value)) for name, value in _LINE.findall(text)]
+    if not any(name in _NAMES.values() for name, _ in counters):
         return None
-    return EngineCounters(*(int(sum(v for name, v in found if name == wanted)) for wanted in _NAMES.values()))
+    return EngineCounters(*(int(sum(v for name, v in counters if name == wanted)) for wanted in _NAMES.values()))

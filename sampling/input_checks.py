@@ -48,12 +48,12 @@ def check_origin(states: str, policy: str, fingerprint: str, is_of_any_policy: b
     if is_of_any_policy:
         return
     for trajectories in _inputs(Path(states)):
-        found = _sampled_by(Path(trajectories))
-        if found is None:
-            found = _sampled_by(Path(states).parent / Path(trajectories).name)
-        if found is None:
+        origin = _sampled_by(Path(trajectories))
+        if origin is None:
+            origin = _sampled_by(Path(states).parent / Path(trajectories).name)
+        if origin is None:
             continue
-        name, weights = found
+        name, weights = origin
         is_same = weights == fingerprint if weights and fingerprint else Path(name) == Path(policy)
         if not is_same:
             now = "" if name != policy else ", which has changed since"
@@ -64,10 +64,10 @@ def check_origin(states: str, policy: str, fingerprint: str, is_of_any_policy: b
 def _meta(path: Path) -> dict[str, Any]:
     beside = path.with_name(path.stem + ".meta.json")
     try:
-        found = json.loads(beside.read_bytes())
+        meta = json.loads(beside.read_bytes())
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return meta if isinstance(meta, dict) else {}
 
 
 def _inputs(path: Path) -> list[str]:

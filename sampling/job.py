@@ -52,7 +52,7 @@ def within_limit(num_failed: int, num_requests: int, max_failed_share: float) ->
     return num_failed <= max_failed_share * num_requests + 1e-9  # 0.29 * 100 is a hair below 29
 
 
-def is_finished(meta: Mapping[str, Any], max_failed_share: float) -> bool:
+def is_job_finished(meta: Mapping[str, Any], max_failed_share: float) -> bool:
     """Whether the job of this `X.meta.json` has nothing left to ask, under this limit on what failed."""
     counts = meta.get("counts", {})
     failed, answered = counts.get("failed", 0), counts.get("requests", 0)
@@ -89,7 +89,7 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
         raise BadInput(f"{missing[0]}: no such file: run the stage that writes it first")
     inputs = {path: file_sha256(path) for path in paths} | {config.policy: model_fingerprint(config.policy)}
     stored = _stored_meta(output, meta_path, config, inputs)
-    if is_finished(stored, config.max_failed_share):
+    if is_job_finished(stored, config.max_failed_share):
         failed = stored["counts"].get("failed", 0)
         listed = f", {failed} requests failed: see {failed_path(output)}" if failed else ""
         log.info("%s is complete: %s rows%s", output, stored["counts"]["rows"], listed)
@@ -140,7 +140,7 @@ def _stored_meta(output: Path, meta_path: Path, config: SampleConfig, inputs: di
 
 
 @contextmanager
-def serving(
+def open_client(
     config: SampleConfig, tokenizer: Any, check_model: Callable[[str], None]
 ) -> Iterator[tuple[Client, Callable[[], None]]]:
     """(who is asked, what raises ServerGone where its server has died); a server of the config's own runs meanwhile.
@@ -181,7 +181,7 @@ def _sample(
     """Start the server if there is one to start, then run, in rounds where the source has several; what was done, and
     what the engines counted while it was."""
     with ExitStack() as stack:
-        client, check_server = stack.enter_context(serving(config, tokenizer, check_model))
+        client, check_server = stack.enter_context(open_client(config, tokenizer, check_model))
         progress = stack.enter_context(Progress("sample", len(requests) * params.n, "row", len(finished) * params.n,
                                                 config.tracking.line_every_seconds))  # fmt: skip
         runner = Runner(

@@ -99,9 +99,9 @@ def parse_first_error(response: str, num_steps: int) -> int | None:
 def parse_each_step(response: str, num_steps: int) -> list[float] | None:
     """1 or 0 for each step; None unless the answer ends in exactly one line for each, in order."""
     lines = _lines(response)
-    found = [match for match in map(_STEP.fullmatch, lines) if match]
+    verdicts = [match for match in map(_STEP.fullmatch, lines) if match]
     tail = [match for match in map(_STEP.fullmatch, lines[-num_steps:]) if match]
-    if len(found) != num_steps or [int(match.group(1)) for match in tail] != list(range(1, num_steps + 1)):
+    if len(verdicts) != num_steps or [int(match.group(1)) for match in tail] != list(range(1, num_steps + 1)):
         return None
     return [float(match.group(2) == "right") for match in tail]
 
@@ -224,10 +224,10 @@ class PreferencePairRequests(PairRequests):
 
 
 def _by_problem(path: str) -> dict[str, list[Trajectory]]:
-    found: dict[str, list[Trajectory]] = {}
+    by_problem: dict[str, list[Trajectory]] = {}
     for row in read_records(Trajectory, path):
-        found.setdefault(row.problem_id, []).append(row)
-    return found
+        by_problem.setdefault(row.problem_id, []).append(row)
+    return by_problem
 
 
 @dataclass(frozen=True)

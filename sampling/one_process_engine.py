@@ -54,8 +54,8 @@ class OneProcessEngine(OfflineClient):
 
     async def cached_tokens(self, prompt: list[int]) -> int | None:
         """How many of the prompt's tokens came from the prefix cache; None where the engine does not say."""
-        found = (await self.ask(prompt, max_tokens=1)).num_cached_tokens
-        return None if found is None else int(found)
+        num_cached = (await self.ask(prompt, max_tokens=1)).num_cached_tokens
+        return None if num_cached is None else int(num_cached)
 
     async def prompt_logprobs(self, ids: list[int]) -> list[float]:
         """The log-prob of every token but the first, without the prefix cache."""

@@ -7,9 +7,9 @@ The package's own retries are off: attempts are counted here, in one place. What
 - 429 for a quota that is used up, a refused key, an unknown model: the run ends, no attempt more;
 - other 4xx, an answer that a content filter ended, or one that is empty at `max_tokens`: final for the row.
 
-No attempt leaves unless its worst case fits the caps on tokens and money (`sampling.bill`). Whatever the API says in an
-error is reported without the key, which some services echo. A chat API returns text, not token ids; `Sample.token_ids`
-stays empty and `prompt_ids` are not sent.
+No attempt leaves unless its worst case fits the caps on tokens and money (`sampling.budget`). Whatever the API says in
+an error is reported without the key, which some services echo. A chat API returns text, not token ids;
+`Sample.token_ids` stays empty and `prompt_ids` are not sent.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from typing import Any
 import openai
 
 from espalier.data.records import BadInput
-from espalier.sampling.bill import Bill, Charge, Prices
+from espalier.sampling.budget import Budget, Charge, Prices
 from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.rate_limit import RateLimit, empty_for, retry_after
 
@@ -68,8 +68,8 @@ def refuse_key_in(config: Any, variable: str, place: str = "") -> None:
 
 
 class OpenAIChatClient:
-    """Args: `key_variable` names the environment variable that holds the key. `bill` is the output whose bill
-    (`X.bill.jsonl`) is kept, "" for none on disk. Caps over all runs of one output: `max_total_tokens` (prompt and
+    """Args: `key_variable` names the environment variable that holds the key. `budget` is the output whose budget
+    (`X.budget.jsonl`) is kept, "" for none on disk. Caps over all runs of one output: `max_total_tokens` (prompt and
     answers, as the API bills them) and `max_cost`, null for none, with the prices of 1,000,000 tokens in the same
     money (`cached_price` null: cached prompt tokens cost the full price). `max_wait_seconds`: an API that asks for a
     longer pause ends the run. `length_key`: "max_completion_tokens" for models that take no "max_tokens"."""
@@ -84,7 +84,7 @@ class OpenAIChatClient:
         max_attempts: int = 12,
         max_wait_seconds: float = 120.0,
         length_key: str = "max_tokens",
-        bill: str = "",
+        budget: str = "",
         max_total_tokens: int | None = 10_000_000,
         max_cost: float | None = None,
         prompt_price: float = 0.0,
@@ -108,14 +108,14 @@ class OpenAIChatClient:
         self.length_key = length_key
         self.seed = seed
         self.prices = Prices(prompt_price, completion_price, cached_price)
-        path = str(Path(bill).with_suffix(".bill.jsonl")) if bill else ""
-        self.bill = Bill(path, {"model": model, "system": system}, max_total_tokens, max_cost)
+        path = str(Path(budget).with_suffix(".budget.jsonl")) if budget else ""
+        self.budget = Budget(path, {"model": model, "system": system}, max_total_tokens, max_cost)
         self._limit = RateLimit()
         self._key = ""
         self._client: Any = None
 
     async def open(self) -> None:
-        """Raises NoKey where the key is not in the environment, BadInput where the bill is another model's."""
+        """Raises NoKey where the key is not in the environment, BadInput where the budget is another model's."""
         self._key = os.environ.get(self.key_variable, "").strip()
         if not self._key:
             raise NoKey(
@@ -123,20 +123,20 @@ class OpenAIChatClient:
             )
         if not self._key.isascii() or not self._key.isprintable():
             raise NoKey(f"the environment variable {self.key_variable} holds characters that no API key has")
-        self.bill.begin()
-        if self.bill.num_attempts:
-            log.info("the bill so far: %s", self.bill.describe())
+        self.budget.begin()
+        if self.budget.num_attempts:
+            log.info("spent so far: %s", self.budget.describe())
         self._client = openai.AsyncOpenAI(
             api_key=self._key, base_url=self.base_url, timeout=self.request_seconds, max_retries=0
         )
 
     async def close(self) -> None:
-        """Close the connections and the bill."""
+        """Close the connections and the budget."""
         if self._client is not None:
             await self._client.close()
             self._client = None
-            self.bill.close()
-            log.info("the bill: %s; cap: %s", self.bill.describe(), self.bill.caps())
+            self.budget.close()
+            log.info("spent: %s; cap: %s", self.budget.describe(), self.budget.caps())
 
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
         """`params.n` answers to one message. Raises Refused, NoKey, ServerGone, BudgetSpent."""
@@ -164,13 +164,13 @@ class OpenAIChatClient:
     async def _attempt(
         self, request: SampleRequest, messages: list[dict[str, str]], params: SamplingParams
     ) -> list[Sample]:
-        """Ask once, on the bill."""
+        """Ask once, within the budget."""
         worst = self.prices.worst_case(messages, params.n, params.max_tokens)
         await self._limit.wait()
-        number = await self.bill.reserve(request.id, worst)
+        number = await self.budget.reserve(request.id, worst)
         charge: Charge | None = Charge()
         try:
-            await self._limit.wait()  # the bill may have made it wait, and the limit is another one since
+            await self._limit.wait()  # the budget may have made it wait, and the limit is another one since
             charge = None  # what a broken or cancelled attempt comes to, nobody knows
             answer = await self._ask(request, messages, params)
             charge = self._charge(answer.usage, request.id, worst)
@@ -186,7 +186,7 @@ class OpenAIChatClient:
         except (openai.OpenAIError, ValueError, TypeError, AttributeError) as error:
             raise _Transient(f"the answer cannot be read ({type(error).__name__})") from None
         finally:
-            self.bill.settle(number, charge)
+            self.budget.settle(number, charge)
         return self._samples(answer, params)
 
     async def _ask(self, request: SampleRequest, messages: list[dict[str, str]], params: SamplingParams) -> Any:

@@ -21,12 +21,12 @@ def visible_gpus() -> list[str]:
         import torch
 
         return [str(number) for number in range(torch.cuda.device_count())]
-    found = []
+    names = []
     for name in map(str.strip, named.split(",")):
         if not name or name.startswith("-"):  # CUDA reads no further
             break
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
 def deal_gpus(

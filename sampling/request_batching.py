@@ -53,9 +53,9 @@ class Gathering:
             self._send(path, kind)
         elif len(waiting) == 1:
             loop.call_later(self.seconds, self._send_late, path, kind, waiting)
-        found = await answer
+        sampled = await answer
         self._count_good()
-        return found
+        return sampled
 
     def _send_late(self, path: str, kind: str, waiting: list[Asked]) -> None:
         if self._waiting.get(kind) is waiting:
@@ -74,13 +74,13 @@ class Gathering:
         """Settle every future, whatever happens."""
         bodies, answers = [body for body, _ in asked], [answer for _, answer in asked]
         try:
-            for answer, found in zip(answers, await self._ask_together(path, bodies), strict=True):
+            for answer, outcome in zip(answers, await self._ask_together(path, bodies), strict=True):
                 if answer.done():
                     continue
-                if isinstance(found, Exception):
-                    answer.set_exception(found)
+                if isinstance(outcome, Exception):
+                    answer.set_exception(outcome)
                 else:
-                    answer.set_result(found)
+                    answer.set_result(outcome)
         except Exception as error:
             for answer in answers:
                 if not answer.done():
@@ -100,14 +100,14 @@ class Gathering:
 
     async def _ask_each(self, path: str, bodies: list[dict[str, Any]]) -> list[dict[str, Any] | Exception]:
         self.num_prompts, self.num_good = max(1, self.num_prompts // 2), 0
-        found: list[dict[str, Any] | Exception] = []
+        outcomes: list[dict[str, Any] | Exception] = []
         for answer in await asyncio.gather(*(self._ask_one(path, body) for body in bodies), return_exceptions=True):
             if isinstance(answer, BaseException) and not isinstance(answer, Exception):
                 raise answer
-            found.append(answer)
-        if not any(isinstance(answer, Exception) for answer in found):
+            outcomes.append(answer)
+        if not any(isinstance(answer, Exception) for answer in outcomes):
             self.num_prompts = self.most = 1  # it was the list that was refused
-        return found
+        return outcomes
 
     def _count_good(self) -> None:
         self.num_good += 1
@@ -134,13 +134,13 @@ def _parts(answer: Any, bodies: list[dict[str, Any]]) -> list[dict[str, Any] | E
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])
         if [choice["index"] for choice in choices] != list(range(num_samples * len(bodies))):
             raise Transient(f"{len(choices)} samples of {num_samples * len(bodies)}")
-        found: list[dict[str, Any] | Exception] = []
+        parts: list[dict[str, Any] | Exception] = []
         for number, body in enumerate(bodies):
             own = choices[number * num_samples : (number + 1) * num_samples]
             if any(choice.get("prompt_token_ids", body["prompt"]) != body["prompt"] for choice in own):
                 raise Transient("the answer has another prompt's samples")
             numbered = [{**choice, "index": index} for index, choice in enumerate(own)]
-            found.append({**answer, "choices": numbered})
+            parts.append({**answer, "choices": numbered})
     except (KeyError, TypeError, AttributeError) as error:
         raise Transient(f"the answer is not one of a list of prompts ({error!r})") from None
-    return found
+    return parts

@@ -102,13 +102,13 @@ class Rounds:
             self._note([request.id for request in first])
             return list(first)
         self.number = len(rounds) - 1
-        found: list[SampleRequest] = []
+        requests: list[SampleRequest] = []
         for place, ids in rounds:
             try:
-                found += self.source.requests(ids)  # type: ignore[arg-type]
+                requests += self.source.requests(ids)  # type: ignore[arg-type]
             except (KeyError, TypeError, AttributeError):
                 raise BadInput(f"{place}: these requests are not of this run: remove {self.path} and {self.output}") from None  # fmt: skip  # noqa: E501
-        return found
+        return requests
 
     def advance(self) -> list[SampleRequest]:
         """The next round's requests, noted in the journal; [] where the source has nothing left to ask."""

@@ -34,7 +34,7 @@ MakeRecords = Callable[[SampleRequest, list[Sample]], Sequence[Any]]
 OnProgress = Callable[[int, dict[str, float]], None]
 
 
-class Stopped(RuntimeError):
+class SamplingStopped(RuntimeError):
     """A signal asked the run to stop; it drained and can be resumed."""
 
     def __init__(self, number: int):
@@ -171,7 +171,7 @@ class Runner:
                 loop.remove_signal_handler(number)
             await self.client.close()
         if self._stop_signal:
-            raise Stopped(self._stop_signal)
+            raise SamplingStopped(self._stop_signal)
         if self._spent is not None:
             raise self._spent
         return self.tally
@@ -184,7 +184,7 @@ class Runner:
         except asyncio.CancelledError:
             if not self._stop_signal:
                 raise
-            raise Stopped(self._stop_signal) from None
+            raise SamplingStopped(self._stop_signal) from None
 
     def _on_signal(self, number: int) -> None:
         if self._opening is not None:
@@ -262,4 +262,4 @@ class Runner:
         """Raises where our own server has died, and where draining takes too long."""
         self.check_server()
         if self._stop_signal and time.monotonic() > self._stop_at:
-            raise Stopped(self._stop_signal)
+            raise SamplingStopped(self._stop_signal)

@@ -24,7 +24,7 @@ import aiohttp
 
 from espalier.data.records import BadInput
 from espalier.sampling.client import NotAnswered, Refused, Sample, SampleRequest, SamplingParams, ServerGone
-from espalier.sampling.completion_api import PATHS, Transient, read_samples, write_request
+from espalier.sampling.completion_api import PATHS, Transient, parse_samples, write_request
 from espalier.sampling.connection import Connection
 from espalier.sampling.engine_counters import EngineCounters
 from espalier.sampling.request_batching import Gathering
@@ -278,7 +278,7 @@ class VLLMClient:
         for attempt in range(self.max_attempts):
             try:
                 answer = await server.gathering.ask(PATHS[self.endpoint], body, is_alone=attempt > 0)
-                samples = read_samples(self.endpoint, answer, request, params)
+                samples = parse_samples(self.endpoint, answer, request, params)
             except Transient as error:
                 reason = str(error)
                 if error.is_broken:

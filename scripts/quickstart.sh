@@ -24,7 +24,7 @@ stage train_sft "$python" trainer_base_ds_mul.py -cn "$configs/sft/$task" output
   model.path="$run/base" examples.path="$run/demonstrations.jsonl" seed="$seed"
 bash scripts/process_rewards.sh policy="$sft" num_problems="$num_problems" exp="$configs/reward/$task" "${common[@]}"
 for pairs in outcome process; do
-  bash scripts/step_dpo.sh pairs="$pairs" policy="$sft" exp="$configs/dpo/$task" "${common[@]}"
+  bash scripts/preferences.sh pairs="$pairs" policy="$sft" exp="$configs/dpo/$task" "${common[@]}"
 done
 for name in sft dpo process_dpo; do
   bash scripts/evaluate.sh name="$name" policy="$run/$name/model" num_problems="$num_test" "${common[@]}"

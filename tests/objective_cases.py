@@ -19,9 +19,9 @@ from espalier.training.objectives.hinge import HingePreference
 from espalier.training.objectives.ipo import IdentityPreference
 from espalier.training.objectives.kto import KahnemanTversky
 from espalier.training.objectives.objective import Objective
-from espalier.training.objectives.outcome_reward import OutcomeReward
+from espalier.training.objectives.outcome_reward import OutcomeRewardObjective
 from espalier.training.objectives.preference import PairObjective
-from espalier.training.objectives.process_reward import ProcessReward
+from espalier.training.objectives.process_reward import ProcessRewardObjective
 from espalier.training.objectives.sft import SupervisedFineTuning
 
 PADDED = Layout("padded")
@@ -96,10 +96,10 @@ def case(name: str, policy: Path) -> tuple[Objective, Any, list[Any]]:
         objective = BradleyTerry(margin_scale=1.0, label_smoothing=0.1, centring=0.01)
         return objective, load_process_reward(path, 1), PAIRS
     if name in ("outcome", "two classes"):
-        return OutcomeReward(), load_process_reward(path, 1 if name == "outcome" else 2), OUTCOMES
+        return OutcomeRewardObjective(), load_process_reward(path, 1 if name == "outcome" else 2), OUTCOMES
     if name in ("soft labels", "hard labels", "classes"):
         hard_above = 0.3 if name == "hard labels" else None
-        return ProcessReward(hard_above), load_process_reward(path, 5 if name == "classes" else 1), STEPS
+        return ProcessRewardObjective(hard_above), load_process_reward(path, 5 if name == "classes" else 1), STEPS
     reference = load_reference(path)
     if name.startswith("kto"):
         has_baseline = name == "kto"

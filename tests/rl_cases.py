@@ -22,7 +22,6 @@ from espalier.models.without_adapters import PolicyWithoutAdapters
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rewards.score import Score
 from espalier.rl.advantages.grpo import GRPO
-from espalier.rl.assembly import assemble
 from espalier.rl.critic import Critic
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.estimator_context import AdvantageEstimator
@@ -31,7 +30,8 @@ from espalier.rl.policy import Policy
 from espalier.rl.policy_loss import PolicyLoss
 from espalier.rl.rollout import Sampler
 from espalier.rl.trainer import Trainer
-from espalier.rl.training_engines import make_engine
+from espalier.rl.trainer_from_config import assemble
+from espalier.rl.training_engines import make_training_engine
 from espalier.rl.update import Update, steps_per_iteration
 from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import ProbesConfig, RLConfig
@@ -185,12 +185,12 @@ def make_trainer(
     }  # fmt: skip
     config = root_config(RLConfig, **{**settings, **changes})
     rates = (config.update.learning_rate, config.update.max_grad_norm)
-    engine = make_engine(config, make_policy(tiny_policy, config), config.optimizer, *rates)
+    engine = make_training_engine(config, make_policy(tiny_policy, config), config.optimizer, *rates)
     critic = None
     if config.critic is not None:
         torch.manual_seed(0)
         network = load_critic(str(tiny_policy), "policy", "eager")
-        fitted = make_engine(config, network, config.optimizer, *rates)
+        fitted = make_training_engine(config, network, config.optimizer, *rates)
         num_steps = config.num_iterations * steps_per_iteration(config)
         critic = Critic(fitted, config.critic, "fp32", config.update.micro_batch_size, num_steps)
     reference: Any = load_reference(str(tiny_policy), "eager") if config.kl.coefficient > 0 else None

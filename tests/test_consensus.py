@@ -21,7 +21,7 @@ from espalier.pipeline.stage import StageContext
 from espalier.runtime.schemas import TrainConfig
 from espalier.training.engine import TorchEngine
 from espalier.training.loop import Loop
-from espalier.training.objectives.process_reward import ProcessReward
+from espalier.training.objectives.process_reward import ProcessRewardObjective
 from espalier.values.consensus import ConsensusRule, judged_shares
 
 
@@ -166,7 +166,7 @@ def test_the_loss_is_the_weighted_mean_of_the_reads(tmp_path: Path, tiny_policy:
     weights = [1.0, 0.25, 0.5]
     targets = [1.0, 0.5, 0.0]
     examples = load(tmp_path / "l.jsonl", [labels("t/0", [*targets], weights)])
-    model, objective = reward_model(tiny_policy), ProcessReward()
+    model, objective = reward_model(tiny_policy), ProcessRewardObjective()
     batch = objective.collate(examples, Layout())
     loss = float(objective.loss(model, batch).total.detach()) / objective.count(batch)
     logits = model(input_ids=batch.ids, attention_mask=batch.attention_mask).logits[0, 2:, 0].double().tolist()
@@ -187,7 +187,7 @@ def trained(examples: list[Any], policy: Path, run_dir: Path) -> dict[str, torch
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     engine = TorchEngine(model, optimizer, torch.device("cpu"), 1.0)
     run_dir.mkdir()
-    Loop(config, engine, ProcessReward(), Loader(examples, 4, 2, 0), None, Layout(), run_dir).run()
+    Loop(config, engine, ProcessRewardObjective(), Loader(examples, 4, 2, 0), None, Layout(), run_dir).run()
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
@@ -214,7 +214,7 @@ def test_a_weight_of_zero_takes_a_read_out_of_training(tmp_path: Path, tiny_poli
 def test_a_read_of_weight_zero_in_a_batch_is_out_of_loss_and_gradient(tmp_path: Path, tiny_policy: Path) -> None:
     """The same where the read itself reaches the objective."""
     (example,) = load(tmp_path / "l.jsonl", [labels("t/0", [1.0, 0.5, 0.0])])
-    model, objective = reward_model(tiny_policy), ProcessReward()
+    model, objective = reward_model(tiny_policy), ProcessRewardObjective()
 
     def gradient(weights: list[float], target: float) -> tuple[float, torch.Tensor]:
         batch = objective.collate([replace(example, values=[1.0, target, 0.0], weights=weights)], Layout())

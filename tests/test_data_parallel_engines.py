@@ -20,9 +20,9 @@ from hydra.errors import HydraException
 from rl_cases import read_metrics
 
 from espalier.data.records import BadInput
-from espalier.rl.assembly import check_client, engines_of
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import OwnEngine, StaleWeights
+from espalier.rl.trainer_from_config import check_client, engines_of
 from espalier.runtime.config_errors import describe_config_error
 from espalier.runtime.entrypoint import BadConfig, build, compose_config
 from espalier.runtime.schemas import RLConfig, SampleConfig

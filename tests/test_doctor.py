@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from espalier.checks.check import Check, CheckFailed, Finding, Skipped, examine, show
 from espalier.checks.checked_config import model_paths
+from espalier.checks.checklist import checks_of
 from espalier.checks.machine import check_server_port, check_versions
-from espalier.checks.plan import checks_of
-from espalier.checks.report import Check, CheckFailed, Finding, Skipped, examine, show
 from espalier.checks.resources import (
     Need,
     available_memory,

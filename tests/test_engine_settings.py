@@ -8,8 +8,8 @@ import torch
 from root_config import root_config
 
 from espalier.runtime.schemas import TrainConfig
-from espalier.training.assembly import data_ranks, make_engine
 from espalier.training.deepspeed_engine import BadSettings, full_weights, tensor_parallel_size
+from espalier.training.loop_from_config import data_ranks, make_engine
 
 
 def config(**settings: Any) -> TrainConfig:

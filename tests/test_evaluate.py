@@ -20,7 +20,7 @@ from espalier.data.records import BadInput, Problem, StepScores, StepValues, Tra
 from espalier.pipeline.evaluate import Evaluate, Prediction, best_of, bootstrap_interval, interval, majority_vote
 from espalier.pipeline.evaluation_inputs import OutcomeScore
 from espalier.pipeline.intervals import intervals, resampled, resampled_mean
-from espalier.pipeline.prm_calibration import EvaluateProcessReward, auc, calibration, calibration_error
+from espalier.pipeline.prm_calibration import EvaluateProcessReward, auc, calibration_bins, calibration_error
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.aggregate import BadAggregate
 
@@ -116,7 +116,7 @@ def test_auc_is_the_share_of_ordered_pairs(rows: list[tuple[int, bool]]) -> None
 
 
 def test_calibration_by_hand() -> None:
-    bins = calibration([0.0, 0.05, 0.1, 0.95, 1.0], [0.0, 0.5, 1.0, 1.0, 0.0])
+    bins = calibration_bins([0.0, 0.05, 0.1, 0.95, 1.0], [0.0, 0.5, 1.0, 1.0, 0.0])
     assert bins == [
         {"score": 0.025, "value": 0.25, "count": 2},
         {"score": 0.1, "value": 1.0, "count": 1},
@@ -544,7 +544,7 @@ def test_the_weights_of_a_draw_are_repeated_rows() -> None:
         found = auc(scores, [value > 0.5 for value in values], weights)
         assert found == (None if want is None else pytest.approx(want))
         if rows:
-            bins = calibration([one for one, _ in rows], [value for _, value in rows])
+            bins = calibration_bins([one for one, _ in rows], [value for _, value in rows])
             gap = sum(row["count"] * abs(row["score"] - row["value"]) for row in bins) / len(rows)
             error = calibration_error(np.asarray(scores), np.asarray(values), np.asarray(weights, dtype=float))
             assert error == pytest.approx(gap, abs=1e-4)

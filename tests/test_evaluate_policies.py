@@ -26,11 +26,11 @@ from espalier.pipeline.stage import StageContext, run_stage
 from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import SampleConfig, StageConfig
 from espalier.sampling.checkpoints import (
-    Checkpoint,
     KeptClient,
     MissingSamples,
+    PolicyCheckpoint,
     close_kept,
-    find_checkpoints,
+    find_policy_checkpoints,
     is_evaluated,
     name_of,
     run_alone,
@@ -166,14 +166,14 @@ def test_lists_patterns_and_mappings_are_policies(tmp_path: Path, monkeypatch: p
     (tmp_path / "runs" / "notes.txt").write_text("")
 
     def found(policies: Any) -> list[tuple[str, str]]:
-        return [(row.name, row.path) for row in find_checkpoints(policies, "out")]
+        return [(row.name, row.path) for row in find_policy_checkpoints(policies, "out")]
 
     assert found("runs/*") == [("runs-a-2", "runs/a-2/model"), ("runs-a-10", "runs/a-10/model")]
     assert found(["b", "runs/*/model", "b"]) == [
         ("b", "b"), ("runs-a-2", "runs/a-2/model"), ("runs-a-10", "runs/a-10/model"),
     ]  # fmt: skip
     assert found({"one": "b", "two": "nowhere"}) == [("one", "b"), ("two", "nowhere")]
-    assert find_checkpoints("b", "out")[0].file("greedy.jsonl") == Path("out/b/greedy.jsonl")
+    assert find_policy_checkpoints("b", "out")[0].file("greedy.jsonl") == Path("out/b/greedy.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_lists_patterns_and_mappings_are_policies(tmp_path: Path, monkeypatch: p
 )
 def test_policies_that_make_no_sense_are_refused(policies: Any, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        find_checkpoints(policies, "out")
+        find_policy_checkpoints(policies, "out")
 
 
 CONFIG = SampleConfig(
@@ -214,7 +214,7 @@ CONFIG = SampleConfig(
 
 
 def test_a_policy_is_asked_greedily_and_as_configured() -> None:
-    greedy, samples = sampling_jobs(CONFIG, find_checkpoints(["a/model"], "out")[0])
+    greedy, samples = sampling_jobs(CONFIG, find_policy_checkpoints(["a/model"], "out")[0])
     assert (greedy.output, samples.output) == ("out/a/greedy.jsonl", "out/a/samples.jsonl")
     assert (greedy.params["n"], greedy.params["temperature"], greedy.params["top_p"]) == (1, 0.0, 1.0)
     assert samples.params == CONFIG.params
@@ -268,7 +268,7 @@ def test_an_engine_that_returns_too_few_samples_is_no_engine() -> None:
 def test_a_policy_is_sampled_evaluated_and_then_known_as_done(
     tiny_policy: Path, completion_server: Any, tmp_path: Path
 ) -> None:
-    checkpoint = find_checkpoints({"one": str(tiny_policy)}, str(tmp_path / "out"))[0]
+    checkpoint = find_policy_checkpoints({"one": str(tiny_policy)}, str(tmp_path / "out"))[0]
     tokenizer = load_tokenizer(str(tiny_policy))
     text = "2 + 3 = 5\n#### 5"
 
@@ -302,11 +302,11 @@ def test_a_policy_is_sampled_evaluated_and_then_known_as_done(
 def test_only_full_solutions_are_evaluated(tmp_path: Path) -> None:
     config = replace(CONFIG, requests={"_target_": "espalier.sampling.requests.CompletionRequests", "states": "s"})
     with pytest.raises(BadInput, match="choose requests=trajectories"):
-        sample_checkpoint(config, find_checkpoints("a", str(tmp_path))[0], load_tokenizer, check_model_folder)
+        sample_checkpoint(config, find_policy_checkpoints("a", str(tmp_path))[0], load_tokenizer, check_model_folder)
 
 
 def test_a_policy_without_files_is_not_evaluated(tmp_path: Path) -> None:
-    checkpoint = find_checkpoints({"a": str(tmp_path)}, str(tmp_path))[0]
+    checkpoint = find_policy_checkpoints({"a": str(tmp_path)}, str(tmp_path))[0]
     assert not is_evaluated(CONFIG, checkpoint)
     checkpoint.folder.mkdir()
     checkpoint.file("greedy.meta.json").write_text("[1")
@@ -324,7 +324,7 @@ def stand_in(tmp_path: Path, program: str) -> str:
 
 def test_a_process_of_its_own_gets_the_whole_config(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     program = stand_in(tmp_path, "import sys; print(open(sys.argv[2] + '/' + sys.argv[4] + '.yaml').read())")
-    checkpoint = find_checkpoints({"one": "a/model"}, str(tmp_path))[0]
+    checkpoint = find_policy_checkpoints({"one": "a/model"}, str(tmp_path))[0]
     config = replace(CONFIG, params={**CONFIG.params, "stop": ["${seed}"]})
     assert run_alone(program, config, checkpoint) == ""
     told = capfd.readouterr().err
@@ -343,7 +343,7 @@ def test_a_process_of_its_own_gets_the_whole_config(tmp_path: Path, capfd: pytes
     ],
 )
 def test_what_went_wrong_is_told(program: str, reason: str, tmp_path: Path) -> None:
-    checkpoint = find_checkpoints({"one": "a"}, str(tmp_path))[0]
+    checkpoint = find_policy_checkpoints({"one": "a"}, str(tmp_path))[0]
     assert run_alone(stand_in(tmp_path, program), CONFIG, checkpoint).startswith(reason)
 
 
@@ -351,7 +351,7 @@ def test_what_a_policy_started_ends_with_it(tmp_path: Path) -> None:
     program = (
         "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']).pid)"
     )
-    checkpoint = find_checkpoints({"one": "a"}, str(tmp_path))[0]
+    checkpoint = find_policy_checkpoints({"one": "a"}, str(tmp_path))[0]
     assert run_alone(stand_in(tmp_path, program), CONFIG, checkpoint) == ""
     pid = int(checkpoint.file("evaluate.log").read_text())
     state = Path(f"/proc/{pid}/stat")
@@ -364,10 +364,10 @@ def run_program(*words: str, **options: Any) -> subprocess.CompletedProcess[str]
 
 
 def test_one_that_fails_does_not_stop_the_rest_and_what_is_done_is_skipped() -> None:
-    checkpoints = find_checkpoints({name: name for name in "abc"}, "out")
+    checkpoints = find_policy_checkpoints({name: name for name in "abc"}, "out")
     ran = []
 
-    def run(checkpoint: Checkpoint) -> str:
+    def run(checkpoint: PolicyCheckpoint) -> str:
         ran.append(checkpoint.name)
         return "gone" if checkpoint.name == "a" else ""
 
@@ -450,11 +450,11 @@ def test_a_program_that_is_stopped_takes_its_processes_along(tmp_path: Path) -> 
     script = (
         "import sys, signal\n"
         f"sys.path.insert(0, {str(ROOT)!r})\n"
-        "from espalier.sampling.checkpoints import find_checkpoints, run_alone\n"
+        "from espalier.sampling.checkpoints import find_policy_checkpoints, run_alone\n"
         "from espalier.runtime.schemas import SampleConfig\n"
         "signal.signal(signal.SIGTERM, lambda n, f: sys.exit(128 + n))\n"
         "config = SampleConfig(output='x', policy='', task={}, requests={}, params={}, client={})\n"
-        f"run_alone({program!r}, config, find_checkpoints({{'one': 'a'}}, {str(tmp_path)!r})[0])\n"
+        f"run_alone({program!r}, config, find_policy_checkpoints({{'one': 'a'}}, {str(tmp_path)!r})[0])\n"
     )
     process = subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

@@ -21,7 +21,7 @@ from espalier.models.tokenizer_checks import (
     stop_token_faults,
     tokenizer_differences,
 )
-from espalier.training.guards import check_amount, check_examples, check_held_out, read_tokens
+from espalier.training.guards import check_amount, check_examples, check_held_out, num_loss_tokens
 
 END = 1
 LIMITS = Limits("policy", vocabulary=100, positions=8, ends=frozenset({END}))
@@ -37,14 +37,14 @@ def test_a_good_example_passes_without_a_word(caplog: pytest.LogCaptureFixture) 
 
 
 def test_what_the_loss_reads_is_counted_by_hand() -> None:
-    assert read_tokens(GOOD) == 2
-    assert read_tokens(TokenExample("a", [5, 6, 7, END], 0)) == 3, "nothing predicts the first token"
-    assert read_tokens(TokenExample("a", [5, 6, 7, END], 1, [0.0, 0.5, -1.0])) == 2
-    assert read_tokens(PairExample("p", [5], [6, 7], [8])) == 3
-    assert read_tokens(StepExample("s", [5, 6, 7], [0, 2], [0.5, 1.0])) == 2
-    assert read_tokens(StepExample("s", [5, 6, 7], [0, 2], [0.5, 1.0], [0.0, 2.0])) == 1
-    assert read_tokens(OutcomeExample("o", [5, 6, 7], 1, 1.0)) == 2
-    assert read_tokens(OutcomeExample("o", [5, 6, 7], 1, 1.0, weight=0.0)) == 0
+    assert num_loss_tokens(GOOD) == 2
+    assert num_loss_tokens(TokenExample("a", [5, 6, 7, END], 0)) == 3, "nothing predicts the first token"
+    assert num_loss_tokens(TokenExample("a", [5, 6, 7, END], 1, [0.0, 0.5, -1.0])) == 2
+    assert num_loss_tokens(PairExample("p", [5], [6, 7], [8])) == 3
+    assert num_loss_tokens(StepExample("s", [5, 6, 7], [0, 2], [0.5, 1.0])) == 2
+    assert num_loss_tokens(StepExample("s", [5, 6, 7], [0, 2], [0.5, 1.0], [0.0, 2.0])) == 1
+    assert num_loss_tokens(OutcomeExample("o", [5, 6, 7], 1, 1.0)) == 2
+    assert num_loss_tokens(OutcomeExample("o", [5, 6, 7], 1, 1.0, weight=0.0)) == 0
 
 
 def test_an_all_masked_example_is_left_out_and_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -242,7 +242,7 @@ def test_a_judge_with_another_tokenizer_is_refused_by_reinforcement_learning(
     tiny_policy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from espalier.models.tiny import build_tokenizer
-    from espalier.rl.assembly import check_same_tokenizer
+    from espalier.rl.trainer_from_config import check_same_tokenizer
     from espalier.runtime.entrypoint import BadConfig
 
     tokenizer = load_tokenizer(str(tiny_policy))

@@ -306,7 +306,7 @@ def engine_tokens(server: Any) -> tuple[int, int]:
 @pytest.mark.server
 @pytest.mark.timeout(300)
 def test_a_real_server_is_asked_and_billed(real_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The bill is what the engine counted; a policy that cannot judge has no verdict, and none is made up."""
+    """What is spent is what the engine counted; a policy that cannot judge has no verdict, and none is made up."""
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-a-test-0123")
     write_records(tmp_path / "a.jsonl", [trajectory(k, "seven plus eight") for k in range(6)])
     write_records(tmp_path / "b.jsonl", [trajectory(k, f"{k} minus two") for k in range(6)])
@@ -324,15 +324,15 @@ def test_a_real_server_is_asked_and_billed(real_server: Any, tmp_path: Path, mon
     assert {row.id for row in rows} == {f"p{k}/0>p{k}/0/{order}/{vote}" for k in range(6)
                                         for order in ("ab", "ba") for vote in range(2)}  # fmt: skip
     assert {row.answer for row in rows} == {None}
-    client = OpenAIChatClient("policy", bill=f"{tmp_path}/j.jsonl")
-    client.bill.begin()
+    client = OpenAIChatClient("policy", budget=f"{tmp_path}/j.jsonl")
+    client.budget.begin()
     # the engine counts a prompt once for every sample of it, or once for all: the API bills it once
     prompts, generated = after[0] - before[0], after[1] - before[1]
-    assert client.bill.spent.completion_tokens == generated
-    assert client.bill.spent.prompt_tokens in (prompts, prompts // 2)
-    assert client.bill.spent.cost == pytest.approx((client.bill.spent.prompt_tokens + 4 * generated) / 1e6)
+    assert client.budget.spent.completion_tokens == generated
+    assert client.budget.spent.prompt_tokens in (prompts, prompts // 2)
+    assert client.budget.spent.cost == pytest.approx((client.budget.spent.prompt_tokens + 4 * generated) / 1e6)
     with pytest.raises(BadInput, match=r"model was 'policy', now 'other'"):
-        asyncio.run(OpenAIChatClient("other", bill=f"{tmp_path}/j.jsonl").open())
+        asyncio.run(OpenAIChatClient("other", budget=f"{tmp_path}/j.jsonl").open())
     with pytest.raises(BadInput, match=r"HTTP 404: check client.model='other'"):
         asyncio.run(_ask_once(OpenAIChatClient("other", f"{real_server.base_url}/v1")))
     long = SampleRequest("x", "one two three " * 200, [])

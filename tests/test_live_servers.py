@@ -14,11 +14,11 @@ from aiohttp import web
 
 from benchmarks.repeatable_server import RepeatableServer
 from espalier.models.load import load_policy
-from espalier.rl.assembly import check_client, engines_of
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import StaleWeights
 from espalier.rl.probes.canary import Canary
 from espalier.rl.probes.checks import CACHE, UNUSED, VERSION, WEIGHTS
+from espalier.rl.trainer_from_config import check_client, engines_of
 from espalier.runtime.entrypoint import BadConfig
 from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.server import VLLMServer

@@ -21,7 +21,7 @@ from espalier.data.examples.token_examples import (
     StepExample,
     TokenExample,
     encode_demonstration,
-    fingerprint,
+    examples_fingerprint,
     is_held_out,
 )
 from espalier.data.records import BadInput, Demonstration, PreferencePair, StepValues
@@ -229,8 +229,8 @@ def test_a_pair_is_as_long_as_its_longer_side(tmp_path: Path) -> None:
 
 def test_the_fingerprint_changes_with_order_ids_tokens_and_values() -> None:
     first, second = StepExample("a", [1, 2], [1], [0.5]), StepExample("b", [1, 2], [1], [0.5])
-    start = fingerprint([first, second])
-    assert fingerprint([replace(first), replace(second)]) == start
+    start = examples_fingerprint([first, second])
+    assert examples_fingerprint([replace(first), replace(second)]) == start
     others = [
         [second, first],
         [first],
@@ -238,7 +238,7 @@ def test_the_fingerprint_changes_with_order_ids_tokens_and_values() -> None:
         [first, replace(second, ids=[1, 3])],
         [first, replace(second, values=[0.75])],
     ]
-    assert start not in {fingerprint(examples) for examples in others}
+    assert start not in {examples_fingerprint(examples) for examples in others}
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

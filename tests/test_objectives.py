@@ -22,14 +22,14 @@ from objective_cases import (
     token_logprobs,
 )
 
-from espalier.data.examples.step_examples import prefixes
+from espalier.data.examples.step_examples import prefix_examples
 from espalier.data.examples.token_examples import StepExample, TokenExample
 from espalier.data.records import BadInput
 from espalier.models.scalar_head import load_process_reward
 from espalier.training.objectives.bradley_terry import BradleyTerry
 from espalier.training.objectives.objective import calibration, with_deviation
-from espalier.training.objectives.outcome_reward import OutcomeReward
-from espalier.training.objectives.process_reward import ProcessReward
+from espalier.training.objectives.outcome_reward import OutcomeRewardObjective
+from espalier.training.objectives.process_reward import ProcessRewardObjective
 from espalier.training.objectives.scalar_targets import class_targets
 from espalier.training.objectives.sft import SupervisedFineTuning
 from espalier.training.sums import finish_metrics
@@ -102,7 +102,7 @@ def test_soft_labels_are_binary_cross_entropy_with_the_value() -> None:
     # Scores 3/4, 1/5 and 1/2 against the values 1, 1/4 (of weight 2) and 1/2.
     logits = torch.full((2, 4, 1), 9.0)
     logits[0, 1], logits[0, 3], logits[1, 1] = math.log(3), -math.log(4), 0.0
-    objective = ProcessReward()
+    objective = ProcessRewardObjective()
     batch = objective.collate(STEPS, PADDED)
     loss = objective.loss(Fixed(logits), batch)
     want = -math.log(3 / 4) - 2 * (0.25 * math.log(1 / 5) + 0.75 * math.log(4 / 5)) + math.log(2)
@@ -117,21 +117,23 @@ def test_soft_labels_are_binary_cross_entropy_with_the_value() -> None:
 
 def test_hard_labels_say_whether_the_value_is_above_the_threshold() -> None:
     logits = random_logits(2, 4, 1)
-    batch = ProcessReward().collate(STEPS, PADDED)
+    batch = ProcessRewardObjective().collate(STEPS, PADDED)
     for threshold, labels in ((0.0, (1, 1, 1)), (0.25, (1, 0, 1)), (0.5, (1, 0, 0))):
         want = 0.0
         for (row, place), label, weight in zip(((0, 1), (0, 3), (1, 1)), labels, (1, 2, 1), strict=True):
             score = sigmoid(float(logits[row, place]))
             want -= weight * math.log(score if label else 1 - score)
-        assert float(ProcessReward(threshold).loss(Fixed(logits), batch).total) == pytest.approx(want, abs=1e-5)
+        assert float(ProcessRewardObjective(threshold).loss(Fixed(logits), batch).total) == pytest.approx(
+            want, abs=1e-5
+        )
     with pytest.raises(BadInput, match=r"hard_above must be null \(soft labels\) or in \[0, 1\), got 1.0"):
-        ProcessReward(1.0)
+        ProcessRewardObjective(1.0)
 
 
 def test_classes_are_cross_entropy_with_the_number_of_right_completions() -> None:
     # K = 4: the values 1, 1/4 and 1/2 are the classes 4, 1 and 2.
     logits = random_logits(2, 4, 5)
-    objective = ProcessReward()
+    objective = ProcessRewardObjective()
     loss = objective.loss(Fixed(logits), objective.collate(STEPS, PADDED))
     want = 0.0
     for row, position, label, weight in ((0, 1, 4, 1), (0, 3, 1, 2), (1, 1, 2, 1)):
@@ -154,7 +156,7 @@ def test_class_targets_keep_the_value_and_use_at_most_two_neighbours(num_labels:
 
 @pytest.mark.parametrize("num_labels", [1, 5])
 def test_a_value_of_0_875_trains_as_0_875(num_labels: int, tiny_policy: Path) -> None:
-    objective, model = ProcessReward(), load_process_reward(str(tiny_policy), num_labels)
+    objective, model = ProcessRewardObjective(), load_process_reward(str(tiny_policy), num_labels)
     batch = objective.collate([StepExample("a", [5, 6, 7, 8], [3], [0.875])], PADDED)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
     for _ in range(60):
@@ -167,7 +169,7 @@ def test_a_value_of_0_875_trains_as_0_875(num_labels: int, tiny_policy: Path) ->
 
 def test_what_is_not_a_step_end_carries_no_process_reward() -> None:
     logits = torch.zeros(2, 4, 1, requires_grad=True)
-    objective = ProcessReward()
+    objective = ProcessRewardObjective()
     objective.loss(Fixed(logits), objective.collate(STEPS, PADDED)).total.backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
     where = logits.grad.squeeze(-1).nonzero().tolist()
@@ -176,9 +178,9 @@ def test_what_is_not_a_step_end_carries_no_process_reward() -> None:
 
 @pytest.mark.parametrize("num_labels", [1, 5])
 def test_one_pass_over_all_steps_equals_a_pass_for_each_prefix(num_labels: int, tiny_policy: Path) -> None:
-    objective = ProcessReward()
+    objective = ProcessRewardObjective()
     found = []
-    for examples in (STEPS, [part for example in STEPS for part in prefixes(example)]):
+    for examples in (STEPS, [part for example in STEPS for part in prefix_examples(example)]):
         model = load_process_reward(str(tiny_policy), num_labels)
         torch.nn.init.normal_(model.score.weight, std=0.1, generator=torch.Generator().manual_seed(0))
         batch = objective.collate(examples, PADDED)
@@ -194,7 +196,7 @@ def test_one_pass_over_all_steps_equals_a_pass_for_each_prefix(num_labels: int, 
 
 def test_outcomes_are_read_at_the_last_token() -> None:
     logits = random_logits(2, 4, 1)
-    objective = OutcomeReward()
+    objective = OutcomeRewardObjective()
     batch = objective.collate([OUTCOMES[0], replace(OUTCOMES[1], value=0.25)], PADDED)
     first, second = sigmoid(float(logits[0, 3])), sigmoid(float(logits[1, 2]))
     want = -math.log(first) - 2 * (0.25 * math.log(second) + 0.75 * math.log(1 - second))
@@ -204,7 +206,7 @@ def test_outcomes_are_read_at_the_last_token() -> None:
 
 def test_a_two_class_outcome_model_is_cross_entropy() -> None:
     logits = random_logits(2, 4, 2)
-    objective = OutcomeReward()
+    objective = OutcomeRewardObjective()
     want = -log_softmax(logits[0, 3])[1] - 2 * log_softmax(logits[1, 2])[0]
     assert float(objective.loss(Fixed(logits), objective.collate(OUTCOMES, PADDED)).total) == pytest.approx(
         want, abs=1e-5

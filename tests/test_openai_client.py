@@ -1,4 +1,4 @@
-"""Chat APIs: limits, the bill, the key. The server is real (aiohttp on loopback); what it answers is told."""
+"""Chat APIs: limits, the budget, the key. The server is real (aiohttp on loopback); what it answers is told."""
 
 import asyncio
 import email.utils
@@ -22,7 +22,7 @@ from espalier.pipeline.select_demonstrations import SelectDemonstrations
 from espalier.pipeline.stage import StageContext
 from espalier.runtime.entrypoint import build
 from espalier.runtime.logs import set_up_logging
-from espalier.sampling.bill import Bill, Charge, Prices
+from espalier.sampling.budget import Budget, Charge, Prices
 from espalier.sampling.client import BudgetSpent, Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.job import run_job
 from espalier.sampling.openai_client import NoKey, OpenAIChatClient, check_key_variable, refuse_key_in
@@ -64,7 +64,7 @@ def sample_all(server: ChatServer, path: Path, num: int, concurrency: int = 4, *
     def records(request: SampleRequest, samples: list[Sample]) -> list[Completion]:
         return [Completion(f"{request.id}/0", request.id, "p", samples[0].text, [], "stop", None, False)]
 
-    client = OpenAIChatClient("m", server.base_url, bill=str(path), **options)
+    client = OpenAIChatClient("m", server.base_url, budget=str(path), **options)
     requests = [make_request(f"p/{k}") for k in range(num)]
     runner = Runner(client, ONE, records, path, concurrency=concurrency, stall_seconds=20.0,
                     on_progress=lambda done, fields: None)  # fmt: skip
@@ -115,7 +115,7 @@ def test_after_429_nobody_asks_again_before_retry_after(tmp_path: Path) -> None:
         client = sample_all(server, tmp_path / "c.jsonl", 4, concurrency=1)
     assert len(server.bodies) == 5
     assert server.times[1] - server.times[0] >= 0.4
-    assert client.bill.spent == Charge(40, 0, 20, 0.0)
+    assert client.budget.spent == Charge(40, 0, 20, 0.0)
 
 
 def test_an_empty_budget_of_the_api_holds_the_next_request() -> None:
@@ -189,7 +189,7 @@ def test_what_is_sent(tmp_path: Path) -> None:
     assert server.keys == {KEY}
 
 
-# --- the bill -------------------------------------------------------------------------------------------------
+# --- the budget -----------------------------------------------------------------------------------------------
 
 
 def test_prices_by_hand() -> None:
@@ -221,10 +221,10 @@ def test_usage_with_cached_tokens_is_billed_at_their_price(tmp_path: Path) -> No
     }
     with ChatServer(lambda *_: chat_answer("a", usage=usage)) as server:
         _, client = ask(
-            server, bill=str(tmp_path / "t.jsonl"), prompt_price=2.0, cached_price=0.5, completion_price=8.0
+            server, budget=str(tmp_path / "t.jsonl"), prompt_price=2.0, cached_price=0.5, completion_price=8.0
         )
-    assert client.bill.spent == Charge(90, 64, 7, pytest.approx((26 * 2 + 64 * 0.5 + 7 * 8) / 1e6))
-    lines = [json.loads(line) for line in (tmp_path / "t.bill.jsonl").read_text().splitlines()]
+    assert client.budget.spent == Charge(90, 64, 7, pytest.approx((26 * 2 + 64 * 0.5 + 7 * 8) / 1e6))
+    lines = [json.loads(line) for line in (tmp_path / "t.budget.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["asked", "sent", "billed"]
 
 
@@ -233,11 +233,11 @@ def test_an_answer_without_usage_and_a_lost_one_count_with_their_worst_case() ->
     answer = {name: value for name, value in chat_answer("a").items() if name != "usage"}
     with ChatServer(lambda *_: answer) as server:
         _, client = ask(server)
-    assert client.bill.spent == client.bill.unknown == worst
+    assert client.budget.spent == client.budget.unknown == worst
     with ChatServer(lambda number, _: None if number == 0 else chat_answer("a")) as server:
         _, client = ask(server)
-    assert client.bill.spent == worst + Charge(10, 0, 5)
-    assert f"of these {worst.tokens} tokens" in client.bill.describe()
+    assert client.budget.spent == worst + Charge(10, 0, 5)
+    assert f"of these {worst.tokens} tokens" in client.budget.describe()
 
 
 def test_no_connection_costs_nothing() -> None:
@@ -252,7 +252,7 @@ def test_no_connection_costs_nothing() -> None:
 
     with pytest.raises(ServerGone, match="2 attempts failed, the last with: no connection"):
         asyncio.run(run())
-    assert client.bill.spent == Charge()
+    assert client.budget.spent == Charge()
 
 
 @pytest.mark.parametrize(
@@ -271,14 +271,14 @@ def test_the_cap_is_never_passed_and_a_higher_one_goes_on(tmp_path: Path, caps: 
         assert server.most_at_once == 2, "two worst cases fit into 250, not three"
         rows = read_records(Completion, path)
         assert len(rows) == len(server.bodies) == 10, "the last leaves at 9 * 15 + 105 = 240 tokens"
-        lines = [json.loads(line) for line in (tmp_path / "c.bill.jsonl").read_text().splitlines()]
+        lines = [json.loads(line) for line in (tmp_path / "c.budget.jsonl").read_text().splitlines()]
         assert (
             sum(line["prompt_tokens"] + line["completion_tokens"] for line in lines if line["kind"] == "billed") == 150
         )
         client = sample_all(
             server, path, 30, **{name: value * 100 if "max" in name else value for name, value in caps.items()}
         )
-        assert client.bill.spent.tokens == 30 * 15, "the bill went on"
+        assert client.budget.spent.tokens == 30 * 15, "the budget went on"
         assert len(server.bodies) == 30
     assert len(read_records(Completion, path)) == 30
 
@@ -291,16 +291,16 @@ def test_nothing_is_sent_where_the_first_request_does_not_fit(tmp_path: Path) ->
 
 def test_a_killed_run_counts_what_was_in_flight(tmp_path: Path) -> None:
     """`sent` without an end, and a torn line behind it: its worst case counts, once."""
-    path = str(tmp_path / "t.bill.jsonl")
+    path = str(tmp_path / "t.budget.jsonl")
     asked = {"model": "m", "system": ""}
-    bill = Bill(path, asked)
-    bill.begin()
-    asyncio.run(bill.reserve("p/0", Charge(100, 0, 20, 0.5)))
-    asyncio.run(bill.reserve("p/1", Charge(100, 0, 20, 0.5)))
-    bill.settle(1, Charge(30, 10, 7, 0.1))
+    budget = Budget(path, asked)
+    budget.begin()
+    asyncio.run(budget.reserve("p/0", Charge(100, 0, 20, 0.5)))
+    asyncio.run(budget.reserve("p/1", Charge(100, 0, 20, 0.5)))
+    budget.settle(1, Charge(30, 10, 7, 0.1))
     with open(path, "ab") as file:
         file.write(b'{"kind":"bil')
-    again = Bill(path, asked)
+    again = Budget(path, asked)
     again.begin()
     assert again.spent == Charge(130, 10, 27, pytest.approx(0.6))
     assert again.unknown == Charge(100, 0, 20, 0.5)
@@ -308,15 +308,32 @@ def test_a_killed_run_counts_what_was_in_flight(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_bill_of_another_model_or_with_a_bad_line_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "t.bill.jsonl"
-    Bill(str(path), {"model": "m", "system": ""}).begin()
+def test_a_budget_of_another_model_or_with_a_bad_line_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "t.budget.jsonl"
+    Budget(str(path), {"model": "m", "system": ""}).begin()
     with pytest.raises(BadInput, match="model was 'm', now 'other': choose another output"):
-        Bill(str(path), {"model": "other", "system": ""}).begin()
+        Budget(str(path), {"model": "other", "system": ""}).begin()
     for line in ('{"kind":"paid","attempt":1}', '{"kind":"billed","attempt":9,"cost":1.0}', "[1]"):
         path.write_text(to_line({"kind": "asked", "model": "m", "system": ""}) + line + "\n")
-        with pytest.raises(BadInput, match=r"t.bill.jsonl:2: "):
-            Bill(str(path), {"model": "m", "system": ""}).begin()
+        with pytest.raises(BadInput, match=r"t.budget.jsonl:2: "):
+            Budget(str(path), {"model": "m", "system": ""}).begin()
+
+
+def test_what_was_spent_under_the_old_name_of_the_file_is_not_forgotten(tmp_path: Path) -> None:
+    path, asked = tmp_path / "t.budget.jsonl", {"model": "m", "system": ""}
+    first = Budget(str(path), asked)
+    first.begin()
+    first.settle(asyncio.run(first.reserve("p/0", Charge(100, 0, 20, 0.5))), Charge(30, 10, 7, 0.1))
+    first.close()
+    old = path.rename(tmp_path / "t.bill.jsonl")
+    with pytest.raises(BadInput, match=r"t\.bill\.jsonl: .*: rename it to t\.budget\.jsonl$"):
+        Budget(str(path), asked).begin()
+    assert not path.exists()
+    old.rename(path)
+    again = Budget(str(path), asked)
+    again.begin()
+    assert again.spent == Charge(30, 10, 7, 0.1)
+    again.close()
 
 
 def test_a_cap_on_money_needs_prices() -> None:
@@ -396,11 +413,11 @@ ECHO = {"error": {"message": f"Bearer {KEY} is not welcome"}}
 
 def check_no_key(folder: Path, printed: str) -> None:
     files = [path for path in folder.rglob("*") if path.is_file()]
-    assert any(path.name == "teacher.bill.jsonl" for path in files)
+    assert any(path.name == "teacher.budget.jsonl" for path in files)
     for path in files:
         assert KEY.encode() not in path.read_bytes(), path
     assert KEY not in printed
-    assert "the bill:" in printed
+    assert "spent: " in printed
 
 
 @pytest.mark.parametrize("ending", ["answers", "400", "500", "cap"])

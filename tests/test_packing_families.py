@@ -21,13 +21,13 @@ from espalier.models.load import load_policy
 from espalier.models.logits import all_logits, response_values
 from espalier.models.logprobs import response_logprobs, target_scores
 from espalier.models.packed_attention import BadAttention
-from espalier.models.packing_check import PackingCheck, check_layout, check_packing, packing_of
+from espalier.models.packing_check import PackingCheck, check_packing, choose_layout, packing_of
 from espalier.models.scalar_head import load_critic, load_process_reward
 from espalier.rewards.process import row_logits, score_trajectories
-from espalier.rl.assembly import check_window
+from espalier.rl.trainer_from_config import check_window
 from espalier.runtime.entrypoint import BadConfig
-from espalier.training.assembly import make_layout
-from espalier.training.objectives.process_reward import ProcessReward
+from espalier.training.loop_from_config import make_layout
+from espalier.training.objectives.process_reward import ProcessRewardObjective
 from espalier.training.objectives.sft import SupervisedFineTuning
 
 torch.set_num_threads(1)
@@ -71,12 +71,12 @@ def test_what_leaks_is_said_in_one_line_once_and_refused_where_it_is_forced(
         "Lfm2ForCausalLM: rows are padded, not packed: packed, they change one another by "
     )
     assert "conv" in caplog.messages[0]
-    assert check_layout(model, "auto", 100) == check_layout(model, "padded", 100) == "padded"
+    assert choose_layout(model, "auto", 100) == choose_layout(model, "padded", 100) == "padded"
     for forced in ("shared", "packed"):
         with pytest.raises(
             BadAttention, match=f"update.layout={forced} packs rows, and Lfm2ForCausalLM cannot .* update.layout=auto"
         ):
-            check_layout(model, forced, 100)
+            choose_layout(model, forced, 100)
     batch = collate_tokens([TokenExample("a", ROWS[0], 1), TokenExample("b", ROWS[2], 1)], Layout("packed"))
     with pytest.raises(BadAttention, match=r"packed rows for Lfm2ForCausalLM: .*: set update.layout=auto"):
         target_scores(model, batch)
@@ -121,7 +121,7 @@ def test_rows_that_padding_changes_are_computed_one_at_a_time(tiny_policy: Path)
     alone = [model(input_ids=torch.tensor([row])).logits[0] for row in ROWS]
     logs = [torch.log_softmax(one[:-1], -1).gather(1, torch.tensor(row[1:])[:, None])[:, 0]
             for one, row in zip(alone, ROWS, strict=True)]  # fmt: skip
-    layout = Layout(check_layout(model, "auto", 8))
+    layout = Layout(choose_layout(model, "auto", 8))
     batch = collate_tokens(examples[::-1], layout)
     scores = target_scores(model, batch)
     torch.testing.assert_close(scores.logprobs, torch.cat(logs[::-1]), rtol=0, atol=1e-5)
@@ -150,8 +150,8 @@ def test_scalar_heads_are_read_one_row_at_a_time_too(tiny_policy: Path) -> None:
     for row, one in enumerate(want):
         torch.testing.assert_close(values[row, : len(one) - 1], one[:-1], rtol=0, atol=1e-5)
     examples = [StepExample(str(k), row, [1, len(row) - 1], [0.0, 1.0]) for k, row in enumerate(ROWS)]
-    objective = ProcessReward()
-    loss = objective.loss(model, objective.collate(examples, Layout(check_layout(model, "auto", 8)))).total
+    objective = ProcessRewardObjective()
+    loss = objective.loss(model, objective.collate(examples, Layout(choose_layout(model, "auto", 8)))).total
     by_hand = sum(float(torch.nn.functional.softplus(one[1]) + torch.nn.functional.softplus(-one[-1])) for one in want)
     assert float(loss.detach()) == pytest.approx(by_hand, abs=1e-4)
     with torch.inference_mode():
@@ -226,7 +226,7 @@ def test_rotary_frequencies_that_stay_grown_after_a_long_row_are_refused_that_ro
         lambda: response_logprobs(model, ids, mask),
         lambda: response_logprobs(model, ids[3:], mask[3:]),
         lambda: list(row_logits(model, rows, 0, 1000)),
-        lambda: check_layout(model, "auto", 65),
+        lambda: choose_layout(model, "auto", 65),
     ]
     for call in calls:
         with pytest.raises(BadInput, match="a row of 65 tokens for a network of 64 positions"):
@@ -260,7 +260,7 @@ def test_nothing_is_computed_where_weights_are_cut_or_no_numbers(tiny_policy: Pa
     assert "ZeRO-3" in check_packing(model).reason
     model._packing = (model.config._attn_implementation, PackingCheck("alone", reason="so"))
     with pytest.raises(BadAttention, match=r"one at a time \(so\), which ZeRO-3 cannot: set deepspeed=zero2"):
-        check_layout(model, "auto", 5)
+        choose_layout(model, "auto", 5)
 
 
 def test_logits_that_are_more_than_the_head_are_seen_by_the_networks_own_answer(tmp_path: Path) -> None:
@@ -296,5 +296,5 @@ def test_packed_rows_of_a_forced_layout_are_those_that_are_asked_for(tiny_policy
     draw = random.Random(0)
     rows = [[draw.randrange(5, 60) for _ in range(size)] for size in (9, 4)]
     for layout in ("packed", "shared"):
-        placed = place_rows(rows, Layout(check_layout(model, layout, 9)))
+        placed = place_rows(rows, Layout(choose_layout(model, layout, 9)))
         assert model(**model_inputs(placed)).logits.shape[:2] == (1, 64)  # 13 tokens, rounded up

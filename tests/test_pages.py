@@ -54,7 +54,7 @@ def test_commands_are_found_and_wrong_ones_are_seen() -> None:
         ("python run_stage.py -cn cut_states stage.kep_ratio=0.5", "kep_ratio"),
         ("python main.py -cn exp/ppo/vineppo_word_arithmetic advantage=vine model.path=M", "vine"),
         ("python no_program.py -cn train", "no program"),
-        ("bash scripts/step_dpo.sh pair=step policy=M", "pair"),
+        ("bash scripts/preferences.sh pair=step policy=M", "pair"),
         ("bash scripts/bench.sh no_benchmark", "no_benchmark"),
         ("bash scripts/check.sh spelling", "spelling"),
     ]:

@@ -138,7 +138,7 @@ def test_a_limit_that_no_collective_could_keep_is_refused() -> None:
 
 
 def test_the_launcher_takes_a_ranks_own_word_before_the_signals_that_followed() -> None:
-    code = runpy.run_path(str(ROOT / "launch.py"))["exit_code_of"]
+    code = runpy.run_path(str(ROOT / "launch.py"))["exit_code_of_ranks"]
     assert code([0, 0]) == 0
     assert code([-signal.SIGTERM, 3]) == 3
     assert code([143, 2]) == 2

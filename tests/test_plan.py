@@ -1,4 +1,4 @@
-"""The bill before it is paid, by hand on a pilot whose every length is known, and against finished runs."""
+"""The cost before it is paid, by hand on a pilot whose every length is known, and against finished runs."""
 
 import json
 import random

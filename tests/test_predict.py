@@ -222,7 +222,7 @@ def test_a_process_reward_model_gives_scores_of_its_own_kind(tiny_policy: Path, 
             "path": str(tiny_policy),
             "num_labels": 1,
         },
-        objective={"_target_": "espalier.training.objectives.process_reward.ProcessReward"},
+        objective={"_target_": "espalier.training.objectives.process_reward.ProcessRewardObjective"},
         examples={
             "_target_": "espalier.data.examples.token_examples.DemonstrationExamples",
             "path": f"{tmp_path}/d.jsonl",

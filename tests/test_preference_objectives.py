@@ -28,12 +28,12 @@ from espalier.training.objectives.dpo_robust import RobustPreference
 from espalier.training.objectives.hinge import HingePreference
 from espalier.training.objectives.ipo import IdentityPreference
 from espalier.training.objectives.kto import KahnemanTversky, kto_losses
-from espalier.training.objectives.preference import PairLogprobs, PairObjective
+from espalier.training.objectives.preference import PairObjective, PreferenceLogprobs
 
 torch.set_num_threads(1)  # with tiny matrices two threads mostly wait for each other
 
 # Two pairs with d = 2 and d = -2; the chosen side of the second has sunk 1 below the reference.
-BY_HAND = PairLogprobs(
+BY_HAND = PreferenceLogprobs(
     chosen=torch.tensor([-2.0, -5.0]),
     rejected=torch.tensor([-4.0, -1.0]),
     reference_chosen=torch.tensor([-3.0, -4.0]),
@@ -139,7 +139,7 @@ def test_a_temperature_divides_the_logits_of_policy_and_reference() -> None:
 @pytest.mark.parametrize("flip_rate", [0.1, 0.3])
 def test_robust_dpo_is_unbiased_under_flipped_labels(flip_rate: float) -> None:
     objective = RobustPreference(None, 0.5, flip_rate=flip_rate)
-    flipped = PairLogprobs(BY_HAND.rejected, BY_HAND.chosen, BY_HAND.reference_rejected, BY_HAND.reference_chosen)
+    flipped = PreferenceLogprobs(BY_HAND.rejected, BY_HAND.chosen, BY_HAND.reference_rejected, BY_HAND.reference_chosen)
     mean = (1 - flip_rate) * objective.pair_losses(BY_HAND) + flip_rate * objective.pair_losses(flipped)
     torch.testing.assert_close(mean, DirectPreference(None, 0.5).pair_losses(BY_HAND))
 
@@ -163,7 +163,7 @@ def test_the_gradient_of_a_preference_loss_is_its_slope(name: str) -> None:
     # 1.2 times as long, so that no pair stands where the hinge bends.
     sides = [(1.2 * value).double().requires_grad_() for value in (BY_HAND.chosen, BY_HAND.rejected)]
     rest = (BY_HAND.reference_chosen.double(), BY_HAND.reference_rejected.double())
-    assert torch.autograd.gradcheck(lambda c, r: objective.pair_losses(PairLogprobs(c, r, *rest)), sides)
+    assert torch.autograd.gradcheck(lambda c, r: objective.pair_losses(PreferenceLogprobs(c, r, *rest)), sides)
 
 
 def test_only_response_tokens_carry_a_preference_gradient() -> None:

@@ -39,8 +39,8 @@ from espalier.rl.probes.checks import (
     UNUSED,
     VERSION,
     WEIGHTS,
+    ExpectedRow,
     ProbeFailed,
-    Row,
     check_layout,
     crossed,
     measure_gap,
@@ -174,7 +174,7 @@ def layout_fault(
     response: tuple[int, ...] = (8, 9, END),
 ) -> str:
     """The kind of fault that is seen; rows are `prompt` and response, and one that is two tokens longer."""
-    rows = [Row(prompt, response, finish_reason), Row((7, 4, 4, 4), (8, 8, 9, END), "stop")]
+    rows = [ExpectedRow(prompt, response, finish_reason), ExpectedRow((7, 4, 4, 4), (8, 8, 9, END), "stop")]
     width = max(len(row.prompt_ids) + len(row.response_ids) for row in rows)
     tensors = {name: torch.zeros(2, width, dtype=torch.long) for name in ("ids", "attention_mask", "response_mask")}
     for number, row in enumerate(rows):

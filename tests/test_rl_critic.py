@@ -19,11 +19,11 @@ from espalier.models.scalar_head import load_critic, load_process_reward
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.vineppo import VinePPO
-from espalier.rl.assembly import check_parts, check_vocabulary
 from espalier.rl.combinations import check_critic_range
 from espalier.rl.critic import Critic, check_returns, critic_values
 from espalier.rl.experience import micro_batches
 from espalier.rl.old_logprobs import OldLogprobs
+from espalier.rl.trainer_from_config import check_parts, check_vocabulary
 from espalier.rl.types import Experience
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig

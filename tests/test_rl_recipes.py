@@ -18,8 +18,8 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.vineppo import VinePPO
-from espalier.rl.assembly import make_trainer
 from espalier.rl.kl import check_kl
+from espalier.rl.trainer_from_config import make_trainer
 from espalier.runtime.entrypoint import build, register_schemas
 from espalier.runtime.schemas import RLConfig
 

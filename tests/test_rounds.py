@@ -39,7 +39,7 @@ from espalier.pipeline.replay_rounds import ReplayRounds, kept_share
 from espalier.pipeline.stage import StageContext, run_stage
 from espalier.runtime.entrypoint import CONF, build, register_schemas
 from espalier.runtime.schemas import SampleConfig, StageConfig, TrainConfig
-from espalier.sampling.checkpoints import find_checkpoints
+from espalier.sampling.checkpoints import find_policy_checkpoints
 from espalier.training import checkpoint
 from espalier.training.engine import TorchEngine
 from espalier.training.export_checkpoints import ExportCheckpoints
@@ -348,7 +348,7 @@ def sample_in_name_only(config: SampleConfig) -> None:
 def evaluate_in_name_only(config: SampleConfig, accuracies: dict[str, float]) -> None:
     """policies.json as vllm_inference.py writes it."""
     rows = {}
-    for policy in find_checkpoints(config.policies, config.output):
+    for policy in find_policy_checkpoints(config.policies, config.output):
         step = policy.name.rpartition("-")[2].lstrip("0") or "0"
         rows[policy.name] = {"accuracy": {"mean": {"mean": accuracies[step]}}}
     if not (Path(config.output) / "policies.json").exists():
@@ -532,7 +532,7 @@ def test_preference_learning_composes_for_every_kind_of_pair(
 ) -> None:
     register_schemas()
     (tmp_path / "run").mkdir()
-    build_pairs, train = script(f"pairs={pairs}", "policy=a", f"run={tmp_path}/run", name="step_dpo.sh")
+    build_pairs, train = script(f"pairs={pairs}", "policy=a", f"run={tmp_path}/run", name="preferences.sh")
     config = typed(build_pairs)
     build(config.stage)
     assert typed(train).examples["path"] == config.output

@@ -14,7 +14,7 @@ from espalier.runtime.run_dir import (
     changed_keys,
     check_run_dir,
     code_commit,
-    is_finished,
+    is_run_finished,
     open_run_dir,
     same_origin,
     versions,
@@ -118,11 +118,11 @@ def test_same_origin_names_what_differs() -> None:
 
 def test_a_finished_run_is_not_lengthened_in_silence(tmp_path: Path) -> None:
     folder = open_run_dir(str(tmp_path / "run"), config())
-    assert not is_finished(folder, config())
+    assert not is_run_finished(folder, config())
     (folder / "model").mkdir()
-    assert is_finished(folder, config())
+    assert is_run_finished(folder, config())
     with pytest.raises(BadConfig, match="finished with max_steps=10, now 20"):
-        is_finished(folder, config(max_steps=20))
+        is_run_finished(folder, config(max_steps=20))
 
 
 def test_how_a_server_is_asked_may_change_and_what_is_asked_may_not() -> None:

@@ -26,7 +26,7 @@ from espalier.data.jsonl import read_records, to_line, write_records
 from espalier.data.records import BadInput, Completion, State, StepValues, Trajectory
 from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.job import within_limit
-from espalier.sampling.runner import Runner, Stopped, Tally, finished_requests
+from espalier.sampling.runner import Runner, SamplingStopped, Tally, finished_requests
 from espalier.sampling.vllm_client import VLLMClient
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -204,7 +204,7 @@ def test_a_signal_ends_a_client_that_is_loading(tmp_path: Path) -> None:
     client: Any = Loading()
     runner = Runner(client, PARAMS, lambda request, samples: [], tmp_path / "c.jsonl", concurrency=4,
                     stall_seconds=5.0, on_progress=lambda done, fields: None)  # fmt: skip
-    with pytest.raises(Stopped, match="stopped by SIGTERM"):
+    with pytest.raises(SamplingStopped, match="stopped by SIGTERM"):
         asyncio.run(asyncio.wait_for(runner.run(make_requests(5), set()), 5.0))
     assert client.is_closed
 
@@ -372,8 +372,8 @@ def test_sigterm_drains_what_is_in_flight_and_ends_with_143(tmp_path: Path, comp
 
 
 def test_an_interrupt_ends_with_130() -> None:
-    assert Stopped(signal.SIGINT).exit_code == 130
-    assert "SIGINT" in str(Stopped(signal.SIGINT))
+    assert SamplingStopped(signal.SIGINT).exit_code == 130
+    assert "SIGINT" in str(SamplingStopped(signal.SIGINT))
 
 
 def test_the_handlers_of_signals_are_given_back(tmp_path: Path, completion_server: Any) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from espalier.data.records import BadInput
 from espalier.pipeline.stage import StageContext
-from espalier.pipeline.tabulate_benchmarks import TabulateBenchmarks, number, section
+from espalier.pipeline.tabulate_benchmarks import TabulateBenchmarks, number, result_section
 
 ROOT = Path(__file__).resolve().parent.parent
 FIGURE = {"value": 0.9463, "low": 0.8123, "high": 1.17, "unit": "ratio", "goal": 0.9, "better": "higher", "met": True,
@@ -23,7 +23,7 @@ def result(**changes: Any) -> dict[str, Any]:
 
 def test_a_figure_stands_with_its_goal_and_its_command(tmp_path: Path) -> None:
     (tmp_path / "sampling.json").write_text(json.dumps(result()))
-    page = section(tmp_path / "sampling.json")
+    page = result_section(tmp_path / "sampling.json")
     assert "## sampling" in page
     assert "2026-01-02, commit abc, 2 cores; torch 2.13.0." in page
     row = ("| `server_vs_in_process` | 0.9463 | 0.8123 to 1.17 | ratio | ≥ 0.9 | yes | "
@@ -33,13 +33,13 @@ def test_a_figure_stands_with_its_goal_and_its_command(tmp_path: Path) -> None:
 
 def test_a_missed_goal_is_shown_as_missed(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(json.dumps(result(met=False, better="lower", goal=3, low=0.9463, high=0.9463)))
-    assert "| `server_vs_in_process` | 0.9463 |  | ratio | ≤ 3 | **no** |" in section(tmp_path / "x.json")
+    assert "| `server_vs_in_process` | 0.9463 |  | ratio | ≤ 3 | **no** |" in result_section(tmp_path / "x.json")
 
 
 def test_tables_of_a_benchmark_are_shown_as_they_are(tmp_path: Path) -> None:
     extra = {"title": "Rates.", "columns": ["side", "tokens/s"], "rows": [["a|b", 12345.6], ["c", 0.12345678]]}
     (tmp_path / "x.json").write_text(json.dumps({**result(), "tables": [extra]}))
-    page = section(tmp_path / "x.json")
+    page = result_section(tmp_path / "x.json")
     assert "Rates.\n\n| side | tokens/s |\n|---|---|\n| a\\|b | 12,346 |\n| c | 0.1235 |\n" in page
 
 
@@ -53,7 +53,7 @@ def test_numbers_have_four_digits(value: float, shown: str) -> None:
 def test_a_file_that_is_no_result_is_refused_with_its_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "broken.json").write_text(text)
     with pytest.raises(BadInput, match=r"broken\.json: not the result of a benchmark"):
-        section(tmp_path / "broken.json")
+        result_section(tmp_path / "broken.json")
 
 
 def test_a_folder_without_results_is_refused(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from espalier.data.records import AnnotatedSolution, BadInput, Problem, State, T
 from espalier.data.splitters import splitter
 from espalier.data.steps import Decoder
 from espalier.sampling.client import SampleRequest, SamplingParams
-from espalier.sampling.completion_api import read_samples
+from espalier.sampling.completion_api import parse_samples
 from espalier.sampling.requests import make_completions, make_trajectory
 from espalier.values.cut_points import split_at_cut_points
 from espalier.values.monte_carlo import finished, states_of
@@ -54,7 +54,7 @@ def sampled(
     choice = {"index": 0, "text": text, "token_ids": ids, "finish_reason": reason, "stop_reason": stop,
               "logprobs": {"token_logprobs": [-1.0] * len(ids)}}  # fmt: skip
     params = SamplingParams(1, 1.0, 64, return_logprobs=True)
-    (sample,) = read_samples("completions", {"choices": [choice]}, request, params)
+    (sample,) = parse_samples("completions", {"choices": [choice]}, request, params)
     return make_trajectory(task, subject.tokenizer, PROBLEM, request, 0, sample)
 
 
@@ -131,7 +131,7 @@ def test_a_completion_is_graded_on_the_text_of_all_its_tokens(prefix: str, subje
     state = State("p/0#1", "p", "p/0", 1, "1+1\n", prefix, prompt_ids, ids, "6")
     request = SampleRequest("p/0#1", "1+1\n" + prefix, prompt_ids + ids)
     choice = {"index": 0, "text": "6", "token_ids": six, "finish_reason": "stop", "stop_reason": None}
-    (sample,) = read_samples("completions", {"choices": [choice]}, request, SamplingParams(1, 1.0, 64))
+    (sample,) = parse_samples("completions", {"choices": [choice]}, request, SamplingParams(1, 1.0, 64))
     (completion,) = make_completions(task, tekken.tokenizer, state, request.id, [sample])
     assert (task.read, completion.is_correct) == (["5.\n\n6"], True)
     assert state.prefix + completion.response == finished(state, completion).response == "5.\n\n6"

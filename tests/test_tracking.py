@@ -14,7 +14,7 @@ import pytest
 from espalier.runtime import tracking
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import TrackingConfig, TrainConfig
-from espalier.runtime.tracking import Metrics, Progress, check_tracking, duration, peak_memory
+from espalier.runtime.tracking import Metrics, Progress, check_tracking, clock_time, peak_memory
 
 ROWS: list[tuple[int, dict[str, float]]] = [
     (1, {"train/loss": 2.5, "train/learning_rate": 1e-3}),
@@ -136,7 +136,7 @@ def test_wandb_that_is_not_installed_is_told_in_one_line(monkeypatch: pytest.Mon
     [(0.4, "0 s"), (59.4, "59 s"), (60, "1:00"), (185, "3:05"), (7385, "2:03:05"), (4 * 86400 + 7385, "4 d 2:03:05")],
 )
 def test_a_duration_is_short(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert clock_time(seconds) == text
 
 
 def test_peak_memory_grows_with_what_is_held() -> None:

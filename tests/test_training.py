@@ -21,17 +21,17 @@ from espalier.models.load import load_policy, load_reference
 from espalier.models.scalar_head import load_process_reward, scores_from_logits
 from espalier.runtime.schemas import TrainConfig
 from espalier.training import checkpoint
-from espalier.training.assembly import make_layout
 from espalier.training.checkpoint import BadCheckpoint, TrainState, checkpoints, write_folder
 from espalier.training.engine import BadPrecision, TorchEngine
 from espalier.training.loop import Loop
+from espalier.training.loop_from_config import make_layout
 from espalier.training.objectives.bradley_terry import BradleyTerry
 from espalier.training.objectives.dpo import DirectPreference
 from espalier.training.objectives.dpo_positive import PositivePreference
 from espalier.training.objectives.kto import KahnemanTversky
 from espalier.training.objectives.objective import Loss
-from espalier.training.objectives.outcome_reward import OutcomeReward
-from espalier.training.objectives.process_reward import ProcessReward
+from espalier.training.objectives.outcome_reward import OutcomeRewardObjective
+from espalier.training.objectives.process_reward import ProcessRewardObjective
 from espalier.training.objectives.sft import SupervisedFineTuning
 from espalier.training.reference_logprobs import FILE, ReferenceLogprobs
 from espalier.training.schedule import rate_at
@@ -87,8 +87,8 @@ def parts(kind: str, policy: Path) -> tuple[Any, Any, list[Any]]:
     if kind == "bradley-terry":
         return BradleyTerry(margin_scale=1.0, centring=0.1), load_process_reward(path, 1), PAIRS
     if kind == "outcome":
-        return OutcomeReward(), load_process_reward(path, 2), OUTCOMES
-    return ProcessReward(), load_process_reward(path, 5 if kind == "classes" else 1), STEPS
+        return OutcomeRewardObjective(), load_process_reward(path, 2), OUTCOMES
+    return ProcessRewardObjective(), load_process_reward(path, 5 if kind == "classes" else 1), STEPS
 
 
 def _moved(model: Any) -> Any:

@@ -22,7 +22,7 @@ from espalier.data.examples.step_examples import (
     StepValueExamples,
     class_weights,
     encode_labelled,
-    prefixes,
+    prefix_examples,
 )
 from espalier.data.examples.token_examples import (
     DemonstrationExamples,
@@ -183,7 +183,7 @@ def test_a_prefix_is_an_example_read_at_its_last_token(tmp_path: Path) -> None:
         StepExample("p/0#1", [1, 2, 3, 4, 5], [4], [0.5], [1.0]),
         StepExample("p/0#2", [1, 2, 3, 4, 5, 6, 7], [6], [1.0], [1.0]),
     ]
-    assert found == prefixes(StepValueExamples(path, 99).load(None)[0])
+    assert found == prefix_examples(StepValueExamples(path, 99).load(None)[0])
     with pytest.raises(BadInput, match="one_example_per must be trajectory or prefix, got 'step'"):
         StepValueExamples(path, 99, one_example_per="step").load(None)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from test_training import STEPS, make_loop
 
-from espalier.data.examples.step_examples import prefixes
+from espalier.data.examples.step_examples import prefix_examples
 from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput, StepScores, Trajectory
 from espalier.data.training_problems import FILE, problem_hash, read_training_problems, write_training_problems
@@ -16,7 +16,7 @@ from espalier.models.load import is_reward_model
 from espalier.models.scalar_head import load_process_reward
 from espalier.pipeline.score_steps import ScoreSteps, choose_models
 from espalier.pipeline.stage import StageContext
-from espalier.training.assembly import save_model
+from espalier.training.loop_from_config import save_model
 
 ROWS = [
     Trajectory(f"{p}/0", p, "Q\n", "ab", ["a", "b"], [9, 12], [20 + k, 30, 40], [1, 3], "stop", "7", "7", True)
@@ -83,7 +83,7 @@ def test_a_trained_model_names_its_problems_and_those_of_its_start(
     start.mkdir()
     write_training_problems(start, ["earlier"], "")
     loop = make_loop(tiny_policy, tmp_path / "run", "process reward", model={"path": str(start)})
-    parts = [part for k, row in enumerate(STEPS) for part in prefixes(replace(row, problem_id=f"p{k % 3}"))]
+    parts = [part for k, row in enumerate(STEPS) for part in prefix_examples(replace(row, problem_id=f"p{k % 3}"))]
     loop.loader.examples = parts
     save_model(loop, tokenizer)
     want = {problem_hash(name) for name in ("earlier", "p0", "p1", "p2")}

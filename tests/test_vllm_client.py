@@ -9,7 +9,7 @@ import pytest
 from espalier.data.records import BadInput
 from espalier.data.token_text import PROBE_TEXT
 from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
-from espalier.sampling.completion_api import Transient, read_samples
+from espalier.sampling.completion_api import Transient, parse_samples
 from espalier.sampling.engine_counters import EngineCounters, parse_counters
 from espalier.sampling.vllm_client import VLLMClient, _pause
 
@@ -291,7 +291,7 @@ def test_answers_with_too_few_log_probs_are_tried_again(completion_server: Any) 
     answer = {"choices": [{"index": 0, "text": "x", "token_ids": [1, 2], "finish_reason": "stop",
                            "logprobs": {"token_logprobs": [-0.5]}}]}  # fmt: skip
     with pytest.raises(Transient, match="1 log-probs of 2 tokens"):
-        read_samples("completions", answer, REQUEST, params(n=1, return_logprobs=True))
+        parse_samples("completions", answer, REQUEST, params(n=1, return_logprobs=True))
 
 
 def test_the_engines_counts_are_those_since_the_start(completion_server: Any) -> None:

@@ -6,7 +6,8 @@ offload it runs on the CPU as it is (fused), where DeepSpeed's own would be comp
 DeepSpeed averages gradients over ranks; losses are scaled by the number of ranks to make that a sum.
 
 `tensor_parallel.autotp_size: N` cuts every layer over N neighbouring ranks (AutoTP). They read the same examples
-(`training.assembly.data_ranks`), so losses and counts are both N-fold in the sums over ranks and their quotient stays.
+(`training.loop_from_config.data_ranks`), so losses and counts are both N-fold in the sums over ranks and their quotient
+stays.
 """
 
 import contextlib

@@ -29,7 +29,7 @@ from espalier.training.guards import (
     check_examples,
     check_held_out,
     check_targets,
-    read_tokens,
+    num_loss_tokens,
     token_rows,
 )
 from espalier.training.loop import is_due
@@ -124,7 +124,7 @@ def _load(node: Any, tokenizer: Any, limits: Limits) -> tuple[list[Any], dict[st
         "kept": len(examples),
         "left_out": [asdict(row) for row in left_out],
         "tokens": tokens,
-        "tokens_that_the_loss_reads": sum(map(read_tokens, examples)),
+        "tokens_that_the_loss_reads": sum(map(num_loss_tokens, examples)),
         "length": {"shortest": lengths[0], "median": lengths[len(lengths) // 2],
                    "mean": round(sum(lengths) / len(lengths), 1), "longest": lengths[-1],
                    "max_length": node.get("max_length"), "positions": limits.positions},
@@ -185,7 +185,7 @@ def _tokens(loaders: Sequence[Loader], steps: int, counted: int, layout: str) ->
         per_step.append(sum(map(sum, lengths)))
         sizes = [max(rows) * len(rows) for rows in lengths]
         padded_rows, longest = padded_rows + sum(sizes), max(longest, *sizes)
-        read += sum(read_tokens(example) for group in groups for example in group)
+        read += sum(num_loss_tokens(example) for group in groups for example in group)
         for group in groups:
             rows = [row for example in group for row in rows_of(example)]
             computed += place_rows(rows, Layout("shared" if layout == "auto" else layout)).ids.numel()

@@ -67,7 +67,7 @@ def token_rows(example: Any) -> list[list[int]]:
     return [example.ids]
 
 
-def read_tokens(example: Any) -> int:
+def num_loss_tokens(example: Any) -> int:
     """How many tokens of an example its loss reads: response tokens of a weight that is not 0, of both sides of a
     pair; for process and outcome rewards the places where the head is read."""
     if isinstance(example, PairExample):
@@ -136,8 +136,8 @@ def _check_positions(examples: Sequence[Any], path: str, limits: Limits, max_len
 
 
 def _without_masked(examples: Sequence[E], path: str) -> list[E]:
-    kept = [example for example in examples if read_tokens(example)]
-    masked = [example.id for example in examples if not read_tokens(example)]  # type: ignore[attr-defined]
+    kept = [example for example in examples if num_loss_tokens(example)]
+    masked = [example.id for example in examples if not num_loss_tokens(example)]  # type: ignore[attr-defined]
     reason = "have no token that the loss reads (all are masked)"
     leave_out(path, len(masked), len(examples), "examples", reason, details=f": {_some(masked)}")
     if not kept:

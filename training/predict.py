@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from espalier.data.examples.token_examples import example_length, fingerprint
+from espalier.data.examples.token_examples import example_length, examples_fingerprint
 from espalier.data.jsonl import cut_torn_tail, file_sha256, iter_rows, read_records, to_line, write_json, write_records
 from espalier.data.records import BadInput, parse_record
 from espalier.models.load import BadModel
@@ -33,10 +33,10 @@ from espalier.runtime.entrypoint import BadConfig, build
 from espalier.runtime.run_dir import model_fingerprint, name_of, provenance, same_origin
 from espalier.runtime.schemas import TrainConfig
 from espalier.runtime.tracking import Progress
-from espalier.training.assembly import load_examples, make_model
 from espalier.training.engine import load_weights
 from espalier.training.export_model import stored_weights
 from espalier.training.guards import token_rows
+from espalier.training.loop_from_config import load_examples, make_model
 from espalier.training.scoring import Prediction, Scorer, is_scalar, prediction_kind
 
 log = logging.getLogger("train")
@@ -164,7 +164,7 @@ def _write(
     config: TrainConfig, checkpoint: Checkpoint, examples: Sequence[Any], load: Callable[[], Scorer]
 ) -> type[Prediction]:
     """The rows of one checkpoint; their kind."""
-    inputs = {checkpoint.path: checkpoint.fingerprint(), "examples": fingerprint(examples)}
+    inputs = {checkpoint.path: checkpoint.fingerprint(), "examples": examples_fingerprint(examples)}
     done = from_main_rank(lambda: _begin(config, checkpoint, examples, inputs))
     if done is None:
         log.info("%s is complete", checkpoint.file)

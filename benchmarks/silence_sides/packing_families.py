@@ -31,9 +31,9 @@ from espalier.models.packing_check import packing_of
 from espalier.models.scalar_head import load_process_reward
 from espalier.rewards.process import score_trajectories
 from espalier.rl.experience import policy_logits, policy_logprobs
-from espalier.training.assembly import make_layout
+from espalier.training.loop_from_config import make_layout
 from espalier.training.objectives.dpo import DirectPreference
-from espalier.training.objectives.process_reward import ProcessReward
+from espalier.training.objectives.process_reward import ProcessRewardObjective
 from espalier.training.objectives.sft import SupervisedFineTuning
 from espalier.training.reference_logprobs import ReferenceLogprobs
 from espalier.training.scoring import Scorer
@@ -273,7 +273,7 @@ def _process_rewards(folder: Path, attention: str) -> tuple[dict[str, float], fl
         )
 
     found: dict[str, float] = {}
-    found["prm loss"], found["prm gradients"], _ = _same_step(ProcessReward(), examples, model, plain, alone)
+    found["prm loss"], found["prm gradients"], _ = _same_step(ProcessRewardObjective(), examples, model, plain, alone)
     trajectories = [
         Trajectory(str(number), "p", "", "ab", ["a", "b"], row[:1], row[1:], [len(row) // 2, len(row) - 1], "stop", "",
                    None, False)

@@ -56,7 +56,7 @@ class Mention:
 def letter_mentions(text: str, letters: str, is_article: "re.Pattern[str]") -> list[Mention]:
     """Every capital letter that stands alone, in order; articles and pronouns (`is_article` matches what follows
     them) are left out. A list of letters is denied or affirmed as one: "not A or C", "A, B and D are wrong"."""
-    found: list[Mention] = []
+    mentions: list[Mention] = []
     end_of_list = -1
     says = ""
     one = rf"[(\[\"'*]*(?<![A-Za-z'’\\])[{letters}](?![A-Za-z'’])[)\]\"'*]*"
@@ -78,8 +78,8 @@ def letter_mentions(text: str, letters: str, is_article: "re.Pattern[str]") -> l
             if says == "affirmed" and is_list:
                 says = ""
         if place <= end_of_list:
-            found.append(Mention(match[1], place, says))
-    return found
+            mentions.append(Mention(match[1], place, says))
+    return mentions
 
 
 def _said(before: str, after: str) -> str:

@@ -76,24 +76,24 @@ def _named_after(rest: str, letters: str) -> tuple[str, str] | None:
 def _anchored(text: str, letters: str, denied: set[int]) -> list[str]:
     """Letters named right after answer phrases, those at `denied` places left out; after a correction only the
     later ones count."""
-    found: list[tuple[int, str]] = []
+    named_at: list[tuple[int, str]] = []
     for match in _ANCHOR.finditer(text):
         named = _named_after(text[match.end() : match.end() + 80], letters)
         place = text.find(named[0], match.end()) if named else -1
         if named is None or place in denied or _NOT_BEFORE.search(text[max(0, match.start() - 30) : match.start()]):
             continue
-        found.append((match.end(), named[0]))
+        named_at.append((match.end(), named[0]))
         more = re.match(
             rf"[)\]}}*]*\s*(?:,|or|and|/|&|或|和|、)\s*(?:option\s*)?\(?([{letters}])(?![A-Za-z'])", named[1]
         )
         if more and text.find(more[1], place + 1) not in denied:
-            found.append((match.end() + 1, more[1]))
-    if len({letter for _, letter in found}) > 1:
-        last, letter = found[-1]
-        previous = max(place for place, other in found if other != letter)
-        if _CORRECTION.search(text[previous:last]) and found[-2][0] != last - 1:
+            named_at.append((match.end() + 1, more[1]))
+    if len({letter for _, letter in named_at}) > 1:
+        last, letter = named_at[-1]
+        previous = max(place for place, other in named_at if other != letter)
+        if _CORRECTION.search(text[previous:last]) and named_at[-2][0] != last - 1:
             return [letter]
-    return [letter for _, letter in found]
+    return [letter for _, letter in named_at]
 
 
 def _affirmed(mentions: Sequence[Mention]) -> list[str]:
@@ -212,13 +212,13 @@ _TRUTH_WORD = re.compile(r"(?i)\b(true|false|unknown|uncertain|undetermined)\b")
 
 def _truths(text: str) -> list[str]:
     """The truth values a text names; "not true" names none; a phrase for undecided names Unknown."""
-    found = ["Unknown"] * bool(_UNDECIDED.search(text))
+    truths = ["Unknown"] * bool(_UNDECIDED.search(text))
     text = _UNDECIDED.sub(" ", text)
     for match in _TRUTH_WORD.finditer(text):
         before = text[max(0, match.start() - 12) : match.start()]
         if not re.search(r"(?i)(?:\bnot|n't|\bneither|\bnor)\s+(?:necessarily\s+)?$", before):
-            found.append(_TRUTHS[match[1].lower()])
-    return found
+            truths.append(_TRUTHS[match[1].lower()])
+    return truths
 
 
 def choose_truth(response: str) -> tuple[str | None, str]:
@@ -265,5 +265,5 @@ def grade_boolean3(prediction: str, gold: str) -> Grade:
     truth = _TRUTHS.get(gold.strip().strip(".").lower())
     if truth is None:
         return Grade(None, False, f"the gold '{gold[:40]}' is none of True, False, Unknown")
-    found, reason = choose_truth(prediction)
-    return Grade(found, found == truth, reason)
+    answer, reason = choose_truth(prediction)
+    return Grade(answer, answer == truth, reason)

@@ -86,8 +86,8 @@ def _is_prose(text: str) -> bool:
     if _NON_LATIN.search(text):
         return True
     plain = without_text(text)
-    found = _WORD.findall(re.sub(r"\\(?:begin|end)\{[a-z]+\*?\}|\\[a-zA-Z]+", " ", plain))
-    return (bool(_PROSE.search(plain)) and len(found) >= 2) or len(found) >= 4
+    words = _WORD.findall(re.sub(r"\\(?:begin|end)\{[a-z]+\*?\}|\\[a-zA-Z]+", " ", plain))
+    return (bool(_PROSE.search(plain)) and len(words) >= 2) or len(words) >= 4
 
 
 def _ways(text: str) -> list[bool]:
@@ -226,44 +226,44 @@ def grade_math(prediction: str, gold: str) -> Grade:
     if "</think>" in text or "<answer>" in text:
         text = visible_part(text) or ""
     gold = single_backslashes(gold)
-    found = final_answer(text)
-    if found.how == AFTER_BOX and found.text is not None:
-        return _grade(found.text, *compare_math(found.text, _gold_of(gold)))
-    if found.how == DENIED:
+    marked_answer = final_answer(text)
+    if marked_answer.how == AFTER_BOX and marked_answer.text is not None:
+        return _grade(marked_answer.text, *compare_math(marked_answer.text, _gold_of(gold)))
+    if marked_answer.how == DENIED:
         return Grade(None, False, DENIED)
     boxes = find_boxes(text)
     shown = unwrap(boxes[-1][2]) if len(boxes) == 1 else unwrap(text)
     if len(boxes) == 1 and _is_prose(shown) and (said := final_answer(shown)).how.startswith("corrected"):
         text = shown = said.unmarked
     budget = _Budget.start()
-    found = final_answer(text)
-    marked = shown if len(boxes) == 1 else found.text
+    marked_answer = final_answer(text)
+    marked = shown if len(boxes) == 1 else marked_answer.text
     if marked is not None:
         verdict, reason = compare_math(marked, _gold_of(gold), budget)
         if verdict == "right" or (verdict == "wrong" and reason != NOT_EQUAL):
             return _grade(marked, verdict, reason)
         if budget.seconds < _WORTH_ASKING:
             return _grade(marked, verdict, reason)
-    if found.how.startswith("corrected"):
-        text = found.unmarked
+    if marked_answer.how.startswith("corrected"):
+        text = marked_answer.unmarked
     verdict, reason = compare_math(text, gold, budget)
     return _grade(shown, verdict, reason)
 
 
 def grade_math_response(response: str, gold: str) -> Grade:
     """Kind `response_math`: the prediction is a whole response; only its final answer counts."""
-    found: FinalAnswer = final_answer(response)
+    marked_answer: FinalAnswer = final_answer(response)
     gold_answer = _gold_of(single_backslashes(gold))
-    if found.text is not None:
-        said = final_answer(found.text) if _is_prose(found.text) else found
-        answer = said.unmarked if said.how.startswith("corrected") else found.text
+    if marked_answer.text is not None:
+        said = final_answer(marked_answer.text) if _is_prose(marked_answer.text) else marked_answer
+        answer = said.unmarked if said.how.startswith("corrected") else marked_answer.text
         verdict, reason = compare_math(answer, gold_answer)
         return _grade(answer, verdict, reason)
-    if not found.unmarked.strip():
-        return Grade(None, False, found.how)
-    statement = _last_statement(found.unmarked)
+    if not marked_answer.unmarked.strip():
+        return Grade(None, False, marked_answer.how)
+    statement = _last_statement(marked_answer.unmarked)
     verdict, reason = compare_math(statement, gold_answer)
-    return _grade(statement[-200:], verdict, f"{reason} ({found.how})")
+    return _grade(statement[-200:], verdict, f"{reason} ({marked_answer.how})")
 
 
 def _gold_of(gold: str) -> str:

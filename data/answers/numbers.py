@@ -56,17 +56,17 @@ def numbers_in(text: str) -> list[tuple[str, PlainNumber]]:
     """(as written, value) of every number in a text, in order. A range `1-2` or a list `1,2` is two numbers."""
     text = _CHANGES.sub(r" \1 ", text[-_MAX_TEXT:]).replace("\\!", "").replace("{,}", ",").replace("\\,", "")
     text = text.replace("−", "-").replace("**", " ")
-    found: list[tuple[int, str, PlainNumber]] = []
+    numbers: list[tuple[int, str, PlainNumber]] = []
     for match in _FRACTION.finditer(text):
         number = read_number(re.sub(r"\s", "", match.group()))
         if number is not None:
-            found.append((match.start(), match.group(), number))
+            numbers.append((match.start(), match.group(), number))
     for match in _IN_TEXT.finditer(_FRACTION.sub(lambda match: " " * len(match.group()), text)):
         written = re.sub(r"[€£¥]\s?", "", match.group()).replace(" ", "").replace("percent", "%").replace("\\%", "%")
         number = read_number(re.sub(r"^([-+]?)\$", r"\1", written))
         if number is not None:
-            found.append((match.start(), match.group().strip(), number))
-    return [(written, number) for _, written, number in sorted(found, key=lambda item: item[0])]
+            numbers.append((match.start(), match.group().strip(), number))
+    return [(written, number) for _, written, number in sorted(numbers, key=lambda item: item[0])]
 
 
 def _one_number(text: str) -> tuple[str, PlainNumber] | str:
@@ -80,12 +80,12 @@ def _one_number(text: str) -> tuple[str, PlainNumber] | str:
     values = [read_number(side.strip().strip("$* ").rstrip(".")) for side in sides]
     if len(sides) > 1 and all(value is not None for value in values) and len({v.value for v in values if v}) > 1:
         return "a chain of unequal numbers"
-    found = numbers_in(sides[-1])
-    if not found:
+    numbers = numbers_in(sides[-1])
+    if not numbers:
         return "no number"
-    if len({(number.value, number.is_percent) for _, number in found}) > 1:
-        return f"{len(found)} different numbers"
-    return found[-1]
+    if len({(number.value, number.is_percent) for _, number in numbers}) > 1:
+        return f"{len(numbers)} different numbers"
+    return numbers[-1]
 
 
 def _is_term(text: str) -> bool:
@@ -118,11 +118,11 @@ def _is_close(one: PlainNumber, other: PlainNumber) -> bool:
 
 def grade_number(prediction: str, gold: str) -> Grade:
     """Kind `number`: the prediction is an answer, perhaps with its unit or in its sentence."""
-    found = final_answer(prediction)
-    if found.how == DENIED:
+    marked = final_answer(prediction)
+    if marked.how == DENIED:
         return Grade(None, False, DENIED)
-    text = found.text if found.text is not None else prediction[-_MAX_TEXT:]
-    grade = _judge(_one_number(text), gold, found.how if found.text is not None else "the answer")
+    text = marked.text if marked.text is not None else prediction[-_MAX_TEXT:]
+    grade = _judge(_one_number(text), gold, marked.how if marked.text is not None else "the answer")
     return _or_as_formula(grade, grade_math(prediction, gold) if _is_formula(grade, text) else None)
 
 
@@ -146,16 +146,16 @@ def grade_number_response(response: str, gold: str) -> Grade:
 
 
 def _grade_number_response(response: str, gold: str) -> Grade:
-    found = final_answer(response)
-    if found.how == DENIED:
+    marked = final_answer(response)
+    if marked.how == DENIED:
         return Grade(None, False, DENIED)
-    if found.text is not None:
-        answer = _one_number(found.text)
-        if isinstance(answer, str) and found.how == "answer phrase" and "different" in answer:
+    if marked.text is not None:
+        answer = _one_number(marked.text)
+        if isinstance(answer, str) and marked.how == "answer phrase" and "different" in answer:
             sentence = re.split(
-                r",(?!\s*[-+]?[$\d.])|[;(]|\b(?:because|since|as|which|after|for|out of|per)\b", found.text
+                r",(?!\s*[-+]?[$\d.])|[;(]|\b(?:because|since|as|which|after|for|out of|per)\b", marked.text
             )[0]
             answer = _one_number(sentence)
-        return _judge(answer, gold, found.how)
-    numbers = [] if _is_term(found.unmarked) else numbers_in(found.unmarked)
-    return _judge(numbers[-1] if numbers else "no number", gold, f"the last number; {found.how}")
+        return _judge(answer, gold, marked.how)
+    numbers = [] if _is_term(marked.unmarked) else numbers_in(marked.unmarked)
+    return _judge(numbers[-1] if numbers else "no number", gold, f"the last number; {marked.how}")

@@ -153,7 +153,7 @@ def in_one_layout(answer: str, gold: str) -> list[tuple[str, str]] | str:
     own, wanted = read_solutions(answer), read_solutions(gold)
     if own is None and wanted and len(wanted.names) > 1 and read_solutions(_OR.sub(",", answer)):
         return "alternatives for different unknowns"
-    sizes = [len(found.names) * len(found.values) for found in (own, wanted) if found]
+    sizes = [len(solution.names) * len(solution.values) for solution in (own, wanted) if solution]
     if max(sizes, default=0) < 2:
         return [(answer, gold)]
     if own and wanted:

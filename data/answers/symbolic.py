@@ -61,8 +61,8 @@ def _parsed(text: str, is_latex: bool) -> tuple[Any, ...]:
     """What math-verify finds. Of a formula that ends with a variable it strips no unit: it takes most letters for
     one (`3x + 2t` would be `3x + 2`)."""
     latex = _WITH_LETTERS if ends_with_variable(text.strip("$ ")) else _LATEX_ONLY
-    found = parse(text, extraction_config=latex if is_latex else _BOTH, parsing_timeout=None, raise_on_error=False)
-    return tuple(found)
+    values = parse(text, extraction_config=latex if is_latex else _BOTH, parsing_timeout=None, raise_on_error=False)
+    return tuple(values)
 
 
 def as_latex(text: str) -> str:
@@ -76,15 +76,15 @@ def as_latex(text: str) -> str:
     return text.replace("**", "^")
 
 
-def read(text: str, is_wrapped: bool) -> tuple[Any, ...]:
+def read_formula(text: str, is_wrapped: bool) -> tuple[Any, ...]:
     """What math-verify reads in a text; with `is_wrapped` the whole text is one LaTeX formula."""
     check_bounds(text)
     if not is_wrapped:
         return _parsed(text, False)
-    found = _parsed(f"${as_latex(text)}$", True)
-    if all(isinstance(value, str) for value in found) and _NUMBER_WITH_SIGN.fullmatch(text):
+    values = _parsed(f"${as_latex(text)}$", True)
+    if all(isinstance(value, str) for value in values) and _NUMBER_WITH_SIGN.fullmatch(text):
         return _parsed(f"${text}$", False)
-    return found
+    return values
 
 
 def _read_bare(text: str) -> tuple[Any, ...]:
@@ -137,7 +137,7 @@ def compare(gold: str, answer: str, forms: list[tuple[bool, bool]]) -> tuple[str
     is_read = False
     is_gold_read = False
     for wrap_gold, wrap_answer in forms:
-        one, other = read(gold, wrap_gold), read(answer, wrap_answer)
+        one, other = read_formula(gold, wrap_gold), read_formula(answer, wrap_answer)
         is_gold_read |= _is_understood(one, gold)
         is_read |= _is_understood(other, answer)
         if one and other and is_equal(one, other):
@@ -148,7 +148,7 @@ def compare(gold: str, answer: str, forms: list[tuple[bool, bool]]) -> tuple[str
             if value is not None:
                 is_gold_read |= text is gold
                 is_read |= text is answer
-                if _is_equal_sympy(value, (*read(counterpart, True), *_read_bare(counterpart))):
+                if _is_equal_sympy(value, (*read_formula(counterpart, True), *_read_bare(counterpart))):
                     return "right", "equal by SymPy"
     if not is_read:
         return "unparseable", "the answer cannot be read as mathematics"
@@ -189,6 +189,6 @@ def _is_understood(found: tuple[Any, ...], text: str) -> bool:
 def warm_up() -> None:
     """Fill the parser's caches and prove that it works: an antlr version that does not fit fails here."""
     for gold, answer, verdict in _WARM_UP:
-        found, reason = compare(gold, answer, [(True, True)])
-        if found != verdict:
-            raise RuntimeError(f"the LaTeX parser does not work: '{gold}' against '{answer}' is {found} ({reason})")
+        given, reason = compare(gold, answer, [(True, True)])
+        if given != verdict:
+            raise RuntimeError(f"the LaTeX parser does not work: '{gold}' against '{answer}' is {given} ({reason})")

@@ -39,7 +39,7 @@ class _Targets:
 
 def _targets(rows: Sequence[_Targets], placed: PlacedRows) -> dict[str, torch.Tensor]:
     """The fields of the targets. A row's first token has nothing before it and is none."""
-    ids, numbers, places, weights = [], [], [], []
+    ids, numbers, positions, weights = [], [], [], []
     for number, (row, path) in enumerate(zip(rows, placed.paths, strict=True)):
         first = max(row.start, 1)
         own = torch.tensor(row.row[first:], dtype=torch.long)
@@ -48,11 +48,11 @@ def _targets(rows: Sequence[_Targets], placed: PlacedRows) -> dict[str, torch.Te
             weight = torch.tensor(row.weights, dtype=torch.float32)[first - row.start :]
         kept = weight != 0
         ids.append(own[kept])
-        places.append(path[first - 1 : -1][kept])
+        positions.append(path[first - 1 : -1][kept])
         weights.append(weight[kept])
         numbers.append(torch.full((int(kept.sum()),), number))
     names = ("targets", "target_rows", "target_places", "target_weights")
-    return {name: torch.cat(parts) for name, parts in zip(names, (ids, numbers, places, weights), strict=True)}
+    return {name: torch.cat(parts) for name, parts in zip(names, (ids, numbers, positions, weights), strict=True)}
 
 
 def _batch(

@@ -70,8 +70,8 @@ class Loader:
     def step_examples(self, step: int) -> list[Any]:
         """The examples of step `step` (from 0) over all ranks, shortest first."""
         count = len(self.examples)
-        places = range(step * self.batch_size, (step + 1) * self.batch_size)
-        chosen = [self.examples[self._order(place // count)[place % count]] for place in places]
+        positions = range(step * self.batch_size, (step + 1) * self.batch_size)
+        chosen = [self.examples[self._order(place // count)[place % count]] for place in positions]
         return sorted(chosen, key=example_length)
 
     def micro_batches(self, step: int) -> list[list[Any]]:

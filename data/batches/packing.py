@@ -100,13 +100,13 @@ def pack_rows(rows: Sequence[Sequence[int]], *, is_sharing: bool = True, min_sha
         paths = {index: (index,) for index in range(len(rows))}
         pieces, depths, above = arrays, [0] * len(rows), [()] * len(rows)
     starts = np.cumsum([0, *(len(piece) for piece in pieces)])
-    places = [np.arange(start, start + len(piece)) for start, piece in zip(starts, pieces, strict=False)]
+    slots = [np.arange(start, start + len(piece)) for start, piece in zip(starts, pieces, strict=False)]
     positions = [np.arange(depth, depth + len(piece)) for depth, piece in zip(depths, pieces, strict=True)]
     return PackedRows(
         ids=torch.from_numpy(np.concatenate(pieces)),
         position_ids=torch.from_numpy(np.concatenate(positions)),
         segments=Segments(tuple(len(piece) for piece in pieces), tuple(above)),
-        paths=[torch.from_numpy(np.concatenate([places[s] for s in paths[index]])) for index in range(len(rows))],
+        paths=[torch.from_numpy(np.concatenate([slots[s] for s in paths[index]])) for index in range(len(rows))],
     )
 
 

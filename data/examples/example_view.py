@@ -117,8 +117,8 @@ def view(example: Any, piece: Piece, is_colour: bool) -> str:
 
 def of_each_kind(examples: Iterable[Any]) -> list[Any]:
     """The first example of each kind, and the first of each whose tokens or reads weigh other than 1."""
-    found: dict[tuple[type, bool], Any] = {}
+    first_of_kind: dict[tuple[type, bool], Any] = {}
     for example in examples:
         weights = getattr(example, "weights", None) or [getattr(example, "weight", 1.0)]
-        found.setdefault((type(example), any(weight != 1 for weight in weights)), example)
-    return list(found.values())
+        first_of_kind.setdefault((type(example), any(weight != 1 for weight in weights)), example)
+    return list(first_of_kind.values())

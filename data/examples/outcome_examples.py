@@ -47,12 +47,12 @@ def with_mismatched(
         raise BadInput(f"{path}: {size} of {len(examples)} responses are to problem '{problem}': at most half may be, "
                        "else there is no response to another one to compare with")  # fmt: skip
     order = sorted(range(len(examples)), key=lambda index: (problem_ids[index], index))
-    found = list(examples)
+    mismatched = list(examples)
     for place, index in enumerate(order):
         lender = examples[order[(place + size) % len(order)]]
         room = max_length - examples[index].prompt_length
-        found[index] = replace(examples[index], mismatched_ids=lender.ids[lender.prompt_length :][:room])
-    return found
+        mismatched[index] = replace(examples[index], mismatched_ids=lender.ids[lender.prompt_length :][:room])
+    return mismatched
 
 
 def finish_outcomes(

@@ -18,10 +18,10 @@ from espalier.data.left_out import leave_out
 from espalier.data.process_data.formats import read_labelled, step_format, to_step_texts
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import AnnotatedSolution, BadInput, Problem, StepValues
-from espalier.data.token_text import encode_steps
+from espalier.data.token_text import tokenise_steps
 
 
-def check_steps(example: StepExample, path: str) -> StepExample:
+def check_step_example(example: StepExample, path: str) -> StepExample:
     """The example itself. Raises BadInput unless every position has a value in [0, 1] and lies in the text."""
     if len(example.positions) != len(example.values):
         numbers = f"{len(example.positions)} step ends and {len(example.values)} values"
@@ -36,7 +36,7 @@ def check_steps(example: StepExample, path: str) -> StepExample:
     return example
 
 
-def prefixes(example: StepExample) -> list[StepExample]:
+def prefix_examples(example: StepExample) -> list[StepExample]:
     """One example for each read: the ids up to it, read at their last token."""
     weights = example.weights or [1.0] * len(example.values)
     outcome = len(example.values) if example.has_outcome else 0
@@ -78,9 +78,9 @@ def finish_steps(
         raise BadInput(f"examples.one_example_per must be trajectory or prefix, got '{one_example_per}'")
     if balanced_classes < 0 or balanced_classes == 1:
         raise BadInput(f"examples.balanced_classes must be 0 (off) or at least 2, got {balanced_classes}")
-    examples = [check_steps(example, path) for example in examples]
+    examples = [check_step_example(example, path) for example in examples]
     if one_example_per == "prefix":
-        examples = [part for example in examples for part in prefixes(example)]
+        examples = [part for example in examples for part in prefix_examples(example)]
     examples = keep_short(examples, max_length, path)
     if not balanced_classes:
         return examples
@@ -180,7 +180,7 @@ def encode_labelled(
     """Encode a judged solution as ids, read at the end of every step that somebody judged; None where its text does
     not come back from its ids, so that no step end could be trusted.
 
-    A step is read at the token that holds its last character (`encode_steps`), and of steps that end in one token the
+    A step is read at the token that holds its last character (`tokenise_steps`), and of steps that end in one token the
     last is. A solution that reached an answer (`is_correct` is known) ends with the end token, which its last step
     takes in. Raises BadInput where steps and labels differ in number.
     """
@@ -190,7 +190,7 @@ def encode_labelled(
     if len(steps) != len(labels):
         raise BadInput(f"{path}: '{record.id}' has {len(steps)} steps and {len(labels)} labels: one a step is wanted")
     steps = [template.before_response + steps[0], *steps[1:]] if steps else []
-    tokens = encode_steps(tokenizer, prompt_ids, steps, is_finished=record.is_correct is not None)
+    tokens = tokenise_steps(tokenizer, prompt_ids, steps, is_finished=record.is_correct is not None)
     if tokens is None:
         return None
     reads = [
@@ -198,8 +198,12 @@ def encode_labelled(
         for end, label in zip(tokens.step_ends, labels, strict=True)
         if label is not None
     ]
-    ids, places, values = prompt_ids + tokens.response_ids, [place for place, _ in reads], [value for _, value in reads]
-    return StepExample(record.id, ids, places, values, problem_id=record.problem_id)
+    ids, positions, values = (
+        prompt_ids + tokens.response_ids,
+        [place for place, _ in reads],
+        [value for _, value in reads],
+    )
+    return StepExample(record.id, ids, positions, values, problem_id=record.problem_id)
 
 
 @dataclass(frozen=True)

@@ -301,7 +301,7 @@ def prompt_tokens(example: Any) -> int:
     return getattr(example, "prompt_length", 0)
 
 
-def fingerprint(examples: Sequence[Any]) -> str:
+def examples_fingerprint(examples: Sequence[Any]) -> str:
     """A hash of the examples and their order, stored in checkpoints: a resume on other data is refused."""
     digest = hashlib.sha256()
     for example in examples:

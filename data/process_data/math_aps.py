@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.data.process_data.labels import first_zero
+from espalier.data.process_data.annotations import first_zero
 from espalier.data.process_data.published import JsonRow, problem_key, take_known
 from espalier.data.records import AnnotatedSolution, BadInput, parse_record
 

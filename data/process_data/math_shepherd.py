@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.data.process_data.labels import first_zero, judged_part, own_extra, the_only
+from espalier.data.process_data.annotations import first_zero, judged_part, own_extra, the_only
 from espalier.data.process_data.published import JsonRow, problem_key, take_known
 from espalier.data.records import AnnotatedSolution, BadInput
 
@@ -58,12 +58,12 @@ def _split(text: str) -> tuple[list[str], list[list[Any]]]:
     steps: list[str] = []
     marks: list[list[Any]] = []
     start = 0
-    for found in _MARKED.finditer(text):
-        end = found.end()
+    for mark in _MARKED.finditer(text):
+        end = mark.end()
         while end < len(text) and text[end] == "\n":
             end += 1
-        steps.append(text[start : found.start()] + text[found.end() : end])
-        marks.append([found.start() - start, found.group()])
+        steps.append(text[start : mark.start()] + text[mark.end() : end])
+        marks.append([mark.start() - start, mark.group()])
         start = end
     if text[start:].strip():
         steps.append(text[start:])

@@ -9,7 +9,7 @@ judged. The steps are a list of paragraphs; a text is made of them with blank li
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from espalier.data.process_data.labels import labels_up_to, own_extra, plain_steps, the_only
+from espalier.data.process_data.annotations import labels_up_to, own_extra, plain_steps, the_only
 from espalier.data.process_data.published import JsonRow, problem_key, take_known
 from espalier.data.records import AnnotatedSolution, BadInput
 

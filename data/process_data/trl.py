@@ -7,7 +7,7 @@ here. The first error is known where every label is 0 or 1 (or a bool); between 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from espalier.data.process_data.labels import check_lengths, first_zero, judged_part, own_extra, the_only
+from espalier.data.process_data.annotations import check_lengths, first_zero, judged_part, own_extra, the_only
 from espalier.data.process_data.published import JsonRow, problem_key, take_known
 from espalier.data.records import AnnotatedSolution, BadInput
 

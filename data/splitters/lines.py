@@ -14,19 +14,19 @@ _ANSWER = re.compile(r"\s*####(?!#)")
 def pieces(text: str, cuts: Iterable[int]) -> list[str]:
     """The text cut at character offsets; `cuts` never fall, and those that would leave an empty piece do
     nothing."""
-    found: list[str] = []
+    lines: list[str] = []
     start = 0
     for cut in cuts:
         if start < cut < len(text):
-            found.append(text[start:cut])
+            lines.append(text[start:cut])
             start = cut
-    return [*found, text[start:]] if text else []
+    return [*lines, text[start:]] if text else []
 
 
 def first_text(text: str, start: int = 0) -> int:
     """The place of the first character from `start` on that is no white space; the text's length if none."""
-    found = _TEXT.search(text, start)
-    return found.start() if found else len(text)
+    match = _TEXT.search(text, start)
+    return match.start() if match else len(text)
 
 
 def line_starts(text: str) -> list[int]:

@@ -90,11 +90,11 @@ def split_math(response: str) -> list[str]:
     """
     blocks = find_blocks(response)
     formula_ends = {end for _, end in blocks if response.endswith((".$", ".$$", ".\\)", ".\\]"), max(end - 3, 0), end)}
-    sentences = [found.start() + 1 for found in _PERIOD.finditer(response) if _ends_sentence(response, found)]
-    breaks = [found.start() for found in _BREAK.finditer(response)]
+    sentences = [match.start() + 1 for match in _PERIOD.finditer(response) if _ends_sentence(response, match)]
+    breaks = [match.start() for match in _BREAK.finditer(response)]
     cuts = outside(sorted({*sentences, *breaks, *formula_ends}), blocks)
     cuts = _merge_short(response, cuts, formula_ends)
-    separators = [outside((found.end() for found in kind.finditer(response)), blocks) for kind in _SEPARATORS]
+    separators = [outside((match.end() for match in kind.finditer(response)), blocks) for kind in _SEPARATORS]
     halves = [
         cut
         for start, end in zip([0, *cuts], [*cuts, len(response)], strict=True)

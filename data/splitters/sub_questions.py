@@ -27,7 +27,7 @@ def split_sub_questions(response: str) -> list[str]:
     sub-question is a step of its own; blank lines there belong to the first step. A response without any
     sub-question is split into lines.
     """
-    starts = [found.start() for found in _START.finditer(response)]
+    starts = [match.start() for match in _START.finditer(response)]
     lines = line_starts(response)
     if not starts:
         return pieces(response, lines[1:])

@@ -106,9 +106,9 @@ class MATH(PublishedTask):
             return problems, rejected
         listed = {_words(problem.question) for problem in self._read_held_out()[0]}
         kept = [problem for problem in problems if _words(problem.question) not in listed]
-        found = len({_words(problem.question) for problem in problems} & listed)
-        if found < len(listed):
-            log.warning("math: %d of the %d held-out problems are in the pool", found, len(listed))
+        num_found = len({_words(problem.question) for problem in problems} & listed)
+        if num_found < len(listed):
+            log.warning("math: %d of the %d held-out problems are in the pool", num_found, len(listed))
         return kept, rejected
 
     def _read_held_out(self) -> Rows:

@@ -168,14 +168,14 @@ class PublishedTask:
         rejected: list[RejectedRow] = []
         taken: set[str] = set()
         read = [self._read_problem(row) for row in rows]
-        has_golds = any(isinstance(found, Problem) and found.gold for found in read)
-        for index, (row, found) in enumerate(zip(rows, read, strict=True)):
+        has_golds = any(isinstance(problem, Problem) and problem.gold for problem in read)
+        for index, (row, problem) in enumerate(zip(rows, read, strict=True)):
             try:
-                if isinstance(found, str):
-                    raise BadRow(found)
-                if has_golds and found.options and not found.gold:
+                if isinstance(problem, str):
+                    raise BadRow(problem)
+                if has_golds and problem.options and not problem.gold:
                     raise BadRow("no gold answer, where other rows of the file have theirs")
-                problems.append(self._named(found, split, index, taken))
+                problems.append(self._named(problem, split, index, taken))
             except BadRow as error:
                 rejected.append(row.rejected(str(error)))
         return problems, rejected

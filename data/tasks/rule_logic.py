@@ -184,12 +184,12 @@ class RuleLogic:
         Unparseable is a response without `Finish[...]`, or with something else than letters in it. Two different
         letters, or a letter that is no option, are a wrong answer.
         """
-        found = [letter for text in _FINISH.findall(response) for letter in re.split(r"[\s,.]+", text) if letter]
-        if not found:
+        given = [letter for text in _FINISH.findall(response) for letter in re.split(r"[\s,.]+", text) if letter]
+        if not given:
             return Grade(None, False, "no Finish[X] with a letter in the response")
-        if not all(re.fullmatch(r"[A-Z]", letter) for letter in found):
+        if not all(re.fullmatch(r"[A-Z]", letter) for letter in given):
             return Grade(None, False, "Finish[...] holds something else than an option's letter")
-        letters = sorted(set(found))
+        letters = sorted(set(given))
         answer = ",".join(letters)
         if len(letters) > 1:
             return Grade(answer, False, f"{len(letters)} different answers")

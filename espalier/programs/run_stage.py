@@ -1,1 +1,24 @@
-../../run_stage.py
+"""Run one offline stage: JSONL in, JSONL (or one document) out.
+
+    python run_stage.py -cn cut_states input=trajectories.jsonl output=states.jsonl
+    python run_stage.py -cn estimate_values input=completions.jsonl stage.trajectories=... stage.states=... output=...
+
+The stages are the files of conf/stage/. An output that exists is complete and is not made again.
+"""
+
+from espalier.pipeline.stage import run_stage
+from espalier.runtime.entrypoint import build, entrypoint
+from espalier.runtime.logs import set_up_logging
+from espalier.runtime.schemas import StageConfig
+
+
+@entrypoint(StageConfig, config_name="cut_states", config_folder="stage")
+def main(config: StageConfig) -> int:
+    """Build the stage and its task, run it."""
+    set_up_logging()
+    task = build(config.task) if config.task else None
+    return run_stage(build(config.stage), task, config)
+
+
+if __name__ == "__main__":
+    main()

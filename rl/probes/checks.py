@@ -199,7 +199,7 @@ def surprise(
 
 
 @dataclass(frozen=True)
-class Row:
+class ExpectedRow:
     """What a row of the tensors has to hold: the rollout's own ids."""
 
     prompt_ids: Sequence[int]
@@ -208,7 +208,7 @@ class Row:
 
 
 def check_layout(
-    rows: Sequence[Row],
+    rows: Sequence[ExpectedRow],
     ids: torch.Tensor,
     attention_mask: torch.Tensor,
     response_mask: torch.Tensor,
@@ -249,7 +249,7 @@ def _mask_fault(number: int, kept: list[int], start: int, length: int) -> Fault:
     return Fault(SHIFT, message + (f"{len(kept)} tokens from {kept[0]} to {kept[-1]}" if kept else "none"))
 
 
-def check_steps(values: Sequence[tuple[str, float, float]]) -> Fault | None:
+def check_policy_moves(values: Sequence[tuple[str, float, float]]) -> Fault | None:
     """(what, how far, its limit; 0: none) of the policy's moves, in nats a token: the first that is beyond."""
     for name, value, limit in values:
         if limit > 0 and not value <= limit:

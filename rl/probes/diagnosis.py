@@ -29,7 +29,7 @@ AskEngine = Callable[[list[list[int]]], list[list[list[float]]]]
 
 
 @dataclass(frozen=True)
-class Case:
+class LogprobMismatch:
     """The rollouts whose log-probs differ, at the `temperature` and without the top-p the trainer believes in.
 
     `ids`, `attention_mask`, `response_mask`, `engine` and `trainer` (log-probs) [n, T], padded on the right.
@@ -44,14 +44,14 @@ class Case:
     temperature: float
     first_ids: Sequence[int]
 
-    def cut(self) -> "Case":
+    def cut(self) -> "LogprobMismatch":
         """At most `MAX_ROWS` rollouts, spread over all, and no more columns than they fill."""
         step = max(1, len(self.ids) // MAX_ROWS)
         rows = slice(None, step * MAX_ROWS, step)
         width = int(self.attention_mask[rows].sum(-1).max())
         parts = (self.ids, self.attention_mask, self.response_mask, self.engine, self.trainer)
         ids, attention_mask, response_mask, engine, trainer = (part[rows, :width] for part in parts)
-        return Case(ids, attention_mask, response_mask, engine, trainer, self.temperature, self.first_ids)
+        return LogprobMismatch(ids, attention_mask, response_mask, engine, trainer, self.temperature, self.first_ids)
 
 
 def truncated_logprobs(logits: torch.Tensor, ids: torch.Tensor, top_p: float) -> torch.Tensor:
@@ -68,7 +68,12 @@ def truncated_logprobs(logits: torch.Tensor, ids: torch.Tensor, top_p: float) ->
 
 
 def diagnose(
-    case: Case, rescore: Rescore, ask: AskEngine | None, max_gap: float, evidence: str, is_received: bool = False
+    case: LogprobMismatch,
+    rescore: Rescore,
+    ask: AskEngine | None,
+    max_gap: float,
+    evidence: str,
+    is_received: bool = False,
 ) -> Fault:
     """The fault that explains the difference. `max_gap`: what rounding may leave of it (mean, absolute). `is_received`:
     receipts say that the engine read the policy's weights as they were sent."""
@@ -96,7 +101,7 @@ def _distance(one: torch.Tensor, other: torch.Tensor, mask: torch.Tensor) -> flo
     return float(found.mean()) if len(found) else float("inf")
 
 
-def _hypotheses(case: Case, rescore: Rescore) -> Iterator[tuple[float, str, str]]:
+def _hypotheses(case: LogprobMismatch, rescore: Rescore) -> Iterator[tuple[float, str, str]]:
     """Yield (what is left of the difference, fault, the reason in words)."""
     yield from _shifts(case)
     believed = case.temperature
@@ -119,7 +124,7 @@ def _hypotheses(case: Case, rescore: Rescore) -> Iterator[tuple[float, str, str]
             yield left, BOS, f"the trainer reads token {token} once more before the prompt than the engine did"
 
 
-def _shifts(case: Case) -> Iterator[tuple[float, str, str]]:
+def _shifts(case: LogprobMismatch) -> Iterator[tuple[float, str, str]]:
     for shift, side in ((1, "behind"), (-1, "before")):
         moved, mask = torch.roll(case.trainer, shift, dims=1), torch.roll(case.response_mask, shift, dims=1)
         mask = mask & case.response_mask
@@ -127,7 +132,7 @@ def _shifts(case: Case) -> Iterator[tuple[float, str, str]]:
         yield _distance(case.engine, moved, mask), SHIFT, reason
 
 
-def _temperatures(case: Case, rescore: Rescore) -> Iterator[tuple[float, str, str]]:
+def _temperatures(case: LogprobMismatch, rescore: Rescore) -> Iterator[tuple[float, str, str]]:
     def left(temperature: float) -> float:
         scored = rescore(case.ids, case.attention_mask, temperature, 1.0)
         return _distance(case.engine, scored, case.response_mask)
@@ -142,7 +147,7 @@ def _temperatures(case: Case, rescore: Rescore) -> Iterator[tuple[float, str, st
         yield found[best], TEMPERATURE, reason
 
 
-def _asked_again(case: Case, rescore: Rescore, ask: AskEngine) -> float:
+def _asked_again(case: LogprobMismatch, rescore: Rescore, ask: AskEngine) -> float:
     """How far the engine's log-probs of the same tokens in one piece are from the trainer's, both at temperature 1; of
     several engines the farthest."""
     rows = [ids[mask.bool()].tolist() for ids, mask in zip(case.ids, case.attention_mask, strict=True)]

@@ -19,18 +19,18 @@ from espalier.rl.experience import device_of, policy_logits
 from espalier.rl.probes.checks import (
     TEMPERATURE,
     VERSION,
+    ExpectedRow,
     Fault,
     Gap,
     ProbeFailed,
-    Row,
     allowed,
     check_layout,
-    check_steps,
+    check_policy_moves,
     crossed,
     measure_gap,
     surprise,
 )
-from espalier.rl.probes.diagnosis import MAX_ROWS, Case, diagnose, truncated_logprobs
+from espalier.rl.probes.diagnosis import MAX_ROWS, LogprobMismatch, diagnose, truncated_logprobs
 from espalier.rl.probes.rounding import rounded
 from espalier.rl.types import Experience, RolloutGroup
 from espalier.runtime.schemas import ProbesConfig, RLConfig
@@ -89,7 +89,10 @@ class Watch:
     def look(self, groups: Sequence[RolloutGroup], experience: Experience, version: int) -> dict[str, float]:
         """Rollouts that the policy of `version` is to learn from, and their layout; metrics. Raises ProbeFailed."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        rows = [Row(r.trajectory.prompt_ids, r.trajectory.response_ids, r.trajectory.finish_reason) for r in rollouts]
+        rows = [
+            ExpectedRow(r.trajectory.prompt_ids, r.trajectory.response_ids, r.trajectory.finish_reason)
+            for r in rollouts
+        ]
         lag = max((abs(version - rollout.policy_version) for rollout in rollouts), default=0)
         fault = check_layout(
             rows,
@@ -140,7 +143,7 @@ class Watch:
         self._check_steps([("the KL from the policy before the update", kl, self.config.probes.max_update_kl)])
 
     def _check_steps(self, values: Sequence[tuple[str, float, float]]) -> None:
-        fault = check_steps(values)
+        fault = check_policy_moves(values)
         if fault is not None:
             self._report(fault)
 
@@ -169,7 +172,7 @@ class Watch:
         if reasons and self._has_reported:  # looked into once
             log.warning("engine and trainer still disagree: %s", ", ".join(reasons))
         elif reasons:
-            case = Case(
+            case = LogprobMismatch(
                 experience.ids,
                 experience.attention_mask,
                 mask,

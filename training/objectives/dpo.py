@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import logsigmoid
 
-from espalier.training.objectives.preference import PairLogprobs, PairObjective, check_range
+from espalier.training.objectives.preference import PairObjective, PreferenceLogprobs, check_range
 
 
 def smoothed_sigmoid_losses(margins: torch.Tensor, label_smoothing: float) -> torch.Tensor:
@@ -32,6 +32,6 @@ class DirectPreference(PairObjective):
         super().__post_init__()
         check_range("label_smoothing", self.label_smoothing, 0 <= self.label_smoothing < 0.5, "in [0, 0.5)")
 
-    def pair_losses(self, pairs: PairLogprobs) -> torch.Tensor:
+    def pair_losses(self, pairs: PreferenceLogprobs) -> torch.Tensor:
         """Losses [P]."""
         return smoothed_sigmoid_losses(self.beta * pairs.differences - self.target_margin, self.label_smoothing)

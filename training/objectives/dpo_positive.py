@@ -15,10 +15,10 @@ import torch
 from espalier.data.records import BadInput
 from espalier.training.objectives.dpo import smoothed_sigmoid_losses
 from espalier.training.objectives.objective import Metrics, sum_and_count
-from espalier.training.objectives.preference import PairLogprobs, PairObjective, check_range
+from espalier.training.objectives.preference import PairObjective, PreferenceLogprobs, check_range
 
 
-def positive_penalties(pairs: PairLogprobs) -> torch.Tensor:
+def positive_penalties(pairs: PreferenceLogprobs) -> torch.Tensor:
     """max(0, ref(chosen) - lp(chosen)) [P]; its slope at 0 is 0."""
     return torch.relu(pairs.reference_chosen - pairs.chosen)
 
@@ -37,11 +37,11 @@ class PositivePreference(PairObjective):
         if self.reference is None:
             raise BadInput("DPO-positive compares with a reference: set objective.reference")
 
-    def pair_losses(self, pairs: PairLogprobs) -> torch.Tensor:
+    def pair_losses(self, pairs: PreferenceLogprobs) -> torch.Tensor:
         """Losses [P]."""
         margins = self.beta * (pairs.differences - self.penalty * positive_penalties(pairs))
         return smoothed_sigmoid_losses(margins, self.label_smoothing)
 
-    def pair_metrics(self, pairs: PairLogprobs) -> Metrics:
+    def pair_metrics(self, pairs: PreferenceLogprobs) -> Metrics:
         """How far chosen solutions have sunk below the reference, in nats."""
         return {"sunk": sum_and_count(positive_penalties(pairs))}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import logsigmoid
 
-from espalier.training.objectives.preference import PairLogprobs, PairObjective, check_range
+from espalier.training.objectives.preference import PairObjective, PreferenceLogprobs, check_range
 
 
 @dataclass
@@ -25,7 +25,7 @@ class RobustPreference(PairObjective):
         super().__post_init__()
         check_range("flip_rate", self.flip_rate, 0 <= self.flip_rate < 0.5, "in [0, 0.5)")
 
-    def pair_losses(self, pairs: PairLogprobs) -> torch.Tensor:
+    def pair_losses(self, pairs: PreferenceLogprobs) -> torch.Tensor:
         """Losses [P]."""
         margins = self.beta * pairs.differences
         kept, flipped = logsigmoid(margins), logsigmoid(-margins)

@@ -9,17 +9,17 @@ from dataclasses import dataclass
 import torch
 
 from espalier.training.objectives.objective import Metrics, sum_and_count
-from espalier.training.objectives.preference import PairLogprobs, PairObjective
+from espalier.training.objectives.preference import PairObjective, PreferenceLogprobs
 
 
 @dataclass
 class HingePreference(PairObjective):
     """Also logs the share of pairs that still teach something (`active`)."""
 
-    def pair_losses(self, pairs: PairLogprobs) -> torch.Tensor:
+    def pair_losses(self, pairs: PreferenceLogprobs) -> torch.Tensor:
         """Losses [P]."""
         return torch.relu(1 - self.beta * pairs.differences)
 
-    def pair_metrics(self, pairs: PairLogprobs) -> Metrics:
+    def pair_metrics(self, pairs: PreferenceLogprobs) -> Metrics:
         """The share of pairs with a loss above 0."""
         return {"active": sum_and_count((self.beta * pairs.differences.detach() < 1).float())}

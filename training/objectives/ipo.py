@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from espalier.training.objectives.preference import PairLogprobs, PairObjective
+from espalier.training.objectives.preference import PairObjective, PreferenceLogprobs
 
 
 @dataclass
 class IdentityPreference(PairObjective):
     """The larger beta, the smaller the target margin."""
 
-    def pair_losses(self, pairs: PairLogprobs) -> torch.Tensor:
+    def pair_losses(self, pairs: PreferenceLogprobs) -> torch.Tensor:
         """Losses [P]."""
         return (pairs.differences - 1 / (2 * self.beta)) ** 2

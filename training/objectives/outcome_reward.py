@@ -12,11 +12,11 @@ from espalier.data.batches.batch import Batch
 from espalier.data.batches.collate import collate_outcomes
 from espalier.data.batches.packing import Layout
 from espalier.data.examples.token_examples import OutcomeExample
-from espalier.training.objectives.scalar_targets import ScalarReward
+from espalier.training.objectives.scalar_targets import ScalarRewardObjective
 
 
 @dataclass
-class OutcomeReward(ScalarReward):
+class OutcomeRewardObjective(ScalarRewardObjective):
     """One read a response, at its last token."""
 
     def collate(self, examples: Sequence[OutcomeExample], layout: Layout) -> Batch:

@@ -37,7 +37,7 @@ from espalier.training.reference_logprobs import ReferenceLogprobs
 
 
 @dataclass(frozen=True)
-class PairLogprobs:
+class PreferenceLogprobs:
     """Log-probs [P] of the sides of pairs, summed over tokens (or their means); the reference's have no graph."""
 
     chosen: torch.Tensor
@@ -84,10 +84,10 @@ class PairObjective(ABC):
         check_range("temperature", self.temperature, self.temperature > 0, "above 0")
 
     @abstractmethod
-    def pair_losses(self, pairs: PairLogprobs) -> torch.Tensor:
+    def pair_losses(self, pairs: PreferenceLogprobs) -> torch.Tensor:
         """Losses [P]."""
 
-    def pair_metrics(self, pairs: PairLogprobs) -> Metrics:
+    def pair_metrics(self, pairs: PreferenceLogprobs) -> Metrics:
         """What one objective logs beside the others."""
         return {}
 
@@ -108,7 +108,7 @@ class PairObjective(ABC):
         lengths = batch.row_lengths()
         means = sums / lengths
         policy, frozen = (means, reference / lengths) if self.is_length_normalised else (sums, reference)
-        pairs = PairLogprobs(policy[0::2], policy[1::2], frozen[0::2], frozen[1::2])
+        pairs = PreferenceLogprobs(policy[0::2], policy[1::2], frozen[0::2], frozen[1::2])
         total = self.pair_losses(pairs).sum()
         if self.sft_weight:
             total = total - self.sft_weight * means[0::2].sum()
@@ -124,7 +124,7 @@ class PairObjective(ABC):
         }
         return Loss(total, metrics)
 
-    def _reward_metrics(self, pairs: PairLogprobs) -> Metrics:
+    def _reward_metrics(self, pairs: PreferenceLogprobs) -> Metrics:
         """Rewards and margins; calibration of the confidence sigmoid(|margin|) that the larger reward is right."""
         chosen = self.beta * (pairs.chosen - pairs.reference_chosen).detach()
         rejected = self.beta * (pairs.rejected - pairs.reference_rejected).detach()

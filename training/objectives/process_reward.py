@@ -13,11 +13,11 @@ from espalier.data.batches.batch import Batch
 from espalier.data.batches.collate import collate_steps
 from espalier.data.batches.packing import Layout
 from espalier.data.examples.token_examples import StepExample
-from espalier.training.objectives.scalar_targets import ScalarReward
+from espalier.training.objectives.scalar_targets import ScalarRewardObjective
 
 
 @dataclass
-class ProcessReward(ScalarReward):
+class ProcessRewardObjective(ScalarRewardObjective):
     """One read a step, at its end."""
 
     def collate(self, examples: Sequence[StepExample], layout: Layout) -> Batch:

@@ -80,7 +80,7 @@ def sum_of_weights(weights: torch.Tensor) -> float:
 
 
 @dataclass
-class ScalarReward:
+class ScalarRewardObjective:
     """What outcome and process rewards share: the summed loss over reads; count = reads (their weights).
 
     `hard_above`: null is soft labels, a number makes labels hard: good above it.

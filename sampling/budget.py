@@ -1,9 +1,9 @@
-"""The running bill of a chat API: what may be spent, what is spent, kept beside the output so that a resume goes on.
+"""The budget of a chat API: what may be spent and what is spent, kept beside the output so that a resume goes on.
 
-`X.bill.jsonl` is append-only. Its first line names the model that is asked; before an attempt leaves, its worst case
+`X.budget.jsonl` is append-only. Its first line names the model that is asked; before an attempt leaves, its worst case
 is written down (`sent`), and afterwards what it came to (`billed`) or that the API does not charge it (`free`). An
 attempt with neither line (the run was killed, the connection broke after the request had left) counts with its
-worst case: the bill may be too high, never too low.
+worst case: what is counted as spent may be too high, never too low.
 
 The worst case of an attempt: every byte of the messages a token (no byte-level tokenizer makes more of them) and
 `OVERHEAD_TOKENS` for the API's own frame, all at the full price, and n answers of `max_tokens`.
@@ -89,7 +89,7 @@ class Prices:
                       (prompt_tokens * dearest + worst.completion_tokens * self.completion) / _MILLION)  # fmt: skip
 
 
-class Bill:
+class Budget:
     """Args: `path` of the file, "" keeps it in memory; `asked` is what must not change between two runs of one output
     (the model, the system message); `max_tokens` and `max_cost` cap all runs together, null: no cap."""
 
@@ -108,9 +108,13 @@ class Bill:
         self._settled = asyncio.Event()
 
     def begin(self) -> None:
-        """Read what stands there. Raises BadInput where it is the bill of another model, or torn in the middle."""
+        """Read what is spent already. Raises BadInput where that is of another model or torn in the middle, and where
+        it stands under the old name of the file (`X.bill.jsonl`) alone."""
         if self.path is None:
             return
+        old = self.path.with_name(f"{self.path.name.removesuffix('.budget.jsonl')}.bill.jsonl")
+        if not self.path.exists() and old.is_file():
+            raise BadInput(f"{old}: what this output has cost so far, under an old name: rename it to {self.path.name}")
         cut_torn_tail(self.path)
         is_new = not self.path.is_file() or not self.path.stat().st_size
         if not is_new:
@@ -142,7 +146,7 @@ class Bill:
             except (KeyError, TypeError, ValueError) as error:
                 if isinstance(error, BadInput):
                     raise
-                raise BadInput(f"{place}: not a line of a bill: correct it, or choose another output") from None
+                raise BadInput(f"{place}: not a line of a budget: correct it, or choose another output") from None
         self.num_attempts = max(charges, default=0)
         self.spent = sum(charges.values(), Charge())
         self.unknown = sum((charge for number, charge in charges.items() if number not in known), Charge())

@@ -31,7 +31,7 @@ from espalier.rl.probes.watch import Watch, check_probes
 from espalier.rl.rollout import Sampler, check_params
 from espalier.rl.rollout_source import SampledGroups, choose_problems
 from espalier.rl.trainer import Trainer
-from espalier.rl.training_engines import check_engines, has_noise, make_engine, without_dropout
+from espalier.rl.training_engines import check_engines, has_noise, make_training_engine, without_dropout
 from espalier.rl.update import Update, steps_per_iteration
 from espalier.runtime.distributed import device, from_main_rank, is_main_rank
 from espalier.runtime.entrypoint import BadConfig, build
@@ -61,7 +61,9 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, cl
     check_params(params, config.rollout.group_size, estimator.smallest_group)
     model = build(config.model)
     trained = build(config.lora).wrap(model) if config.lora else model
-    engine = make_engine(config, trained, config.optimizer, config.update.learning_rate, config.update.max_grad_norm)
+    engine = make_training_engine(
+        config, trained, config.optimizer, config.update.learning_rate, config.update.max_grad_norm
+    )
     critic = make_critic(config)
     reference = make_reference(config, engine)
     reward = build(config.reward)
@@ -270,7 +272,7 @@ def make_critic(config: RLConfig) -> "Critic | None":
     from espalier.rl.critic import Critic
 
     rates = (settings.learning_rate, settings.max_grad_norm)
-    engine = make_engine(config, build(settings.model), settings.optimizer, *rates)
+    engine = make_training_engine(config, build(settings.model), settings.optimizer, *rates)
     num_steps = config.num_iterations * steps_per_iteration(config)
     return Critic(engine, settings, config.precision, config.update.micro_batch_size, num_steps)
 

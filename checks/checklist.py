@@ -3,10 +3,10 @@
 Each program's config has a list of its own; what they look at is in `espalier.checks.checked_config`.
 """
 
+from espalier.checks.check import Check
 from espalier.checks.checked_config import CheckedConfig
 from espalier.checks.machine import check_device, check_server_port, check_versions
 from espalier.checks.rehearsal import rehearse_rl, rehearse_sampling
-from espalier.checks.report import Check
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import RLConfig, SampleConfig, TrainConfig
 

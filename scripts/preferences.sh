@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Preference learning from a run of process_rewards.sh: build pairs, then train the policy on them with DPO.
 #
-#   bash scripts/step_dpo.sh pairs=process policy=experiments/quickstart/sft/model run=experiments/mine
+#   bash scripts/preferences.sh pairs=process policy=experiments/quickstart/sft/model run=experiments/mine
 #
-# pairs=outcome   correct over incorrect                      -> $run/dpo
-# pairs=process   ranked by the process reward model          -> $run/process_dpo
-# pairs=step      two next steps from one shared state        -> $run/step_dpo
-# pairs=partial   partial solutions by their values           -> $run/partial_dpo
-# pairs=dpo_positive   correct over incorrect, 64 a problem   -> $run/dpo_positive, by the objective of that name
+# pairs=outcome   correct over incorrect                                  -> $run/dpo
+# pairs=process   process DPO: ranked by the process reward model         -> $run/process_dpo
+# pairs=step      step-DPO: two next steps from one shared state          -> $run/step_dpo
+# pairs=partial   partial solutions by their values                       -> $run/partial_dpo
+# pairs=dpo_positive   correct over incorrect, 64 per problem             -> $run/dpo_positive, by the objective of that name
 # objective=NAME  another of conf/objective/; its settings are objective.beta=0.1 and the like
 # Safe to run again from the top.
 set -euo pipefail

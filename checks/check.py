@@ -82,18 +82,18 @@ def _examine(check: Check) -> Finding:
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
     """The warnings that guards log in the meantime: they belong to the check's line."""
-    found: list[str] = []
+    messages: list[str] = []
 
     class Keep(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if record.levelno >= logging.WARNING:
-                found.append(record.getMessage())
+                messages.append(record.getMessage())
 
     root, keep = logging.getLogger(), Keep()
     others, level = root.handlers, root.level
     root.handlers = [keep]
     try:
-        yield found
+        yield messages
     finally:
         root.handlers = others
         root.setLevel(level)

@@ -14,7 +14,7 @@ from espalier.data.examples.token_examples import example_length
 from espalier.data.training_problems import write_training_problems
 from espalier.models.load import is_reward_model
 from espalier.models.lora import merge_adapter, write_bits
-from espalier.models.packing_check import check_layout, packing_of
+from espalier.models.packing_check import choose_layout, packing_of
 from espalier.models.tokenizer_checks import check_stop_tokens, check_tokenizer, model_limits
 from espalier.models.without_adapters import PolicyWithoutAdapters
 from espalier.runtime.distributed import device, is_main_rank, rank, world_size
@@ -116,7 +116,7 @@ def make_layout(config: TrainConfig, objective: Any, model: Any, examples: Seque
     longest = max(map(example_length, examples), default=0)
     reference = getattr(objective, "reference", None)
     networks = [model, *([reference.to(device())] if reference is not None else [])]
-    kinds = {check_layout(one, config.update.layout, longest) for one in networks}
+    kinds = {choose_layout(one, config.update.layout, longest) for one in networks}
     return Layout("padded" if "padded" in kinds else kinds.pop(), pad_id)
 
 
