@@ -33,7 +33,9 @@ def main() -> None:
     @entrypoint((RLConfig, TrainConfig, SampleConfig, StageConfig), config_name="rl")
     def check(config: RLConfig | TrainConfig | SampleConfig | StageConfig) -> int:
         if isinstance(config, StageConfig):
-            raise BadConfig("the doctor looks at runs: what stages come to, -cn explain and -cn plan say")
+            raise BadConfig(
+                "the doctor looks at runs: what stages come to, -cn training/explain and -cn values/plan say"
+            )
         return show(examine(checks_of(config, has_engine=not is_quick)))
 
     check()

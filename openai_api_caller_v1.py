@@ -6,8 +6,8 @@
 
 The key is read from the environment and written nowhere. `X.budget.jsonl` beside the output X holds what is spent;
 a run that reaches `client.max_total_tokens` or `client.max_cost` ends with exit code 5, and goes on when the cap is
-raised. `run_stage.py -cn select_demonstrations` turns the right solutions into demonstrations; docs/judging.md says
-what is made of judgements.
+raised. `run_stage.py -cn problems/select_demonstrations` turns the right solutions into demonstrations; docs/judging.md
+says what is made of judgements.
 """
 
 import dataclasses

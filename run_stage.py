@@ -1,9 +1,11 @@
 """Run one offline stage: JSONL in, JSONL (or one document) out.
 
-    python run_stage.py -cn cut_states input=trajectories.jsonl output=states.jsonl
-    python run_stage.py -cn estimate_values input=completions.jsonl stage.trajectories=... stage.states=... output=...
+    python run_stage.py -cn values/cut_states input=trajectories.jsonl output=states.jsonl
+    python run_stage.py -cn values/estimate_values input=completions.jsonl stage.trajectories=... stage.states=... \\
+        output=...
 
-The stages are the files of conf/stage/. An output that exists is complete and is not made again.
+The stages are the files of conf/stage/, in folders (docs/stages.md). An output that exists is complete and is not made
+again.
 """
 
 from espalier.pipeline.stage import run_stage
@@ -12,7 +14,7 @@ from espalier.runtime.logs import set_up_logging
 from espalier.runtime.schemas import StageConfig
 
 
-@entrypoint(StageConfig, config_name="cut_states", config_folder="stage")
+@entrypoint(StageConfig, config_name="values/cut_states", config_folder="stage")
 def main(config: StageConfig) -> int:
     """Build the stage and its task, run it."""
     set_up_logging()

@@ -1,6 +1,6 @@
 """summary.json of a finished run → a figure of its accuracies as an SVG file that stands alone.
 
-    python run_stage.py -cn draw_accuracies input=experiments/quickstart/summary.json output=accuracies.svg
+    python run_stage.py -cn pages/draw_accuracies input=experiments/quickstart/summary.json output=accuracies.svg
 
 The figure of docs/ is drawn from docs/quickstart.json, the summary.json of the run that the first page shows.
 """

@@ -18,7 +18,7 @@ from espalier.analysis.flags import KINDS, Suspicion, largest_gap, largest_jump,
 from espalier.analysis.inspected import Inspected
 from espalier.analysis.markup import Markup, printable, tag
 from espalier.data.records import Completion
-from espalier.pipeline.step_statistics import impossible_patterns
+from espalier.pipeline.values.step_statistics import impossible_patterns
 from espalier.values.monte_carlo import StateKey
 
 _BLOCK_CHARACTERS = 400_000

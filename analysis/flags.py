@@ -12,7 +12,7 @@ from typing import Any
 
 from espalier.analysis.inspected import Inspected
 from espalier.data.records import BadInput, Completion
-from espalier.pipeline.step_statistics import impossible_patterns
+from espalier.pipeline.values.step_statistics import impossible_patterns
 from espalier.values.monte_carlo import StateKey
 
 # key → (name, what it means); the order is that of the page's buttons

@@ -1,7 +1,8 @@
 """Trajectories with all that is known of their steps → one HTML page to read them in.
 
-    python run_stage.py -cn inspect_steps input=trajectories.jsonl output=inspect.html stage.values=step_values.jsonl \\
-        stage.states=states.jsonl stage.completions=completions.jsonl stage.scores=step_scores.jsonl
+    python run_stage.py -cn pages/inspect_steps input=trajectories.jsonl output=inspect.html \\
+        stage.values=step_values.jsonl stage.states=states.jsonl stage.completions=completions.jsonl \\
+        stage.scores=step_scores.jsonl
 
 Everything but the trajectories may be left out. With a task (`task=NAME`) answers that can be read too early are found
 by the task's own grader. The page needs no network; its size stands on it, and what was left out.

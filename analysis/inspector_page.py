@@ -20,7 +20,7 @@ from espalier.analysis.markup import Markup, join, printable, tag
 from espalier.analysis.page import STYLE
 from espalier.analysis.sections import note, section, table, tiles
 from espalier.analysis.step_figures import figures, length_tables
-from espalier.pipeline.step_statistics import impossible_patterns
+from espalier.pipeline.values.step_statistics import impossible_patterns
 
 _SCRIPT = Path(__file__).with_name("inspector.js")
 _OWN_STYLE = Path(__file__).with_name("inspector.css")

@@ -1,6 +1,6 @@
 """A finished quick start → one HTML page to look at, and summary.json to compare.
 
-    python run_stage.py -cn report output=RUN/report.html stage.run_dir=RUN
+    python run_stage.py -cn pages/report output=RUN/report.html stage.run_dir=RUN
 
 `seconds.jsonl` and the X.meta.json files are read but are no inputs whose hashes must stay: the shell goes
 on appending seconds whenever the quick start is run again, and that must not make a finished report stale.

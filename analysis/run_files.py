@@ -1,8 +1,8 @@
 """Reads a quick start's run directory: what the report needs of it, validated.
 
     RUN/{sft,prm,dpo,process_dpo,...}/metrics.jsonl        losses of the training runs
-    RUN/evaluation/{policy}/evaluation.json                pipeline.evaluate
-    RUN/process_rewards/prm.json                           pipeline.prm_calibration
+    RUN/evaluation/{policy}/evaluation.json                pipeline.evaluation.evaluate
+    RUN/process_rewards/prm.json                           pipeline.prm.prm_calibration
     RUN/process_rewards/{trajectories,step_values,step_scores}.jsonl
     RUN/process_rewards/*.meta.json, RUN/pairs/*.meta.json   counts and provenance
     RUN/seconds.jsonl                                      {"stage", "seconds"}, one line a run of a stage
@@ -143,8 +143,10 @@ class RunFiles:
         """Raises BadInput, with the remedy, where a file is missing that the report cannot do without."""
         if not self.root.is_dir():
             raise BadInput(f"{self.root}: no such run directory: set stage.run_dir to a finished quick start")
-        remedies = {self.evaluation(policy): f"evaluate {policy} (run_stage.py -cn evaluate)" for policy in POLICIES}
-        remedies[self.prm] = "evaluate the process reward model (run_stage.py -cn prm_calibration)"
+        remedies = {
+            self.evaluation(policy): f"evaluate {policy} (run_stage.py -cn evaluation/evaluate)" for policy in POLICIES
+        }
+        remedies[self.prm] = "evaluate the process reward model (run_stage.py -cn prm/prm_calibration)"
         remedies[self.seconds] = (
             "let the shell write one {'stage', 'seconds'} line for every stage (scripts/environment.sh)"
         )

@@ -1,4 +1,4 @@
-"""Charts and tables of the statistics of every step (`pipeline.step_statistics`), as the inspector shows them."""
+"""Charts and tables of the statistics of every step (`pipeline.values.step_statistics`), for the inspector."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from espalier.analysis.inspected import Inspected
 from espalier.analysis.markup import Markup, tag
 from espalier.analysis.sections import table
 from espalier.analysis.step_charts import Column, column_chart, value_class
-from espalier.pipeline.step_statistics import BINS, first_errors, length_bias, positions, widths
+from espalier.pipeline.values.step_statistics import BINS, first_errors, length_bias, positions, widths
 
 Rows = Sequence[Inspected]
 

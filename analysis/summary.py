@@ -10,7 +10,7 @@ from typing import Any
 
 from espalier.analysis.run_files import QUALITY, Interval, PolicyEvaluation, RewardModelQuality
 from espalier.data.records import BadInput
-from espalier.pipeline.evaluate import interval
+from espalier.pipeline.evaluation.evaluate import interval
 
 Differences = dict[tuple[str, str], dict[str, Interval]]
 

@@ -100,10 +100,10 @@ def _missing_config(error: MissingConfigException) -> str:
     missing = str(error.missing_cfg_file)
     if missing in _GONE:
         return _GONE[missing]
+    folders = [Path(found) for found in re.findall(r"path=file://(\S+)", str(error))]
     if str(error).startswith("In '"):
         hint = suggest(missing.rpartition("/")[2], error.options) if error.options else "no such group"
-        return f"there is no {missing}: {hint}"
-    folders = [Path(found) for found in re.findall(r"path=file://(\S+)", str(error))]
+        return f"there is no {missing}: {_moved_default(missing, folders) or hint}"
     inside = {path.stem for folder in folders for path in (folder / missing).glob("*.yaml")}
     if inside:
         return f"{missing} is a folder of configs: the choices are {', '.join(sorted(inside))}"
@@ -114,9 +114,20 @@ def _missing_config(error: MissingConfigException) -> str:
         beside = [name for name in now if folder in name] or now
         return f"there is no config '{missing}': it is now {min(beside, key=len)}"
     near = [name for name in names if name.endswith(f"/{missing}")]
+    near = [name for name in near if not any(name.endswith(f"/{other}") for other in near)]
+    if len(near) == 1:
+        return f"there is no config '{missing}': it is now {near[0]}"
     near = near or difflib.get_close_matches(missing, names, n=1)
     hint = f"did you mean {' or '.join(near[:4])}?" if near else "name a file there, without .yaml"
     return f"there is no config '{missing}' in {' or '.join(map(str, folders))}: {hint}"
+
+
+def _moved_default(missing: str, folders: Iterable[Path]) -> str:
+    """Where the one config of that name is now, for the defaults of a config; "" where there is none, or several."""
+    top, _, last = missing.rpartition("/")
+    names = {name for folder in folders for name in _runnable(folder)}
+    found = {name for name in names if name.startswith(f"{top}/") and name.endswith(f"/{last}")}
+    return f"it is now /{found.pop()}" if top and len(found) == 1 else ""
 
 
 def _runnable(folder: Path) -> list[str]:

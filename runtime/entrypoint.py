@@ -86,10 +86,18 @@ def find_component(target: str) -> Callable[..., Any]:
     try:
         found: Callable[..., Any] = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise BadConfig(f"_target_ '{target}' does not exist: {error}") from error
+        raise BadConfig(f"_target_ '{target}' does not exist: {_moved_to(target) or error}") from error
     if not callable(found) or not _is_admitted(str(getattr(found, "__module__", ""))):
         raise BadConfig(f"_target_ '{target}' is not admitted: name what {module} itself defines")
     return found
+
+
+def _moved_to(target: str) -> str:
+    """Say where the module of a `_target_` is now, if another folder of its package has the only one of that name."""
+    parts = target.split(".")
+    found = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / parts[1]).rglob(f"{parts[-2]}.py")]
+    now = ".".join(["espalier", *found[0].parts, parts[-1]]) if len(found) == 1 else target
+    return "" if now == target else f"it is now '{now}'"
 
 
 def check_component(node: Mapping[str, Any], **arguments: Any) -> None:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run one benchmark of benchmarks/, write benchmarks/results/NAME.json and with it docs/benchmarks.md.
+# Run one benchmark, benchmarks/*/NAME.py, write benchmarks/results/NAME.json and with it docs/benchmarks.md.
 #
 #   bash scripts/bench.sh sampling [throughput] [prefill] [values] [prm] [plan] [--run experiments/quickstart]
 #   bash scripts/bench.sh training                 installs TRL into .venv-bench first
@@ -10,11 +10,17 @@
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 name=${1:-}
-if [[ -z $name || ! -f benchmarks/$name.py ]]; then
-  echo "error: there is no benchmark '$name': choose one of $(cd benchmarks && for file in *.py; do grep -q "bash scripts/bench.sh ${file%.py}\b" "$file" && echo "${file%.py}"; done | xargs)" >&2
+files=(benchmarks/*/"$name.py")
+if [[ -z $name || ${#files[@]} != 1 || ! -f ${files[0]} ]]; then
+  known=$(for file in benchmarks/*/*.py; do
+    one=$(basename "$file" .py)
+    if grep -q "bash scripts/bench.sh $one\b" "$file"; then echo "$one"; fi
+  done | xargs)
+  echo "error: there is no benchmark '$name': choose one of $known" >&2
   exit 2
 fi
 shift
 if [[ $name == training || $name == rl ]]; then bash scripts/install_bench.sh; fi
-"$python" -m "benchmarks.$name" "$@"
+module=${files[0]%.py}
+"$python" -m "${module//\//.}" "$@"
 bash scripts/pages.sh benchmarks

@@ -24,7 +24,7 @@ sample() {
   ' sample "$python" "$out" "$num_samples" "${ask[@]}"
 }
 [[ -f $out/evaluation.json ]] || stage "sample_$name" sample
-stage "score_$name" "$python" run_stage.py -cn score_steps input="$out/samples.jsonl" output="$out/step_scores.jsonl" \
+stage "score_$name" "$python" run_stage.py -cn prm/score_steps input="$out/samples.jsonl" output="$out/step_scores.jsonl" \
   stage.model="$run/prm/model"
-stage "evaluate_$name" "$python" run_stage.py -cn evaluate input="$out/samples.jsonl" output="$out/evaluation.json" \
+stage "evaluate_$name" "$python" run_stage.py -cn evaluation/evaluate input="$out/samples.jsonl" output="$out/evaluation.json" \
   stage.greedy="$out/greedy.jsonl" stage.scores="$out/step_scores.jsonl"

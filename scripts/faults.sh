@@ -9,5 +9,5 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 name=${1:-}
-if [[ -f benchmarks/${name}_faults.py ]]; then set -- "${name}_faults" "${@:2}"; fi
+if compgen -G "benchmarks/*/${name}_faults.py" >/dev/null; then set -- "${name}_faults" "${@:2}"; fi
 exec bash scripts/bench.sh "$@"

@@ -34,13 +34,13 @@ read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
 kind=PreferencePair
 case $method in
-process_dpo) defaults=(process_preferences exp/dpo/word_arithmetic last last last) ;;
+process_dpo) defaults=(pairs/process_preferences exp/dpo/word_arithmetic last last last) ;;
 dpo_positive)
-  defaults=(dpo_positive_preferences exp/dpo/word_arithmetic last last last)
+  defaults=(pairs/dpo_positive_preferences exp/dpo/word_arithmetic last last last)
   objective=${objective:-dpo_positive}
   ;;
 restem)
-  defaults=(restem_demonstrations exp/sft/restem_word_arithmetic sft all first_non_improvement)
+  defaults=(problems/restem_demonstrations exp/sft/restem_word_arithmetic sft all first_non_improvement)
   kind=Demonstration
   ;;
 *) echo "error: method must be process_dpo, dpo_positive or restem, got '$method'" >&2; exit 2 ;;
@@ -76,23 +76,23 @@ for ((round = 0; round < num_rounds; round++)); do
       requests.limit="$num_problems" params.n="$num_samples" params.max_tokens="$max_tokens" \
       server.max_model_len="$max_length" max_failed_share="$max_failed_share" "${extra[@]}"
   fi
-  stage "$build" "$python" run_stage.py -cn "$build" input="$data/trajectories.jsonl" output="$examples" \
+  stage "${build##*/}" "$python" run_stage.py -cn "$build" input="$data/trajectories.jsonl" output="$examples" \
     seed="$round_seed" "${known[@]}"
-  stage replay_examples "$python" run_stage.py -cn replay_rounds input="$examples" output="$out/replayed.jsonl" \
+  stage replay_examples "$python" run_stage.py -cn rounds/replay_rounds input="$examples" output="$out/replayed.jsonl" \
     stage.run_dir="$run" stage.round="$round" stage.file=examples.jsonl stage.kind="$kind" \
     stage.share="$policy_replay" seed="$round_seed"
   stage train_policy "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$out/train" model.path="$start" \
     seed="$round_seed" examples.path="$out/replayed.jsonl" examples.max_length="$max_length" checkpoints.keep=1000 \
     "${chosen_objective[@]}"
-  stage export_checkpoints "$python" run_stage.py -cn export_checkpoints output="$out/candidates" \
+  stage export_checkpoints "$python" run_stage.py -cn training/export_checkpoints output="$out/candidates" \
     stage.run_dir="$out/train" stage.which="$candidates"
   stage evaluate_candidates "$python" vllm_inference.py -cn api/vllm/evaluate policies="$out/candidates/*" \
     output="$out/selection" task="$task" seed="$seed" requests.split="$split" requests.limit="$num_dev" \
     params.n="$num_dev_samples" params.temperature="$dev_temperature" params.max_tokens="$max_tokens" \
     client.max_model_len="$max_length" max_failed_share="$max_failed_share" "${extra[@]}"
-  stage choose_checkpoint "$python" run_stage.py -cn choose_checkpoint input="$out/selection/policies.json" \
+  stage choose_checkpoint "$python" run_stage.py -cn rounds/choose_checkpoint input="$out/selection/policies.json" \
     output="$out/policy" stage.candidates="$out/candidates" stage.rule="$rule" stage.metric="$metric"
-  stage record_round "$python" run_stage.py -cn record_round input="$out/selection/policies.json" \
+  stage record_round "$python" run_stage.py -cn rounds/record_round input="$out/selection/policies.json" \
     output="$out/round.json" stage.folder="$out" stage.round="$round" stage.policy_before="$policy" \
     stage.start="$start" stage.settings="{method: $method, build: $build, exp: $exp, objective: '$objective', start_from: $start_from, \
 candidates: $candidates, rule: $rule, prm_from: $prm_from, prm_replay: $prm_replay, policy_replay: $policy_replay}"

@@ -10,9 +10,9 @@ if (($# == 0)); then set -- stages formats benchmarks quickstart; fi
 for page in "$@"; do
   file=$page.md
   case $page in
-  stages | formats) arguments=(-cn "document_$page") ;;
-  benchmarks) arguments=(-cn tabulate_benchmarks) ;;
-  quickstart) file=quickstart.svg arguments=(-cn draw_accuracies input=docs/quickstart.json) ;;
+  stages | formats) arguments=(-cn "pages/document_$page") ;;
+  benchmarks) arguments=(-cn pages/tabulate_benchmarks) ;;
+  quickstart) file=quickstart.svg arguments=(-cn pages/draw_accuracies input=docs/quickstart.json) ;;
   *) echo "error: there is no page '$page' to write: choose stages, formats, benchmarks or quickstart" >&2 && exit 2 ;;
   esac
   "$python" run_stage.py "${arguments[@]}" output="$made/$file"

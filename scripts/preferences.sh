@@ -29,7 +29,7 @@ esac
 
 choose_objective
 
-stage "build_${pairs}_pairs" "$python" run_stage.py -cn "${pairs}_preferences" input="$data/trajectories.jsonl" \
+stage "build_${pairs}_pairs" "$python" run_stage.py -cn "pairs/${pairs}_preferences" input="$data/trajectories.jsonl" \
   output="$run/pairs/$pairs.jsonl" "${known[@]}"
 stage "train_$name" "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/$name" model.path="$policy" \
   seed="$seed" examples.path="$run/pairs/$pairs.jsonl" examples.max_length="$max_length" \

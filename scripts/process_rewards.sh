@@ -39,18 +39,18 @@ if [[ $steps == cut_points ]]; then sampled=$out/sampled.jsonl kept=(params.retu
 stage sample_trajectories "$python" service_api_caller_v1.py -cn api/vllm/trajectories output="$sampled" \
   requests.first="$first" requests.limit="$num_problems" params.n="$num_samples" "${kept[@]}" "${ask[@]}"
 if [[ $steps == cut_points ]]; then
-  stage split_steps "$python" run_stage.py -cn split_steps input="$sampled" output="$out/trajectories.jsonl" \
+  stage split_steps "$python" run_stage.py -cn values/split_steps input="$sampled" output="$out/trajectories.jsonl" \
     stage.policy="$policy" stage.threshold="$cut_threshold" stage.cut_points_per_segment="$cuts_per_step"
 fi
-stage cut_states "$python" run_stage.py -cn cut_states input="$out/trajectories.jsonl" output="$out/states.jsonl"
+stage cut_states "$python" run_stage.py -cn values/cut_states input="$out/trajectories.jsonl" output="$out/states.jsonl"
 stage complete_states "$python" service_api_caller_v1.py -cn api/vllm/completions output="$out/completions.jsonl" \
   requests.states="$out/states.jsonl" params.n="$num_completions" "${ask[@]}"
-stage estimate_values "$python" run_stage.py -cn estimate_values input="$out/completions.jsonl" \
+stage estimate_values "$python" run_stage.py -cn values/estimate_values input="$out/completions.jsonl" \
   output="$out/step_values.jsonl" stage.trajectories="$out/trajectories.jsonl" stage.states="$out/states.jsonl"
 values=$out/step_values.jsonl
 if [[ -n $rounds ]]; then
   values=$out/replayed_step_values.jsonl
-  stage replay_step_values "$python" run_stage.py -cn replay_rounds input="$out/step_values.jsonl" output="$values" \
+  stage replay_step_values "$python" run_stage.py -cn rounds/replay_rounds input="$out/step_values.jsonl" output="$values" \
     stage.run_dir="$rounds" stage.round="$round" stage.file=process_rewards/step_values.jsonl stage.kind=StepValues \
     stage.share="$replay_share" seed="$seed"
 fi
@@ -64,10 +64,10 @@ if [[ $folds == 2 ]]; then
     examples.part=held_out examples.held_out_share="$held_out_share" eval_examples=null
   scorers+=(stage.other_model="$run/prm_other/model")
 fi
-stage score_steps "$python" run_stage.py -cn score_steps input="$out/trajectories.jsonl" \
+stage score_steps "$python" run_stage.py -cn prm/score_steps input="$out/trajectories.jsonl" \
   output="$out/step_scores.jsonl" "${scorers[@]}"
-stage inspect_steps "$python" run_stage.py -cn inspect_steps input="$out/trajectories.jsonl" output="$out/inspect.html" \
+stage inspect_steps "$python" run_stage.py -cn pages/inspect_steps input="$out/trajectories.jsonl" output="$out/inspect.html" \
   stage.values="$out/step_values.jsonl" stage.states="$out/states.jsonl" stage.completions="$out/completions.jsonl" \
   stage.scores="$out/step_scores.jsonl"
-stage prm_calibration "$python" run_stage.py -cn prm_calibration input="$out/step_values.jsonl" output="$out/prm.json" \
+stage prm_calibration "$python" run_stage.py -cn prm/prm_calibration input="$out/step_values.jsonl" output="$out/prm.json" \
   stage.scores="$out/step_scores.jsonl" stage.held_out_share="$held_out_share"

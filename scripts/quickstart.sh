@@ -17,9 +17,9 @@ mkdir -p "$run"
 common=(task="$task" run="$run" seed="$seed" "${extra[@]}")
 sft=$run/sft/model
 
-stage make_demonstrations "$python" run_stage.py -cn make_demonstrations task="$task" "${extra[@]}" \
+stage make_demonstrations "$python" run_stage.py -cn problems/make_demonstrations task="$task" "${extra[@]}" \
   output="$run/demonstrations.jsonl"
-stage make_policy "$python" run_stage.py -cn make_policy input="$run/demonstrations.jsonl" output="$run/base" seed="$seed"
+stage make_policy "$python" run_stage.py -cn training/make_policy input="$run/demonstrations.jsonl" output="$run/base" seed="$seed"
 stage train_sft "$python" trainer_base_ds_mul.py -cn "$configs/sft/$task" output_dir="$run/sft" \
   model.path="$run/base" examples.path="$run/demonstrations.jsonl" seed="$seed"
 bash scripts/process_rewards.sh policy="$sft" num_problems="$num_problems" exp="$configs/reward/$task" "${common[@]}"
@@ -29,5 +29,5 @@ done
 for name in sft dpo process_dpo; do
   bash scripts/evaluate.sh name="$name" policy="$run/$name/model" num_problems="$num_test" "${common[@]}"
 done
-stage report "$python" run_stage.py -cn report output="$run/report.html" stage.run_dir="$run"
+stage report "$python" run_stage.py -cn pages/report output="$run/report.html" stage.run_dir="$run"
 echo "the report is $run/report.html" >&2

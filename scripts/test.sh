@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run the tests (those not marked slow); arguments go to pytest. Makes .venv first where it is missing.
 #
-#   bash scripts/test.sh                 bash scripts/test.sh tests/test_steps.py -k golden
+#   bash scripts/test.sh                 bash scripts/test.sh tests/data/test_steps.py -k golden
 #   bash scripts/test.sh -m slow         the slow ones
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

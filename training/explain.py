@@ -1,6 +1,6 @@
 """What a training experiment amounts to, before it is run, with the numbers of its real data.
 
-    python run_stage.py -cn explain stage.experiment=exp/sft/word_arithmetic \\
+    python run_stage.py -cn training/explain stage.experiment=exp/sft/word_arithmetic \\
         'stage.overrides="model.path=M examples.path=F.jsonl"' stage.num_ranks=2 output=explain.json
 
 Reads configurations, tokenizer and data, no weights. Says which examples are kept and why others are not, how a

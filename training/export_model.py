@@ -1,4 +1,6 @@
-"""A checkpoint → a standard Hugging Face folder: `python run_stage.py -cn export_model stage.run_dir=RUN output=DIR`.
+"""A checkpoint → a standard Hugging Face folder.
+
+    python run_stage.py -cn training/export_model stage.run_dir=RUN output=DIR
 
 The model is built as the run built it (its class, its head, its adapters) and takes the checkpoint's weights, of
 one process or of any DeepSpeed ZeRO stage and number of ranks. Adapters are merged, and stand in `adapter/` too.

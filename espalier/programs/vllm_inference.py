@@ -15,7 +15,7 @@ from pathlib import Path
 
 from espalier.data.jsonl import open_atomic, write_json
 from espalier.data.records import BadInput
-from espalier.pipeline.evaluation_table import read_evaluations
+from espalier.pipeline.evaluation.evaluation_table import read_evaluations
 from espalier.pipeline.stage import run_stage
 from espalier.runtime.entrypoint import build, entrypoint
 from espalier.runtime.logs import set_up_logging
@@ -40,7 +40,7 @@ def evaluate_one(config: SampleConfig, checkpoint: PolicyCheckpoint) -> int:
 
     code = sample_checkpoint(config, checkpoint, load_tokenizer, check_model_folder)
     stage = {
-        "_target_": "espalier.pipeline.evaluate.Evaluate",
+        "_target_": "espalier.pipeline.evaluation.evaluate.Evaluate",
         "greedy": str(checkpoint.file("greedy.jsonl")),
         "problems": str(checkpoint.file("problems.jsonl")),
     }

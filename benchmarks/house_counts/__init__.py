@@ -1,4 +1,0 @@
-"""What the code looks like, counted from its source: one module for each kind of count, collected by benchmarks.house.
-
-Every count returns a `Found`: the number, and the places that it counts (or lacks), worst first.
-"""

@@ -1,0 +1,1 @@
+"""The quick start as a whole, killed at random moments."""

@@ -1,1 +1,0 @@
-"""The sides and parts of the reinforcement-learning benchmark."""

@@ -1,1 +1,0 @@
-"""What `benchmarks.unchanged` runs on two commits, and how it compares what the runs leave behind."""

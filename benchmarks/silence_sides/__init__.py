@@ -1,1 +1,0 @@
-"""What `benchmarks.silence` measures, a module for each part."""

@@ -1,0 +1,241 @@
+"""Training speed on one CUDA GPU: SFT, DPO and process rewards of a Llama of about 1.1B random parameters, in bf16.
+
+    bash scripts/bench.sh training_gpu [--peak-teraflops X] [key=value ...]
+
+Each objective is the real program (`trainer_base_ds_mul.py`) for some steps, in a process of its own; further settings
+go to all of them. Tokens per second are those that the trainer logs (its own padding-free count), the median over the
+steps after the warm-up. Model FLOP utilisation counts, per token, 6 FLOPs for each weight but the input embedding's
+and 6 x layers x hidden x length for causal attention (Chowdhery et al. 2022, with the half that a causal mask leaves):
+no recomputation, no reference model. `--shape tiny` tries all this anywhere and writes no result.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking for a GPU must not start CUDA before the forks
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.processes.forked import ROOT, exit_code, start
+from benchmarks.result import write_result
+from espalier.data.jsonl import write_records
+from espalier.data.records import Demonstration, PreferencePair, StepValues
+from espalier.models.tiny import build_tokenizer
+
+# Dense bf16, in TFLOP/s, by a part of the device's name (the makers' data sheets); the first that fits.
+PEAK_TERAFLOPS = {"B200": 2250.0, "H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0,
+                  "A6000": 154.8, "4090": 165.2}  # fmt: skip
+GOAL = 0.5
+PROMPT = 16
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model and its examples: `length` tokens each, a batch in micro-batches of `micro`."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_key_value_heads: int
+    vocab_size: int
+    length: int
+    batch: int
+    micro: int
+    num_steps: int
+    num_warm: int
+
+
+SHAPES = {
+    "1b": Shape(2048, 5632, 22, 32, 4, 32000, length=2048, batch=32, micro=8, num_steps=20, num_warm=5),
+    "tiny": Shape(32, 64, 2, 2, 1, 320, length=64, batch=4, micro=2, num_steps=3, num_warm=1),
+}
+
+
+def write_model(folder: Path, shape: Shape) -> None:
+    """Random weights and a tokenizer for which k digits are k tokens."""
+    tokenizer = build_tokenizer(["0123456789\n"], 300)
+    config = LlamaConfig(
+        vocab_size=shape.vocab_size, hidden_size=shape.hidden_size, intermediate_size=shape.intermediate_size,
+        num_hidden_layers=shape.num_layers, num_attention_heads=shape.num_heads,
+        num_key_value_heads=shape.num_key_value_heads, max_position_embeddings=shape.length, bos_token_id=None,
+        tie_word_embeddings=False, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def digits(rng: random.Random, count: int) -> str:
+    """`count` tokens."""
+    return "".join(rng.choice("0123456789") for _ in range(count))
+
+
+def demonstrations(shape: Shape) -> list[Demonstration]:
+    """A short prompt and a response that fills the length with its end token."""
+    rng = random.Random(0)
+    return [Demonstration(f"d{i}", digits(rng, PROMPT), digits(rng, shape.length - PROMPT - 1))
+            for i in range(shape.batch)]  # fmt: skip
+
+
+def pairs(shape: Shape) -> list[PreferencePair]:
+    """Prompts three times as long as what differs; prompt and one response fill the length."""
+    rng, rows = random.Random(1), []
+    for i in range(shape.batch):
+        prompt, sides = digits(rng, 3 * shape.length // 4), [digits(rng, shape.length // 4 - 1) for _ in range(2)]
+        ids = [[20 + int(digit) for digit in text] for text in (prompt, *sides)]
+        row = {"id": f"p{i}", "problem_id": f"p{i}", "kind": "outcome", "prompt": prompt, "chosen": sides[0],
+               "rejected": sides[1], "prompt_ids": ids[0], "chosen_ids": ids[1], "rejected_ids": ids[2],
+               "chosen_score": 1.0, "rejected_score": 0.0}  # fmt: skip
+        rows.append(PreferencePair(**{name: row[name] for name in PreferencePair.__dataclass_fields__ if name in row}))
+    return rows
+
+
+def step_values(shape: Shape) -> list[StepValues]:
+    """Trajectories of eight steps."""
+    rng, rows = random.Random(2), []
+    ends = [(shape.length - PROMPT) * (k + 1) // 8 for k in range(8)]
+    for i in range(shape.batch):
+        correct = [rng.randrange(5) for _ in range(7)] + [i % 2]
+        rows.append(StepValues(
+            id=f"t{i}", problem_id=f"t{i}", prompt="1", steps=["1"] * 8, prompt_ids=[rng.randrange(20, 30) for _ in
+            range(PROMPT)], response_ids=[rng.randrange(20, 30) for _ in range(ends[-1])], step_ends=ends,
+            values=[k / n for k, n in zip(correct, [4] * 7 + [1], strict=True)], num_correct=correct,
+            num_completions=[4] * 7 + [1], is_correct=bool(i % 2)))  # fmt: skip
+    return rows
+
+
+OBJECTIVES: dict[str, tuple[str, Callable[[Shape], list[Any]]]] = {
+    "sft": ("model=policy objective=sft examples=demonstrations", demonstrations),
+    "dpo": ("model=policy objective=dpo examples=preferences", pairs),
+    "prm": ("model=process_reward model.num_labels=1 objective=process_reward examples=step_values", step_values),
+}
+
+
+def flops_per_token(shape: Shape, has_output_head: bool) -> float:
+    """Forward and backward; a process reward model has no output head to speak of."""
+    head_size = shape.hidden_size // shape.num_heads
+    attention = 2 * shape.hidden_size * (shape.hidden_size + shape.num_key_value_heads * head_size)
+    weights = shape.num_layers * (attention + 3 * shape.hidden_size * shape.intermediate_size)
+    weights += shape.hidden_size * shape.vocab_size if has_output_head else 0
+    return 6.0 * weights + 6.0 * shape.num_layers * shape.hidden_size * shape.length
+
+
+def train(settings: list[str], report: Path) -> None:
+    """In a child: the program, and what the GPU held at most."""
+    import runpy
+
+    program = ROOT / "trainer_base_ds_mul.py"
+    sys.argv = [str(program), *settings]
+    try:
+        runpy.run_path(str(program), run_name="__main__")
+    except SystemExit as stop:
+        if stop.code:
+            raise
+    found: dict[str, Any] = {"device": "CPU", "peak_gib": 0.0}
+    if torch.cuda.is_available():
+        peak = torch.cuda.max_memory_allocated() / 2**30
+        found = {"device": torch.cuda.get_device_name(), "peak_gib": round(peak, 2)}
+    report.write_text(json.dumps(found))
+
+
+def measure(name: str, shape: Shape, folder: Path, further: list[str]) -> dict[str, Any]:
+    """One objective: its device, the tokens per second of each step after the warm-up, its peak memory."""
+    groups, make = OBJECTIVES[name]
+    write_records(folder / f"{name}.jsonl", make(shape))
+    run, report = folder / name, folder / f"{name}.report.json"
+    settings = f"""-cn train {groups} model.path={folder}/model examples.path={folder}/{name}.jsonl output_dir={run}
+        examples.max_length={shape.length} update.batch_size={shape.batch} update.micro_batch_size={shape.micro}
+        log_every=1
+        max_steps={shape.num_steps} update.learning_rate=1e-5 precision=bf16 seed=0""".split()
+    code = exit_code(start(lambda: train([*settings, *further], report)))
+    if code:
+        raise SystemExit(f"error: the {name} run ended with exit code {code}: its last words stand above")
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    speeds = [row["train/tokens_per_second"] for row in rows if "train/tokens_per_second" in row]
+    losses = [row["train/loss"] for row in rows if "train/loss" in row]
+    return {**json.loads(report.read_text()), "speeds": speeds[shape.num_warm :], "losses": [losses[0], losses[-1]]}
+
+
+def figures(found: dict[str, dict[str, Any]], shape: Shape, peak: float) -> dict[str, Any]:
+    """Tokens/s, utilisation and peak memory of each objective."""
+    made: dict[str, Any] = {}
+    for name, row in found.items():
+        speeds = sorted(row["speeds"])
+        flops = flops_per_token(shape, name != "prm")
+        for label, unit, scale, goal in (("tokens_per_second", "tokens/s", 1.0, None),
+                                         ("flop_utilisation", "share", flops / (peak * 1e12), GOAL)):  # fmt: skip
+            value = statistics.median(speeds) * scale
+            has_goal = goal is not None and name == "sft"
+            made[f"{name}_{label}"] = {
+                "value": round(value, 4), "low": round(speeds[0] * scale, 4), "high": round(speeds[-1] * scale, 4),
+                "unit": unit, "goal": goal if has_goal else None, "better": "higher",
+                "met": value >= GOAL if has_goal else None, "how": "bash scripts/bench.sh training_gpu",
+            }  # fmt: skip
+        gib = row["peak_gib"]
+        made[f"{name}_peak_memory"] = {
+            "value": gib, "low": gib, "high": gib, "unit": "GiB", "goal": None, "better": "lower", "met": None,
+            "how": "bash scripts/bench.sh training_gpu",
+        }  # fmt: skip
+    return made
+
+
+def device_name(folder: Path) -> str:
+    """Asked in a child: this process must not start CUDA."""
+    path = folder / "device"
+    exit_code(start(lambda: path.write_text(torch.cuda.get_device_name()) and None))
+    return path.read_text()
+
+
+def peak_teraflops(device: str, given: float) -> float:
+    """What the device can do at best; raises SystemExit where that is not known."""
+    if given > 0:
+        return given
+    for part, value in PEAK_TERAFLOPS.items():
+        if part in device:
+            return value
+    raise SystemExit(f"error: the peak of {device} is not known: give --peak-teraflops (dense bf16)")
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    """Measure all objectives; write results/training_gpu.json, or print what a trial run found."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shape", choices=SHAPES, default="1b")
+    parser.add_argument("--peak-teraflops", type=float, default=0.0)
+    parser.add_argument("settings", nargs="*", help="key=value for all runs")
+    options = parser.parse_args(arguments)
+    if options.shape != "tiny" and not torch.cuda.is_available():
+        print("error: training_gpu needs a CUDA GPU and this machine has none: --shape tiny tries it on a CPU",
+              file=sys.stderr)  # fmt: skip
+        raise SystemExit(2)
+    shape = SHAPES[options.shape]
+    is_trial = options.shape == "tiny"
+    with tempfile.TemporaryDirectory(prefix="training-gpu-") as name:
+        folder = Path(name)
+        peak = 1.0 if is_trial else peak_teraflops(device_name(folder), options.peak_teraflops)
+        write_model(folder / "model", shape)
+        found = {objective: measure(objective, shape, folder, options.settings) for objective in OBJECTIVES}
+    made = figures(found, shape, peak)
+    detail = {
+        "device": found["sft"]["device"],
+        "peak_teraflops": peak,
+        "shape": vars(shape),
+        "settings": options.settings,
+        "runs": found,
+    }
+    print(json.dumps(made, indent=1) if is_trial else write_result("training_gpu", made, detail))
+    return made
+
+
+if __name__ == "__main__":
+    main()

@@ -1,1 +1,0 @@
-"""The sides of benchmarks/training.py: the corpus they share, the product, the peer, a loop written by hand."""

@@ -1,0 +1,1 @@
+"""How good policies are: accuracies with intervals, votes, comparisons, win rates, the grader alone."""

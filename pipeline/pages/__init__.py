@@ -1,0 +1,1 @@
+"""Pages to read: a prompt as tokens, and the pages of docs/ that are generated."""

@@ -1,0 +1,1 @@
+"""Preference pairs of sampled solutions: by outcome, by process rewards, from shared states, of partial solutions."""

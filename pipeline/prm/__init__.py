@@ -1,0 +1,1 @@
+"""Published judged steps, scores of steps, and how good the scores are."""

@@ -1,0 +1,1 @@
+"""What steps are worth: states to complete, values and labels of steps, and what both cost."""

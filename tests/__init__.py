@@ -1,0 +1,1 @@
+"""Tests, in folders named as what they test; support/ holds what several of them share."""

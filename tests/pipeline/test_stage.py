@@ -1,0 +1,179 @@
+"""Running an offline stage: skipped when it is done, refused when it is another, nothing half made."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.data.jsonl import file_sha256, read_records, write_records
+from espalier.data.records import BadInput, Demonstration, State, Trajectory
+from espalier.pipeline.stage import StageContext, run_stage
+from espalier.runtime.process_lifetime import Busy, exclusive
+from espalier.runtime.schemas import StageConfig, TrackingConfig
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ROWS = [Demonstration("a", "1 + 1?", "#### 2"), Demonstration("b", "2 + 2?", "#### 4")]
+
+
+@dataclass
+class Copy:
+    """A stage that copies its input; it counts its runs and can fail on the way."""
+
+    extra: str = ""
+    fails_after: int = 99
+    kind: str = "records"
+    num_runs: int = 0
+
+    def inputs(self) -> list[str]:
+        """One more file, if there is one."""
+        return [self.extra] if self.extra else []
+
+    def run(self, input_path: str, context: StageContext) -> Any:
+        """The input again, in the asked kind of output."""
+        self.num_runs += 1
+        rows = read_records(Demonstration, input_path)
+        context.counts["read"] = len(rows)
+        return {"records": self._rows(rows), "document": {"rows": len(rows)}, "page": "<p>naïve</p>"}[self.kind]
+
+    def _rows(self, rows: list[Demonstration]) -> Iterator[Demonstration]:
+        for number, row in enumerate(rows):
+            if number == self.fails_after:
+                raise RuntimeError("the stage failed")
+            yield row
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> StageConfig:
+    write_records(tmp_path / "in.jsonl", ROWS)
+    return StageConfig(output=str(tmp_path / "out.jsonl"), input=str(tmp_path / "in.jsonl"), stage={"_target_": "Copy"})
+
+
+def names(tmp_path: Path) -> list[str]:
+    """What stands there, but for locks."""
+    return sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("."))
+
+
+def test_a_stage_writes_its_output_and_its_provenance(config: StageConfig, tmp_path: Path) -> None:
+    assert run_stage(Copy(), None, config) == 0
+    assert names(tmp_path) == ["in.jsonl", "out.jsonl", "out.meta.json"]
+    assert read_records(Demonstration, config.output) == ROWS
+    meta = json.loads((tmp_path / "out.meta.json").read_text())
+    assert meta["config"]["input"] == config.input
+    assert meta["inputs"] == {config.input: file_sha256(config.input)}
+    assert meta["counts"] == {"read": 2, "rows": 2}
+    assert meta["seconds"] >= 0
+    assert "commit" in meta
+    assert "torch" in meta["versions"]
+
+
+@pytest.mark.parametrize(("kind", "name", "text"), [("document", "out.json", '{\n "rows": 2\n}\n'),
+                                                    ("page", "out.html", "<p>naïve</p>")])  # fmt: skip
+def test_a_stage_may_return_one_document_or_one_page(
+    kind: str, name: str, text: str, config: StageConfig, tmp_path: Path
+) -> None:
+    assert run_stage(Copy(kind=kind), None, replace(config, output=str(tmp_path / name))) == 0
+    assert (tmp_path / name).read_text(encoding="utf-8") == text
+    assert names(tmp_path) == ["in.jsonl", name, "out.meta.json"]
+
+
+def test_a_finished_output_is_not_made_again(config: StageConfig, tmp_path: Path) -> None:
+    stage = Copy()
+    run_stage(stage, None, config)
+    before = (tmp_path / "out.jsonl").stat()
+    assert run_stage(stage, None, config) == 0
+    assert stage.num_runs == 1
+    assert (tmp_path / "out.jsonl").stat() == before
+
+
+def test_how_progress_is_shown_does_not_make_another_run(config: StageConfig) -> None:
+    stage = Copy()
+    run_stage(stage, None, config)
+    assert run_stage(stage, None, replace(config, tracking=TrackingConfig(line_every_seconds=1.0))) == 0
+    assert stage.num_runs == 1
+
+
+def test_a_changed_config_is_refused_and_nothing_overwritten(config: StageConfig, tmp_path: Path) -> None:
+    run_stage(Copy(), None, config)
+    digest = file_sha256(config.output)
+    with pytest.raises(BadInput, match=r"out.jsonl was made otherwise \(seed was 0, now 1\): choose another output"):
+        run_stage(Copy(), None, replace(config, seed=1))
+    with pytest.raises(BadInput, match=r"stage.margin was None, now 0.5"):
+        run_stage(Copy(), None, replace(config, stage={"_target_": "Copy", "margin": 0.5}))
+    assert file_sha256(config.output) == digest
+
+
+def test_a_changed_input_is_refused(config: StageConfig) -> None:
+    run_stage(Copy(), None, config)
+    write_records(config.input, ROWS[:1])
+    with pytest.raises(BadInput, match=f"its input {config.input} has changed"):
+        run_stage(Copy(), None, config)
+    assert read_records(Demonstration, config.output) == ROWS
+
+
+def test_a_changed_file_beside_the_input_is_refused(config: StageConfig, tmp_path: Path) -> None:
+    extra = tmp_path / "extra.jsonl"
+    extra.write_text("{}\n")
+    run_stage(Copy(extra=str(extra)), None, config)
+    extra.write_text("{} \n")
+    with pytest.raises(BadInput, match=f"its input {extra} has changed"):
+        run_stage(Copy(extra=str(extra)), None, config)
+
+
+def test_a_missing_input_is_refused_before_anything_runs(config: StageConfig, tmp_path: Path) -> None:
+    stage = Copy(extra=str(tmp_path / "gone.jsonl"))
+    with pytest.raises(BadInput, match=r"gone.jsonl: no such file") as caught:
+        run_stage(stage, None, config)
+    assert caught.value.exit_code == 2
+    assert stage.num_runs == 0
+
+
+def test_a_stage_that_fails_leaves_nothing_and_can_be_run_again(config: StageConfig, tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="the stage failed"):
+        run_stage(Copy(fails_after=1), None, config)
+    assert names(tmp_path) == ["in.jsonl"]
+    assert run_stage(Copy(), None, config) == 0
+    assert read_records(Demonstration, config.output) == ROWS
+
+
+def test_an_output_that_is_being_written_is_not_written_twice(config: StageConfig) -> None:
+    second = exclusive(Path(config.output), wait_seconds=0.0)
+    with exclusive(Path(config.output)), pytest.raises(Busy, match=r"out.jsonl is being written by another"):
+        second.__enter__()
+    assert run_stage(Copy(), None, config) == 0
+
+
+def test_an_output_whose_provenance_was_not_yet_written_is_complete(config: StageConfig, tmp_path: Path) -> None:
+    stage = Copy()
+    run_stage(stage, None, config)
+    (tmp_path / "out.meta.json").unlink()
+    assert run_stage(stage, None, config) == 0
+    assert stage.num_runs == 1
+
+
+# --- the program --------------------------------------------------------------------------------------------
+
+
+def run_program(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "run_stage.py"), *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_program_runs_a_stage_and_ends_with_zero(tmp_path: Path) -> None:
+    row = Trajectory("p/0", "p", "Q\n", "a\nb", ["a\n", "b"], [9], [1, 2], [1, 2], "stop", "7", "7", True)
+    write_records(tmp_path / "t.jsonl", [row])
+    done = run_program("-cn", "values/cut_states", "input=t.jsonl", "output=s.jsonl", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [state.id for state in read_records(State, tmp_path / "s.jsonl")] == ["p/0#1"]
+    assert names(tmp_path) == ["s.jsonl", "s.meta.json", "t.jsonl"]
+
+
+def test_the_program_ends_with_two_and_one_line_where_the_input_is_missing(tmp_path: Path) -> None:
+    done = run_program("-cn", "values/cut_states", "input=gone.jsonl", "output=s.jsonl", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.strip() == ("error: gone.jsonl: no such file: check the path, or run the stage that writes it")
+    assert names(tmp_path) == []

@@ -1,0 +1,106 @@
+"""A reward model says what it was trained on, and each problem is scored by one that has not seen it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from espalier.data.examples.step_examples import prefix_examples
+from espalier.data.jsonl import write_records
+from espalier.data.records import BadInput, StepScores, Trajectory
+from espalier.data.training_problems import FILE, problem_hash, read_training_problems, write_training_problems
+from espalier.models.load import is_reward_model
+from espalier.models.scalar_head import load_process_reward
+from espalier.pipeline.prm.score_steps import ScoreSteps, choose_models
+from espalier.pipeline.stage import StageContext
+from espalier.training.loop_from_config import save_model
+from tests.training.test_training import STEPS, make_loop
+
+ROWS = [
+    Trajectory(f"{p}/0", p, "Q\n", "ab", ["a", "b"], [9, 12], [20 + k, 30, 40], [1, 3], "stop", "7", "7", True)
+    for k, p in enumerate(("p", "q", "r"))
+]
+
+
+def reward_model(policy: Path, folder: Path, seed: int, problems: list[str] | None) -> str:
+    """A model of random weights that was trained on the problems, as far as its folder says."""
+    from espalier.models.load import load_tokenizer
+
+    model = load_process_reward(str(policy), 1)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    model.save_pretrained(folder)
+    load_tokenizer(str(policy)).save_pretrained(folder)
+    if problems is not None:
+        write_training_problems(folder, problems, "")
+    return str(folder)
+
+
+def score(tmp_path: Path, *models: str) -> tuple[list[StepScores], dict[str, Any]]:
+    write_records(tmp_path / "t.jsonl", ROWS)
+    context = StageContext(None, Path("unused"), 10.0)
+    return list(ScoreSteps(*models).run(str(tmp_path / "t.jsonl"), context)), context.counts
+
+
+def test_each_problem_goes_to_the_first_model_that_has_not_seen_it() -> None:
+    seen = [frozenset(map(problem_hash, problems)) for problems in ("pr", "qr")]
+    assert choose_models(["p", "q", "r", "s"], seen) == {
+        "p": (1, False), "q": (0, False), "r": (0, True), "s": (0, False)}  # fmt: skip
+
+
+def test_two_folds_score_each_other(tiny_policy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    one = reward_model(tiny_policy, tmp_path / "one", 1, ["p", "r"])
+    other = reward_model(tiny_policy, tmp_path / "other", 2, ["q", "r"])
+    found, counts = score(tmp_path, one, other)
+    by_one, by_other = score(tmp_path, one)[0], score(tmp_path, other)[0]
+    assert [row.scores for row in found] == [by_other[0].scores, by_one[1].scores, by_one[2].scores]
+    assert by_one[0].scores != by_other[0].scores
+    assert [row.is_seen for row in found] == [False, False, True]
+    assert [row.is_seen for row in by_one] == [True, False, True]
+    assert (counts["problems"], counts["problems_seen"], counts["steps"]) == (3, 1, 6)
+    assert "1 of 3 problems were in the training set of the model that scores them" in caplog.text
+
+
+def test_a_model_that_does_not_say_what_it_was_trained_on(tiny_policy: Path, tmp_path: Path) -> None:
+    one = reward_model(tiny_policy, tmp_path / "one", 1, ["p"])
+    silent = reward_model(tiny_policy, tmp_path / "silent", 2, None)
+    assert [row.is_seen for row in score(tmp_path, silent)[0]] == [None] * 3
+    with pytest.raises(BadInput, match=r"silent: no training_problems\.json there"):
+        score(tmp_path, one, silent)
+    (tmp_path / "one" / FILE).write_text("{")
+    with pytest.raises(BadInput, match=r"training_problems\.json cannot be read"):
+        score(tmp_path, one)
+
+
+def test_a_trained_model_names_its_problems_and_those_of_its_start(
+    tiny_policy: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    start = tmp_path / "start"
+    start.mkdir()
+    write_training_problems(start, ["earlier"], "")
+    loop = make_loop(tiny_policy, tmp_path / "run", "process reward", model={"path": str(start)})
+    parts = [part for k, row in enumerate(STEPS) for part in prefix_examples(replace(row, problem_id=f"p{k % 3}"))]
+    loop.loader.examples = parts
+    save_model(loop, tokenizer)
+    want = {problem_hash(name) for name in ("earlier", "p0", "p1", "p2")}
+    assert read_training_problems(str(tmp_path / "run" / "model")) == want
+    loop.loader.examples = STEPS  # of which nobody says what problems they are
+    save_model(replace(loop, run_dir=tmp_path / "unknown"), tokenizer)
+    assert read_training_problems(str(tmp_path / "unknown" / "model")) is None
+
+
+def test_a_model_that_starts_from_one_that_does_not_say_its_problems_does_not_either(
+    tiny_policy: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    silent = reward_model(tiny_policy, tmp_path / "silent", 1, None)
+    assert is_reward_model(silent)
+    assert not is_reward_model(str(tiny_policy))
+    write_training_problems(tmp_path, ["p"], silent, is_reward_model(silent))
+    assert read_training_problems(str(tmp_path)) is None
+    assert "does not say what it was trained on" in caplog.text
+    write_training_problems(tmp_path, ["p"], str(tiny_policy), is_reward_model(str(tiny_policy)))
+    assert read_training_problems(str(tmp_path)) == {problem_hash("p")}

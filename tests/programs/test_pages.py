@@ -1,0 +1,232 @@
+"""Pages say what is true: every command exists and composes, generated pages are what is generated, names exist."""
+
+import dataclasses
+import inspect
+import json
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from espalier.analysis.accuracy_figure import DrawAccuracies
+from espalier.data.records import BadInput
+from espalier.pipeline.pages.document_formats import PAGE, DocumentFormats
+from espalier.pipeline.pages.document_stages import DocumentStages
+from espalier.pipeline.stage import StageContext
+from espalier.rl.probes.checks import REMEDIES
+from espalier.runtime import schemas
+from espalier.runtime.entrypoint import find_component
+from tests.support.page_commands import CONF, PAGES, ROOT, Command, commands, fault, script_fault, spans
+
+COMMANDS = {page.name: sorted(set(commands(page)), key=str) for page in PAGES}
+DOCS = ROOT / "docs"
+# Settings of these begin with their name: where their keys stand.
+OF_CONFIGS = {"objective": "objective", "examples": "examples", "advantage": "advantage", "client": "client",
+              "server": "server", "requests": "requests", "params": "api/vllm_params", "model": "model",
+              "lora": "lora"}  # fmt: skip
+OF_SCHEMAS = {"kl": schemas.KLConfig, "critic": schemas.CriticConfig, "ema": schemas.EMAConfig,
+              "probes": schemas.ProbesConfig, "tracking": schemas.TrackingConfig,
+              "predict": schemas.PredictConfig}  # fmt: skip
+CONFIGS = {"exp", "sft", "dpo", "ppo", "reward", "stage", "objective", "advantage", "api", "requests"}
+STAGE_FOLDERS = {path.name for path in (CONF / "stage").iterdir()} - {"prm"}  # prm/model is of a run
+GROUPS = {"task", "advantage", "objective", "reward", "critic", "kl", "lora", "deepspeed", "client", "server"}
+ENDINGS = {"log", "json", "jsonl", "py", "md"}  # critic.json is a file
+
+
+def context(output: str = "page.md") -> StageContext:
+    return StageContext(None, Path(output), 10.0)
+
+
+@pytest.mark.parametrize("page", [name for name, found in COMMANDS.items() if found])
+def test_every_command_of_a_page_exists_and_takes_its_settings(page: str) -> None:
+    wrong = [f"{command}: {reason}" for command in COMMANDS[page] if (reason := fault(command))]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_commands_are_found_and_wrong_ones_are_seen() -> None:
+    assert sum(map(len, COMMANDS.values())) > 100
+    for words, reason in [
+        ("python run_stage.py -cn no_such_stage", "no_such_stage"),
+        ("python run_stage.py -cn values/cut_states stage.kep_ratio=0.5", "kep_ratio"),
+        ("python main.py -cn exp/ppo/vineppo_word_arithmetic advantage=vine model.path=M", "vine"),
+        ("python no_program.py -cn train", "no program"),
+        ("bash scripts/preferences.sh pair=step policy=M", "pair"),
+        ("bash scripts/bench.sh no_benchmark", "no_benchmark"),
+        ("bash scripts/check.sh spelling", "spelling"),
+    ]:
+        assert reason in fault(Command("page.md", tuple(words.split()))), words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_every_file_config_and_setting_that_a_page_names_is_there(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    words = [word for span in spans(text) for word in (span.split() if is_settings(span) else [span])]
+    wrong = [word for word in words if is_missing(word) and not (page.name == "metrics.md" and "/" in word)]
+    assert not wrong, f"{page.name} names what is not there: {', '.join(wrong)}"
+
+
+def is_settings(span: str) -> bool:
+    """Whether a span is `key=value key=value`, to be added to a command."""
+    return all(re.match(r"[a-z_.]+=", word) for word in span.split())
+
+
+def is_missing(word: str) -> bool:
+    """Whether a file of ours, a config, a setting or a choice of a group is named that there is not."""
+    top, _, rest = word.partition("/")
+    if re.fullmatch(r"[\w/.-]+\.(py|sh|md|yaml)", word) and rest and (ROOT / top).is_dir():
+        return not (ROOT / word).exists()
+    if re.fullmatch(r"[a-z_]+(/[a-z0-9_]+)+", word) and top in CONFIGS | STAGE_FOLDERS:
+        return not any((CONF / place / f"{word}.yaml").is_file() for place in ("", "exp", "stage"))
+    if setting := re.fullmatch(r"([a-z_]+)\.([a-z_]+)(\.[\w.]+)?(=\S*)?", word):
+        keys = keys_of(setting[1])
+        return bool(keys) and setting[2] not in keys | ENDINGS
+    choice = re.fullmatch(r"([a-z]+)=([a-z][a-z0-9_]*)", word)
+    return bool(choice and choice[1] in GROUPS and not (CONF / choice[1] / f"{choice[2]}.yaml").is_file())
+
+
+@cache
+def keys_of(group: str) -> set[str]:
+    """The settings `group.KEY` that there are; empty where the group is none that is looked at."""
+    if group in OF_SCHEMAS:
+        return {field.name for field in dataclasses.fields(OF_SCHEMAS[group])}
+    paths = sorted((CONF / OF_CONFIGS.get(group, "stage")).rglob("*.yaml")) if group in {*OF_CONFIGS, "stage"} else []
+    rows: list[dict[str, Any]] = [yaml.safe_load(path.read_text()) or {} for path in paths]
+    nodes = [row.get("stage", {}) if group == "stage" else row for row in rows]
+    targets = {str(node["_target_"]) for node in nodes if "_target_" in node}
+    options = {name for target in targets for name in inspect.signature(find_component(target)).parameters}
+    return options | {key for node in nodes for key in node}
+
+
+def test_the_page_of_file_formats_is_what_the_record_classes_say() -> None:
+    made = DocumentFormats(str(ROOT)).run("", context())
+    assert (DOCS / "formats.md").read_text() == made, "run bash scripts/pages.sh formats"
+
+
+def test_every_kind_that_is_read_is_on_the_page() -> None:
+    shown = {name for _, _, sources in PAGE for _, names in sources for name in names}
+    text = "".join(path.read_text() for name in ("data", "pipeline", "sampling", "rewards", "training", "analysis")
+                   for path in (ROOT / name).rglob("*.py"))  # fmt: skip
+    assert {kind for kind in re.findall(r"read_records\(([A-Z]\w+)", text) if not kind.isupper()} <= shown
+
+
+def test_a_field_without_a_text_is_refused_by_name(tmp_path: Path) -> None:
+    for path, _ in [source for _, _, sources in PAGE for source in sources]:
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("")
+    (tmp_path / "data" / "records.py").write_text('class Problem:\n    """A."""\n\n    shape: list[int]\n')
+    with pytest.raises(BadInput, match=r"data/records\.py: Problem\.shape has no text under it"):
+        DocumentFormats(str(tmp_path)).run("", context())
+
+
+def test_a_field_is_written_with_its_type_its_default_and_its_meaning(tmp_path: Path) -> None:
+    page = DocumentFormats(str(ROOT)).run("", context())
+    trajectory = page.partition("### Trajectory\n")[2].partition("###")[0]
+    assert "| `response_ids` | list of integers | must be there | token ids that were sampled" in trajectory
+    assert "| `num_options` | integer | `0` | number of options of a choice, else 0 |" in trajectory
+    assert "| `answer` | text or null | must be there |" in trajectory
+    assert "| `problem_id` | text | must be there | the problem's id |" in page.partition("### State\n")[2]
+
+
+def test_the_page_of_stages_has_a_row_for_every_config() -> None:
+    made = DocumentStages(str(CONF / "stage")).run("", context())
+    assert (DOCS / "stages.md").read_text() == made, "run bash scripts/pages.sh stages"
+    for path in (CONF / "stage").rglob("*.yaml"):
+        name = path.relative_to(CONF / "stage").with_suffix("")
+        assert f"| `{name}` |" in made.partition(f"## {name.parent}\n")[2].partition("\n## ")[0]
+
+
+def test_a_stage_whose_comment_says_no_arrow_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("# Does things.\nstage:\n  x: 1\n")
+    with pytest.raises(BadInput, match=r"mine\.yaml: its first comment must be '# WHAT IT READS -> WHAT IT WRITES"):
+        DocumentStages(str(tmp_path)).run("", context())
+
+
+def test_the_figure_and_the_table_of_the_first_page_are_of_the_stored_run() -> None:
+    metrics = yaml.safe_load((CONF / "stage" / "pages" / "draw_accuracies.yaml").read_text())["stage"]["metrics"]
+    made = DrawAccuracies(metrics).run(str(DOCS / "quickstart.json"), context("quickstart.svg"))
+    assert (DOCS / "quickstart.svg").read_text() == made, "run bash scripts/pages.sh quickstart"
+    page = (DOCS / "index.md").read_text()
+    for policy, values in json.loads((DOCS / "quickstart.json").read_text())["accuracy"].items():
+        shown = ("greedy", "mean", "majority_8", "best_of_8_product", "best_of_8_minimum", "best_of_8_last")
+        cells = [f"{100 * values[m]['mean']:.1f} [{100 * values[m]['low']:.1f}, {100 * values[m]['high']:.1f}]"
+                 for m in shown]  # fmt: skip
+        row = next(line for line in page.splitlines() if line.startswith(f"| `{policy}`"))
+        assert row.endswith(f"| {' | '.join(cells)} |")
+        assert f">{100 * values['greedy']['mean']:.1f}<" in made
+
+
+def test_a_file_that_is_no_summary_gives_no_figure(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text('{"accuracy": {"sft": {"mean": {"mean": 0.5}}}}')
+    with pytest.raises(BadInput, match=r"summary\.json: not the summary\.json of a finished run"):
+        DrawAccuracies(["mean"]).run(str(tmp_path / "summary.json"), context("x.svg"))
+
+
+@pytest.mark.parametrize(
+    "word", ["rl/no_such.py", "exp/ppo/vine", "values/cut_statez", "advantage.threshhold", "objective=vine", "kl.size"]
+)
+def test_a_name_that_is_not_there_is_seen(word: str) -> None:
+    assert is_missing(word)
+
+
+@pytest.mark.parametrize(
+    ("page", "group", "left_out"),
+    [("training.md", "objective", ()), ("training.md", "examples", ()), ("credit.md", "advantage", ()),
+     ("papers.md", "advantage", ()), ("papers.md", "objective", ("reward", "bradley_terry", "sft")),
+     ("papers.md", "exp", ("debug", "word_arithmetic", "rule_logic", "base_"))],
+)  # fmt: skip
+def test_a_page_names_every_config_of_its_group(page: str, group: str, left_out: tuple[str, ...]) -> None:
+    named = " ".join(spans((DOCS / page).read_text()))
+    names = [str(path.relative_to(CONF / group).with_suffix("")) for path in (CONF / group).rglob("*.yaml")]
+    assert not [name for name in names if name not in named and not any(part in name for part in left_out)]
+
+
+def test_troubleshooting_names_every_fault_and_quotes_what_programs_say() -> None:
+    page = (DOCS / "troubleshooting.md").read_text()
+    assert not [kind for kind in REMEDIES if f"| {kind} |" not in page]
+    rooms = ("data", "models", "training", "rl", "runtime", "pipeline", "checks", "sampling")
+    source = " ".join("".join(path.read_text() for room in rooms for path in (ROOT / room).rglob("*.py")).split())
+    source = re.sub(r'" f?"', "", source)
+    cells = [line.split(" | ")[0] for line in page.splitlines() if line.startswith("| ")]
+    pieces = [piece.strip() for cell in cells for quote in re.findall(r'"([^"]+)"', cell) for piece in quote.split("…")]
+    assert len(pieces) > 10
+    assert not [piece for piece in pieces if piece not in source]
+
+
+def test_the_site_builds_and_asks_no_other_machine_for_anything(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) >= 20
+    loaded = re.compile(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=[\"']?(https?:)?//|"
+                        r"<link\b(?=[^>]*\brel=[\"']?(?:stylesheet|preconnect|preload|icon))[^>]*\bhref=[\"']?(https?:)?//|"
+                        r"url\([\"']?(?:https?:)?//")  # fmt: skip
+    styles = list((tmp_path / "site").rglob("*.css"))
+    assert not [path.name for path in [*pages, *styles] if loaded.search(path.read_text())]
+
+
+def test_readme_fits_two_screens_and_its_links_lead_somewhere() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 80
+    assert not [link for link in re.findall(r"\]\(([^)#]+)", text) if not (ROOT / link).exists()]
+
+
+def test_one_version_everywhere() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert f'\nversion = "{citation["version"]}"\n' in (ROOT / "pyproject.toml").read_text()
+    assert f"## {citation['version']}\n" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_hooks_and_workflow_call_the_scripts_that_ci_runs() -> None:
+    ci = (ROOT / ".ci" / "run").read_text()
+    assert "bash scripts/check.sh\n" in ci
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    assert [step["run"] for step in workflow["jobs"]["checks"]["steps"] if "run" in step] == ["bash .ci/run"]
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    for hook in hooks:
+        assert not script_fault(hook["entry"].split()[1], hook["entry"].split()[2:])

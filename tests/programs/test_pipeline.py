@@ -1,0 +1,133 @@
+"""The quick start in miniature, as its users run it, with real vLLM servers; a chat API; prompts that are refused."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.data.failed_rows import read_failed
+from espalier.data.jsonl import read_records
+from espalier.data.records import Completion, PreferencePair, State, StepScores, StepValues, Trajectory
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SMALL = ["task.num_train=64", "task.num_demonstrations=2000", "task.max_total=12", "task.num_test=8", "task.num_dev=8"]
+POLICIES = ("sft", "dpo", "process_dpo")
+
+
+def run(*words: str, code: int = 0) -> str:
+    """Run a command from the repository root; its output."""
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.mark.server
+@pytest.mark.timeout(900)
+def test_the_quick_start_runs_end_to_end_and_again_for_nothing(tmp_path: Path) -> None:
+    """In miniature: every stage by its own program, five vLLM servers, a policy that is right now and then."""
+    run_dir = tmp_path / "run"
+    words = ["bash", "scripts/quickstart.sh", f"run={run_dir}", "configs=exp/debug", "num_problems=8", "num_test=8"]
+    printed = run(*words, *SMALL)
+    assert printed.rstrip().endswith(f"the report is {run_dir}/report.html")
+
+    data = run_dir / "process_rewards"
+    trajectories = read_records(Trajectory, data / "trajectories.jsonl")
+    states = {state.id: state for state in read_records(State, data / "states.jsonl")}
+    completions = read_records(Completion, data / "completions.jsonl")
+    values = read_records(StepValues, data / "step_values.jsonl")
+    scores = read_records(StepScores, data / "step_scores.jsonl")
+    assert len(trajectories) == 8 * 8
+    assert len(completions) == 4 * len(states)
+    assert [row.id for row in values] == [row.id for row in scores] == [row.id for row in trajectories]
+    by_state: dict[str, list[bool]] = {}
+    for completion in completions:
+        by_state.setdefault(completion.state_id, []).append(completion.is_correct)
+    first = next(row for row in values if f"{row.id}#1" in states)
+    assert first.values[0] == sum(by_state[f"{first.id}#1"]) / 4
+    assert f"{len(trajectories)} trajectories and {len(completions)} completions" in (data / "inspect.html").read_text()
+    for name in ("outcome", "process"):
+        assert read_records(PreferencePair, run_dir / "pairs" / f"{name}.jsonl")
+
+    summary = json.loads((run_dir / "summary.json").read_text())
+    assert tuple(summary["accuracy"]) == POLICIES
+    for name in POLICIES:
+        evaluation, accuracy = run_dir / "evaluation" / name, summary["accuracy"][name]
+        for figure, file, number in (("greedy", "greedy", 1), ("mean", "samples", 8)):
+            graded = [row.is_correct for row in read_records(Trajectory, evaluation / f"{file}.jsonl")]
+            assert len(graded) == 8 * number
+            assert accuracy[figure]["mean"] == pytest.approx(sum(graded) / len(graded), abs=1e-5)
+    page = re.sub(r"<[^>]+>", " ", (run_dir / "report.html").read_text())
+    means = [f"{100 * summary['accuracy'][name]['mean']['mean']:.1f}" for name in POLICIES]
+    assert re.search(r"mean of samples\s+" + r"\s+\[[^]]*\]\s+".join(map(re.escape, means)), page)
+    stages = [json.loads(line) for line in (run_dir / "seconds.jsonl").read_text().splitlines()]
+    assert {row["exit_code"] for row in stages} == {0}
+
+    before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*.jsonl") if path.name != "seconds.jsonl"}
+    run(*words, *SMALL)
+    after = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*.jsonl") if path.name != "seconds.jsonl"}
+    assert before == after
+
+
+@pytest.mark.server
+def test_the_chat_caller_asks_an_openai_compatible_server(real_server: Any, tiny_policy: Path, tmp_path: Path) -> None:
+    output = tmp_path / "teacher.jsonl"
+    environment = {**os.environ, "ESPALIER_TEST_KEY": "sk-secret-123"}
+    command = [sys.executable, "openai_api_caller_v1.py", f"policy={tiny_policy}", *SMALL, f"output={output}",
+               "client.model=policy", "client.key_variable=ESPALIER_TEST_KEY",
+               f"client.base_url={real_server.base_url}/v1", "requests.limit=6", "params.n=2",
+               "params.max_tokens=64"]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=250, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = read_records(Trajectory, output)
+    assert [row.id.split("/")[1] for row in rows].count("0") == 6
+    assert len(rows) == 12
+    written = output.read_text() + output.with_suffix(".meta.json").read_text() + done.stdout + done.stderr
+    assert "sk-secret-123" not in written
+    assert json.loads(output.with_suffix(".meta.json").read_text())["is_complete"]
+
+
+def test_a_missing_key_is_named_and_nothing_is_written(tmp_path: Path, tiny_policy: Path) -> None:
+    output = tmp_path / "teacher.jsonl"
+    printed = run(sys.executable, "openai_api_caller_v1.py", f"policy={tiny_policy}", f"output={output}",
+                  "client.model=m", "client.key_variable=ESPALIER_NO_SUCH_KEY", "requests.limit=2", code=2)  # fmt: skip
+    assert "error: the environment variable ESPALIER_NO_SUCH_KEY is not set" in printed
+    assert not output.exists() or not output.read_text()
+
+
+@pytest.mark.slow
+def test_the_script_goes_on_without_prompts_that_are_refused_and_again_for_nothing(
+    tiny_policy: Path, tmp_path: Path
+) -> None:
+    """A server in vLLM's place answers some prompts of problems and of states with 400, always."""
+    words = ["--tokenizer", f"{tiny_policy}/tokenizer.json", "--refused-share", "0.03"]
+    serve = [sys.executable, "-m", "benchmarks.processes.answering_server", *words]
+    with subprocess.Popen(serve, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = f"http://127.0.0.1:{int(server.stdout.readline())}"
+            words = ["env", f"ESPALIER_SERVER={address}", "bash", "scripts/process_rewards.sh", f"policy={tiny_policy}",
+                     f"run={tmp_path}/run", "num_problems=60", "num_samples=2", "num_completions=2", "max_length=4096",
+                     "exp=exp/debug/reward/word_arithmetic", "task.num_train=60"]  # fmt: skip
+            assert "max_failed_share=0" in run(*words, "max_failed_share=0.01", code=1)
+            printed = run(*words, "max_failed_share=0.1")
+        finally:
+            server.kill()
+    data = tmp_path / "run" / "process_rewards"
+    problems, states = read_failed(data / "trajectories.jsonl"), read_failed(data / "completions.jsonl")
+    assert 1 <= len(problems) < 6
+    assert states
+    trajectories = read_records(Trajectory, data / "trajectories.jsonl")
+    assert len(trajectories) == 2 * (60 - len(problems))
+    assert not problems.keys() & {row.problem_id for row in trajectories}
+    values = read_records(StepValues, data / "step_values.jsonl")
+    gone = {state.trajectory_id for state in read_records(State, data / "states.jsonl") if state.id in states}
+    assert gone
+    assert not gone & {row.id for row in values}
+    assert len(read_records(StepScores, data / "step_scores.jsonl")) == len(trajectories)
+    assert f"{len(trajectories) - len(values)} of {len(trajectories)} trajectories pass through a state" in printed
+    assert "is complete" in run(*words, "max_failed_share=0.1"), "no server is left to ask, and none is needed"

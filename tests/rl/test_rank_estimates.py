@@ -1,0 +1,35 @@
+"""Advantages on two gloo ranks are those of one process, with every question answered once."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.processes.forked import run_ranks
+from espalier.models.scalar_head import load_process_reward
+
+
+def estimates(policy: Path, prm: Path, out: Path, num_ranks: int) -> list[dict[str, Any]]:
+    """What each rank has: (advantages, metrics, values of states) by estimator."""
+    out.mkdir()
+    log = out / "log"
+    codes = run_ranks("tests/support/rank_estimates.py", [str(policy), str(prm), str(out)], log, num_ranks)
+    assert codes == [0] * num_ranks, log.read_text()[-3000:]
+    return [torch.load(out / f"{rank}.pt") for rank in range(num_ranks)]
+
+
+def test_estimators_that_ask_have_the_same_advantages_on_every_rank_as_in_one_process(
+    tiny_policy: Path, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    prm = load_process_reward(str(tiny_policy), 1)
+    torch.nn.init.normal_(prm.get_parameter("score.weight"), std=0.1)
+    prm.save_pretrained(tmp_path / "prm")
+    (alone,) = estimates(tiny_policy, tmp_path / "prm", tmp_path / "one", 1)
+    for together in estimates(tiny_policy, tmp_path / "prm", tmp_path / "two", 2):
+        assert together.keys() == alone.keys()
+        for name, (advantages, metrics, state_values) in together.items():
+            assert torch.equal(advantages, alone[name][0]), name
+            assert (metrics, state_values) == alone[name][1:], name
+    assert all(len(advantages.unique()) > 2 for advantages, _, _ in alone.values())
+    assert alone["vineppo"][1]["completions_per_state"] > 2  # further rounds were asked for

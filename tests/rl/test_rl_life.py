@@ -1,0 +1,219 @@
+"""The life of a reinforcement-learning run: samples, timings, early stop, retention, resume at every iteration."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save
+
+from benchmarks.processes.repeatable_server import RepeatableServer
+from espalier.data.jsonl import read_records
+from espalier.data.records import Problem, SampledRollout, Trajectory
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.rewards.score import Score
+from espalier.rl.advantages.gae import GAE
+from espalier.rl.advantages.spo import SPO
+from espalier.rl.evaluation import evaluations_since_best, read_accuracies
+from espalier.rl.old_logprobs import OldLogprobs
+from espalier.rl.samples import samples_path, write_samples
+from espalier.rl.trainer import Trainer
+from espalier.rl.types import Estimate, Experience, Rollout, RolloutGroup
+from espalier.runtime.schemas import CriticConfig, KLConfig
+from espalier.sampling.client import ServerGone
+from tests.support.rl_cases import critic_of, make_trainer, on_repeatable, read_metrics
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def server(tiny_policy: Path) -> RepeatableServer:
+    return RepeatableServer(str(tiny_policy), max_model_len=512)
+
+
+SMALL: dict[str, Any] = {
+    "num_iterations": 4, "rollout_num_problems": 3, "num_epochs": 1, "minibatch_size": 6, "save_every": 1,
+    "evaluation_every": 2,
+    "evaluation_num_problems": 2, "samples_every": 2, "samples_num_problems": 2,
+}  # fmt: skip
+KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "ppo": (GAE(gamma=1.0, lam=0.95),
+            {"critic": CriticConfig(learning_rate=1e-3),
+             "kl": KLConfig(coefficient=0.1, kind="k1", place="reward", target=1e-4, horizon=100)}),
+    "spo": (SPO(completions_per_state=2, num_segments=2, masks_other_tokens=False), {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_cut_in_every_iteration_ends_bit_for_bit_as_one_that_never_was(
+    kind: str, tiny_policy: Path, task: WordArithmetic, tokenizer: Any, server: RepeatableServer, tmp_path: Path
+) -> None:
+    estimator, settings = KINDS[kind]
+
+    def make(name: str, dies_at: str = "") -> Trainer:
+        trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / name, "", estimator, **SMALL, **settings)
+        return on_repeatable(trainer, server, dies_at)
+
+    whole = make("whole")
+    whole.run()
+    for iteration in (0, 1, 2, 3):
+        with pytest.raises(ServerGone):
+            make("cut", f"rl-{iteration}").run()
+    cut = make("cut")
+    cut.run()
+    rows = read_metrics(tmp_path / "whole")
+    assert read_metrics(tmp_path / "cut") == rows
+    assert all(row["engine/policy_moved"] > 0 for row in rows if "rollout/reward" in row)
+    if kind == "spo":
+        assert all(row["estimate/num_states"] > 0 for row in rows if "rollout/reward" in row)
+    pairs = [(whole.policy.engine, cut.policy.engine)]
+    if len(whole.update.learners) > 1:
+        pairs.append((critic_of(whole).engine, critic_of(cut).engine))
+        assert whole.policy.loss.kl.coefficient == cut.policy.loss.kl.coefficient != 0.1
+    for one, other in pairs:
+        assert all(torch.equal(v, other.model.state_dict()[k]) for k, v in one.model.state_dict().items())
+    names = [f"samples/iteration-{number:06d}.jsonl" for number in (2, 4)]
+    assert sorted(path.name for path in (tmp_path / "cut" / "samples").iterdir()) == [Path(n).name for n in names]
+    for name in names:
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_new_weights_change_what_the_repeatable_server_samples_and_old_ones_bring_it_back(
+    tiny_policy: Path, server: RepeatableServer
+) -> None:
+    data = (tiny_policy / "model.safetensors").read_bytes()
+    body = {"prompt": list(range(5, 25)), "n": 2, "temperature": 1.0, "max_tokens": 6}
+    server.load_weights(data)
+    first = server.sample(body)
+    weights = {name: value * 1.01 for name, value in load_file(tiny_policy / "model.safetensors").items()}
+    server.load_weights(save(weights))
+    assert server.sample(body) != first
+    server.load_weights(data)
+    assert server.sample(body) == first
+
+
+def test_every_phase_of_an_iteration_is_timed_and_every_metric_is_defined(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, server: RepeatableServer, tmp_path: Path
+) -> None:
+    for kind, (estimator, settings) in KINDS.items():
+        few = {**SMALL, "num_iterations": 2}
+        trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / kind, "", estimator, **few, **settings)
+        on_repeatable(trainer, server).run()
+    rows = [json.loads(line) for kind in KINDS for line in (tmp_path / kind / "metrics.jsonl").read_text().splitlines()]
+    names = {name for row in rows for name in row} - {"step"}
+    phases = ["rollout", "reward", "forward", "completions", "advantage", "update", "weight_sync", "evaluate", "save"]
+    phases += ["probes", "iteration"]
+    assert {name for name in names if name.startswith("seconds/")} == {f"seconds/{phase}" for phase in phases}
+    speeds = {name.split("/")[1] for name in names if name.startswith("tokens_per_second/")}
+    assert speeds == {"rollout", "forward", "completions", "update", "evaluate"}
+    page = (ROOT / "docs" / "metrics.md").read_text()
+    assert [name for name in sorted(names) if not is_defined(name, page)] == []
+    for row in rows:
+        if "seconds/iteration" in row:
+            parts = [v for k, v in row.items() if k.startswith("seconds/") and k not in ("seconds/iteration",
+                                                                                         "seconds/save")]  # fmt: skip
+            assert sum(parts) <= row["seconds/iteration"] + 1e-6
+
+
+def is_defined(name: str, page: str) -> bool:
+    """Whether a metric stands on the page: by its whole name, or behind another of its group in one line."""
+    group, _, rest = name.rpartition("/")
+    if group == "reward":
+        return "`reward/PART`" in page
+    lines = [line for line in page.splitlines() if line.startswith(f"| `{group}/" if group else f"| `{name}`")]
+    cells = [cell for line in lines for cell in re.findall(r"`([^`]+)`", line.split("|")[1])]
+    heads = [cell.removeprefix(f"{group}/") for cell in cells]
+    endings = [head + cell for head in heads for cell in cells if cell.startswith("_")]
+    return rest in heads or rest in endings
+
+
+def test_the_samples_table_holds_every_steps_value_and_advantage(tmp_path: Path) -> None:
+    # prompt of 2 tokens, steps of 2 and 1 tokens; advantages 1, 3 | 5; critic's values 0.1, 0.2 | 0.3
+    trajectory = Trajectory(
+        "a/0", "a", "P", "xy", ["x", "y"], [5, 6], [7, 8, 1], [2, 3], "stop", gold="1", answer="1", is_correct=True
+    )
+    rollouts = [Rollout(trajectory, [-1.0] * 3, policy_version=3)]
+    group = RolloutGroup(Problem("a", "", "1"), rollouts, [Score(1.0, [0.5, 0.25], {"outcome": 1.0})])
+    mask = torch.tensor([[False, False, True, True, True]])
+    rows = torch.tensor([[0, 0, 1.0, 3.0, 5.0]])
+    values = torch.tensor([[0, 0, 0.1, 0.2, 0.3]])
+    experience = Experience(
+        mask.long(), mask.long(), mask, rows, OldLogprobs(rows, rows), values=values, advantages=rows
+    )
+    write_samples(tmp_path, 4, [group], experience, Estimate(rows), num_problems=8)
+    (found,) = read_records(SampledRollout, samples_path(tmp_path, 4))
+    assert found.step_advantages == [2.0, 5.0]
+    assert found.step_values == [0.1, 0.3]
+    assert (found.step_rewards, found.reward, found.num_tokens) == ([0.5, 0.25], 1.75, 3)
+    assert (found.iteration, found.policy_version) == (4, 3)
+    sampled = Estimate(rows, state_values=[[0.5, 0.75, 1.0]])
+    write_samples(tmp_path, 4, [group], experience, sampled, num_problems=8)
+    (found,) = read_records(SampledRollout, samples_path(tmp_path, 4))
+    assert found.step_values == [0.5, 0.75]
+
+
+def test_evaluations_since_the_first_best_one_are_counted() -> None:
+    assert evaluations_since_best([]) == 0
+    assert evaluations_since_best([0.1, 0.3, 0.2]) == 1
+    assert evaluations_since_best([0.3, 0.3, 0.3]) == 2
+
+
+def test_a_run_ends_after_its_patience_and_a_resume_counts_on(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, server: RepeatableServer, tmp_path: Path
+) -> None:
+    def make() -> Trainer:
+        few: dict[str, Any] = {**SMALL, "evaluation_every": 1, "patience": 2, "learning_rate": 0.0}
+        return on_repeatable(make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", **few), server)
+
+    make().run()  # at rate 0 no evaluation is better than the one before the first iteration
+    evaluated = [row["step"] for row in read_metrics(tmp_path / "run") if "eval/accuracy" in row]
+    assert evaluated == [0, 1, 2]
+    assert len(set(read_accuracies(tmp_path / "run" / "metrics.jsonl"))) == 1
+    make().run()  # from the checkpoint after iteration 2: the patience is over already
+    assert [row["step"] for row in read_metrics(tmp_path / "run") if "rollout/reward" in row] == [1, 2]
+
+
+def test_stop_after_ends_early_with_the_schedule_of_the_whole_run(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    few = {"rollout_num_problems": 3, "num_epochs": 1, "evaluation_every": 0, "schedule": "linear", "num_iterations": 4}
+    long = make_trainer(tiny_policy, task, tokenizer, tmp_path / "long", "", export_every=2, **few)
+    long.run()
+    short = make_trainer(tiny_policy, task, tokenizer, tmp_path / "short", "", stop_after=2, **few)
+    short.run()
+    exports = sorted(path.name for path in (tmp_path / "long" / "policies").iterdir())
+    assert exports == ["iteration-000002", "iteration-000004"]
+    exported = load_file(tmp_path / "long" / "policies" / "iteration-000002" / "model.safetensors")
+    for name, value in short.policy.engine.model.state_dict().items():
+        assert torch.equal(value, exported[name]), name
+    assert read_metrics(tmp_path / "short") == read_metrics(tmp_path / "long")[:2]
+
+
+def test_the_checkpoint_with_the_best_accuracy_is_kept(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    few = {
+        "rollout_num_problems": 3,
+        "num_epochs": 1,
+        "evaluation_every": 1,
+        "save_every": 1,
+        "num_iterations": 4,
+        "keep_best": 1,
+    }
+    trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", **few)
+    accuracies = {0: 0.1, 1: 0.6, 2: 0.2, 3: 0.3, 4: 0.2}
+    trainer._evaluate = lambda version: {"eval/accuracy": accuracies[version]}  # type: ignore[method-assign]
+    trainer.run()
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*")) == [
+        "step-00000001", "step-00000003"]  # fmt: skip

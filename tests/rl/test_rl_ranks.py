@@ -1,0 +1,164 @@
+"""Ranks and engines of reinforcement learning: two gloo ranks of a PPO run with a critic equal one process, with plain
+gradient sums and with ZeRO 0 to 3, also resumed; what cannot be had together is refused in one line."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from benchmarks.processes.forked import run_ranks
+from espalier.rl.training_engines import check_engines
+from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.schemas import RLConfig
+from tests.support.rl_cases import read_metrics
+from tests.support.root_config import root_config
+
+CUT = "+deepspeed.zero_optimization.stage3_param_persistence_threshold=0"  # the smallest weights too
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def run(policy: Path, run_dir: Path, num_ranks: int, *settings: str) -> str:
+    """What all ranks printed."""
+    log = run_dir.with_suffix(".log")
+    before = log.stat().st_size if log.exists() else 0
+    codes = run_ranks("tests/support/rl_ranks.py", [str(policy), str(run_dir), *settings], log, num_ranks)
+    printed = log.read_text()[before:]
+    assert codes == [0] * num_ranks, printed[-3000:]
+    return printed
+
+
+def assert_same_weights(
+    one: Path, other: Path, tolerance: float, folders: tuple[str, ...] = ("model", "critic")
+) -> None:
+    for folder in folders:
+        first, second = (load_file(run_dir / folder / "model.safetensors") for run_dir in (one, other))
+        assert first.keys() == second.keys()
+        apart = {name: float((first[name] - second[name]).abs().max()) for name in first}
+        assert max(apart.values()) <= tolerance, apart
+
+
+def assert_same_metrics(one: Path, other: Path, tolerance: float) -> None:
+    first, second = read_metrics(one), read_metrics(other)
+    assert len(first) == len(second) == 3
+    for alone, together in zip(first, second, strict=True):
+        assert alone == pytest.approx(together, abs=tolerance, rel=tolerance)
+
+
+@pytest.fixture(scope="module")
+def one_process(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run that all others are compared with."""
+    folder = tmp_path_factory.mktemp("one") / "run"
+    run(tiny_policy, folder, 1)
+    rows = read_metrics(folder)
+    assert all(row["engine/policy_moved"] > 0 for row in rows)
+    assert rows[0]["update/skipped"] == 0.5  # also what is left out is left out by every engine
+    return folder
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [f"zero3 {CUT}", "zero2_offload", *(pytest.param(name, marks=pytest.mark.slow) for name in
+                                        ("none", "zero0", "zero1", "zero2", "zero1_offload", f"zero3_offload {CUT}"))],
+)  # fmt: skip
+def test_two_ranks_of_ppo_equal_one_also_when_resumed(
+    engine: str, tiny_policy: Path, one_process: Path, tmp_path: Path
+) -> None:
+    folder, settings = tmp_path / "run", f"deepspeed={engine}".split()
+    run(tiny_policy, folder, 2, *settings)
+    assert_same_metrics(one_process, folder, 1e-4)
+    assert_same_weights(one_process, folder, 1e-4)
+    rows = read_metrics(folder)
+
+    # stopped after the checkpoint of iteration 2, as far as the folder knows
+    (tmp_path / "straight").mkdir()
+    for name in ("model", "critic"):
+        shutil.move(folder / name, tmp_path / "straight" / name)
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["step-00000002"]
+    run(tiny_policy, folder, 2, *settings)
+    assert read_metrics(folder) == rows
+    assert_same_weights(tmp_path / "straight", folder, 0.0)
+
+
+@pytest.mark.parametrize(
+    "engine", ["none", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero2", f"zero3 {CUT}"))]
+)
+def test_an_update_of_one_pass_on_two_ranks_equals_that_of_one(engine: str, tiny_policy: Path, tmp_path: Path) -> None:
+    run(tiny_policy, tmp_path / "one", 1, "one_pass")
+    run(tiny_policy, tmp_path / "two", 2, "one_pass", *f"deepspeed={engine}".split())
+    rows = read_metrics(tmp_path / "one")
+    assert all(row["engine/policy_moved"] > 0 for row in rows)
+    assert rows[0]["forward/tokens"] > 0  # a group that agrees is scored apart
+    assert_same_metrics(tmp_path / "one", tmp_path / "two", 1e-4)
+    assert_same_weights(tmp_path / "one", tmp_path / "two", 1e-4, ("model",))
+
+
+def test_completions_of_states_on_two_ranks_train_as_those_of_one(tiny_policy: Path, tmp_path: Path) -> None:
+    run(tiny_policy, tmp_path / "one", 1, "vineppo")
+    run(tiny_policy, tmp_path / "two", 2, "vineppo")
+    rows = read_metrics(tmp_path / "one")
+    assert all(row["engine/policy_moved"] > 0 and row["estimate/num_completions"] > 0 for row in rows)
+    assert_same_metrics(tmp_path / "one", tmp_path / "two", 1e-4)
+    assert_same_weights(tmp_path / "one", tmp_path / "two", 1e-4, ("model",))
+
+
+ADAPTERS = ("lora=lora", "lora.rank=4", "ema.decay=0.75")
+MERGED = ("model", "model_ema", "critic")
+
+
+@pytest.fixture(scope="module")
+def one_with_adapters(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Adapters, merged for the sampler and in the moving average; the reference is the policy without them."""
+    folder = tmp_path_factory.mktemp("adapters") / "run"
+    run(tiny_policy, folder, 1, *ADAPTERS)
+    assert all(row["update/grad_norm"] > 0 for row in read_metrics(folder))
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["none", "zero2", f"zero3 {CUT}"])
+def test_adapters_and_a_moving_average_on_two_ranks_equal_those_of_one(
+    engine: str, tiny_policy: Path, one_with_adapters: Path, tmp_path: Path
+) -> None:
+    folder, settings = tmp_path / "run", [*ADAPTERS, *f"deepspeed={engine}".split()]
+    run(tiny_policy, folder, 2, *settings)
+    assert_same_metrics(one_with_adapters, folder, 1e-4)
+    assert_same_weights(one_with_adapters, folder, 1e-4, MERGED)
+    average, policy = (load_file(folder / name / "model.safetensors") for name in ("model_ema", "model"))
+    assert any(not torch.equal(value, policy[name]) for name, value in average.items())
+    for name in MERGED:
+        shutil.move(folder / name, tmp_path / name)
+    run(tiny_policy, folder, 2, *settings)  # goes on from the checkpoint of iteration 2
+    assert_same_weights(tmp_path, folder, 0.0, MERGED)
+
+
+@pytest.mark.slow
+def test_deepspeed_needs_no_launcher_for_one_process(tiny_policy: Path, one_process: Path, tmp_path: Path) -> None:
+    run(tiny_policy, tmp_path / "run", 1, "deepspeed=zero2")
+    assert_same_metrics(one_process, tmp_path / "run", 1e-4)
+    assert_same_weights(one_process, tmp_path / "run", 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"deepspeed": {"zero_optimization": {"stage": 1}, "tensor_parallel": {"autotp_size": 2}}},
+         "deals rollouts to all ranks, tensor parallelism wants the same on some: set deepspeed=zero3"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_had_together_is_refused_in_one_line(
+    settings: dict[str, Any], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(BadConfig, match=told):
+        check_engines(root_config(RLConfig, output_dir="", model={}, **settings))

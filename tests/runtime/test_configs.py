@@ -1,0 +1,168 @@
+"""Every config composes, in both forms, and every `_target_` in it binds to its signature."""
+
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from espalier.rl.combinations import check_combinations
+from espalier.runtime.entrypoint import BadConfig, check_component, find_component, register_schemas
+from espalier.runtime.schemas import RLConfig
+
+CONF = Path(__file__).resolve().parent.parent.parent / "conf"
+EXPERIMENTS = sorted([*CONF.glob("exp/**/*.yaml"), *CONF.glob("api/vllm/*.yaml"), *CONF.glob("api/openai/*.yaml")])
+STAGES = sorted(CONF.glob("stage/**/*.yaml"))
+BASES = [CONF / f"{name}.yaml" for name in ("train", "sample", "rl", "stage")]
+ALL = sorted(CONF.rglob("*.yaml"))
+# What the programs add to the config's own keys when they build a component.
+GIVEN_BY_CODE = {"client": {"seed": 0}}
+GIVEN_BY_CODE |= {name: {"params": [], "lr": 1e-3} for name in ("optimizer", "critic.optimizer")}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(CONF).with_suffix(""))
+
+
+def compose_config(folder: Path, name: str, *overrides: str) -> DictConfig:
+    """What `-cp folder -cn name overrides` gives; conf/ is always searched too."""
+    register_schemas()
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(config_dir=str(folder), version_base="1.3"):
+        search = [] if folder == CONF else [f"hydra.searchpath=[file://{CONF}]"]
+        return compose(config_name=name, overrides=[*overrides, *search])
+
+
+def missing_keys(node: Any, name: str = "") -> list[str]:
+    """The keys whose value is ???."""
+    if isinstance(node, dict):
+        return [key for k, value in node.items() for key in missing_keys(value, f"{name}.{k}".lstrip("."))]
+    return [name] if node == "???" else []
+
+
+def resolve(config: DictConfig) -> dict[str, Any]:
+    """The config as a dict, with a value for every one that the user must give."""
+    for key in missing_keys(OmegaConf.to_container(config)):
+        OmegaConf.update(config, key, "given")
+    found = OmegaConf.to_container(config, resolve=True)
+    assert isinstance(found, dict)
+    return found
+
+
+def components(node: Any, name: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(key, node) of everything with a `_target_`."""
+    if isinstance(node, dict):
+        if "_target_" in node:
+            yield name, node
+        for key, value in node.items():
+            yield from components(value, f"{name}.{key}".lstrip("."))
+    elif isinstance(node, list):
+        for value in node:
+            yield from components(value, name)
+
+
+def bind_components(config: DictConfig) -> list[str]:
+    """Bind every component to its signature; the keys of those bound. Raises BadConfig on a wrong key."""
+    bound = []
+    for key, node in components(resolve(config)):
+        kinds = {part.kind for part in inspect.signature(find_component(node["_target_"])).parameters.values()}
+        assert inspect.Parameter.VAR_KEYWORD not in kinds, f"{node['_target_']} takes **kwargs: keys go unchecked"
+        check_component(node, **GIVEN_BY_CODE.get(key, {}))
+        bound.append(key)
+    return bound
+
+
+@pytest.mark.parametrize("path", [*EXPERIMENTS, *STAGES, *BASES], ids=name_of)
+def test_every_config_composes_and_binds_in_both_forms(path: Path) -> None:
+    short = compose_config(path.parent, path.stem)
+    full = compose_config(CONF, name_of(path))
+    assert short == full
+    bound = bind_components(full)
+    assert bound or path.stem == "stage"
+
+
+@pytest.mark.parametrize("path", STAGES, ids=name_of)
+def test_every_stage_is_found_by_its_folder_and_name(path: Path) -> None:
+    name = str(path.relative_to(CONF / "stage").with_suffix(""))
+    assert "stage" in bind_components(compose_config(CONF / "stage", name))
+
+
+@pytest.mark.parametrize(
+    ("base", "group"),
+    [("train", "model"), ("train", "objective"), ("train", "examples"), ("train", "optimizer"),
+     ("train", "deepspeed"), ("train", "lora"), ("sample", "task"), ("sample", "client"), ("sample", "server"),
+     ("sample", "requests"), ("rl", "advantage"), ("rl", "reward"), ("rl", "critic"), ("rl", "kl")],
+)  # fmt: skip
+def test_every_option_of_a_group_composes_and_binds(base: str, group: str) -> None:
+    for path in sorted((CONF / group).glob("*.yaml")):
+        bind_components(compose_config(CONF, base, f"{group}={path.stem}"))
+
+
+@pytest.mark.parametrize("path", [p for p in ALL if "@package" in p.read_text()], ids=name_of)
+def test_a_package_line_is_the_first_line(path: Path) -> None:
+    assert path.read_text().startswith("# @package _global_\n")
+
+
+@pytest.mark.parametrize("path", ALL, ids=name_of)
+def test_the_first_comment_says_what_a_config_is_for(path: Path) -> None:
+    lines = [line for line in path.read_text().splitlines() if line != "# @package _global_"]
+    assert re.match(r"# \S.{10,}", lines[0]), f"{path}: no comment that says what it is for"
+
+
+@pytest.mark.parametrize("path", EXPERIMENTS, ids=name_of)
+def test_an_experiment_says_only_what_differs(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 25
+    assert text.startswith("# @package _global_\n")
+
+
+@pytest.mark.parametrize("path", ALL, ids=name_of)
+def test_no_version_date_or_hyper_parameter_in_a_name(path: Path) -> None:
+    assert re.fullmatch(r"[a-z][a-z_]*", re.sub(r"gsm8k|zero[0-3]|round2|\d+b", "x", path.stem)), path.stem
+    assert not re.search(r"(^|_)(v|new|final|old|test|tmp|copy)(_|$)", path.stem), path.stem
+
+
+def write(folder: Path, text: str) -> Path:
+    (folder / "mine.yaml").write_text("# @package _global_\n# A test.\ndefaults:\n  - /train\n  - _self_\n" + text)
+    return folder
+
+
+def test_a_config_of_ones_own_folder_stands_on_ours(tmp_path: Path) -> None:
+    config = compose_config(write(tmp_path, "update:\n  learning_rate: 0.5\n"), "mine")
+    assert config["update"].learning_rate == 0.5
+    assert {"model", "objective", "examples", "optimizer"} <= set(bind_components(config))
+
+
+def test_a_misspelt_key_of_a_root_fails_in_a_yaml(tmp_path: Path) -> None:
+    with pytest.raises(HydraException, match="learningrate"):
+        compose_config(write(tmp_path, "learningrate: 0.5\n"), "mine")
+
+
+def test_a_misspelt_key_of_a_component_fails_in_a_yaml(tmp_path: Path) -> None:
+    config = compose_config(write(tmp_path, "optimizer:\n  beta: [0.9, 0.95]\n"), "mine")
+    with pytest.raises(BadConfig, match="has no setting 'beta': did you mean 'betas'"):
+        bind_components(config)
+
+
+def test_a_component_without_a_needed_key_fails(tmp_path: Path) -> None:
+    text = "eval_examples:\n  _target_: espalier.data.examples.token_examples.DemonstrationExamples\n  path: x\n"
+    with pytest.raises(BadConfig, match="missing a required argument: 'max_length'"):
+        bind_components(compose_config(write(tmp_path, text), "mine"))
+
+
+def test_every_rl_experiment_fits_together_and_has_a_critic_where_it_is_chosen() -> None:
+    for path in sorted(CONF.glob("exp/ppo/*.yaml")):
+        composed = compose_config(CONF, name_of(path), "model.path=M", "output_dir=D")
+        for key in missing_keys(OmegaConf.to_container(composed)):  # a reward model's path, say
+            OmegaConf.update(composed, key, "given")
+        config = OmegaConf.to_object(composed)
+        assert isinstance(config, RLConfig)
+        check_combinations(config)
+        assert (config.critic is not None) == ("advantages.gae" in str(config.advantage["_target_"])), path
+        assert config.critic is None or config.critic.model["path"] in ("M", "given")

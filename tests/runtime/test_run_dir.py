@@ -1,0 +1,140 @@
+"""The run directory: what it stores, what it refuses, and that nothing is overwritten."""
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.run_dir import (
+    changed_keys,
+    check_run_dir,
+    code_commit,
+    is_run_finished,
+    open_run_dir,
+    same_origin,
+    versions,
+)
+from espalier.runtime.schemas import StageConfig, TrainConfig
+from tests.support.root_config import root_config
+
+
+def config(**changes: Any) -> TrainConfig:
+    start = TrainConfig(
+        output_dir="out",
+        model={"_target_": "espalier.models.load.load_policy", "path": "policy"},
+        objective={"_target_": "x"},
+        examples={"path": "demos.jsonl"},
+        optimizer={"betas": [0.9, 0.95]},
+        max_steps=10,
+    )
+    return root_config(start, **changes)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_new_run_stores_its_config_commit_and_versions(tmp_path: Path) -> None:
+    folder = open_run_dir(str(tmp_path / "run"), config())
+    stored = yaml.safe_load((folder / "config.yaml").read_text())
+    assert stored["model"]["path"] == "policy"
+    assert stored["update"]["learning_rate"] == 1e-5
+    provenance = yaml.safe_load((folder / "provenance.yaml").read_text())
+    assert provenance["versions"] == versions()
+    assert provenance["commit"]
+
+
+def test_the_same_config_is_accepted_and_nothing_is_written(tmp_path: Path) -> None:
+    folder = open_run_dir(str(tmp_path / "run"), config())
+    before = contents(folder)
+    assert open_run_dir(str(folder), config()) == folder
+    assert contents(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"learning_rate": 0.5}, "update.learning_rate: 1e-05 there, 0.5 now"),
+        ({"seed": 3}, "seed: 0 there, 3 now"),
+        ({"examples": {"path": "other.jsonl"}}, "examples.path: 'demos.jsonl' there, 'other.jsonl' now"),
+        ({"model": {"path": "policy"}}, "model._target_: 'espalier.models.load.load_policy' there, None now"),
+        ({"deepspeed": {"zero_optimization": {"stage": 2}}}, "deepspeed: None there"),
+    ],
+)
+def test_another_config_is_refused_with_the_key_named(changes: Any, text: str, tmp_path: Path) -> None:
+    folder = open_run_dir(str(tmp_path / "run"), config())
+    before = contents(folder)
+    with pytest.raises(ValueError, match=r"choose another output_dir") as error:
+        open_run_dir(str(folder), config(**changes))
+    assert text in str(error.value)
+    assert contents(folder) == before
+
+
+def test_another_length_of_the_same_run_is_accepted(tmp_path: Path) -> None:
+    folder = open_run_dir(str(tmp_path / "run"), config())
+    longer = config(max_steps=20, num_epochs=3.0, save_every=5, evaluation_every=7, log_every=1, checkpoints_keep=4)
+    assert check_run_dir(str(folder), longer) == folder
+
+
+def test_a_nested_key_called_like_a_length_is_not_one() -> None:
+    assert changed_keys({"model": {"max_steps": 1}}, {"model": {"max_steps": 2}}) == [("model.max_steps", 1, 2)]
+    assert changed_keys({"max_steps": 1}, {"max_steps": 2}) == []
+
+
+def test_checking_a_run_directory_makes_nothing(tmp_path: Path) -> None:
+    check_run_dir(str(tmp_path / "run"), config())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_no_run_directory(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(ValueError, match="is a file: choose another output_dir"):
+        open_run_dir(str(tmp_path / "run"), config())
+
+
+@pytest.mark.parametrize("name", ["model", "checkpoints", "metrics.jsonl"])
+def test_a_folder_of_something_else_is_no_run_directory(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).mkdir()
+    with pytest.raises(ValueError, match=r"has no config.yaml\): choose another output_dir"):
+        open_run_dir(str(tmp_path), config())
+
+
+def test_an_empty_folder_becomes_a_run_directory(tmp_path: Path) -> None:
+    assert (open_run_dir(str(tmp_path), config()) / "config.yaml").is_file()
+
+
+def test_same_origin_names_what_differs() -> None:
+    made = StageConfig(output="o", input="a.jsonl", seed=1)
+    stored = {"config": {**vars(made), "tracking": vars(made.tracking)}, "inputs": {"a.jsonl": "11"}}
+    assert same_origin(stored, made, {"a.jsonl": "11"}) == ""
+    assert same_origin(stored, made, {"a.jsonl": "22"}) == "its input a.jsonl has changed"
+    assert same_origin(stored, replace(made, seed=2), {"a.jsonl": "11"}) == "seed was 1, now 2"
+    assert same_origin(stored, replace(made, seed=2), {"a.jsonl": "11"}, ignore=("seed",)) == ""
+
+
+def test_a_finished_run_is_not_lengthened_in_silence(tmp_path: Path) -> None:
+    folder = open_run_dir(str(tmp_path / "run"), config())
+    assert not is_run_finished(folder, config())
+    (folder / "model").mkdir()
+    assert is_run_finished(folder, config())
+    with pytest.raises(BadConfig, match="finished with max_steps=10, now 20"):
+        is_run_finished(folder, config(max_steps=20))
+
+
+def test_how_a_server_is_asked_may_change_and_what_is_asked_may_not() -> None:
+    stored = {"client": {"base_url": "http://a:1"}, "params": {"n": 8}}
+    assert changed_keys(stored, {**stored, "client": {"base_url": "http://b:2", "prompts_per_request": 8}}) == []
+    assert changed_keys(stored, {**stored, "params": {"n": 4}}) == [("params.n", 8, 4)]
+
+
+def test_a_repository_further_up_is_not_taken_for_this_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "another's"], check=True)
+    (tmp_path / "installed").mkdir()
+    monkeypatch.setattr("espalier.runtime.run_dir.ROOT", tmp_path / "installed")
+    assert code_commit().split()[0] in ("espalier", "unknown")

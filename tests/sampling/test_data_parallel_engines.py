@@ -1,0 +1,349 @@
+"""Several engines in processes of their own: who gets what, and what becomes of it when one of them fails. The engines
+are stand-ins without vLLM; a run of main.py with real ones is the last test."""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import yaml
+from hydra.errors import HydraException
+
+from espalier.data.records import BadInput
+from espalier.rl.delivery.weight_sync import WeightSync
+from espalier.rl.delivery.weight_update_engine import OwnEngine, StaleWeights
+from espalier.rl.trainer_from_config import check_client, engines_of
+from espalier.runtime.config_errors import describe_config_error
+from espalier.runtime.entrypoint import BadConfig, build, compose_config
+from espalier.runtime.schemas import RLConfig, SampleConfig
+from espalier.sampling.child_engine import ChildEngine
+from espalier.sampling.child_process import CannotStart, group_members
+from espalier.sampling.client import Refused, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.data_parallel_engines import DataParallelEngines
+from espalier.sampling.offline_client import OfflineClient
+from espalier.sampling.server import VLLMServer
+from tests.support.rl_cases import read_metrics
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BLOCKS = ROOT / "conf" / "engine_options" / "partial_block_cache.yaml"
+TWO = SamplingParams(n=2, temperature=1.0, max_tokens=4)
+
+
+class Stood(DataParallelEngines):
+    program = "tests.support.engine_stand_in"
+
+
+@asynccontextmanager
+async def engines(folder: Path, model: str = "policy", **settings: Any) -> AsyncIterator[Stood]:
+    client = Stood(model, str(folder / "engine.log"), **settings)
+    await client.open()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def request(name: str, problem: str = "") -> SampleRequest:
+    return SampleRequest(name, "", [1, 2], problem_id=problem)
+
+
+def processes(client: DataParallelEngines) -> list[Any]:
+    found = [engine.process for engine in client._engines]
+    assert all(process is not None for process in found)
+    return found
+
+
+async def wait_until(holds: Any, seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not await holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
+def test_problems_are_shared_out_evenly_and_stay_where_they_are(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path, num_engines=3) as client:
+            asked = [client.sample(request(str(k), f"p{k}"), TWO) for k in range(30)]
+            first = [samples[0].text for samples in await asyncio.gather(*asked)]
+            assert Counter(first) == {"0": 10, "1": 10, "2": 10}
+            again = [client.sample(request(f"{k}/again", f"p{k}"), TWO) for k in reversed(range(30))]
+            assert [samples[0].text for samples in await asyncio.gather(*again)] == first[::-1]
+            assert [len(s) for s in await asyncio.gather(*(client.sample(request(str(k)), TWO) for k in range(4)))] == [
+                2
+            ] * 4
+            await client.engine(0).receive_weights(tmp_path)
+            assert client._homes == {}  # no cache to stay for
+
+    asyncio.run(ask())
+
+
+def test_weights_and_questions_go_to_every_engine(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path) as client:
+            both = cast(list[OwnEngine], engines_of(client, None))
+            assert [engine.name for engine in both] == ["engine 0 of 2", "engine 1 of 2"]
+            for number, engine in enumerate(both):
+                assert await engine.load(tmp_path) == [{"engine": str(number)}]
+                assert await engine.served_version() == "default"
+                await engine.stamp("3")
+                assert await engine.served_version() == "3"
+                assert await engine.client.cached_tokens([1]) == number
+                assert await engine.prompt_logprobs([1, 2, 3]) == [float(number)] * 2
+            assert await client.is_working()
+
+    asyncio.run(ask())
+
+
+def test_one_engine_that_does_not_follow_is_named(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path, "stubborn") as client:
+            both = engines_of(client, None)
+            await both[0].load(tmp_path)
+            with pytest.raises(StaleWeights, match="engine 1 of 2 did not empty its prefix cache"):
+                await both[1].load(tmp_path)
+            sync = WeightSync(both, max_logprob_gap=0.1, precision="fp32")
+            for engine in both:
+                await cast(OwnEngine, engine).stamp("3")
+            with pytest.raises(StaleWeights, match="engine 1 of 2 says that it serves version 'old', not 3"):
+                await sync.check_version(3)
+
+    asyncio.run(ask())
+
+
+def test_what_an_engine_refuses_is_refused_and_the_others_go_on(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path, num_engines=1) as client:
+            with pytest.raises(Refused, match="too long"):
+                await client.sample(request("refused"), TWO)
+            with pytest.raises(ServerGone, match="engine 0 of 1: KeyError: 'in\\\\ntwo lines'"):
+                await client.sample(request("broken"), TWO)
+            assert len(await client.sample(request("good"), TWO)) == 2
+
+    asyncio.run(ask())
+
+
+def test_a_request_that_is_given_up_is_taken_out_of_its_engine(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path, num_engines=1) as client:
+            asked = asyncio.create_task(client.sample(request("long"), TWO))
+            await asyncio.sleep(0.1)
+            asked.cancel()
+            await asyncio.gather(asked, return_exceptions=True)
+
+            async def is_told() -> bool:
+                return await client.engine(0).cached_tokens([0]) == 1
+
+            await wait_until(is_told)
+            assert client._engines[0].num_owed == 0
+
+    asyncio.run(ask())
+
+
+def test_where_they_follow_a_policy_the_first_that_dies_ends_every_request(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path) as client:
+            engines_of(client, None)
+            assert client.needs_all
+            waiting = [asyncio.create_task(client.sample(request("long", f"p{k}"), TWO)) for k in range(2)]
+            await asyncio.sleep(0.05)
+            dying = client._homes["p1"]
+            with pytest.raises(ServerGone, match=r"engine 1 of 2 died \(exit code 7\): RuntimeError: out of memory"):
+                await dying.call("sample", request("die"), TWO)
+            with pytest.raises(ServerGone, match="engine 1 of 2 died"):
+                await waiting[1]
+            with pytest.raises(ServerGone, match=r"the end of .*engine-1\.log:"):
+                await client.engine(1).served_version()
+            with pytest.raises(ServerGone, match="engine 1 of 2 died"):  # though this problem's engine lives
+                await client.sample(request("good", "p0"), TWO)
+            waiting[0].cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    asyncio.run(ask())
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_an_answer_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    async def ask() -> None:
+        engine = ChildEngine("engine 0 of 1", str(tmp_path / "engine.log"), "none", {})
+        _, waiting = engine._expect()
+        reader = asyncio.StreamReader()
+        reader.feed_data((4).to_bytes(8, "little") + b"junk")
+        await engine._read(reader)
+        for told in (waiting, asyncio.ensure_future(engine.call("stamp", "1"))):
+            with pytest.raises(ServerGone, match="engine 0 of 1 answered what cannot be read: UnpicklingError"):
+                await told
+
+    asyncio.run(ask())
+
+
+def test_an_engine_that_hangs_gives_no_sign_of_life_and_ends_all_the_same(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path, num_engines=1, probe_seconds=0.2, control_seconds=0.2) as client:
+            asked = asyncio.create_task(client.sample(request("hang"), TWO))
+            await asyncio.sleep(0.1)
+            assert not await client.is_working()
+            with pytest.raises(ServerGone, match=r"engine 0 of 1 did not answer served_version in 0\.2 s"):
+                await client.engine(0).served_version()
+            group = processes(client)[0].pid
+            await client.close()
+            assert group_members(group) == []
+            with pytest.raises(ServerGone, match="was closed"):
+                await asked
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        (
+            "missing",
+            r"engine \d of 2: no vLLM engine can be had .*\nthe end of .*engine-\d.log:\n  \| ValueError: no weights",
+        ),
+        ("slow", r"engine \d of 2 was not loaded in 1 s\nthe end of "),
+    ],
+)
+def test_engines_that_do_not_start_leave_none_behind(model: str, told: str, tmp_path: Path) -> None:
+    client = Stood(model, str(tmp_path / "engine.log"), start_seconds=1.0)
+    begun: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "espalier.sampling.child_process.atexit.register", lambda stop: begun.append(stop.__self__.process.pid)
+        )
+        with pytest.raises(CannotStart, match=told) as caught:
+            asyncio.run(client.open())
+    assert caught.value.exit_code == 3
+    assert len(begun) == 2
+    assert [group_members(group) for group in begun] == [[], []]
+
+
+def test_they_die_with_the_program_that_started_them(tmp_path: Path) -> None:
+    program = (
+        "import asyncio, sys\nfrom espalier.sampling.data_parallel_engines import DataParallelEngines\n"
+        "DataParallelEngines.program = 'tests.support.engine_stand_in'\n"
+        f"client = DataParallelEngines('policy', {str(tmp_path / 'engine.log')!r})\n"
+        "async def main():\n    await client.open()\n"
+        "    print(*(engine.process.pid for engine in client._engines), flush=True)\n    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=ROOT) as parent:
+        assert parent.stdout is not None
+        groups = [int(word) for word in parent.stdout.readline().split()]
+        assert all(group_members(group) for group in groups)
+        parent.send_signal(signal.SIGKILL)
+
+    async def are_gone() -> bool:
+        return not any(group_members(group) for group in groups)
+
+    asyncio.run(wait_until(are_gone))
+
+
+def test_every_engine_has_a_seed_threads_and_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    client = DataParallelEngines("m", "l", num_engines=3, gpus=[1, "2", 5], seed=5, options={"enforce_eager": True})
+    assert [client.settings(number)["options"]["seed"] for number in range(3)] == [5, 6, 7]
+    assert {client.settings(number)["seed"] for number in range(3)} == {5}  # of seeded requests
+    found = [client.environment(number) for number in range(3)]
+    assert [row["CUDA_VISIBLE_DEVICES"] for row in found] == ["1", "2", "5"]
+    assert {row["OMP_NUM_THREADS"] for row in found} == {"2"}
+    assert "RANK" not in found[0]
+    assert DataParallelEngines("m", "l", num_threads=3).environment(0)["OMP_NUM_THREADS"] == "3"
+    bind = "VLLM_CPU_OMP_THREADS_BIND"
+    assert {row[bind] for row in found} == {"nobind"}
+    bound = DataParallelEngines("m", "l", num_threads=2, first_core=4)
+    assert [bound.environment(number)[bind] for number in range(2)] == ["4-5", "6-7"]
+    wide = DataParallelEngines("m", "l", first_core=0, options={"tensor_parallel_size": 2})
+    assert [wide.environment(number)[bind] for number in range(2)] == ["0-1|2-3", "4-5|6-7"]
+    with pytest.raises(BadInput, match=r"2 engines of 1 GPU each need 2, and client\.gpus names 1"):
+        DataParallelEngines("m", "l", gpus=[0])
+    with pytest.raises(BadInput, match="num_engines must be at least 1, got 0"):
+        DataParallelEngines("m", "l", num_engines=0)
+
+
+def test_they_go_without_a_server_and_copies_are_asked_for_by_their_number() -> None:
+    check_client(DataParallelEngines("m", "l"), None)
+    with pytest.raises(BadConfig, match="set server=none"):
+        check_client(DataParallelEngines("m", "l"), VLLMServer("m", "log"))
+    with pytest.raises(BadInput, match=r"client\.options\.data_parallel_size: set client\.num_engines in its place"):
+        DataParallelEngines("m", "l", options={"data-parallel-size": 2})
+    with pytest.raises(BadConfig, match=r"choose client=vllm \(over HTTP\) or data_parallel_engines"):
+        check_client(OfflineClient("m"), None)
+
+
+def test_the_window_that_a_run_asks_of_its_server_is_the_engines() -> None:
+    here = ["client=data_parallel_engines", "server=none", "model.path=m", "output_dir=o"]
+    asked = compose_config(RLConfig, "exp/ppo/ppo_rho_math", [*here, "critic.model.path=m"])
+    assert asked.client["max_model_len"] == asked.server["max_model_len"] > 512
+    assert asked.client["options"]["logprobs_mode"] == "processed_logprobs"
+    plain = compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", here)
+    assert (plain.client["max_model_len"], plain.client["dtype"]) == (512, "bfloat16")
+    offline = compose_config(
+        SampleConfig, "api/vllm/trajectories_in_process", ["client=data_parallel_engines", "policy=m", "output=o"]
+    )
+    assert offline.client["options"]["logprobs_mode"] == "raw_logprobs"  # as every other client
+    assert "block_size" not in build(offline.client).options
+    states = ["server=none", "policy=m", "output=o", "requests.states=s"]
+    for name, shared in (("data_parallel_engines", False), ("data_parallel_engines_partial_block_cache", True)):
+        completing = compose_config(SampleConfig, "api/vllm/completions", [f"client={name}", *states])
+        assert completing.client["options"]["block_size"] == completing.server["options"]["block_size"] == 32
+        assert ("kv_transfer_config" in completing.client["options"]) == shared
+    following = compose_config(RLConfig, "rl", [here[0] + "_partial_block_cache", *here[1:]]).client["options"]
+    assert following["block_size"] == yaml.safe_load(BLOCKS.read_text())["block_size"]
+    assert offline.client["model"] == "m"
+
+
+def test_several_servers_are_gone() -> None:
+    for config, name in ((RLConfig, "exp/ppo/grpo_word_arithmetic"), (SampleConfig, "api/vllm/completions")):
+        with pytest.raises(HydraException) as raised:
+            compose_config(config, name, ["server=several", "server.num_servers=2"])
+        assert describe_config_error(raised.value) == (
+            "config: server=several is no longer there: choose client=data_parallel_engines server=none, which has "
+            "client.num_engines engines in processes of their own, or start servers and name them in "
+            "client.base_url=[...]"
+        )
+
+
+@pytest.mark.parametrize(("old", "new"), [("", ""), ("_shared_blocks", "_partial_block_cache")])
+def test_the_engine_in_the_trainers_process_is_gone(old: str, new: str) -> None:
+    with pytest.raises(HydraException) as raised:
+        compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", [f"client=in_process{old}", "server=none"])
+    assert describe_config_error(raised.value) == (
+        f"config: client=in_process{old} is no longer there: choose client=data_parallel_engines{new}, which "
+        "has engines in processes of their own"
+    )
+
+
+@pytest.mark.server
+def test_a_run_with_engines_of_its_own_follows_the_policy(tiny_policy: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    done = subprocess.run(
+        [
+            *(sys.executable, "main.py", "-cn", "exp/ppo/grpo_word_arithmetic"),
+            *("client=data_parallel_engines_partial_block_cache", "server=none", f"model.path={tiny_policy}"),
+            *(f"output_dir={run_dir}", "num_iterations=2", "rollout.num_problems=8", "update.minibatch_size=64"),
+            *("params.max_tokens=16", "evaluation.every=2", "evaluation.num_problems=8"),
+        ],
+        capture_output=True, text=True, timeout=280, cwd=ROOT, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "delivery reaches all" in done.stderr
+    for number in range(2):
+        assert "Loading weights" in (run_dir / f"engine-{number}.log").read_text()
+    rows = read_metrics(run_dir)
+    assert [row["step"] for row in rows] == [0, 1, 2, 2]
+    assert all(0 <= row["engine/canary_gap"] < 0.1 for row in rows if "rollout/reward" in row)
+    assert (run_dir / "model" / "model.safetensors").is_file()

@@ -1,0 +1,82 @@
+"""A program that talks as `sampling.engine_process` does, with no vLLM behind it: what it does is in the request's id
+("die", or "die at 1" for the second engine alone).
+
+python -m tests.support.engine_stand_in DESCRIPTOR
+"""
+
+import asyncio
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.engine_process import serve
+
+
+class StandIn:
+    def __init__(self, model: str, options: dict[str, Any], seed: int, **_: Any):
+        self.model, self.options, self.seed = model, options, seed
+        self.version = "default"
+        self.folders: list[str] = []
+        self.num_cancelled = 0
+
+    async def open(self) -> None:
+        if self.model == "missing":
+            print("ValueError: no weights", flush=True)
+            raise ServerGone("no vLLM engine can be had for missing")
+        if self.model == "slow":
+            time.sleep(60)
+
+    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+        what, _, where = request.id.partition(" at ")
+        what = what if where in ("", str(self.options["seed"])) else "good"
+        if what == "refused":
+            raise Refused("too long")
+        if what == "broken":
+            raise KeyError("in\ntwo lines")
+        if what == "fail":
+            raise ServerGone("the vLLM engine failed: RuntimeError: no memory")
+        if what == "die":
+            print("RuntimeError: out of memory", flush=True)
+            os._exit(7)
+        if what == "hang":
+            time.sleep(60)
+        try:
+            await asyncio.sleep({"long": 60, "slow": 0.3}.get(what.partition("/")[0], 0.01))
+        except asyncio.CancelledError:
+            self.num_cancelled += 1
+            raise
+        if "answer" in self.options:  # a text alone, as a chat API gives it
+            return [Sample(self.options["answer"], [], "stop") for _ in range(params.n)]
+        stop = f"{request.id}: {request.seed(self.seed)}" if params.is_seeded else ""
+        return [Sample(str(self.options["seed"]), request.prompt_ids, "stop", stop=stop) for _ in range(params.n)]
+
+    async def is_working(self) -> bool:
+        return True
+
+    async def receive_weights(self, folder: Path) -> list[dict[str, str]]:
+        self.folders.append(str(folder))
+        return [{"engine": str(self.options["seed"])}]
+
+    async def reset_cache(self) -> bool:
+        return self.options["seed"] == 0 or "stubborn" not in self.model
+
+    async def stamp(self, version: str) -> None:
+        self.version = version if self.options["seed"] == 0 or "stubborn" not in self.model else "old"
+
+    async def served_version(self) -> str:
+        return self.version
+
+    async def cached_tokens(self, prompt: list[int]) -> int | None:
+        return self.num_cancelled if prompt == [0] else int(self.options["seed"])
+
+    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+        return [float(self.options["seed"])] * (len(ids) - 1)
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(EOFError):
+        asyncio.run(serve(int(sys.argv[1]), StandIn))

@@ -1,0 +1,136 @@
+"""The engine of `client=data_parallel_engines`, put through everything that reinforcement learning asks of it; run by
+tests/sampling/test_one_process_engine.py in a process of its own, which vLLM changes for good.
+
+    python -m tests.support.one_process_engine POLICY
+"""
+
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from espalier.models.load import load_policy
+from espalier.rl.delivery.weight_sync import WeightSync
+from espalier.rl.delivery.weight_update_engine import OwnEngine, StaleWeights
+from espalier.rl.probes.canary import Canary
+from espalier.rl.probes.checks import CACHE, WEIGHTS
+from espalier.sampling.client import Refused, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.one_process_engine import OneProcessEngine
+from espalier.training.engine import named_weights
+
+PROMPTS = [list(range(5 + k, 30 + 3 * k)) for k in range(6)]
+
+
+async def same_text_as_vllm(client: OneProcessEngine) -> None:
+    """Texts that are decoded here are those that vLLM makes token by token; log-probs are of the sampled tokens."""
+    rows = [SampleRequest(str(k), "", ids) for k, ids in enumerate(PROMPTS)]
+    greedy = SamplingParams(n=1, temperature=0.0, max_tokens=20, return_logprobs=True)
+    own = await asyncio.gather(*(client.sample(row, greedy) for row in rows))
+    theirs = await asyncio.gather(*(client.ask(ids, temperature=0.0, max_tokens=20) for ids in PROMPTS))
+    engine = OwnEngine(client)
+    for prompt, (sample,), found in zip(PROMPTS, own, theirs, strict=True):
+        assert (sample.token_ids, sample.text) == (list(found.outputs[0].token_ids), found.outputs[0].text)
+        assert sample.finish_reason == found.outputs[0].finish_reason
+        again = (await engine.prompt_logprobs(prompt + sample.token_ids))[len(prompt) - 1 :]
+        assert sample.logprobs is not None
+        assert len(sample.logprobs) == len(sample.token_ids)
+        assert torch.allclose(torch.tensor(sample.logprobs), torch.tensor(again), atol=0.05)
+    stopped = SamplingParams(n=2, temperature=1.0, max_tokens=20, stop=[own[0][0].text[:1]])
+    for sample in await client.sample(rows[0], stopped):
+        assert stopped.stop[0] not in sample.text
+    with pytest.raises(Refused, match="leaves no room"):
+        await client.sample(SampleRequest("long", "", [5] * 256), greedy)
+    with pytest.raises(Refused, match="out of vocabulary"):
+        await client.sample(SampleRequest("strange", "", [100_000] * 16), greedy)
+
+
+async def whoever_gives_up_leaves_nothing(client: OneProcessEngine) -> None:
+    """A cancelled request is taken out of the engine, and the others go on."""
+    long = SamplingParams(n=4, temperature=1.0, max_tokens=200)
+    asked = [asyncio.create_task(client.sample(SampleRequest(str(k), "", ids), long)) for k, ids in enumerate(PROMPTS)]
+    await asyncio.sleep(0.05)
+    assert await client.is_working()
+    for task in asked[1:]:
+        task.cancel()
+    await asyncio.gather(*asked[1:], return_exceptions=True)
+    assert len(await asked[0]) == 4
+    await asyncio.sleep(0.05)
+    assert not client.engine.has_unfinished_requests()
+    assert not await client.is_working()
+
+
+async def follows_the_policy(client: OneProcessEngine, policy: str) -> None:
+    """Deliveries, receipts, stamps, the prefix cache, and what is said where one of them is missing."""
+    model = load_policy(policy, "eager")
+    engine = OwnEngine(client)
+    sync = WeightSync(engine, precision="bf16", dtype=torch.bfloat16)
+    sync.canaries = [Canary(list(range(5, 45)), start=8)]
+    assert await engine.served_version() == "default"
+    await sync.prove_delivery(model)
+    assert (await sync.sync(model, 0))["canary_gap"] < 0.05
+    with torch.no_grad():
+        for value in model.parameters():
+            value.add_(0.05 * torch.randn(value.shape, generator=torch.Generator().manual_seed(0)))
+    assert (await sync.sync(model, 3))["canary_gap"] < 0.05
+    await sync.check_version(3)
+    with pytest.raises(StaleWeights, match="serves version '3', not 4"):
+        await sync.check_version(4)
+    await sync.ask_marker()
+    assert await engine.cached_tokens(sync.canaries[0].ids[::-1])  # so that an empty cache is told from none
+
+    class KeepsItsCache(OwnEngine):
+        async def load(self, folder: Path) -> list[dict[str, str]] | None:
+            return await self.client.receive_weights(folder)
+
+    class ReadsNothing(OwnEngine):
+        async def load(self, folder: Path) -> list[dict[str, str]] | None:
+            return [{}]
+
+    sync.engines = [KeepsItsCache(client)]
+    with pytest.raises(StaleWeights) as told:
+        await sync.sync(model, 4)
+    assert told.value.fault.kind == CACHE
+    sync.engines = [ReadsNothing(client)]
+    with pytest.raises(StaleWeights, match="read 0 of") as told:
+        await sync.deliver(named_weights(model))
+    assert told.value.fault.kind == WEIGHTS
+
+
+async def a_failure_is_told_to_all(client: OneProcessEngine) -> None:
+    """What the engine raises ends every request in one line, and a delivery."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "model.safetensors").symlink_to("/proc/1/fd/100000")
+        with pytest.raises(ServerGone, match="the vLLM engine takes no weights: ValueError: "):
+            await OwnEngine(client).load(Path(folder))
+
+    def fail() -> None:
+        raise RuntimeError("no memory\nin two lines")
+
+    client.engine.step = fail
+    asked = [client.ask(ids, max_tokens=4) for ids in PROMPTS]
+    for found in await asyncio.gather(*asked, return_exceptions=True):
+        assert isinstance(found, ServerGone)
+        assert str(found) == "the vLLM engine failed: RuntimeError: no memory in two lines"
+
+
+async def main(policy: str) -> None:
+    """All of it, with one engine."""
+    with pytest.raises(ServerGone, match="no vLLM engine can be had for /nowhere"):
+        await OneProcessEngine("/nowhere").open()
+    options = {"enforce_eager": True, "max_num_seqs": 32, "seed": 7}
+    client = OneProcessEngine(policy, max_model_len=256, options=options)
+    await client.open()
+    assert torch.initial_seed() == 7  # of all that it samples: engines beside one another draw different samples
+    assert client._decode is not None
+    await same_text_as_vllm(client)
+    await whoever_gives_up_leaves_nothing(client)
+    await follows_the_policy(client, policy)
+    await a_failure_is_told_to_all(client)
+    await client.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*sys.argv[1:]))

@@ -1,0 +1,84 @@
+"""Advantages for `test_rank_estimates.py`: `python rank_estimates.py POLICY PRM OUT`, alone or behind a launcher.
+
+Estimators that ask the sampler, the reward or a network of their own, on rollouts that are drawn through the context;
+every rank writes what it has to OUT/<rank>.pt. Whoever is asked on another rank than 0 raises.
+"""
+
+import asyncio
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from espalier.data.records import Trajectory
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.load import load_policy, load_tokenizer
+from espalier.rewards.score import Score
+from espalier.rl.advantages.process_values import ProcessValueAdvantage
+from espalier.rl.advantages.remax import ReMaxAdvantage
+from espalier.rl.advantages.spo import SPO
+from espalier.rl.advantages.vineppo import VinePPO
+from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext
+from espalier.rl.experience import make_experience, token_rewards
+from espalier.rl.iteration_metrics import Clock
+from espalier.rl.rollout import Sampler
+from espalier.runtime.distributed import is_main_rank, process_group, rank
+from espalier.sampling.client import Sample, SampleRequest, SamplingParams
+from tests.support.rl_cases import PARAMS, FakeClient
+
+
+class MainRankClient(FakeClient):
+    """Answers on rank 0 alone."""
+
+    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+        assert is_main_rank()
+        return await super().sample(request, params)
+
+
+def share_of_ones(trajectories: Sequence[Trajectory]) -> list[Score]:
+    """A reward that tells answers apart; on rank 0 alone."""
+    assert is_main_rank()
+    return [Score(sum(letter in "123" for letter in t.response) / len(t.response)) for t in trajectories]
+
+
+def only_on_main_rank(module: torch.nn.Module, _: Any) -> None:
+    """Refuse a forward pass of another rank."""
+    assert is_main_rank()
+
+
+def main() -> None:
+    """Draw two groups, estimate by each, write tensors and metrics."""
+    torch.set_num_threads(1)
+    policy, prm, out = map(Path, sys.argv[1:4])
+    task = WordArithmetic(num_train=200, num_dev=20, num_test=20, num_demonstrations=200)
+    tokenizer = load_tokenizer(str(policy))
+    process_values = ProcessValueAdvantage(str(prm))
+    process_values.model.register_forward_pre_hook(only_on_main_rank)
+    estimators: dict[str, AdvantageEstimator] = {
+        "vineppo": VinePPO(completions_per_state=2, max_completions=6, round_completions=2),
+        "spo": SPO(completions_per_state=2, prompt_value="sampled", num_segments=3),
+        "remax": ReMaxAdvantage(),
+        "process_values": process_values,
+    }
+    with process_group(timeout_seconds=60), asyncio.Runner() as loop:
+        client = MainRankClient(tokenizer, num_lines=2)
+        sampler = Sampler(client, task, tokenizer, concurrency=4, stall_seconds=60)
+        clock = Clock()
+        context = EstimatorContext(loop, sampler, share_of_ones, PARAMS, 0, clock)
+        groups = context.rollout(task.problems("train")[:2], PARAMS, "rl-0")
+        network = load_policy(str(policy), "eager")
+        experience, _ = make_experience(
+            groups, network, pad_id=0, micro_batch_size=4, precision="fp32", temperature=1.0, clock=clock
+        )
+        experience = replace(experience, rewards=token_rewards(groups, experience.response_mask))
+        estimates = {name: estimator(groups, experience, context) for name, estimator in estimators.items()}
+        assert set(clock.take()) == {"seconds/completions", "seconds/reward"}
+    found = {name: (e.advantages, e.metrics, e.state_values) for name, e in estimates.items()}
+    torch.save(found, out / f"{rank()}.pt")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""A small RL run for `test_rl_ranks.py`: `python rl_ranks.py POLICY RUN_DIR [one_pass | vineppo] [KEY=VALUE ...]`,
+alone or behind a launcher: PPO, VinePPO, or with `one_pass` GRPO, whose update makes the only pass. Its sampler answers
+by the request alone, so that no rounding changes what is learnt from; the engine that is asked for log-probs serves
+what was delivered. Keys are those of main.py."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.processes.repeatable_server import RepeatableServer
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.load import load_tokenizer
+from espalier.rl.advantages.gae import GAE
+from espalier.rl.advantages.grpo import GRPO
+from espalier.rl.advantages.vineppo import VinePPO
+from espalier.runtime.distributed import process_group
+from espalier.runtime.entrypoint import compose_config
+from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
+from tests.support.rl_cases import make_trainer, on_repeatable
+
+
+def main() -> None:
+    """Three iterations with a critic, a KL penalty and whitening, or of GRPO or VinePPO; models at the end."""
+    torch.set_num_threads(1)
+    policy, run_dir = Path(sys.argv[1]), Path(sys.argv[2])
+    fixed = ["optimizer.eps=1e-4", f"output_dir={run_dir}", f"model.path={policy}"]  # noise is no direction to Adam
+    is_one_pass = "one_pass" in sys.argv
+    given = compose_config(RLConfig, "rl", [*fixed, *(word for word in sys.argv[3:] if "=" in word)])
+    task = WordArithmetic(num_train=200, num_dev=20, num_test=20, num_demonstrations=200)
+    tokenizer = load_tokenizer(str(policy))
+    with process_group(timeout_seconds=120, is_needed_alone=bool(given.deepspeed)):
+        kind: dict[str, Any] = {"minibatch_size": 12, "estimator": GRPO(divide_by_std=True)}
+        if "vineppo" in sys.argv:
+            kind = {"minibatch_size": 6, "estimator": VinePPO(completions_per_state=2, prompt_value="sampled")}
+        elif not is_one_pass:
+            kind = {"minibatch_size": 6, "estimator": GAE(gamma=1.0, lam=0.95)}
+            kind |= {"critic": CriticConfig(learning_rate=1e-3), "kl": KLConfig(coefficient=0.05, kind="k3")}
+        trainer = make_trainer(
+            policy, task, tokenizer, run_dir, "", whitening="none" if is_one_pass else "standard", **kind,
+            loss_aggregation="sequence", num_iterations=3, rollout_num_problems=3, num_epochs=1, evaluation_every=0,
+            save_every=1,
+            warmup_steps=1, max_mean_ratio=1.01, optimizer=given.optimizer, deepspeed=given.deepspeed,
+            lora=given.lora, ema=given.ema,
+        )  # fmt: skip
+        client = trainer.rollout_source.sampler.client
+        on_repeatable(trainer, RepeatableServer(str(policy), max_model_len=512))
+        trainer.rollout_source.sampler.client = client
+        assert trainer.policy.makes_one_pass(12) == is_one_pass
+        trainer.run()
+        trainer.save_model()
+
+
+if __name__ == "__main__":
+    main()

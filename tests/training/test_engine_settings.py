@@ -1,0 +1,60 @@
+"""Settings of DeepSpeed: which ranks share examples, what is refused in one line, parts that become wholes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from espalier.runtime.schemas import TrainConfig
+from espalier.training.deepspeed_engine import BadSettings, full_weights, tensor_parallel_size
+from espalier.training.loop_from_config import data_ranks, make_engine
+from tests.support.root_config import root_config
+
+
+def config(**settings: Any) -> TrainConfig:
+    fixed: dict[str, Any] = {"output_dir": "", "model": {}, "objective": {}, "examples": {}}
+    return root_config(TrainConfig, **{**fixed, "optimizer": {"_target_": "torch.optim.AdamW"}, **settings})
+
+
+def zero(stage: int, size: int = 1) -> dict[str, Any]:
+    return {"zero_optimization": {"stage": stage}, "tensor_parallel": {"autotp_size": size, "preset_model": "llama"}}
+
+
+def test_neighbouring_ranks_of_tensor_parallelism_read_the_same_examples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    found = []
+    for rank in range(4):
+        monkeypatch.setenv("RANK", str(rank))
+        found.append(data_ranks(config(deepspeed=zero(1, 2))))
+        assert data_ranks(config()) == (rank, 4)
+        assert data_ranks(config(deepspeed={"zero_optimization": {"stage": 3}})) == (rank, 4)
+    assert found == [(0, 2), (0, 2), (1, 2), (1, 2)]
+
+
+def test_tensor_parallelism_that_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(BadSettings, match="autotp_size 2 does not divide the 3 ranks: start a multiple of 2"):
+        tensor_parallel_size(zero(1, 2))
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for stage in (0, 3):
+        with pytest.raises(BadSettings, match=f"autotp_size 2 needs ZeRO stage 1 or 2, not {stage}: set deepspeed"):
+            tensor_parallel_size(zero(stage, 2))
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(BadSettings, match="adapters cannot be had with tensor parallelism: set lora=none"):
+        make_engine(config(deepspeed=zero(1, 2), lora={"bits": 0}), model)
+    with pytest.raises(BadSettings, match=r"lora\.bits cannot be had with ZeRO stage 3"):
+        make_engine(config(deepspeed=zero(3), lora={"bits": 4}), model)
+
+
+def test_parts_of_tensor_parallel_ranks_become_the_whole(tmp_path: Path) -> None:
+    whole = {"column": torch.arange(24.0).view(6, 4), "row": torch.arange(24.0).view(4, 6), "norm": torch.ones(4)}
+    folder = tmp_path / "deepspeed"
+    folder.mkdir()
+    for rank in range(2):
+        part = {"column": whole["column"][3 * rank : 3 * rank + 3], "row": whole["row"][:, 3 * rank : 3 * rank + 3]}
+        torch.save({"module": {**part, "norm": whole["norm"]}}, folder / f"mp_rank_0{rank}_model_states.pt")
+    found = full_weights(tmp_path, {name: value.shape for name, value in whole.items()})
+    assert found.keys() == whole.keys()
+    for name, value in whole.items():
+        assert torch.equal(found[name], value), name
