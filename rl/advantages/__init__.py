@@ -1,1 +1,1 @@
-"""How good every token of a rollout was: one file an estimator (`rl.types.AdvantageEstimator`)."""
+"""How good every token of a rollout was: one file per algorithm, of parts in rl/credit/."""

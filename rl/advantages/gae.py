@@ -24,7 +24,7 @@ def generalized_advantages(
     gamma: float,
     lam: float | torch.Tensor,
 ) -> torch.Tensor:
-    """Advantages [B, T] in float32, 0 outside `mask`: `exact_advantages`, rounded."""
+    """Round `exact_advantages` to float32: [B, T], 0 outside `mask`."""
     return exact_advantages(rewards, values, mask, is_last, gamma, lam).float()
 
 
@@ -39,7 +39,7 @@ def exact_advantages(
     """Compute advantages [B, T] in float64, 0 outside `mask`.
 
     `is_last` marks the last token of every response: nothing behind it counts. A row may hold one response (padded)
-    or several one behind the other (packed); `lam` is one number or one a token [B, T].
+    or several one behind the other (packed); `lam` is one number or one per token [B, T].
     """
     found = torch.zeros(rewards.shape, dtype=torch.float64)
     advantage = torch.zeros(len(rewards), dtype=torch.float64)
@@ -57,7 +57,7 @@ def exact_advantages(
 
 
 def last_tokens(mask: torch.Tensor) -> torch.Tensor:
-    """[N, T] bool: the last true position of every row of `mask` (none where a row has none)."""
+    """Mark the last true position of every row of `mask` [N, T] (none where a row has none): [N, T] bool."""
     after = torch.zeros_like(mask)
     after[:, :-1] = mask[:, 1:]
     return mask & ~after
@@ -81,7 +81,7 @@ class GAE:
         self.gamma, self.lam, self.critic_lam, self.length_alpha = gamma, lam, critic_lam, length_alpha
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
-        """Advantages and the critic's targets."""
+        """Estimate advantages and the critic's targets, [N, T] both."""
         assert experience.rewards is not None
         assert experience.values is not None
         mask = experience.response_mask

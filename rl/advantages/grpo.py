@@ -19,7 +19,7 @@ _SMALLEST_STD = 1e-6
 
 
 def group_advantages(rewards: Sequence[float], divide_by_std: bool) -> list[float]:
-    """A_i = r_i - mean(r), divided by std(r) (of a sample, G - 1 below) where asked.
+    """Compute A_i = r_i - mean(r), divided by std(r) (of a sample, G - 1 below) where asked.
 
     A group whose rewards are all equal (std below 1e-6) teaches nothing: its advantages are exactly 0.
     """
@@ -32,7 +32,7 @@ def group_advantages(rewards: Sequence[float], divide_by_std: bool) -> list[floa
 
 
 class GRPO:
-    """Every response token of a rollout gets the rollout's advantage."""
+    """Gives every response token of a rollout the rollout's advantage."""
 
     needs_critic = False
     reads_token_rewards = False
@@ -43,6 +43,6 @@ class GRPO:
         self.divide_by_std = divide_by_std
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
-        """One number a rollout."""
+        """Estimate one number per rollout, at all its response tokens."""
         rows = [value for group in groups for value in group_advantages(group.rewards, self.divide_by_std)]
         return Estimate(spread_rollouts(rows, experience.response_mask))

@@ -46,12 +46,14 @@ class ProcessValueAdvantage:
         self.model.to(device)  # type: ignore[arg-type]
 
     def networks(self) -> dict[str, Any]:
-        """The one network."""
+        """Name the one network."""
         return {"process reward model": self.model}
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
-        """Every response token gets the advantage of its step. Raises BadInput where the form "value" meets a reward
-        outside 0 to 1."""
+        """Give every response token the advantage of its step; rank 0 alone scores.
+
+        Raises BadInput where the form "value" meets a reward outside 0 to 1.
+        """
         rewards = [reward for group in groups for reward in group.rewards]
         if self.form == "value" and not all(-1e-6 <= reward <= 1 + 1e-6 for reward in rewards):
             raise BadInput(f"advantage.form=value sets process scores from 0 to 1 beside rewards, and these are "

@@ -32,12 +32,12 @@ class ReinforcePlusPlusAdvantage:
         self.smallest_group = 2 if has_group_baseline else 1
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
-        """Whitened rewards to go."""
+        """Whiten the rewards to go."""
         mask = experience.response_mask
         return Estimate(whiten(self.before_whitening(groups, experience), mask))
 
     def before_whitening(self, groups: Sequence[RolloutGroup], experience: Experience) -> torch.Tensor:
-        """[N, T]: rewards to go, above the group's where there is a baseline."""
+        """Compute rewards to go [N, T], above the group's where there is a baseline."""
         assert experience.rewards is not None
         mask = experience.response_mask
         found = rewards_to_go(experience.rewards, mask, self.gamma)

@@ -14,7 +14,7 @@ from espalier.rl.types import Estimate, Experience, RolloutGroup
 
 
 class ReMaxAdvantage:
-    """One greedy response a problem, by the policy that drew the rollouts, scored by the run's own reward.
+    """Samples one greedy response per problem, by the policy that drew the rollouts, scored by the run's own reward.
 
     A KL penalty placed in the reward counts from each token on (the baseline has none of it, as in the paper).
     """
@@ -25,7 +25,7 @@ class ReMaxAdvantage:
     smallest_group = 1
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
-        """Rewards to go minus those of the greedy response."""
+        """Take what the greedy response had to come off the rewards to go."""
         assert experience.rewards is not None
         greedy = replace(context.params, n=1, temperature=0.0)
         version = groups[0].rollouts[0].policy_version

@@ -12,7 +12,7 @@ from espalier.rl.types import Estimate, Experience, RolloutGroup
 
 
 def leave_one_out(rewards: Sequence[float]) -> list[float]:
-    """A_i = r_i - mean of the other rewards; exactly 0 for rewards that are all equal. Needs at least 2."""
+    """Compute A_i = r_i - mean of the other rewards; exactly 0 for rewards that are all equal. Needs at least 2."""
     if len(rewards) < 2:
         raise ValueError("leave-one-out needs at least 2 rollouts of a problem")
     if len(set(rewards)) == 1:
@@ -22,7 +22,7 @@ def leave_one_out(rewards: Sequence[float]) -> list[float]:
 
 
 class RLOO:
-    """Every response token of a rollout gets the rollout's advantage."""
+    """Gives every response token of a rollout the rollout's advantage."""
 
     needs_critic = False
     reads_token_rewards = True
@@ -30,7 +30,7 @@ class RLOO:
     smallest_group = 2
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
-        """One number a rollout."""
+        """Estimate one number per rollout, at all its response tokens."""
         totals = iter(total_rewards(experience).tolist())
         rows = [value for group in groups for value in leave_one_out([next(totals) for _ in group.rollouts])]
         return Estimate(spread_rollouts(rows, experience.response_mask))

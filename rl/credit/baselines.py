@@ -13,7 +13,7 @@ from espalier.rl.types import RolloutGroup
 
 
 def expected_to_come(groups: Sequence[RolloutGroup], num_tokens: int, gamma: float = 1.0) -> torch.Tensor:
-    """[groups, T]: for response token t (from 0) the mean over the group's rollouts of what they had to come there.
+    """Average, for response token t (from 0), what the group's rollouts had to come there: [groups, T].
 
     That is a rollout's process rewards at token t and later, and its outcome, each times `gamma` for every token
     between t and it; the outcome of a rollout that ended before t is not discounted. Without process rewards and with
@@ -35,7 +35,7 @@ def expected_to_come(groups: Sequence[RolloutGroup], num_tokens: int, gamma: flo
 def spread_baselines(
     baselines: torch.Tensor, groups: Sequence[RolloutGroup], response_mask: torch.Tensor
 ) -> torch.Tensor:
-    """[N, T] in float32: the baseline of each rollout's group (`baselines` [groups, tokens]) at its response tokens."""
+    """Put the baseline of each rollout's group (`baselines` [groups, tokens]) at its response tokens: [N, T]."""
     numbers = [number for number, group in enumerate(groups) for _ in group.rollouts]
     position = response_mask.long().cumsum(-1) - 1
     rows = baselines[numbers].gather(1, position.clamp(min=0))

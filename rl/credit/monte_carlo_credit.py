@@ -37,7 +37,7 @@ class MonteCarloCredit:
 
     @property
     def smallest_group(self) -> int:
-        """How many rollouts of a problem are needed."""
+        """Say how many rollouts of a problem are needed."""
         return 1 if self.prompt_value == "sampled" else 2
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
@@ -73,7 +73,7 @@ def mean_rewards(
 
 
 def values_along(trajectory: Trajectory, reward: float, prompt: float, values: Mapping[StateKey, float]) -> list[float]:
-    """V_0 .. V_S of a rollout: `prompt` where its prompt was not valued, `reward` at the end."""
+    """List V_0 .. V_S of a rollout: `prompt` where its prompt was not valued, `reward` at the end."""
     starts = [0, *trajectory.step_ends[:-1]][: len(trajectory.steps)]
     row = [values.get(state_key(trajectory.problem_id, trajectory.response_ids[:start])) for start in starts]
     if row and row[0] is None:
@@ -86,7 +86,7 @@ def describe_states(
     completions: Mapping[str, Sequence[Completion]],
     values: Mapping[StateKey, float],
 ) -> dict[str, float]:
-    """Means over the completed states: their value, the share without spread, completions and tokens they cost."""
+    """Average over the completed states: their value, the share without spread, completions and tokens they cost."""
     rows = [completion for sampled in completions.values() for completion in sampled]
     num = max(1, len(values))
     grades = [{completion.is_correct for completion in sampled} for sampled in completions.values()]

@@ -22,7 +22,7 @@ FORMS = ("value", "progress", "minimum")
 
 
 def lowest_to_come(scores: Sequence[float]) -> list[float]:
-    """For every step the lowest score from it on."""
+    """Find for every step the lowest score from it on."""
     found: list[float] = []
     for score in reversed(scores):
         found.append(min(score, found[-1]) if found else score)
@@ -30,11 +30,12 @@ def lowest_to_come(scores: Sequence[float]) -> list[float]:
 
 
 def state_values(scores: Sequence[Sequence[float]], rewards: Sequence[float], form: str) -> list[list[float]]:
-    """V_0 .. V_S of every rollout of one group; `scores[i]` are those of rollout i after each of its S steps.
+    """Value the states of every rollout of one group, V_0 .. V_S.
 
-    The prompt's value V_0, which no step leads to: in the form "progress" the mean over the group of the scores after
-    the first step, else the mean reward of the other rollouts. The terminal value V_S is the rollout's reward. A
-    rollout without scores (nothing but an end token) is one step.
+    `scores[i]` are those of rollout i after each of its S steps. The prompt's value V_0, which no step leads to, is in
+    the form "progress" the mean over the group of the scores after the first step, else the mean reward of the other
+    rollouts. The terminal value V_S is the rollout's reward. A rollout without scores (nothing but an end token) is
+    one step.
     """
     firsts = [row[0] for row in scores if row]
     starts = prompt_values(rewards, "leave_one_out")
@@ -46,7 +47,7 @@ def state_values(scores: Sequence[Sequence[float]], rewards: Sequence[float], fo
 def process_advantages(
     scores: Sequence[Sequence[float]], rewards: Sequence[float], form: str, weight: float
 ) -> list[list[float]]:
-    """Advantages of the steps of every rollout of one group; `scores[i]` are those of rollout i after each step.
+    """Credit the steps of every rollout of one group; `scores[i]` are those of rollout i after each step.
 
     A rollout without scores (nothing but an end token) is one step, with the reward's part alone.
     """

@@ -9,7 +9,7 @@ PROMPT_VALUES = ("group", "leave_one_out", "sampled")
 
 
 def fill_values(values: Sequence[float | None], outcome: float) -> list[float]:
-    """V_0 .. V_S of S steps: the terminal value is the outcome, and a state without a value has that of the next.
+    """List V_0 .. V_S of S steps: the terminal value is the outcome, and a state without a value has that of the next.
 
     `values` holds V_0 .. V_{S-1}, None where a state was not valued: behind a cap on the number of states every
     value is then the outcome, and the steps there have advantage 0.
@@ -21,7 +21,7 @@ def fill_values(values: Sequence[float | None], outcome: float) -> list[float]:
 
 
 def step_advantages(state_values: Sequence[float]) -> list[float]:
-    """VinePPO (Kazemnejad et al. 2024): A(step i) = V(s_{i+1}) - V(s_i), from V_0 .. V_S; gamma 1, no lambda.
+    """Credit S steps with A(step i) = V(s_{i+1}) - V(s_i), from V_0 .. V_S (VinePPO, Kazemnejad et al. 2024); gamma 1.
 
     The reward of the last step is in V_S, the outcome. S advantages, which sum to V_S - V_0.
     """
@@ -29,7 +29,7 @@ def step_advantages(state_values: Sequence[float]) -> list[float]:
 
 
 def prompt_values(rewards: Sequence[float], how: str) -> list[float]:
-    """The value of the prompt for every rollout of a group, free of charge from the group's own rewards.
+    """Value the prompt for every rollout of a group, free of charge from the group's own rewards.
 
     "group": their mean, the same for all. "leave_one_out": the mean of the others, which does not hold the
     outcome it is compared with.

@@ -8,7 +8,7 @@ from espalier.rl.types import Experience
 
 
 def spread_rollouts(values: Sequence[float], response_mask: torch.Tensor) -> torch.Tensor:
-    """[N] → [N, T]: every response token gets its rollout's number."""
+    """Give every response token its rollout's number: [N] → [N, T]."""
     return torch.tensor(values, dtype=torch.float32)[:, None] * response_mask
 
 
@@ -24,7 +24,7 @@ def spread_over_tokens(step_ends: Sequence[int], values: Sequence[float]) -> lis
 def spread_steps(
     step_ends: Sequence[Sequence[int]], values: Sequence[Sequence[float]], response_mask: torch.Tensor
 ) -> torch.Tensor:
-    """[N, T]: every response token gets the number of the step that holds it.
+    """Give every response token the number of the step that holds it: [N, T].
 
     `step_ends[n]` count response tokens up to and including each step; a token that covers a border belongs to
     the step its first character is in (`data.token_text`), the end token to the last step. Raises
@@ -41,13 +41,13 @@ def spread_steps(
 
 
 def total_rewards(experience: Experience) -> torch.Tensor:
-    """[N] of all rewards of a rollout, with the KL penalty where it is part of the reward."""
+    """Sum all rewards of every rollout, [N], with the KL penalty where it is part of the reward."""
     assert experience.rewards is not None
     return experience.rewards.sum(-1)
 
 
 def rewards_to_go(rewards: torch.Tensor, response_mask: torch.Tensor, gamma: float = 1.0) -> torch.Tensor:
-    """[N, T]: G_t = r_t + gamma G_{t+1}, 0 outside the response."""
+    """Sum what is to come: G_t = r_t + gamma G_{t+1}, [N, T], 0 outside the response."""
     found = torch.zeros(rewards.shape, dtype=torch.float64)
     carried = torch.zeros(len(rewards), dtype=torch.float64)
     for t in range(rewards.shape[1] - 1, -1, -1):
