@@ -2,10 +2,10 @@
 
 Both are trained by the programs themselves on the same trajectories of the embedded task: one on plain K = 9 labels
 (`requests/completions`, `stage/values/estimate_values`), one on `requests/smoothed_completions` with at most 4
-completions a state on average (`stage/values/smoothed_values`). Each scores every step of 8 fresh solutions of every problem
-of the dev split. There the truth of a step is known: it is right where each line so far names the problem's next
-operation and its true result. The figure is the difference of the areas under the ROC curve, a pair of models a seed.
-Best of 8 (product of the scores) is graded by the answer.
+completions a state on average (`stage/values/smoothed_values`). Each scores every step of 8 fresh solutions of every
+problem of the dev split. There the truth of a step is known: it is right where each line so far names the problem's
+next operation and its true result. The figure is the difference of the areas under the ROC curve, a pair of models a
+seed. Best of 8 (product of the scores) is graded by the answer.
 """
 
 import json
