@@ -1,9 +1,11 @@
 """A small RL run for `test_rl_ranks.py`: `python rl_ranks.py POLICY RUN_DIR [one_pass] [KEY=VALUE ...]`, alone or
-behind a launcher: PPO, or with `one_pass` GRPO, whose update makes the only pass. Its sampler answers by the request
+behind a launcher: PPO, or with `one_pass` GRPO, whose update makes the only pass, unless it is `asking`: that reads the
+old policy's log-probs first, and asks the sampler for more. Its sampler answers by the request
 alone, so that no rounding changes what is learnt from; the engine that is asked for log-probs serves what was
 delivered. Keys are those of main.py."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,22 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.grpo import GRPO
+from espalier.rl.types import Estimate
 from espalier.runtime.distributed import process_group
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
+
+
+class AskingGRPO(GRPO):
+    """Reads the old log-probs, and has the first problem answered and scored once more."""
+
+    def __call__(self, groups: Any, experience: Any, context: Any) -> Estimate:
+        estimate = super().__call__(groups, experience, context)
+        mean = float(experience.old_logprobs[experience.response_mask].mean())
+        (group,) = context.rollout([groups[0].problem], context.params, "more")
+        (again,) = context.score([group.rollouts[0].trajectory])
+        assert again == group.scores[0]
+        return replace(estimate, metrics={"old_logprob": mean, "more_reward": sum(group.rewards)})
 
 
 def main() -> None:
@@ -25,12 +40,13 @@ def main() -> None:
     torch.set_num_threads(1)
     policy, run_dir = Path(sys.argv[1]), Path(sys.argv[2])
     fixed = ["optimizer.eps=1e-4", f"output_dir={run_dir}", f"model.path={policy}"]  # noise is no direction to Adam
+    words = ("one_pass", "asking")
     is_one_pass = "one_pass" in sys.argv
-    given = compose_config(RLConfig, "rl", [*fixed, *(word for word in sys.argv[3:] if word != "one_pass")])
+    given = compose_config(RLConfig, "rl", [*fixed, *(word for word in sys.argv[3:] if word not in words)])
     task = WordArithmetic(num_train=200, num_dev=20, num_test=20, num_demonstrations=200)
     tokenizer = load_tokenizer(str(policy))
     with process_group(timeout_seconds=120, is_needed_alone=bool(given.deepspeed)):
-        kind: dict[str, Any] = {"minibatch_size": 12, "estimator": GRPO(divide_by_std=True)}
+        kind: dict[str, Any] = {"minibatch_size": 12, "estimator": (AskingGRPO if "asking" in sys.argv else GRPO)(True)}
         if not is_one_pass:
             kind = {"minibatch_size": 6, "estimator": GAE(gamma=1.0, lam=0.95)}
             kind |= {"critic": CriticConfig(learning_rate=1e-3), "kl": KLConfig(coefficient=0.05, kind="k3")}

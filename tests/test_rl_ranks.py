@@ -102,6 +102,17 @@ def test_an_update_of_one_pass_on_two_ranks_equals_that_of_one(engine: str, tiny
     assert_same_weights(tmp_path / "one", tmp_path / "two", 1e-4, ("model",))
 
 
+def test_an_estimator_that_reads_and_asks_on_two_ranks_gives_what_it_gives_on_one(
+    tiny_policy: Path, tmp_path: Path
+) -> None:
+    run(tiny_policy, tmp_path / "one", 1, "one_pass", "asking")
+    run(tiny_policy, tmp_path / "two", 2, "one_pass", "asking")
+    rows = read_metrics(tmp_path / "one")
+    assert all(row["estimate/old_logprob"] < -1 and "estimate/more_reward" in row for row in rows)
+    assert_same_metrics(tmp_path / "one", tmp_path / "two", 1e-4)
+    assert_same_weights(tmp_path / "one", tmp_path / "two", 1e-4, ("model",))
+
+
 ADAPTERS = ("lora=lora", "lora.rank=4", "ema.decay=0.75")
 MERGED = ("model", "model_ema", "critic")
 
