@@ -4,6 +4,7 @@ by the request alone, so that no rounding changes what is learnt from; the engin
 what was delivered. Keys are those of main.py."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,24 @@ from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
 from tests.support.rl_cases import make_trainer, on_repeatable
 
 
+class AskingGRPO(GRPO):
+    """Reads the old log-probs, and has the first problem answered and scored once more."""
+
+    def __call__(self, groups: Any, experience: Any, context: Any) -> Estimate:
+        estimate = super().__call__(groups, experience, context)
+        mean = float(experience.old_logprobs[experience.response_mask].mean())
+        (group,) = context.rollout([groups[0].problem], context.params, "more")
+        (again,) = context.score([group.rollouts[0].trajectory])
+        assert again == group.scores[0]
+        return replace(estimate, metrics={"old_logprob": mean, "more_reward": sum(group.rewards)})
+
+
 def main() -> None:
     """Three iterations with a critic, a KL penalty and whitening, or of GRPO or VinePPO; models at the end."""
     torch.set_num_threads(1)
     policy, run_dir = Path(sys.argv[1]), Path(sys.argv[2])
     fixed = ["optimizer.eps=1e-4", f"output_dir={run_dir}", f"model.path={policy}"]  # noise is no direction to Adam
+    words = ("one_pass", "asking")
     is_one_pass = "one_pass" in sys.argv
     given = compose_config(RLConfig, "rl", [*fixed, *(word for word in sys.argv[3:] if "=" in word)])
     task = WordArithmetic(num_train=200, num_dev=20, num_test=20, num_demonstrations=200)
