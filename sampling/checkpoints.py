@@ -101,9 +101,9 @@ def sampling_jobs(config: SampleConfig, checkpoint: PolicyCheckpoint) -> list[Sa
         output = str(checkpoint.file(f"{name}.jsonl"))
         asked: dict[str, Any] = {"policy": checkpoint.path, "policies": None, "output": output}
         asked["params"] = {**config.params, **params}
-        for part in ("client", "server"):
+        for part, writer in (("client", "engine"), ("server", "server")):
             node = dict(getattr(config, part) or {})
-            node.update({key: value for key, value in (("model", checkpoint.path), ("log", f"{output}.server.log"))
+            node.update({key: value for key, value in (("model", checkpoint.path), ("log", f"{output}.{writer}.log"))
                          if node.get(key) is not None})  # fmt: skip
             asked[part] = node or None
         jobs.append(replace(config, **asked))

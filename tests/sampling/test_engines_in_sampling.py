@@ -231,7 +231,7 @@ def test_a_sampling_run_outlives_a_real_engine(tiny_policy: Path, tmp_path: Path
                "client=data_parallel_engines_partial_block_cache", "engine.concurrency=4", "params.n=4",
                "requests.limit=300",
                "client.max_model_len=256", "params.is_seeded=true",
-               "client.options.max_num_batched_tokens=65536"]  # fmt: skip
+               "+client.options.max_num_batched_tokens=65536"]  # fmt: skip
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT,
                           env={**os.environ, "OMP_NUM_THREADS": "1"}) as run:  # fmt: skip
         while not output.exists() or output.read_bytes().count(b"\n") < 40:
