@@ -36,23 +36,22 @@ from espalier.rl.update import Update, steps_per_iteration
 from espalier.runtime.distributed import device, from_main_rank, is_main_rank
 from espalier.runtime.entrypoint import BadConfig, build
 from espalier.runtime.schemas import RLConfig
-from espalier.sampling.client import SamplingParams
-from espalier.sampling.data_parallel_engines import DataParallelEngines
-from espalier.sampling.server import VLLMServer
+from espalier.sampling.client import HasEngines, SamplingParams
 from espalier.sampling.vllm_client import VLLMClient
 from espalier.training.engine import Engine
 
 if TYPE_CHECKING:  # loaded only where the config has them
     from espalier.rl.critic import Critic
     from espalier.rl.ema import MovingAverage
+    from espalier.sampling.server import VLLMServer
 
 log = logging.getLogger("rl")
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
-RLClient = VLLMClient | DataParallelEngines
+RLClient = VLLMClient | HasEngines
 
 
-def make_trainer(config: RLConfig, tokenizer: Any, server: VLLMServer | None, client: RLClient) -> Trainer:
+def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", client: RLClient) -> Trainer:
     """Every component of the run, built from its config, before the server (None: one that runs already, or engines
     without one) starts."""
     check_parts(config)
@@ -154,7 +153,7 @@ def check_window(model: Any, window: int | None) -> None:
         )
 
 
-def window_of(client: RLClient, server: VLLMServer | None, model: str) -> int | None:
+def window_of(client: RLClient, server: "VLLMServer | None", model: str) -> int | None:
     """The tokens that every engine takes, before ours run: as they are configured, or as servers that run say
     (ServerGone where one does not answer), or as the model's positions say; None where nobody does."""
     if server is not None:
@@ -170,7 +169,7 @@ def window_of(client: RLClient, server: VLLMServer | None, model: str) -> int | 
     return client.max_model_length or max_length_of(model)
 
 
-def make_client(config: RLConfig) -> tuple[VLLMServer | None, RLClient]:
+def make_client(config: RLConfig) -> "tuple[VLLMServer | None, RLClient]":
     """(the server that the run starts, None where it has none of its own; who is asked). Raises BadConfig where the
     two are no pair that takes new weights."""
     # server=none is a node without a component
@@ -184,7 +183,7 @@ def make_client(config: RLConfig) -> tuple[VLLMServer | None, RLClient]:
 
 
 @contextmanager
-def serving(server: VLLMServer | None, client: RLClient) -> Iterator[None]:
+def serving(server: "VLLMServer | None", client: RLClient) -> Iterator[None]:
     """Rank 0 has the server run, where the run has one of its own; the other ranks wait for its first rollouts."""
     if not is_main_rank() or server is None or not isinstance(client, VLLMClient):
         yield
@@ -195,9 +194,9 @@ def serving(server: VLLMServer | None, client: RLClient) -> Iterator[None]:
         yield
 
 
-def check_client(client: Any, server: VLLMServer | None) -> None:
+def check_client(client: Any, server: "VLLMServer | None") -> None:
     """Raise BadConfig where the client and the server are no pair that new weights can be delivered to."""
-    if isinstance(client, DataParallelEngines):
+    if isinstance(client, HasEngines):
         if server is not None:
             raise BadConfig("this client has its engines itself: set server=none")
     elif not isinstance(client, VLLMClient):
@@ -211,18 +210,18 @@ def check_client(client: Any, server: VLLMServer | None) -> None:
                         "choose client=data_parallel_engines")  # fmt: skip
 
 
-def engines_of(client: RLClient, server: VLLMServer | None) -> list[LiveEngine]:
+def engines_of(client: RLClient, server: "VLLMServer | None") -> list[LiveEngine]:
     """Every engine behind the client, as those that take new weights; from now on none of them may be missing. They
     need not run yet."""
     client.needs_all = True
-    if isinstance(client, DataParallelEngines):
+    if isinstance(client, HasEngines):
         return [OwnEngine(client.engine(number)) for number in range(client.num_engines)]
     check_server = server.check if server is not None else lambda: None
     num_servers = len(client.urls) if server is None else 1
     return [VLLMEngine(client, check_server, number) for number in range(num_servers)]
 
 
-def served_dtype(server: VLLMServer | None, client: RLClient) -> str:
+def served_dtype(server: "VLLMServer | None", client: RLClient) -> str:
     """What the engine computes in, as its config says; empty where another program started it."""
     if not isinstance(client, VLLMClient):
         return client.dtype

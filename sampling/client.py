@@ -141,3 +141,19 @@ class TakesWeights(Protocol):
 
     async def prompt_logprobs(self, ids: list[int]) -> list[float]:
         """The log-prob of every token but the first, without the prefix cache."""
+
+
+@runtime_checkable
+class HasEngines(Client, Protocol):
+    """A sampler with engines of its own on this machine, each of which takes new weights."""
+
+    num_engines: int
+    needs_all: bool
+    """Whether an engine that is gone ends the run though others live."""
+    model: str
+    log: str
+    dtype: str
+    max_model_length: int
+
+    def engine(self, number: int) -> TakesWeights:
+        """Return engine `number`, which takes weights once the client is open."""

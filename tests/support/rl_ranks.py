@@ -1,7 +1,8 @@
-"""A small RL run for `test_rl_ranks.py`: `python rl_ranks.py POLICY RUN_DIR [one_pass | vineppo] [KEY=VALUE ...]`,
-alone or behind a launcher: PPO, VinePPO, or with `one_pass` GRPO, whose update makes the only pass. Its sampler answers
-by the request alone, so that no rounding changes what is learnt from; the engine that is asked for log-probs serves
-what was delivered. Keys are those of main.py."""
+"""A small RL run for `test_rl_ranks.py`: `rl_ranks.py POLICY RUN_DIR [one_pass [asking] | vineppo] [KEY=VALUE ...]`,
+alone or behind a launcher: PPO, VinePPO, or with `one_pass` GRPO, whose update makes the only pass, unless it is
+`asking`: that reads the old policy's log-probs first, and asks the sampler for more. Its sampler answers by the request
+alone, so that no rounding changes what is learnt from; the engine that is asked for log-probs serves what was
+delivered. Keys are those of main.py."""
 
 import sys
 from dataclasses import replace
@@ -16,6 +17,7 @@ from espalier.models.load import load_tokenizer
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.advantages.vineppo import VinePPO
+from espalier.rl.types import Estimate
 from espalier.runtime.distributed import process_group
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
@@ -39,13 +41,12 @@ def main() -> None:
     torch.set_num_threads(1)
     policy, run_dir = Path(sys.argv[1]), Path(sys.argv[2])
     fixed = ["optimizer.eps=1e-4", f"output_dir={run_dir}", f"model.path={policy}"]  # noise is no direction to Adam
-    words = ("one_pass", "asking")
     is_one_pass = "one_pass" in sys.argv
     given = compose_config(RLConfig, "rl", [*fixed, *(word for word in sys.argv[3:] if "=" in word)])
     task = WordArithmetic(num_train=200, num_dev=20, num_test=20, num_demonstrations=200)
     tokenizer = load_tokenizer(str(policy))
     with process_group(timeout_seconds=120, is_needed_alone=bool(given.deepspeed)):
-        kind: dict[str, Any] = {"minibatch_size": 12, "estimator": GRPO(divide_by_std=True)}
+        kind: dict[str, Any] = {"minibatch_size": 12, "estimator": (AskingGRPO if "asking" in sys.argv else GRPO)(True)}
         if "vineppo" in sys.argv:
             kind = {"minibatch_size": 6, "estimator": VinePPO(completions_per_state=2, prompt_value="sampled")}
         elif not is_one_pass:
