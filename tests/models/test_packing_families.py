@@ -89,7 +89,7 @@ def test_policy_and_reference_have_to_be_able_to_take_the_layout(tmp_path: Path)
     examples = [TokenExample("a", ROWS[0], 1)]
 
     def kind(layout: str, frozen: Any) -> str:
-        config: Any = SimpleNamespace(layout=layout)
+        config: Any = SimpleNamespace(update=SimpleNamespace(layout=layout))
         return make_layout(config, SimpleNamespace(reference=frozen), policy, examples, 0).kind
 
     assert (kind("auto", None), kind("packed", None), kind("padded", None)) == ("shared", "packed", "padded")
