@@ -165,7 +165,7 @@ def _same_step(
     objective: Any, examples: Sequence[Any], model: Any, plain: Any, alone: Callable[[Any], torch.Tensor]
 ) -> tuple[float, float, Layout]:
     """(difference of the loss, of the gradients, the layout) of one training step; `alone`: the loss of an example."""
-    layout = make_layout(SimpleNamespace(layout="auto"), objective, model, examples, 0)  # type: ignore[arg-type]
+    layout = make_layout(SimpleNamespace(update=SimpleNamespace(layout="auto")), objective, model, examples, 0)  # type: ignore[arg-type]
     model.train()
     loss = objective.loss(model, objective.collate(examples, layout)).total
     want = torch.stack([alone(example) for example in examples]).sum()
