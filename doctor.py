@@ -13,8 +13,6 @@ where a check failed, 2 where the arguments make no config.
 
 import sys
 
-from espalier.checks.plan import checks_of, machine_checks
-from espalier.checks.report import examine, show
 from espalier.runtime.entrypoint import BadConfig, entrypoint
 from espalier.runtime.logs import quiet_libraries
 from espalier.runtime.schemas import RLConfig, SampleConfig, StageConfig, TrainConfig
@@ -27,6 +25,9 @@ def main() -> None:
     is_quick = QUICK in sys.argv
     sys.argv = [word for word in sys.argv if word != QUICK]
     if len(sys.argv) == 1:
+        from espalier.checks.plan import machine_checks
+        from espalier.checks.report import examine, show
+
         quiet_libraries()
         sys.exit(show(examine(machine_checks())))
 
@@ -34,6 +35,9 @@ def main() -> None:
     def check(config: RLConfig | TrainConfig | SampleConfig | StageConfig) -> int:
         if isinstance(config, StageConfig):
             raise BadConfig("the doctor looks at runs: what stages come to, -cn explain and -cn plan say")
+        from espalier.checks.plan import checks_of
+        from espalier.checks.report import examine, show
+
         return show(examine(checks_of(config, has_engine=not is_quick)))
 
     check()

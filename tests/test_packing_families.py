@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from root_config import root_config
 from transformers import LlamaForCausalLM
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -25,6 +26,7 @@ from espalier.models.scalar_head import load_critic, load_process_reward
 from espalier.rewards.process import row_logits, score_trajectories
 from espalier.rl.assembly import check_window
 from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.schemas import TrainConfig
 from espalier.training.assembly import make_layout
 from espalier.training.objectives.process_reward import ProcessReward
 from espalier.training.objectives.sft import SupervisedFineTuning
@@ -88,7 +90,7 @@ def test_policy_and_reference_have_to_be_able_to_take_the_layout(tmp_path: Path)
     examples = [TokenExample("a", ROWS[0], 1)]
 
     def kind(layout: str, frozen: Any) -> str:
-        config: Any = SimpleNamespace(layout=layout)
+        config = root_config(TrainConfig, layout=layout)
         return make_layout(config, SimpleNamespace(reference=frozen), policy, examples, 0).kind
 
     assert (kind("auto", None), kind("packed", None), kind("padded", None)) == ("shared", "packed", "padded")

@@ -150,9 +150,9 @@ def _first_drawn(trainer: Trainer) -> str:
 
 def test_more_refused_problems_than_the_limit_end_the_run_with_their_ids() -> None:
     refused = [Refusal(f"p{k}", "HTTP 400") for k in range(2)]
-    check_refused(refused, 40, RLConfig().max_refused_share)
+    check_refused(refused, 40, RLConfig().rollout.max_refused_share)
     with pytest.raises(BadInput, match=r"2 of 39 problems are refused by the server: 'p0', 'p1' \(HTTP 400\)"):
-        check_refused(refused, 39, RLConfig().max_refused_share)
+        check_refused(refused, 39, RLConfig().rollout.max_refused_share)
     with pytest.raises(BadInput, match="2 of 2"):
         check_refused(refused, 2, 1.0)
     check_refused(refused[:1], 4, 0.05)  # or one problem would end a small run on every resume
