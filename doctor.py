@@ -13,8 +13,6 @@ where a check failed, 2 where the arguments make no config.
 
 import sys
 
-from espalier.checks.check import examine, show
-from espalier.checks.checklist import checks_of, machine_checks
 from espalier.runtime.entrypoint import BadConfig, entrypoint
 from espalier.runtime.logs import quiet_libraries
 from espalier.runtime.schemas import RLConfig, SampleConfig, StageConfig, TrainConfig
@@ -27,6 +25,9 @@ def main() -> None:
     is_quick = QUICK in sys.argv
     sys.argv = [word for word in sys.argv if word != QUICK]
     if len(sys.argv) == 1:
+        from espalier.checks.check import examine, show
+        from espalier.checks.checklist import machine_checks
+
         quiet_libraries()
         sys.exit(show(examine(machine_checks())))
 
@@ -36,6 +37,9 @@ def main() -> None:
             raise BadConfig(
                 "the doctor looks at runs: what stages come to, -cn training/explain and -cn values/plan say"
             )
+        from espalier.checks.check import examine, show
+        from espalier.checks.checklist import checks_of
+
         return show(examine(checks_of(config, has_engine=not is_quick)))
 
     check()

@@ -15,15 +15,10 @@ the same command goes on from the last checkpoint.
 import logging
 from contextlib import nullcontext
 
-import torch
-
-from espalier.models.load import check_model_folder, load_tokenizer
-from espalier.models.tokenizer_checks import check_stop_tokens, check_tokenizer, model_limits
-from espalier.rl.trainer_from_config import make_client, make_trainer, serving
-from espalier.runtime.distributed import barrier, is_main_rank, process_group
 from espalier.runtime.entrypoint import entrypoint
 from espalier.runtime.logs import set_up_logging
 from espalier.runtime.process_lifetime import exclusive
+from espalier.runtime.ranks import is_main_rank
 from espalier.runtime.run_dir import check_run_dir, is_run_finished, open_run_dir
 from espalier.runtime.schemas import RLConfig
 from espalier.runtime.tracking import check_tracking
@@ -34,6 +29,13 @@ log = logging.getLogger("rl")
 @entrypoint(RLConfig, config_name="rl", is_on_ranks=True)
 def main(config: RLConfig) -> None:
     """Start the server, train, save the model."""
+    import torch  # here: neither --help nor a misspelt setting waits for it
+
+    from espalier.models.load import check_model_folder, load_tokenizer
+    from espalier.models.tokenizer_checks import check_stop_tokens, check_tokenizer, model_limits
+    from espalier.rl.trainer_from_config import make_client, make_trainer, serving
+    from espalier.runtime.distributed import barrier, process_group
+
     check_tracking(config.tracking)
     check_model_folder(config.model["path"])
     set_up_logging()

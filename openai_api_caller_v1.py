@@ -12,7 +12,7 @@ says what is made of judgements.
 
 import dataclasses
 
-from espalier.models.load import check_model_folder, load_tokenizer
+from espalier.models.tokenizer import check_model_folder, load_tokenizer
 from espalier.runtime.entrypoint import entrypoint
 from espalier.runtime.logs import set_up_logging
 from espalier.runtime.schemas import SampleConfig

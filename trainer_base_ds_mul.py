@@ -13,18 +13,13 @@ import logging
 from contextlib import nullcontext
 from pathlib import Path
 
-import torch
-
-from espalier.models.load import load_tokenizer
-from espalier.runtime.distributed import barrier, process_group, rank
 from espalier.runtime.entrypoint import BadConfig, entrypoint
 from espalier.runtime.logs import set_up_logging
 from espalier.runtime.process_lifetime import exclusive
+from espalier.runtime.ranks import is_main_rank
 from espalier.runtime.run_dir import check_run_dir, is_run_finished, open_run_dir
 from espalier.runtime.schemas import TrainConfig
 from espalier.runtime.tracking import check_tracking
-from espalier.training.loop_from_config import load_data, make_loop, save_model
-from espalier.training.predict import predict
 
 log = logging.getLogger("train")
 
@@ -35,10 +30,17 @@ def main(config: TrainConfig) -> None:
 
     Raises BadConfig where there is no such mode, and where `resume` names a checkpoint of a run that is finished.
     """
+    import torch  # here: neither --help nor a misspelt setting waits for it
+
+    from espalier.models.load import load_tokenizer
+    from espalier.runtime.distributed import barrier, process_group
+    from espalier.training.loop_from_config import load_data, make_loop, save_model
+    from espalier.training.predict import predict
+
     set_up_logging()
     check_tracking(config.tracking)
     if config.mode == "predict":
-        lock = exclusive(Path(config.output_dir)) if rank() == 0 else nullcontext()
+        lock = exclusive(Path(config.output_dir)) if is_main_rank() else nullcontext()
         with lock, process_group(config.rank_timeout_seconds):
             predict(config, load_tokenizer(config.model["path"]))
         return
@@ -54,7 +56,7 @@ def main(config: TrainConfig) -> None:
         log.info("%s is finished: %s/model", run_dir, run_dir)
         return
     torch.manual_seed(config.seed)
-    lock = exclusive(run_dir) if rank() == 0 else nullcontext()
+    lock = exclusive(run_dir) if is_main_rank() else nullcontext()
     with lock, process_group(config.rank_timeout_seconds, is_needed_alone=bool(config.deepspeed)):
         tokenizer = load_tokenizer(config.model["path"])
         examples, eval_examples = load_data(config, tokenizer)

@@ -38,6 +38,7 @@ from espalier.runtime import schemas
 from espalier.runtime.company import company
 from espalier.runtime.config_errors import suggest
 from espalier.runtime.errors import exit_code_of, line_of
+from espalier.runtime.help import help_of
 from espalier.runtime.logs import quiet_libraries
 from espalier.runtime.peers import RankFailed
 from espalier.runtime.process_lifetime import REPEAT_SECONDS, die_with_owner
@@ -49,7 +50,8 @@ CONF = ROOT / "conf"
 PACKAGES = ("data", "models", "sampling", "rewards", "pipeline", "training", "rl", "analysis", "runtime", "checks")
 _VALUE_FLAGS = {"-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir", "-p", "--package"}
 _VALUE_FLAGS |= {"-c", "--cfg"}
-_FLAGS = {"-h", "--help", "--hydra-help", "--version", "--resolve", "-i", "--info"}
+_HELP = {"-h", "--help"}
+_FLAGS = {"--hydra-help", "--version", "--resolve", "-i", "--info"}
 _QUIET = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none"]
 
 
@@ -206,6 +208,18 @@ def _normalise_argv(arguments: list[str], default_path: Path) -> list[str]:
     return [*flags, *_QUIET, *overrides]
 
 
+def _help(arguments: list[str], function: Callable[[Any], int | None], config_name: str, folder: Path) -> str:
+    """The help of the program whose `function` it is, with the values of the config that the arguments make."""
+    words = _normalise_argv(arguments, folder)
+    path, names = Path(words[1]), [words[i + 1] for i, word in enumerate(words) if word in ("-cn", "--config-name")]
+    overrides = [word for word in words if "=" in word and not word.startswith("hydra")]
+    search = [f"hydra.searchpath=[file://{CONF}]"] if path != CONF else []
+    with hydra.initialize_config_dir(config_dir=str(path), version_base="1.3"):
+        config = hydra.compose(config_name=(names or [config_name])[-1], overrides=[*search, *overrides],
+                               return_hydra_config=True)  # fmt: skip
+    return help_of(config, function.__globals__["__doc__"] or "", CONF, names_stages=not names)
+
+
 def _resolve_config_path(value: str) -> Path:
     for base in (Path.cwd(), ROOT):
         path = (base / value).resolve()
@@ -282,6 +296,9 @@ def _run(
             errors.append(error)
 
     try:
+        if _HELP & {*sys.argv[1:]}:
+            print(_help([word for word in sys.argv[1:] if word not in _HELP], function, config_name, folder), end="")
+            return 0
         with company() if is_on_ranks else nullcontext():
             sys.argv = [sys.argv[0], *_normalise_argv(sys.argv[1:], folder)]
             hydra.main(version_base="1.3", config_path=None, config_name=config_name)(job)()

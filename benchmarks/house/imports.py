@@ -1,7 +1,8 @@
 """What an import costs: the seconds of `import espalier`, and how many of our modules a task loads.
 
 The modules are followed through the source: every import statement outside of functions, from the modules that the
-task begins with. Packages' own `__init__` files are not counted.
+task begins with; in a program those inside of its functions too, which it runs. Packages' own `__init__` files are not
+counted.
 """
 
 import ast
@@ -27,20 +28,21 @@ def file_of(root: Path, module: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _statements(node: ast.AST) -> Iterator[ast.AST]:
-    """What runs when a module is loaded: nothing inside of functions, nothing for type checkers alone."""
+def _statements(node: ast.AST, is_program: bool = False) -> Iterator[ast.AST]:
+    """What runs when a module is loaded, or a program: nothing inside of functions but those of a program, nothing for
+    type checkers alone."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
             is_negated = isinstance(child.test, ast.UnaryOp)
             child = ast.Module(child.body if is_negated else child.orelse, [])
-        if not isinstance(child, Function):
+        if is_program or not isinstance(child, Function):
             yield child
-            yield from _statements(child)
+            yield from _statements(child, is_program)
 
 
-def imported(path: Path) -> Iterator[str]:
+def imported(path: Path, is_program: bool = False) -> Iterator[str]:
     """Name the modules of ours, without `espalier.`, that a file imports, and what it takes from them."""
-    for node in _statements(ast.parse(path.read_text())):
+    for node in _statements(ast.parse(path.read_text()), is_program):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -68,7 +70,7 @@ def closure(root: Path, task: Sequence[str]) -> Found:
         if file is None or name in loaded:
             continue
         loaded[name] = file
-        waiting += [*imported(file), *(name.rpartition(".")[0] for _ in range("." in name))]
+        waiting += [*imported(file, file.parent == root), *(name.rpartition(".")[0] for _ in range("." in name))]
     modules = sorted(name for name, file in loaded.items() if file.name != "__init__.py" and file.parent != root)
     return Found(len(modules), modules)
 

@@ -1,7 +1,7 @@
 """Unused options: settings that no config, script or page uses, and configs that nobody names.
 
 An option is a parameter of a component (what a `_target_` of conf/ names) or a field of a root dataclass
-(runtime/schemas.py). It is used where
+(runtime/schemas/). It is used where
 
 - conf/ gives it two values or more, the default of the signature among them, or lets it follow another setting, or
 - the user must give it (`???`), or
@@ -27,18 +27,18 @@ from omegaconf import MISSING
 
 from espalier.runtime import schemas
 from espalier.runtime.entrypoint import find_component
+from espalier.runtime.help import topics_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # Where the files of a group stand in a config, where that is not the group's own name.
 PLACES = {"api/vllm_params": "params", "prompt": "task.template", "task_options": "task"}
 # What programs give to the components at a place: no option of the user's.
 GIVEN_BY_CODE = {("client", "seed")}
+ROOTS: tuple[type, ...] = (schemas.TrainConfig, schemas.SampleConfig, schemas.StageConfig, schemas.RLConfig)
 # Root dataclasses and the nested ones by their place.
-SCHEMAS: tuple[tuple[str, type], ...] = (
-    ("", schemas.TrainConfig), ("", schemas.SampleConfig), ("", schemas.StageConfig), ("", schemas.RLConfig),
-    ("tracking", schemas.TrackingConfig), ("predict", schemas.PredictConfig), ("kl", schemas.KLConfig),
-    ("critic", schemas.CriticConfig), ("ema", schemas.EMAConfig), ("probes", schemas.ProbesConfig),
-)  # fmt: skip
+SCHEMAS = dict.fromkeys(
+    [("", root) for root in ROOTS] + [(topic, kind) for root in ROOTS for topic, kind in topics_of(root).items()]
+)
 
 
 @dataclass

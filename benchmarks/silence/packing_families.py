@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -31,6 +30,7 @@ from espalier.models.packing_check import packing_of
 from espalier.models.scalar_head import load_process_reward
 from espalier.rewards.process import score_trajectories
 from espalier.rl.experience import policy_logits, policy_logprobs
+from espalier.runtime.schemas import TrainConfig
 from espalier.training.loop_from_config import make_layout
 from espalier.training.objectives.dpo import DirectPreference
 from espalier.training.objectives.process_reward import ProcessRewardObjective
@@ -165,7 +165,7 @@ def _same_step(
     objective: Any, examples: Sequence[Any], model: Any, plain: Any, alone: Callable[[Any], torch.Tensor]
 ) -> tuple[float, float, Layout]:
     """(difference of the loss, of the gradients, the layout) of one training step; `alone`: the loss of an example."""
-    layout = make_layout(SimpleNamespace(update=SimpleNamespace(layout="auto")), objective, model, examples, 0)  # type: ignore[arg-type]
+    layout = make_layout(TrainConfig(), objective, model, examples, 0)
     model.train()
     loss = objective.loss(model, objective.collate(examples, layout)).total
     want = torch.stack([alone(example) for example in examples]).sum()

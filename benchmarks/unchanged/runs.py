@@ -60,10 +60,8 @@ FIXED = (
 _TASK = " ".join(f"task.{name}={value}" for name, value in TASK.items())
 _RL = f"""-cn rl model.path={{policy}} model.attention=eager server=none client.base_url={{server}} {_TASK} seed=3
     precision=fp32 params.max_tokens=40 num_iterations=3 rollout.num_problems=6 rollout.group_size=4
-    update.minibatch_size=12
-    update.micro_batch_size=6 update.learning_rate=0.001 update.schedule=linear update.warmup_steps=1
-    evaluation.every=3 evaluation.num_problems=8
-    samples.num_problems=2"""
+    update.minibatch_size=12 update.micro_batch_size=6 update.learning_rate=0.001 update.schedule=linear
+    update.warmup_steps=1 evaluation.every=3 evaluation.num_problems=8 samples.num_problems=2"""
 ONLINE = (
     Run("GRPO", RL, f"{_RL} advantage=grpo rollout.dynamic_sampling_rounds=1 kl=loss"),
     Run("RLOO", RL, f"""{_RL} advantage=rloo reward=outcome_and_form reward.terms.length.free_tokens=16

@@ -16,6 +16,7 @@ from pathlib import Path
 from espalier.data.records import BadInput
 from espalier.pipeline.pages.tabulate_benchmarks import markdown_table
 from espalier.pipeline.stage import StageContext
+from espalier.runtime.field_texts import field_texts, type_in_words
 
 # (heading, what stands under it, ((file, its classes), ...))
 PAGE = (
@@ -59,9 +60,6 @@ Written by `bash scripts/pages.sh` from the record classes. A `.jsonl` file hold
 kind. Reading checks each line and names file, line and field of what is wrong. A field with a default may be left out.
 How ids are made and how files are written: [architecture](architecture.md#files).
 """
-_NAMES = {"str": "text", "int": "integer", "float": "number", "bool": "true or false", "Any": "any", "None": "null"}
-_NAMES |= {"Gold": "text or list of texts"}
-_PLURALS = {"text": "texts", "integer": "integers", "number": "numbers", "any": "anything"}
 _DEFAULTS = {"None": "null", "''": '""', "dataclasses.field(default_factory=dict)": "{}", "False": "false"}
 _DEFAULTS |= {"dataclasses.field(default_factory=list)": "[]", "field(default_factory=dict)": "{}", "True": "true"}
 
@@ -76,27 +74,11 @@ class Field:
     meaning: str
 
 
-def json_type(node: ast.expr) -> str:
-    """What a JSON value of an annotated type is, in words."""
-    if isinstance(node, ast.BinOp):
-        return f"{json_type(node.left)} or {json_type(node.right)}"
-    if isinstance(node, ast.Subscript):
-        inner = node.slice.elts[-1] if isinstance(node.slice, ast.Tuple) else node.slice
-        what = json_type(inner)
-        return f"{'list' if ast.unparse(node.value) == 'list' else 'object'} of {_PLURALS.get(what, f'({what})')}"
-    name = ast.unparse(node)
-    return _NAMES.get(name, name)
-
-
 def fields_of(kind: ast.ClassDef) -> Iterator[Field]:
     """The fields of a dataclass in order; the meaning is the string under a field, "" without one."""
-    for statement, below in zip(kind.body, [*kind.body[1:], None], strict=True):
-        if isinstance(statement, ast.AnnAssign):
-            text = below.value.value if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) else ""
-            default = "" if statement.value is None else ast.unparse(statement.value)
-            meaning = " ".join(str(text).split())
-            yield Field(ast.unparse(statement.target), json_type(statement.annotation),
-                        _DEFAULTS.get(default, default), meaning)  # fmt: skip
+    for field in field_texts(kind):
+        default = "" if field.default is None else ast.unparse(field.default)
+        yield Field(field.name, type_in_words(field.annotation), _DEFAULTS.get(default, default), field.meaning)
 
 
 @dataclass(frozen=True)

@@ -48,8 +48,8 @@ class RLUpdateConfig:
     """a token's ratio is clipped above at 1 + this; 0.28 is DAPO's clip-higher, against entropy that falls early (Yu et
     al. 2025)"""
     dual_clip: float = 0.0
-    """above 1 (3 is usual): the loss of a token with a negative advantage is at most this times the advantage, where
-    ratios explode (Ye et al. 2020); 0: no such bound"""
+    """above 1 (3 is usual): the loss of a token with a negative advantage is at most this times the advantage's size,
+    where ratios explode (Ye et al. 2020); 0: no such bound"""
     entropy_bonus: float = 0.0
     """the weight of the policy's entropy in the loss; 0: none"""
     max_mean_ratio: float = 0.0

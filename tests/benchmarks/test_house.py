@@ -147,9 +147,9 @@ def test_the_product_is_its_packages_and_programs(tmp_path: Path) -> None:
     assert [str(file.path) for file in product_sources(root)] == ["data/a.py", "espalier/__init__.py", "main.py"]
 
 
-def test_a_task_loads_what_its_modules_import_outside_of_functions(tmp_path: Path) -> None:
+def test_a_task_loads_what_its_modules_import_outside_of_functions_and_its_program_anywhere(tmp_path: Path) -> None:
     root = make_tree(tmp_path, {
-        "main.py": "from espalier.rl.trainer import train\n",
+        "main.py": "def main():\n    from espalier.rl.trainer import train\n",
         "espalier/prm.py": "from espalier import names\nimport espalier.data.records\n",
         "espalier/names.py": "",
         "rl/__init__.py": "from espalier.rl import names\n",

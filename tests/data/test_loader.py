@@ -270,7 +270,9 @@ def test_ranks_with_fewer_examples_than_micro_batches_have_empty_ones_and_a_stan
 
 def test_an_example_above_the_budget_is_named() -> None:
     examples = [TokenExample("short", [1, 2], 1), TokenExample("long", [1] * 9, 1)]
-    with pytest.raises(BadInput, match=r"example .long. has 9 tokens, more than update.micro_batch_tokens 8: raise it"):
+    with pytest.raises(
+        BadInput, match=r"example 'long' has 9 tokens, more than update\.micro_batch_tokens 8: raise it"
+    ):
         Loader(examples, 2, 1, 0, micro_batch_tokens=8)
     pair = PairExample("pair", [1] * 5, [2, 3], [4, 5])
     assert Loader([pair], 1, 1, 0, micro_batch_tokens=9).micro_batches(0) == [[pair]]

@@ -26,9 +26,11 @@ from espalier.models.scalar_head import load_critic, load_process_reward
 from espalier.rewards.process import row_logits, score_trajectories
 from espalier.rl.trainer_from_config import check_window
 from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.schemas import TrainConfig
 from espalier.training.loop_from_config import make_layout
 from espalier.training.objectives.process_reward import ProcessRewardObjective
 from espalier.training.objectives.sft import SupervisedFineTuning
+from tests.support.root_config import root_config
 
 torch.set_num_threads(1)
 CHOICES = {
@@ -89,7 +91,7 @@ def test_policy_and_reference_have_to_be_able_to_take_the_layout(tmp_path: Path)
     examples = [TokenExample("a", ROWS[0], 1)]
 
     def kind(layout: str, frozen: Any) -> str:
-        config: Any = SimpleNamespace(update=SimpleNamespace(layout=layout))
+        config = root_config(TrainConfig, layout=layout)
         return make_layout(config, SimpleNamespace(reference=frozen), policy, examples, 0).kind
 
     assert (kind("auto", None), kind("packed", None), kind("padded", None)) == ("shared", "packed", "padded")

@@ -16,11 +16,13 @@ import yaml
 from espalier.analysis.accuracy_figure import DrawAccuracies
 from espalier.data.records import BadInput
 from espalier.pipeline.pages.document_formats import PAGE, DocumentFormats
+from espalier.pipeline.pages.document_settings import DocumentSettings
 from espalier.pipeline.pages.document_stages import DocumentStages
 from espalier.pipeline.stage import StageContext
 from espalier.rl.probes.checks import REMEDIES
 from espalier.runtime import schemas
 from espalier.runtime.entrypoint import find_component
+from espalier.runtime.help import explanations, topics_of
 from tests.support.page_commands import CONF, PAGES, ROOT, Command, commands, fault, script_fault, spans
 
 COMMANDS = {page.name: sorted(set(commands(page)), key=str) for page in PAGES}
@@ -29,9 +31,8 @@ DOCS = ROOT / "docs"
 OF_CONFIGS = {"objective": "objective", "examples": "examples", "advantage": "advantage", "client": "client",
               "server": "server", "requests": "requests", "params": "api/vllm_params", "model": "model",
               "lora": "lora"}  # fmt: skip
-OF_SCHEMAS = {"kl": schemas.KLConfig, "critic": schemas.CriticConfig, "ema": schemas.EMAConfig,
-              "probes": schemas.ProbesConfig, "tracking": schemas.TrackingConfig,
-              "predict": schemas.PredictConfig}  # fmt: skip
+ROOTS = (schemas.RLConfig, schemas.TrainConfig, schemas.SampleConfig, schemas.StageConfig)
+OF_SCHEMAS = {topic for root in ROOTS for topic in topics_of(root)}
 CONFIGS = {"exp", "sft", "dpo", "ppo", "reward", "stage", "objective", "advantage", "api", "requests"}
 STAGE_FOLDERS = {path.name for path in (CONF / "stage").iterdir()} - {"prm"}  # prm/model is of a run
 GROUPS = {"task", "advantage", "objective", "reward", "critic", "kl", "lora", "deepspeed", "client", "server"}
@@ -93,7 +94,8 @@ def is_missing(word: str) -> bool:
 def keys_of(group: str) -> set[str]:
     """The settings `group.KEY` that there are; empty where the group is none that is looked at."""
     if group in OF_SCHEMAS:
-        return {field.name for field in dataclasses.fields(OF_SCHEMAS[group])}
+        kinds = [topics_of(root)[group] for root in ROOTS if group in topics_of(root)]
+        return {field.name for kind in kinds for field in dataclasses.fields(kind)}
     paths = sorted((CONF / OF_CONFIGS.get(group, "stage")).rglob("*.yaml")) if group in {*OF_CONFIGS, "stage"} else []
     rows: list[dict[str, Any]] = [yaml.safe_load(path.read_text()) or {} for path in paths]
     nodes = [row.get("stage", {}) if group == "stage" else row for row in rows]
@@ -105,6 +107,13 @@ def keys_of(group: str) -> set[str]:
 def test_the_page_of_file_formats_is_what_the_record_classes_say() -> None:
     made = DocumentFormats(str(ROOT)).run("", context())
     assert (DOCS / "formats.md").read_text() == made, "run bash scripts/pages.sh formats"
+
+
+def test_the_page_of_settings_is_what_the_root_configs_say() -> None:
+    made = DocumentSettings().run("", context())
+    assert (DOCS / "settings.md").read_text() == made, "run bash scripts/pages.sh settings"
+    for root in ROOTS:
+        assert not [key for key, text in explanations(root).items() if text not in made.replace("\\|", "|")]
 
 
 def test_every_kind_that_is_read_is_on_the_page() -> None:

@@ -121,6 +121,9 @@ def is_placeholder(word: str) -> bool:
     return bool(re.fullmatch(r"[A-Z_]+", word))
 
 
+_OTHER_WORDS = {"--help", "--cfg", "job", "-cn", "-cp", "--quick", "ARGUMENTS", "arguments", "key=value", "FOLDER"}
+
+
 @cache
 def program_fault(name: str, arguments: tuple[str, ...]) -> str:
     """What is wrong with a program's arguments: the config composes with them, and its components take them."""
@@ -134,7 +137,7 @@ def program_fault(name: str, arguments: tuple[str, ...]) -> str:
             config = rest.pop(0)
         elif "=" in word and not word.startswith("-"):
             overrides.append(word)
-        elif word not in ("--cfg", "job", "-cn", "-cp", "--quick", "ARGUMENTS", "arguments", "key=value", "FOLDER"):
+        elif word not in _OTHER_WORDS:
             return f"'{word}' is no setting"
     if is_placeholder(config):
         return ""
