@@ -294,6 +294,9 @@ def test_a_program_works_from_another_folder_with_overrides_on_both_sides(tmp_pa
     ("words", "line"),
     [
         (["advantage=group_relative"], "there is no advantage/group_relative: it is now 'grpo'"),
+        (["learning_rate=1"], "there is no key 'learning_rate': it is now 'update.learning_rate'"),
+        (["importance_cap=2"], "there is no key 'importance_cap': it is now 'update.tis_cap'"),
+        (["rollout.eval_every=2"], "there is no key 'rollout.eval_every': it is now 'evaluation.every'"),
         (["num_in_flight=3"], "there is no key 'num_in_flight': it is now 'engine.concurrency'"),
         (["advantage=vineppo", "advantage.cut_points.threshold=0.8"],
          "there is no key 'advantage.cut_points': its settings are those of advantage=spo now"),

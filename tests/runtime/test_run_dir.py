@@ -80,6 +80,24 @@ def test_another_length_of_the_same_run_is_accepted(tmp_path: Path) -> None:
     assert check_run_dir(str(folder), longer) == folder
 
 
+def test_a_run_directory_of_before_is_refused_by_a_line_that_names_the_new_key(tmp_path: Path) -> None:
+    folder = open_run_dir(str(tmp_path / "run"), config())
+    stored = yaml.safe_load((folder / "config.yaml").read_text())
+    flat = {**stored, **stored.pop("update"), "eval_every": 0}
+    (folder / "config.yaml").write_text(yaml.safe_dump(flat))
+    line = (
+        "holds a run of an earlier version, whose config has 'batch_size' \\(it is now 'update.batch_size'\\): choose"
+    )
+    with pytest.raises(BadConfig, match=line):
+        check_run_dir(str(folder), config())
+
+
+def test_other_passes_over_the_rollouts_are_another_run() -> None:
+    one, two = ({"update": {"num_epochs": number, "max_skipped": number}, "engine": {"concurrency": number}}
+                for number in (1, 2))  # fmt: skip
+    assert changed_keys(one, two) == [("update.num_epochs", 1, 2)]
+
+
 def test_a_nested_key_called_like_a_length_is_not_one() -> None:
     assert changed_keys({"model": {"max_steps": 1}}, {"model": {"max_steps": 2}}) == [("model.max_steps", 1, 2)]
     assert changed_keys({"max_steps": 1}, {"max_steps": 2}) == []
