@@ -129,7 +129,7 @@ class EvaluateProcessReward:
     def _scored_steps(
         self, input_path: str, scores: Mapping[str, Sequence[float]]
     ) -> dict[tuple[str, tuple[int, ...], bool], ScoredStep]:
-        """Return (problem, prefix, whether it is the last) → the step, of held-out problems; count those without a value.
+        """Return (problem, prefix, whether it is the last) → the step, of held-out problems; count unknown values.
 
         Raises BadInput where scores are missing.
         """
