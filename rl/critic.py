@@ -57,7 +57,7 @@ class Critic:
     config: CriticConfig
     precision: str
     micro_batch_size: int
-    num_steps: int = 0
+    num_steps: int
     folder = "critic"
     fits_returns = True
 

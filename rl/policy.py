@@ -69,7 +69,7 @@ class Policy:
     loss: PolicyLoss
     max_tokens: int
     average: "MovingAverage | None" = None
-    may_wait: bool = True
+    may_wait: bool = False
     watch: Watch | None = None
     metrics: IterationMetrics = field(default_factory=IterationMetrics)
     folder = ""

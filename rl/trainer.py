@@ -119,6 +119,7 @@ class Trainer:
         with clock.phase("advantage"):
             context = EstimatorContext(self.loop, source.sampler, source.reward, source.params, iteration, clock)
             estimate = self.estimator(groups, experience, context)
+            estimate = from_main_rank(lambda: estimate)  # one answer, whatever a rank draws or rounds
             if clock.has("completions"):  # they may have driven the marker out of the cache
                 self.delivery.ask_marker()
             return estimate, self.update.assign(experience, estimate)

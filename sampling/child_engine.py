@@ -133,7 +133,8 @@ class ChildEngine(ChildProcess):
 
     async def _within(self, seconds: float, asked: Any, failed: str) -> Any:
         try:
-            return await asyncio.wait_for(asked, seconds)
+            async with asyncio.timeout(seconds):  # wait_for of Python 3.11 forgets a cancellation as an answer comes
+                return await asked
         except TimeoutError:
             raise ServerGone(self._with_log(f"{self.name} {failed} in {seconds:g} s")) from None
 

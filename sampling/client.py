@@ -1,6 +1,7 @@
 """What is asked of a sampler and what comes back. Token ids in and out: nothing is re-tokenised."""
 
 import hashlib
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -143,9 +144,8 @@ class TakesWeights(Protocol):
         """The log-prob of every token but the first, without the prefix cache."""
 
 
-@runtime_checkable
-class HasEngines(Client, Protocol):
-    """A sampler with engines of its own on this machine, each of which takes new weights."""
+class HasEngines(ABC):
+    """A sampler (`Client`) with engines of its own on this machine, each of which takes new weights."""
 
     num_engines: int
     needs_all: bool
@@ -155,5 +155,18 @@ class HasEngines(Client, Protocol):
     dtype: str
     max_model_length: int
 
+    @abstractmethod
+    async def open(self) -> None:
+        """Start the engines."""
+
+    @abstractmethod
+    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+        """`params.n` samples of one prompt."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """End the engines."""
+
+    @abstractmethod
     def engine(self, number: int) -> TakesWeights:
         """Return engine `number`, which takes weights once the client is open."""

@@ -41,7 +41,8 @@ class Connection:
     async def open(self, model: str | None) -> None:
         """Ask what is served. Raises ServerGone where nobody answers, BadInput on another model or a key refused."""
         try:
-            served = (await asyncio.wait_for(self.get_json("/v1/models"), OPEN_SECONDS))["data"]
+            async with asyncio.timeout(OPEN_SECONDS):
+                served = (await self.get_json("/v1/models"))["data"]
             names = [row["id"] for row in served]
             if not names:
                 raise ValueError("no model is served")
@@ -62,7 +63,8 @@ class Connection:
         says where the server does not tell. Raises BadInput where they differ."""
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
         try:
-            found = (await asyncio.wait_for(self.post_once("/tokenize", body), OPEN_SECONDS))["tokens"]
+            async with asyncio.timeout(OPEN_SECONDS):
+                found = (await self.post_once("/tokenize", body))["tokens"]
         except (ServerGone, aiohttp.ClientError, TimeoutError, OSError, KeyError, TypeError, ValueError):
             log.warning("%s does not say how it tokenises: that it has the policy's tokenizer is taken on trust",
                         self.url)  # fmt: skip
@@ -185,7 +187,8 @@ class Connection:
         deadline = asyncio.get_running_loop().time() + self.patience_seconds
         while True:
             try:
-                await asyncio.wait_for(self.get_json("/v1/models"), _GLANCE_SECONDS)
+                async with asyncio.timeout(_GLANCE_SECONDS):
+                    await self.get_json("/v1/models")
                 return
             except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
                 if asyncio.get_running_loop().time() > deadline:

@@ -23,7 +23,7 @@ from typing import Any
 from espalier.data.records import BadInput
 from espalier.sampling.child_engine import ChildEngine
 from espalier.sampling.child_process import CannotStart, engine_environment, numbered
-from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.client import HasEngines, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.engine_arguments import check_one_engine, num_devices, spelled
 from espalier.sampling.placement import core_list, deal_gpus, share_of_cores
 
@@ -37,7 +37,7 @@ def engine_name(number: int, num_engines: int) -> str:
     return f"engine {number} of {num_engines}"
 
 
-class DataParallelEngines:
+class DataParallelEngines(HasEngines):
     """Args: `model` folder; `num_engines` processes, each with as many devices as its `options` (vLLM's engine
     arguments) say: GPUs of the visible ones, or of `gpus` among them (`gpus_each` 0: all see all;
     `sampling.placement.deal_gpus`), else `num_threads` threads (0: an equal share of the cores; bound to cores from
@@ -63,7 +63,7 @@ class DataParallelEngines:
         seed: int = 0,
         start_seconds: float = 300.0,
         control_seconds: float = 600.0,
-        silence_seconds: float = 60.0,
+        silence_seconds: float = 180.0,
         probe_seconds: float = 30.0,
         options: dict[str, Any] | None = None,
     ):

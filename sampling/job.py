@@ -44,7 +44,7 @@ log = logging.getLogger("sample")
 SERVER_VARIABLE = "ESPALIER_SERVER"
 
 # What may differ between two runs of one file: where and how fast it is asked, not what is asked.
-HOW = ("client", "server", "engine", "max_failed_share", "tracking")
+HOW = ("client", "server", "engine", "max_failed_share", "tracking", "concurrency", "stall_seconds")  # two: of before
 
 
 def within_limit(num_failed: int, num_requests: int, max_failed_share: float) -> bool:

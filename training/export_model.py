@@ -73,8 +73,9 @@ class ExportModel:
     @cached_property
     def folder(self) -> Path:
         """The checkpoint, read through and found whole."""
-        lowest = self.config.get("best_is", "lowest") == "lowest"
-        folder = select(Path(self.run_dir), self.checkpoint, Best(str(self.config.get("best_metric", "")), lowest, 1))
+        rule = self.config.get("checkpoints", self.config)  # runs of before have no topics
+        lowest = rule.get("best_is", "lowest") == "lowest"
+        folder = select(Path(self.run_dir), self.checkpoint, Best(str(rule.get("best_metric", "")), lowest, 1))
         assert folder is not None  # only auto and none give none
         return folder
 

@@ -8,7 +8,7 @@ class EngineConfig:
     """How the sampler is asked; no answer depends on it."""
 
     concurrency: int = 64
-    """requests that are under way at once"""
+    """requests that are under way at once, of each server or engine"""
     stall_seconds: float = 180.0
     """seconds without any answer after which the sampler is asked whether it works; without a sign of life the run
     ends with exit code 3"""

@@ -110,7 +110,7 @@ def step_once(tiny_policy: Path, micro_batch_size: int) -> tuple[Any, dict[str, 
     model = load_critic(str(tiny_policy), "policy", "eager")
     engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
     sums = Sums()
-    Critic(engine, CriticConfig(clip_range=0.0, learning_rate=1.0), "fp32", micro_batch_size).step(
+    Critic(engine, CriticConfig(clip_range=0.0, learning_rate=1.0), "fp32", micro_batch_size, 1).step(
         make_experience(), torch.arange(4), 0, sums
     )
     return model, sums.means()
@@ -294,7 +294,7 @@ def test_a_critic_on_a_reward_models_body_has_a_fresh_head(tiny_policy: Path, tm
 def make_critic(path: Path, form: str, source: str = "auto") -> Critic:
     model: Any = load_critic(str(path), source, "eager")
     engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
-    return Critic(engine, CriticConfig(form=form), "fp32", 4)
+    return Critic(engine, CriticConfig(form=form), "fp32", 4, 1)
 
 
 def test_a_saved_critic_says_its_form_and_is_read_as_no_other(tiny_policy: Path, tmp_path: Path) -> None:

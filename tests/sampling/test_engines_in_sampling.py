@@ -17,6 +17,7 @@ import pytest
 
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.records import BadInput, Completion, Trajectory
+from espalier.sampling.child_engine import ChildEngine
 from espalier.sampling.child_process import CannotStart, group_members
 from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.data_parallel_engines import DataParallelEngines
@@ -91,6 +92,21 @@ def test_an_engine_that_is_slow_but_gives_signs_of_life_is_waited_for(tmp_path: 
         async with engines(tmp_path, silence_seconds=0.05, probe_seconds=2.0) as client:
             assert (await client.sample(request("slow"), TWO))[0].text == "0"
             assert client._lost == []
+
+    asyncio.run(ask())
+
+
+def test_a_watch_that_is_cancelled_in_the_moment_of_an_answer_ends() -> None:
+    """Else the engine is watched for ever, and the run's end waits for it."""
+
+    async def ask() -> None:
+        answer = asyncio.get_running_loop().create_future()
+        asking = asyncio.create_task(ChildEngine("engine", "engine.log", "m", {})._within(60, answer, "gave none"))
+        await asyncio.sleep(0)
+        answer.set_result(True)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
 
     asyncio.run(ask())
 

@@ -594,6 +594,10 @@ def test_a_job_asked_otherwise_is_refused_but_may_ask_another_server(
         run_the_job(replace(config, params={**config.params, "temperature": 0.5}))
     with pytest.raises(BadInput, match=r"was made otherwise .seed was 0, now 1"):
         run_the_job(replace(config, seed=1))
+    meta = tmp_path / "t.meta.json"
+    stored = json.loads(meta.read_text())
+    stored["config"] |= {"concurrency": 192, "stall_seconds": 180.0}  # as an earlier version names how it was asked
+    meta.write_text(json.dumps(stored))
     assert (
         run_the_job(root_config(config, client={**config.client, "base_url": "http://elsewhere"}, concurrency=3)) == 0
     )

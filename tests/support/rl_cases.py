@@ -155,7 +155,7 @@ def make_update(
 ) -> Update:
     """Of a policy alone."""
     kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)
-    return Update(config, [Policy(PolicyLoss(engine, config, temperature, kl, reference), max_tokens)])
+    return Update(config, [Policy(PolicyLoss(engine, config, temperature, kl, reference), max_tokens, may_wait=True)])
 
 
 def critic_of(trainer: Trainer) -> Critic:

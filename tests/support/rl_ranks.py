@@ -18,14 +18,15 @@ from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.advantages.vineppo import VinePPO
 from espalier.rl.types import Estimate
-from espalier.runtime.distributed import process_group
+from espalier.runtime.distributed import process_group, rank
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
 from tests.support.rl_cases import make_trainer, on_repeatable
 
 
 class AskingGRPO(GRPO):
-    """Reads the old log-probs, and has the first problem answered and scored once more."""
+    """Reads the old log-probs, has the first problem answered and scored once more, and differs by rank: what counts is
+    the main rank's."""
 
     def __call__(self, groups: Any, experience: Any, context: Any) -> Estimate:
         estimate = super().__call__(groups, experience, context)
@@ -33,7 +34,10 @@ class AskingGRPO(GRPO):
         (group,) = context.rollout([groups[0].problem], context.params, "more")
         (again,) = context.score([group.rollouts[0].trajectory])
         assert again == group.scores[0]
-        return replace(estimate, metrics={"old_logprob": mean, "more_reward": sum(group.rewards)})
+        advantages = estimate.advantages * (1 + rank())
+        return replace(
+            estimate, advantages=advantages, metrics={"old_logprob": mean, "more_reward": sum(group.rewards)}
+        )
 
 
 def main() -> None:

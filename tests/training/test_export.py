@@ -1,5 +1,6 @@
 """The programs: stopped by SIGTERM, gone on, exported and merged to standard folders. In forked children."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ from typing import Any
 import peft  # noqa: F401  (loaded once, before the forks)
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
@@ -17,8 +19,10 @@ from benchmarks.processes.forked import exit_code, start_program
 from espalier.data.records import BadInput
 from espalier.models.load import load_policy
 from espalier.pipeline.training.merge_lora import MergeLora
+from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.manifest import find_damage
-from espalier.training.checkpoint import BadCheckpoint, checkpoints
+from espalier.runtime.schemas import TrainConfig
+from espalier.training.checkpoint import BadCheckpoint, TrainState, checkpoints, save
 from espalier.training.engine import load_weights, trained_tensors
 from espalier.training.export_model import ExportModel
 
@@ -177,6 +181,28 @@ def test_a_scalar_head_is_exported_with_its_config(tiny_policy: Path, tmp_path: 
         assert not found["unexpected_keys"]
         assert model.config.num_labels == 1
         assert float(logits(model).abs().max()) > 0
+
+
+class Stateless:
+    """An engine without a state."""
+
+    def save_state(self, folder: Path) -> None: ...
+
+    def load_state(self, folder: Path) -> None: ...
+
+
+def test_the_best_checkpoint_is_the_one_that_the_runs_own_rule_names(settings: list[str], tmp_path: Path) -> None:
+    rule = ["checkpoints.best_metric=eval/accuracy", "checkpoints.best_is=highest", "checkpoints.keep_best=1"]
+    keys = {word.partition("=")[0] for word in rule}
+    words = [word for word in settings if word.partition("=")[0] not in keys and word not in ("-cn", "train")]
+    config = dataclasses.asdict(compose_config(TrainConfig, "train", [*words, *rule, f"output_dir={tmp_path}/run"]))
+    for step, accuracy in ((10, 0.5), (20, 0.9), (30, 0.6)):
+        save(tmp_path / "run", Stateless(), TrainState(step, "d", {"eval/accuracy": accuracy}), keep=9)
+    before = {**config, **config["checkpoints"]}
+    del before["checkpoints"]  # a run of an earlier version, whose settings had no topics
+    for stored in (config, before):
+        (tmp_path / "run" / "config.yaml").write_text(yaml.safe_dump(stored))
+        assert ExportModel(str(tmp_path / "run"), "best").folder.name == "step-00000020"
 
 
 def test_tied_weights_are_stored_once_and_stay_tied(tiny_policy: Path, tmp_path: Path) -> None:
