@@ -37,7 +37,7 @@ class Loader:
         size, micro = self.batch_size, self.micro_batch_size
         if min(size, micro) < 1 or self.micro_batch_tokens < 0:
             raise BadInput(f"update.batch_size and update.micro_batch_size must be at least 1, got {size} "
-                           f"and {micro} (update.micro_batch_tokens at least 0: {self.micro_batch_tokens})")  # fmt: skip
+                           f"and {micro} (micro_batch_tokens at least 0: {self.micro_batch_tokens})")  # fmt: skip
         if self.micro_batch_tokens:
             self._check_budget()
             return

@@ -212,7 +212,7 @@ class Plan:
         return states
 
     def _growth(self, pilot: Sequence[Sequence[Trajectory]]) -> dict[int, float]:
-        """Of n trajectories a problem to `num_samples`: by how much the number of distinct states grows."""
+        """Of n trajectories per problem to `num_samples`: by how much the number of distinct states grows."""
         growth = {}
         for size in {len(rows) for rows in pilot if len(rows) < self.num_samples}:
             visits = Counter[int]()
@@ -263,7 +263,7 @@ class Plan:
 
 
 def state_growth(visits: Mapping[int, int], size: int, wanted: int) -> float:
-    """By how much distinct states grow from `size` trajectories a problem to `wanted`.
+    """By how much distinct states grow from `size` trajectories per problem to `wanted`.
 
     `visits[v]` is the number of states that v of the `size` trajectories passed through. With F1 and F2 states passed
     once and twice F0 = (n - 1) / n * F1^2 / (2 F2) were not seen yet, and of these the next m trajectories reach the
