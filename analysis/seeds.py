@@ -64,7 +64,7 @@ class CompareSeeds:
         old = [path for path, row in zip(self.inputs(), summaries, strict=True) if "inner_auc" not in row["prm"]]
         if old:
             raise BadInput(f"{old[0]}: its figures of the reward model do not tell inner from terminal steps: run "
-                           "prm_calibration and report of that run again")  # fmt: skip
+                           "prm/prm_calibration and pages/report of that run again")  # fmt: skip
         names = [Path(run).name for run in self.runs]
         head = ["| figure | " + " | ".join(names) + " | mean (lowest to highest) |", "|---" * (len(names) + 2) + "|"]
         lines = [_line(*row) for row in _rows(summaries)]

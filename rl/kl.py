@@ -72,7 +72,7 @@ def check_kl(config: KLConfig) -> None:
 class KLController:
     """The coefficient: fixed where `target` is 0, else adaptive (Ziegler et al. 2019, section 2.2).
 
-    `target` is KL in nats a response, `horizon` in rollouts.
+    `target` is KL in nats per response, `horizon` in rollouts.
     """
 
     coefficient: float

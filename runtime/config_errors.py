@@ -44,14 +44,15 @@ def describe_config_error(error: BaseException) -> str:
     return f"config: {place.group() if place else ''}{_wrong_value(cause)}"
 
 
-def suggest(name: str, names: Iterable[str]) -> str:
-    """`it is now 'x'` for a name of before, `did you mean 'x'?` where a name is near, else the choices there are."""
+def suggest(name: str, names: Iterable[str], prefix: str = "") -> str:
+    """`it is now 'x'` for a name of before, `did you mean 'x'?` where a name is near, else the choices there are;
+    `prefix` stands before x."""
     names = sorted(names)
     if now := new_name(name, names):
-        return f"it is now '{now}'"
+        return f"it is now '{prefix}{now}'"
     near = difflib.get_close_matches(name, names, n=1)
     if near:
-        return f"did you mean '{near[0]}'?"
+        return f"did you mean '{prefix}{near[0]}'?"
     return f"the choices are {', '.join(names)}" if names else "there is nothing to choose from"
 
 
@@ -72,27 +73,31 @@ def _wrong_value(cause: OmegaConfBaseException) -> str:
     if isinstance(cause, MissingMandatoryValue):
         return f"{key} has no value: add {key}=... to the command"
     if isinstance(cause.parent_node, DictConfig) and " not in " in str(cause):
-        hint = MOVED.get(key) or _suggest_key(str(cause.key), cause.parent_node)
+        hint = MOVED.get(key) or _suggest_key(key, cause.parent_node)
         return f"there is no key '{key}': {hint}"
     if "is not in struct" in str(cause):
         return f"there is no key '{key}'"
     return f"{key}: {_one_line(str(cause))}"
 
 
-def _suggest_key(name: str, node: DictConfig) -> str:
+def _suggest_key(full_key: str, node: DictConfig) -> str:
     """What to write in place of a key that `node` does not have: one of its own, or of a topic of the root."""
-    own, root = [str(key) for key in node], node._get_root()
+    place, _, name = full_key.rpartition(".")
+    own, root = [str(key) for key in node if key != "hydra"], node._get_root()
     assert isinstance(root, DictConfig)
+    if not own and place:
+        return f"{place} is null in this config: choose {place}=NAME first"
     blocks = {str(key): part for key, part in root.items_ex(resolve=False) if isinstance(part, DictConfig)}
     topics = {f"{topic}.{key!s}": str(key) for topic, part in blocks.items()
               if is_dataclass(OmegaConf.get_type(part)) for key in part}  # fmt: skip
+    prefix = f"{place}." if place else ""
     if now := new_name(name, [*own, *topics]):
-        return f"it is now '{now}'"
+        return f"it is now '{now if now in topics else prefix + now}'"
     if node is root and not difflib.get_close_matches(name, own):
         near = difflib.get_close_matches(name, topics.values(), n=1, cutoff=0.75)
         if near:
             return f"did you mean {' or '.join(repr(key) for key, last in topics.items() if last == near[0])}?"
-    return suggest(name, own)
+    return suggest(name, own, prefix)
 
 
 def _missing_config(error: MissingConfigException) -> str:

@@ -9,7 +9,7 @@ Every state is asked n times in round 0 (n = `params.n`), then n more a round wh
   (curtailed sampling: the label is exactly that of plain K = `max_completions`), or, with `stops_when_clear`, when
   the whole interval has one label (it may err as often as the interval does).
 
-With `mean_completions` above 0 a run asks at most that many completions a state on average, n a state in round 0
+With `mean_completions` above 0 a run asks at most that many completions per state on average, n per state in round 0
 included: each further round spends `round_share` of them on the open states whose interval width times weight is
 largest. The weight of a state is the number of trajectories that pass through it, where `trajectories` are given and
 `weighs_visits` holds, else 1.

@@ -39,7 +39,7 @@ def one_line(error: Exception) -> str:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How to sample: `n` samples a request, `max_tokens` new tokens each.
+    """How to sample: `n` samples per request, `max_tokens` new tokens each.
 
     `is_seeded` gives every request a seed of its own, a hash of its id (vLLM on CPU dies of seeds as soon
     as a prompt is prefilled in chunks: start it with max_num_batched_tokens=65536 then). `return_logprobs`

@@ -14,8 +14,8 @@ from espalier.values.monte_carlo import Count, StateKey, state_key
 class FirstErrorCompletions(RoundCompletions):
     """Asks `params.n` completions of the middle state of every wrong trajectory, round after round.
 
-    `states` must hold every state of the `trajectories` (cut_states without sampling). `needs_solved` leaves out
-    problems none of whose trajectories is right: their prompt may be lost already, and an error before the first
+    `states` must hold every state of the `trajectories` (`values/cut_states` without sampling). `needs_solved` leaves
+    out problems none of whose trajectories is right: their prompt may be lost already, and an error before the first
     step cannot be found. Raises BadInput where a state that is to be asked is not in the file.
     """
 

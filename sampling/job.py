@@ -211,7 +211,7 @@ def _sample(
 
 
 def _live_line(progress: Progress, num_samples: int, client: Client) -> Callable[[int, dict[str, float]], None]:
-    """Rows done, generated tokens a second and the prefix cache's hit rate; the line itself adds rate and time left."""
+    """Rows done, generated tokens per second and the prefix cache's hit rate; the line adds rate and time left."""
     began = time.monotonic()
 
     def on_progress(done: int, fields: dict[str, float]) -> None:

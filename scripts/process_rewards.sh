@@ -6,7 +6,7 @@
 #
 # folds=2 (default)  two reward models: $run/prm is trained on all problems but held_out_share (a half), $run/prm_other on
 #                    that share; every trajectory is scored by the one that has not seen its problem
-# folds=1            one reward model; process_preferences makes pairs of the held-out problems alone (a tenth)
+# folds=1            one reward model; pairs/process_preferences makes pairs of the held-out problems alone (a tenth)
 # steps=cut_points   steps end at tokens sampled with a probability below cut_threshold, after every cuts_per_step of them
 # max_failed_share=0.02   the share of problems, and of states, that may be refused (too long, say): they are listed in
 #                         X.failed.jsonl, and left out from there on

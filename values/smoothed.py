@@ -1,4 +1,4 @@
-"""Values of states by a hidden Markov tree: few completions a state, shrunk towards what its neighbours say.
+"""Values of states by a hidden Markov tree: few completions per state, shrunk towards what its neighbours say.
 
 The values along a trajectory hang together: most steps change nothing, few decide. Each state's value is taken to be
 one of G points of a grid, drawn from a kernel P(value of a state | value of the state before it) that is learnt from

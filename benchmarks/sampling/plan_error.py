@@ -1,4 +1,4 @@
-"""The plan against what was paid: a pilot of 100 problems is sampled and completed, then the whole run is foretold.
+"""The plan against what was paid: a pilot of 100 problems is sampled and completed, then the whole run is predicted.
 
 The pilot's problems are the first of the run's; its own runs give the rates and the server's start. `tokens` are all
 generated tokens of sampling and completing, `seconds` the two stages with their servers' starts.

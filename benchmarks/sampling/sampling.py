@@ -5,7 +5,7 @@
     bash scripts/bench.sh sampling plan --run experiments/quickstart
 
 Parts: `throughput` (HTTP against in process), `prefill` (prompt tokens that the engine computes), `values` (tokens for
-equal value error), `prm` (a reward model on half the tokens), `plan` (foretold against paid). About 20 minutes on two
+equal value error), `prm` (a reward model on half the tokens), `plan` (predicted against paid). About 20 minutes on two
 quiet cores. The policy is the quick start's SFT model; `plan` compares with what that run paid, so let it have run on
 the machine in the same state.
 """

@@ -36,16 +36,16 @@ class Loader:
     def __post_init__(self) -> None:
         size, micro = self.batch_size, self.micro_batch_size
         if min(size, micro) < 1 or self.micro_batch_tokens < 0:
-            raise BadInput(f"update.batch_size and micro_batch_size must be at least 1, got {size} and {micro} (and "
-                           f"micro_batch_tokens at least 0: {self.micro_batch_tokens})")  # fmt: skip
+            raise BadInput(f"update.batch_size and update.micro_batch_size must be at least 1, got {size} "
+                           f"and {micro} (micro_batch_tokens at least 0: {self.micro_batch_tokens})")  # fmt: skip
         if self.micro_batch_tokens:
             self._check_budget()
             return
         unit = micro * self.world_size
         if size % unit:
             raise BadInput(
-                f"update.batch_size {size} is not a multiple of micro_batch_size {micro} x {self.world_size} ranks: "
-                f"choose update.batch_size={max(1, size // unit) * unit}"
+                f"update.batch_size {size} is not a multiple of update.micro_batch_size {micro} x "
+                f"{self.world_size} ranks: choose update.batch_size={max(1, size // unit) * unit}"
             )
 
     def _check_budget(self) -> None:

@@ -7,7 +7,7 @@
 (`ood_test.jsonl`) has no `type`, and its options begin `A.`: the letters go only where every option of a row has
 its own, so that an option `B. t. toxins` stays whole.
 
-**LogiQA 1** (Liu et al. 2020; lgw863/LogiQA-dataset): text in `{Train,Eval,Test}.txt`, eight lines a problem: a blank
+**LogiQA 1** (Liu et al. 2020; lgw863/LogiQA-dataset): text in `{Train,Eval,Test}.txt`, eight lines per problem: a blank
 one, the answer `a`-`d`, the passage, the question, four options. An option line begins with its letter and `.`,
 `?` or a blank (`A.A.` is the option `A.`).
 

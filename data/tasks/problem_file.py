@@ -1,4 +1,4 @@
-"""Problems of one's own: JSON lines of `Problem` (data/records.py), as `list_problems` writes them.
+"""Problems of one's own: JSON lines of `Problem` (data/records.py), as `problems/list_problems` writes them.
 
 `path` is the file, or a folder with `{train,dev,test}.jsonl`. Ids are kept as they are and must be unique. `kind` says
 how answers are compared; worked solutions are in `info["solution"]`.

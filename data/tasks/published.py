@@ -7,7 +7,7 @@ hub through `datasets` (`hub="openai/gsm8k"`, or a folder that `save_to_disk` wr
 Ids are `<task>-<published split>-<published id>`, or the row's number from 0 where the set has no ids. An id that
 the set uses again gets `.2`, `.3`, … in file order; such a problem keeps the set's own id in
 `info["published_id"]`. Ids do not depend on `limit`, shards, a split plan or the order of options, and a rejected
-row keeps its number. Rows that stand twice are kept: `list_problems` counts them.
+row keeps its number. Rows that stand twice are kept: `problems/list_problems` counts them.
 """
 
 import logging

@@ -78,7 +78,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Evaluate:
-    """The input: n samples a problem. All else may be empty.
+    """The input: n samples per problem. All else may be empty.
 
     `greedy`: one greedy trajectory a problem. `scores`: StepScores (or outcome scores) of the samples, one file
     or several by name; `aggregates` say how steps make one score (`rewards.aggregate`). `problems`: Problem

@@ -83,7 +83,7 @@ def _check_gold(group: Sequence[Trajectory], path: str) -> None:
 
 
 def read_samples(path: str, greedy_path: str = "") -> Samples:
-    """n samples a problem and, if a path is given, one greedy solution of each; in the greedy file's order. A problem
+    """n samples per problem and, if a path is given, one greedy solution of each; in the greedy file's order. A problem
     that one of the files lists as refused is in neither.
 
     Raises BadInput on an empty file, unequal numbers of samples, other problems or other golds.

@@ -78,7 +78,7 @@ class ShowPrompt:
         from espalier.models.load import load_tokenizer
 
         if context.task is None:
-            raise BadInput("show_prompt needs a task: add task=NAME")
+            raise BadInput("pages/show_prompt needs a task: add task=NAME")
         problem = self._problem(context.task)
         tokenizer = load_tokenizer(self.policy)
         template = getattr(context.task, "template", None)

@@ -33,7 +33,7 @@ class ListProblems:
     def run(self, input_path: str, context: StageContext) -> Iterable[Problem]:
         """Problems in order. Raises BadInput without a task, or where no row could be read."""
         if context.task is None:
-            raise BadInput("list_problems needs a task: add task=NAME")
+            raise BadInput("problems/list_problems needs a task: add task=NAME")
         if hasattr(context.task, "read_rows"):
             problems, rejected = context.task.read_rows(self.split)
         else:

@@ -26,7 +26,7 @@ class MakeDemonstrations:
         Raises BadInput where there is no task, or a chat prompt and no policy.
         """
         if context.task is None:
-            raise BadInput("make_demonstrations needs a task: add task=NAME")
+            raise BadInput("problems/make_demonstrations needs a task: add task=NAME")
         demonstrations: list[Demonstration] = context.task.demonstrations(self.split)
         template = getattr(context.task, "template", None)
         if template is None or not template.is_chat:

@@ -45,7 +45,7 @@ def equations(response: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class SelectDemonstrations(ProblemPart):
-    """At most `max_per_problem` right solutions a problem, 0 for no cap: first `sampled`, `best` by `scores`
+    """At most `max_per_problem` right solutions per problem, 0 for no cap: first `sampled`, `best` by `scores`
     (StepScores) made one by `how`, or `drawn` by the seed.
 
     `distinct_by` takes solutions of the same `text`, or of the same `equations` (those without any: the same text),

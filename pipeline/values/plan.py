@@ -7,7 +7,7 @@
 Prompt lengths are those of the problems themselves, with the policy's own tokenizer. Lengths of solutions, their
 steps, and how many states several of them share come from a `pilot` (some trajectories of the policy, which is best)
 or else from the task's demonstrations. Where a problem of the pilot has fewer solutions than the plan, how many more
-states the rest would reach is reckoned from how many were reached once and twice (Chao et al. 2014, eq. 9). Seconds
+states the rest would reach is computed from how many were reached once and twice (Chao et al. 2014, eq. 9). Seconds
 are tokens over measured rates, of solutions and of completions apart where both were measured, and a server's start
 for each. Nothing is asked of any server.
 """
@@ -95,7 +95,7 @@ class Plan:
         Raises BadInput where there is no task, no such method, or no problem from `first` on.
         """
         if context.task is None:
-            raise BadInput("plan needs a task: add task=NAME")
+            raise BadInput("values/plan needs a task: add task=NAME")
         if self.method not in METHODS:
             raise BadInput(f"there is no method '{self.method}': choose from {', '.join(METHODS)}")
         sample_rate, complete_rate, start = self._rates()
@@ -153,7 +153,7 @@ class Plan:
         if self.tokens_per_second > 0:
             return self.tokens_per_second, self.tokens_per_second, start
         if not runs:
-            raise BadInput("no rate to reckon seconds with: set stage.tokens_per_second, or stage.measured to the "
+            raise BadInput("no rate to compute seconds with: set stage.tokens_per_second, or stage.measured to the "
                            "meta.json files of earlier sampling runs")  # fmt: skip
         rates = []
         for is_completing in (False, True):
@@ -180,7 +180,7 @@ class Plan:
             raise BadInput("nothing tells how long a solution is: give stage.pilot, some trajectories of the policy "
                            "with token ids")  # fmt: skip
         if self.num_samples > 1 and max(map(len, pilot)) == 1:
-            log.warning("the pilot holds one solution a problem: states are reckoned as if no two shared any, and "
+            log.warning("the pilot holds one solution per problem: states are counted as if no two shared any, and "
                         "a policy that repeats itself costs less: give stage.pilot some of its rows")  # fmt: skip
         return pilot
 
@@ -212,7 +212,7 @@ class Plan:
         return states
 
     def _growth(self, pilot: Sequence[Sequence[Trajectory]]) -> dict[int, float]:
-        """Of n trajectories a problem to `num_samples`: by how much the number of distinct states grows."""
+        """Of n trajectories per problem to `num_samples`: by how much the number of distinct states grows."""
         growth = {}
         for size in {len(rows) for rows in pilot if len(rows) < self.num_samples}:
             visits = Counter[int]()
@@ -263,7 +263,7 @@ class Plan:
 
 
 def state_growth(visits: Mapping[int, int], size: int, wanted: int) -> float:
-    """By how much distinct states grow from `size` trajectories a problem to `wanted`.
+    """By how much distinct states grow from `size` trajectories per problem to `wanted`.
 
     `visits[v]` is the number of states that v of the `size` trajectories passed through. With F1 and F2 states passed
     once and twice F0 = (n - 1) / n * F1^2 / (2 F2) were not seen yet, and of these the next m trajectories reach the

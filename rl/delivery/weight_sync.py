@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 R = TypeVar("R")
 _MARGIN = 3.0  # a stale parameter must lie this many times farther from the engine than the truth
-_SHOWN = 0.3  # nats a token, mean: ten times the bf16 noise of a perturbed tiny model, or
+_SHOWN = 0.3  # nats per token, mean: ten times the bf16 noise of a perturbed tiny model, or
 _SHOWN_ROUNDINGS = 2 * _MARGIN  # times what rounding makes of this one, whichever is more
 _MAX_ATTEMPTS = 3
 _MAX_ROUNDS = 8  # doublings of a perturbation that does not show
@@ -75,10 +75,10 @@ async def each(asked: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
 
 class WeightSync:
     """Deliveries to one engine or several. `canaries` are set once an engine has sampled them.
-    `max_logprob_gap`: how far an engine may be from the trainer on them, in nats a token (0: `FACTOR` times what
-    rounding makes of each version). `max_step`: KL of one version from the one before, in nats a token of the canaries
-    (0: any). `dtype`: what the engines compute in, where that is known: they are sent no more digits than they keep.
-    `stops`: whether a disagreement that is no matter of delivery ends the run; else it is warned of."""
+    `max_logprob_gap`: how far an engine may be from the trainer on them, in nats per token (0: `FACTOR` times what
+    rounding makes of each version). `max_step`: KL of one version from the one before, in nats per token of the
+    canaries (0: any). `dtype`: what the engines compute in, where that is known: they are sent no more digits than they
+    keep. `stops`: whether a disagreement that is no matter of delivery ends the run; else it is warned of."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class WeightSync:
         """How far the policy moved on the canaries since the last version. Raises ProbeFailed."""
         moved = step_kl(before, after)
         if self.max_step > 0 and not moved <= self.max_step:
-            distance = f"{moved:.3g} nats a token from the one before on fixed responses"
+            distance = f"{moved:.3g} nats per token from the one before on fixed responses"
             limit = f"probes.max_step is {self.max_step:g}"
             raise ProbeFailed(Fault(KL, f"policy version {version} lies {distance} ({limit})"))
         return {"policy_moved": moved}

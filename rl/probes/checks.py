@@ -153,7 +153,7 @@ def measure_gap(engine: torch.Tensor, trainer: torch.Tensor, mask: torch.Tensor)
 
 
 def allowed(rounding: Gap) -> float:
-    """The mean |d| up to which the engine may differ where rounding makes this much, in nats a token."""
+    """The mean |d| up to which the engine may differ where rounding makes this much, in nats per token."""
     return FACTOR * max(FLOOR, rounding.mean + _CHANCE * rounding.mean_error)
 
 
@@ -250,8 +250,8 @@ def _mask_fault(number: int, kept: list[int], start: int, length: int) -> Fault:
 
 
 def check_policy_moves(values: Sequence[tuple[str, float, float]]) -> Fault | None:
-    """(what, how far, its limit; 0: none) of the policy's moves, in nats a token: the first that is beyond."""
+    """(what, how far, its limit; 0: none) of the policy's moves, in nats per token: the first that is beyond."""
     for name, value, limit in values:
         if limit > 0 and not value <= limit:
-            return Fault(KL, f"{name} is {value:.3g} nats a token, the limit {limit:g}")
+            return Fault(KL, f"{name} is {value:.3g} nats per token, the limit {limit:g}")
     return None

@@ -158,14 +158,14 @@ def describe_fall(fall: Fall, rows: Mapping[int, Row]) -> str:
     rate = largest("update/learning_rate")
     causes = (
         f"a learning rate that is too high (it is {rate:.2g}, an iteration moves the policy by "
-        f"{mean('engine/policy_moved'):.2g} nats a token: try {rate / 3:.1g})",
+        f"{mean('engine/policy_moved'):.2g} nats per token: try {rate / 3:.1g})",
         f"groups that agree and teach nothing ({mean('rollout/zero_variance'):.0%} of them, "
         f"{mean('rollout/zero_variance', True):.0%} before: a larger rollout.group_size, or other problems)",
         f"old rollouts (largest ratio {largest('update/ratio_max'):.2g}, {mean('update/clip_share'):.1%} of tokens "
         f"clipped, KL of an update {mean('update/kl_old'):.2g}: fewer update.num_epochs, larger minibatches)",
-        f"length ({mean('rollout/response_length'):.0f} tokens a response, {mean('rollout/response_length', True):.0f} "
-        f"before; {mean('rollout/truncated'):.0%} cut, {mean('rollout/truncated', True):.0%} before: a larger "
-        "params.max_tokens)",
+        f"length ({mean('rollout/response_length'):.0f} tokens per response, "
+        f"{mean('rollout/response_length', True):.0f} before; {mean('rollout/truncated'):.0%} cut, "
+        f"{mean('rollout/truncated', True):.0%} before: a larger params.max_tokens)",
     )
     return (
         f"the training reward falls: {fall.before:.3g} in iterations {fall.first} to {fall.border - 1}, "

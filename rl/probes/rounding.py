@@ -3,7 +3,7 @@ against.
 
 The engine computes in a dtype of its own (bfloat16 most often), the trainer in another or the same one, with other
 kernels. How far two right computations lie apart depends on the network, on how sharp it is, on the length of the
-responses and on how unlikely their tokens have become: 0.001 nats a token in one run, 0.1 in another. So the trainer
+responses and on how unlikely their tokens have become: 0.001 nats per token in one run, 0.1 in another. So the trainer
 computes some of the same tokens once more, in float32 with the output of every layer rounded to the engine's dtype;
 what that differs from its own log-probs is what the engine may differ. On tiny policies of two families, bfloat16 on
 both sides, vLLM's difference was 0.7 to 1.9 times this one.
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 FACTOR = 5.0  # how many times what rounding makes the engine may differ
-FLOOR = 1e-3  # nats a token: below it nothing is a fault, however little rounding makes
+FLOOR = 1e-3  # nats per token: below it nothing is a fault, however little rounding makes
 
 
 def _round(value: Any, dtype: torch.dtype) -> Any:

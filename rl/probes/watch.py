@@ -40,7 +40,7 @@ from espalier.training.engine import autocast
 log = logging.getLogger(__name__)
 
 _WARN_RATIO = 0.6  # of what the engine may differ
-_SURPRISE = 0.02  # nats a token: less says nothing that matters
+_SURPRISE = 0.02  # nats per token: less says nothing that matters
 _MAX_LOGITS = 2**24  # at a time, where rollouts are scored again
 _SURE = 6.0  # standard errors
 

@@ -138,8 +138,8 @@ def test_more_examples_in_a_step_than_there_are_come_again() -> None:
 @pytest.mark.parametrize(
     ("sizes", "text"),
     [
-        ((10, 4, 1), "batch_size 10 is not a multiple of micro_batch_size 4 x 1 ranks: choose update.batch_size=8"),
-        ((12, 4, 2), "batch_size 12 is not a multiple of micro_batch_size 4 x 2 ranks: choose update.batch_size=8"),
+        ((10, 4, 1), "size 10 is not a multiple of update.micro_batch_size 4 x 1 ranks: choose update.batch_size=8"),
+        ((12, 4, 2), "size 12 is not a multiple of update.micro_batch_size 4 x 2 ranks: choose update.batch_size=8"),
         ((2, 4, 2), "choose update.batch_size=8"),
     ],
 )

@@ -147,7 +147,7 @@ def test_a_long_pilot_is_read_evenly_not_from_its_head(tmp_path: Path, task: Wor
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"tokens_per_second": 0.0}, "no rate to reckon seconds with: set stage.tokens_per_second"),
+        ({"tokens_per_second": 0.0}, "no rate to compute seconds with: set stage.tokens_per_second"),
         ({"method": "guess"}, "there is no method 'guess': choose from plain, first_error"),
         ({"first": 10**6}, "has no problem from 1000000 on"),
         ({"keep_ratio": 2.0}, "keep_ratio must be from 0 to 1"),

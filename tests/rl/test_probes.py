@@ -110,7 +110,7 @@ def test_a_bias_counts_beyond_what_few_tokens_make_by_chance() -> None:
 
 
 def test_a_difference_is_held_against_what_rounding_makes_of_this_policy() -> None:
-    """0.1 nats a token: twenty times what rounding makes of one policy, twice what it makes of another."""
+    """0.1 nats per token: twenty times what rounding makes of one policy, twice what it makes of another."""
     mask = torch.ones(1, 4000, dtype=torch.bool)
     gap = measure_gap(torch.zeros(1, 4000), torch.tensor([[0.1, -0.1]]).repeat(1, 2000), mask)
     quiet, sharp = replace(NO_ROUNDING, mean=0.005, k3=2e-5), replace(NO_ROUNDING, mean=0.05, k3=2e-3)
@@ -449,7 +449,7 @@ def test_a_policy_that_runs_away_is_named(tiny_policy: Path) -> None:
     watch.check_kl(2.9)
     watch.check_update(0.7, luckiest=0.25)
     for check, value in ((watch.check_update, 0.6), (watch.check_update, math.nan), (watch.check_kl, 3.1)):
-        with pytest.raises(ProbeFailed, match="nats a token, the limit") as caught:
+        with pytest.raises(ProbeFailed, match="nats per token, the limit") as caught:
             check(value)
         assert caught.value.fault.kind == KL
 

@@ -127,10 +127,10 @@ def test_the_causes_stand_in_their_order_with_the_runs_own_numbers() -> None:
     told = describe_fall(Fall(1, 6, 10, 0.09, 0.05, 5.0), rows)
     parts = (
         "falls: 0.09 in iterations 1 to 5, 0.05 in 6 to 10, a slope of -5.0 standard errors",
-        "it is 0.0001, an iteration moves the policy by 0.02 nats a token: try 3e-05",
+        "it is 0.0001, an iteration moves the policy by 0.02 nats per token: try 3e-05",
         "75% of them, 25% before",
         "largest ratio 11, 1.0% of tokens clipped, KL of an update 0.003",
-        "120 tokens a response, 80 before; 40% cut, 0% before",
+        "120 tokens per response, 80 before; 40% cut, 0% before",
     )
     assert [told.count(part) for part in parts] == [1] * 5
     places = [told.index(part) for part in parts]

@@ -72,8 +72,8 @@ def test_the_return_value_is_the_exit_code(start: Any) -> None:
     ("arguments", "text"),
     [
         (["learningrate=1"], "there is no key 'learningrate': did you mean 'update.learning_rate'?"),
-        (["tracking.tensorbord=true"], "there is no key 'tracking.tensorbord': did you mean 'tensorboard'?"),
-        (["model.pth=x"], "there is no key 'model.pth': did you mean 'path'?"),
+        (["tracking.tensorbord=true"], "there is no key 'tracking.tensorbord': did you mean 'tracking.tensorboard'?"),
+        (["model.pth=x"], "there is no key 'model.pth': did you mean 'model.path'?"),
         (
             ["update.learning_rate=fast"],
             "update.learning_rate: Value 'fast' of type 'str' could not be converted to Float",

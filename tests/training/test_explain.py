@@ -174,7 +174,7 @@ def test_a_reader_sees_every_part(explain: Run, caplog: pytest.LogCaptureFixture
         (
             ["update.batch_size=6", "update.micro_batch_size=4"],
             BadInput,
-            "batch_size 6 is not a multiple of micro_batch_",
+            "batch_size 6 is not a multiple of update.micro_batch_",
         ),
         (["model.path=/nowhere"], ValueError, "/nowhere: no such model folder"),
         (
