@@ -14,7 +14,7 @@ from espalier.runtime.logs import set_up_logging
 from espalier.runtime.schemas import StageConfig
 
 
-@entrypoint(StageConfig, config_name="values/cut_states", config_folder="stage")
+@entrypoint(StageConfig, config_name="values/cut_states", config_folder="stage", must_name=True)
 def main(config: StageConfig) -> int:
     """Build the stage and its task, run it."""
     set_up_logging()

@@ -49,6 +49,8 @@ def _parse_line(line: bytes, place: str) -> dict[str, Any]:
 
 def iter_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(`file:line`, object) of every line that is not blank. Raises BadInput on a missing file."""
+    if not str(path):
+        raise BadInput("the file to read is not named: add input=FILE, or the setting that is empty")
     path = Path(path)
     if not path.is_file():
         if path.is_dir():

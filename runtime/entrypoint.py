@@ -235,6 +235,15 @@ def _report(error: BaseException) -> None:
         print(f"error: {line_of(error)}", file=sys.stderr, flush=True)
 
 
+def _is_of_hydra(error: BaseException) -> bool:
+    """Whether Hydra has no words for it: an override that it cannot apply ends in an error of Python's own."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    module = str(last.tb_frame.f_globals.get("__name__", "")) if last is not None else ""
+    return type(error) in (AssertionError, ValueError) and module.partition(".")[0] in ("hydra", "omegaconf")
+
+
 class _Stop:
     """Raises SystemExit at a signal; not again at one that follows at once: a launcher and a scheduler may both send
     it, and what is being closed must not be cut short."""
@@ -250,20 +259,26 @@ class _Stop:
 
 
 def entrypoint(
-    schema: type | tuple[type, ...], config_name: str, config_folder: str = "", is_on_ranks: bool = False
+    schema: type | tuple[type, ...],
+    config_name: str,
+    config_folder: str = "",
+    is_on_ranks: bool = False,
+    must_name: bool = False,
 ) -> Callable[[Callable[[Any], int | None]], Callable[[], None]]:
     """Make `main(config)` a program. `config` is an instance of `schema` (or of one of several); its return value the
     exit code.
 
     `config_name` is used where the command line names none; `config_folder` is the folder below conf/
-    in which `-cn` is looked up where there is no `-cp`. Where it `is_on_ranks`, a launcher may start several
+    in which `-cn` is looked up where there is no `-cp`. Where one `must_name` a config, `config_name` is that of
+    `--help` alone. Where it `is_on_ranks`, a launcher may start several
     processes of it, which end together and with one exit code.
     """
 
     def decorate(function: Callable[[Any], int | None]) -> Callable[[], None]:
         @wraps(function)
         def main() -> None:
-            sys.exit(_run(function, schema, config_name, CONF / config_folder, is_on_ranks))
+            given = "" if must_name and not _HELP & {*sys.argv[1:]} else config_name
+            sys.exit(_run(function, schema, given, CONF / config_folder, is_on_ranks))
 
         return main
 
@@ -300,13 +315,19 @@ def _run(
             print(_help([word for word in sys.argv[1:] if word not in _HELP], function, config_name, folder), end="")
             return 0
         with company() if is_on_ranks else nullcontext():
-            sys.argv = [sys.argv[0], *_normalise_argv(sys.argv[1:], folder)]
+            words = _normalise_argv(sys.argv[1:], folder)
+            if not config_name and not {"-cn", "--config-name"} & {*words}:
+                raise BadConfig(f"name a config: -cn FOLDER/NAME of {folder}; --help lists them")
+            sys.argv = [sys.argv[0], *words]
             hydra.main(version_base="1.3", config_path=None, config_name=config_name)(job)()
             if errors:
                 raise errors[0]
     except KeyboardInterrupt:
         return 130
     except Exception as error:
+        if _is_of_hydra(error):
+            error = BadConfig(f"a setting does not fit this config ({line_of(error)}): a group is chosen by a name, as "
+                              "critic=policy; only then it has settings, as critic.learning_rate=1e-5")  # fmt: skip
         code = exit_code_of(error)
         if code is None:
             raise

@@ -147,5 +147,5 @@ def as_yaml(value: Any) -> str:
 
 
 def _stages(conf: Path) -> str:
-    names = sorted(path.stem for path in (conf / "stage").glob("*.yaml"))
+    names = sorted(str(path.relative_to(conf / "stage").with_suffix("")) for path in (conf / "stage").rglob("*.yaml"))
     return textwrap.fill(f"Stages, as -cn NAME; -cn NAME --help shows the settings of one: {', '.join(names)}", _WIDTH)

@@ -92,8 +92,8 @@ def _linked(text: str) -> str:
 
 def _own_task(config: Mapping[str, Any]) -> list[str]:
     """The task that a config takes where none is given."""
-    tasks = [entry["/task"] for entry in config.get("defaults", []) if isinstance(entry, dict) and "/task" in entry]
-    return [f"task={task or 'null'}" for task in tasks]
+    entries = [entry for entry in config.get("defaults", []) if isinstance(entry, dict)]
+    return [f"task={entry['override /task']}" for entry in entries if "override /task" in entry]
 
 
 def _option(key: str, value: Any) -> str:

@@ -324,6 +324,26 @@ def test_defaults_that_name_a_stage_without_its_folder_say_the_name_with_it(
     assert error_line(capsys).endswith(": there is no stage/cut_states: it is now /stage/values/cut_states\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["main.py", "critic.learning_rate=1"], "a setting does not fit this config (AssertionError: "),
+        (["run_stage.py", "-cn", "problems/list_problems", "task=null"], "a setting does not fit this config (Value"),
+        (["run_stage.py", "input=a.jsonl", "output=b.jsonl"], "name a config: -cn FOLDER/NAME of "),
+        (["run_stage.py", "-cn", "values/cut_states", "output=b.jsonl"], "the file to read is not named: add input=FI"),
+        (["run_stage.py", "-cn", "values/step_statistics", "task=word_arithmetic", "input=a.jsonl", "output=b.json"],
+         "a.jsonl: no such file: check the path, or run the stage that writes it"),
+    ],
+)  # fmt: skip
+def test_what_hydra_has_no_words_for_ends_in_one_line(words: list[str], line: str, tmp_path: Path) -> None:
+    program, *settings = words
+    command = [sys.executable, str(ROOT / program), *settings]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {line}")
+    assert done.stderr.count("\n") == 1
+
+
 def test_a_target_whose_module_has_moved_says_where_it_is() -> None:
     moved = "does not exist: it is now 'espalier.pipeline.values.cut_states.CutStates'"
     with pytest.raises(BadConfig, match=moved):
