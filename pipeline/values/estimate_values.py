@@ -63,14 +63,20 @@ class EstimateValues:
     there are completions, labels are 1 up to the first error and 0 from it on, as far as a bisection knows
     (`values.first_error`)"""
     label: str = "soft"
-    """soft, hard or classes; with `threshold` and `num_classes` as in `values.labels.LabelRule`"""
+    """soft: the value; hard: 1 above `threshold`, else 0; classes: the value rounded to one of `num_classes`
+    (`values.labels`)"""
     threshold: float = 0.0
+    """a value above it is good, for hard labels and for denoise"""
     num_classes: int = 5
+    """evenly spaced labels from 0 to 1: K completions make K + 1"""
     noise: str = "keep"
-    """keep, drop, weight or denoise; with the next three as in `values.label_noise.NoiseRule`"""
+    """keep every label; drop uncertain ones; weight them by how certain they are; or denoise (`values.label_noise`)"""
     max_width: float = 0.6
+    """noise=drop leaves out labels whose 95 % interval is wider"""
     min_confidence: float = 0.75
+    """noise=denoise leaves out problems that the policy solves less often"""
     tolerance: int = 2
+    """noise=denoise: how many steps before the first lost state carry their value relative to the prompt's"""
     has_terminal: bool = True
     """whether the last step is labelled, by the outcome"""
 
