@@ -541,7 +541,7 @@ def test_the_stage_writes_the_page_and_its_provenance(tiny_policy: Path, tmp_pat
 def test_published_problems_keep_every_character_in_their_prompts(
     name: str, split: str, num_problems: int, datasets_dir: Path, tokenizer: Any
 ) -> None:
-    published = build(stage_config("stage", f"+task={name}", f"task.path={datasets_dir}", "output=x", "+stage={}").task)
+    published = build(stage_config("stage", f"task={name}", f"task.path={datasets_dir}", "output=x", "+stage={}").task)
     problems = published.problems(split)
     assert len(problems) == num_problems
     for problem in problems:
