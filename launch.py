@@ -18,7 +18,8 @@ SHUTDOWN_SECONDS = 240
 
 
 def exit_code_of_ranks(codes: Iterable[int]) -> int:
-    """One exit code for ranks that ended with `codes` (a negative one: by that signal), in the order of their ends.
+    """Return one exit code for ranks that ended with `codes` (a negative one: by that signal), in the order of their
+    ends.
 
     A rank's own word comes before a signal that stopped another, and both before one that ended it without a word.
     """

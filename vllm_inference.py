@@ -49,7 +49,7 @@ def evaluate_one(config: SampleConfig, checkpoint: PolicyCheckpoint) -> int:
 
 
 def evaluate_all(config: SampleConfig, checkpoints: list[PolicyCheckpoint]) -> int:
-    """Each in a process of its own; then the table of all. 1 if one failed."""
+    """Run each in a process of its own; then print the table of all. 1 if one failed."""
     failed = run_each(
         checkpoints,
         lambda checkpoint: is_evaluated(config, checkpoint),

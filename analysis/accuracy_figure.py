@@ -38,7 +38,7 @@ class DrawAccuracies:
         return []
 
     def run(self, input_path: str, context: StageContext) -> str:
-        """The figure. Raises BadInput where the file has no such accuracies."""
+        """Return the figure. Raises BadInput where the file has no such accuracies."""
         with open(input_path, encoding="utf-8") as file:
             try:
                 accuracies = json.load(file)["accuracy"]
@@ -54,7 +54,7 @@ class DrawAccuracies:
 
 
 def figure(rows: list[tuple[str, list[tuple[int, str, Interval]]]], policies: list[str]) -> Markup:
-    """The chart of `analysis.charts` on paper, with its legend and style."""
+    """Return the chart of `analysis.charts` on paper, with its legend and style."""
     number = max(value.n for _, values in rows for _, _, value in values)
     height = 30 + len(rows) * (37 + 18 * len(policies))
     legend, place = [], _MARGIN + 8

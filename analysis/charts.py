@@ -23,12 +23,12 @@ NUM_SERIES = len(_SHAPES)
 
 
 def marker(series: int) -> Markup:
-    """The shape of a series, centred on the origin."""
+    """Return the shape of a series, centred on the origin."""
     return tag("path", d=_SHAPES[series % NUM_SERIES], class_=f"mark c{series % NUM_SERIES}")
 
 
 def legend_marker(series: int) -> Markup:
-    """The shape of a series in a line of text."""
+    """Return the shape of a series in a line of text."""
     return tag("svg", marker(series), viewBox="-8 -8 16 16", width=14, height=14, aria_hidden="true")
 
 
@@ -43,7 +43,7 @@ class Axis:
     is_log: bool = False
 
     def place(self, value: float) -> float:
-        """The coordinate of a value."""
+        """Return the coordinate of a value."""
         low, high = (math.log(self.low), math.log(self.high)) if self.is_log else (self.low, self.high)
         share = ((math.log(value) if self.is_log else value) - low) / (high - low)
         return self.start + share * (self.end - self.start)
@@ -63,7 +63,7 @@ class Axis:
 
 
 def value_axis(values: Sequence[float], start: float, end: float) -> Axis:
-    """An axis around the values: by the logarithm where they span more than a factor of 20."""
+    """Return an axis around the values: by the logarithm where they span more than a factor of 20."""
     low, high = min(values), max(values)
     if low > 0 and high / low > 20:
         return Axis(low / 1.2, high * 1.2, start, end, True)
@@ -72,7 +72,7 @@ def value_axis(values: Sequence[float], start: float, end: float) -> Axis:
 
 
 def _frame(x: Axis, y: Axis, x_label: str, y_label: str) -> Markup:
-    """Grid lines, ticks and the two axis labels of a chart whose y axis points up."""
+    """Return grid lines, ticks and the two axis labels of a chart whose y axis points up."""
     parts = []
     for value in y.ticks():
         at = y.place(value)
@@ -87,7 +87,7 @@ def _frame(x: Axis, y: Axis, x_label: str, y_label: str) -> Markup:
 
 
 def loss_chart(curves: LossCurves, label: str) -> Markup:
-    """Training loss as a line, evaluation loss as a line with marks, over optimizer steps."""
+    """Return training loss as a line, evaluation loss as a line with marks, over optimizer steps."""
     points = [*curves.train, *curves.evaluation]
     x = Axis(0, max(1, *(step for step, _ in points)), 46, 410)
     y = value_axis([loss for _, loss in points], 188, 24)
@@ -105,7 +105,7 @@ def loss_chart(curves: LossCurves, label: str) -> Markup:
 
 
 def _interval_row(label: str, series: int, value: Interval, y: int) -> Markup:
-    """A bar from low to high, the mean's mark and its number beside it, in per cent of the width."""
+    """Return a bar from low to high, the mean's mark and its number beside it, in per cent of the width."""
     mean, low, high = (_percent_place(share) for share in (value.mean, value.low, value.high))
     shown = f"{label}: {100 * value.mean:.1f} % [{100 * value.low:.1f}, {100 * value.high:.1f}], n = {value.n}"
     # The number stands right of the interval, else left of it, else on it: wherever there is room.
@@ -127,7 +127,7 @@ def _percent_place(share: float) -> float:
 
 
 def interval_chart(rows: Sequence[tuple[str, Sequence[tuple[int, str, Interval]]]], label: str) -> Markup:
-    """Accuracy in per cent: for each metric one line for each policy, (series, policy, interval)."""
+    """Return accuracy in per cent: for each metric one line for each policy, (series, policy, interval)."""
     parts: list[Markup] = []
     y = 8
     for name, values in rows:
@@ -149,7 +149,7 @@ def interval_chart(rows: Sequence[tuple[str, Sequence[tuple[int, str, Interval]]
 
 
 def calibration_chart(bins: Sequence[Bin], label: str) -> Markup:
-    """Mean score against mean value of every bin, with the diagonal; below, how many steps each bin holds."""
+    """Return mean score against mean value of every bin, with the diagonal; below, how many steps each bin holds."""
     x, y = Axis(0, 1, 46, 410), Axis(0, 1, 330, 24)
     diagonal = tag("line", x1=x.place(0), x2=x.place(1), y1=y.place(0), y2=y.place(1), class_="diagonal")
     parts = [_frame(x, y, "PRM score", "Monte-Carlo value"), diagonal]
@@ -179,7 +179,7 @@ def calibration_chart(bins: Sequence[Bin], label: str) -> Markup:
 
 
 def bar(share: float, kind: str, label: str) -> Markup:
-    """A horizontal bar of `share` of the width it is given; `kind` is its class."""
+    """Return a horizontal bar of `share` of the width it is given; `kind` is its class."""
     width = f"{100 * min(max(share, 0.0), 1.0):.1f}%"
     track = tag("rect", width="100%", height="100%", rx=3, class_="track")
     fill = tag("rect", tag("title", label), width=width, height="100%", rx=3, class_=f"fill {kind}")

@@ -31,7 +31,7 @@ def pack(value: Any) -> str:
 
 
 def block(name: str, packed: str) -> Markup:
-    """An element that holds a block; browsers neither run nor show it."""
+    """Return an element that holds a block; browsers neither run nor show it."""
     return tag("script", Markup(packed), type="application/gzip", id=name)
 
 
@@ -46,7 +46,7 @@ class Cap:
     max_megabytes: float
 
     def cut(self, text: str) -> str:
-        """The text as a page can show it, or its beginning and how much is missing."""
+        """Return the text as a page can show it, or its beginning and how much is missing."""
         text = printable(text)
         if not self.max_characters or len(text) <= self.max_characters:
             return text
@@ -94,11 +94,11 @@ class Embedded:
         return sum(map(len, self.blocks))
 
     def _is_full(self) -> bool:
-        """Whether there is no room for more completions."""
+        """Say whether there is no room for more completions."""
         return 0 < self.cap.max_megabytes * 1e6 <= self.num_bytes
 
     def _state(self, key: StateKey, completions: Mapping[StateKey, Sequence[Completion]]) -> int | None:
-        """The number of a state's completions in this block."""
+        """Return the number of a state's completions in this block."""
         if key not in completions:
             return None
         if key not in self._numbers:
@@ -169,7 +169,7 @@ class Embedded:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Three decimals are more than a completion's worth."""
+    """Round to three decimals: more than a completion is worth."""
     return None if value is None else round(value, 3)
 
 

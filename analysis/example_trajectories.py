@@ -30,7 +30,7 @@ class ScoredTrajectory:
     scores: list[float]
 
     def miss(self) -> float:
-        """Mean absolute difference of score and value."""
+        """Return mean absolute difference of score and value."""
         gaps = [abs(s - v) for s, v in zip(self.scores, self.values, strict=True)]
         return sum(gaps) / len(gaps)
 
@@ -46,18 +46,18 @@ class ExampleProblem:
 
 
 def largest_drop(values: Sequence[float]) -> float:
-    """The largest fall of the value from one state to the next; 0 if it never falls."""
+    """Return the largest fall of the value from one state to the next; 0 if it never falls."""
     return max([before - after for before, after in pairwise(values)] + [0.0])
 
 
 def num_shared_steps(first: StepValues, second: StepValues) -> int:
-    """How many first steps two trajectories have in common."""
+    """Return how many first steps two trajectories have in common."""
     pairs = zip(first.steps, second.steps, strict=False)  # up to the end of the shorter one
     return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 def read_held_out(kind: type[R], path: Path, share: float) -> Iterable[R]:
-    """The records of held-out problems; the other lines are not validated (their stage has done so)."""
+    """Return the records of held-out problems; the other lines are not validated (their stage has done so)."""
     for place, row in iter_rows(path):
         if is_held_out(str(row.get("problem_id")), share):
             yield parse_record(kind, row, place)
@@ -89,7 +89,7 @@ class _Fork:
 
 
 def _fork(group: Sequence[ScoredTrajectory]) -> _Fork | None:
-    """The fork of a problem; None where all its trajectories are right, or all wrong."""
+    """Return the fork of a problem; None where all its trajectories are right, or all wrong."""
     right = [t for t in group if t.row.is_correct]
     wrong = [t for t in group if not t.row.is_correct]
     if not right or not wrong:
@@ -101,7 +101,7 @@ def _fork(group: Sequence[ScoredTrajectory]) -> _Fork | None:
 
 
 def _rank(fork: _Fork) -> tuple[float, int, float, int]:
-    """The sharpest fall first, then solutions of some length, the right one least in doubt, the clearest fork.
+    """Return the sharpest fall first, then solutions of some length, the right one least in doubt, the clearest fork.
 
     The PRM has no say in it, and sorting is stable: equals stay in the order of the file.
     """
@@ -112,7 +112,7 @@ def _rank(fork: _Fork) -> tuple[float, int, float, int]:
 def choose_examples(
     groups: Mapping[str, Sequence[ScoredTrajectory]], gold: Mapping[str, str], num_problems: int
 ) -> list[ExampleProblem]:
-    """`num_problems` problems with a right and a wrong trajectory (or one of them, where too few have both),
+    """Return `num_problems` problems with a right and a wrong trajectory (or one of them, where too few have both),
     then the trajectory that the PRM misjudges most."""
     forks = [(problem, fork) for problem, group in groups.items() if (fork := _fork(group)) is not None]
     forks.sort(key=lambda row: _rank(row[1]))
@@ -133,7 +133,7 @@ def choose_examples(
 
 
 def read_examples(files: RunFiles, share: float, num_problems: int) -> list[ExampleProblem]:
-    """The examples of a run directory; none where values or scores are missing, or no problem is held out."""
+    """Return the examples of a run directory; none where values or scores are missing, or no problem is held out."""
     needed = [files.rewards(f"{name}.jsonl") for name in ("step_values", "step_scores")]
     if not all(path.is_file() for path in needed):
         return []

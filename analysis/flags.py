@@ -60,15 +60,15 @@ class SuspicionRule:
                 raise BadInput(f"stage.{name} must be from 0 to 1, got {getattr(self, name)}")
 
     def length_limits(self, rows: Sequence[Inspected]) -> tuple[int, int]:
-        """(shortest, longest) that are still usual: nobody is extreme among equals."""
+        """Return (shortest, longest) that are still usual: nobody is extreme among equals."""
         lengths = sorted(row.length for row in rows)
         place = min(int(self.length_share * len(lengths)), (len(lengths) - 1) // 2)
         return lengths[place], lengths[-1 - place]
 
 
 def largest_jump(values: Sequence[float | None]) -> tuple[int, float]:
-    """(step from 1, change of the value in it) of the widest change between neighbours that are both known; (0, 0.0)
-    where there is none."""
+    """Return (step from 1, change of the value in it) of the widest change between neighbours that are both known; (0,
+    0.0) where there is none."""
     changes = [
         (step, after - before)
         for step, (before, after) in enumerate(pairwise(values), 2)
@@ -78,7 +78,8 @@ def largest_jump(values: Sequence[float | None]) -> tuple[int, float]:
 
 
 def widest(row: Inspected) -> tuple[int, float]:
-    """(step from 1, width of the interval), the last step apart; (0, 0.0) where no step before it has a value."""
+    """Return (step from 1, width of the interval), the last step apart; (0, 0.0) where no step before it has a
+    value."""
     widths = [
         (step, high - low)
         for step, (value, low, high) in enumerate(zip(row.steps.values, row.steps.low, row.steps.high, strict=True), 1)
@@ -88,7 +89,7 @@ def widest(row: Inspected) -> tuple[int, float]:
 
 
 def largest_gap(targets: Sequence[float | None], said: Sequence[float | None] | None) -> tuple[int, float]:
-    """(step from 1, said less target) where they differ most; (0, 0.0) where nothing is compared."""
+    """Return (step from 1, said less target) where they differ most; (0, 0.0) where nothing is compared."""
     gaps = [
         (step, one - target)
         for step, (target, one) in enumerate(zip(targets, said or [None] * len(targets), strict=True), 1)
@@ -104,7 +105,8 @@ def flags(
     completions: Mapping[StateKey, Sequence[Completion]],
     task: Any = None,
 ) -> list[Suspicion]:
-    """Everything suspicious of a trajectory, in the order of `KINDS`. `limits` are the rule's `length_limits`."""
+    """Return everything suspicious of a trajectory, in the order of `KINDS`. `limits` are the rule's
+    `length_limits`."""
     return [
         *_right_after_wrong(row),
         *_wrong_after_right(row),
@@ -125,7 +127,7 @@ def _right_after_wrong(row: Inspected) -> list[Suspicion]:
 
 
 def _wrong_after_right(row: Inspected) -> list[Suspicion]:
-    """The first such step only: what follows says the same again."""
+    """Return the first such step only: what follows says the same again."""
     counts = list(zip(row.steps.num_correct, row.steps.num_completions, strict=True))
     last_wrong = max((step for step, (right, total) in enumerate(counts) if total and not right), default=-1)
     for step, (right, total) in enumerate(counts[:-1]):
@@ -139,14 +141,14 @@ def _wrong_after_right(row: Inspected) -> list[Suspicion]:
 
 
 def searchable_golds(row: Inspected) -> list[str]:
-    """The gold answers worth looking for in a text: not the letter of an option, which every prompt contains."""
+    """Return the gold answers worth looking for in a text: not the letter of an option, which every prompt contains."""
     gold = row.trajectory.gold
     texts = [gold] if isinstance(gold, str) else [str(one) for one in gold]
     return [text.strip() for text in texts if text.strip() and not row.trajectory.num_options]
 
 
 def holds_word(text: str, word: str) -> bool:
-    """Whether the text contains the word by itself: 12 is not in 112, 12.5 or -12."""
+    """Say whether the text contains the word by itself: 12 is not in 112, 12.5 or -12."""
     return re.search(rf"(?<![\w.\-]){re.escape(word)}(?![\w]|\.\d)", text, re.IGNORECASE) is not None
 
 

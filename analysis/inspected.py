@@ -35,7 +35,7 @@ class InspectedFiles:
             raise BadInput("stage.states and stage.completions belong together: name both or none")
 
     def paths(self) -> list[str]:
-        """Those that are given."""
+        """Return those that are given."""
         named = (self.values, self.states, self.completions, self.scores, self.verdicts)
         return [path for path in named if path]
 
@@ -58,7 +58,7 @@ class Inspected:
         return len(self.trajectory.response_ids) or len(self.trajectory.response)
 
     def targets(self) -> list[float | None]:
-        """What a reward model or a judge should have said of each step: its label, else its value."""
+        """Return what a reward model or a judge should have said of each step: its label, else its value."""
         return [
             value if label is None else label for label, value in zip(self.steps.labels, self.steps.values, strict=True)
         ]
@@ -155,7 +155,7 @@ def _completions(files: InspectedFiles) -> dict[StateKey, list[Completion]]:
 
 
 def _states_of(one: Trajectory) -> list[StateKey]:
-    """The state every step starts from."""
+    """Return the state every step starts from."""
     if len(one.step_ends) != len(one.steps):
         return []
     return [state_key(one.problem_id, one.response_ids[:end]) for end in [0, *one.step_ends][: len(one.steps)]]
@@ -164,7 +164,7 @@ def _states_of(one: Trajectory) -> list[StateKey]:
 def _estimates(
     one: Trajectory, keys: Sequence[StateKey], completions: Mapping[StateKey, Sequence[Completion]]
 ) -> list[StateEstimate]:
-    """Estimates of the states after every step but the last."""
+    """Return estimates of the states after every step but the last."""
     known = [_estimate(completions.get(key, ())) for key in keys[1:]]
     return [*known, *[UNKNOWN] * (len(one.steps) - 1 - len(known))]
 

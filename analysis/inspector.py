@@ -51,12 +51,12 @@ class InspectSteps:
         return InspectedFiles(self.values, self.states, self.completions, self.scores, self.verdicts)
 
     def inputs(self) -> list[str]:
-        """All files that are given. Raises BadInput where they do not go together."""
+        """Read all files that are given. Raises BadInput where they do not go together."""
         self.files.check()
         return self.files.paths()
 
     def run(self, input_path: str, context: StageContext) -> str:
-        """The page."""
+        """Return the page."""
         self.files.check()
         rule = SuspicionRule(self.min_jump, self.max_width, self.min_gap, self.length_share)
         inspection = read_inspection(input_path, self.files)
@@ -73,7 +73,7 @@ class InspectSteps:
         return render_inspector(InspectorData(name, inspection.rows, flags_of_rows, embedded, num_completions))
 
     def _embed(self, inspection: Inspection, found: Sequence[Sequence[Suspicion]]) -> Embedded:
-        """The trajectories that are shown, problem by problem: the most suspicious first where not all are."""
+        """Return the trajectories that are shown, problem by problem: the most suspicious first where not all are."""
         embedded = Embedded(Cap(self.max_trajectories, self.max_completions, self.max_characters, self.max_megabytes))
         groups: dict[str, list[int]] = {}
         for place in self._chosen(inspection.rows, found):
@@ -85,7 +85,7 @@ class InspectSteps:
         return embedded
 
     def _chosen(self, rows: Sequence[Inspected], found: Sequence[Any]) -> list[int]:
-        """Places in the order of the file."""
+        """Return places in the order of the file."""
         places = range(len(rows))
         if not 0 < self.max_trajectories < len(rows):
             return list(places)

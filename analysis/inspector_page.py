@@ -148,7 +148,7 @@ def _statistics(data: InspectorData) -> Markup:
 
 
 def render_inspector(data: InspectorData) -> str:
-    """The whole document."""
+    """Return the whole document."""
     script = _SCRIPT.read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"

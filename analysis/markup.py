@@ -17,22 +17,22 @@ class Markup(str):
 
 
 def printable(text: str) -> str:
-    """Text without what UTF-8 or HTML cannot hold."""
+    """Return text without what UTF-8 or HTML cannot hold."""
     return _UNPRINTABLE.sub("\ufffd", text)
 
 
 def escape(text: str) -> Markup:
-    """Text as HTML text or as an attribute's value."""
+    """Return text as HTML text or as an attribute's value."""
     return text if isinstance(text, Markup) else Markup(html.escape(printable(text)))
 
 
 def join(parts: Iterable[str]) -> Markup:
-    """The parts one after another, each escaped unless it is Markup."""
+    """Return the parts one after another, each escaped unless it is Markup."""
     return Markup("".join(escape(part) for part in parts))
 
 
 def tag(element: str, /, *children: str, **attributes: str | int | float | None) -> Markup:
-    """One element. `class_` is class, `stroke_width` is stroke-width; an attribute that is None is left out.
+    """Return one element. `class_` is class, `stroke_width` is stroke-width; an attribute that is None is left out.
 
     Floats are written with three decimals at most.
     """

@@ -70,7 +70,7 @@ def _key_figures(data: ReportData) -> Markup:
 
 
 def render_report(data: ReportData) -> str:
-    """The whole document. Every text of the run is escaped by `analysis.markup`."""
+    """Return the whole document. Every text of the run is escaped by `analysis.markup`."""
     parts = [
         sections.accuracy_section(data.evaluations, data.differences),
         sections.loss_section(data.losses, data.missing_losses),

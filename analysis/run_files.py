@@ -118,24 +118,24 @@ class RunFiles:
         return self.rewards("prm.json")
 
     def rewards(self, name: str) -> Path:
-        """A file of the process-reward pipeline."""
+        """Return a file of the process-reward pipeline."""
         return self.root / "process_rewards" / name
 
     def evaluation(self, policy: str) -> Path:
-        """Accuracy of a policy."""
+        """Return accuracy of a policy."""
         return self.root / "evaluation" / policy / "evaluation.json"
 
     def metrics(self, run: str) -> Path:
-        """Losses of a training run."""
+        """Return losses of a training run."""
         return self.root / run / "metrics.jsonl"
 
     def policies(self) -> list[str]:
-        """The three policies of every quick start, then others that are evaluated, by name."""
+        """Return the three policies of every quick start, then others that are evaluated, by name."""
         names = {path.parent.name for path in self.root.glob("evaluation/*/evaluation.json")}
         return [*POLICIES, *sorted(names - set(POLICIES))]
 
     def training_runs(self) -> list[str]:
-        """The four training runs of every quick start, then others that left metrics, by name."""
+        """Return the four training runs of every quick start, then others that left metrics, by name."""
         names = {path.parent.name for path in self.root.glob("*/metrics.jsonl")}
         return [*TRAINING_RUNS, *sorted(names - set(TRAINING_RUNS))]
 
@@ -156,7 +156,7 @@ class RunFiles:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """One JSON object. Raises BadInput where the file holds something else."""
+    """Return one JSON object. Raises BadInput where the file holds something else."""
     try:
         value = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
@@ -204,7 +204,7 @@ def read_evaluation(path: Path) -> PolicyEvaluation:
 
 
 def read_prm(path: Path) -> RewardModelQuality:
-    """A prm.json."""
+    """Return a prm.json."""
     row = read_json(path)
     bins = [parse_record(Bin, item, f"{path}: bins") for item in _need(row, "bins", list, str(path))]
     parts = {}
@@ -234,7 +234,7 @@ def read_seconds(path: Path) -> dict[str, float]:
 
 
 def read_losses(path: Path) -> LossCurves:
-    """The losses of a metrics.jsonl; values that are not finite are left out of the curve."""
+    """Return the losses of a metrics.jsonl; values that are not finite are left out of the curve."""
     curves: dict[str, list[tuple[int, float]]] = {"train/loss": [], "eval/loss": []}
     for place, row in iter_rows(path):
         step = _need(row, "step", int, place)

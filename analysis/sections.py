@@ -15,28 +15,28 @@ _SERIES = {"sft": 0, "dpo": 1, "process_dpo": 2}
 
 
 def section(name: str, title: str, *parts: str) -> Markup:
-    """A section with its anchor and heading."""
+    """Return a section with its anchor and heading."""
     return tag("section", tag("h2", title), *parts, id=name)
 
 
 def note(text: str) -> Markup:
-    """A paragraph in small print."""
+    """Return a paragraph in small print."""
     return tag("p", text, class_="note")
 
 
 def tiles(figures: Sequence[tuple[str, str]]) -> Markup:
-    """Large figures, each with what it is."""
+    """Return large figures, each with what it is."""
     cells = (tag("div", tag("b", figure), tag("span", text)) for figure, text in figures)
     return tag("div", *cells, class_="tiles")
 
 
 def two_columns(left: str, right: str) -> Markup:
-    """Side by side, one above the other where the page is narrow."""
+    """Return side by side, one above the other where the page is narrow."""
     return tag("div", tag("div", left), tag("div", right), class_="two")
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "") -> Markup:
-    """A table that scrolls by itself where it is too wide; the first cell of a row is its heading."""
+    """Return a table that scrolls by itself where it is too wide; the first cell of a row is its heading."""
     head = tag("thead", tag("tr", *(tag("th", cell, scope="col") for cell in header)))
     body = [tag("tr", tag("th", row[0], scope="row"), *(tag("td", c) for c in row[1:])) for row in rows]
     written = tag("table", head, tag("tbody", *body))
@@ -46,7 +46,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], title: str = "")
 
 
 def metric_name(name: str) -> str:
-    """`best_of_8_product` as a reader says it."""
+    """Return `best_of_8_product` as a reader says it."""
     if name.startswith("best_of_"):
         number, _, how = name.removeprefix("best_of_").partition("_")
         return f"best of {number} by PRM, {how}"
@@ -59,12 +59,12 @@ def metric_name(name: str) -> str:
 
 
 def signed(share: float) -> str:
-    """A difference of shares in points, with its sign: +52.3."""
+    """Return a difference of shares in points, with its sign: +52.3."""
     return f"{100 * share:+.1f}".replace("-", "\N{MINUS SIGN}")
 
 
 def duration(seconds: float) -> str:
-    """Seconds as a reader says them: 4.2 s, 3 min 05 s, 1 h 02 min."""
+    """Return seconds as a reader says them: 4.2 s, 3 min 05 s, 1 h 02 min."""
     whole = round(seconds)
     if whole < 60:
         return f"{seconds:.1f} s"
@@ -105,7 +105,7 @@ def _difference_table(differences: Differences, metrics: Sequence[str]) -> Marku
 
 
 def accuracy_section(evaluations: Mapping[str, PolicyEvaluation], differences: Differences) -> Markup:
-    """Chart and table of every policy and metric; table of paired differences."""
+    """Return chart and table of every policy and metric; table of paired differences."""
     metrics = list(dict.fromkeys(name for evaluation in evaluations.values() for name in evaluation.accuracy))
     others = iter(range(len(_SERIES), len(_SERIES) + len(evaluations)))
     series = {policy: _SERIES[policy] if policy in _SERIES else next(others) for policy in evaluations}
@@ -128,7 +128,7 @@ def accuracy_section(evaluations: Mapping[str, PolicyEvaluation], differences: D
 
 
 def loss_section(losses: Mapping[str, LossCurves], missing: Sequence[str]) -> Markup:
-    """One small chart for each training run."""
+    """Return one small chart for each training run."""
     figures = []
     for run, curves in losses.items():
         named = (("train", curves.train), ("eval", curves.evaluation))
@@ -165,7 +165,7 @@ def _quality(prm: RewardModelQuality) -> Markup:
 
 
 def calibration_section(prm: RewardModelQuality) -> Markup:
-    """Predicted against observed value on held-out problems."""
+    """Return predicted against observed value on held-out problems."""
     rows = [[f"{b.score:.3f}", f"{b.value:.3f}", f"{b.count:,}"] for b in prm.bins]
     chart = note("No bins to draw.")
     if prm.bins:
@@ -186,7 +186,7 @@ def calibration_section(prm: RewardModelQuality) -> Markup:
 
 
 def seconds_section(seconds: Mapping[str, float]) -> Markup:
-    """One bar for each stage, in the order they first ran."""
+    """Return one bar for each stage, in the order they first ran."""
     total, longest = sum(seconds.values()), max(seconds.values(), default=0.0)
     rows = []
     for stage, value in seconds.items():
@@ -203,7 +203,7 @@ def _number(value: object) -> str:
 
 
 def _flow(metas: Sequence[Meta], pairs: Sequence[Meta]) -> Markup:
-    """The main counts, in the order in which the files come out of one another."""
+    """Return the main counts, in the order in which the files come out of one another."""
     counts = {meta.name: meta.counts for meta in metas}
     wanted = [
         ("trajectories", "rows", "trajectories"),
@@ -228,7 +228,7 @@ def _provenance(metas: Sequence[Meta]) -> Markup:
 
 
 def counts_section(metas: Sequence[Meta], pairs: Sequence[Meta]) -> Markup:
-    """What was sampled, cut, completed and paired; which code and versions made it."""
+    """Return what was sampled, cut, completed and paired; which code and versions made it."""
     rows = [
         [f"{meta.name}{kind}: {name}".replace("_", " "), _number(value)]
         for kind, group in (("", metas), (" pairs", pairs))

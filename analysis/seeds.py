@@ -28,7 +28,7 @@ def _cell(figure: Figure | None, show: Callable[[float], str]) -> str:
 
 
 def _rows(summaries: list[dict[str, Any]]) -> Iterator[Row]:
-    """Accuracies by policy and metric, then paired differences, then the reward model's figures."""
+    """Return accuracies by policy and metric, then paired differences, then the reward model's figures."""
     first = summaries[0]
     for group, label in (("accuracy", "{} {}"), ("differences", "{} {} (points)")):
         for policy, metrics in first[group].items():
@@ -40,7 +40,7 @@ def _rows(summaries: list[dict[str, Any]]) -> Iterator[Row]:
 
 
 def _line(name: str, figures: list[Figure | None], show: Callable[[float], str]) -> str:
-    """The mean is over the runs in which the figure is defined."""
+    """Return the mean is over the runs in which the figure is defined."""
     means = [figure["mean"] for figure in figures if figure is not None]
     spread = f"{show(sum(means) / len(means))} ({show(min(means))} to {show(max(means))})" if means else "not defined"
     return "| " + " | ".join([name, *(_cell(figure, show) for figure in figures), spread]) + " |"
@@ -53,7 +53,7 @@ class CompareSeeds:
     runs: list[str]
 
     def inputs(self) -> list[str]:
-        """Their summaries."""
+        """Return their summaries."""
         return [f"{run}/summary.json" for run in self.runs]
 
     def run(self, input_path: str, context: StageContext) -> str:

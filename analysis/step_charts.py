@@ -23,7 +23,7 @@ class Column:
 
 
 def column_chart(columns: Sequence[Column], x_label: str, y_label: str, label: str) -> Markup:
-    """Columns beside each other; the y axis ends at the highest, at 100 where `y_label` is in per cent."""
+    """Return columns beside each other; the y axis ends at the highest, at 100 where `y_label` is in per cent."""
     is_percent = y_label.startswith("%")
     highest = 100.0 if is_percent else max([column.height for column in columns] + [1.0])
     width = (_RIGHT - _LEFT) / max(1, len(columns))
@@ -52,5 +52,5 @@ def column_chart(columns: Sequence[Column], x_label: str, y_label: str, label: s
 
 
 def value_class(value: float) -> str:
-    """One of five colours, red to green, by fifths."""
+    """Return one of five colours, red to green, by fifths."""
     return f"v{min(4, max(0, int(value * 5)))}"

@@ -86,7 +86,7 @@ def _length_figures(rows: Rows) -> list[Markup]:
 
 
 def length_tables(rows: Rows) -> Markup:
-    """Means of right and wrong trajectories beside the correlations of length."""
+    """Return means of right and wrong trajectories beside the correlations of length."""
     bias = length_bias([one.steps for one in rows])
     lines = [
         [name, f"{bias[name]['count']:,}", _number(bias[name]["mean_steps"]), _number(bias[name]["mean_tokens"])]
@@ -140,7 +140,7 @@ def _number(value: float | None) -> str:
 
 
 def figures(rows: Rows) -> list[Markup]:
-    """Values by position, first errors, widths, lengths, and how far PRM and judge are from the labels."""
+    """Return values by position, first errors, widths, lengths, and how far PRM and judge are from the labels."""
     return [
         _positions_figure(rows),
         *_first_error_figures(rows),

@@ -59,7 +59,7 @@ def _problem(example: ExampleProblem) -> Markup:
 
 
 def examples_section(examples: Sequence[ExampleProblem]) -> Markup:
-    """Problems with one or two trajectories each; one sentence where there is none."""
+    """Return problems with one or two trajectories each; one sentence where there is none."""
     name, title = "examples", "Example trajectories"
     if not examples:
         return section(name, title, note("None: no step values or scores, or no problem is held out."))

@@ -46,7 +46,7 @@ def summarize(
     prm: RewardModelQuality,
     differences: Differences,
 ) -> dict[str, Any]:
-    """The content of summary.json."""
+    """Return the content of summary.json."""
     return {
         "seconds": dict(seconds),
         "accuracy": {

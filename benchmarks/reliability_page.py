@@ -25,7 +25,7 @@ SAYS = {
 
 
 def table(result: dict[str, Any]) -> str:
-    """Rows in the order of SAYS: what was done, the goal, what was found."""
+    """Return rows in the order of SAYS: what was done, the goal, what was found."""
     rows = ["| fault | goal | found | kept |", "|---|---|---|---|"]
     for name, text in SAYS.items():
         figure = result["figures"][name]
@@ -45,7 +45,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def defects_table(result: dict[str, Any]) -> str:
-    """What was, what happens now, and the tests, of every defect; then when they were run."""
+    """Return what was, what happens now, and the tests, of every defect; then when they were run."""
     rows = ["| area | was | now | tests |", "|---|---|---|---|"]
     for row in result["detail"]["defects"]:
         tests = ", ".join(f"`{name}`" for name in row["tests"])
@@ -56,7 +56,7 @@ def defects_table(result: dict[str, Any]) -> str:
 
 
 def with_table(page: str, name: str, table: str) -> str:
-    """The page with the table of `name` between its two marks."""
+    """Return the page with the table of `name` between its two marks."""
     begin, end = f"<!-- table of {name}: begin -->", f"<!-- table of {name}: end -->"
     before, _, rest = page.partition(begin)
     _, _, after = rest.partition(end)

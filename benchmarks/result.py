@@ -12,7 +12,7 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def machine() -> str:
-    """Cores, matrix extensions and memory, from /proc."""
+    """Return cores, matrix extensions and memory, from /proc."""
     info = Path("/proc/cpuinfo").read_text()
     extensions = [label for flag, label in (("avx512f", "AVX-512"), ("avx512_bf16", "bf16"), ("amx_bf16", "AMX"))
                   if flag in info]  # fmt: skip
@@ -21,7 +21,8 @@ def machine() -> str:
 
 
 def figure(ratios: list[float], *, goal: float, how: str) -> dict[str, Any]:
-    """A ratio measured several times, higher is better: median, lowest, highest, and whether it meets its goal."""
+    """Return a ratio measured several times, higher is better: median, lowest, highest, and whether it meets its
+    goal."""
     ordered = sorted(ratios)
     median = ordered[len(ordered) // 2]
     return {
@@ -37,7 +38,7 @@ def figure(ratios: list[float], *, goal: float, how: str) -> dict[str, Any]:
 
 
 def count(value: int, goal: int, unit: str, *, how: str, better: str = "higher") -> dict[str, Any]:
-    """A number of things, and whether it reaches its goal (or, where lower is better, stays within it)."""
+    """Return a number of things, and whether it reaches its goal (or, where lower is better, stays within it)."""
     is_met = value >= goal if better == "higher" else value <= goal
     return {"value": value, "low": value, "high": value, "unit": unit, "goal": goal, "better": better, "met": is_met,
             "how": how}  # fmt: skip

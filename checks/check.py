@@ -81,7 +81,7 @@ def _examine(check: Check) -> Finding:
 
 @contextmanager
 def _warnings() -> Iterator[list[str]]:
-    """The warnings that guards log in the meantime: they belong to the check's line."""
+    """Give the warnings that guards log in the meantime: they belong to the check's line."""
     messages: list[str] = []
 
     class Keep(logging.Handler):

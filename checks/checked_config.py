@@ -145,7 +145,7 @@ class CheckedConfig:
         return found.line
 
     def critic(self) -> str:
-        """What the settings of rewards, critic, schedules and estimator say of one another."""
+        """Return what the settings of rewards, critic, schedules and estimator say of one another."""
         check_combinations(self.config)
         if self.config.critic is None:
             return "settings fit together; no critic"
@@ -164,7 +164,7 @@ class CheckedConfig:
         return check_memory(self.needs(), available_memory())
 
     def needs(self) -> list[Need]:
-        """What is certain of the memory that the config takes."""
+        """Return what is certain of the memory that the config takes."""
         config = self.config
         found = []
         if not isinstance(config, SampleConfig):
@@ -220,7 +220,7 @@ class CheckedConfig:
         return f"{len(requests):,} of {self.config.params['n']} samples each"
 
     def client(self) -> str:
-        """Client and server are a pair that takes new weights."""
+        """Return client and server are a pair that takes new weights."""
         make_client(self.config)
         return f"{self.client_kind}, which takes new weights"
 
@@ -264,7 +264,7 @@ class CheckedConfig:
         return f"{len(examples)} of kind {type(examples[0]).__name__}, {len(held_out)} to evaluate"
 
     def checkpoints(self) -> str:
-        """Those that are to be predicted with are there."""
+        """Return those that are to be predicted with are there."""
         config = self.config
         found = find_checkpoints(config.predict.checkpoints, Path(config.output_dir), self.policy)
         for checkpoint in found:
@@ -277,7 +277,7 @@ class CheckedConfig:
 
 
 def model_paths(node: Any) -> Iterator[str]:
-    """The model folders that the components below a node are built from."""
+    """Return the model folders that the components below a node are built from."""
     if isinstance(node, dict):
         if "_target_" in node and isinstance(node.get("path"), str):
             yield node["path"]

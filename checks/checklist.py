@@ -14,7 +14,8 @@ Config = RLConfig | SampleConfig | TrainConfig
 
 
 def checks_of(config: Config, has_engine: bool = True) -> list[Check]:
-    """The checks of a program's config; without those that load networks and start engines unless `has_engine`."""
+    """Return the checks of a program's config; without those that load networks and start engines unless
+    `has_engine`."""
     case = CheckedConfig(config)
     if isinstance(config, RLConfig):
         checks = _of_rl(case)
@@ -24,7 +25,7 @@ def checks_of(config: Config, has_engine: bool = True) -> list[Check]:
 
 
 def machine_checks() -> list[Check]:
-    """Those that need no config."""
+    """Return those that need no config."""
     return [Check("versions", check_versions), Check("device", lambda: check_device("fp32", "", needs_vllm=True))]
 
 

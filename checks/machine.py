@@ -42,8 +42,8 @@ def check_versions(requirements: Path | None = None) -> str:
 
 
 def _wanted(path: Path) -> list[Requirement]:
-    """What a requirements file asks for, and the files that it names by `-r`; beside an installed package there is
-    none, and the package's own requirements are taken."""
+    """Return what a requirements file asks for, and the files that it names by `-r`; beside an installed package there
+    is none, and the package's own requirements are taken."""
     if not path.is_file():
         return [Requirement(text) for text in importlib.metadata.requires("espalier") or [] if "extra ==" not in text]
     requirements: list[Requirement] = []

@@ -32,14 +32,15 @@ _QUIET = TrackingConfig(line_every_seconds=1e9)
 
 @contextmanager
 def _folder() -> Iterator[Path]:
-    """A folder for what the program writes; its progress lines are not shown."""
+    """Give a folder for what the program writes; its progress lines are not shown."""
     with tempfile.TemporaryDirectory(prefix="espalier-doctor-") as name, redirect_stderr(StringIO()):
         yield Path(name)
 
 
 def rehearse_rl(config: RLConfig, tokenizer: Any) -> str:
-    """One iteration with a few problems: the engine starts, takes every weight (each is perturbed once), samples; its
-    log-probs are compared with the trainer's; rewards, advantages and a step are computed, and delivered."""
+    """Run one iteration with a few problems: the engine starts, takes every weight (each is perturbed once),
+    samples; its log-probs are compared with the trainer's; rewards, advantages and a step are computed, and
+    delivered."""
     with _folder() as folder:
         small = in_small(config, folder / "run")
         torch.manual_seed(config.seed)
@@ -56,7 +57,7 @@ def rehearse_rl(config: RLConfig, tokenizer: Any) -> str:
 
 
 def in_small(config: RLConfig, run_dir: Path) -> RLConfig:
-    """The run with one iteration of a few problems, in another folder, without evaluations and checkpoints."""
+    """Return the run with one iteration of a few problems, in another folder, without evaluations and checkpoints."""
     number = min(_NUM_PROBLEMS, config.rollout.num_problems)
     rollouts = number * config.rollout.group_size
     server, client = dict(config.server or {}), dict(config.client)
@@ -111,7 +112,7 @@ def rehearse_sampling(config: SampleConfig, tokenizer: Any) -> str:
 
 
 def rehearse_training(config: TrainConfig, tokenizer: Any, examples: list[Any]) -> str:
-    """One optimizer step on the first batch, in memory."""
+    """Take one optimizer step on the first batch, in memory."""
     with _folder() as folder:
         small = replace(
             config, output_dir=str(folder), max_steps=1, eval_examples=None, tracking=_QUIET, debug=False,

@@ -69,7 +69,7 @@ def served(path: str, num_engines: int, kv_cache_gib: float) -> Need:
 
 
 def available_memory() -> int:
-    """Bytes that this process may still take: the machine's, or less where a container limits it."""
+    """Return bytes that this process may still take: the machine's, or less where a container limits it."""
     info = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     left = int(info["MemAvailable"].split()[0]) * 1024
     for limit, used in (
@@ -95,7 +95,7 @@ def check_memory(needs: Sequence[Need], available: int, where: str = "memory") -
 
 
 def existing(folder: str) -> Path:
-    """The folder, or the nearest above it that exists."""
+    """Return the folder, or the nearest above it that exists."""
     path = Path(folder).resolve()
     while not path.exists():
         path = path.parent
@@ -126,5 +126,5 @@ def checkpoint_bytes(path: str, num_kept: int) -> int:
 
 
 def setting_of(node: Any, name: str, default: Any) -> Any:
-    """A setting of a component's node, or the default where it has none."""
+    """Return a setting of a component's node, or the default where it has none."""
     return node.get(name, default) if node else default

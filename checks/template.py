@@ -44,7 +44,7 @@ def check_template(task: Task, tokenizer: Any, problems: Sequence[Problem]) -> s
 
 
 def _missing(problem: Problem, text: str) -> str:
-    """Which part of the problem does not stand in the text, white space apart; empty where all do."""
+    """Return which part of the problem does not stand in the text, white space apart; empty where all do."""
     squeezed = "".join(text.split())
     parts = {"question": problem.question, **{f"option {option[:20]!r}": option for option in problem.options}}
     for name, part in parts.items():

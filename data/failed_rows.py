@@ -13,7 +13,7 @@ from espalier.data.records import BadInput
 
 
 def failed_path(path: str | Path) -> Path:
-    """Where the failed rows of X are listed."""
+    """Say where the failed rows of X are listed."""
     return Path(path).with_suffix(".failed.jsonl")
 
 

@@ -18,7 +18,7 @@ R = TypeVar("R")
 
 
 def to_line(record: Any) -> str:
-    """One record (a dataclass instance or a dict) as a JSON line with its newline."""
+    """Return one record (a dataclass instance or a dict) as a JSON line with its newline."""
     row = record if isinstance(record, dict) else vars(record)  # records are flat: no need for a deep copy
     return json.dumps(row, separators=(",", ":"), allow_nan=False) + "\n"
 
@@ -66,7 +66,7 @@ def iter_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def read_records(kind: type[R], path: str | Path) -> list[R]:
-    """Every line of the file as a `kind`. Raises BadInput on a bad line or on an id that stands twice."""
+    """Return every line of the file as a `kind`. Raises BadInput on a bad line or on an id that stands twice."""
     records: list[R] = []
     places: dict[str, str] = {}
     for place, row in iter_rows(path):
@@ -81,7 +81,7 @@ def read_records(kind: type[R], path: str | Path) -> list[R]:
 
 @contextmanager
 def open_atomic(path: str | Path, encoding: str = "ascii") -> Iterator[IO[str]]:
-    """A file open for writing under a temporary name; fsynced and renamed at the end of the block.
+    """Give a file open for writing under a temporary name; fsynced and renamed at the end of the block.
 
     A file that exists is complete: where the block raises, nothing is left and an old file stays.
     """
@@ -138,6 +138,6 @@ def cut_torn_tail(path: Path) -> int:
 
 
 def file_sha256(path: str | Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
+    """Return SHA-256 of a file's bytes, in hex."""
     with Path(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

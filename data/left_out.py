@@ -29,7 +29,7 @@ _counted: ContextVar[list[LeftOut] | None] = ContextVar("left_out", default=None
 
 @contextmanager
 def count_left_out() -> Iterator[list[LeftOut]]:
-    """The list that fills up while the block runs."""
+    """Give the list that fills up while the block runs."""
     counted: list[LeftOut] = []
     token = _counted.set(counted)
     try:

@@ -14,17 +14,17 @@ Tokens = Sequence[int]
 
 
 def tree_order(sequences: Sequence[Tokens]) -> list[int]:
-    """The indices of the sequences in the tree's depth-first order: a prefix stands before what extends it."""
+    """Return the indices of the sequences in the tree's depth-first order: a prefix stands before what extends it."""
     return sorted(range(len(sequences)), key=lambda index: tuple(sequences[index]))
 
 
 def shared_length(one: Tokens, other: Tokens) -> int:
-    """How many tokens two sequences have in common from the start."""
+    """Return how many tokens two sequences have in common from the start."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
 
 
 def num_distinct_tokens(sequences: Sequence[Tokens]) -> int:
-    """The nodes of the tree without its root: the tokens of all sequences, shared ones counted once."""
+    """Return the nodes of the tree without its root: the tokens of all sequences, shared ones counted once."""
     total, last = 0, ()  # type: int, tuple[int, ...]
     for sequence in sorted(map(tuple, sequences)):
         total += len(sequence) - shared_length(sequence, last)
@@ -33,8 +33,8 @@ def num_distinct_tokens(sequences: Sequence[Tokens]) -> int:
 
 
 def least_prompt_tokens(sequences: Sequence[Tokens], num_siblings: int, block_size: int) -> int:
-    """The fewest prompt tokens that an engine which caches whole blocks can compute for `num_siblings` samples of
-    every distinct sequence.
+    """Return the fewest prompt tokens that an engine which caches whole blocks can compute for `num_siblings` samples
+    of every distinct sequence.
 
     A sample needs the logits of the prompt's last token, so of L tokens at most floor((L - 1) / B) blocks come from
     the cache and the rest, 1 to B tokens, is computed for every sibling anew. The blocks before are computed once

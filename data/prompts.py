@@ -38,7 +38,7 @@ class EncodedPrompt:
 
 
 def encode_text(tokenizer: Any, text: str, place: str, *, is_complete: bool = False) -> list[int]:
-    """The ids of a prompt's text, tokenised once.
+    """Return the ids of a prompt's text, tokenised once.
 
     The tokenizer adds its begin token unless the text begins with one (a chat template's, or a text that was
     made by one) or `is_complete` says that the text has all its special tokens. An end token that the
@@ -116,15 +116,16 @@ class PromptTemplate:
             raise BadInput(f"prompt.num_shots is {self.num_shots}, there are {len(self.shots)} worked examples")
 
     def render(self, problem: Problem) -> str:
-        """The prompt as one text: what a policy continues where `is_chat` is false, and what a chat API can
-        be sent as one message. Raises BadInput on options that are asked for and missing."""
+        """Return the prompt as one text: what a policy continues where `is_chat` is false, and what a chat API can be
+        sent as one message. Raises BadInput on options that are asked for and missing."""
         blocks = [self.system, self._instruction(problem)]
         blocks += [self._ask(shot.as_problem()) + self.continues + self._answer(shot) for shot in self._shots(problem)]
         blocks.append(self._ask(problem) + self.continues)
         return self.separator.join(block for block in blocks if block)
 
     def messages(self, problem: Problem) -> list[dict[str, str]]:
-        """The prompt as chat turns (`role`, `content`), for chat APIs and chat templates; the last is the user's.
+        """Return the prompt as chat turns (`role`, `content`), for chat APIs and chat templates; the last is the
+        user's.
 
         The instruction opens the first user turn; worked examples are turns of their own. `continues` opens
         the examples' answers but not the last turn: `encode` appends it to the generation prompt, while an
@@ -141,7 +142,7 @@ class PromptTemplate:
         return [{"role": "system", "content": self.system}, *turns] if self.system else turns
 
     def encode(self, tokenizer: Any, problem: Problem) -> EncodedPrompt:
-        """The prompt's text and ids, as sampled and as trained on; a begin token never stands twice.
+        """Return the prompt's text and ids, as sampled and as trained on; a begin token never stands twice.
 
         A chat prompt is written by the tokenizer's chat template, generation prompt included, and has just
         the special tokens that the template writes. Raises BadInput where the tokenizer has no chat template
@@ -154,16 +155,16 @@ class PromptTemplate:
         return EncodedPrompt(text, encode_text(tokenizer, text, f"problem '{problem.id}'", is_complete=True))
 
     def completion(self, response: str) -> str:
-        """A worked response as the model is to write it after the prompt: what a demonstration holds."""
+        """Return a worked response as the model is to write it after the prompt: what a demonstration holds."""
         return self.before_response + response
 
     def strip_opening(self, response: str) -> str:
-        """An API's answer without the `continues` that it may begin with, like a policy's response."""
+        """Return an API's answer without the `continues` that it may begin with, like a policy's response."""
         answer = response.lstrip()
         return answer.removeprefix(self.continues) if self.continues and answer.startswith(self.continues) else response
 
     def files(self) -> list[str]:
-        """Files read, for provenance."""
+        """Return files read, for provenance."""
         return [self.shots_path] if self.shots_path else []
 
     @cached_property
@@ -179,7 +180,7 @@ class PromptTemplate:
         return random.Random(f"shots/{self.seed}").sample(shots, len(shots))
 
     def _shots(self, problem: Problem) -> list[Shot]:
-        """The examples shown with a problem: never the problem itself."""
+        """Return the examples shown with a problem: never the problem itself."""
         wanted = len(self._pool) if self.num_shots is None else self.num_shots
         shots: list[Shot] = []
         for shot in self._pool:
@@ -202,7 +203,7 @@ class PromptTemplate:
         return self.separator.join(block for block in blocks if block).strip()
 
     def _fill(self, template: str, problem: Problem) -> str:
-        """The template with the problem's texts, each put in once and never read again."""
+        """Return the template with the problem's texts, each put in once and never read again."""
 
         def value(match: re.Match[str]) -> str:
             literal, name, newlines = match.groups()
@@ -234,7 +235,7 @@ class PromptTemplate:
 
 
 def encode_prompt(task: Any, tokenizer: Any, problem: Problem) -> EncodedPrompt:
-    """A task's prompt as it goes to the model: by its `template`, or by `task.prompt` where it has none."""
+    """Return a task's prompt as it goes to the model: by its `template`, or by `task.prompt` where it has none."""
     template = getattr(task, "template", None)
     if isinstance(template, PromptTemplate):
         return template.encode(tokenizer, problem)
@@ -243,7 +244,7 @@ def encode_prompt(task: Any, tokenizer: Any, problem: Problem) -> EncodedPrompt:
 
 
 def write_chat(tokenizer: Any, messages: list[dict[str, str]]) -> str:
-    """The turns in the tokenizer's chat template, up to where the model's answer begins, as text.
+    """Return the turns in the tokenizer's chat template, up to where the model's answer begins, as text.
 
     Raises BadInput where there is no chat template, or where it refuses the turns.
     """

@@ -286,7 +286,7 @@ def _fields(kind: type) -> dict[str, tuple[Any, bool]]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a JSON value is of the annotated type; an int is a float, a bool is not an int."""
+    """Say whether a JSON value is of the annotated type; an int is a float, a bool is not an int."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return True
@@ -308,7 +308,7 @@ def _fits(value: Any, hint: Any) -> bool:
 
 
 def parse_record(kind: type[R], row: Mapping[str, Any], place: str) -> R:
-    """A record from a JSON object; `place` (`file:line`) opens every message.
+    """Return a record from a JSON object; `place` (`file:line`) opens every message.
 
     Raises BadInput on an unknown, missing or ill-typed field, and where the kind's own check does.
     """

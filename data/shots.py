@@ -22,12 +22,12 @@ class Shot:
     is_prompt: bool = False
 
     def as_problem(self) -> Problem:
-        """What is asked, for the template."""
+        """Return what is asked, for the template."""
         info = {"premises": self.premises} if self.premises else {}
         return Problem(self.id or "a worked example", self.question, "", info, self.context, self.options)
 
     def poses(self, problem: Problem) -> bool:
-        """Whether this is the problem itself: by its id, or by question and context but for white space."""
+        """Say whether this is the problem itself: by its id, or by question and context but for white space."""
         if self.id and (self.id == problem.id or self.id.startswith(problem.id + "/")):
             return True
         mine, theirs = _squash(self.question), _squash(problem.question)
@@ -42,13 +42,13 @@ def _squash(text: str) -> str:
 
 
 def passage(problem: Problem) -> str:
-    """The premises, one a line, where the problem lists them (`info["premises"]`); else its context."""
+    """Return the premises, one a line, where the problem lists them (`info["premises"]`); else its context."""
     premises = problem.info.get("premises")
     return "\n".join(map(str, premises)) if isinstance(premises, list) and premises else problem.context
 
 
 def read_shots(path: str) -> list[Shot]:
-    """Worked examples of a JSONL file: rows of `Shot`, or of `Demonstration` (made with the plain prompt).
+    """Return worked examples of a JSONL file: rows of `Shot`, or of `Demonstration` (made with the plain prompt).
 
     Raises BadInput with file and line on a bad row, and on a file without any.
     """

@@ -66,12 +66,12 @@ class Row:
         return f"{self.file}:{self.line}"
 
     def rejected(self, reason: str) -> RejectedRow:
-        """This row as a rejected one, the reason on one line and not without end."""
+        """Return this row as a rejected one, the reason on one line and not without end."""
         reason = " ".join((f"{self.key}: {reason}" if self.key else reason).split())
         return RejectedRow(self.file, self.line, reason if len(reason) <= 300 else reason[:297] + "...")
 
     def has(self, name: str) -> bool:
-        """Whether the row has the field; null counts as absent (a table has every column in every row)."""
+        """Say whether the row has the field; null counts as absent (a table has every column in every row)."""
         return self.fields.get(name) is not None
 
     def text(self, name: str, default: str | None = None) -> str:
@@ -178,7 +178,7 @@ def _line_rows(file: str, text: str) -> Iterator[Row]:
 
 
 def _object_row(file: str, number: int, text: str, key: str = "") -> Row:
-    """A row of a text that is one JSON object."""
+    """Return a row of a text that is one JSON object."""
     try:
         value = _DECODER.decode(text)
     except (ValueError, RecursionError) as error:
@@ -193,8 +193,8 @@ def _row(file: str, number: int, value: Any, key: str = "") -> Row:
 
 
 def _array_rows(file: str, text: str, start: int, tail: str) -> Iterator[Row]:
-    """The objects of an array whose `[` ends before `start`; each knows the line on which it begins. What is left
-    of the text must end with `tail`."""
+    """Return the objects of an array whose `[` ends before `start`; each knows the line on which it begins. What is
+    left of the text must end with `tail`."""
     line, counted, has_rows = 1, 0, False
     place = _SPACE.match(text, start).end()  # type: ignore[union-attr]
     while has_rows or text[place : place + 1] != "]":
@@ -222,7 +222,7 @@ def _array_rows(file: str, text: str, start: int, tail: str) -> Iterator[Row]:
 
 
 def read_json_folder(folder: Path) -> list[Row]:
-    """One row for each `<subject>/<n>.json` below the folder, by subject and number; its key is `<subject>/<n>`.
+    """Return one row for each `<subject>/<n>.json` below the folder, by subject and number; its key is `<subject>/<n>`.
 
     Raises BadInput where there is none.
     """

@@ -21,12 +21,12 @@ VERSIONS = (1,)
 
 
 def _number(text: str) -> int:
-    """A uniform number below 2**64 from a text."""
+    """Return a uniform number below 2**64 from a text."""
     return int.from_bytes(hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:8], "big")
 
 
 def shard_of(identity: str, num_shards: int) -> int:
-    """The one shard (0 .. num_shards - 1) of a problem: by its id alone, so that all files agree on it."""
+    """Return the one shard (0 .. num_shards - 1) of a problem: by its id alone, so that all files agree on it."""
     return _number(f"shard/{identity}") % num_shards
 
 
@@ -39,7 +39,7 @@ def check_shard(shard: int, num_shards: int, where: str) -> None:
 
 
 def proportional_sizes(sizes: Mapping[str, int], total: int) -> dict[str, int]:
-    """`sizes` scaled so that they sum to `total`, by largest remainder; ties go to the split named first."""
+    """Return `sizes` scaled so that they sum to `total`, by largest remainder; ties go to the split named first."""
     whole = sum(sizes.values())
     scaled = {name: size * total // whole for name, size in sizes.items()}
     by_remainder = sorted(sizes, key=lambda name: -(sizes[name] * total % whole))
@@ -76,7 +76,7 @@ class SplitPlan:
         return dict(zip(ordered, names, strict=True))
 
     def note(self, num_ids: int) -> str:
-        """Why the splits do not have the sizes of the plan; "" where they do."""
+        """Say why the splits do not have the sizes of the plan; "" where they do."""
         planned = sum(self.sizes.values())
         if num_ids == planned:
             return ""

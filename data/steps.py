@@ -34,7 +34,7 @@ class Decoder:
         self._is_plain = ways == ["PreTrainedTokenizerBase.decode", "TokenizersBackend._decode"]
 
     def __call__(self, ids: Sequence[int]) -> str:
-        """The text of a sequence."""
+        """Return the text of a sequence."""
         key = tuple(ids)
         text = self._recent.get(key)
         if text is None:
@@ -54,12 +54,12 @@ class Decoder:
         return text
 
     def behind_text(self, ids: Sequence[int]) -> str:
-        """The text of tokens that follow other text: a tokenizer that drops a leading space keeps it there."""
+        """Return the text of tokens that follow other text: a tokenizer that drops a leading space keeps it there."""
         before, length = self._before
         return self([*before, *ids])[length:]
 
     def piece(self, token: int) -> str:
-        """The text of one token that follows other text, remembered."""
+        """Return the text of one token that follows other text, remembered."""
         if token not in self.pieces:
             self.pieces[token] = self.behind_text([token])
         return self.pieces[token]

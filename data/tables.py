@@ -40,7 +40,7 @@ def read_csv_rows(path: str | Path) -> list[Row]:
 
 
 def read_tab_rows(path: str | Path) -> list[Row]:
-    """The rows of a tab-separated file with a header, as strings; [] where the first line is no such header.
+    """Return the rows of a tab-separated file with a header, as strings; [] where the first line is no such header.
 
     Nothing is quoted in such a file, but for cells that a spreadsheet wrote: between quotation marks, with those
     inside doubled. Raises BadInput where the file cannot be read, a column appears twice, or there is no row.
@@ -70,12 +70,13 @@ def _unquoted(cell: str) -> str:
 
 
 def table_rows(table: Iterable[Mapping[str, Any]], name: str) -> list[Row]:
-    """The rows of a `datasets.Dataset`, or of anything that iterates over mappings; lines count its rows from 1."""
+    """Return the rows of a `datasets.Dataset`, or of anything that iterates over mappings; lines count its rows from
+    1."""
     return [Row(name, number, dict(fields)) for number, fields in enumerate(table, 1)]
 
 
 def read_hub_rows(hub: str, config: str, split: str, revision: str) -> list[Row]:
-    """The rows of one split of a dataset, through the `datasets` library.
+    """Return the rows of one split of a dataset, through the `datasets` library.
 
     `hub` is a name on the Hugging Face hub, or a folder written by `save_to_disk` (a single table there is whatever
     split is asked for) or that `load_dataset` can read.

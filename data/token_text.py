@@ -48,24 +48,24 @@ class TokenText:
     is_border: list[bool]
 
     def end_after(self, num_chars: int, start: int = 0) -> int:
-        """The fewest tokens, at least `start`, that hold the first `num_chars` characters and end at a border; all T
-        where there is none before."""
+        """Return the fewest tokens, at least `start`, that hold the first `num_chars` characters and end at a border;
+        all T where there is none before."""
         return self.border_from(bisect.bisect_left(self.ends, num_chars, lo=start, hi=len(self.ends) - 1))
 
     def border_from(self, num_tokens: int) -> int:
-        """The first border at or after a number of tokens; T is one."""
+        """Return the first border at or after a number of tokens; T is one."""
         last = len(self.ends) - 1
         return next((k for k in range(num_tokens, last) if self.is_border[k]), last)
 
 
 def added_text(prompt_ids: Sequence[int], ids: Sequence[int], decode: Decode) -> str:
-    """What `ids` add to the text of the prompt: a character that the prompt began is theirs, and the first bytes of
-    one that they do not end are left out."""
+    """Return what `ids` add to the text of the prompt: a character that the prompt began is theirs, and the first bytes
+    of one that they do not end are left out."""
     return _added(_context(prompt_ids, decode), ids, decode)
 
 
 def read_tokens(prompt_ids: Sequence[int], ids: Sequence[int], decode: Decode) -> TokenText:
-    """The text of `ids` behind their prompt, and where in it each of them ends."""
+    """Return the text of `ids` behind their prompt, and where in it each of them ends."""
     context = _context(prompt_ids, decode)
     text = _added(context, ids, decode)
     if isinstance(decode, Decoder):
@@ -78,8 +78,8 @@ def read_tokens(prompt_ids: Sequence[int], ids: Sequence[int], decode: Decode) -
 def read_response(
     prompt_ids: Sequence[int], response_ids: Sequence[int], decode: Decode, response: str, place: str
 ) -> TokenText:
-    """`read_tokens` of a response whose text is known: tokens behind its end (of a stop string, an end token that is
-    written out) hold no character of it. Raises BadInput, with `place`, where the tokens read otherwise."""
+    """Return `read_tokens` of a response whose text is known: tokens behind its end (of a stop string, an end token
+    that is written out) hold no character of it. Raises BadInput, with `place`, where the tokens read otherwise."""
     tokens = read_tokens(prompt_ids, response_ids, decode)
     if not tokens.text.startswith(response):
         first = next((k for k, (a, b) in enumerate(zip(tokens.text, response, strict=False)) if a != b), 0)
@@ -107,7 +107,7 @@ def token_step_ends(steps: Sequence[str], tokens: TokenText) -> list[int]:
 
 
 def steps_at_token_ends(token_ends: Sequence[int], tokens: TokenText) -> tuple[list[str], list[int]]:
-    """(steps, step ends) of a response that is cut after the given tokens; the steps join to its text.
+    """Return (steps, step ends) of a response that is cut after the given tokens; the steps join to its text.
 
     `token_ends` rise and the last is the number of tokens. Text and tokens keep together: an end that is no border
     moves to the next one, and a segment without text (an end token, tokens behind the text's end) joins the one before
@@ -131,7 +131,7 @@ def steps_at_token_ends(token_ends: Sequence[int], tokens: TokenText) -> tuple[l
 
 
 def steps_on_tokens(steps: Sequence[str], tokens: TokenText) -> tuple[list[str], list[int]]:
-    """(steps, step ends): the steps of a splitter, their borders moved to the ends of tokens.
+    """Return (steps, step ends): the steps of a splitter, their borders moved to the ends of tokens.
 
     Text and tokens of every step agree: with the tokens `5`, `.\\n\\n` and `6` the steps `5.`, `\\n\\n6` become
     `5.\\n\\n` and `6`. A step that lies within a token joins the one that the token begins in.
@@ -141,7 +141,8 @@ def steps_on_tokens(steps: Sequence[str], tokens: TokenText) -> tuple[list[str],
 
 
 def encode_response(tokenizer: Any, prompt_ids: Sequence[int], text: str) -> tuple[list[int], bool]:
-    """(ids, whether behind the prompt they read as `text` exactly); special tokens written in the text count as text.
+    """Return (ids, whether behind the prompt they read as `text` exactly); special tokens written in the text count as
+    text.
 
     Some tokenizers write a space before what they tokenise: the text is then tokenised behind another one whose
     tokens are taken off. Where nothing reads as the text (a tokenizer that normalises), the plain ids.
@@ -178,7 +179,7 @@ def tokenise_steps(
 
 
 def _context(prompt_ids: Sequence[int], decode: Decode) -> list[int]:
-    """The last tokens of a prompt, with a text that is whole: a context of special tokens alone would not keep a
+    """Return the last tokens of a prompt, with a text that is whole: a context of special tokens alone would not keep a
     leading space, one that begins inside a character would spoil the next."""
     size = _CONTEXT
     while size < len(prompt_ids):
@@ -190,7 +191,7 @@ def _context(prompt_ids: Sequence[int], decode: Decode) -> list[int]:
 
 
 def _whole(ids: Sequence[int], decode: Decode, at_least: int = 0) -> str:
-    """The text of `ids` without the first bytes of a character that they do not end."""
+    """Return the text of `ids` without the first bytes of a character that they do not end."""
     text = decode(ids)
     if not text.endswith(_LOST):
         return text
@@ -211,7 +212,7 @@ def _added(context: Sequence[int], ids: Sequence[int], decode: Decode) -> str:
 
 
 def _read_units(context: Sequence[int], ids: Sequence[int], decode: Decode, text: str) -> TokenText:
-    """Tokens are read in units: as few as read as whole characters, and as the text that stands there."""
+    """Read tokens in units: as few as read as whole characters, and as the text that stands there."""
     ends, is_border = [0], [True]
     start = chars = 0
     for k in range(1, len(ids) + 1):
@@ -227,7 +228,7 @@ def _read_units(context: Sequence[int], ids: Sequence[int], decode: Decode, text
 
 
 def _unit(context: Sequence[int], ids: Sequence[int], start: int, end: int, decode: Decode) -> str:
-    """What tokens `start` to `end` add to those before them."""
+    """Return what tokens `start` to `end` add to those before them."""
     if start and isinstance(decode, Decoder):
         return decode.piece(ids[start]) if end == start + 1 else decode.behind_text(ids[start:end])
     before = [*context, *ids[:start]]

@@ -40,8 +40,8 @@ def write_training_problems(
 
 
 def read_training_problems(folder: str) -> frozenset[str] | None:
-    """The hashes of the problems that a model was trained on; None where its folder does not say. Raises BadInput on a
-    file that cannot be read."""
+    """Return the hashes of the problems that a model was trained on; None where its folder does not say. Raises
+    BadInput on a file that cannot be read."""
     path = Path(folder) / FILE
     if not path.is_file():
         return None

@@ -74,5 +74,5 @@ if not TYPE_CHECKING:  # a type checker reads the imports above, and knows what 
 
 
 def __dir__() -> list[str]:
-    """What an editor offers: the names of `__all__` beside those that are loaded."""
+    """Return what an editor offers: the names of `__all__` beside those that are loaded."""
     return sorted({*globals(), *__all__})

@@ -19,14 +19,14 @@ PROGRAMS = {
 
 
 def summary(program: str) -> str:
-    """The first line of a program's docstring, read without importing the program."""
+    """Return the first line of a program's docstring, read without importing the program."""
     spec = importlib.util.find_spec(f"espalier.programs.{program}")
     with open(str(spec and spec.origin), encoding="utf-8") as file:
         return file.readline().strip().strip('"')
 
 
 def usage() -> str:
-    """A line for every program."""
+    """Return a line for every program."""
     lines = [f"  espalier {word:7} {summary(program)}" for word, program in PROGRAMS.items()]
     return "\n".join(["usage: espalier PROGRAM arguments of the program", *lines])
 

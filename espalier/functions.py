@@ -72,7 +72,8 @@ def same_answer(one: str, other: str) -> bool:
 
 
 def monte_carlo_values(rewards: Sequence[Sequence[float]]) -> "list[StateValue]":
-    """Value intermediate states by their completions: V(s) is the mean reward of the K completions sampled from s.
+    """Return value intermediate states by their completions: V(s) is the mean reward of the K completions sampled from
+    s.
 
     `rewards[i]` holds one number for each completion of state i: True or False, or any reward; K may differ. What
     comes back has `value`, `standard_error` (s / sqrt(K), s the standard deviation of a sample; not a number for K = 1)
@@ -210,7 +211,7 @@ def aggregate_scores(scores: Sequence[float], how: str = "minimum") -> float:
 
 
 def _group(rewards: Sequence[float]) -> list[float]:
-    """The rewards of one problem's rollouts. Raises BadInput on fewer than 2, or one that is not finite."""
+    """Return the rewards of one problem's rollouts. Raises BadInput on fewer than 2, or one that is not finite."""
     if len(rewards) < 2:
         raise BadInput(
             f"a rollout is compared with others of its problem: 2 rewards at least are wanted, got {len(rewards)}"

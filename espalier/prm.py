@@ -99,7 +99,7 @@ def score_steps(
 def _tokens(
     tokenizer: Any, solution: tuple[str, Sequence[str]] | StepTokens, is_finished: bool, number: int
 ) -> StepTokens:
-    """One solution as ids that can be scored, named by its number. Raises BadInput."""
+    """Return one solution as ids that can be scored, named by its number. Raises BadInput."""
     name = f"solution {number}"
     if not isinstance(solution, StepTokens):
         prompt, steps = solution

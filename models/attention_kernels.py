@@ -41,7 +41,7 @@ class How:
 @lru_cache(maxsize=64)  # for the layers of a pass: behind a shared prompt nearly every segment has a size of its own
 @torch.inference_mode(False)  # kept over passes, of which some have gradients
 def _visible(num_queries: int, num_keys: int, window: int | None, device: torch.device) -> torch.Tensor:
-    """[queries, keys] bool: the queries are the last of the keys."""
+    """Return [queries, keys] bool: the queries are the last of the keys."""
     everything = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
     seen = everything.tril(num_keys - num_queries)
     return seen if window is None else seen.triu(num_keys - num_queries - window + 1)
@@ -52,8 +52,8 @@ def _visible(num_queries: int, num_keys: int, window: int | None, device: torch.
 def _hidden(
     num_queries: int, num_keys: int, before: int, window: int | None, kind: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """[queries, keys]: 0 where the query sees the key, else minus infinity; `before` keys stand before the queries.
-    A query that sees none, which is one that was added, sees all: a softmax of nothing would be no number."""
+    """Return [queries, keys]: 0 where the query sees the key, else minus infinity; `before` keys stand before the
+    queries. A query that sees none, which is one that was added, sees all: a softmax of nothing would be no number."""
     seen = _visible(num_queries, before + num_queries, window, device)
     seen = pad(seen, (0, num_keys - seen.shape[1])) if num_keys > seen.shape[1] else seen[:, :num_keys]
     seen = seen | ~seen.any(-1, keepdim=True)
@@ -65,7 +65,7 @@ def _capped(scores: torch.Tensor, how: How) -> torch.Tensor:
 
 
 def _attention_probs(scores: torch.Tensor, how: How) -> torch.Tensor:
-    """Softmax of [..., H, Q, K] over the keys and the head's sink; torch sums it in float32."""
+    """Return softmax of [..., H, Q, K] over the keys and the head's sink; torch sums it in float32."""
     if how.sinks is None:
         return torch.softmax(scores, dim=-1)
     sinks = how.sinks.to(scores.dtype).view(-1, 1, 1).expand(*scores.shape[:-1], 1)
@@ -73,7 +73,7 @@ def _attention_probs(scores: torch.Tensor, how: How) -> torch.Tensor:
 
 
 def sdpa_kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, how: How) -> torch.Tensor:
-    """One segment; query [1, H, Q, D], key and value [1, H, K, D]; torch's fused kernel."""
+    """Return one segment; query [1, H, Q, D], key and value [1, H, K, D]; torch's fused kernel."""
     if not how.is_plain:
         return eager_kernel(query, key, value, how)
     is_simple = query.shape[2] == key.shape[2] and how.window is None
@@ -107,7 +107,7 @@ def eager_kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ho
 def sdpa_batch(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, visible: torch.Tensor, how: How
 ) -> torch.Tensor:
-    """Several segments at once; query [N, H, Q, D], key and value [N, H, K, D], visible [N, 1, Q, K] bool."""
+    """Return several segments at once; query [N, H, Q, D], key and value [N, H, K, D], visible [N, 1, Q, K] bool."""
     if not how.is_plain:
         return eager_batch(query, key, value, visible, how)
     attended: torch.Tensor = scaled_dot_product_attention(
@@ -135,8 +135,8 @@ def eager_padded(
     how: How,
     **foreign: Any,
 ) -> torch.Tensor:
-    """Plain attention of padded rows [B, H, T, D] with a mask (additive, or bool: what is seen), softmax in float32;
-    [B, T, H, D]. The mask holds the window."""
+    """Return plain attention of padded rows [B, H, T, D] with a mask (additive, or bool: what is seen), softmax in
+    float32; [B, T, H, D]. The mask holds the window."""
     groups = query.shape[1] // key.shape[1]
     if groups > 1:
         key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)

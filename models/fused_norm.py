@@ -65,7 +65,7 @@ class FusedRMSNorm(torch.nn.Module):
 
 @torch.no_grad()
 def _is_plain(module: torch.nn.Module) -> bool:
-    """Whether a module computes what `FusedRMSNorm` does: by its own answer to two rows."""
+    """Say whether a module computes what `FusedRMSNorm` does: by its own answer to two rows."""
     weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", None)
     if not isinstance(weight, torch.Tensor) or weight.dim() != 1 or eps is None or weight.device.type == "meta":
         return False

@@ -10,7 +10,7 @@ from espalier.models.shapes import ROWS, missing
 
 
 def network(model: Any) -> Any:
-    """The transformers model under an engine's wrapper, adapters, or a reference that switches them off."""
+    """Return the transformers model under an engine's wrapper, adapters, or a reference that switches them off."""
     while True:
         inner = getattr(model, "module", None)
         if inner is None:
@@ -21,9 +21,9 @@ def network(model: Any) -> Any:
 
 
 def model_inputs(batch: Any) -> dict[str, Any]:
-    """What the model is called with: `Batch` or `PlacedRows`. Packed rows come with a mask of four dimensions that
-    nothing reads, so that transformers makes none, and rounded up to a size that other batches have (`models.shapes`):
-    logits [1, T', V] of more tokens than the batch's T."""
+    """Return what the model is called with: `Batch` or `PlacedRows`. Packed rows come with a mask of four dimensions
+    that nothing reads, so that transformers makes none, and rounded up to a size that other batches have
+    (`models.shapes`): logits [1, T', V] of more tokens than the batch's T."""
     if batch.segments is None:
         return {"input_ids": batch.ids, "attention_mask": batch.attention_mask}
     nothing = torch.zeros(1, 1, 1, 1, device=batch.ids.device)

@@ -47,7 +47,7 @@ class _ReadLayer:
 
 
 def _reading(layer: type) -> type:
-    """The class of such a layer, under the name of its own."""
+    """Return the class of such a layer, under the name of its own."""
     if layer not in _CLASSES:
         _CLASSES[layer] = type(layer.__name__, (_ReadLayer, layer), {"__module__": layer.__module__})
     return _CLASSES[layer]

@@ -57,7 +57,7 @@ def check_model_folder(path: str) -> None:
 
 
 def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
-    """The tokenizer, with a pad token (the end token where it has none of its own). Raises BadModel where it has
+    """Return the tokenizer, with a pad token (the end token where it has none of its own). Raises BadModel where it has
     neither: nothing could be padded."""
     check_model_folder(path)
     try:
@@ -77,13 +77,14 @@ def load_tokenizer(path: str) -> PreTrainedTokenizerBase:
 
 
 def load_end_ids(path: str) -> list[int]:
-    """The end-of-sequence ids of a model's generation settings (or of its configuration); there can be several."""
+    """Return the end-of-sequence ids of a model's generation settings (or of its configuration); there can be
+    several."""
     ids = generation_end_ids(path)
     return config_end_ids(path) if ids is None else ids
 
 
 def generation_end_ids(path: str) -> list[int] | None:
-    """Those of generation_config.json, which engines stop at; None where there is no such file."""
+    """Return those of generation_config.json, which engines stop at; None where there is no such file."""
     try:
         return _as_ids(GenerationConfig.from_pretrained(path).eos_token_id)
     except OSError:
@@ -91,7 +92,7 @@ def generation_end_ids(path: str) -> list[int] | None:
 
 
 def config_end_ids(path: str) -> list[int]:
-    """Those of config.json."""
+    """Return those of config.json."""
     return _as_ids(getattr(load_config(path).get_text_config(), "eos_token_id", None))
 
 
@@ -110,7 +111,8 @@ def load_config(path: str) -> PretrainedConfig:
 
 
 def is_reward_model(path: str) -> bool:
-    """Whether the folder (or hub name) says that its model classifies tokens or texts; False where there is none."""
+    """Say whether the folder (or hub name) says that its model classifies tokens or texts; False where there is
+    none."""
     try:
         kinds = load_config(path).architectures or []
     except BadModel:
@@ -123,7 +125,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def on_kernel(load: Callable[[str], Any], attention: str) -> Any:
-    """What `load` makes of the name of an attention kernel; by matrix products where the network has no use for
+    """Return what `load` makes of the name of an attention kernel; by matrix products where the network has no use for
     torch's fused one (attention sinks: GPT-OSS), with the same numbers; by transformers' own name where the network
     knows no others (GPT-J, Falcon), whose rows are then padded."""
     name = attention_name(attention)
@@ -182,7 +184,7 @@ def from_pretrained(
 
 
 def load_policy(path: str, attention: str = "sdpa", gradient_checkpointing: bool = False) -> PreTrainedModel:
-    """A causal language model. `attention`: eager, sdpa or flash_attention_2 (which needs a CUDA GPU)."""
+    """Return a causal language model. `attention`: eager, sdpa or flash_attention_2 (which needs a CUDA GPU)."""
     model = from_pretrained(AutoModelForCausalLM, path, attention=attention)
     model.config.use_cache = False
     if gradient_checkpointing:
@@ -202,14 +204,14 @@ def checkpoint_gradients(model: PreTrainedModel) -> None:
 
 
 def load_reference(path: str, attention: str = "sdpa") -> PreTrainedModel:
-    """A frozen copy of the policy, in evaluation mode."""
+    """Return a frozen copy of the policy, in evaluation mode."""
     model = load_policy(path, attention).requires_grad_(False)
     model.train(False)
     return model
 
 
 def max_length_of(path: str) -> int | None:
-    """`max_position_embeddings` of a local model folder, None where it does not say."""
+    """Return `max_position_embeddings` of a local model folder, None where it does not say."""
     config = Path(path) / "config.json"
     if not config.is_file():
         return None

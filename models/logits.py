@@ -17,8 +17,8 @@ from espalier.models.packing_check import is_cut, packing_of
 
 
 def one_by_one(model: Any, inputs: dict[str, Any]) -> list[dict[str, Any]]:
-    """The inputs of each row of a padded batch, without its padding, where the network needs them alone; else nothing.
-    Raises BadAttention for packed rows that it cannot take, BadInput for a row that it does not."""
+    """Return the inputs of each row of a padded batch, without its padding, where the network needs them alone; else
+    nothing. Raises BadAttention for packed rows that it cannot take, BadInput for a row that it does not."""
     check, segments = packing_of(model), inputs.get("segments")
     if segments is not None:
         if check.choice_for(segments.longest) != "packed":
@@ -37,7 +37,7 @@ def one_by_one(model: Any, inputs: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def all_logits(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-    """Logits [B, T, L] of a whole batch; 0 in the padding of rows that are computed one at a time."""
+    """Return logits [B, T, L] of a whole batch; 0 in the padding of rows that are computed one at a time."""
     alone = one_by_one(model, inputs)
     if not alone:
         logits: torch.Tensor = model(**inputs).logits
@@ -55,12 +55,12 @@ def reads_at(model: Any, inputs: dict[str, Any], positions: torch.Tensor) -> dic
 
 
 def read_logits(model: Any, batch: Batch) -> torch.Tensor:
-    """Logits [P, L] of a scalar head at a batch's reads, by one forward pass."""
+    """Return logits [P, L] of a scalar head at a batch's reads, by one forward pass."""
     return _logits_at(model, model_inputs(batch), batch.read_places)
 
 
 def _logits_at(model: Any, inputs: dict[str, Any], positions: torch.Tensor) -> torch.Tensor:
-    """Logits [R, L] at positions of the flattened batch."""
+    """Return logits [R, L] at positions of the flattened batch."""
     reads = {} if one_by_one(model, inputs) else reads_at(model, inputs, positions)
     return all_logits(model, inputs | reads).flatten(0, 1).index_select(0, positions)
 
@@ -68,8 +68,8 @@ def _logits_at(model: Any, inputs: dict[str, Any], positions: torch.Tensor) -> t
 def response_values(
     model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, response_mask: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """What a scalar head of one output says before ids[:, t], at [:, t-1]: [B, T-1] in float32, arguments and packing
-    as of `response_logprobs`."""
+    """Return what a scalar head of one output says before ids[:, t], at [:, t-1]: [B, T-1] in float32, arguments and
+    packing as of `response_logprobs`."""
     wanted = attention_mask.bool() if response_mask is None else response_mask & attention_mask.bool()
     inputs, positions, rows_at, columns_at = place_before(model, ids, attention_mask, wanted)
     values = _logits_at(model, inputs, positions)[:, 0].float()

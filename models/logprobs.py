@@ -28,7 +28,8 @@ _BEHIND_THE_HEAD = ("final_logit_softcapping", "logit_scale", "logits_scaling", 
 
 
 def plain_head(model: Any) -> torch.nn.Linear | None:
-    """The linear layer whose output are the logits; None where something else stands behind it or in its place."""
+    """Return the linear layer whose output are the logits; None where something else stands behind it or in its
+    place."""
     inner = network(model)
     if not isinstance(inner, PreTrainedModel):
         return None
@@ -91,7 +92,7 @@ def _score_alone(
 
 
 def logit_scores(logits: torch.Tensor, targets: torch.Tensor, temperature: float = 1.0) -> TokenScores:
-    """Scores of `targets` [R] from logits [R, V], in float32."""
+    """Return scores of `targets` [R] from logits [R, V], in float32."""
     logs = torch.log_softmax(logits.float() / temperature, dim=-1)
     logprobs = logs.gather(1, targets.unsqueeze(1)).squeeze(1)
     entropies = -(logs.exp() * logs).sum(-1)
@@ -99,7 +100,7 @@ def logit_scores(logits: torch.Tensor, targets: torch.Tensor, temperature: float
 
 
 def target_scores(model: Any, batch: Batch, temperature: float = 1.0) -> TokenScores:
-    """Scores [R] of a batch's targets by one forward pass."""
+    """Return scores [R] of a batch's targets by one forward pass."""
     return _score_places(model, model_inputs(batch), batch.target_places, batch.targets, temperature)
 
 
@@ -110,7 +111,7 @@ def response_logprobs(
     temperature: float = 1.0,
     response_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(log-prob of ids[:, t] at [:, t-1], entropy of that distribution), both [B, T-1] in float32.
+    """Return (log-prob of ids[:, t] at [:, t-1], entropy of that distribution), both [B, T-1] in float32.
 
     `ids`, `attention_mask`, `response_mask` [B, T], padded on the right; 0 where there is no token, and where
     `response_mask` (default: everywhere) is false. The rows are packed for the pass where the network allows it.

@@ -47,7 +47,7 @@ class Lora:
         check_bits(self.bits)
 
     def wrap(self, model: PreTrainedModel) -> Any:
-        """The model with adapters, all else frozen; a scalar head is trained and saved whole.
+        """Return the model with adapters, all else frozen; a scalar head is trained and saved whole.
 
         Raises BadModel where `targets` names no layer of the model.
         """
@@ -79,7 +79,7 @@ class Lora:
 
 
 def read_adapter(adapter: Path) -> dict[str, Any]:
-    """`adapter_config.json`. Raises BadModel where the folder holds no adapter."""
+    """Return `adapter_config.json`. Raises BadModel where the folder holds no adapter."""
     for name in ("adapter_config.json", "adapter_model.safetensors"):
         if not (adapter / name).is_file():
             raise BadModel(f"{adapter}: no {name} there: an adapter folder is needed (adapter/ of a run with lora)")
@@ -127,7 +127,7 @@ def base_of_adapter(adapter: Path, base: str = "") -> PreTrainedModel:
 
 
 def _num_labels(adapter: Path) -> int | None:
-    """The rows of the head that is saved with an adapter."""
+    """Return the rows of the head that is saved with an adapter."""
     from safetensors import safe_open
 
     with safe_open(adapter / "adapter_model.safetensors", "pt") as file:

@@ -65,7 +65,8 @@ class Together:
 @lru_cache(maxsize=64)
 @torch.inference_mode(False)  # kept over passes, of which some have gradients
 def _plan(segments: Segments, window: int | None, device: torch.device) -> tuple[list[Together], list[int]]:
-    """(those that are computed at once, the others); `window`: how many keys a query sees at most, itself included."""
+    """Return (those that are computed at once, the others); `window`: how many keys a query sees at most, itself
+    included."""
     ends = torch.tensor(segments.lengths).cumsum(0).tolist()
     runs = [range(end - length, end) for end, length in zip(ends, segments.lengths, strict=True)]
     sizes = defaultdict(list)
@@ -106,7 +107,7 @@ def _by_segments(
     segments: Segments,
     how: How,
 ) -> torch.Tensor:
-    """[1, T, H, D]: each segment with the keys of those above it."""
+    """Return [1, T, H, D]: each segment with the keys of those above it."""
     kernel, batch = kernels
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:
@@ -144,8 +145,8 @@ def _by_segments(
 def _flash(
     tensors: tuple[torch.Tensor, ...], num_queries: Sequence[int], num_keys: Sequence[int], how: How
 ) -> torch.Tensor:
-    """[T, H, D] by flash-attention 2, whose causal mask is aligned at the end of queries and keys; `tensors`: queries
-    [T, H, D], keys and values [K, H, D] of all sequences, one after the other."""
+    """Return [T, H, D] by flash-attention 2, whose causal mask is aligned at the end of queries and keys; `tensors`:
+    queries [T, H, D], keys and values [K, H, D] of all sequences, one after the other."""
     from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
 
     if how.sinks is not None:
@@ -172,7 +173,7 @@ def _flash(
 def _by_flash(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, how: How
 ) -> torch.Tensor:
-    """[1, T, H, D]; the keys of shared segments are repeated for every segment below them."""
+    """Return [1, T, H, D]; the keys of shared segments are repeated for every segment below them."""
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     positions, num_keys = key_layout(segments)
     if segments.num_unread or any(segments.above):
@@ -191,7 +192,7 @@ def _flash_padded(
     how: How,
     **foreign: Any,
 ) -> torch.Tensor:
-    """Padded rows with a mask [B, T] (None: no padding): packed for the kernel, and padded again."""
+    """Return padded rows with a mask [B, T] (None: no padding): packed for the kernel, and padded again."""
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
     kept = torch.ones(query.shape[:2], dtype=torch.bool, device=query.device) if mask is None else mask.bool()
     lengths = kept.sum(-1).tolist()
@@ -253,7 +254,7 @@ class _Attention:
         s_aux: torch.Tensor | None = None,
         **foreign: Any,
     ) -> tuple[torch.Tensor, None]:
-        """(attended [B, T, H, D], None); query [B, H, T, D]."""
+        """Return (attended [B, T, H, D], None); query [B, H, T, D]."""
         for calls in _calls:
             calls.windows.append(sliding_window)
         strange = [name for name in _FOREIGN if foreign.get(name) is not None]
@@ -282,7 +283,7 @@ for _kernel, _packed, _padded in (
 
 
 def attention_name(kernel: str) -> str:
-    """The name to load a model with. Raises BadAttention on an unknown kernel."""
+    """Return the name to load a model with. Raises BadAttention on an unknown kernel."""
     known = ("eager", "sdpa", "flash_attention_2")
     if kernel not in known:
         raise BadAttention(f"model.attention must be one of {', '.join(known)}, got '{kernel}'")
@@ -293,6 +294,6 @@ def attention_name(kernel: str) -> str:
 
 
 def takes_packed_rows(model: Any) -> bool:
-    """Whether a transformers model attends through this module."""
+    """Say whether a transformers model attends through this module."""
     name = getattr(getattr(model, "config", None), "_attn_implementation", None) or ""
     return name.startswith(PREFIX)

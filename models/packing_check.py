@@ -59,7 +59,8 @@ class PackingCheck:
     refuses_longer: bool = False
 
     def choice_for(self, longest: int) -> str:
-        """The choice for rows of which the longest has so many tokens. Raises BadInput for one that is refused."""
+        """Return the choice for rows of which the longest has so many tokens. Raises BadInput for one that is
+        refused."""
         is_too_long = self.max_length is not None and longest > self.max_length
         if is_too_long and self.refuses_longer:
             raise BadInput(
@@ -71,8 +72,8 @@ class PackingCheck:
 
 
 def packing_of(model: Any) -> PackingCheck:
-    """What `check_packing` says of the network, wrapped or not; asked at the first call and said in one line where
-    rows are not packed. Call it before DeepSpeed cuts the weights."""
+    """Return what `check_packing` says of the network, wrapped or not; asked at the first call and said in one line
+    where rows are not packed. Call it before DeepSpeed cuts the weights."""
     net = network(model)
     name = getattr(getattr(net, "config", None), "_attn_implementation", None)
     known = getattr(net, "_packing", None)
@@ -89,7 +90,7 @@ def packing_of(model: Any) -> PackingCheck:
 
 
 def packs_rows(model: Any) -> bool:
-    """Whether rows are packed for this model, wrapped or not."""
+    """Say whether rows are packed for this model, wrapped or not."""
     return packing_of(model).choice == "packed"
 
 
@@ -109,13 +110,14 @@ def check_packing(model: Any) -> PackingCheck:
 
 
 def is_cut(model: Any) -> bool:
-    """Whether ZeRO-3 has cut the weights: a forward pass is then one of all ranks."""
+    """Say whether ZeRO-3 has cut the weights: a forward pass is then one of all ranks."""
     return any(hasattr(parameter, "ds_id") for parameter in network(model).parameters())
 
 
 @contextmanager
 def _still(net: PreTrainedModel) -> Iterator[None]:
-    """Evaluation mode, no autocast, no TF32 (cuDNN's convolutions have it by default); afterwards all as it was."""
+    """Give evaluation mode, no autocast, no TF32 (cuDNN's convolutions have it by default); afterwards all as it
+    was."""
     modes = [(module, module.training) for module in net.modules()]
     precision = torch.get_float32_matmul_precision()
     net.eval()
@@ -130,7 +132,7 @@ def _still(net: PreTrainedModel) -> Iterator[None]:
 
 
 def _rows(net: PreTrainedModel) -> list[list[int]]:
-    """Three rows of common tokens, two of which begin alike."""
+    """Return three rows of common tokens, two of which begin alike."""
     config = net.config.get_text_config()
     settings = {**vars(net.config), **vars(config)}
     special = {value for name, value in settings.items() if name.endswith(("token_id", "token_index"))
@@ -142,7 +144,7 @@ def _rows(net: PreTrainedModel) -> list[list[int]]:
 
 
 def _states(net: PreTrainedModel, inputs: dict[str, Any]) -> torch.Tensor:
-    """Hidden states [B, T, H] behind the last layer."""
+    """Return hidden states [B, T, H] behind the last layer."""
     moved = {name: value.to(net.device) if torch.is_tensor(value) else value for name, value in inputs.items()}
     states: torch.Tensor = net.base_model(**moved, use_cache=False)[0]
     return states.float().cpu()
@@ -170,7 +172,8 @@ def _distance(states: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> 
 
 
 def _alone(net: PreTrainedModel, rows: Sequence[Sequence[int]]) -> tuple[list[torch.Tensor], float]:
-    """(the states of each row alone, how far those of the first move where its embeddings do by their rounding)."""
+    """Return (the states of each row alone, how far those of the first move where its embeddings do by their
+    rounding)."""
 
     def nudge(module: Any, given: Any, output: torch.Tensor) -> torch.Tensor:
         signs = torch.arange(output.shape[-1], device=output.device) % 2 * 2 - 1
@@ -188,7 +191,7 @@ def _alone(net: PreTrainedModel, rows: Sequence[Sequence[int]]) -> tuple[list[to
 def _try(
     net: PreTrainedModel, rows: Sequence[Sequence[int]], kind: str, truth: list[torch.Tensor]
 ) -> tuple[float, str]:
-    """(distance, the error of a network that refuses)."""
+    """Return (distance, the error of a network that refuses)."""
     try:
         return _distance(_rows_together(net, rows, kind), truth), ""
     except Exception as error:  # networks refuse in many ways; each means that this layout is none for them
@@ -255,7 +258,7 @@ def _without_ours(
     base: PackingCheck,
     attends_here: bool,
 ) -> PackingCheck:
-    """Padded rows are wrong by the product's attention: by the network's own, else one row at a time."""
+    """Find padded rows wrong by the product's attention: by the network's own, else one row at a time."""
     difference = base.reason or f"by {base.padding:.1e} of the largest hidden value (rounding: {base.noise:.1e})"
     if attends_here:
         net.set_attn_implementation("eager")
@@ -268,7 +271,7 @@ def _without_ours(
 
 
 def _is_head_last(net: PreTrainedModel, row: Sequence[int]) -> bool:
-    """Whether the logits are what the output head gives, and nothing stands behind it."""
+    """Say whether the logits are what the output head gives, and nothing stands behind it."""
     head = net.get_output_embeddings()
     if not isinstance(head, torch.nn.Module):
         return True
@@ -282,9 +285,9 @@ def _is_head_last(net: PreTrainedModel, row: Sequence[int]) -> bool:
 
 
 def choose_layout(model: Any, layout: str, longest: int) -> str:
-    """The kind of layout to use for rows of which the longest has so many tokens, where `layout` is asked for; `auto`:
-    shared where rows may be packed, else padded. Raises BadAttention where packed rows are forced and leak, and where
-    rows have to be computed one at a time with weights that ZeRO-3 has cut (ranks would make unequal numbers of
+    """Return the kind of layout to use for rows of which the longest has so many tokens, where `layout` is asked for;
+    `auto`: shared where rows may be packed, else padded. Raises BadAttention where packed rows are forced and leak, and
+    where rows have to be computed one at a time with weights that ZeRO-3 has cut (ranks would make unequal numbers of
     passes), and BadInput for a row that the network does not take."""
     check = packing_of(model)
     choice = check.choice_for(longest)

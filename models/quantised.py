@@ -26,7 +26,7 @@ def check_bits(bits: int) -> None:
 
 
 def _linear_layers(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch.nn.Linear]]:
-    """(parent, name in it, layer) of every linear layer but the heads."""
+    """Return (parent, name in it, layer) of every linear layer but the heads."""
     for parent in list(model.modules()):
         for name, layer in list(parent.named_children()):
             if isinstance(layer, torch.nn.Linear) and name not in KEPT:
@@ -34,7 +34,7 @@ def _linear_layers(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, st
 
 
 def _quantised(layer: torch.nn.Linear, bits: int) -> Any:
-    """The layer with its weight waiting to be quantised: `.to(device)` does it."""
+    """Return the layer with its weight waiting to be quantised: `.to(device)` does it."""
     import bitsandbytes as bnb
 
     shape = (layer.in_features, layer.out_features, layer.bias is not None)
@@ -63,8 +63,8 @@ def _compute_as_autocast(layer: Any, arguments: tuple[Any, ...]) -> tuple[Any, .
 
 
 def quantise(model: Any, bits: int) -> Any:
-    """The model with every linear layer but the heads in `bits` bits, frozen. Changes it in place, and moves it to the
-    GPU where there is one."""
+    """Return the model with every linear layer but the heads in `bits` bits, frozen. Changes it in place, and moves it
+    to the GPU where there is one."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     for parent, name, layer in _linear_layers(model):
         made = _quantised(layer, bits).to(device)
@@ -76,7 +76,7 @@ def quantise(model: Any, bits: int) -> Any:
 
 @torch.no_grad()
 def round_weights(model: Any, bits: int) -> Any:
-    """The model in float32 with the weights that `quantise` leaves of it. Changes it in place."""
+    """Return the model in float32 with the weights that `quantise` leaves of it. Changes it in place."""
     import bitsandbytes as bnb
 
     check_bits(bits)

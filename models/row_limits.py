@@ -11,14 +11,15 @@ from typing import Any
 
 
 def other_layers(config: Any) -> str:
-    """The layers that are no attention, as the configuration calls them."""
+    """Return the layers that are no attention, as the configuration calls them."""
     kinds = {str(kind) for kind in getattr(config.get_text_config(), "layer_types", None) or []}
     others = sorted(kind for kind in kinds if not kind.endswith("attention") or "linear" in kind)
     return f": it has layers of kind {', '.join(others)}" if others else ""
 
 
 def unseen_limit(config: Any, windows: Sequence[int | None]) -> str:
-    """What keeps a query of a long row from keys, and is in no argument of the attention function; empty: nothing."""
+    """Return what keeps a query of a long row from keys, and is in no argument of the attention function; empty:
+    nothing."""
     text = config.get_text_config()
     chunk = getattr(text, "attention_chunk_size", None)
     if chunk:
@@ -32,21 +33,21 @@ def unseen_limit(config: Any, windows: Sequence[int | None]) -> str:
 
 
 def _rotary_kinds(text: Any) -> list[dict[str, Any]]:
-    """The rotary settings of a configuration: one, or one a kind of layer."""
+    """Return the rotary settings of a configuration: one, or one a kind of layer."""
     rope = getattr(text, "rope_parameters", None) or {}
     return [rope, *(value for value in rope.values() if isinstance(value, dict))]
 
 
 def longest_row(config: Any) -> int | None:
-    """The longest row that a network takes whose rotary frequencies grow with its rows (`dynamic`) and stay grown
-    afterwards; None: it has no such limit."""
+    """Return the longest row that a network takes whose rotary frequencies grow with its rows (`dynamic`) and stay
+    grown afterwards; None: it has no such limit."""
     text = config.get_text_config()
     grows = any("dynamic" in str(kind.get("rope_type")) for kind in _rotary_kinds(text))
     return int(text.max_position_embeddings) if grows else None
 
 
 def longest_together(config: Any) -> int | None:
-    """The longest row that leaves the rotary frequencies of its batch as they are; None: any."""
+    """Return the longest row that leaves the rotary frequencies of its batch as they are; None: any."""
     text = config.get_text_config()
     lengths = [kind.get("original_max_position_embeddings") or getattr(text, "original_max_position_embeddings", None)
                for kind in _rotary_kinds(text) if kind.get("rope_type") == "longrope"]  # fmt: skip

@@ -20,7 +20,7 @@ from espalier.models.load import BadModel, checkpoint_gradients, from_pretrained
 def load_process_reward(
     path: str, num_labels: int | None = None, attention: str = "sdpa", gradient_checkpointing: bool = False
 ) -> PreTrainedModel:
-    """A process reward model: a trained folder, or a policy's body with a fresh head of `num_labels`.
+    """Return a process reward model: a trained folder, or a policy's body with a fresh head of `num_labels`.
 
     The fresh head is zero: before training every score is 1/2 (one label) or the middle of the classes. Raises BadModel
     on a critic whose values are no shares.
@@ -34,20 +34,20 @@ def load_process_reward(
 
 
 def critic_form(config: PretrainedConfig) -> str | None:
-    """The form of values that a network was saved as a critic with; None where it was none."""
+    """Return the form of values that a network was saved as a critic with; None where it was none."""
     form: str | None = getattr(config, "critic_form", None)
     return form
 
 
 def _is_scalar(config: PretrainedConfig) -> bool:
-    """Whether a folder holds a scalar head of any kind."""
+    """Say whether a folder holds a scalar head of any kind."""
     return any(name.endswith("ForTokenClassification") for name in config.architectures or [])
 
 
 def _load(
     path: str, num_labels: int | None, attention: str, gradient_checkpointing: bool, has_fresh_head: bool = False
 ) -> PreTrainedModel:
-    """The network of a folder; with `has_fresh_head`, or from a policy, a head of zeros on its body."""
+    """Return the network of a folder; with `has_fresh_head`, or from a policy, a head of zeros on its body."""
     config = load_config(path)
     is_trained = _is_scalar(config) and not has_fresh_head
     if is_trained and num_labels not in (None, config.num_labels):
@@ -81,7 +81,7 @@ CRITIC_SOURCES = ("auto", "policy", "reward_model", "reward_model_body", "scratc
 def load_critic(
     path: str, source: str = "auto", attention: str = "sdpa", gradient_checkpointing: bool = False
 ) -> PreTrainedModel:
-    """A value at every position. `source` says what `path` is:
+    """Return a value at every position. `source` says what `path` is:
 
     - "policy": a causal language model, whose body gets a fresh head: weights drawn from a normal distribution of
       standard deviation 1/sqrt(hidden + 1) (Huang et al. 2024, "The N+ implementation details of RLHF"), bias 0;
@@ -123,7 +123,7 @@ def load_critic(
 
 
 def scores_from_logits(logits: torch.Tensor) -> torch.Tensor:
-    """Logits [..., L] → scores [...] in [0, 1] (L = 1: sigmoid; L = K + 1: expected share of K)."""
+    """Return logits [..., L] → scores [...] in [0, 1] (L = 1: sigmoid; L = K + 1: expected share of K)."""
     logits = logits.float()
     num_labels = logits.shape[-1]
     if num_labels == 1:

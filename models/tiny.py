@@ -21,7 +21,7 @@ END, PAD = "<|end|>", "<|pad|>"
 
 
 def build_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE of at most `vocab_size` tokens; any text round-trips exactly."""
+    """Return byte-level BPE of at most `vocab_size` tokens; any text round-trips exactly."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

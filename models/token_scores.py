@@ -90,7 +90,7 @@ class _ChunkedScores(torch.autograd.Function):
 def _scores(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(softmax [R, V], the three scores [3, R]) of a chunk, in float32."""
+    """Return (softmax [R, V], the three scores [3, R]) of a chunk, in float32."""
     logits = linear(hidden, weight, bias).float()
     if temperature != 1:
         logits = logits / temperature
@@ -107,7 +107,7 @@ def _scores(
 
 
 def _entropy_grads(probs: torch.Tensor, gradient: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
-    """Minus the entropies' part [R, V] of the gradient."""
+    """Return minus the entropies' part [R, V] of the gradient."""
     logs = probs.clamp_min(1e-38).log()
     return gradient.unsqueeze(1) * probs * (logs + entropies.unsqueeze(1))
 
@@ -132,7 +132,8 @@ def chunked_scores(
     temperature: float = 1.0,
     max_scores: int = 0,
 ) -> TokenScores:
-    """Scores of `targets` [R] from hidden states [R, H] and a head [V, H], in autocast's precision where it is on.
+    """Return scores of `targets` [R] from hidden states [R, H] and a head [V, H], in autocast's precision where it is
+    on.
 
     At most `max_scores` (0: `MAX_SCORES`) numbers, tokens x vocabulary, stand in float32 at a time.
     """

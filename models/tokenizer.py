@@ -23,7 +23,8 @@ def is_plain(path: str) -> bool:
 
 
 def load_tokenizer(path: str) -> Any:
-    """What `models.load.load_tokenizer` loads, and raises; in a fifth of the time where the tokenizer is plain."""
+    """Return what `models.load.load_tokenizer` loads, and raises; in a fifth of the time where the tokenizer is
+    plain."""
     if is_plain(path):
         from transformers import PreTrainedTokenizerFast
 

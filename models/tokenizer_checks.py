@@ -60,8 +60,8 @@ def check_stop_tokens(tokenizer: Any, path: str) -> None:
 def tokenizer_differences(
     one: Any, other: Any, names: tuple[str, str], texts: Sequence[str] = PROBE_TEXTS
 ) -> list[str]:
-    """Where two tokenizers differ, `names` saying whose they are: in the ids of a text, in the text of its ids, in the
-    id of a token that both know. Ids of `one` can be given to the model of `other` where there is nothing."""
+    """Say where two tokenizers differ, `names` saying whose they are: in the ids of a text, in the text of its ids, in
+    the id of a token that both know. Ids of `one` can be given to the model of `other` where there is nothing."""
     differences = []
     for text in texts:
         mine, theirs = (list(each(text, add_special_tokens=False).input_ids) for each in (one, other))
@@ -83,9 +83,9 @@ def tokenizer_differences(
 
 
 def stop_token_faults(tokenizer: Any, config_ends: Sequence[int], generation_ends: Sequence[int]) -> list[str]:
-    """Where the ends of a response differ: the tokenizer's end token (training writes it, and looks for it), the ids of
-    the model's config.json and of its generation_config.json (engines stop at them; empty where a file names none), and
-    the token with which the chat template ends a turn."""
+    """Say where the ends of a response differ: the tokenizer's end token (training writes it, and looks for it), the
+    ids of the model's config.json and of its generation_config.json (engines stop at them; empty where a file names
+    none), and the token with which the chat template ends a turn."""
     end, faults = tokenizer.eos_token_id, []
     if end is None:
         return ["the tokenizer has no end token: set eos_token in tokenizer_config.json"]
@@ -107,8 +107,8 @@ def stop_token_faults(tokenizer: Any, config_ends: Sequence[int], generation_end
 
 
 def turn_end(tokenizer: Any) -> int | None:
-    """The first token that the chat template writes behind an answer, -1 where it writes none; None without a template,
-    or where it does not write a lone question and its answer."""
+    """Return the first token that the chat template writes behind an answer, -1 where it writes none; None without a
+    template, or where it does not write a lone question and its answer."""
     from jinja2.exceptions import TemplateError
 
     if not getattr(tokenizer, "chat_template", None):

@@ -19,7 +19,7 @@ class PolicyWithoutAdapters:
         self.model = model
 
     def get_base_model(self) -> Any:
-        """The model whose adapters are switched off."""
+        """Return the model whose adapters are switched off."""
         return self.model
 
     def to(self, device: torch.device) -> "PolicyWithoutAdapters":
@@ -31,17 +31,17 @@ class PolicyWithoutAdapters:
         return self
 
     def parameters(self) -> Iterator[torch.nn.Parameter]:
-        """The policy's."""
+        """Return the policy's."""
         return iter(self.model.parameters())
 
     def base_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        """(name, weight) of what its answers depend on: neither adapters nor the trained copies of heads."""
+        """Return (name, weight) of what its answers depend on: neither adapters nor the trained copies of heads."""
         for name, value in network(self.model).named_parameters():
             if not any(part.startswith("lora_") or part == "modules_to_save" for part in name.split(".")):
                 yield name, value
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """The base model's output."""
+        """Return the base model's output."""
         was_training = self.model.training
         self.model.eval()
         try:

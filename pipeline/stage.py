@@ -32,7 +32,7 @@ class StageContext:
     counts: dict[str, Any] = field(default_factory=dict)
 
     def progress(self, name: str, total: int, unit: str) -> Progress:
-        """A progress bar."""
+        """Return a progress bar."""
         return Progress(name, total, unit, 0, self.line_every_seconds)
 
 
@@ -40,10 +40,10 @@ class Stage(Protocol):
     """One offline stage."""
 
     def inputs(self) -> list[str]:
-        """Files read beside `input`."""
+        """Return files read beside `input`."""
 
     def run(self, input_path: str, context: StageContext) -> Any:
-        """An iterable of records, a dict (one JSON document), or a str (a page)."""
+        """Return an iterable of records, a dict (one JSON document), or a str (a page)."""
 
 
 def run_stage(stage: Stage, task: Any, config: StageConfig) -> int:

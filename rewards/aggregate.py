@@ -57,7 +57,7 @@ def check_aggregate(how: str) -> None:
 
 
 def aggregate(scores: Sequence[float], how: str) -> float:
-    """One score. A trajectory without steps scores lowest: 0, for log_odds minus infinity.
+    """Return one score. A trajectory without steps scores lowest: 0, for log_odds minus infinity.
 
     Raises BadAggregate on an unknown `how`, and where log_odds or geometric_mean meet a score outside [0, 1].
     """

@@ -21,7 +21,7 @@ from espalier.rewards.score import HoldsModels, Interval, Reward, Score, ScoreRa
 
 
 def compose(scores: Mapping[str, Score], weights: Mapping[str, float], limit: float = 0.0) -> Score:
-    """Steps 2 and 3 for one trajectory. Raises ValueError where two terms have step rewards for other steps."""
+    """Return steps 2 and 3 for one trajectory. Raises ValueError where two terms have step rewards for other steps."""
     outcome = sum(weights[name] * score.outcome for name, score in scores.items())
     numbers = {len(score.steps) for score in scores.values()} - {0}
     if len(numbers) > 1:
@@ -39,7 +39,7 @@ def compose(scores: Mapping[str, Score], weights: Mapping[str, float], limit: fl
 def compose_ranges(
     ranges: Mapping[str, ScoreRange], weights: Mapping[str, float], limit: float, non_stop_reward: float | None
 ) -> ScoreRange:
-    """The range of scores that are put together as the module says."""
+    """Return the range of scores that are put together as the module says."""
     outcome = clipped(_weighted({name: bounds.outcome for name, bounds in ranges.items()}, weights), limit)
     steps = {name: bounds.to_come for name, bounds in ranges.items() if bounds.to_come is not None}
     to_come = _weighted(steps, weights) if steps else None
@@ -58,7 +58,7 @@ def _weighted(intervals: Mapping[str, Interval], weights: Mapping[str, float]) -
 
 
 def _whole_weights(terms: Iterable[str], weights: Mapping[str, float] | None) -> dict[str, float]:
-    """A weight of every term: 1 where none is given."""
+    """Return a weight of every term: 1 where none is given."""
     return {name: float((weights or {}).get(name, 1.0)) for name in terms}
 
 
@@ -99,7 +99,7 @@ class ComposedReward:
             term.to(device)
 
     def networks(self) -> dict[str, Any]:
-        """All of them."""
+        """Return all of them."""
         return {name: model for term in self._with_models() for name, model in term.networks().items()}
 
     def _with_models(self) -> list[Any]:

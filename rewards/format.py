@@ -28,7 +28,7 @@ class FormatReward:
 
     @classmethod
     def score_range(cls, settings: Mapping[str, Any]) -> ScoreRange:
-        """Either of the two."""
+        """Return either of the two."""
         return ScoreRange(hull(*((settings[name],) * 2 for name in ("good", "bad"))))
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:

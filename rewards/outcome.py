@@ -18,7 +18,7 @@ class OutcomeReward:
 
     @classmethod
     def score_range(cls, settings: Mapping[str, Any]) -> ScoreRange:
-        """Either of the two."""
+        """Return either of the two."""
         return ScoreRange(hull(*((settings[name],) * 2 for name in ("right", "wrong"))))
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:

@@ -35,7 +35,7 @@ class OutcomeModelReward:
 
     @classmethod
     def score_range(cls, settings: Mapping[str, Any]) -> ScoreRange:
-        """A share, or any number; at most `limit` away from 0."""
+        """Return a share, or any number; at most `limit` away from 0."""
         return ScoreRange(clipped((0.0, 1.0) if settings["form"] == "probability" else ANYTHING, settings["limit"]))
 
     def to(self, device: torch.device) -> None:
@@ -43,12 +43,12 @@ class OutcomeModelReward:
         self.model.to(device)  # type: ignore[arg-type]
 
     def networks(self) -> dict[str, Any]:
-        """The one network."""
+        """Return the one network."""
         return {"outcome reward model": self.model}
 
     @torch.inference_mode()
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
-        """One score a trajectory. Raises BadInput for one without token ids."""
+        """Return one score a trajectory. Raises BadInput for one without token ids."""
         self.model.eval()
         values = [0.0] * len(trajectories)
         rows = [[*trajectory.prompt_ids, *trajectory.response_ids] for trajectory in trajectories]

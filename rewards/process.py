@@ -21,7 +21,7 @@ from espalier.rewards.score import ANYTHING, Interval, Score, ScoreRange, clippe
 
 
 def in_batches(rows: Sequence[Sequence[int]], is_packed: bool, batch_tokens: int) -> list[list[int]]:
-    """Indices in batches of at most `batch_tokens` tokens (and one row at least). Packed: in order, so that
+    """Return indices in batches of at most `batch_tokens` tokens (and one row at least). Packed: in order, so that
     trajectories of one problem share their prompt; padded: of similar length, padding counted."""
     order = list(range(len(rows))) if is_packed else sorted(range(len(rows)), key=lambda index: len(rows[index]))
     batches: list[list[int]] = []
@@ -58,7 +58,7 @@ def score_trajectories(
     batch_tokens: int = 16384,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> list[list[float]]:
-    """Scores in [0, 1] of every step of every trajectory, in order.
+    """Return scores in [0, 1] of every step of every trajectory, in order.
 
     Trajectories with the same ids are scored once; `on_progress` gets the number of distinct ones done.
     Raises BadInput for a trajectory without token ids, or longer than the network takes.
@@ -112,7 +112,7 @@ def _check_longest(model: Any, solutions: Sequence[StepTokens], rows: Sequence[S
 
 
 def minimum_weights(scores: Sequence[float], temperature: float) -> list[float]:
-    """Shares that sum to 1 and go to the lowest scores: softmax(-score / temperature).
+    """Return shares that sum to 1 and go to the lowest scores: softmax(-score / temperature).
 
     PURE (Cheng et al. 2025, eq. 8): with process rewards times these shares, the sum over the steps to come is
     nearly the minimum over them; the temperature says how nearly.
@@ -190,11 +190,11 @@ class ProcessReward:
         self.model.to(device)  # type: ignore[arg-type]
 
     def networks(self) -> dict[str, Any]:
-        """The one network."""
+        """Return the one network."""
         return {"process reward model": self.model}
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
-        """Outcome 0 and one reward a step. Raises BadInput for a trajectory without token ids."""
+        """Return outcome 0 and one reward a step. Raises BadInput for a trajectory without token ids."""
         rows = score_trajectories(self.model, trajectories, pad_id=0, batch_tokens=self.batch_tokens)
         rewarded = []
         for scores in rows:

@@ -54,7 +54,7 @@ class ScoreRange:
 
 
 def hull(*intervals: Interval) -> Interval:
-    """The smallest interval that holds all."""
+    """Return the smallest interval that holds all."""
     return min(low for low, _ in intervals), max(high for _, high in intervals)
 
 
@@ -77,7 +77,7 @@ class Reward(Protocol):
     """Built from conf/reward/."""
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
-        """One score a trajectory, in order."""
+        """Return one score a trajectory, in order."""
 
 
 @runtime_checkable

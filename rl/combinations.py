@@ -136,8 +136,8 @@ def check_critic_range(config: RLConfig) -> None:
 
 
 def component_settings(node: Any) -> tuple[Any, dict[str, Any]] | None:
-    """(the class or function behind a `_target_`, all its arguments, defaults too); None where the node names none.
-    Raises BadConfig on a key that it does not take."""
+    """Return (the class or function behind a `_target_`, all its arguments, defaults too); None where the node names
+    none. Raises BadConfig on a key that it does not take."""
     if not isinstance(node, Mapping) or "_target_" not in node:
         return None
     check_component(node)
@@ -148,7 +148,7 @@ def component_settings(node: Any) -> tuple[Any, dict[str, Any]] | None:
 
 
 def reward_range(node: Any) -> ScoreRange | None:
-    """What the scores of a reward's config can be; None where its class does not say."""
+    """Return what the scores of a reward's config can be; None where its class does not say."""
     found = component_settings(node)
     if found is None or not isinstance(found[0], StatesRange):
         return None
@@ -157,7 +157,7 @@ def reward_range(node: Any) -> ScoreRange | None:
 
 
 def _with_ranges(value: Any) -> Any:
-    """The value with the range of every reward in place of the reward's config."""
+    """Return the value with the range of every reward in place of the reward's config."""
     if not isinstance(value, Mapping):
         return value
     if "_target_" in value:

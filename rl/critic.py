@@ -38,8 +38,8 @@ def critic_values(
     form: str,
     response_mask: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[B, T] in float32, aligned with `ids` as log-probs are, of the tokens in `response_mask` (default: all); it means
-    nothing elsewhere and in column 0. `form` probability: sigmoid."""
+    """Return [B, T] in float32, aligned with `ids` as log-probs are, of the tokens in `response_mask` (default: all);
+    it means nothing elsewhere and in column 0. `form` probability: sigmoid."""
     found = response_values(model, ids, attention_mask, response_mask)
     return pad(torch.sigmoid(found) if form == "probability" else found, (1, 0))
 
@@ -172,7 +172,7 @@ def check_returns(form: str, returns: torch.Tensor, mask: torch.Tensor) -> None:
 
 
 def describe_values(experience: Experience) -> dict[str, float]:
-    """How good the critic was before the update, over response tokens.
+    """Return how good the critic was before the update, over response tokens.
 
     `explained_variance` and `error` (mean absolute) are against its own targets; `outcome_error` is the mean
     absolute distance from the rewards that really came after the state.

@@ -48,7 +48,7 @@ class MovingAverage:
                 done.add(id(own))
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The average by the names of the policy's weights."""
+        """Return the average by the names of the policy's weights."""
         return dict(self._own)
 
     def save(self, folder: Path) -> None:

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 def read_accuracies(path: Path) -> list[float]:
-    """`eval/accuracy` of every evaluation in a metrics.jsonl, oldest first; none where there is no file."""
+    """Return `eval/accuracy` of every evaluation in a metrics.jsonl, oldest first; none where there is no file."""
     if not path.is_file():
         return []
     rows = (json.loads(line) for line in path.read_text().splitlines())
@@ -28,7 +28,7 @@ def read_accuracies(path: Path) -> list[float]:
 
 
 def evaluations_since_best(accuracies: Sequence[float]) -> int:
-    """Evaluations behind the (first) best one."""
+    """Return evaluations behind the (first) best one."""
     return len(accuracies) - 1 - accuracies.index(max(accuracies)) if accuracies else 0
 
 

@@ -47,8 +47,8 @@ def own_rows(rows: torch.Tensor) -> torch.Tensor:
 
 
 def most_passes(num_own: int) -> int:
-    """How many forward passes the rank with the most rows makes. ZeRO-3 gathers weights in every pass, and gradients
-    are reduced in every backward pass: a rank with fewer has to make as many."""
+    """Return how many forward passes the rank with the most rows makes. ZeRO-3 gathers weights in every pass, and
+    gradients are reduced in every backward pass: a rank with fewer has to make as many."""
     return max(gather_over_ranks(num_own))
 
 
@@ -67,13 +67,14 @@ def empty_loss(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor) -> t
 def policy_logprobs(
     model: Any, ids: torch.Tensor, attention_mask: torch.Tensor, response_mask: torch.Tensor, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(log-prob, entropy) [B, T] aligned with `ids`: position t is about token t; 0 outside the response."""
+    """Return (log-prob, entropy) [B, T] aligned with `ids`: position t is about token t; 0 outside the response."""
     logprobs, entropies = response_logprobs(model, ids, attention_mask, temperature, response_mask)
     return pad(logprobs, (1, 0)), pad(entropies, (1, 0))
 
 
 def policy_logits(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-    """[B, T, V] aligned with `ids`: position t is the distribution that token t was drawn from; column 0 is 0."""
+    """Return [B, T, V] aligned with `ids`: position t is the distribution that token t was drawn from; column 0 is
+    0."""
     logits = all_logits(model, {"input_ids": ids, "attention_mask": attention_mask})
     return pad(logits[:, :-1], (0, 0, 1, 0))
 
@@ -94,8 +95,8 @@ class RowScorer:
     def __call__(
         self, model: Any, num_outputs: int, call: Score, is_packed: bool, rows: torch.Tensor | None = None
     ) -> list[torch.Tensor]:
-        """`num_outputs` tensors [N, T] on the CPU, 0 outside the response and outside `rows` (None: all): what `call`,
-        about `model`, gives; `is_packed` says whether it packs rows."""
+        """Return `num_outputs` tensors [N, T] on the CPU, 0 outside the response and outside `rows` (None: all): what
+        `call`, about `model`, gives; `is_packed` says whether it packs rows."""
         device = device_of(model)
         found = [torch.zeros(self.ids.shape) for _ in range(num_outputs)]
         mine = own_rows(torch.arange(len(self.ids)) if rows is None else rows)
@@ -113,19 +114,20 @@ class RowScorer:
         return [sum_tensor_over_ranks(whole) for whole in found]
 
     def logprobs(self, model: Any, temperature: float, rows: torch.Tensor | None = None) -> list[torch.Tensor]:
-        """[log-probs, entropies] [N, T] under `model`, 0 outside `rows` (None: all)."""
+        """Return [log-probs, entropies] [N, T] under `model`, 0 outside `rows` (None: all)."""
         model.eval()
         return self(model, 2, partial(policy_logprobs, model, temperature=temperature), packs_rows(model), rows)
 
 
 def device_of(model: Any) -> torch.device:
-    """Where its weights are."""
+    """Say where its weights are."""
     found: torch.device = next(model.parameters()).device
     return found
 
 
 def token_rewards(groups: Sequence[RolloutGroup], response_mask: torch.Tensor) -> torch.Tensor:
-    """[N, T]: every outcome at the last token of its response, every process reward at the last token of its step.
+    """Return [N, T]: every outcome at the last token of its response, every process reward at the last token of its
+    step.
 
     A response without tokens has no place for a reward. Raises ValueError where a trajectory has other steps than
     its score.
@@ -149,7 +151,7 @@ def token_rewards(groups: Sequence[RolloutGroup], response_mask: torch.Tensor) -
 def reference_terms(
     scorer: RowScorer, experience: Experience, policy: Any, reference: Any, kind: str, temperature: float
 ) -> torch.Tensor:
-    """The KL term of every response token [N, T], by the policy before the update."""
+    """Return the KL term of every response token [N, T], by the policy before the update."""
     assert experience.reference_logprobs is not None
     if kind != "full":
         return divergence(experience.old_logprobs, experience.reference_logprobs, kind) * experience.response_mask
@@ -171,8 +173,8 @@ def make_experience(
     temperature: float,
     clock: Clock | None = None,
 ) -> tuple[Experience, RowScorer]:
-    """The tensors of all rollouts, in order, and what scores them; `policy`, the network before the update, scores them
-    where its log-probs are read first."""
+    """Return the tensors of all rollouts, in order, and what scores them; `policy`, the network before the update,
+    scores them where its log-probs are read first."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rows = [[*rollout.trajectory.prompt_ids, *rollout.trajectory.response_ids] for rollout in rollouts]
     starts = [len(rollout.trajectory.prompt_ids) for rollout in rollouts]
@@ -187,6 +189,6 @@ def make_experience(
 
 
 def logprob_gap(experience: Experience) -> tuple[float, float]:
-    """(mean, max) over response tokens of |log-prob by the engine - log-prob by the trainer|."""
+    """Return (mean, max) over response tokens of |log-prob by the engine - log-prob by the trainer|."""
     gap = (experience.rollout_logprobs - experience.old_logprobs)[experience.response_mask].abs()
     return float(gap.mean()), float(gap.max())

@@ -40,7 +40,7 @@ def divergence(logprobs: torch.Tensor, reference_logprobs: torch.Tensor, kind: s
 
 
 def full_divergence(logits: torch.Tensor, reference_logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """KL(pi, reference) of the next token's whole distribution: logits [..., V] → [...]."""
+    """Return KL(pi, reference) of the next token's whole distribution: logits [..., V] → [...]."""
     policy = torch.log_softmax(logits.float() / temperature, dim=-1)
     reference = torch.log_softmax(reference_logits.float() / temperature, dim=-1)
     return (policy.exp() * (policy - reference)).sum(-1)

@@ -30,8 +30,8 @@ class UpdateSums(Sums):
         """[N, T]: the k3 of every token that became likelier, over all epochs."""
 
     def means(self) -> dict[str, float]:
-        """Means over all ranks. `kl_luckiest` is what the luckiest token alone makes of the mean `kl_old`: one that was
-        drawn by luck and became likely has a ratio of thousands."""
+        """Return means over all ranks. `kl_luckiest` is what the luckiest token alone makes of the mean `kl_old`: one
+        that was drawn by luck and became likely has a ratio of thousands."""
         found = super().means() | {"ratio_max": max(gather_over_ranks(self.largest_ratio))}
         rises = sum_tensor_over_ranks(self.rises)
         largest = float(rises.max()) if rises.numel() else 0.0

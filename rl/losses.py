@@ -14,7 +14,8 @@ VALUE_RANGES = {"linear": (-math.inf, math.inf), "probability": (0.0, 1.0)}
 
 
 def token_weights(mask: torch.Tensor, normaliser: str, max_tokens: int) -> tuple[torch.Tensor, float]:
-    """(weight of every token [B, T], what the sum over all of them is divided by), for the whole minibatch [B, T].
+    """Return (weight of every token [B, T], what the sum over all of them is divided by), for the whole minibatch [B,
+    T].
 
     - "token": every token alike (DAPO): 1, and the number of tokens;
     - "sequence": every response alike (GRPO, Shao et al. 2024): 1 / its tokens, and the number of responses;

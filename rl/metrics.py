@@ -10,12 +10,12 @@ from espalier.rl.types import Estimate, Experience, RolloutGroup
 
 
 def agrees(group: RolloutGroup) -> bool:
-    """Whether all rewards of a group are equal: compared with one another its rollouts teach nothing."""
+    """Say whether all rewards of a group are equal: compared with one another its rollouts teach nothing."""
     return len(set(group.rewards)) == 1
 
 
 def describe_rollouts(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Means over the rollouts of an iteration; lengths are tokens."""
+    """Return means over the rollouts of an iteration; lengths are tokens."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     trajectories = [rollout.trajectory for rollout in rollouts]
     num, lengths = len(trajectories), [len(t.response_ids) for t in trajectories]
@@ -38,7 +38,7 @@ def describe_rollouts(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def describe_rewards(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Mean reward, its parts and spread, and the share of groups whose rewards all agree."""
+    """Return mean reward, its parts and spread, and the share of groups whose rewards all agree."""
     scores = [score for group in groups for score in group.scores]
     names = sorted({name for score in scores for name in score.parts})
     parts = {f"reward/{name}": sum(score.parts.get(name, 0.0) for score in scores) / len(scores) for name in names}
@@ -75,7 +75,7 @@ def describe_kl(experience: Experience, groups: Sequence[RolloutGroup]) -> dict[
 
 
 def describe_experience(experience: Experience, estimate: Estimate) -> dict[str, float]:
-    """Advantages as trained on, entropy, and how far the engine's log-probs are from the trainer's."""
+    """Return advantages as trained on, entropy, and how far the engine's log-probs are from the trainer's."""
     mask = experience.response_mask
     gap_mean, gap_max = logprob_gap(experience)
     assert experience.advantages is not None
@@ -92,8 +92,8 @@ def describe_experience(experience: Experience, estimate: Estimate) -> dict[str,
 
 
 def speeds(values: Mapping[str, float], experience: Experience, num_epochs: int) -> dict[str, float]:
-    """Tokens a second of every phase that has both: tokens made (rollout, completions), or read with their prompts
-    (forward; update, every epoch counted)."""
+    """Return tokens a second of every phase that has both: tokens made (rollout, completions), or read with their
+    prompts (forward; update, every epoch counted)."""
     read = float(experience.attention_mask.sum())
     tokens = {
         "rollout": values["rollout/drawn_tokens"],

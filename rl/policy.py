@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 
 def without_weights(model: Any, device: torch.device) -> Any:
-    """The same network with its buffers on `device` and no weights (theirs is `meta`): to be called with weights put in
-    (`torch.func.functional_call`)."""
+    """Return the same network with its buffers on `device` and no weights (theirs is `meta`): to be called with weights
+    put in (`torch.func.functional_call`)."""
     with init_empty_weights(include_buffers=False):
         empty = type(model)(copy.deepcopy(model.config))
     for part in empty.modules():
@@ -153,7 +153,8 @@ class Policy:
         return {"learning_rate": rate}
 
     def _backward(self, experience: Experience, rows: torch.Tensor, sums: UpdateSums) -> tuple[list[float], int]:
-        """The gradients of `rows` [R]; ([sum, number] of their tokens' ratios on this rank, passes of every rank)."""
+        """Return the gradients of `rows` [R]; ([sum, number] of their tokens' ratios on this rank, passes of every
+        rank)."""
         config, mask, old = self.config, experience.response_mask, experience.old
         weights, divisor = token_weights(mask[rows], config.update.loss_aggregation, self.max_tokens)
         every_weight = torch.zeros(mask.shape).index_copy(0, rows, weights)
@@ -193,7 +194,7 @@ class Policy:
         sums.add(dict.fromkeys(self.loss.names(experience), (0.0, 0.0)))
 
     def _is_guarded(self, ratios: list[float], sums: UpdateSums) -> bool:
-        """Whether this minibatch is left out because the policy has run away from the one that made it."""
+        """Say whether this minibatch is left out because the policy has run away from the one that made it."""
         limit = self.config.update.max_mean_ratio
         if limit <= 0:
             return False

@@ -118,7 +118,7 @@ class PolicyLoss:
     def _forward(
         self, kind: str, ids: torch.Tensor, attention_mask: torch.Tensor, mask: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor]:
-        """(logits [B, T, V] where the penalty reads them, log-probs [B, T], entropies [B, T])."""
+        """Return (logits [B, T, V] where the penalty reads them, log-probs [B, T], entropies [B, T])."""
         model = self.engine.model
         with autocast(self.engine.device, self.config.precision):
             if kind == "full":  # whole distributions, of padded rows
@@ -135,7 +135,7 @@ class PolicyLoss:
         ids: torch.Tensor,
         attention_mask: torch.Tensor,
     ) -> torch.Tensor:
-        """The KL term of every token [B, T]."""
+        """Return the KL term of every token [B, T]."""
         if kind != "full":
             return divergence(logprobs, reference_logprobs, kind)
         with torch.no_grad(), autocast(self.engine.device, self.config.precision):

@@ -68,7 +68,7 @@ def check_params(params: SamplingParams, group_size: int, smallest_group: int = 
 def draw_problems(
     problems: Sequence[Problem], count: int, seed: int, iteration: int, round_number: int = 0
 ) -> list[Problem]:
-    """`count` distinct problems: a function of (seed, iteration, round) alone, so that a resume draws the same.
+    """Return `count` distinct problems: a function of (seed, iteration, round) alone, so that a resume draws the same.
 
     Rounds above 0 replace groups whose rewards agreed; they hold no problem of an earlier round of the iteration,
     and fewer where the problems run out. Raises BadInput where there are fewer in round 0.
@@ -109,7 +109,7 @@ def check_refused(refused: Sequence[Refusal], num_asked: int, max_share: float) 
 
 
 def score(groups: Sequence[RolloutGroup], reward: Reward) -> list[RolloutGroup]:
-    """The groups with their scores. Raises ProbeFailed where a reward is no number."""
+    """Return the groups with their scores. Raises ProbeFailed where a reward is no number."""
     trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
     scores = reward(trajectories)
     for trajectory, found in zip(trajectories, scores, strict=True):
@@ -141,8 +141,8 @@ class Sampler:
     async def rollout(
         self, problems: Sequence[Problem], params: SamplingParams, name: str, policy_version: int
     ) -> list[RolloutGroup]:
-        """One group a problem, in order; ids are `{name}/{problem}/{k}`. Raises ServerGone, BadInput (also where the
-        server refuses one)."""
+        """Return one group a problem, in order; ids are `{name}/{problem}/{k}`. Raises ServerGone, BadInput (also where
+        the server refuses one)."""
         groups, refused = await self.draw(problems, params, name, policy_version)
         if refused:
             raise BadInput(f"problem {refused[0].problem_id} cannot be sampled: {refused[0].reason}")
@@ -151,7 +151,7 @@ class Sampler:
     async def draw(
         self, problems: Sequence[Problem], params: SamplingParams, name: str, policy_version: int
     ) -> tuple[list[RolloutGroup], list[Refusal]]:
-        """`rollout`, of the problems that the server does not refuse; and the others."""
+        """Return `rollout`, of the problems that the server does not refuse; and the others."""
         found = await self._all([partial(self._group, problem, params, name, policy_version) for problem in problems])
         refused = [one for one in found if isinstance(one, Refusal)]
         return [one for one in found if isinstance(one, RolloutGroup)], refused
@@ -159,7 +159,7 @@ class Sampler:
     async def complete(
         self, states: Sequence[State], params: Sequence[SamplingParams], round_number: int = 0
     ) -> list[list[Completion]]:
-        """The graded completions of every state, in order; ids are those of the offline callers.
+        """Return the graded completions of every state, in order; ids are those of the offline callers.
 
         Raises ServerGone, BadInput.
         """
@@ -167,7 +167,7 @@ class Sampler:
         return await self._all([partial(self._completions, *pair, round_number) for pair in pairs])
 
     async def _all(self, calls: Sequence[Callable[[], Awaitable[R]]]) -> list[R]:
-        """The results in order, `concurrency` at a time; whatever is left undone is cancelled."""
+        """Return the results in order, `concurrency` at a time; whatever is left undone is cancelled."""
         gate = asyncio.Semaphore(self.concurrency)
 
         async def ask(call: Callable[[], Awaitable[R]]) -> R:

@@ -90,7 +90,7 @@ class SampledGroups:
         return groups
 
     def _draw(self, iteration: int) -> tuple[list[RolloutGroup], dict[str, float]]:
-        """(the scored groups to train on, what was drawn for them)."""
+        """Return (the scored groups to train on, what was drawn for them)."""
         config, clock = self.config, self.metrics.clock
         groups: list[RolloutGroup] = []
         refused: list[Refusal] = []
@@ -118,7 +118,8 @@ class SampledGroups:
     async def _rollout(
         self, problems: Sequence[Problem], name: str, version: int
     ) -> tuple[list[RolloutGroup], list[Refusal]]:
-        """Rollouts of which the engine says, before and after, that this version drew them; the problems without."""
+        """Return rollouts of which the engine says, before and after, that this version drew them; the problems
+        without."""
         sync = self.delivery.sync
         await sync.check_version(version)
         proof = asyncio.create_task(self.delivery.prove())  # first in the engine's line

@@ -13,7 +13,7 @@ from espalier.rl.types import Estimate, Experience, Rollout, RolloutGroup
 
 
 def samples_path(run_dir: Path, iteration: int) -> Path:
-    """Where the rollouts of iteration `iteration` (from 1) stand."""
+    """Say where the rollouts of iteration `iteration` (from 1) stand."""
     return run_dir / "samples" / f"iteration-{iteration:06d}.jsonl"
 
 
@@ -64,7 +64,8 @@ def _row(group: RolloutGroup, row: int, iteration: int, experience: Experience, 
 
 
 def values_at_step_starts(rollout: Rollout, row: int, experience: Experience, estimate: Estimate) -> list[float]:
-    """The value of the state that each step starts from: the estimator's, or the critic's at the step's first token.
+    """Return the value of the state that each step starts from: the estimator's, or the critic's at the step's first
+    token.
 
     Empty where nothing values states, or where the estimator cut other steps than the trajectory's.
     """

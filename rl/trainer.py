@@ -66,7 +66,7 @@ class Trainer:
     # --- one iteration ------------------------------------------------------------------------------------------------
 
     def iterate(self, iteration: int) -> dict[str, float]:
-        """One iteration (from 0); its metrics."""
+        """Make one iteration (from 0); return its metrics."""
         started, done = time.monotonic(), iteration + 1
         groups = self.rollout_source(iteration)
         experience = self.make_experience(groups, iteration)
@@ -81,7 +81,7 @@ class Trainer:
         return values | {"seconds/iteration": time.monotonic() - started}
 
     def make_experience(self, groups: Sequence[RolloutGroup], iteration: int) -> Experience:
-        """The tensors of all rollouts, with what every learner says of them. Raises ProbeFailed.
+        """Return the tensors of all rollouts, with what every learner says of them. Raises ProbeFailed.
 
         Where the update's only pass gives the old policy's log-probs, nobody has made them yet (`rl.old_logprobs`).
         """
@@ -113,8 +113,8 @@ class Trainer:
     def estimate(
         self, groups: Sequence[RolloutGroup], experience: Experience, iteration: int
     ) -> tuple[Estimate, Experience]:
-        """(the estimator's answer, the experience with its advantages). Raises BadInput where a learner cannot learn
-        them."""
+        """Return (the estimator's answer, the experience with its advantages). Raises BadInput where a learner cannot
+        learn them."""
         source, clock = self.rollout_source, self.metrics.clock
         with clock.phase("advantage"):
             context = EstimatorContext(self.loop, source.sampler, source.reward, source.params, iteration, clock)
@@ -125,7 +125,7 @@ class Trainer:
             return estimate, self.update.assign(experience, estimate)
 
     def learn(self, experience: Experience, iteration: int) -> dict[str, float]:
-        """Every learner's steps; the update's metrics. Raises ProbeFailed where the policy has run away."""
+        """Return every learner's steps; the update's metrics. Raises ProbeFailed where the policy has run away."""
         with self.metrics.clock.phase("update"):
             updated = self.update(experience, iteration)
             self.watch.check_update(updated.get("kl_old", 0.0), updated["kl_luckiest"])
@@ -135,7 +135,7 @@ class Trainer:
     def _measured(
         self, groups: Sequence[RolloutGroup], experience: Experience, estimate: Estimate, updated: dict[str, float]
     ) -> dict[str, float]:
-        """All metrics of the iteration but those of time as a whole."""
+        """Return all metrics of the iteration but those of time as a whole."""
         self.metrics.add(describe_rollouts(groups) | describe_experience(experience, estimate))
         self.metrics.add(updated, "update/")
         self.metrics.add(self.problems.left_out, "problems/")
@@ -226,7 +226,7 @@ class Trainer:
         await self.rollout_source.sampler.client.close()
 
     def _is_anything_due(self, done: int) -> bool:
-        """Whether the policy after iteration `done` is evaluated or kept, before there are rollouts from it."""
+        """Say whether the policy after iteration `done` is evaluated or kept, before there are rollouts from it."""
         every = (self.config.evaluation.every, self.config.checkpoints.export_every, self.config.checkpoints.save_every)
         return done == self._last_iteration or any(n > 0 and done % n == 0 for n in every)
 
@@ -248,7 +248,7 @@ class Trainer:
                 checkpoint.save(self.run_dir, self._state, state, config.checkpoints.keep, best)
 
     def _evaluate(self, version: int) -> dict[str, float]:
-        """The metrics of an evaluation, logged."""
+        """Return the metrics of an evaluation, logged."""
         values = self.evaluation(version)
         self.tracking.log(version, values)
         return values

@@ -52,8 +52,8 @@ RLClient = VLLMClient | HasEngines
 
 
 def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", client: RLClient) -> Trainer:
-    """Every component of the run, built from its config, before the server (None: one that runs already, or engines
-    without one) starts."""
+    """Return every component of the run, built from its config, before the server (None: one that runs already, or
+    engines without one) starts."""
     check_parts(config)
     params, task = build(config.params), build(config.task)
     estimator: AdvantageEstimator = build(config.advantage)
@@ -154,7 +154,7 @@ def check_window(model: Any, window: int | None) -> None:
 
 
 def window_of(client: RLClient, server: "VLLMServer | None", model: str) -> int | None:
-    """The tokens that every engine takes, before ours run: as they are configured, or as servers that run say
+    """Return the tokens that every engine takes, before ours run: as they are configured, or as servers that run say
     (ServerGone where one does not answer), or as the model's positions say; None where nobody does."""
     if server is not None:
         return server.max_model_len
@@ -170,8 +170,8 @@ def window_of(client: RLClient, server: "VLLMServer | None", model: str) -> int 
 
 
 def make_client(config: RLConfig) -> "tuple[VLLMServer | None, RLClient]":
-    """(the server that the run starts, None where it has none of its own; who is asked). Raises BadConfig where the
-    two are no pair that takes new weights."""
+    """Return (the server that the run starts, None where it has none of its own; who is asked). Raises BadConfig where
+    the two are no pair that takes new weights."""
     # server=none is a node without a component
     server: VLLMServer | None = build(config.server) if config.server and "_target_" in config.server else None
     client: RLClient = build(config.client, seed=config.seed)
@@ -211,8 +211,8 @@ def check_client(client: Any, server: "VLLMServer | None") -> None:
 
 
 def engines_of(client: RLClient, server: "VLLMServer | None") -> list[LiveEngine]:
-    """Every engine behind the client, as those that take new weights; from now on none of them may be missing. They
-    need not run yet."""
+    """Return every engine behind the client, as those that take new weights; from now on none of them may be missing.
+    They need not run yet."""
     client.needs_all = True
     if isinstance(client, HasEngines):
         return [OwnEngine(client.engine(number)) for number in range(client.num_engines)]
@@ -222,14 +222,14 @@ def engines_of(client: RLClient, server: "VLLMServer | None") -> list[LiveEngine
 
 
 def served_dtype(server: "VLLMServer | None", client: RLClient) -> str:
-    """What the engine computes in, as its config says; empty where another program started it."""
+    """Return what the engine computes in, as its config says; empty where another program started it."""
     if not isinstance(client, VLLMClient):
         return client.dtype
     return server.dtype if server is not None else ""
 
 
 def _max_step(config: RLConfig) -> float:
-    """How far one version may lie from the one before; 0 (any) where a fault is only warned of."""
+    """Return how far one version may lie from the one before; 0 (any) where a fault is only warned of."""
     return config.probes.max_step if config.probes.on_fault == "stop" else 0.0
 
 
@@ -264,7 +264,7 @@ def check_same_tokenizer(tokenizer: Any, path: str, name: str) -> None:
 
 
 def make_critic(config: RLConfig) -> "Critic | None":
-    """The critic with its own engine, None where the config has none."""
+    """Return the critic with its own engine, None where the config has none."""
     settings = config.critic
     if settings is None:
         return None
@@ -277,7 +277,7 @@ def make_critic(config: RLConfig) -> "Critic | None":
 
 
 def make_reference(config: RLConfig, engine: Engine) -> Any | None:
-    """The policy of the start: without its adapters, or a frozen copy; None without a KL penalty."""
+    """Return the policy of the start: without its adapters, or a frozen copy; None without a KL penalty."""
     if config.kl.coefficient <= 0:
         return None
     if config.lora:
@@ -286,7 +286,8 @@ def make_reference(config: RLConfig, engine: Engine) -> Any | None:
 
 
 def make_average(config: RLConfig) -> "MovingAverage | None":
-    """The moving average of the policy, None where the config has none. Raises BadInput on a decay that makes none."""
+    """Return the moving average of the policy, None where the config has none. Raises BadInput on a decay that makes
+    none."""
     if not config.ema.decay:
         return None
     from espalier.rl.ema import MovingAverage

@@ -33,7 +33,7 @@ def check_engines(config: RLConfig) -> None:
 
 
 def without_dropout(model: Any) -> Any:
-    """The model with every dropout of its modules off: a ratio of one must mean an unchanged policy."""
+    """Return the model with every dropout of its modules off: a ratio of one must mean an unchanged policy."""
     for part in model.modules():
         if isinstance(part, torch.nn.Dropout):
             part.p = 0.0
@@ -43,14 +43,14 @@ def without_dropout(model: Any) -> Any:
 
 
 def has_noise(model: Any) -> bool:
-    """Whether the config of the network names a noise of training: some networks read it there in every pass."""
+    """Say whether the config of the network names a noise of training: some networks read it there in every pass."""
     config = getattr(network(model), "config", None)
     parts = [] if config is None else [config, config.get_text_config()]
     return any(_noises(vars(part)) for part in parts)
 
 
 def _noises(settings: Mapping[str, Any]) -> list[str]:
-    """The names of those that are on."""
+    """Return the names of those that are on."""
     return [
         name
         for name, value in settings.items()

@@ -17,7 +17,7 @@ from espalier.runtime.schemas import RLConfig
 
 
 def steps_per_iteration(config: RLConfig) -> int:
-    """Optimizer steps of an iteration with all its rollouts."""
+    """Return optimizer steps of an iteration with all its rollouts."""
     return config.update.num_epochs * math.ceil(
         config.rollout.num_problems * config.rollout.group_size / config.update.minibatch_size
     )
@@ -59,7 +59,8 @@ class Update:
         return sums.means() | rates
 
     def _minibatches(self, num_rollouts: int, iteration: int) -> Iterator[tuple[int, torch.Tensor]]:
-        """(step of the run from 0, rows). An iteration begins at the same step whatever the ones before it had."""
+        """Return (step of the run from 0, rows). An iteration begins at the same step whatever the ones before it
+        had."""
         size, planned = self.config.update.minibatch_size, steps_per_iteration(self.config)
         number = 0
         for epoch in range(self.config.update.num_epochs):

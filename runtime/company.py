@@ -36,18 +36,19 @@ _store: Any = None
 
 
 def peers() -> Peers | None:
-    """Those of this process, None on one process."""
+    """Return those of this process, None on one process."""
     return _peers
 
 
 def store() -> Any:
-    """torch's key-value store that the ranks came together by."""
+    """Return torch's key-value store that the ranks came together by."""
     return _store
 
 
 @contextmanager
 def company() -> Iterator[None]:
-    """The ranks of a launcher in company for the length of the block: what one raises ends all, with its exit code.
+    """Give the ranks of a launcher in company for the length of the block: what one raises ends all, with its exit
+    code.
 
     Nothing on one process, or within another such block. Raises RankFailed where another rank failed.
     """
@@ -67,7 +68,8 @@ def company() -> Iterator[None]:
 
 @contextmanager
 def sharing_errors() -> Iterator[None]:
-    """Share what the block raises with every rank; RankFailed is raised in its place where another rank was first."""
+    """Give share what the block raises with every rank; RankFailed is raised in its place where another rank was
+    first."""
     try:
         yield
     except BaseException as error:
@@ -78,7 +80,7 @@ def sharing_errors() -> Iterator[None]:
 
 
 def _connect() -> tuple[Peers, Any]:
-    """(the peers, the store) once all ranks are there. Raises RanksApart where one does not come, BadLaunch."""
+    """Return (the peers, the store) once all ranks are there. Raises RanksApart where one does not come, BadLaunch."""
     import torch.distributed as dist
 
     limit = datetime.timedelta(seconds=START_SECONDS)
@@ -116,7 +118,7 @@ def _listen(store: Any, own: str) -> tuple[dict[int, socket.socket], dict[int, s
 
 
 def _server() -> socket.socket:
-    """A listening socket on a free port, of both versions of IP where there are two."""
+    """Return a listening socket on a free port, of both versions of IP where there are two."""
     try:
         return socket.create_server(("", 0), family=socket.AF_INET6, backlog=world_size(), dualstack_ipv6=True)
     except (OSError, ValueError):
@@ -124,7 +126,7 @@ def _server() -> socket.socket:
 
 
 def _first_line(line: socket.socket) -> str:
-    """What the other end says first, and nothing of what follows; empty where that is no line."""
+    """Return what the other end says first, and nothing of what follows; empty where that is no line."""
     line.settimeout(_LINE_SECONDS)
     text = b""
     try:

@@ -28,7 +28,7 @@ _TAIL = re.compile(r"\n\s*(full_key:|object_type=|reference_type=|See https://|C
 
 
 def describe_config_error(error: BaseException) -> str:
-    """One line, which begins with `config: `."""
+    """Return one line, which begins with `config: `."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
         return f"config: {mark.name}:{mark.line + 1}: {_one_line(error.problem or 'not YAML')}"
@@ -45,8 +45,8 @@ def describe_config_error(error: BaseException) -> str:
 
 
 def suggest(name: str, names: Iterable[str], prefix: str = "") -> str:
-    """`it is now 'x'` for a name of before, `did you mean 'x'?` where a name is near, else the choices there are;
-    `prefix` stands before x."""
+    """Return `it is now 'x'` for a name of before, `did you mean 'x'?` where a name is near, else the choices there
+    are; `prefix` stands before x."""
     names = sorted(names)
     if now := new_name(name, names):
         return f"it is now '{prefix}{now}'"
@@ -61,7 +61,7 @@ def _one_line(text: str) -> str:
 
 
 def _omegaconf_cause(error: BaseException) -> OmegaConfBaseException | None:
-    """The OmegaConf error behind `error`, which Hydra often repeats as text alone."""
+    """Return the OmegaConf error behind `error`, which Hydra often repeats as text alone."""
     chain: BaseException | None = error
     while chain is not None and not isinstance(chain, OmegaConfBaseException):
         chain = chain.__cause__ or chain.__context__
@@ -81,7 +81,7 @@ def _wrong_value(cause: OmegaConfBaseException) -> str:
 
 
 def _suggest_key(full_key: str, node: DictConfig) -> str:
-    """What to write in place of a key that `node` does not have: one of its own, or of a topic of the root."""
+    """Return what to write in place of a key that `node` does not have: one of its own, or of a topic of the root."""
     place, _, name = full_key.rpartition(".")
     own, root = [str(key) for key in node if key != "hydra"], node._get_root()
     assert isinstance(root, DictConfig)
@@ -101,7 +101,7 @@ def _suggest_key(full_key: str, node: DictConfig) -> str:
 
 
 def _missing_config(error: MissingConfigException) -> str:
-    """An option of a group that does not exist, or a config file that does not."""
+    """Return an option of a group that does not exist, or a config file that does not."""
     missing = str(error.missing_cfg_file)
     if missing in _GONE:
         return _GONE[missing]
@@ -128,7 +128,8 @@ def _missing_config(error: MissingConfigException) -> str:
 
 
 def _moved_default(missing: str, folders: Iterable[Path]) -> str:
-    """Where the one config of that name is now, for the defaults of a config; "" where there is none, or several."""
+    """Say where the one config of that name is now, for the defaults of a config; "" where there is none, or
+    several."""
     top, _, last = missing.rpartition("/")
     names = {name for folder in folders for name in _runnable(folder)}
     found = {name for name in names if name.startswith(f"{top}/") and name.endswith(f"/{last}")}
@@ -136,6 +137,6 @@ def _moved_default(missing: str, folders: Iterable[Path]) -> str:
 
 
 def _runnable(folder: Path) -> list[str]:
-    """Names of the configs below a folder that can stand behind -cn."""
+    """Return names of the configs below a folder that can stand behind -cn."""
     paths = (path for path in folder.rglob("*.yaml") if path.read_text().startswith("# @package _global_"))
     return [str(path.relative_to(folder).with_suffix("")) for path in paths]

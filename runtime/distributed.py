@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def device() -> torch.device:
-    """This rank's device: its GPU where there is one, else the CPU."""
+    """Return this rank's device: its GPU where there is one, else the CPU."""
     if torch.cuda.is_available():
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")
@@ -40,7 +40,7 @@ class BadTimeout(ValueError):
 
 @contextmanager
 def process_group(timeout_seconds: float = 600.0, is_needed_alone: bool = False) -> Iterator[None]:
-    """The process group of all ranks, for the length of the block, in which an error of one ends all.
+    """Give the process group of all ranks, for the length of the block, in which an error of one ends all.
 
     `timeout_seconds`: for a collective, and for a rank to give a sign of life (`rank_timeout_seconds` of a config).
     One process without a launcher has no group, unless `is_needed_alone` (DeepSpeed wants one). Raises RankFailed
@@ -97,7 +97,7 @@ def barrier() -> None:
 
 
 def sum_over_ranks(values: list[float]) -> list[float]:
-    """Element-wise float64 sum of a list that has the same length on every rank."""
+    """Return element-wise float64 sum of a list that has the same length on every rank."""
     if world_size() == 1:
         return values
     tensor = torch.tensor(values, dtype=torch.float64, device=device())
@@ -106,7 +106,7 @@ def sum_over_ranks(values: list[float]) -> list[float]:
 
 
 def gather_over_ranks(value: T) -> list[T]:
-    """The (picklable) value of every rank, in their order, on every rank."""
+    """Return the (picklable) value of every rank, in their order, on every rank."""
     if world_size() == 1:
         return [value]
     _wait("what every rank has")
@@ -116,7 +116,8 @@ def gather_over_ranks(value: T) -> list[T]:
 
 
 def from_main_rank(call: Callable[[], T]) -> T:
-    """What `call` returns (picklable) on rank 0, which alone makes the call, on every rank, however long that takes.
+    """Return what `call` returns (picklable) on rank 0, which alone makes the call, on every rank, however long that
+    takes.
 
     What it raises rises on rank 0; the others then raise RankFailed with its line and its exit code.
     """

@@ -75,7 +75,7 @@ def _is_admitted(module: str) -> bool:
 
 
 def find_component(target: str) -> Callable[..., Any]:
-    """The callable behind a `_target_`: defined in this package or in torch.optim.
+    """Return the callable behind a `_target_`: defined in this package or in torch.optim.
 
     Raises BadConfig on anything else, also on what one of our modules merely imports: a config must not be
     able to run what it likes.
@@ -119,7 +119,7 @@ def check_component(node: Mapping[str, Any], **arguments: Any) -> None:
 
 
 def _components(node: Any) -> Iterator[Mapping[str, Any]]:
-    """The node and all below it that have a `_target_`."""
+    """Return the node and all below it that have a `_target_`."""
     if isinstance(node, dict):
         if "_target_" in node:
             yield node
@@ -152,8 +152,8 @@ def build(node: Any, **arguments: Any) -> Any:
 
 
 def compose_config(schema: type[C], name: str, overrides: Sequence[str], unused: Sequence[str] = ()) -> C:
-    """The config that a program would get by `-cn name overrides`; values that are missing at keys of `unused` are
-    empty.
+    """Return the config that a program would get by `-cn name overrides`; values that are missing at keys of `unused`
+    are empty.
 
     Raises BadConfig where it is not a `schema`, or where a value is missing, and what Hydra raises.
     """
@@ -178,7 +178,7 @@ def compose_config(schema: type[C], name: str, overrides: Sequence[str], unused:
 
 
 def _normalise_argv(arguments: list[str], default_path: Path) -> list[str]:
-    """Flags first, then overrides; `-cp` absolute; `conf/` searched too; no `--local_rank`."""
+    """Return flags first, then overrides; `-cp` absolute; `conf/` searched too; no `--local_rank`."""
     flags: list[str] = []
     overrides: list[str] = []
     path = default_path
@@ -209,7 +209,7 @@ def _normalise_argv(arguments: list[str], default_path: Path) -> list[str]:
 
 
 def _help(arguments: list[str], function: Callable[[Any], int | None], config_name: str, folder: Path) -> str:
-    """The help of the program whose `function` it is, with the values of the config that the arguments make."""
+    """Return the help of the program whose `function` it is, with the values of the config that the arguments make."""
     words = _normalise_argv(arguments, folder)
     path, names = Path(words[1]), [words[i + 1] for i, word in enumerate(words) if word in ("-cn", "--config-name")]
     overrides = [word for word in words if "=" in word and not word.startswith("hydra")]
@@ -236,7 +236,7 @@ def _report(error: BaseException) -> None:
 
 
 def _is_of_hydra(error: BaseException) -> bool:
-    """Whether Hydra has no words for it: an override that it cannot apply ends in an error of Python's own."""
+    """Say whether Hydra has no words for it: an override that it cannot apply ends in an error of Python's own."""
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next

@@ -8,7 +8,7 @@ _DISK_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
 
 
 def exit_code_of(error: BaseException) -> int | None:
-    """The exit code of an error that is explained in one line; None for one that needs a traceback."""
+    """Return the exit code of an error that is explained in one line; None for one that needs a traceback."""
     if _is_storage(error):
         return 4
     if isinstance(error, CONFIG_ERRORS):
@@ -18,7 +18,7 @@ def exit_code_of(error: BaseException) -> int | None:
 
 
 def line_of(error: BaseException) -> str:
-    """The error in one line; one that is explained nowhere with the name of its class."""
+    """Return the error in one line; one that is explained nowhere with the name of its class."""
     if isinstance(error, CONFIG_ERRORS):
         return describe_config_error(error)
     if isinstance(error, OSError) and _is_storage(error):

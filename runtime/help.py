@@ -50,13 +50,13 @@ def help_of(config: DictConfig, docstring: str, conf: Path, names_stages: bool =
 
 
 def usage(docstring: str) -> str:
-    """The first paragraph of a program's docstring and its examples, which are indented."""
+    """Return the first paragraph of a program's docstring and its examples, which are indented."""
     what, *rest = inspect.cleandoc(docstring).split("\n\n")
     return "\n\n".join([what, *(part for part in rest if part.startswith("    "))])
 
 
 def topics_of(root: type) -> dict[str, type]:
-    """The fields of a root config that are dataclasses themselves, and their types."""
+    """Return the fields of a root config that are dataclasses themselves, and their types."""
     hints = get_type_hints(root)
     kinds: dict[str, Any] = {field.name: hints[field.name] for field in fields(root)}
     kinds = {name: get_args(kind)[0] if isinstance(kind, UnionType) else kind for name, kind in kinds.items()}
@@ -64,7 +64,7 @@ def topics_of(root: type) -> dict[str, type]:
 
 
 def explanations(root: type) -> dict[str, str]:
-    """The text of every setting of a root config by its dotted key; of a topic the sentence at its class."""
+    """Return the text of every setting of a root config by its dotted key; of a topic the sentence at its class."""
     found = {field.name: field.meaning for field in texts_of(root)}
     for topic, kind in topics_of(root).items():
         found[topic] = found[topic] or first_sentence(kind)
@@ -73,8 +73,8 @@ def explanations(root: type) -> dict[str, str]:
 
 
 def component_help(place: str, node: Mapping[str, Any]) -> str:
-    """The settings of a component at `place` of a config, as the source of its `_target_` says; "" where there is
-    none."""
+    """Return the settings of a component at `place` of a config, as the source of its `_target_` says; "" where there
+    is none."""
     target = str(node.get("_target_", ""))
     kinds = list(class_sources(target))
     if not kinds:
@@ -92,7 +92,7 @@ def component_help(place: str, node: Mapping[str, Any]) -> str:
 
 
 def class_sources(target: str) -> Iterator[ast.ClassDef]:
-    """The source of a class of this package, then of the bases that are ours; its module is not imported."""
+    """Return the source of a class of this package, then of the bases that are ours; its module is not imported."""
     module, _, name = target.rpartition(".")
     spec = importlib.util.find_spec(module) if module.startswith("espalier.") else None
     if spec is None or spec.origin is None:
@@ -108,14 +108,14 @@ def class_sources(target: str) -> Iterator[ast.ClassDef]:
 
 
 def texts_of(kind: type) -> list[FieldText]:
-    """The fields of a dataclass as its source has them."""
+    """Return the fields of a dataclass as its source has them."""
     (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
     assert isinstance(node, ast.ClassDef)
     return list(field_texts(node))
 
 
 def first_sentence(kind: type) -> str:
-    """What a class is, by its docstring's first paragraph."""
+    """Return what a class is, by its docstring's first paragraph."""
     return (kind.__doc__ or "").partition("\n\n")[0]
 
 

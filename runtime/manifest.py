@@ -30,12 +30,12 @@ def _fsync(path: Path) -> None:
 
 
 def _files(folder: Path) -> list[Path]:
-    """Every file below the folder, the manifest left out, in the order of their names."""
+    """Return every file below the folder, the manifest left out, in the order of their names."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file."""
+    """Return SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -53,7 +53,8 @@ def write_manifest(folder: Path) -> None:
 
 
 def find_damage(folder: Path) -> str:
-    """What is wrong with a folder that has a manifest, in a few words; "" where every byte is as it was written."""
+    """Return what is wrong with a folder that has a manifest, in a few words; "" where every byte is as it was
+    written."""
     path = folder / MANIFEST
     if not path.is_file():
         return f"it has no {MANIFEST}"

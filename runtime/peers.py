@@ -271,7 +271,7 @@ class Peers:
 
 
 def _described(error: BaseException) -> tuple[str, int]:
-    """(line, exit code) of what a rank raises."""
+    """Return (line, exit code) of what a rank raises."""
     if isinstance(error, KeyboardInterrupt):
         return "stopped by a signal", 130
     if isinstance(error, SystemExit):

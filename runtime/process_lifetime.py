@@ -45,7 +45,7 @@ def exclusive(output: Path, wait_seconds: float = 60.0) -> Iterator[None]:
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process exists and is not a zombie (killed, but not yet reaped by its parent)."""
+    """Say whether the process exists and is not a zombie (killed, but not yet reaped by its parent)."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -8,26 +8,26 @@ import os
 
 
 def rank() -> int:
-    """This process's rank, 0 without a launcher."""
+    """Return this process's rank, 0 without a launcher."""
     return int(os.environ.get("RANK", "0"))
 
 
 def local_rank() -> int:
-    """This process's place among those of its machine, 0 without a launcher."""
+    """Return this process's place among those of its machine, 0 without a launcher."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def world_size() -> int:
-    """The number of processes, 1 without a launcher."""
+    """Return the number of processes, 1 without a launcher."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def is_main_rank() -> bool:
-    """Whether this process is the one that writes and speaks."""
+    """Say whether this process is the one that writes and speaks."""
     return rank() == 0
 
 
 def says_errors(lost: int | None = None) -> bool:
-    """Whether this process prints why the run ends: the first of each machine that is not the `lost` rank."""
+    """Say whether this process prints why the run ends: the first of each machine that is not the `lost` rank."""
     first = rank() - local_rank()
     return rank() == (first + 1 if first == lost else first)

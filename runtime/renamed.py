@@ -90,8 +90,8 @@ MOVED = {"advantage.cut_points": "its settings are those of advantage=spo now, a
 
 
 def new_name(old: str, names: Container[str] | None = None) -> str:
-    """What a name of before is called now, over several renamings: the first of `names` (none given: the last of all);
-    "" where there is none."""
+    """Return what a name of before is called now, over several renamings: the first of `names` (none given: the last of
+    all); "" where there is none."""
     name = RENAMED.get(old, "")
     while name and (name not in names if names is not None else name in RENAMED):
         name = RENAMED.get(name, "")

@@ -27,7 +27,8 @@ _LENGTH_KEYS |= {"update.on_nonfinite", "update.max_skipped", "rollout.max_refus
 
 
 def code_commit() -> str:
-    """The commit of this code, with `-dirty` where the tree differs from it; of an installed package its version."""
+    """Return the commit of this code, with `-dirty` where the tree differs from it; of an installed package its
+    version."""
     if not (ROOT / ".git").exists():  # git would find a repository further up, which is another's
         return f"espalier {version}" if (version := versions().get("espalier")) else "unknown"
     command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
@@ -39,7 +40,7 @@ def code_commit() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Installed versions of what a result depends on."""
+    """Return installed versions of what a result depends on."""
     found = {}
     for name in PACKAGES:
         try:
@@ -109,7 +110,8 @@ def open_run_dir(path: str, config: Any) -> Path:
 
 
 def changed_keys(stored: Any, mine: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
-    """(key, stored, mine) of every leaf that differs, but for the length of the run and how its server is asked."""
+    """Return (key, stored, mine) of every leaf that differs, but for the length of the run and how its server is
+    asked."""
     if isinstance(stored, dict) and isinstance(mine, dict):
         names = [name for name in {**stored, **mine} if f"{prefix}{name}" not in _LENGTH_KEYS]
         return [row for name in names for row in changed_keys(stored.get(name), mine.get(name), f"{prefix}{name}.")]
@@ -117,7 +119,7 @@ def changed_keys(stored: Any, mine: Any, prefix: str = "") -> list[tuple[str, An
 
 
 def model_fingerprint(path: str, block: int = 1 << 20) -> str:
-    """A hash of a model folder: of every weight file its size, its first and its last MiB; "" for a hub name.
+    """Return a hash of a model folder: of every weight file its size, its first and its last MiB; "" for a hub name.
 
     Whole weights would take minutes at full size; a retrained model differs in its first bytes already.
     """

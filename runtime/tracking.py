@@ -47,7 +47,7 @@ def peak_memory() -> dict[str, float]:
 
 
 def clock_time(seconds: float) -> str:
-    """`42 s`, `3:05` (minutes), `2:03:05` (hours), `4 d 2:03:05`."""
+    """Return `42 s`, `3:05` (minutes), `2:03:05` (hours), `4 d 2:03:05`."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -159,8 +159,8 @@ class Metrics:
 
 
 def _open_wandb(folder: Path, tracking: TrackingConfig, config: Any) -> Any:
-    """The W&B run of this run directory, the same one after every start: its id is kept in `wandb_id`. Its files are
-    in `wandb/`; `wandb sync FOLDER/wandb/offline-run-*` sends what was written offline."""
+    """Return the W&B run of this run directory, the same one after every start: its id is kept in `wandb_id`. Its files
+    are in `wandb/`; `wandb sync FOLDER/wandb/offline-run-*` sends what was written offline."""
     check_tracking(tracking)
     import wandb
 

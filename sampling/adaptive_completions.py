@@ -71,7 +71,7 @@ class AdaptiveCompletions(RoundCompletions):
             raise BadInput("the estimator 'smoothed' needs requests.trajectories: the file the states were cut from")
 
     def inputs(self) -> list[str]:
-        """The states, and the trajectories where they are given."""
+        """Return the states, and the trajectories where they are given."""
         return [*super().inputs(), *([self.trajectories] if self.trajectories else [])]
 
     def first_states(self) -> list[str]:
@@ -92,7 +92,7 @@ class AdaptiveCompletions(RoundCompletions):
         return list(self._states)
 
     def choose(self, number: int, rows: Sequence[Completion], num_samples: int) -> list[str]:
-        """The open states in file order; with a bound on completions those that weigh most."""
+        """Return the open states in file order; with a bound on completions those that weigh most."""
         for row in rows:
             count = self._counts[row.state_id]
             self._counts[row.state_id] = Count(count.num_correct + row.is_correct, count.num_completions + 1)
@@ -114,7 +114,7 @@ class AdaptiveCompletions(RoundCompletions):
         return state_key(state.problem_id, state.prefix_ids)
 
     def _widths(self) -> dict[str, float]:
-        """The width of every state's interval."""
+        """Return the width of every state's interval."""
         if self.estimator == "smoothed" and self._tree is not None:
             counts = {self._key(state_id): count for state_id, count in self._counts.items()}
             posteriors = smooth(self._tree, self._outcomes, counts)

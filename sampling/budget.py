@@ -73,14 +73,14 @@ class Prices:
                 raise BadInput(f"client.{name}_price must be at least 0 (money for 1,000,000 tokens), got {price}")
 
     def charge(self, prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> Charge:
-        """What so many tokens cost."""
+        """Return what so many tokens cost."""
         cached = self.prompt if self.cached is None else self.cached
         cost = (prompt_tokens - cached_tokens) * self.prompt + cached_tokens * cached
         cost = (cost + completion_tokens * self.completion) / _MILLION
         return Charge(prompt_tokens, cached_tokens, completion_tokens, cost)
 
     def worst_case(self, messages: Sequence[Mapping[str, str]], num_samples: int, max_tokens: int) -> Charge:
-        """The most that a request can cost."""
+        """Return the most that a request can cost."""
         size = sum(len(part.encode(errors="surrogatepass")) for row in messages for part in row.values())
         prompt_tokens = size + _PER_MESSAGE * len(messages) + OVERHEAD_TOKENS
         worst = self.charge(prompt_tokens, num_samples * max_tokens)
@@ -162,7 +162,7 @@ class Budget:
             self._file.flush()
 
     def fits(self, charge: Charge) -> bool:
-        """Whether both caps hold even if everything in flight, and this, comes to its worst case."""
+        """Say whether both caps hold even if everything in flight, and this, comes to its worst case."""
         total = sum(self.open.values(), self.spent) + charge
         tokens_fit = self.max_tokens is None or total.tokens <= self.max_tokens
         return tokens_fit and (self.max_cost is None or total.cost <= self.max_cost * (1 + 1e-12))
@@ -197,13 +197,13 @@ class Budget:
         self._settled.set()
 
     def caps(self) -> str:
-        """The caps in words."""
+        """Return the caps in words."""
         parts = [f"client.max_total_tokens={self.max_tokens}"] if self.max_tokens is not None else []
         parts += [f"client.max_cost={self.max_cost:g}"] if self.max_cost is not None else []
         return " and ".join(parts) or "no cap"
 
     def describe(self) -> str:
-        """One line with the numbers."""
+        """Return one line with the numbers."""
         line = (f"{self.num_billed} answers billed, {self.spent.prompt_tokens} prompt tokens "
                 f"({self.spent.cached_tokens} cached) and {self.spent.completion_tokens} of answers, "
                 f"cost {self.spent.cost:.6g}")  # fmt: skip

@@ -48,7 +48,7 @@ class PolicyCheckpoint:
     folder: Path
 
     def file(self, name: str) -> Path:
-        """A file of its evaluation."""
+        """Return a file of its evaluation."""
         return self.folder / name
 
 
@@ -58,7 +58,7 @@ def _natural(path: str) -> list[Any]:
 
 
 def _folders(item: str) -> list[str]:
-    """The model folders of one path or pattern; a run's folder stands for the model/ in it."""
+    """Return the model folders of one path or pattern; a run's folder stands for the model/ in it."""
     if Path(item).exists() or not glob.has_magic(item):
         folders = [item]
     else:
@@ -70,7 +70,7 @@ def _folders(item: str) -> list[str]:
 
 
 def find_policy_checkpoints(policies: Any, output: str) -> list[PolicyCheckpoint]:
-    """The policies in their order, each once. Raises BadInput where there is none or two have one name."""
+    """Return the policies in their order, each once. Raises BadInput where there is none or two have one name."""
     if isinstance(policies, Mapping):
         named = [(str(name), path) for name, path in policies.items()]
     else:
@@ -95,7 +95,7 @@ def find_policy_checkpoints(policies: Any, output: str) -> list[PolicyCheckpoint
 
 
 def sampling_jobs(config: SampleConfig, checkpoint: PolicyCheckpoint) -> list[SampleConfig]:
-    """The two jobs of an evaluation: one greedy solution of every problem, and `params` as configured."""
+    """Return the two jobs of an evaluation: one greedy solution of every problem, and `params` as configured."""
     jobs = []
     for name, params in (("greedy", {"n": 1, "temperature": 0.0, "top_p": 1.0}), ("samples", {})):
         output = str(checkpoint.file(f"{name}.jsonl"))
@@ -111,8 +111,8 @@ def sampling_jobs(config: SampleConfig, checkpoint: PolicyCheckpoint) -> list[Sa
 
 
 def is_evaluated(config: SampleConfig, checkpoint: PolicyCheckpoint, with_refused: bool = False) -> bool:
-    """Whether the evaluation stands there: sampled to the end by this config from these weights, and evaluated
-    from those files. `with_refused`: also where the engine refused some requests."""
+    """Say whether the evaluation stands there: sampled to the end by this config from these weights, and evaluated from
+    those files. `with_refused`: also where the engine refused some requests."""
     try:
         for job in sampling_jobs(config, checkpoint):
             meta = json.loads(Path(job.output).with_suffix(".meta.json").read_text())
@@ -198,7 +198,7 @@ def sample_checkpoint(
 
 
 def _escaped(value: Any) -> Any:
-    """The value with nothing in it that a config would resolve once more."""
+    """Return the value with nothing in it that a config would resolve once more."""
     if isinstance(value, Mapping):
         return {key: _escaped(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -64,8 +64,8 @@ class ChildEngine(ChildProcess):
         self._is_loaded = True
 
     async def call(self, name: str, *arguments: Any) -> Any:
-        """What the method of its `OneProcessEngine` returns. Raises Refused as that does; ServerGone where it failed or
-        died."""
+        """Return what the method of its `OneProcessEngine` returns. Raises Refused as that does; ServerGone where it
+        failed or died."""
         if not self._waiting:
             self._last_sign = asyncio.get_running_loop().time()
         number, future = self._expect()
@@ -79,11 +79,11 @@ class ChildEngine(ChildProcess):
             raise
 
     async def ask(self, name: str, *arguments: Any, seconds: float) -> Any:
-        """`call` with a deadline, which raises ServerGone."""
+        """Return `call` with a deadline, which raises ServerGone."""
         return await self._within(seconds, self.call(name, *arguments), f"did not answer {name}")
 
     async def is_working(self, seconds: float) -> bool:
-        """Whether it says within `seconds` that it samples."""
+        """Say whether it says within `seconds` that it samples."""
         try:
             return await self.ask("is_working", seconds=seconds) is True
         except ServerGone:
@@ -124,7 +124,7 @@ class ChildEngine(ChildProcess):
         await asyncio.to_thread(self.stop)
 
     def _expect(self) -> tuple[int, asyncio.Future[Any]]:
-        """The number of the next message, and what its answer will be."""
+        """Return the number of the next message, and what its answer will be."""
         if self.gone:
             raise ServerGone(self.gone)
         number = next(self._numbers)

@@ -52,12 +52,12 @@ def engine_environment(kv_cache_gib: int, devices: str = "") -> dict[str, str]:
 
 
 def numbered(path: Path, number: int) -> Path:
-    """`run-1.log` for `run.log`."""
+    """Return `run-1.log` for `run.log`."""
     return path.with_name(f"{path.stem}-{number}{path.suffix}")
 
 
 def group_members(group: int) -> list[int]:
-    """The running processes of a process group (zombies, which hold nothing any more, left out)."""
+    """Return the running processes of a process group (zombies, which hold nothing any more, left out)."""
     members = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -94,11 +94,11 @@ class ChildProcess:
         atexit.register(self.stop)
 
     def is_alive(self) -> bool:
-        """Whether the process runs."""
+        """Say whether the process runs."""
         return self.process is not None and self.process.poll() is None
 
     def tail(self, lines: int = 12) -> str:
-        """The last lines of its log."""
+        """Return the last lines of its log."""
         try:
             text = self.log.read_text(errors="replace")
         except OSError:
@@ -107,7 +107,7 @@ class ChildProcess:
         return "\n".join("  | " + line for line in cleaned.split("\n")[-lines:])
 
     def first_error(self) -> str:
-        """The first exception its log names: the last lines seldom hold the cause."""
+        """Return the first exception its log names: the last lines seldom hold the cause."""
         try:
             match = _ERROR.search(self.log.read_text(errors="replace"))
         except OSError:
@@ -115,7 +115,7 @@ class ChildProcess:
         return f": {match.group()}" if match else ""
 
     def death_message(self) -> str:
-        """Why there is none, with the log's first error and its last lines."""
+        """Say why there is none, with the log's first error and its last lines."""
         code = self.process.returncode if self.process is not None else None
         died = f"{self.name} died (exit code {code}){self.first_error()}"
         return f"{died}\nthe end of {self.log}:\n{self.tail()}"

@@ -33,7 +33,7 @@ class BudgetSpent(RuntimeError):
 
 
 def one_line(error: Exception) -> str:
-    """Kind and message, whatever lines it had."""
+    """Return kind and message, whatever lines it had."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
@@ -78,7 +78,7 @@ class SampleRequest:
     problem_id: str = ""
 
     def seed(self, base: int) -> int:
-        """A seed that depends on the id and the run's seed alone."""
+        """Return a seed that depends on the id and the run's seed alone."""
         return int.from_bytes(hashlib.sha256(f"{base}/{self.id}".encode()).digest()[:4], "big")
 
 
@@ -102,7 +102,7 @@ class Client(Protocol):
         """Connect or load; called once before the first request."""
 
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        """`params.n` samples of one prompt."""
+        """Return `params.n` samples of one prompt."""
 
     async def close(self) -> None:
         """Release what `open` took."""
@@ -113,7 +113,7 @@ class ShowsLife(Protocol):
     """A sampler that can be asked for a sign of life while answers are owed."""
 
     async def is_working(self) -> bool:
-        """Whether it gives one."""
+        """Say whether it gives one."""
 
 
 class TakesWeights(Protocol):
@@ -135,13 +135,14 @@ class TakesWeights(Protocol):
         """Remember the version of the weights."""
 
     async def served_version(self) -> str:
-        """The last stamp."""
+        """Return the last stamp."""
 
     async def cached_tokens(self, prompt: list[int]) -> int | None:
-        """How many of the prompt's tokens came from the prefix cache, which then holds it; None where unknown."""
+        """Return how many of the prompt's tokens came from the prefix cache, which then holds it; None where
+        unknown."""
 
     async def prompt_logprobs(self, ids: list[int]) -> list[float]:
-        """The log-prob of every token but the first, without the prefix cache."""
+        """Return the log-prob of every token but the first, without the prefix cache."""
 
 
 class HasEngines(ABC):
@@ -161,7 +162,7 @@ class HasEngines(ABC):
 
     @abstractmethod
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        """`params.n` samples of one prompt."""
+        """Return `params.n` samples of one prompt."""
 
     @abstractmethod
     async def close(self) -> None:

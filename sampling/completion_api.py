@@ -24,7 +24,7 @@ class Transient(RuntimeError):
 def write_request(
     endpoint: str, request: SampleRequest, params: SamplingParams, room: int | None, seed: int | None
 ) -> dict[str, Any]:
-    """The body without its model; at most `room` new tokens. Raises BadInput on a chat without turns."""
+    """Return the body without its model; at most `room` new tokens. Raises BadInput on a chat without turns."""
     body: dict[str, Any]
     if endpoint == "completions":
         body = {"prompt": request.prompt_ids}
@@ -52,7 +52,7 @@ def write_request(
 def parse_samples(
     endpoint: str, answer: dict[str, Any], request: SampleRequest, params: SamplingParams
 ) -> list[Sample]:
-    """The samples in an answer, in order.
+    """Return the samples in an answer, in order.
 
     Raises Transient where they are not all there and whole, BadInput where a chat template wrote another prompt
     than the request's.

@@ -131,7 +131,7 @@ class Connection:
         return answer
 
     async def counters(self) -> EngineCounters | None:
-        """The engine's counters, None where the server shows none (or does not answer)."""
+        """Return the engine's counters, None where the server shows none (or does not answer)."""
         timeout = aiohttp.ClientTimeout(total=_GLANCE_SECONDS)
         try:
             async with self.session.get(f"{self.url}/metrics", timeout=timeout) as response:
@@ -140,7 +140,7 @@ class Connection:
             return None
 
     async def is_working(self, seconds: float, has_to_answer: bool = False) -> bool:
-        """Whether, within `seconds`, the engine samples one token for us or (unless `has_to_answer`) its count of
+        """Say whether, within `seconds`, the engine samples one token for us or (unless `has_to_answer`) its count of
         generated tokens grows: a busy one may let our question wait."""
         deadline = asyncio.get_running_loop().time() + seconds
         before = None if has_to_answer else await self.counters()

@@ -33,7 +33,7 @@ _MAX_MOVES = 2
 
 
 def engine_name(number: int, num_engines: int) -> str:
-    """What lines call an engine."""
+    """Return what lines call an engine."""
     return f"engine {number} of {num_engines}"
 
 
@@ -150,12 +150,12 @@ class DataParallelEngines(HasEngines):
         await asyncio.gather(*(engine.close() for engine in engines))
 
     def lane_of(self, request: SampleRequest) -> int:
-        """One of as many lanes as there are engines: requests of a problem are in one, and several problems are always
-        in flight at once. Which engine takes them is decided when they are asked."""
+        """Return one of as many lanes as there are engines: requests of a problem are in one, and several problems are
+        always in flight at once. Which engine takes them is decided when they are asked."""
         return zlib.crc32((request.problem_id or request.id).encode(errors="surrogatepass")) % self.num_engines
 
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        """`params.n` samples of one prompt; of another engine where one is gone. Raises Refused, ServerGone."""
+        """Return `params.n` samples of one prompt; of another engine where one is gone. Raises Refused, ServerGone."""
         self.num_shortened += 0 < self.max_model_length - len(request.prompt_ids) < params.max_tokens
         num_lost = 0
         while True:
@@ -177,7 +177,7 @@ class DataParallelEngines(HasEngines):
                 engine.num_owed -= params.n
 
     async def is_working(self) -> bool:
-        """Whether any engine says within `probe_seconds` that it samples."""
+        """Say whether any engine says within `probe_seconds` that it samples."""
         asked = [engine.is_working(self.probe_seconds) for engine in self._engines]
         return any(await asyncio.gather(*asked))
 
@@ -213,11 +213,11 @@ class DataParallelEngines(HasEngines):
     # --- for a policy that changes ----------------------------------------------------------------------------------
 
     def engine(self, number: int) -> "LocalEngine":
-        """Engine `number`, as one that takes new weights once the client is open."""
+        """Return engine `number`, as one that takes new weights once the client is open."""
         return LocalEngine(self, number)
 
     async def ask(self, number: int, name: str, *arguments: Any) -> Any:
-        """What that method of engine `number` returns. Raises ServerGone."""
+        """Return what that method of engine `number` returns. Raises ServerGone."""
         self._check_open()
         if name == "receive_weights":
             self._homes.clear()  # their caches are emptied next
@@ -251,15 +251,15 @@ class LocalEngine:
         await self.client.ask(self.number, "stamp", version)
 
     async def served_version(self) -> str:
-        """The last stamp."""
+        """Return the last stamp."""
         return str(await self.client.ask(self.number, "served_version"))
 
     async def cached_tokens(self, prompt: list[int]) -> int | None:
-        """How many of the prompt's tokens came from the prefix cache; None where the engine does not say."""
+        """Return how many of the prompt's tokens came from the prefix cache; None where the engine does not say."""
         found: int | None = await self.client.ask(self.number, "cached_tokens", prompt)
         return found
 
     async def prompt_logprobs(self, ids: list[int]) -> list[float]:
-        """The log-prob of every token but the first, without the prefix cache."""
+        """Return the log-prob of every token but the first, without the prefix cache."""
         found: list[float] = await self.client.ask(self.number, "prompt_logprobs", ids)
         return found

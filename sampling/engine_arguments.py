@@ -19,12 +19,12 @@ _ONE_PROCESS = {BACKEND: "vllm.v1.executor.uniproc_executor.UniProcExecutor"}
 
 
 def spelled(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options with vLLM's names for them, which a command line may write with dashes."""
+    """Return the options with vLLM's names for them, which a command line may write with dashes."""
     return {name.replace("-", "_"): value for name, value in options.items()}
 
 
 def num_devices(options: Mapping[str, Any]) -> int:
-    """How many devices an engine with these options works on (1 where none of them says more)."""
+    """Return how many devices an engine with these options works on (1 where none of them says more)."""
     own = spelled(options)
     return math.prod(int(own.get(name) or 1) for name in PARALLEL)
 
@@ -36,7 +36,7 @@ def check_one_engine(options: Mapping[str, Any]) -> None:
 
 
 def is_one_process(options: Mapping[str, Any], takes_weights: bool) -> bool:
-    """Whether an engine takes weights and works on one device, and nothing else was asked for."""
+    """Say whether an engine takes weights and works on one device, and nothing else was asked for."""
     return takes_weights and num_devices(options) == 1 and BACKEND not in spelled(options)
 
 

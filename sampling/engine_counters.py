@@ -39,7 +39,7 @@ class EngineCounters:
 
 
 def parse_counters(text: str) -> EngineCounters | None:
-    """The counters of a `/metrics` page, summed over engines; None where it shows none of vLLM's."""
+    """Return the counters of a `/metrics` page, summed over engines; None where it shows none of vLLM's."""
     counters = [(name, float(value)) for name, value in _LINE.findall(text)]
     if not any(name in _NAMES.values() for name, _ in counters):
         return None

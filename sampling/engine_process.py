@@ -30,7 +30,7 @@ def send(writer: asyncio.StreamWriter, message: Any) -> None:
 
 
 async def receive(reader: asyncio.StreamReader) -> Any:
-    """The next message. Raises EOFError where the other end is closed."""
+    """Return the next message. Raises EOFError where the other end is closed."""
     try:
         size = int.from_bytes(await reader.readexactly(_LENGTH), "little")
         return pickle.loads(await reader.readexactly(size))

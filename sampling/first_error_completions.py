@@ -31,11 +31,11 @@ class FirstErrorCompletions(RoundCompletions):
             raise BadInput("set requests.trajectories: the file whose first errors are to be found")
 
     def inputs(self) -> list[str]:
-        """States and trajectories."""
+        """Return states and trajectories."""
         return [*super().inputs(), self.trajectories]
 
     def first_states(self) -> list[str]:
-        """The middle states before anything is known."""
+        """Return the middle states before anything is known."""
         self._ids = {state_key(state.problem_id, state.prefix_ids): state.id for state in self._states.values()}
         rows = read_records(Trajectory, self.trajectories)
         solved = {row.problem_id for row in rows if row.is_correct}
@@ -46,7 +46,7 @@ class FirstErrorCompletions(RoundCompletions):
         return self._middles()
 
     def choose(self, number: int, rows: Sequence[Completion], num_samples: int) -> list[str]:
-        """The middle states that are not known yet."""
+        """Return the middle states that are not known yet."""
         for row in rows:
             state = self._states[row.state_id]
             key = state_key(state.problem_id, state.prefix_ids)
@@ -55,7 +55,7 @@ class FirstErrorCompletions(RoundCompletions):
         return self._middles()
 
     def _middles(self) -> list[str]:
-        """Each once, in the order of the trajectories. A state that was refused is not asked again: nothing more
+        """Return each once, in the order of the trajectories. A state that was refused is not asked again: nothing more
         is asked of its trajectories."""
         chosen: dict[str, None] = {}
         for row in self._wrong:

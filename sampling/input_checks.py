@@ -75,7 +75,7 @@ def _inputs(path: Path) -> list[str]:
 
 
 def _sampled_by(trajectories: Path) -> tuple[str, str] | None:
-    """(policy, fingerprint of its weights) of a file of trajectories, None where its provenance does not say."""
+    """Return (policy, fingerprint of its weights) of a file of trajectories, None where its provenance does not say."""
     meta = _meta(trajectories)
     policy = meta.get("config", {}).get("policy")
     return (policy, str(meta["inputs"].get(policy, ""))) if policy and "inputs" in meta else None

@@ -48,12 +48,12 @@ HOW = ("client", "server", "engine", "max_failed_share", "tracking", "concurrenc
 
 
 def within_limit(num_failed: int, num_requests: int, max_failed_share: float) -> bool:
-    """Whether a job of `num_requests` of which `num_failed` failed is finished: that share of them may."""
+    """Say whether a job of `num_requests` of which `num_failed` failed is finished: that share of them may."""
     return num_failed <= max_failed_share * num_requests + 1e-9  # 0.29 * 100 is a hair below 29
 
 
 def is_job_finished(meta: Mapping[str, Any], max_failed_share: float) -> bool:
-    """Whether the job of this `X.meta.json` has nothing left to ask, under this limit on what failed."""
+    """Say whether the job of this `X.meta.json` has nothing left to ask, under this limit on what failed."""
     counts = meta.get("counts", {})
     failed, answered = counts.get("failed", 0), counts.get("requests", 0)
     return bool(meta.get("is_complete")) and within_limit(failed, answered + failed, max_failed_share)
@@ -125,7 +125,7 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
 
 
 def _stored_meta(output: Path, meta_path: Path, config: SampleConfig, inputs: dict[str, str]) -> dict[str, Any]:
-    """The provenance that stands beside the output, {} for a new file; raises BadInput if it is another's."""
+    """Return the provenance that stands beside the output, {} for a new file; raises BadInput if it is another's."""
     if not meta_path.is_file():
         if output.exists() and output.stat().st_size:
             raise BadInput(f"{output} exists without {meta_path.name}: it is not of this run: choose another output")
@@ -143,8 +143,8 @@ def _stored_meta(output: Path, meta_path: Path, config: SampleConfig, inputs: di
 def open_client(
     config: SampleConfig, tokenizer: Any, check_model: Callable[[str], None]
 ) -> Iterator[tuple[Client, Callable[[], None]]]:
-    """(who is asked, what raises ServerGone where its server has died); a server of the config's own runs meanwhile.
-    Raises BadInput, CannotStart."""
+    """Give (who is asked, what raises ServerGone where its server has died); a server of the config's own runs
+    meanwhile. Raises BadInput, CannotStart."""
     with ExitStack() as stack:
         client_arguments: dict[str, Any] = {}
         check_server: Callable[[], None] = lambda: None  # noqa: E731
@@ -211,7 +211,8 @@ def _sample(
 
 
 def _live_line(progress: Progress, num_samples: int, client: Client) -> Callable[[int, dict[str, float]], None]:
-    """Rows done, generated tokens per second and the prefix cache's hit rate; the line adds rate and time left."""
+    """Return rows done, generated tokens per second and the prefix cache's hit rate; the line adds rate and time
+    left."""
     began = time.monotonic()
 
     def on_progress(done: int, fields: dict[str, float]) -> None:
@@ -225,7 +226,7 @@ def _live_line(progress: Progress, num_samples: int, client: Client) -> Callable
 
 
 def _engine_counts(client: Client) -> dict[str, int]:
-    """What the engines counted during the run, {} where they do not say; requests with less room than asked."""
+    """Return what the engines counted during the run, {} where they do not say; requests with less room than asked."""
     num_shortened = getattr(client, "num_shortened", 0)
     if num_shortened:
         log.warning("%d requests had less room in the model's window than params.max_tokens", num_shortened)

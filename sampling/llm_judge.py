@@ -69,13 +69,13 @@ _STEP = re.compile(r"Step ([1-9][0-9]*): (right|wrong)")
 
 
 def _lines(response: str) -> list[str]:
-    """The lines that are not blank, without Markdown's bold around them."""
+    """Return the lines that are not blank, without Markdown's bold around them."""
     stripped = (line.strip().strip("*").strip() for line in response.split("\n"))
     return [line for line in stripped if line]
 
 
 def _last(pattern: re.Pattern[str], response: str) -> str | None:
-    """What the last line says; None where it does not fit, or where another line says something else."""
+    """Return what the last line says; None where it does not fit, or where another line says something else."""
     lines = _lines(response)
     if not lines or not pattern.fullmatch(lines[-1]):
         return None
@@ -89,7 +89,8 @@ def parse_verdict(response: str) -> str | None:
 
 
 def parse_first_error(response: str, num_steps: int) -> int | None:
-    """The 0-based index of the first wrong step, -1 where none is; None without a verdict on `num_steps` steps."""
+    """Return the 0-based index of the first wrong step, -1 where none is; None without a verdict on `num_steps`
+    steps."""
     said = _last(_FIRST_ERROR, response)
     if said is None or said == "none":
         return None if said is None else -1
@@ -107,7 +108,7 @@ def parse_each_step(response: str, num_steps: int) -> list[float] | None:
 
 
 def fill(template: str, parts: Mapping[str, str]) -> str:
-    """The template with `{name}` replaced; what a solution says in braces stays as it is."""
+    """Return the template with `{name}` replaced; what a solution says in braces stays as it is."""
     return re.sub(r"\{(\w+)\}", lambda match: parts.get(match.group(1), match.group(0)), template)
 
 
@@ -143,7 +144,7 @@ class PairRequests:
     _pairs: dict[str, SolutionPair] = field(default_factory=dict, init=False, repr=False)
 
     def pairs(self) -> list[SolutionPair]:
-        """All pairs. Raises BadInput where files do not fit."""
+        """Return all pairs. Raises BadInput where files do not fit."""
         raise NotImplementedError
 
     def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
@@ -163,7 +164,7 @@ class PairRequests:
         return requests
 
     def records(self, task: Task, tokenizer: Any, request: SampleRequest, samples: list[Sample]) -> list[PairJudgement]:
-        """One judgement a vote."""
+        """Return one judgement a vote."""
         pair, order = self._pairs[request.id], request.id[-2:]
         sides = {"A": "first", "B": "second"} if order == "ab" else {"A": "second", "B": "first"}
         records = []
@@ -203,7 +204,7 @@ class PolicyPairRequests(PairRequests):
         return found
 
     def inputs(self) -> list[str]:
-        """Both files."""
+        """Return both files."""
         return [self.first, self.second]
 
 
@@ -219,7 +220,7 @@ class PreferencePairRequests(PairRequests):
                 for row in read_records(PreferencePair, self.preferences)]  # fmt: skip
 
     def inputs(self) -> list[str]:
-        """The pairs."""
+        """Return the pairs."""
         return [self.preferences]
 
 
@@ -251,7 +252,7 @@ class StepRequests:
     template: str = ""
 
     def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
-        """One request a solution that has steps. Raises BadInput on an unknown kind or form."""
+        """Return one request a solution that has steps. Raises BadInput on an unknown kind or form."""
         if self.form not in FORMS:
             raise BadInput(f"requests.form must be {' or '.join(FORMS)}, got '{self.form}'")
         template = self.template or FORMS[self.form]
@@ -278,7 +279,7 @@ class StepRequests:
         raise BadInput(f"requests.kind must be trajectories or labelled, got '{self.kind}'")
 
     def _labels(self, response: str, num_steps: int) -> tuple[str | None, list[float | None]]:
-        """(the verdict as it was read, its labels)."""
+        """Return (the verdict as it was read, its labels)."""
         if self.form == "each_step":
             each = parse_each_step(response, num_steps)
             return ("".join(str(int(label)) for label in each), [*each]) if each is not None else (None, [])
@@ -290,7 +291,7 @@ class StepRequests:
         return str(first + 1), [1.0] * first + [0.0] + [None] * (num_steps - first - 1)
 
     def records(self, task: Task, tokenizer: Any, request: SampleRequest, samples: list[Sample]) -> list[StepJudgement]:
-        """One judgement a vote."""
+        """Return one judgement a vote."""
         solution = self._solutions[request.id]
         records = []
         for k, sample in enumerate(samples):
@@ -305,5 +306,5 @@ class StepRequests:
         return records
 
     def inputs(self) -> list[str]:
-        """The solutions."""
+        """Return the solutions."""
         return [self.solutions]

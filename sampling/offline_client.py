@@ -78,7 +78,7 @@ class OfflineClient:
         return self._engine
 
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        """`params.n` samples of one prompt. Raises Refused, ServerGone."""
+        """Return `params.n` samples of one prompt. Raises Refused, ServerGone."""
         room = self.max_model_length - len(request.prompt_ids)
         if room < 1:
             raise Refused(f"prompt of {len(request.prompt_ids)} tokens leaves no room in {self.max_model_length}")
@@ -97,8 +97,8 @@ class OfflineClient:
         return [self._sample(request.prompt_ids, output, has_text) for output in answer.outputs]
 
     async def ask(self, prompt_ids: list[int], **params: Any) -> Any:
-        """vLLM's finished output for one prompt; `params` are its own. Raises Refused where vLLM takes no such request,
-        ServerGone where the engine failed."""
+        """Return vLLM's finished output for one prompt; `params` are its own. Raises Refused where vLLM takes no such
+        request, ServerGone where the engine failed."""
         from vllm import SamplingParams as EngineParams
         from vllm.exceptions import VLLMValidationError
         from vllm.sampling_params import RequestOutputKind
@@ -122,7 +122,7 @@ class OfflineClient:
             raise
 
     async def is_working(self) -> bool:
-        """Whether it samples: whoever asks has got the loop between two of its steps."""
+        """Say whether it samples: whoever asks has got the loop between two of its steps."""
         return self._stepper is not None and not self._stepper.done()
 
     # --- requests ---------------------------------------------------------------------------------------------------

@@ -49,15 +49,15 @@ class OneProcessEngine(OfflineClient):
         self.engine.set_weight_version(version)
 
     async def served_version(self) -> str:
-        """The last stamp; "default" on an engine that was never stamped."""
+        """Return the last stamp; "default" on an engine that was never stamped."""
         return str(self.engine.get_weight_version())
 
     async def cached_tokens(self, prompt: list[int]) -> int | None:
-        """How many of the prompt's tokens came from the prefix cache; None where the engine does not say."""
+        """Return how many of the prompt's tokens came from the prefix cache; None where the engine does not say."""
         num_cached = (await self.ask(prompt, max_tokens=1)).num_cached_tokens
         return None if num_cached is None else int(num_cached)
 
     async def prompt_logprobs(self, ids: list[int]) -> list[float]:
-        """The log-prob of every token but the first, without the prefix cache."""
+        """Return the log-prob of every token but the first, without the prefix cache."""
         rows = (await self.ask(ids, max_tokens=1, prompt_logprobs=0)).prompt_logprobs
         return [float(row[token].logprob) for token, row in zip(ids[1:], rows[1:], strict=True)]

@@ -139,7 +139,7 @@ class OpenAIChatClient:
             log.info("spent: %s; cap: %s", self.budget.describe(), self.budget.caps())
 
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        """`params.n` answers to one message. Raises Refused, NoKey, ServerGone, BudgetSpent."""
+        """Return `params.n` answers to one message. Raises Refused, NoKey, ServerGone, BudgetSpent."""
         messages = request.messages or [{"role": "user", "content": request.prompt}]
         if self.system and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system}, *messages]
@@ -211,7 +211,7 @@ class OpenAIChatClient:
         return answer
 
     def _charge(self, usage: Any, request_id: str, worst: Charge) -> Charge | None:
-        """What the answer's own count says; None where it has none."""
+        """Return what the answer's own count says; None where it has none."""
         if usage is None:
             return None
         cached = getattr(usage.prompt_tokens_details, "cached_tokens", None) or 0
@@ -235,7 +235,7 @@ class OpenAIChatClient:
         return samples
 
     def _explain(self, error: openai.APIStatusError) -> Exception:
-        """The error to raise for an answer with a status other than 200."""
+        """Return the error to raise for an answer with a status other than 200."""
         status = error.status_code
         body: Mapping[str, Any] = error.body if isinstance(error.body, Mapping) else {}
         said = self._hide(str(body.get("message") or error.message))[:300]
@@ -251,7 +251,7 @@ class OpenAIChatClient:
         return Refused(f"HTTP {status}: {said}")
 
     def _hide(self, text: str) -> str:
-        """Text from outside without the key."""
+        """Return text from outside without the key."""
         return text.replace(self._key, "[key]") if self._key else text
 
 

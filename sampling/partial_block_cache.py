@@ -50,7 +50,7 @@ class _Shelf:
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences share from the start."""
+    """Return how many tokens two sequences share from the start."""
     length = min(len(one), len(other))
     return next((place for place in range(length) if one[place] != other[place]), length)
 
@@ -104,11 +104,11 @@ class BlockTable:
             held.clear()
 
     def match(self, parent: Any, wanted: Tokens) -> Match | None:
-        """The settled block after `parent` that shares most of `wanted` from the start; None where none does."""
+        """Return the settled block after `parent` that shares most of `wanted` from the start; None where none does."""
         return self._best(self._shelves, parent, wanted)
 
     def match_fresh(self, parent: Any, wanted: Tokens) -> Match | None:
-        """The same among what is not settled yet."""
+        """Return the same among what is not settled yet."""
         return self._best(self._fresh_shelves, parent, wanted)
 
     def _best(self, shelves: dict[Any, _Shelf], parent: Any, wanted: Tokens) -> Match | None:
@@ -140,7 +140,8 @@ class BlockPlanner:
         self._copies = BlockCopies()
 
     def num_shared(self, request: Any, num_cached: int) -> int | None:
-        """How many tokens after the first `num_cached` (whole blocks) can be copied; None: ask again next step."""
+        """Return how many tokens after the first `num_cached` (whole blocks) can be copied; None: ask again next
+        step."""
         self._matches.pop(request.request_id, None)
         self._cached[request.request_id] = num_cached
         place = num_cached // self.block_size
@@ -182,7 +183,7 @@ class BlockPlanner:
                 self.table.drop(block)
 
     def is_unfinished(self, request_id: str) -> bool:
-        """Whether a part of the request's prompt is still to be computed."""
+        """Say whether a part of the request's prompt is still to be computed."""
         return request_id in self._unfinished
 
     def hand_out(self, blocks: Iterable[int]) -> None:
@@ -198,7 +199,7 @@ class BlockPlanner:
         self._put(request, blocks, request.num_prompt_tokens, min(num_computed, request.num_tokens - 1))
 
     def end_step(self) -> BlockCopies:
-        """The step's copies; what it computes is there from now on."""
+        """Return the step's copies; what it computes is there from now on."""
         copies, self._copies = self._copies, BlockCopies()
         self.table.settle()
         return copies
@@ -293,7 +294,7 @@ class _InWorker:
 
 
 def __getattr__(name: str) -> Any:
-    """`PartialBlockCache`, where vLLM asks for it: its base class is vLLM's, which is not imported otherwise."""
+    """Return `PartialBlockCache`, where vLLM asks for it: its base class is vLLM's, which is not imported otherwise."""
     if name != "PartialBlockCache":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = _connector()

@@ -15,7 +15,7 @@ _VARIABLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs that this program may use, as CUDA_VISIBLE_DEVICES names them (numbers or UUIDs)."""
+    """Return the GPUs that this program may use, as CUDA_VISIBLE_DEVICES names them (numbers or UUIDs)."""
     named = os.environ.get(_VARIABLE)
     if named is None:
         import torch
@@ -32,7 +32,7 @@ def visible_gpus() -> list[str]:
 def deal_gpus(
     num_engines: int, num_each: int | None, gpus: Sequence[int | str], options: Mapping[str, Any]
 ) -> list[str]:
-    """What CUDA_VISIBLE_DEVICES is for each engine; "" where it sees all that this program sees.
+    """Return what CUDA_VISIBLE_DEVICES is for each engine; "" where it sees all that this program sees.
 
     Each gets `num_each` GPUs in order: of all that are visible, or of `gpus`, which are counted among these from 0 (as
     torch counts them) or named by UUID. None: as many as the engine's `options` need, where a GPU is visible at all; 0:
@@ -70,13 +70,13 @@ def _named(gpu: int | str, visible: Sequence[str]) -> str:
 
 
 def share_of_cores(num_engines: int) -> int:
-    """How many threads each of several engines gets, of the cores that this program may use."""
+    """Return how many threads each of several engines gets, of the cores that this program may use."""
     return max(1, len(os.sched_getaffinity(0)) // num_engines)
 
 
 def core_list(first: int, number: int) -> str:
-    """`number` cores from the `first` on ("0-3", "4,6"), counted among those that this program may use; plain numbers
-    where it may use fewer."""
+    """Return `number` cores from the `first` on ("0-3", "4,6"), counted among those that this program may use; plain
+    numbers where it may use fewer."""
     own = sorted(os.sched_getaffinity(0))[first : first + number]
     if len(own) < number or own == list(range(first, first + number)):
         return f"{first}-{first + number - 1}"

@@ -29,8 +29,8 @@ def parse_seconds(text: str) -> float | None:
 
 
 def retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
-    """The seconds an answer asks to wait: `retry-after-ms`, else `retry-after` in seconds or as an HTTP date (RFC 9110,
-    10.2.3); None where it says nothing that can be read."""
+    """Return the seconds an answer asks to wait: `retry-after-ms`, else `retry-after` in seconds or as an HTTP date
+    (RFC 9110, 10.2.3); None where it says nothing that can be read."""
     milliseconds = parse_seconds(headers.get("retry-after-ms", ""))
     if milliseconds is not None:
         return milliseconds / 1000
@@ -46,7 +46,7 @@ def retry_after(headers: Mapping[str, str], now: float | None = None) -> float |
 
 
 def empty_for(headers: Mapping[str, str], tokens: int) -> float:
-    """The seconds until the API's own budgets hold another request of `tokens` tokens, 0 where they do, or where
+    """Return the seconds until the API's own budgets hold another request of `tokens` tokens, 0 where they do, or where
     the answer has no `x-ratelimit-remaining-…` and `x-ratelimit-reset-…`."""
     waits = [0.0]
     for name, needed in (("requests", 1), ("tokens", tokens)):

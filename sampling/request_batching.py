@@ -35,8 +35,8 @@ class Gathering:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def ask(self, path: str, body: dict[str, Any], is_alone: bool = False) -> dict[str, Any]:
-        """The answer to `body` as if it had been asked alone, which `is_alone` has it be: after a failure, that may
-        have been another prompt's. Raises what `ask` raises."""
+        """Return the answer to `body` as if it had been asked alone, which `is_alone` has it be: after a failure, that
+        may have been another prompt's. Raises what `ask` raises."""
         if is_alone or self.num_prompts < 2 or "seed" in body or not isinstance(body.get("prompt"), list):
             answer = await self._ask_one(path, body)
             self._count_good()
@@ -127,8 +127,8 @@ class Gathering:
 
 
 def _parts(answer: Any, bodies: list[dict[str, Any]]) -> list[dict[str, Any] | Exception]:
-    """The answer to every prompt: its choices, counted from 0. Raises Transient where they are not all there, or are
-    another prompt's."""
+    """Return the answer to every prompt: its choices, counted from 0. Raises Transient where they are not all there, or
+    are another prompt's."""
     num_samples = bodies[0].get("n", 1)
     try:
         choices = sorted(answer["choices"], key=lambda choice: choice["index"])

@@ -20,31 +20,31 @@ class RequestSource(Protocol):
     """What is asked, and what is made of the answers."""
 
     def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
-        """All requests, finished ones included."""
+        """Return all requests, finished ones included."""
 
     def records(self, task: Task, tokenizer: Any, request: SampleRequest, samples: list[Sample]) -> list[Any]:
-        """One record a sample, ids `{request}/{k}`."""
+        """Return one record a sample, ids `{request}/{k}`."""
 
     def inputs(self) -> list[str]:
-        """Files read, for provenance."""
+        """Return files read, for provenance."""
 
 
 @lru_cache(maxsize=4)
 def decode(tokenizer: Any) -> Decoder:
-    """The tokenizer's decoder, one for each tokenizer, so that it remembers its tokens."""
+    """Return the tokenizer's decoder, one for each tokenizer, so that it remembers its tokens."""
     return Decoder(tokenizer)
 
 
 def messages_of(task: Task, problem: Problem) -> list[dict[str, str]]:
-    """The prompt as chat turns, where the task has a template."""
+    """Return the prompt as chat turns, where the task has a template."""
     template = getattr(task, "template", None)
     return template.messages(problem) if isinstance(template, PromptTemplate) else []
 
 
 def read_sample(sample: Sample, prompt_ids: Sequence[int], tokenizer: Any) -> Sample:
-    """The sample with the text that its tokens have behind the prompt, up to a stop string, without the tokens that lie
-    wholly in the stop string; one that holds the end of the text too stays, as it was sampled, and so does the first:
-    a response of nothing but a stop string has a token that its reward belongs to.
+    """Return the sample with the text that its tokens have behind the prompt, up to a stop string, without the tokens
+    that lie wholly in the stop string; one that holds the end of the text too stays, as it was sampled, and so does the
+    first: a response of nothing but a stop string has a token that its reward belongs to.
 
     An end token is kept and is no part of the text. A sample without token ids (of a chat API) is left as it is.
     Raises BadInput where the sampler reads its tokens otherwise: it has another tokenizer. (White space beside special
@@ -71,7 +71,7 @@ def read_sample(sample: Sample, prompt_ids: Sequence[int], tokenizer: Any) -> Sa
 
 
 def _start(text: str, other: str) -> str:
-    """Where a text begins to differ from another, for a message."""
+    """Say where a text begins to differ from another, for a message."""
     same = next((k for k, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
     return f"{text[max(0, same - 10) : same + 20]!r}"
 
@@ -79,7 +79,7 @@ def _start(text: str, other: str) -> str:
 def make_trajectory(
     task: Task, tokenizer: Any, problem: Problem, request: SampleRequest, index: int, answered: Sample
 ) -> Trajectory:
-    """A graded trajectory with its steps, whose borders are token ends. A response cut by its length is wrong.
+    """Return a graded trajectory with its steps, whose borders are token ends. A response cut by its length is wrong.
 
     Without token ids (chat APIs return none) there are no token ends, and steps end where the splitter says. Raises
     BadInput where the sampler has another tokenizer.
@@ -115,7 +115,7 @@ def make_trajectory(
 def make_completions(
     task: Task, tokenizer: Any, state: State, request_id: str, samples: list[Sample]
 ) -> list[Completion]:
-    """The graded completions of a state; ids `{request}/{k}`.
+    """Return the graded completions of a state; ids `{request}/{k}`.
 
     What is graded is the text of the state's tokens and the completion's, decoded together; `response` is what follows
     the state's own text in it. Raises BadInput where the state's tokens do not read as its text, or the sampler has
@@ -144,7 +144,7 @@ def make_completions(
 
 
 def _with_prefix(state: State, sample: Sample, tokenizer: Any) -> str:
-    """The text of a state's tokens and a completion's together, as far as the completion's own text goes."""
+    """Return the text of a state's tokens and a completion's together, as far as the completion's own text goes."""
     ids, to_text = sample.token_ids, decode(tokenizer)
     if not ids:
         return state.prefix + sample.text
@@ -187,7 +187,7 @@ class TrajectoryRequests:
         ]
 
     def records(self, task: Task, tokenizer: Any, request: SampleRequest, samples: list[Sample]) -> list[Any]:
-        """Trajectories."""
+        """Return trajectories."""
         problem = self._problems[request.id]
         return [make_trajectory(task, tokenizer, problem, request, k, sample) for k, sample in enumerate(samples)]
 
@@ -205,7 +205,7 @@ class CompletionRequests:
     is_of_any_policy: bool = field(default=False, kw_only=True)
 
     def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
-        """One request a state; the prompt is the state's own ids."""
+        """Return one request a state; the prompt is the state's own ids."""
         states = read_records(State, self.states)
         self._states = {state.id: state for state in states}
         return [self.request(state.id, state) for state in states]
@@ -215,14 +215,14 @@ class CompletionRequests:
         check_state_tokens(list(self._states.values()), decode(tokenizer), self.states)
 
     def request(self, request_id: str, state: State) -> SampleRequest:
-        """A request for completions of a state."""
+        """Return a request for completions of a state."""
         ids = state.prompt_ids + state.prefix_ids
         return SampleRequest(request_id, state.prompt + state.prefix, ids, problem_id=state.problem_id)
 
     def records(self, task: Task, tokenizer: Any, request: SampleRequest, samples: list[Sample]) -> list[Any]:
-        """Completions, graded on the prefix and the continuation together."""
+        """Return completions, graded on the prefix and the continuation together."""
         return make_completions(task, tokenizer, self._states[request.id], request.id, samples)
 
     def inputs(self) -> list[str]:
-        """The states."""
+        """Return the states."""
         return [self.states]

@@ -28,14 +28,14 @@ class RoundSource(Protocol):
     """A `sampling.requests.RequestSource` whose `load` gives the first round."""
 
     def next_round(self, number: int, rows: Sequence[Completion], num_samples: int) -> list[str]:
-        """The request ids of round `number` (from 1), [] where nothing is left to ask.
+        """Return the request ids of round `number` (from 1), [] where nothing is left to ask.
 
         `rows` are those that came since the last call; `num_samples` samples are asked a request. Must depend on
         all rows so far alone, not on how they were split over calls.
         """
 
     def requests(self, request_ids: Sequence[str]) -> list[SampleRequest]:
-        """The requests of these ids. Raises KeyError on one that is not ours."""
+        """Return the requests of these ids. Raises KeyError on one that is not ours."""
 
 
 @dataclass
@@ -48,24 +48,24 @@ class RoundCompletions(CompletionRequests):
     _by_request: dict[str, State] = field(default_factory=dict, init=False, repr=False)
 
     def first_states(self) -> list[str]:
-        """The ids of the states of round 0."""
+        """Return the ids of the states of round 0."""
         raise NotImplementedError
 
     def choose(self, number: int, rows: Sequence[Completion], num_samples: int) -> list[str]:
-        """The ids of the states of round `number`, from 1."""
+        """Return the ids of the states of round `number`, from 1."""
         raise NotImplementedError
 
     def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
-        """The requests of round 0."""
+        """Return the requests of round 0."""
         super().load(task, tokenizer)
         return self.requests(self.first_states())
 
     def next_round(self, number: int, rows: Sequence[Completion], num_samples: int) -> list[str]:
-        """The request ids of a round."""
+        """Return the request ids of a round."""
         return [round_id(state_id, number) for state_id in self.choose(number, rows, num_samples)]
 
     def requests(self, request_ids: Sequence[str]) -> list[SampleRequest]:
-        """Requests of states in any round."""
+        """Return requests of states in any round."""
         found = []
         for request_id in request_ids:
             state = self._states[request_id if request_id in self._states else request_id.rpartition("@")[0]]
@@ -74,7 +74,7 @@ class RoundCompletions(CompletionRequests):
         return found
 
     def records(self, task: Task, tokenizer: Any, request: SampleRequest, samples: list[Sample]) -> list[Any]:
-        """Completions of the request's state."""
+        """Return completions of the request's state."""
         return make_completions(task, tokenizer, self._by_request[request.id], request.id, samples)
 
 
@@ -90,7 +90,7 @@ class Rounds:
         self._offset = 0
 
     def begin(self, first: Sequence[SampleRequest]) -> list[SampleRequest]:
-        """All requests of the rounds that were begun, the first one at least, which `first` holds.
+        """Return all requests of the rounds that were begun, the first one at least, which `first` holds.
 
         Raises BadInput on a journal that is not of this run.
         """
@@ -111,7 +111,7 @@ class Rounds:
         return requests
 
     def advance(self) -> list[SampleRequest]:
-        """The next round's requests, noted in the journal; [] where the source has nothing left to ask."""
+        """Return the next round's requests, noted in the journal; [] where the source has nothing left to ask."""
         ids = self.source.next_round(self.number + 1, self._new_rows(), self.num_samples)
         if not ids:
             return []
@@ -120,7 +120,7 @@ class Rounds:
         return self.source.requests(ids)
 
     def _new_rows(self) -> list[Completion]:
-        """The rows that were written since the last call."""
+        """Return the rows that were written since the last call."""
         if not self.output.exists():
             return []
         with self.output.open("rb") as file:
@@ -137,7 +137,7 @@ class Rounds:
             os.fsync(file.fileno())
 
     def go_on(self, requests: list[SampleRequest], finished: set[str]) -> list[SampleRequest]:
-        """`requests`, and the next round's where all of them are finished: what a resume has to ask."""
+        """Return `requests`, and the next round's where all of them are finished: what a resume has to ask."""
         return requests + self.advance() if all(request.id in finished for request in requests) else requests
 
 

@@ -56,7 +56,7 @@ class Tally:
 
 
 def finished_requests(path: Path, requests: Iterable[SampleRequest], num_samples: int) -> set[str]:
-    """Ids of the requests whose rows are all in the file; the file is cut to hold nothing else.
+    """Return ids of the requests whose rows are all in the file; the file is cut to hold nothing else.
 
     Raises BadInput on a line that is not ours, an id that stands twice, or a gap in the middle.
     """
@@ -89,7 +89,7 @@ def finished_requests(path: Path, requests: Iterable[SampleRequest], num_samples
 
 
 def _starts_of_rows(path: Path) -> list[int]:
-    """The byte every line that is not blank begins at."""
+    """Return the byte every line that is not blank begins at."""
     starts: list[int] = []
     offset = 0
     with path.open("rb") as file:
@@ -101,7 +101,7 @@ def _starts_of_rows(path: Path) -> list[int]:
 
 
 def count_rows(path: Path) -> int:
-    """The whole lines of a file, 0 where there is none."""
+    """Return the whole lines of a file, 0 where there is none."""
     if not path.is_file():
         return 0
     with path.open("rb") as file:

@@ -37,7 +37,7 @@ class PortInUse(ValueError):
 
 
 def free_port(host: str) -> int:
-    """A port nobody listens on at this moment."""
+    """Return a port nobody listens on at this moment."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return int(probe.getsockname()[1])
@@ -99,7 +99,7 @@ class VLLMServer(ChildProcess):
         return f"http://{self.host}:{self.port}"
 
     def command(self) -> list[str]:
-        """The server's command line."""
+        """Return the server's command line."""
         flags = {
             "served_model_name": "policy",
             "host": self.host,
@@ -118,7 +118,7 @@ class VLLMServer(ChildProcess):
         return words
 
     def environment(self) -> dict[str, str]:
-        """An engine's, with the threads it is given, and controls when asked."""
+        """Return an engine's, with the threads it is given, and controls when asked."""
         environment = engine_environment(self.kv_cache_gib, self.devices)
         if self.num_threads:
             environment["VLLM_CPU_OMP_THREADS_BIND"] = core_list(self.first_core, self.num_threads)

@@ -38,7 +38,7 @@ class StallWatch:
         self._last_result = time.monotonic()
 
     async def wait_for(self, tasks: Sequence[asyncio.Task[R]]) -> list[R]:
-        """What the tasks return, in order; whatever is undone at the end is cancelled.
+        """Return what the tasks return, in order; whatever is undone at the end is cancelled.
 
         Raises the first error of a task, ServerGone at a stall, and what `check` raises.
         """

@@ -165,7 +165,7 @@ class VLLMClient:
             self._session = None
 
     def connection(self, number: int) -> Connection:
-        """The connection to server `number` (as `urls` counts them), for its own controls."""
+        """Return the connection to server `number` (as `urls` counts them), for its own controls."""
         if not self._servers:
             raise RuntimeError("VLLMClient.open() has not been called")
         return self._servers[number].connection
@@ -173,7 +173,8 @@ class VLLMClient:
     # --- which server -------------------------------------------------------------------------------------------
 
     def _ranked(self, problem_id: str) -> list[int]:
-        """The servers' numbers in the order in which this problem goes to them: a hash of address and problem."""
+        """Return the servers' numbers in the order in which this problem goes to them: a hash of address and
+        problem."""
 
         def weight(number: int) -> bytes:
             return hashlib.sha256(f"{self.urls[number]}\n{problem_id}".encode(errors="surrogatepass")).digest()
@@ -181,7 +182,7 @@ class VLLMClient:
         return sorted(range(len(self.urls)), key=weight)
 
     def lane_of(self, request: SampleRequest) -> int:
-        """The number of the server that the request goes to while all live."""
+        """Return the number of the server that the request goes to while all live."""
         return self._ranked(request.problem_id or request.id)[0] if len(self.urls) > 1 else 0
 
     def _server_of(self, request: SampleRequest) -> _Server:
@@ -223,7 +224,7 @@ class VLLMClient:
                             f"a sign of life in {self.probe_seconds:g} s"))  # fmt: skip
 
     async def is_working(self) -> bool:
-        """Whether any server gives a sign of life within `probe_seconds`."""
+        """Say whether any server gives a sign of life within `probe_seconds`."""
         asked = [server.connection.is_working(self.probe_seconds) for server in self._living()]
         return any(await asyncio.gather(*asked))
 
@@ -241,7 +242,7 @@ class VLLMClient:
         return {"model": self.model, **write_request(self.endpoint, request, params, room, seed)}
 
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        """`params.n` samples; tries again what is worth it, at another server where one is gone."""
+        """Return `params.n` samples; tries again what is worth it, at another server where one is gone."""
         _ = self.connection(0)
         body = self.body(request, params)
         while True:
@@ -259,7 +260,8 @@ class VLLMClient:
                 self._leave_out(server, error)
 
     async def _unless_gone(self, server: _Server, asked: Any) -> list[Sample]:
-        """What `asked` returns; raises ServerGone as soon as the server is left out (one that hangs never answers)."""
+        """Return what `asked` returns; raises ServerGone as soon as the server is left out (one that hangs never
+        answers)."""
         asking = asyncio.ensure_future(asked)
         try:
             waited: list[asyncio.Future[Any]] = [asking, server.gone]
@@ -321,7 +323,7 @@ class VLLMClient:
 
 
 def _pause(attempt: int, asked: float | None) -> float:
-    """Seconds until the next try: full jitter under a doubling bound, and not before the seconds that the server
+    """Return seconds until the next try: full jitter under a doubling bound, and not before the seconds that the server
     asked for (None: none), of which a minute counts at most."""
     own = random.uniform(0, min(8.0, 0.25 * 2**attempt))
     return own if asked is None else min(asked, _LONGEST_WAIT) + random.uniform(0, min(1.0, 0.1 * asked) + 0.05)

@@ -63,18 +63,18 @@ class Best:
     keep: int = 0
 
     def rank(self, state: TrainState) -> float:
-        """The smaller the better; infinite where the step was not evaluated."""
+        """Return the smaller the better; infinite where the step was not evaluated."""
         value = state.metrics.get(self.metric, math.nan)
         return math.inf if not math.isfinite(value) else value if self.is_lowest else -value
 
     def among(self, states: list[TrainState]) -> list[TrainState]:
-        """The best `keep`, the best first; of equal ones the earlier."""
+        """Return the best `keep`, the best first; of equal ones the earlier."""
         ranked = sorted((self.rank(state), state.step, state) for state in states if self.rank(state) < math.inf)
         return [state for _, _, state in ranked][: self.keep]
 
 
 def folder_of(run: Path, step: int) -> Path:
-    """Where the checkpoint after `step` steps stands."""
+    """Say where the checkpoint after `step` steps stands."""
     return run / "checkpoints" / f"step-{step:08d}"
 
 
@@ -84,7 +84,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 def read_state(folder: Path) -> TrainState:
-    """What `state.json` says. Raises BadCheckpoint where it is not ours."""
+    """Return what `state.json` says. Raises BadCheckpoint where it is not ours."""
     try:
         stored = json.loads((folder / "state.json").read_text())
         stored.pop("num_ranks", None)
@@ -94,7 +94,7 @@ def read_state(folder: Path) -> TrainState:
 
 
 def _states(run: Path) -> list[TrainState]:
-    """The states of all checkpoints that can be read."""
+    """Return the states of all checkpoints that can be read."""
     states = []
     for folder in checkpoints(run):
         try:
@@ -105,7 +105,7 @@ def _states(run: Path) -> list[TrainState]:
 
 
 def is_among_best(run: Path, state: TrainState, best: Best) -> bool:
-    """Whether `state` would be one of the best that are kept: rank 0 looks, all ranks get its answer."""
+    """Say whether `state` would be one of the best that are kept: rank 0 looks, all ranks get its answer."""
     if best.keep <= 0:
         return False
     return from_main_rank(
@@ -138,7 +138,7 @@ def _prune(run: Path, keep: int, best: Best) -> None:
 
 
 def select(run: Path, wanted: str, best: Best | None = None) -> Path | None:
-    """The checkpoint that `wanted` means, read through and found whole; None to begin at step 0.
+    """Return the checkpoint that `wanted` means, read through and found whole; None to begin at step 0.
 
     `auto`: the newest whole one, or none where the run has none yet. `latest`: the newest whole one.
     `best`: the whole one with the best metric. `step-N`: that one. `none`: begin. Raises BadCheckpoint

@@ -191,12 +191,12 @@ class DeepSpeedEngine:
 
 
 def is_deepspeed_checkpoint(folder: Path) -> bool:
-    """Whether `DeepSpeedEngine.save_state` wrote it."""
+    """Say whether `DeepSpeedEngine.save_state` wrote it."""
     return (folder / TAG).is_dir()
 
 
 def full_weights(folder: Path, shapes: Mapping[str, torch.Size]) -> dict[str, torch.Tensor]:
-    """The float32 weights of a checkpoint of any ZeRO stage and any number of ranks, put together on the CPU.
+    """Return the float32 weights of a checkpoint of any ZeRO stage and any number of ranks, put together on the CPU.
 
     `shapes` are those of the whole model's weights. DeepSpeed's files are pickles: check the folder's manifest before.
     """
@@ -213,12 +213,13 @@ def full_weights(folder: Path, shapes: Mapping[str, torch.Size]) -> dict[str, to
 
 
 def _stored_module(path: Path, is_sharded: bool) -> dict[str, torch.Tensor]:
-    """The weights in one of DeepSpeed's files; with ZeRO it also holds objects of DeepSpeed's own."""
+    """Return the weights in one of DeepSpeed's files; with ZeRO it also holds objects of DeepSpeed's own."""
     return dict(torch.load(path, map_location="cpu", weights_only=not is_sharded)["module"])
 
 
 def _joined(parts: list[torch.Tensor], shape: torch.Size | None) -> torch.Tensor:
-    """A weight from the parts of the tensor-parallel ranks: the one dimension that is shorter than in `shape`."""
+    """Return a weight from the parts of the tensor-parallel ranks: the one dimension that is shorter than in
+    `shape`."""
     if shape is None or parts[0].shape == shape:
         return parts[0]
     short = [place for place, (mine, whole) in enumerate(zip(parts[0].shape, shape, strict=True)) if mine != whole]

@@ -57,8 +57,8 @@ class Engine(Protocol):
         """Forget the gradients of this step."""
 
     def whole_weights(self) -> dict[str, torch.Tensor]:
-        """Every weight by its name in the model, tied ones sharing memory: complete on rank 0, on the others perhaps
-        empty. Called on every rank; not to be written to."""
+        """Return every weight by its name in the model, tied ones sharing memory: complete on rank 0, on the others
+        perhaps empty. Called on every rank; not to be written to."""
 
     def save_model(self, folder: Path) -> None:
         """A standard Hugging Face folder; called on every rank, written by rank 0."""
@@ -108,7 +108,7 @@ class TorchEngine:
         self.optimizer.zero_grad(set_to_none=True)
 
     def whole_weights(self) -> dict[str, torch.Tensor]:
-        """The model's own."""
+        """Return the model's own."""
         return named_weights(self.model)
 
     def save_model(self, folder: Path) -> None:
@@ -129,12 +129,12 @@ class TorchEngine:
 
 
 def named_weights(model: Any) -> dict[str, torch.Tensor]:
-    """Every weight by its checkpoint name, without a graph; a tied head stands under its own name too."""
+    """Return every weight by its checkpoint name, without a graph; a tied head stands under its own name too."""
     return {name: value.detach() for name, value in model.state_dict().items()}
 
 
 def trained_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Trainable parameters (tied ones once, under their first name) and persistent buffers."""
+    """Return trainable parameters (tied ones once, under their first name) and persistent buffers."""
     persistent = model.state_dict().keys()
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     buffers = {name: value for name, value in model.named_buffers(remove_duplicate=False) if name in persistent}

@@ -70,7 +70,7 @@ class Explain:
         return compose_config(TrainConfig, self.experiment, overrides, unused=("output_dir",))
 
     def inputs(self) -> list[str]:
-        """The files of examples."""
+        """Return the files of examples."""
         nodes = [self.config.examples, self.config.eval_examples]
         return list(dict.fromkeys(str(node["path"]) for node in nodes if node and node.get("path")))
 
@@ -112,7 +112,7 @@ class Explain:
 
 
 def _load(node: Any, tokenizer: Any, limits: Limits) -> tuple[list[Any], dict[str, Any]]:
-    """Examples as a run would train on them, and a summary of them."""
+    """Return examples as a run would train on them, and a summary of them."""
     path = str(node.get("path", "examples"))
     with count_left_out() as left_out:
         examples: list[Any] = check_examples(build(node).load(tokenizer), path, limits, node.get("max_length"))
@@ -132,7 +132,7 @@ def _load(node: Any, tokenizer: Any, limits: Limits) -> tuple[list[Any], dict[st
 
 
 def rows_of(example: Any) -> list[list[int]]:
-    """All token rows of an example, with the response to another prompt that KTO lends it."""
+    """Return all token rows of an example, with the response to another prompt that KTO lends it."""
     rows = token_rows(example)
     if isinstance(example, OutcomeExample) and example.mismatched_ids:
         rows = [*rows, [*example.ids[: example.prompt_length], *example.mismatched_ids]]
@@ -170,13 +170,13 @@ def _checkpoints(config: TrainConfig, steps: int) -> dict[str, Any]:
 
 
 def _ends(steps: Sequence[int]) -> list[int]:
-    """The first three and the last one."""
+    """Return the first three and the last one."""
     return [*steps[:3], *steps[3:][-1:]]
 
 
 def _tokens(loaders: Sequence[Loader], steps: int, counted: int, layout: str) -> dict[str, Any]:
-    """Tokens of `counted` steps over all ranks, padded as rows of a micro-batch are to its longest, scaled to all.
-    `computed_share`: of the tokens of all rows, what the run's own layout computes (auto: as shared, which the run
+    """Return tokens of `counted` steps over all ranks, padded as rows of a micro-batch are to its longest, scaled to
+    all. `computed_share`: of the tokens of all rows, what the run's own layout computes (auto: as shared, which the run
     chooses unless its network cannot)."""
     per_step, padded_rows, read, longest, computed = [], 0, 0, 0, 0
     for step in range(counted):
@@ -203,7 +203,7 @@ def _tokens(loaders: Sequence[Loader], steps: int, counted: int, layout: str) ->
 
 
 def describe(summary: dict[str, Any]) -> list[str]:
-    """The document as lines to read."""
+    """Return the document as lines to read."""
     batch, steps = summary["batch"], summary["steps"]
     lines = [line for name in ("examples", "eval_examples") for line in _describe_examples(name, summary.get(name))]
     each = f"{batch['examples_per_micro_batch']} examples"

@@ -28,7 +28,7 @@ WHICH = ("all", "last")
 
 
 def last_step(run: Path) -> int:
-    """The number of optimizer steps of a finished run. Raises BadInput where its metrics do not say."""
+    """Return the number of optimizer steps of a finished run. Raises BadInput where its metrics do not say."""
     path = run / "metrics.jsonl"
     try:
         steps = [int(json.loads(line)["step"]) for line in path.read_bytes().splitlines() if line.strip()]
@@ -68,7 +68,7 @@ class ExportCheckpoints:
             raise BadInput(f"stage.which must be one of {', '.join(WHICH)}, got '{self.which}'")
 
     def inputs(self) -> list[str]:
-        """The run's config and its model's weights: a run without them is not finished."""
+        """Return the run's config and its model's weights: a run without them is not finished."""
         run = Path(self.run_dir)
         weights = sorted(str(path) for path in (run / "model").glob("*.safetensors"))
         return [str(run / "config.yaml"), *(weights or [str(run / "model" / "model.safetensors")])]

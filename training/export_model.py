@@ -36,8 +36,8 @@ class Context(Protocol):
 
 
 def stored_weights(checkpoint: Path, model: Any) -> dict[str, torch.Tensor]:
-    """What a checkpoint's `trained_tensors` were, of one process or gathered from DeepSpeed's shards; `model`: of the
-    kind that was trained, for its shapes."""
+    """Return what a checkpoint's `trained_tensors` were, of one process or gathered from DeepSpeed's shards; `model`:
+    of the kind that was trained, for its shapes."""
     if is_deepspeed_checkpoint(checkpoint):
         return full_weights(checkpoint, {name: value.shape for name, value in model.state_dict().items()})
     weights: dict[str, torch.Tensor] = load_file(checkpoint / "weights.safetensors")
@@ -80,7 +80,7 @@ class ExportModel:
         return folder
 
     def inputs(self) -> list[str]:
-        """The run's config and the checkpoint's manifest, which stands for all of its files."""
+        """Return the run's config and the checkpoint's manifest, which stands for all of its files."""
         return [str(Path(self.run_dir) / "config.yaml"), str(self.folder / "manifest.json")]
 
     def run(self, input_path: str, context: Context) -> None:

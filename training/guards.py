@@ -22,8 +22,8 @@ E = TypeVar("E")
 
 
 def check_examples(examples: Sequence[E], path: str, limits: Limits, max_length: int | None = None) -> list[E]:
-    """The examples the loss reads something of, in order. Warns of what is odd; raises BadInput on what cannot be
-    trained on. `path` names their file, `max_length` is its setting."""
+    """Return the examples the loss reads something of, in order. Warns of what is odd; raises BadInput on what cannot
+    be trained on. `path` names their file, `max_length` is its setting."""
     _check_ids(examples, path)
     _check_vocabulary(examples, path, limits)
     _check_positions(examples, path, limits, max_length)
@@ -61,15 +61,16 @@ def check_amount(examples: Sequence[Any], batch_size: int) -> None:
 
 
 def token_rows(example: Any) -> list[list[int]]:
-    """The token rows a model reads of an example: one, or for a pair chosen and rejected, each with its prompt."""
+    """Return the token rows a model reads of an example: one, or for a pair chosen and rejected, each with its
+    prompt."""
     if isinstance(example, PairExample):
         return [[*example.prompt_ids, *side] for side in (example.chosen_ids, example.rejected_ids)]
     return [example.ids]
 
 
 def num_loss_tokens(example: Any) -> int:
-    """How many tokens of an example its loss reads: response tokens of a weight that is not 0, of both sides of a
-    pair; for process and outcome rewards the places where the head is read."""
+    """Return how many tokens of an example its loss reads: response tokens of a weight that is not 0, of both sides of
+    a pair; for process and outcome rewards the places where the head is read."""
     if isinstance(example, PairExample):
         return len(example.chosen_ids) + len(example.rejected_ids)
     if isinstance(example, StepExample):
@@ -82,8 +83,8 @@ def num_loss_tokens(example: Any) -> int:
 
 
 def unended(examples: Sequence[Any], ends: frozenset[int]) -> Iterator[str]:
-    """A line for every kind of response that does not end with an end token: it was cut while it was sampled, or its
-    file holds no ends, and a policy learns from it not to stop. Of pairs those are odd of which one side ends."""
+    """Return a line for every kind of response that does not end with an end token: it was cut while it was sampled, or
+    its file holds no ends, and a policy learns from it not to stop. Of pairs those are odd of which one side ends."""
     names = ", ".join(map(str, sorted(ends)))
     cut = [e.id for e in examples if isinstance(e, TokenExample | OutcomeExample) and e.ids[-1] not in ends]
     if cut:

@@ -123,7 +123,7 @@ class Loop:
         self.objective.reference = asked  # type: ignore[attr-defined]
 
     def _reference_batches(self) -> Iterator[Batch]:
-        """This rank's batches of the first epoch, and of an evaluation."""
+        """Return this rank's batches of the first epoch, and of an evaluation."""
         one_epoch = math.ceil(len(self.loader.examples) / self.config.update.batch_size)
         evaluation = self._evaluation_batches(self.eval_loader) if self.eval_loader is not None else iter(())
         for step in range(min(self.max_steps, one_epoch)):
@@ -133,7 +133,7 @@ class Loop:
         yield from (batch.to(self.engine.device) for batch, _ in evaluation)
 
     def _evaluate_and_save(self, done: int, metrics: Metrics) -> bool:
-        """What follows step `done` where it is due; whether a checkpoint was saved."""
+        """Return what follows step `done` where it is due; whether a checkpoint was saved."""
         config, values = self.config, {}
         is_last = done == self.max_steps
         if self.eval_loader is not None and (is_last or is_due(done, config.evaluation.every)):
@@ -203,14 +203,14 @@ class Loop:
         return {**values, "tokens_per_second": tokens / (time.monotonic() - started)}
 
     def _collate(self, step: int) -> list[tuple[Batch, bool]]:
-        """(micro-batch, whether it is counted): where this rank has no example left for a micro-batch that others
-        have, one of the step takes part in the passes, as ZeRO-3 needs, and adds nothing."""
+        """Return (micro-batch, whether it is counted): where this rank has no example left for a micro-batch that
+        others have, one of the step takes part in the passes, as ZeRO-3 needs, and adds nothing."""
         stand_in = [self.loader.stand_in(step)]
         groups = self.loader.micro_batches(step)
         return [(self.objective.collate(group or stand_in, self.layout), bool(group)) for group in groups]
 
     def _batches(self, step: int) -> list[tuple[Batch, bool]]:
-        """This rank's micro-batches of a step; those of the next one are made while this one is computed."""
+        """Return this rank's micro-batches of a step; those of the next one are made while this one is computed."""
         at_hand = self._prepared.pop(step, None)
         batches = at_hand.result() if at_hand is not None else self._collate(step)
         self._prepared.clear()
@@ -242,8 +242,8 @@ class Loop:
         self.objective.step_mean = total / max(count, 1e-12)
 
     def _loss(self, batch: Batch, is_counted: bool) -> tuple[torch.Tensor, dict[str, tuple[float, float]]]:
-        """The summed loss of one batch, and the (sum, count) of it and of what the objective logs; all of them 0, the
-        gradient too, where the batch is not counted."""
+        """Return the summed loss of one batch, and the (sum, count) of it and of what the objective logs; all of them
+        0, the gradient too, where the batch is not counted."""
         batch = batch.to(self.engine.device)
         with autocast(self.engine.device, self.config.precision):
             loss = self.objective.loss(self.engine.model, batch)
@@ -253,7 +253,7 @@ class Loop:
 
     @torch.no_grad()
     def evaluate(self, loader: Loader) -> dict[str, float]:
-        """Means over the evaluation examples, each counted once.
+        """Return means over the evaluation examples, each counted once.
 
         Every rank makes as many forward passes (ZeRO-3 gathers weights in each): a rank that has no batch
         left repeats the first one and does not count it.
@@ -266,7 +266,7 @@ class Loop:
         return sums.means()
 
     def _evaluation_batches(self, loader: Loader) -> Iterator[tuple[Batch, bool]]:
-        """(batch, whether it is counted) of this rank."""
+        """Return (batch, whether it is counted) of this rank."""
         groups, ranks = loader.evaluation_batches(), loader.world_size
         for place in range(loader.rank, math.ceil(len(groups) / ranks) * ranks, ranks):
             if self.stop.agreed():
@@ -276,11 +276,11 @@ class Loop:
 
 
 def is_due(step: int, every: int) -> bool:
-    """Whether what happens `every` so many steps (0: never) happens after `step` steps."""
+    """Say whether what happens `every` so many steps (0: never) happens after `step` steps."""
     return every > 0 and step % every == 0
 
 
 def _first(names: list[str]) -> str:
-    """The first few of all ranks' names; called on every rank."""
+    """Return the first few of all ranks' names; called on every rank."""
     everyone = [name for part in gather_over_ranks(names) for name in part]
     return ", ".join(everyone[:8]) + (" ..." if len(everyone) > 8 else "")

@@ -30,20 +30,20 @@ log = logging.getLogger("train")
 
 
 def data_ranks(config: TrainConfig) -> tuple[int, int]:
-    """(this rank's place, how many there are) among those that read different examples: the ranks over which tensor
-    parallelism cuts a layer read the same ones."""
+    """Return (this rank's place, how many there are) among those that read different examples: the ranks over which
+    tensor parallelism cuts a layer read the same ones."""
     size = tensor_parallel_size(config.deepspeed)
     return rank() // size, world_size() // size
 
 
 def make_loader(config: TrainConfig, examples: Sequence[Any]) -> Loader:
-    """This rank's batches of the examples."""
+    """Return this rank's batches of the examples."""
     sizes = (config.update.batch_size, config.update.micro_batch_size, config.seed)
     return Loader(examples, *sizes, *data_ranks(config), micro_batch_tokens=config.update.micro_batch_tokens)
 
 
 def load_data(config: TrainConfig, tokenizer: Any) -> tuple[list[Any], list[Any]]:
-    """Training and evaluation examples, past the guards; no evaluation examples where the config has none."""
+    """Return training and evaluation examples, past the guards; no evaluation examples where the config has none."""
     check_stop_tokens(tokenizer, config.model["path"])
     examples = load_examples(config, config.examples, tokenizer)
     eval_examples = load_examples(config, config.eval_examples, tokenizer) if config.eval_examples else []
@@ -57,7 +57,7 @@ def load_data(config: TrainConfig, tokenizer: Any) -> tuple[list[Any], list[Any]
 
 
 def load_examples(config: TrainConfig, node: Any, tokenizer: Any) -> list[Any]:
-    """The examples of one source, past the guards."""
+    """Return the examples of one source, past the guards."""
     limits = model_limits(config.model["path"], tokenizer)
     check_tokenizer(tokenizer, limits)
     examples: list[Any] = build(node).load(tokenizer)
@@ -101,8 +101,8 @@ def make_engine(config: TrainConfig, model: Any) -> Engine:
 
 
 def make_model(config: TrainConfig) -> Any:
-    """The model, with adapters where the config has them. How its rows may be computed together is measured here, on
-    whole weights of full precision: before adapters round them, or an engine cuts them."""
+    """Return the model, with adapters where the config has them. How its rows may be computed together is measured
+    here, on whole weights of full precision: before adapters round them, or an engine cuts them."""
     model = build(config.model)
     if not (config.lora and config.lora.get("bits")):
         model = model.to(device())
@@ -111,8 +111,8 @@ def make_model(config: TrainConfig) -> Any:
 
 
 def make_layout(config: TrainConfig, objective: Any, model: Any, examples: Sequence[Any], pad_id: int) -> Layout:
-    """How batches lie in memory: as the config says, which policy and reference have to be able to take; `auto` is
-    what both can. Raises BadAttention where packed rows are forced on a network that mixes them up."""
+    """Return how batches lie in memory: as the config says, which policy and reference have to be able to take; `auto`
+    is what both can. Raises BadAttention where packed rows are forced on a network that mixes them up."""
     longest = max(map(example_length, examples), default=0)
     reference = getattr(objective, "reference", None)
     networks = [model, *([reference.to(device())] if reference is not None else [])]
@@ -123,7 +123,7 @@ def make_layout(config: TrainConfig, objective: Any, model: Any, examples: Seque
 def make_loop(
     config: TrainConfig, tokenizer: Any, examples: Sequence[Any], eval_examples: Sequence[Any]
 ) -> tuple[Loop, str]:
-    """(the loop with model, engine, objective and loaders, its sizes in words); nothing is written yet."""
+    """Return (the loop with model, engine, objective and loaders, its sizes in words); nothing is written yet."""
     loader = make_loader(config, examples)
     eval_loader = make_loader(config, eval_examples) if eval_examples else None
     model = make_model(config)
@@ -138,7 +138,8 @@ def make_loop(
 
 
 def make_objective(config: TrainConfig, policy: Any) -> Any:
-    """The objective. Where adapters are trained, a reference of the policy's own path is the policy without them."""
+    """Return the objective. Where adapters are trained, a reference of the policy's own path is the policy without
+    them."""
     node = config.objective
     reference = node.get("reference")
     if not config.lora or not reference or reference.get("path") != config.model["path"]:

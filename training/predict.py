@@ -70,13 +70,13 @@ class Checkpoint:
         return self.folder / f"{self.name}.parts"
 
     def fingerprint(self) -> str:
-        """A hash of its weights."""
+        """Return a hash of its weights."""
         manifest = Path(self.path) / "manifest.json"
         return file_sha256(manifest) if manifest.is_file() else model_fingerprint(self.path)
 
 
 def find_checkpoints(wanted: Any, folder: Path, model_path: str) -> list[Checkpoint]:
-    """The checkpoints in their order. Raises BadInput where a pattern finds none or two have one name."""
+    """Return the checkpoints in their order. Raises BadInput where a pattern finds none or two have one name."""
     if isinstance(wanted, Mapping):
         named = [(str(name), str(path)) for name, path in wanted.items()]
     else:
@@ -104,7 +104,7 @@ def _matching(item: str) -> list[str]:
 
 
 def load_checkpoint(config: TrainConfig, path: str) -> Any:
-    """The model of a checkpoint, in evaluation mode on this rank's device. Raises BadModel."""
+    """Return the model of a checkpoint, in evaluation mode on this rank's device. Raises BadModel."""
     folder = Path(path)
     if (folder / "state.json").is_file():
         model = make_model(config)
@@ -120,7 +120,7 @@ def load_checkpoint(config: TrainConfig, path: str) -> Any:
 
 
 def batches_by_length(examples: Sequence[Any], batch_tokens: int) -> list[list[Any]]:
-    """Examples of similar length together, at most `batch_tokens` padded tokens a batch (or one example)."""
+    """Return examples of similar length together, at most `batch_tokens` padded tokens a batch (or one example)."""
     batches: list[list[Any]] = []
     for example in sorted(examples, key=example_length):
         size = example_length(example) * len(token_rows(example))
@@ -163,7 +163,7 @@ def predict(config: TrainConfig, tokenizer: Any) -> None:
 def _write(
     config: TrainConfig, checkpoint: Checkpoint, examples: Sequence[Any], load: Callable[[], Scorer]
 ) -> type[Prediction]:
-    """The rows of one checkpoint; their kind."""
+    """Return the rows of one checkpoint; their kind."""
     inputs = {checkpoint.path: checkpoint.fingerprint(), "examples": examples_fingerprint(examples)}
     done = from_main_rank(lambda: _begin(config, checkpoint, examples, inputs))
     if done is None:
@@ -193,7 +193,8 @@ def _write(
 def _begin(
     config: TrainConfig, checkpoint: Checkpoint, examples: Sequence[Any], inputs: dict[str, str]
 ) -> set[str] | None:
-    """Ids that are scored already; None where the file is complete. Raises BadInput on rows of something else."""
+    """Return ids that are scored already; None where the file is complete. Raises BadInput on rows of something
+    else."""
     origin = checkpoint.parts / "meta.json"
     stored = checkpoint.meta if checkpoint.file.exists() else origin
     if stored.is_file():
@@ -237,7 +238,7 @@ def _score(config: TrainConfig, checkpoint: Checkpoint, scorer: Scorer, batches:
 
 
 def _collect(checkpoint: Checkpoint, kind: type[Prediction], examples: Sequence[Any]) -> list[Prediction]:
-    """The rows of all parts in the order of the examples, each there once."""
+    """Return the rows of all parts in the order of the examples, each there once."""
     rows = dict(_rows_of_parts(checkpoint, kind))
     missing = [example.id for example in examples if example.id not in rows]
     if missing or len(rows) != len(examples):
@@ -257,7 +258,7 @@ def _rows_of_parts(checkpoint: Checkpoint, kind: type[Prediction]) -> Iterator[t
 
 
 def _kind_of(checkpoint: Checkpoint) -> type[Prediction]:
-    """The kind of a complete file's rows, by its provenance."""
+    """Return the kind of a complete file's rows, by its provenance."""
     name = json.loads(checkpoint.meta.read_text()).get("counts", {}).get("kind")
     for kind in Prediction.__args__:  # type: ignore[attr-defined]
         if kind.__name__ == name:

@@ -28,8 +28,8 @@ _SAMPLED = 256  # numbers of each weight that its digest reads
 
 
 def weights_digest(model: Any) -> str:
-    """A hash of the names and shapes of all weights and of some of their numbers, spread evenly. Of a policy without
-    its adapters the base alone counts: adapters that a resume has loaded leave the reference what it was."""
+    """Return a hash of the names and shapes of all weights and of some of their numbers, spread evenly. Of a policy
+    without its adapters the base alone counts: adapters that a resume has loaded leave the reference what it was."""
     digest = hashlib.sha256()
     is_base = isinstance(model, PolicyWithoutAdapters)
     for name, value in model.base_parameters() if is_base else network(model).named_parameters():
@@ -69,7 +69,7 @@ class ReferenceLogprobs:
             self.table.setdefault(key, value)
 
     def _read(self, digest: str) -> bool:
-        """Whether the file is there and of this reference; it is written whole or not at all."""
+        """Say whether the file is there and of this reference; it is written whole or not at all."""
         if not self.path.is_file():
             return False
         stored = json.loads(self.path.read_text())
@@ -90,7 +90,8 @@ class ReferenceLogprobs:
         partial.replace(self.path)
 
     def sums(self, batch: Batch) -> torch.Tensor:
-        """Summed log-probs [rows] of a batch's targets, on its device. Raises BadInput for a row that was not there."""
+        """Return summed log-probs [rows] of a batch's targets, on its device. Raises BadInput for a row that was not
+        there."""
         if any(key not in self.table for key in batch.row_keys):
             names = ", ".join(batch.example_ids[:4])
             raise BadInput(f"{self.path} does not hold all of {names} ...: the data have changed since it was written: "

@@ -21,8 +21,8 @@ def check_schedule(schedule: str, key: str = "update.schedule") -> None:
 
 
 def learning_rate(step: int, peak: float, warmup_steps: int, schedule: str = "constant", num_steps: int = 0) -> float:
-    """Rise to `peak` over `warmup_steps` optimizer steps, then stay, or fall to 0 at `num_steps` in a line or along a
-    cosine. `step` counts from 0. Raises BadInput on an unknown schedule."""
+    """Return rise to `peak` over `warmup_steps` optimizer steps, then stay, or fall to 0 at `num_steps` in a line or
+    along a cosine. `step` counts from 0. Raises BadInput on an unknown schedule."""
     check_schedule(schedule)
     if step < warmup_steps:
         return peak * (step + 1) / warmup_steps
@@ -30,7 +30,7 @@ def learning_rate(step: int, peak: float, warmup_steps: int, schedule: str = "co
 
 
 def rate_at(step: int, max_steps: int, config: TrainConfig) -> float:
-    """The learning rate of a step (from 0) of `max_steps`. Raises BadInput on settings that make none."""
+    """Return the learning rate of a step (from 0) of `max_steps`. Raises BadInput on settings that make none."""
     if not 0 <= config.update.warmup_share < 1:
         raise BadInput(f"update.warmup_share must be in [0, 1), got {config.update.warmup_share}")
     warmup = num_warmup_steps(config, max_steps)
@@ -38,12 +38,12 @@ def rate_at(step: int, max_steps: int, config: TrainConfig) -> float:
 
 
 def num_steps(config: TrainConfig, num_examples: int) -> int:
-    """Optimizer steps of a whole run: `max_steps`, or as many as `num_epochs` passes over the examples take."""
+    """Return optimizer steps of a whole run: `max_steps`, or as many as `num_epochs` passes over the examples take."""
     if config.max_steps > 0:
         return config.max_steps
     return max(1, math.ceil(num_examples * config.num_epochs / config.update.batch_size))
 
 
 def num_warmup_steps(config: TrainConfig, max_steps: int) -> int:
-    """`warmup_share` of all steps, rounded down, or else `warmup_steps`."""
+    """Return `warmup_share` of all steps, rounded down, or else `warmup_steps`."""
     return int(config.update.warmup_share * max_steps) if config.update.warmup_share > 0 else config.update.warmup_steps

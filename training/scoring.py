@@ -24,12 +24,12 @@ Prediction = ResponseLogprobs | PairLogprobs | StepPredictions | RewardPredictio
 
 
 def is_scalar(model: Any) -> bool:
-    """Whether the model gives scalars or classes a position, and no distribution over tokens."""
+    """Say whether the model gives scalars or classes a position, and no distribution over tokens."""
     return type(model).__name__.endswith("ForTokenClassification")
 
 
 def prediction_kind(example: Any, is_scalar_model: bool) -> type[Prediction]:
-    """The kind of row that an example gives. Raises BadInput where a model cannot score it."""
+    """Return the kind of row that an example gives. Raises BadInput where a model cannot score it."""
     if isinstance(example, PairExample):
         return PairRewards if is_scalar_model else PairLogprobs
     if isinstance(example, StepExample) and is_scalar_model:
@@ -57,7 +57,7 @@ class Scorer:
 
     @torch.inference_mode()
     def score(self, examples: Sequence[Any]) -> list[Prediction]:
-        """One prediction an example, in order."""
+        """Return one prediction an example, in order."""
         device = next(self.model.parameters()).device
         rows = [row for example in examples for row in token_rows(example)]
         ids, attention_mask, _ = pad_rows(rows, [0] * len(rows), self.pad_id)

@@ -49,7 +49,7 @@ class StopSignals:
         self._old = {}
 
     def agreed(self) -> bool:
-        """Whether any rank got a signal; called on every rank at the same place."""
+        """Say whether any rank got a signal; called on every rank at the same place."""
         counts = sum_over_ranks([float(self.number == number) for number in SIGNALS])
         numbers = [number for number, count in zip(SIGNALS, counts, strict=True) if count]
         if numbers:  # else nothing is written: a signal may have come since

@@ -25,7 +25,7 @@ class Sums:
             self.rows[name] = (old[0] + total, old[1] + count)
 
     def means(self) -> dict[str, float]:
-        """Means over all ranks, each of which holds the same names."""
+        """Return means over all ranks, each of which holds the same names."""
         names = sorted(self.rows)
         totals = sum_over_ranks([value for name in names for value in self.rows[name]])
         pairs = zip(totals[0::2], totals[1::2], strict=True)
@@ -34,7 +34,7 @@ class Sums:
 
 
 def finish_metrics(means: Mapping[str, float]) -> dict[str, float]:
-    """What is logged, from the means of what the objective gave."""
+    """Return what is logged, from the means of what the objective gave."""
     finished: dict[str, float] = {}
     for name, value in means.items():
         base, _, part = name.partition("|")

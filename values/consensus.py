@@ -34,7 +34,7 @@ def judged_shares(judgements: Sequence[StepJudgement], num_steps: int) -> list[f
 
 
 def _is_good(share: float | None) -> bool | None:
-    """The majority's verdict; None without one."""
+    """Return the majority's verdict; None without one."""
     return None if share is None or share == 0.5 else share > 0.5
 
 
@@ -60,7 +60,7 @@ class ConsensusRule:
             raise BadInput(f"threshold must be from 0 to below 1, got {self.threshold}")
 
     def calls(self, labels: Sequence[float | None]) -> list[float | None]:
-        """What the labels call their states: 1 good, 0 not good; None where there is no label."""
+        """Return what the labels call their states: 1 good, 0 not good; None where there is no label."""
         return [None if label is None else float(label > self.threshold) for label in labels]
 
     def agreements(self, labels: Sequence[float | None], shares: Sequence[float | None]) -> list[bool | None]:
@@ -74,7 +74,7 @@ class ConsensusRule:
     def apply(
         self, labels: Sequence[float | None], weights: Sequence[float], shares: Sequence[float | None]
     ) -> tuple[list[float | None], list[float]]:
-        """(labels, weights) [S] after the consensus; a label that goes is None with the weight 0."""
+        """Return (labels, weights) [S] after the consensus; a label that goes is None with the weight 0."""
         factors = [
             0.0 if label is None else self._factor(label, share) for label, share in zip(labels, shares, strict=True)
         ]

@@ -23,7 +23,7 @@ def split_at_cut_points(
     num_segments: int | None = None,
     cut_points_per_segment: int | None = None,
 ) -> Trajectory:
-    """The trajectory with its steps at the cut points of `data.splitters.probability`.
+    """Return the trajectory with its steps at the cut points of `data.splitters.probability`.
 
     `logprobs` are natural logarithms of the sampled tokens' probabilities, one for each of `response_ids`. The
     response, its ids and its grade stay as they are. Raises BadInput where their number differs, where the

@@ -44,7 +44,7 @@ class ErrorSearch:
 
 
 def states_on_right_ways(trajectories: Sequence[Trajectory]) -> set[StateKey]:
-    """Every state that some right trajectory passed through."""
+    """Return every state that some right trajectory passed through."""
     tree = state_tree(trajectories)
     return {
         tree.keys[state]
@@ -57,7 +57,7 @@ def states_on_right_ways(trajectories: Sequence[Trajectory]) -> set[StateKey]:
 def search_state(
     trajectory: Trajectory, counts: Mapping[StateKey, Count], good: Iterable[StateKey] = ()
 ) -> ErrorSearch:
-    """What counts and `good` states say of a trajectory's first error; the prompt state is taken for good.
+    """Return what counts and `good` states say of a trajectory's first error; the prompt state is taken for good.
 
     Where a lost state stands before a good one (K completions missed it) the good one is believed.
     """

@@ -46,8 +46,8 @@ class NoiseRule:
         self, rule: LabelRule, values: Sequence[float | None], low: Sequence[float], high: Sequence[float],
         prompt_value: float, is_correct: bool,
     ) -> tuple[list[float | None], list[float]]:  # fmt: skip
-        """(labels, weights) of the S steps of a trajectory from their values and intervals, S each; the last state is
-        the terminal one."""
+        """Return (labels, weights) of the S steps of a trajectory from their values and intervals, S each; the last
+        state is the terminal one."""
         if self.policy == "denoise":
             return self._denoised(rule, values, prompt_value, is_correct)
         labels = [None if value is None else rule.label(value) for value in values]

@@ -15,7 +15,7 @@ KINDS = ("soft", "hard", "classes")
 
 
 def wilson_interval(num_correct: float, num_completions: float, z: float = 1.96) -> tuple[float, float]:
-    """(low, high) of a share (Wilson 1927); (0, 1) where nothing was sampled. `z` 1.96 gives 95 %."""
+    """Return (low, high) of a share (Wilson 1927); (0, 1) where nothing was sampled. `z` 1.96 gives 95 %."""
     n = num_completions
     if n <= 0:
         return 0.0, 1.0
@@ -47,7 +47,7 @@ class LabelRule:
             raise BadInput(f"num_classes must be at least 2 (K completions make K + 1), got {self.num_classes}")
 
     def label(self, value: float) -> float:
-        """The label of a value in [0, 1]; halves between two classes go up."""
+        """Return the label of a value in [0, 1]; halves between two classes go up."""
         if self.kind == "soft":
             return value
         if self.kind == "hard":
@@ -55,11 +55,11 @@ class LabelRule:
         return math.floor(value * (self.num_classes - 1) + 0.5) / (self.num_classes - 1)
 
     def is_settled(self, num_correct: int, num_completions: int, max_completions: int) -> bool:
-        """Whether no outcome of the completions that are left up to `max_completions` can change the label."""
+        """Say whether no outcome of the completions that are left up to `max_completions` can change the label."""
         left = max(0, max_completions - num_completions)
         lowest, highest = num_correct / max_completions, (num_correct + left) / max_completions
         return self.label(lowest) == self.label(highest)
 
     def is_clear(self, low: float, high: float) -> bool:
-        """Whether every value of the interval has the same label (never for soft labels with low < high)."""
+        """Say whether every value of the interval has the same label (never for soft labels with low < high)."""
         return self.label(low) == self.label(high)

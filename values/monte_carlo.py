@@ -16,12 +16,12 @@ StateKey = tuple[str, tuple[int, ...]]
 
 
 def state_key(problem_id: str, prefix_ids: Sequence[int]) -> StateKey:
-    """What makes two states the same: the problem and the tokens so far."""
+    """Return what makes two states the same: the problem and the tokens so far."""
     return problem_id, tuple(prefix_ids)
 
 
 def states_of(trajectory: Trajectory, first_step: int = 1) -> list[State]:
-    """The states after step `first_step` up to the one before the last step; the terminal state is left out.
+    """Return the states after step `first_step` up to the one before the last step; the terminal state is left out.
 
     Raises BadInput for a trajectory without token ids.
     """
@@ -47,7 +47,7 @@ def states_of(trajectory: Trajectory, first_step: int = 1) -> list[State]:
 
 
 def distinct_states(trajectories: Iterable[Trajectory], first_step: int = 1) -> list[State]:
-    """Every distinct state once, the first trajectory's that reached it."""
+    """Return every distinct state once, the first trajectory's that reached it."""
     found: dict[StateKey, State] = {}
     for trajectory in trajectories:
         for state in states_of(trajectory, first_step):
@@ -82,7 +82,8 @@ class StateValue:
 
 
 def state_value(rewards: Sequence[float]) -> StateValue:
-    """Value a state by the rewards of its completions (1 right, 0 wrong). Raises BadInput where there are none."""
+    """Return value a state by the rewards of its completions (1 right, 0 wrong). Raises BadInput where there are
+    none."""
     number = len(rewards)
     if not number:
         raise BadInput("a state without completions has no value: sample at least one from it")
@@ -96,7 +97,8 @@ def state_value(rewards: Sequence[float]) -> StateValue:
 def count_completions(
     states: Sequence[State], completions: Iterable[Completion], failed: Collection[str] = ()
 ) -> dict[StateKey, Count]:
-    """Right completions of every state but those of the ids in `failed`, which may have none: they have no value then.
+    """Return right completions of every state but those of the ids in `failed`, which may have none: they have no value
+    then.
 
     Raises BadInput for a completion of no state, or another state of none.
     """
@@ -109,7 +111,8 @@ def count_completions(
 
 
 def count_sampled(states: Sequence[State], completions: Iterable[Completion]) -> dict[StateKey, Count]:
-    """Right completions of the states that have any, in the order of the states: some states may have been left out.
+    """Return right completions of the states that have any, in the order of the states: some states may have been left
+    out.
 
     Raises BadInput for a completion of no state.
     """
@@ -125,7 +128,7 @@ def count_sampled(states: Sequence[State], completions: Iterable[Completion]) ->
 
 
 def finished(state: State, completion: Completion) -> Trajectory:
-    """The state's prefix and the completion as one trajectory, of one step: what a reward scores as a whole."""
+    """Return the state's prefix and the completion as one trajectory, of one step: what a reward scores as a whole."""
     response = state.prefix + completion.response
     ids = [*state.prefix_ids, *completion.response_ids]
     return Trajectory(

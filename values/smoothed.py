@@ -32,12 +32,12 @@ class SmoothedValue:
     posterior: tuple[float, ...]
 
     def share_above(self, threshold: float) -> float:
-        """The posterior probability that the value is above `threshold`."""
+        """Return the posterior probability that the value is above `threshold`."""
         points = np.linspace(0, 1, len(self.posterior))
         return float(np.asarray(self.posterior)[points > threshold].sum())
 
     def interval(self) -> tuple[float, float]:
-        """(low, high): the central 95 % of the posterior, half a grid step added on either side."""
+        """Return (low, high): the central 95 % of the posterior, half a grid step added on either side."""
         points = np.linspace(0, 1, len(self.posterior))
         low, high = np.searchsorted(np.cumsum(self.posterior), [0.025, 0.975])
         half, last = points[1] / 2, len(points) - 1
@@ -47,7 +47,7 @@ class SmoothedValue:
 def smoothed_values(
     trajectories: Sequence[Trajectory], counts: Mapping[StateKey, Count], num_points: int = 21, num_rounds: int = 15
 ) -> dict[StateKey, SmoothedValue]:
-    """The posterior of every state of the trajectories, prompt states included, completed or not.
+    """Return the posterior of every state of the trajectories, prompt states included, completed or not.
 
     Raises BadInput for a trajectory without token ids and for fewer than 3 grid points.
     """
@@ -94,7 +94,7 @@ def smooth(
 
 
 def _levels(parents: Sequence[int]) -> list[np.ndarray]:
-    """The states of every depth, prompt states first."""
+    """Return the states of every depth, prompt states first."""
     depths = np.zeros(len(parents), dtype=int)
     for state, parent in enumerate(parents):
         depths[state] = depths[parent] + 1 if parent >= 0 else 0
@@ -106,7 +106,7 @@ def _levels(parents: Sequence[int]) -> list[np.ndarray]:
 def _log_likelihood(
     tree: StateTree, outcomes: Sequence[bool], counts: Mapping[StateKey, Count], num_points: int
 ) -> np.ndarray:
-    """[M, G]: the log-probability of a state's own completions and last legs at each grid point."""
+    """Return [M, G]: the log-probability of a state's own completions and last legs at each grid point."""
     right, wrong = np.zeros(len(tree.keys)), np.zeros(len(tree.keys))
     for state, key in enumerate(tree.keys):
         count = counts.get(key)
@@ -133,7 +133,7 @@ def _first_kernel(num_points: int) -> np.ndarray:
 def _sum_product(
     likelihood: np.ndarray, parents: np.ndarray, levels: list[np.ndarray], start: np.ndarray, kernel: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(posterior [M, G], expected moves [G, G]) by one pass up the trees and one down."""
+    """Return (posterior [M, G], expected moves [G, G]) by one pass up the trees and one down."""
     below = likelihood.copy()  # log of: own samples and all below, given the state's value
     messages = np.zeros_like(below)  # the same given the parent's value
     for states in reversed(levels[1:]):

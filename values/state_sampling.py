@@ -73,7 +73,7 @@ class StateSampler:
             raise BadInput(f"there is no step type '{unknown[0]}': choose from {', '.join(STEP_TYPES)}")
 
     def states(self, trajectory: Trajectory) -> list[State]:
-        """The chosen states in the order of their steps. Raises BadInput for a trajectory without token ids."""
+        """Return the chosen states in the order of their steps. Raises BadInput for a trajectory without token ids."""
         states = states_of(trajectory, first_step=0)
         if len(trajectory.steps) < self.min_steps or self._is_malformed(trajectory):
             return []
@@ -100,8 +100,8 @@ class StateSampler:
         return self.rejects_malformed and cleaned_react(trajectory.response, joins_lines=False).text is None
 
     def _react_steps(self, trajectory: Trajectory) -> list[ReactStep]:
-        """The ReAct step of each step; a token may have moved white space over a border. Raises BadInput where the
-        steps are not those of the layout."""
+        """Return the ReAct step of each step; a token may have moved white space over a border. Raises BadInput where
+        the steps are not those of the layout."""
         text, kinds = trajectory.response, react_steps(trajectory.response)
         types = dict(zip(_starts(text, [kind.text for kind in kinds]), kinds, strict=True))
         starts = _starts(text, trajectory.steps)
@@ -118,5 +118,5 @@ class StateSampler:
 
 
 def _starts(text: str, steps: Sequence[str]) -> list[int]:
-    """Where the first character of each step stands that is no white space."""
+    """Say where the first character of each step stands that is no white space."""
     return [first_text(text, end - len(step)) for step, end in zip(steps, accumulate(map(len, steps)), strict=True)]

@@ -23,7 +23,7 @@ class StateTree:
     paths: list[list[int]]
 
     def num_visits(self) -> list[int]:
-        """How many trajectories passed through each state."""
+        """Return how many trajectories passed through each state."""
         visits = [0] * len(self.keys)
         for path in self.paths:
             for index in path:
@@ -32,7 +32,7 @@ class StateTree:
 
 
 def state_tree(trajectories: Sequence[Trajectory], other_states: Iterable[StateKey] = ()) -> StateTree:
-    """The tree of the prompt states, of the states after every step but the last of the trajectories, and of
+    """Return the tree of the prompt states, of the states after every step but the last of the trajectories, and of
     `other_states` (of these problems). Raises BadInput for a trajectory without token ids."""
     prefixes: dict[str, set[tuple[int, ...]]] = {}
     for trajectory in trajectories:
@@ -64,7 +64,8 @@ def _add_problem(problem_id: str, prefixes: list[tuple[int, ...]], keys: list[St
 
 
 def _path(trajectory: Trajectory, lengths: list[int], index: dict[StateKey, int]) -> list[int]:
-    """The states a trajectory passed through. One cut off by its length exactly at a state did not go on from it."""
+    """Return the states a trajectory passed through. One cut off by its length exactly at a state did not go on from
+    it."""
     ids = trajectory.response_ids
     longest = len(ids) if trajectory.finish_reason == "stop" else len(ids) - 1
     numbers = [index.get((trajectory.problem_id, tuple(ids[:length]))) for length in lengths if length <= longest]

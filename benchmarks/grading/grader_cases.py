@@ -27,7 +27,7 @@ KINDS = {
 
 
 def math_verify_alone(prediction: str, gold: Any) -> bool:
-    """Its verdict in process, with its own time limits."""
+    """Return its verdict in process, with its own time limits."""
     from math_verify import parse, verify
 
     def read(text: str) -> list[Any]:
@@ -41,7 +41,7 @@ def math_verify_alone(prediction: str, gold: Any) -> bool:
 
 
 def wilson(hits: int, total: int) -> tuple[float, float]:
-    """The 95 % Wilson interval of a share."""
+    """Return the 95 % Wilson interval of a share."""
     z, share = 1.959964, hits / total
     middle = (share + z * z / (2 * total)) / (1 + z * z / total)
     half = z * ((share * (1 - share) + z * z / (4 * total)) / total) ** 0.5 / (1 + z * z / total)

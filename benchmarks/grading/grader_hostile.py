@@ -35,7 +35,7 @@ NUM_THREADS = 8
 
 
 def resident_mib(pid: int | str, field: str) -> float:
-    """`VmRSS` or `VmHWM` (the peak) of a process in MiB; 0 where it is gone."""
+    """Return `VmRSS` or `VmHWM` (the peak) of a process in MiB; 0 where it is gone."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:
@@ -44,7 +44,7 @@ def resident_mib(pid: int | str, field: str) -> float:
 
 
 def descendants(pid: int) -> list[int]:
-    """Process ids below `pid`."""
+    """Return process ids below `pid`."""
     parents: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -136,7 +136,7 @@ CALLERS: tuple[tuple[Callable[[Calls, list[Hostile]], None], float], ...] = (
 
 
 def grade_injections(calls: Calls, path: str) -> int:
-    """Every spelling, as prediction, as gold and as both, of every kind; the number of calls."""
+    """Grade every spelling, as prediction, as gold and as both, of every kind; the number of calls."""
     number = 0
     for code in injections(path):
         for kind in KINDS:
@@ -147,12 +147,12 @@ def grade_injections(calls: Calls, path: str) -> int:
 
 
 def shares(number: int, largest: int = 250) -> list[int]:
-    """`number` as a sum of shares of at most `largest`."""
+    """Return `number` as a sum of shares of at most `largest`."""
     return [largest] * (number // largest) + [number % largest] * bool(number % largest)
 
 
 def count(value: float, goal: float, unit: str) -> dict[str, Any]:
-    """A figure: lower is better."""
+    """Return a figure: lower is better."""
     value = round(value, 3)
     ends = {"value": value, "low": value, "high": value}
     return {**ends, "unit": unit, "goal": goal, "better": "lower", "met": value <= goal, "how": HOW}

@@ -31,7 +31,7 @@ DELIMITERS = ("$", "\\(", "\\[", "\\boxed")
 
 
 def wilson(errors: int, number: int) -> tuple[float, float]:
-    """The 95 % interval of a share of `errors` among `number` (Wilson 1927)."""
+    """Return the 95 % interval of a share of `errors` among `number` (Wilson 1927)."""
     if not number:
         return 0.0, 1.0
     z = 1.959964
@@ -42,13 +42,13 @@ def wilson(errors: int, number: int) -> tuple[float, float]:
 
 
 def grade_ours(case: Case) -> tuple[bool, str]:
-    """(accepted, reason)."""
+    """Return (accepted, reason)."""
     grade = grade_answer(prediction=case.prediction, gold=case.gold, kind=case.kind, num_options=case.num_options)
     return grade.is_correct, f"{grade.verdict}: {grade.reason}"
 
 
 def grade_math_verify(case: Case) -> tuple[bool, str]:
-    """The same by math-verify alone, in this process, with its own defaults."""
+    """Return the same by math-verify alone, in this process, with its own defaults."""
     from math_verify import parse, verify
 
     text = case.prediction
@@ -58,7 +58,7 @@ def grade_math_verify(case: Case) -> tuple[bool, str]:
 
 
 def wrongs(cases: list[Case], accepted: list[bool]) -> dict[str, Any]:
-    """Counts and rates of the two kinds of error."""
+    """Return counts and rates of the two kinds of error."""
     equal = [is_right for case, is_right in zip(cases, accepted, strict=True) if case.is_equal]
     different = [is_right for case, is_right in zip(cases, accepted, strict=True) if not case.is_equal]
     found: dict[str, Any] = {"equal": len(equal), "different": len(different)}
@@ -74,7 +74,7 @@ def wrongs(cases: list[Case], accepted: list[bool]) -> dict[str, Any]:
 
 
 def share(errors: dict[str, Any], goal: float) -> dict[str, Any]:
-    """A figure: a share, lower is better."""
+    """Return a figure: a share, lower is better."""
     met = errors["rate"] <= goal
     interval = {"value": errors["rate"], "low": errors["low"], "high": errors["high"]}
     return {**interval, "unit": "share", "goal": goal, "better": "lower", "met": met, "how": HOW}
@@ -119,7 +119,7 @@ def main() -> None:
 
 
 def wrong_rules(cases: list[Case], accepted: list[bool]) -> Counter[str]:
-    """How often each rule was graded wrongly."""
+    """Return how often each rule was graded wrongly."""
     return Counter(
         f"{case.kind}: {case.rule}" for case, is_right in zip(cases, accepted, strict=True) if case.is_equal != is_right
     )

@@ -33,7 +33,7 @@ Pair = tuple[str, str]  # response, gold
 
 
 def recorded_outputs(data: Path) -> tuple[list[Pair], list[bool]]:
-    """(response, gold) and the recorded verdict of every recorded solution."""
+    """Return (response, gold) and the recorded verdict of every recorded solution."""
     path = data / "recorded_outputs" / "qwen25math_math_cot_100x8.jsonl.gz"
     if not path.is_file():
         raise BadInput(f"{path}: no such file: set ESPALIER_DATA, or --data FOLDER, to the folder of published data")
@@ -46,13 +46,13 @@ def recorded_outputs(data: Path) -> tuple[list[Pair], list[bool]]:
 
 
 def gsm8k_answers(data: Path) -> list[Pair]:
-    """(answer text, its marked number) of every training row."""
+    """Return (answer text, its marked number) of every training row."""
     rows = [row["answer"] for _, row in iter_rows(data / "gsm8k" / "train.jsonl")]
     return [(answer, extract_marked_number(answer) or "") for answer in rows]
 
 
 def grade_ours(pairs: list[Pair], kind: str) -> tuple[float, list[bool]]:
-    """(grades a second, verdicts) of one round with an empty cache."""
+    """Return (grades a second, verdicts) of one round with an empty cache."""
     grading._cached.cache_clear()
     started = time.perf_counter()
     verdicts = [grading.grade_answer(prediction=text, gold=gold, kind=kind).is_correct for text, gold in pairs]
@@ -60,7 +60,7 @@ def grade_ours(pairs: list[Pair], kind: str) -> tuple[float, list[bool]]:
 
 
 def grade_math_verify(pairs: list[Pair]) -> tuple[float, list[bool]]:
-    """The same by math-verify in this process."""
+    """Return the same by math-verify in this process."""
     from math_verify import parse, verify
     from sympy.core.cache import clear_cache
 
@@ -71,7 +71,7 @@ def grade_math_verify(pairs: list[Pair]) -> tuple[float, list[bool]]:
 
 
 def agreement(verdicts: list[bool], recorded: list[bool]) -> float:
-    """The share of equal verdicts."""
+    """Return the share of equal verdicts."""
     return round(sum(one == other for one, other in zip(verdicts, recorded, strict=True)) / len(recorded), 4)
 
 

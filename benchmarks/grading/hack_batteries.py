@@ -91,7 +91,7 @@ BATTERIES = {
 
 
 def _answers(kind: str, rng: random.Random) -> tuple[str, str]:
-    """(gold, another) of a kind."""
+    """Return (gold, another) of a kind."""
     if kind == "choice":
         return tuple(rng.sample("ABCD", 2))  # type: ignore[return-value]
     if kind == "boolean3":
@@ -103,7 +103,7 @@ def _answers(kind: str, rng: random.Random) -> tuple[str, str]:
 
 
 def batteries(seed: int, num_answers: int) -> Iterator[Case]:
-    """Every layout with `num_answers` pairs of answers of its kind."""
+    """Return every layout with `num_answers` pairs of answers of its kind."""
     rng = random.Random(seed)
     for kind, layouts in BATTERIES.items():
         for _ in range(num_answers):

@@ -128,7 +128,7 @@ _TWO = [
 
 
 def formula(rng: random.Random, depth: int) -> str:
-    """A random LaTeX formula, grammatical, at most `depth` deep."""
+    """Return a random LaTeX formula, grammatical, at most `depth` deep."""
     if depth == 0 or rng.random() < 0.15:
         return rng.choice(_SMALL)
     if rng.random() < 0.35:
@@ -137,7 +137,7 @@ def formula(rng: random.Random, depth: int) -> str:
 
 
 def broken(rng: random.Random, text: str) -> str:
-    """The text with a few characters deleted, doubled, swapped or made strange."""
+    """Return the text with a few characters deleted, doubled, swapped or made strange."""
     for _ in range(rng.randint(1, 4)):
         place = rng.randrange(len(text) + 1)
         piece = rng.choice(
@@ -148,7 +148,7 @@ def broken(rng: random.Random, text: str) -> str:
 
 
 def injections(path: str) -> list[str]:
-    """Sixty spellings of code that creates the file `path` where it is evaluated, read by SymPy, or run."""
+    """Return sixty spellings of code that creates the file `path` where it is evaluated, read by SymPy, or run."""
     system, opened = f"__import__('os').system('touch {path}')", f"open('{path}','w')"
     codes = [
         system, opened, f"{opened}.write('x')", f"exec(\"{opened}\")", f"eval(\"{opened}\")", f"[{opened}]",
@@ -200,8 +200,8 @@ FAMILIES = {
 
 
 def hostile_answers(seed: int, number: int, path: str) -> Iterator[Hostile]:
-    """`number` calls of the grader; half have a harmless gold, a third are hostile on both sides, the rest only as
-    gold. `path` is the file that injected code would create."""
+    """Return `number` calls of the grader; half have a harmless gold, a third are hostile on both sides, the rest only
+    as gold. `path` is the file that injected code would create."""
     rng = random.Random(seed)
     families, weights = list(FAMILIES), list(FAMILIES.values())
     for _ in range(number):

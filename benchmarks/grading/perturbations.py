@@ -92,7 +92,7 @@ WRONG_RESPONSES: list[tuple[str, str]] = [
 
 
 def _pairs(answer: Answer, rng: random.Random) -> Iterator[tuple[str, str, bool]]:
-    """(rule, prediction, is equal) of one answer, all there are."""
+    """Return (rule, prediction, is equal) of one answer, all there are."""
     equal, different = answer.equal, [("other answer", answer.other), *answer.different]
     for rule, text in equal:
         yield rule, text, True
@@ -120,7 +120,7 @@ def _responses(answer: Answer, rng: random.Random) -> Iterator[tuple[str, str, b
 
 
 def perturbations(seed: int, num_equal: int, num_different: int) -> list[Case]:
-    """`num_equal` and `num_different` pairs of kinds `math` and `response_math` (two of the first to one of the
+    """Return `num_equal` and `num_different` pairs of kinds `math` and `response_math` (two of the first to one of the
     second), spread evenly over the forms of answers and, within a form, over the rules."""
     rng = random.Random(seed)
     wanted = {

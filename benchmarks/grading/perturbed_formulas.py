@@ -8,7 +8,7 @@ from benchmarks.grading.perturbed_scalars import Answer
 
 
 def _terms(coefficients: list[int], powers: list[int], name: str = "x") -> str:
-    """`3x^2-x+5` from coefficients and powers, in the order given."""
+    """Return `3x^2-x+5` from coefficients and powers, in the order given."""
     text = ""
     for coefficient, power in zip(coefficients, powers, strict=True):
         size = "" if abs(coefficient) == 1 and power else str(abs(coefficient))

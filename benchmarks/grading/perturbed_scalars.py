@@ -32,7 +32,7 @@ def _decimal(value: Fraction, places: int) -> str:
 
 
 def _near(value: Fraction) -> list[tuple[str, str]]:
-    """Decimals off by one part in 1,000 and in 10,000."""
+    """Return decimals off by one part in 1,000 and in 10,000."""
     return [(f"off by {share:g}", _decimal(value * (1 + Fraction(str(share))), 8)) for share in (1e-3, 1e-4)]
 
 

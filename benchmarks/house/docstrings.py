@@ -29,7 +29,7 @@ def public_docstrings(sources: Iterable[Source]) -> Found:
 
 
 def _is_tensor(annotation: ast.expr | None) -> bool:
-    """Whether a value is a tensor, or a list or tuple of them; a mapping of names to weights has no one shape."""
+    """Say whether a value is a tensor, or a list or tuple of them; a mapping of names to weights has no one shape."""
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         return _is_tensor(ast.parse(annotation.value, mode="eval").body)
     if isinstance(annotation, ast.BinOp):
@@ -76,7 +76,7 @@ def own_errors(sources: Iterable[Source]) -> set[str]:
 
 
 def _own_nodes(node: ast.AST) -> Iterable[ast.AST]:
-    """What stands in a function itself, not in functions inside of it."""
+    """Return what stands in a function itself, not in functions inside of it."""
     for child in ast.iter_child_nodes(node):
         if not isinstance(child, Function | ast.Lambda | ast.ClassDef):
             yield child

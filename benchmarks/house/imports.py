@@ -29,8 +29,8 @@ def file_of(root: Path, module: str) -> Path | None:
 
 
 def _statements(node: ast.AST, is_program: bool = False) -> Iterator[ast.AST]:
-    """What runs when a module is loaded, or a program: nothing inside of functions but those of a program, nothing for
-    type checkers alone."""
+    """Return what runs when a module is loaded, or a program: nothing inside of functions but those of a program,
+    nothing for type checkers alone."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.If) and ast.unparse(child.test).endswith("TYPE_CHECKING"):
             is_negated = isinstance(child.test, ast.UnaryOp)

@@ -81,7 +81,7 @@ def product_sources(root: Path) -> list[Source]:
 
 
 def definitions(sources: Iterable[Source]) -> Iterator[Definition]:
-    """Every function and class of a module, and every method of its classes; nothing inside of functions."""
+    """Return every function and class of a module, and every method of its classes; nothing inside of functions."""
     for source in sources:
         for node in source.tree.body:
             if isinstance(node, Function | ast.ClassDef):
@@ -92,5 +92,5 @@ def definitions(sources: Iterable[Source]) -> Iterator[Definition]:
 
 
 def public(sources: Iterable[Source]) -> Iterator[Definition]:
-    """Those of them that are public: no part of their name begins with an underscore."""
+    """Return those of them that are public: no part of their name begins with an underscore."""
     return (found for found in definitions(sources) if not any(p.startswith("_") for p in found.name.split(".")))

@@ -25,12 +25,12 @@ END = "<|end|>"
 
 
 def digest_of(*values: Any) -> int:
-    """A number that depends on the values alone."""
+    """Return a number that depends on the values alone."""
     return int.from_bytes(hashlib.sha256(repr(values).encode()).digest()[:8], "big")
 
 
 def is_refused(prompt_ids: list[int], share: float) -> bool:
-    """Whether the server answers this prompt with 400."""
+    """Say whether the server answers this prompt with 400."""
     return digest_of("refused", prompt_ids) % 10_000 < share * 10_000
 
 
@@ -47,7 +47,7 @@ class AnsweringServer:
         self._rng = random.Random(arguments.seed)
 
     def app(self) -> web.Application:
-        """The routes."""
+        """Return the routes."""
         app = web.Application(client_max_size=1 << 26)
         app.router.add_get("/health", self._healthy)
         app.router.add_get("/v1/models", self._models)

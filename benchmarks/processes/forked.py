@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def start(work: Callable[[], None]) -> int:
-    """The process id of a child that does `work` and ends with its exit code; 99 after an error."""
+    """Return the process id of a child that does `work` and ends with its exit code; 99 after an error."""
     pid = os.fork()
     if pid:
         return pid
@@ -60,7 +60,7 @@ def run_ranks(name: str, settings: Sequence[str], log: Path, num_ranks: int) -> 
 
 
 def start_ranks(name: str, settings: Sequence[str], log: Path, num_ranks: int) -> list[int]:
-    """The process ids of the ranks of `run_ranks`."""
+    """Return the process ids of the ranks of `run_ranks`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])

@@ -42,7 +42,7 @@ class Killed:
         return [*self.settings, *self.kinds[kind], f"output_dir={run}"]
 
     def measure(self, num_kills: int, seed: int) -> tuple[Counter[str], list[int]]:
-        """What was counted, and the newest checkpoint at each kill."""
+        """Return what was counted, and the newest checkpoint at each kill."""
         rng = random.Random(seed)
         straight: dict[str, str] = {}
         seconds: dict[str, float] = {}
@@ -64,7 +64,7 @@ class Killed:
         return counts, steps
 
     def _uninterrupted(self, kind: str, name: str) -> tuple[str, float]:
-        """(digest, seconds) of a run that nothing disturbs."""
+        """Return (digest, seconds) of a run that nothing disturbs."""
         started, run = time.monotonic(), self.folder / f"{kind}-{name}"
         code = exit_code(start_program(self.program, self._settings(kind, run), self.log))
         if code:
@@ -74,7 +74,7 @@ class Killed:
     def _until_done(
         self, kind: str, run: Path, steps: list[int], rng: random.Random, seconds: float, kills_left: int
     ) -> Counter[str]:
-        """One run, killed at most `kills_left` times; what was counted. Raises where it ends with an error."""
+        """Make one run, killed at most `kills_left` times; what was counted. Raises where it ends with an error."""
         counts: Counter[str] = Counter()
         while True:
             pid = start_program(self.program, self._settings(kind, run), self.log)

@@ -37,7 +37,7 @@ class RepeatableServer:
         self.digest, self.version = "", "default"
 
     def app(self) -> web.Application:
-        """The routes."""
+        """Return the routes."""
         app = web.Application(client_max_size=1 << 28)
         app.router.add_get("/health", self._healthy)
         app.router.add_get("/v1/models", self._models)
@@ -98,7 +98,7 @@ class RepeatableServer:
 
     @torch.no_grad()
     def sample(self, body: dict[str, Any]) -> list[dict[str, Any]]:
-        """`n` answers to one prompt, all rows in one batch of the same make-up every time."""
+        """Return `n` answers to one prompt, all rows in one batch of the same make-up every time."""
         prompt, temperature = body["prompt"], float(body.get("temperature", 1.0))
         generators = [torch.Generator().manual_seed(self._seed(prompt, k)) for k in range(int(body.get("n", 1)))]
         rows: list[list[int]] = [[] for _ in generators]

@@ -26,7 +26,7 @@ class Side:
         )
 
     def ask(self, question: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """One round. Raises RuntimeError where the side has ended instead of answering."""
+        """Run one round. Raises RuntimeError where the side has ended instead of answering."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with suppress(BrokenPipeError):
@@ -54,7 +54,7 @@ def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
 
 
 def load_before() -> float:
-    """The machine's load now; says so where it spoils what is about to be measured."""
+    """Return the machine's load now; says so where it spoils what is about to be measured."""
     load = os.getloadavg()[0]
     if load > 0.3:
         print(f"warning: the machine is busy (load {load:.1f}): the figures will not be worth much", file=sys.stderr)

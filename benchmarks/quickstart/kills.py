@@ -35,7 +35,7 @@ KINDS = {
 
 
 def start(run: Path, num_problems: int, num_test: int, log: Path) -> subprocess.Popen[bytes]:
-    """The rehearsal, in a process group of its own."""
+    """Return the rehearsal, in a process group of its own."""
     command = ["bash", "scripts/quickstart.sh", f"run={run}", "configs=exp/debug"]
     command += [f"num_problems={num_problems}", f"num_test={num_test}"]
     with log.open("ab") as file:
@@ -44,7 +44,7 @@ def start(run: Path, num_problems: int, num_test: int, log: Path) -> subprocess.
 
 
 def leftovers(run: Path) -> list[str]:
-    """Command lines of processes that still work on this run."""
+    """Return command lines of processes that still work on this run."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -57,7 +57,7 @@ def leftovers(run: Path) -> list[str]:
 
 
 def wait_until_gone(run: Path, seconds: float) -> list[str]:
-    """What is still there after `seconds`."""
+    """Return what is still there after `seconds`."""
     deadline = time.monotonic() + seconds
     while (found := leftovers(run)) and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -65,7 +65,7 @@ def wait_until_gone(run: Path, seconds: float) -> list[str]:
 
 
 def check(run: Path, num_problems: int, num_test: int) -> dict[str, int]:
-    """Rows of every file; raises where one is missing, torn, doubled or short."""
+    """Return rows of every file; raises where one is missing, torn, doubled or short."""
     rows = {name: len(read_records(kind, run / name)) for name, kind in KINDS.items()}
     expected = {"process_rewards/trajectories.jsonl": 8 * num_problems}
     expected["process_rewards/completions.jsonl"] = 4 * rows["process_rewards/states.jsonl"]

@@ -36,7 +36,7 @@ _T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8
 
 
 def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """(mean, low, high) of a 95 % interval over seeds (Student's t); no interval from one seed: it is nan."""
+    """Return (mean, low, high) of a 95 % interval over seeds (Student's t); no interval from one seed: it is nan."""
     mean = fmean(values)
     if len(values) < 2:
         return mean, math.nan, math.nan
@@ -53,7 +53,7 @@ class Credit:
         self.data = [f"task.num_dev={num_eval}", f"evaluation.num_problems={num_eval}"]
 
     def run(self, method: str, seed: int) -> dict[str, Any]:
-        """What one run taught: `{accuracy, curve: [[updates, seconds, accuracy], ...], seconds}`."""
+        """Return what one run taught: `{accuracy, curve: [[updates, seconds, accuracy], ...], seconds}`."""
         if method == "sft":
             seed = 0  # it learns nothing more, and greedy answers know no seed
         path = self.folder / f"{method}-{seed}.json"
@@ -100,7 +100,7 @@ class Credit:
         run_program(run.with_suffix(".log"), "main.py", *own, *self.data, *settings)
 
     def _evaluated(self, model: Path, run: Path, seed: int) -> list[dict[str, float]]:
-        """The evaluation before the first iteration of a run that learns nothing."""
+        """Return the evaluation before the first iteration of a run that learns nothing."""
         settings = [
             "num_iterations=1",
             "rollout.num_problems=1",
@@ -131,7 +131,7 @@ class Credit:
         return run / "train" / "model"
 
     def kept_value_errors(self) -> list[dict[str, Any]]:
-        """Those that have been measured."""
+        """Return those that have been measured."""
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob("values-[0-9]*.json"))]
 
     def value_errors(self, seed: int) -> dict[str, Any]:
@@ -144,12 +144,12 @@ class Credit:
 
 
 def read_rows(run: Path) -> list[dict[str, float]]:
-    """A run's metrics."""
+    """Return a run's metrics."""
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
 def curve_of(rows: Sequence[Mapping[str, float]]) -> list[list[float]]:
-    """[updates, seconds of iterations so far, accuracy] at every evaluation."""
+    """Return [updates, seconds of iterations so far, accuracy] at every evaluation."""
     seconds, found = 0.0, []
     for row in rows:
         seconds += row.get("seconds/iteration", 0.0)
@@ -159,8 +159,8 @@ def curve_of(rows: Sequence[Mapping[str, float]]) -> list[list[float]]:
 
 
 def difference(runs: Accuracies, one: str, other: str, goal: float, how: str) -> dict[str, Any] | None:
-    """A figure: accuracy of `one` minus that of `other`, seed by seed over the seeds that both have, with its 95 %
-    interval, all of which has to lie above the goal (nan does not). None where no seed has both."""
+    """Return a figure: accuracy of `one` minus that of `other`, seed by seed over the seeds that both have, with its 95
+    % interval, all of which has to lie above the goal (nan does not). None where no seed has both."""
     seeds = [seed for seed in runs[one] if seed in runs[other]]
     if not seeds:
         return None
@@ -171,7 +171,7 @@ def difference(runs: Accuracies, one: str, other: str, goal: float, how: str) ->
 
 
 def figures(runs: Accuracies, errors: Sequence[Mapping[str, Any]], how: str) -> dict[str, Any]:
-    """What there are runs for."""
+    """Return what there are runs for."""
     found = {}
     for one, other in [("vineppo", "ppo"), *((method, "sft") for method in METHODS[1:])]:
         if one in runs and other in runs:
@@ -190,7 +190,7 @@ def figures(runs: Accuracies, errors: Sequence[Mapping[str, Any]], how: str) -> 
 def measure(
     credit: Credit, methods: Sequence[str], seeds: Sequence[int], how: str
 ) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
-    """(figures, detail, tables) of the runs asked for and of all that stand in the folder already."""
+    """Return (figures, detail, tables) of the runs asked for and of all that stand in the folder already."""
     for seed in seeds:
         for method in methods:
             credit.run(method, seed)
@@ -206,7 +206,7 @@ def measure(
 
 
 def tables(found: Mapping[str, Mapping[int, Mapping[str, Any]]], errors: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Accuracies with their intervals and seconds; the way there; value errors."""
+    """Return accuracies with their intervals and seconds; the way there; value errors."""
     rows, curves, steps = [], [], list[int]()
     for method, runs in found.items():
         mean, low, high = interval([run["accuracy"] for run in runs.values()])
@@ -243,14 +243,14 @@ def tables(found: Mapping[str, Mapping[int, Mapping[str, Any]]], errors: Sequenc
 
 
 def _point(seeds: Sequence[Sequence[float]]) -> str:
-    """One evaluation of all seeds: `accuracy (seconds)`."""
+    """Return one evaluation of all seeds: `accuracy (seconds)`."""
     if not seeds:
         return ""
     return f"{100 * fmean(point[2] for point in seeds):.1f} ({fmean(point[1] for point in seeds):.0f} s)"
 
 
 def _apart(one: Mapping[int, Mapping[str, Any]], other: Mapping[int, Mapping[str, Any]], step: float) -> str:
-    """Accuracy after `step` updates minus the other's: `mean [low, high]` over the seeds that both have."""
+    """Return accuracy after `step` updates minus the other's: `mean [low, high]` over the seeds that both have."""
     at_step = [
         {seed: point[2] for seed, run in runs.items() for point in run["curve"] if point[0] == step}
         for runs in (one, other)

@@ -93,7 +93,7 @@ def make_trainer(model: str, settings: dict[str, Any], turns: Turns) -> GRPOTrai
 
 
 def loss_of(trainer: GRPOTrainer, path: Path) -> dict[str, float]:
-    """Loss and gradient norm on rollouts that were made elsewhere (benchmarks/rl/same_loss.py)."""
+    """Return loss and gradient norm on rollouts that were made elsewhere (benchmarks/rl/same_loss.py)."""
     rollouts = torch.load(path, weights_only=True)
     model = trainer.model.train()
     trainer.current_gradient_accumulation_steps = 1

@@ -19,7 +19,7 @@ def run_program(log: Path, program: str, *settings: str) -> None:
 
 
 def make_policy(folder: Path, num_steps: int) -> Path:
-    """`folder/sft/model` after `num_steps` steps; what is there already is kept."""
+    """Return `folder/sft/model` after `num_steps` steps; what is there already is kept."""
     model, log = folder / "sft" / "model", folder / "programs.log"
     if model.is_dir():
         return model

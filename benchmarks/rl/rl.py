@@ -70,7 +70,7 @@ Found = tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]
 
 
 def product_command(policy: Path, run: Path, plan: Plan, num_iterations: int, *settings: str) -> list[str]:
-    """GRPO on the policy, nothing but iterations."""
+    """Return GRPO on the policy, nothing but iterations."""
     return [
         *(sys.executable, "-m", "benchmarks.rl.product", *[s for s in settings if s.startswith("--")]),
         *("-cn", EXPERIMENT, f"model.path={policy}", f"output_dir={run}", f"rollout.num_problems={plan.num_problems}"),
@@ -143,7 +143,7 @@ def measure_trl(arguments: argparse.Namespace, plan: Plan, policy: Path, folder:
 def compare_losses(
     arguments: argparse.Namespace, policy: Path, folder: Path, peer: Sequence[str], settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Loss and gradient norm of both sides on the same rollouts, in float32; the larger relative difference."""
+    """Return loss and gradient norm of both sides on the same rollouts, in float32; the larger relative difference."""
     experience = same_loss.make_rollouts(str(policy))
     rollouts, plain = folder / "rollouts.pt", folder / "peer_fp32.json"
     same_loss.for_peer(experience, rollouts)
@@ -161,7 +161,7 @@ def compare_losses(
 
 
 def measure_loop(arguments: argparse.Namespace, plan: Plan, policy: Path, folder: Path) -> Found:
-    """`sync_share`, `overhead_share`, `restart_over_live`: the live run and the restarting one, turn about."""
+    """Return `sync_share`, `overhead_share`, `restart_over_live`: the live run and the restarting one, turn about."""
     turns = {"live": plan.loop_iterations, "restarting": plan.restarts}
     live = product_command(policy, folder / "live", plan, turns["live"] + SPARE)
     restarting = product_command(policy, folder / "restarting", plan, turns["restarting"] + SPARE, "--restarts")
@@ -201,18 +201,18 @@ def measure_loop(arguments: argparse.Namespace, plan: Plan, policy: Path, folder
 
 
 def overhead(row: dict[str, float]) -> float:
-    """The share of an iteration outside generation, scoring (log-probs too) and gradients; the sync is in it."""
+    """Return the share of an iteration outside generation, scoring (log-probs too) and gradients; the sync is in it."""
     return 1 - sum(row.get(f"seconds/{phase}", 0.0) for phase in PHASES) / row["seconds/iteration"]
 
 
 def measure_credit(arguments: argparse.Namespace, plan: Plan, policy: Path, folder: Path) -> Found:
-    """Differences of accuracies, errors of values."""
+    """Return differences of accuracies, errors of values."""
     runs = credit.Credit(folder, policy, plan.credit_iterations, plan.num_eval, plan.value_problems)
     return credit.measure(runs, arguments.methods, arguments.seeds, f"{HOW} credit")
 
 
 def lower(value: float, values: Sequence[float], goal: float, unit: str, how: str) -> dict[str, Any]:
-    """A figure of which less is better."""
+    """Return a figure of which less is better."""
     ends = {"low": float(f"{min(values):.3g}"), "high": float(f"{max(values):.3g}")}
     met = not math.isnan(value) and value <= goal
     return {"value": float(f"{value:.3g}"), **ends, "unit": unit, "goal": goal, "better": "lower", "met": met,
@@ -237,7 +237,7 @@ def merge(name: str, found: Found) -> Path:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("parts", nargs="*", help=f"of {', '.join(PARTS)}; all where none is named")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: does it run; prints, writes no result")

@@ -56,7 +56,7 @@ SETTINGS = """rollout.num_problems=4 rollout.group_size=4 update.minibatch_size=
 
 
 def prepare(folder: Path) -> str:
-    """The policy's folder."""
+    """Return the policy's folder."""
     rows = WordArithmetic(num_train=200, num_dev=20, num_test=20, num_demonstrations=200).demonstrations("train")
     texts = [row.prompt + row.completion for row in rows]
     shape = {"hidden_size": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 320, "max_length": 512, "seed": 0}
@@ -72,7 +72,7 @@ class EvenTokens:
     """The share of a response's tokens with even ids: no two rollouts are worth the same, so every step moves."""
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
-        """One score each."""
+        """Return one score each."""
         return [
             Score(sum(t % 2 == 0 for t in row.response_ids) / max(1, len(row.response_ids))) for row in trajectories
         ]
@@ -93,19 +93,19 @@ class Bench:
         return compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", words)
 
     def shown(self, row: dict[str, Any]) -> dict[str, Any]:
-        """The row without this machine's paths, printed."""
+        """Return the row without this machine's paths, printed."""
         text = json.dumps(row).replace(str(self.folder), "FOLDER").replace(f"{ROOT}/", "")
         print(text, file=sys.stderr, flush=True)
         found: dict[str, Any] = json.loads(text)
         return found
 
     def new_run(self) -> Path:
-        """A folder."""
+        """Return a folder."""
         self.num_runs += 1
         return self.folder / f"run-{self.num_runs}"
 
     def trainer(self, run: Path, *more: str) -> Trainer:
-        """A run, on the server that is running or on a new one."""
+        """Make a run, on the server that is running or on a new one."""
         config = self.config(run, *more)
         run.mkdir(exist_ok=True)
         if self.server is None:
@@ -136,7 +136,7 @@ def tamper_with_file(trainer: Trainer, change: Callable[[dict[str, torch.Tensor]
 
 
 def policy_now(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """A copy of its weights."""
+    """Return a copy of its weights."""
     weights = trainer.policy.engine.model.state_dict()
     return {name: value.detach().clone().contiguous() for name, value in weights.items()}
 
@@ -179,7 +179,7 @@ def asked_otherwise(
     change_request: Callable[[SampleRequest], SampleRequest] = lambda request: request,
     change_sample: Callable[[Sample], Sample] = lambda sample: sample,
 ) -> Callable[[Trainer], None]:
-    """What reaches the engine, or comes back, is not what the trainer believes."""
+    """Make what reaches the engine, or comes back, differ from what the trainer believes."""
 
     def plant(trainer: Trainer) -> None:
         sample = trainer.rollout_source.sampler.client.sample
@@ -194,7 +194,7 @@ def asked_otherwise(
 
 
 def shifted(sample: Sample) -> Sample:
-    """Every log-prob stands one token late."""
+    """Shift every log-prob one token late."""
     assert sample.logprobs is not None
     return replace(sample, logprobs=[*sample.logprobs[-1:], *sample.logprobs[:-1]])
 
@@ -206,7 +206,7 @@ def double_bos(trainer: Trainer) -> None:
 
 
 def pads_otherwise(change: Callable[[tuple[torch.Tensor, ...]], tuple[torch.Tensor, ...]]) -> Callable[[Trainer], None]:
-    """The tensors are laid out otherwise."""
+    """Lay the tensors out otherwise."""
 
     def plant(trainer: Trainer) -> None:
         espalier.rl.experience.pad_rows = lambda *arguments: change(PAD_ROWS(*arguments))  # type: ignore[assignment]
@@ -218,7 +218,7 @@ PAD_ROWS = espalier.rl.experience.pad_rows
 
 
 def on_the_left(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Ids and attention mask are padded on the left, the response mask is not."""
+    """Pad ids and attention mask on the left, the response mask not."""
     ids, attention_mask, response_mask = tensors
     lengths = attention_mask.sum(-1)
     places = [ids.shape[1] - int(length) for length in lengths]
@@ -227,7 +227,7 @@ def on_the_left(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
 
 
 def without_end(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-    """Every response's mask ends one token early."""
+    """End every response's mask one token early."""
     ids, attention_mask, response_mask = tensors
     last = attention_mask.sum(-1, keepdim=True) - 1
     return ids, attention_mask, response_mask.scatter(1, last, False)
@@ -245,7 +245,7 @@ def learning_rate_of_one(trainer: Trainer) -> None:
 
 
 def engine_dies(server: VLLMServer) -> Callable[[Trainer], None]:
-    """The engine's process is killed with the third answer."""
+    """Kill the engine's process with the third answer."""
 
     def plant(trainer: Trainer) -> None:
         sample, count = trainer.rollout_source.sampler.client.sample, 0
@@ -315,12 +315,12 @@ def after_one_iteration(trainer: Trainer, plant: Callable[[Trainer], None]) -> l
 
 
 def saved(run: Path) -> list[str]:
-    """The checkpoints of a run."""
+    """Return the checkpoints of a run."""
     return sorted(path.name for path in (run / "checkpoints").glob("step-*"))
 
 
 def try_fault(bench: Bench, fault: Fault) -> dict[str, Any]:
-    """One run of three iterations with the fault from the second on."""
+    """Make one run of three iterations with the fault from the second on."""
     run = bench.new_run()
     trainer = bench.trainer(run, "num_iterations=3", *fault.settings)
     ended = after_one_iteration(trainer, fault.plant)
@@ -340,7 +340,7 @@ def try_fault(bench: Bench, fault: Fault) -> dict[str, Any]:
 
 
 def try_crash(bench: Bench) -> dict[str, Any]:
-    """The engine dies in mid-rollout; a new one goes on from the checkpoint."""
+    """Return the engine dies in mid-rollout; a new one goes on from the checkpoint."""
     assert bench.server is not None
     fault = Fault("the engine is killed in mid-rollout", probes.CRASH, engine_dies(bench.server), exit_code=3)
     found = try_fault(bench, fault)
@@ -380,7 +380,7 @@ def listening() -> Iterator[Warnings]:
 
 
 def try_clean(bench: Bench, temperature: float, count: int) -> dict[str, Any]:
-    """`count` good iterations: alarms (one ends the run), warnings, and the largest of every measure."""
+    """Return `count` good iterations: alarms (one ends the run), warnings, and the largest of every measure."""
     run = bench.new_run()
     more = (f"num_iterations={count}", f"params.temperature={temperature}", "checkpoints.save_every=0")
     trainer = bench.trainer(run, *more)

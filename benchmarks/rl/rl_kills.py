@@ -51,7 +51,7 @@ def prepare(folder: Path) -> list[str]:
 
 
 def start_server(folder: Path) -> tuple[subprocess.Popen[str], str]:
-    """The server and its address."""
+    """Return the server and its address."""
     command = [sys.executable, "-m", "benchmarks.processes.repeatable_server", "--model", str(folder / "tiny")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert process.stdout is not None
@@ -59,7 +59,7 @@ def start_server(folder: Path) -> tuple[subprocess.Popen[str], str]:
 
 
 def digest_of(run: Path) -> str:
-    """SHA-256 of what a finished run leaves behind, seconds left out."""
+    """Return SHA-256 of what a finished run leaves behind, seconds left out."""
     digest = hashlib.sha256()
     for name in ("model", "critic"):
         for path in sorted((run / name).glob("*.safetensors")):

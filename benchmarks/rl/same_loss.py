@@ -26,7 +26,7 @@ GROUP_SIZE = 4
 
 
 def make_groups(vocabulary: int, num_groups: int, seed: int) -> list[RolloutGroup]:
-    """Random ids: prompts of 8 to 19 tokens, responses of 5 to 40."""
+    """Return random ids: prompts of 8 to 19 tokens, responses of 5 to 40."""
     generator = torch.Generator().manual_seed(seed)
 
     def ids(low: int, high: int) -> list[int]:
@@ -48,7 +48,7 @@ def make_groups(vocabulary: int, num_groups: int, seed: int) -> list[RolloutGrou
 
 
 def perturbed(path: str, seed: int) -> Any:
-    """The policy with noise of half its size on every weight."""
+    """Return the policy with noise of half its size on every weight."""
     model: Any = load_policy(path, "eager")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -59,7 +59,7 @@ def perturbed(path: str, seed: int) -> Any:
 
 
 def make_rollouts(path: str, num_groups: int = 4, seed: int = 0) -> Experience:
-    """The experience with old log-probs of the perturbed policy and GRPO's advantages."""
+    """Return the experience with old log-probs of the perturbed policy and GRPO's advantages."""
     model = perturbed(path, seed)
     groups = make_groups(int(model.config.vocab_size), num_groups, seed)
     experience, _ = make_experience(groups, model, pad_id=0, micro_batch_size=8, precision="fp32", temperature=1.0)

@@ -35,12 +35,12 @@ MARGIN = 0.1
 
 
 def mean_error(estimates: Mapping[StateKey, float], truth: Mapping[StateKey, float]) -> float:
-    """Mean absolute error over the states."""
+    """Return mean absolute error over the states."""
     return fmean(abs(estimates[key] - value) for key, value in truth.items())
 
 
 def siblings(states: Mapping[StateKey, State], parents: Mapping[StateKey, StateKey]) -> list[list[StateKey]]:
-    """States that one step leads to from the same state, where there are several."""
+    """Return states that one step leads to from the same state, where there are several."""
     found: dict[StateKey, list[StateKey]] = defaultdict(list)
     for key in states:
         if key in parents:
@@ -51,7 +51,7 @@ def siblings(states: Mapping[StateKey, State], parents: Mapping[StateKey, StateK
 def ranked_first(
     estimates: Mapping[StateKey, float], truth: Mapping[StateKey, float], families: Sequence[Sequence[StateKey]]
 ) -> tuple[float, int]:
-    """(share of pairs whose better step is first, pairs)."""
+    """Return (share of pairs whose better step is first, pairs)."""
     points = []
     for family in families:
         for one, other in combinations(family, 2):
@@ -64,7 +64,7 @@ def ranked_first(
 
 @torch.no_grad()
 def critic_estimates(folder: Path, states: Mapping[StateKey, State]) -> dict[StateKey, float]:
-    """What the value network says of every state: read at the state's last token."""
+    """Return what the value network says of every state: read at the state's last token."""
     model: Any = load_critic(str(folder), "reward_model", "eager").eval()
     form = critic_form(model.config) or "linear"
     keys, rows = list(states), [[*s.prompt_ids, *s.prefix_ids] for s in states.values()]
@@ -81,7 +81,7 @@ def critic_estimates(folder: Path, states: Mapping[StateKey, State]) -> dict[Sta
 def states_and_parents(
     trajectories: Sequence[Trajectory],
 ) -> tuple[dict[StateKey, State], dict[StateKey, StateKey]]:
-    """Distinct states after at least one step, and the state each is one step behind."""
+    """Return distinct states after at least one step, and the state each is one step behind."""
     states: dict[StateKey, State] = {}
     parents: dict[StateKey, StateKey] = {}
     for trajectory in trajectories:
@@ -97,7 +97,7 @@ def states_and_parents(
 async def sample(
     client: VLLMClient, model: Path, num_problems: int
 ) -> tuple[dict[StateKey, State], dict[StateKey, StateKey], dict[StateKey, list[bool]]]:
-    """States, their parents, and whether each of their completions is right."""
+    """Return states, their parents, and whether each of their completions is right."""
     task = WordArithmetic()
     sampler = Sampler(client, task, load_tokenizer(str(model)), concurrency=32, stall_seconds=180)
     params = SamplingParams(n=8, temperature=1.0, max_tokens=96, return_logprobs=True)
@@ -115,7 +115,7 @@ async def sample(
 
 
 def measure(run: Path, num_problems: int, log: Path) -> dict[str, Any]:
-    """The errors of the critic of a finished PPO run and of K completions, by that run's last policy."""
+    """Return the errors of the critic of a finished PPO run and of K completions, by that run's last policy."""
     model = run / "model"
     client = VLLMClient()
     options = {"enforce_eager": True, "max_num_seqs": 256, "disable_uvicorn_access_log": True}

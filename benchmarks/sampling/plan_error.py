@@ -12,7 +12,7 @@ from benchmarks.sampling.prm_budget import run
 
 
 def measure(run_dir: Path, folder: Path, num_pilot: int, how: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(figures, detail). `run_dir`: a finished quick start, `folder`: the pilot's place."""
+    """Return (figures, detail). `run_dir`: a finished quick start, `folder`: the pilot's place."""
     policy = str((run_dir / "sft" / "model").resolve())
     paid = [(run_dir / "process_rewards" / f"{name}.meta.json").resolve() for name in ("trajectories", "completions")]
     pilot, states, done = (f"{folder}/{name}.jsonl" for name in ("pilot", "states", "completions"))
@@ -36,7 +36,7 @@ def measure(run_dir: Path, folder: Path, num_pilot: int, how: str) -> tuple[dict
 
 
 def _figure(plan: dict[str, Any], kind: str, goal: float, how: str) -> dict[str, Any]:
-    """The error of both stages together; low and high are the smaller and the larger of the two stages'."""
+    """Return the error of both stages together; low and high are the smaller and the larger of the two stages'."""
     paid = sum(row["paid"][kind] for row in plan["actual"])
     error = abs(plan["total"][kind] / paid - 1)
     stages = sorted(abs(row["error"][kind]) for row in plan["actual"])

@@ -52,7 +52,7 @@ _COMPUTED = re.compile(r'^vllm:prompt_tokens_by_source_total\{.*source="local_co
 
 
 def engine_options(name: str) -> dict[str, Any]:
-    """Those of conf/engine_options/NAME.yaml, for a server: with the plain ones, and a quiet log."""
+    """Return those of conf/engine_options/NAME.yaml, for a server: with the plain ones, and a quiet log."""
     found: dict[str, Any] = {}
     for one in ("plain", name):
         loaded = OmegaConf.to_container(OmegaConf.load(CONF / f"{one}.yaml"))
@@ -62,7 +62,8 @@ def engine_options(name: str) -> dict[str, Any]:
 
 
 def with_long_window(model: str, folder: Path) -> str:
-    """A copy of the policy whose positions reach `WINDOW` tokens: it is only made to go on, not to make sense."""
+    """Return a copy of the policy whose positions reach `WINDOW` tokens: it is only made to go on, not to make
+    sense."""
     copy = folder / "long_policy"
     shutil.copytree(model, copy)
     config = json.loads((copy / "config.json").read_text())
@@ -71,7 +72,7 @@ def with_long_window(model: str, folder: Path) -> str:
 
 
 def computed_tokens(base_url: str) -> int:
-    """Prompt tokens that the engine has computed since its start."""
+    """Return prompt tokens that the engine has computed since its start."""
     page = urllib.request.urlopen(f"{base_url}/metrics", timeout=30).read().decode()
     return int(sum(float(value) for value in _COMPUTED.findall(page)))
 
@@ -98,7 +99,7 @@ async def _ask(base_url: str, requests: Sequence[SampleRequest], params: Samplin
 
 
 def ask(base_url: str, requests: Sequence[SampleRequest], params: SamplingParams) -> tuple[list[Any], int]:
-    """(the samples of every request, the prompt tokens computed for them), from an empty cache."""
+    """Return (the samples of every request, the prompt tokens computed for them), from an empty cache."""
     empty_cache(base_url)
     before = computed_tokens(base_url)
     samples = asyncio.run(_ask(base_url, requests, params))
@@ -106,7 +107,7 @@ def ask(base_url: str, requests: Sequence[SampleRequest], params: SamplingParams
 
 
 def short_trajectories(model: str, base_url: str, num_problems: int) -> list[Trajectory]:
-    """Solutions of the first problems."""
+    """Return solutions of the first problems."""
     task, tokenizer = WordArithmetic(), load_tokenizer(model)
     source = TrajectoryRequests("train", 0, num_problems)
     requests = source.load(task, tokenizer)
@@ -120,7 +121,7 @@ def short_trajectories(model: str, base_url: str, num_problems: int) -> list[Tra
 
 
 async def _go_on(base_url: str, requests: Sequence[SampleRequest]) -> list[Any]:
-    """`SAMPLES` answers of 1,000 to 1,200 tokens to every request, all at once."""
+    """Return `SAMPLES` answers of 1,000 to 1,200 tokens to every request, all at once."""
     timeout = aiohttp.ClientTimeout(total=7200)
     async with aiohttp.ClientSession(base_url, timeout=timeout) as session:
 
@@ -136,7 +137,7 @@ async def _go_on(base_url: str, requests: Sequence[SampleRequest]) -> list[Any]:
 
 
 def long_trajectories(model: str, base_url: str, num_problems: int) -> list[Trajectory]:
-    """What the policy writes where it may not end, for the next problems."""
+    """Return what the policy writes where it may not end, for the next problems."""
     tokenizer = load_tokenizer(model)
     requests = TrajectoryRequests("train", num_problems, num_problems).load(WordArithmetic(), tokenizer)
     line_breaks = {token for token in range(len(tokenizer)) if "\n" in tokenizer.decode([token])}
@@ -177,7 +178,7 @@ class StateSet:
         self.every: list[State] = [state for row in self.trajectories for state in states_of(row)]
 
     def figures(self, block_size: int) -> dict[str, int]:
-        """What there is to compute."""
+        """Return what there is to compute."""
         prompts = [request.prompt_ids for request in self.requests]
         return {
             "trajectories": len(self.trajectories),
@@ -190,7 +191,7 @@ class StateSet:
         }
 
     def complete(self, base_url: str) -> tuple[int, list[float]]:
-        """(prompt tokens computed, the value of every distinct state), as the pipeline asks."""
+        """Return (prompt tokens computed, the value of every distinct state), as the pipeline asks."""
         params = SamplingParams(n=SIBLINGS, temperature=1.0, max_tokens=self.max_tokens)
         answers, computed = ask(base_url, self.requests, params)
         values = []
@@ -202,7 +203,7 @@ class StateSet:
         return computed, values
 
     def complete_every(self, base_url: str) -> int:
-        """Prompt tokens computed where every state is asked, one request a sample, in random order."""
+        """Return prompt tokens computed where every state is asked, one request a sample, in random order."""
         requests = [
             SampleRequest(f"{state.id}/{k}", "", state.prompt_ids + state.prefix_ids)
             for state in self.every
@@ -214,7 +215,7 @@ class StateSet:
 
 
 def difference(one: list[float], other: list[float]) -> dict[str, float]:
-    """The mean difference of the values of the same states, and how many standard errors it is."""
+    """Return the mean difference of the values of the same states, and how many standard errors it is."""
     gaps = [a - b for a, b in zip(one, other, strict=True)]
     error = math.sqrt(variance(gaps) / len(gaps)) if len(gaps) > 1 else 0.0
     return {"mean": round(fmean(gaps), 5), "standard_errors": round(fmean(gaps) / error, 2) if error else 0.0}
@@ -254,7 +255,8 @@ def measure(model: str, num_problems: int = 25, num_threads: int = 0) -> dict[st
 
 
 def figures(found: dict[str, dict[str, Any]], how: str) -> dict[str, dict[str, Any]]:
-    """The two figures: against the least for whole blocks (the worse of the two sets), against distinct tokens."""
+    """Return the two figures: against the least for whole blocks (the worse of the two sets), against distinct
+    tokens."""
     bounds = sorted(row["ours"] / row["least_whole_blocks"] for row in found.values())
     trie = found["long"]["ours"] / found["long"]["distinct_tokens"]
     rows = {

@@ -33,7 +33,7 @@ def run(program: str, config: str, *words: str) -> None:
 
 
 def true_steps(problem: Problem, steps: Sequence[str]) -> list[bool]:
-    """Whether the solution is on the true way after each step: the operations' true results, then the answer."""
+    """Say whether the solution is on the true way after each step: the operations' true results, then the answer."""
     value = int(problem.info["start"])
     lines = []
     for verb, amount in problem.info["operations"]:
@@ -52,7 +52,7 @@ def true_steps(problem: Problem, steps: Sequence[str]) -> list[bool]:
 
 
 def evaluate(trajectories: str, scores: str) -> dict[str, float]:
-    """`auc` over distinct steps, `best_of_8` and `mean` accuracy of the solutions."""
+    """Return `auc` over distinct steps, `best_of_8` and `mean` accuracy of the solutions."""
     problems = {problem.id: problem for problem in WordArithmetic().problems("dev")}
     by_id = {row.id: row.scores for row in read_records(StepScores, scores)}
     steps: dict[tuple[str, tuple[int, ...]], tuple[float, bool]] = {}
@@ -71,7 +71,7 @@ def evaluate(trajectories: str, scores: str) -> dict[str, float]:
 
 
 def make_labels(model: str, folder: Path, num_problems: int) -> dict[str, int]:
-    """Trajectories, both kinds of labels and fresh solutions; way -> the tokens that its completions cost."""
+    """Return trajectories, both kinds of labels and fresh solutions; way -> the tokens that its completions cost."""
     rows, states = f"{folder}/trajectories.jsonl", f"{folder}/states.jsonl"
     ask = "service_api_caller_v1.py"
     run(ask, "api/vllm/trajectories", f"policy={model}", f"output={rows}", f"requests.limit={num_problems}")
@@ -88,7 +88,7 @@ def make_labels(model: str, folder: Path, num_problems: int) -> dict[str, int]:
 
 
 def train_and_score(model: str, folder: Path, name: str, seed: int) -> dict[str, float]:
-    """One model on one kind of labels, on the fresh solutions."""
+    """Train one model on one kind of labels and score the fresh solutions."""
     out, dev = folder / f"{name}-{seed}", f"{folder}/dev.jsonl"
     run("trainer_base_ds_mul.py", "exp/reward/word_arithmetic", f"output_dir={out}", f"model.path={model}",
         f"examples.path={folder}/{name}_values.jsonl", f"seed={seed}")  # fmt: skip
@@ -99,7 +99,7 @@ def train_and_score(model: str, folder: Path, name: str, seed: int) -> dict[str,
 def measure(
     model: str, folder: Path, num_problems: int, num_seeds: int, how: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(figure, detail). Work stands in `folder`: what is finished there is not done again."""
+    """Return (figure, detail). Work stands in `folder`: what is finished there is not done again."""
     model = str(Path(model).resolve())
     tokens = make_labels(model, folder, num_problems)
     found: dict[str, list[dict[str, float]]] = {

@@ -36,7 +36,7 @@ class Recorded:
 def record(
     model: str, folder: Path, num_problems: int, num_threads: int = 0
 ) -> tuple[list[Trajectory], dict[StateKey, Recorded]]:
-    """Trajectories of the first problems, and the completions of their states."""
+    """Return trajectories of the first problems, and the completions of their states."""
     task = WordArithmetic()
     log = str(folder / "server.log")
     with VLLMServer(
@@ -72,7 +72,7 @@ class RecordedWorld:
         self._order: dict[StateKey, list[int]] = {}
 
     def ask(self, key: StateKey, number: int, rng: random.Random) -> tuple[list[bool], int]:
-        """(outcomes, tokens) of the next `number` spare completions of a state, none twice for one way.
+        """Return (outcomes, tokens) of the next `number` spare completions of a state, none twice for one way.
 
         Each way comes with a generator of its own; where that changes, the spare ones are shuffled anew.
         """
@@ -87,12 +87,12 @@ class RecordedWorld:
         return [row.rights[place] for place in chosen], sum(row.tokens[place] for place in chosen)
 
     def error(self, values: dict[StateKey, float]) -> float:
-        """Root mean square over the states."""
+        """Return root mean square over the states."""
         return math.sqrt(sum((values[key] - self.truth[key]) ** 2 for key in self.keys) / len(self.keys))
 
 
 def description(trajectories: Sequence[Trajectory], table: dict[StateKey, Recorded]) -> dict[str, int | str]:
-    """What was recorded."""
+    """Return what was recorded."""
     return {
         "policy": "the tiny policy of the quick start",
         "trajectories": len(trajectories),

@@ -25,24 +25,24 @@ HOW = "bash scripts/bench.sh sampling"
 
 
 def model_of(arguments: argparse.Namespace) -> str:
-    """The policy of the run."""
+    """Return the policy of the run."""
     return str((arguments.run / "sft" / "model").resolve())
 
 
 def run_throughput(arguments: argparse.Namespace, folder: Path, how: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`http_vs_in_process`."""
+    """Return `http_vs_in_process`."""
     states = str((arguments.run / "process_rewards" / "states.jsonl").resolve())
     return throughput.measure(model_of(arguments), states, arguments.rounds, how)
 
 
 def run_prefill(arguments: argparse.Namespace, folder: Path, how: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`prompt_tokens_over_block_bound`, `prompt_tokens_over_trie_long`."""
+    """Return `prompt_tokens_over_block_bound`, `prompt_tokens_over_trie_long`."""
     found = prefill.measure(model_of(arguments), arguments.trajectories // prefill.SAMPLES, arguments.threads)
     return prefill.figures(found, how), found
 
 
 def run_values(arguments: argparse.Namespace, folder: Path, how: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`tokens_for_equal_value_error` of the way that conf/requests/smoothed_completions.yaml takes."""
+    """Return `tokens_for_equal_value_error` of the way that conf/requests/smoothed_completions.yaml takes."""
     found, detail = value_budget.measure_recorded(
         model_of(arguments), arguments.value_problems, arguments.value_seeds, how, arguments.threads
     )
@@ -52,12 +52,12 @@ def run_values(arguments: argparse.Namespace, folder: Path, how: str) -> tuple[d
 
 
 def run_prm(arguments: argparse.Namespace, folder: Path, how: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`prm_auc_half_budget_minus_plain`."""
+    """Return `prm_auc_half_budget_minus_plain`."""
     return prm_budget.measure(model_of(arguments), folder, arguments.prm_problems, arguments.prm_seeds, how)
 
 
 def run_plan(arguments: argparse.Namespace, folder: Path, how: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """`plan_tokens_error`, `plan_seconds_error`."""
+    """Return `plan_tokens_error`, `plan_seconds_error`."""
     return plan_error.measure(arguments.run, folder, 100, how)
 
 

@@ -58,7 +58,7 @@ class Server:
         self.url = f"http://127.0.0.1:{self.process.stdout.readline().strip()}"
 
     def ledger(self) -> dict[str, Any]:
-        """How often each prompt was asked, and the faults that were met."""
+        """Return how often each prompt was asked, and the faults that were met."""
         found: dict[str, Any] = json.loads(urllib.request.urlopen(f"{self.url}/ledger", timeout=10).read())
         return found
 
@@ -90,7 +90,7 @@ def prepare(folder: Path) -> None:
 
 
 def settings(folder: Path, url: str, output: Path, num_problems: int, num_samples: int, *more: str) -> list[str]:
-    """The program's command line."""
+    """Return the program's command line."""
     words = f"""-cn api/vllm/trajectories policy={folder}/tiny output={output} server=none client.base_url={url}
         task.num_train={num_problems} params.n={num_samples}"""
     return [*words.split(), *more]
@@ -109,7 +109,7 @@ def lines_of(output: Path) -> dict[str, bytes]:
 
 
 def straight_run(command: list[str], output: Path, folder: Path) -> tuple[dict[str, bytes], float]:
-    """An undisturbed run's rows, and its seconds."""
+    """Return an undisturbed run's rows, and its seconds."""
     began = time.monotonic()
     if exit_code(start_program(PROGRAM, command, folder / "runs.log")):
         raise SystemExit(f"the undisturbed run failed: see {folder}/runs.log")
@@ -204,8 +204,8 @@ def flaky(folder: Path) -> dict[str, Any]:
 
 
 def lost_servers(folder: Path) -> dict[str, dict[str, Any]]:
-    """A server that is killed, one that is stopped (SIGSTOP), one whose engine freezes behind a /health that says
-    200, side by side: exit code, seconds from the last row to the end, rows."""
+    """Try a server that is killed, one that is stopped (SIGSTOP), one whose engine freezes behind a /health that
+    says 200, side by side: exit code, seconds from the last row to the end, rows."""
     harm = {
         "killed": lambda server: server.process.kill(),
         "stopped": lambda server: os.kill(server.process.pid, signal.SIGSTOP),
@@ -242,7 +242,7 @@ def lost_servers(folder: Path) -> dict[str, dict[str, Any]]:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[Path | None]:
-    """A tmpfs, None where it may not be mounted."""
+    """Give a tmpfs, None where it may not be mounted."""
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", str(folder)], capture_output=True)
     try:
@@ -254,7 +254,7 @@ def small_disk(folder: Path) -> Iterator[Path | None]:
 
 @contextmanager
 def at_most_bytes(place: Path, is_disk: bool, num_bytes: int) -> Iterator[None]:
-    """The tmpfs shrunk to so many bytes; or files that may not be longer."""
+    """Give the tmpfs shrunk to so many bytes; or files that may not be longer."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     if is_disk:
         subprocess.run(["mount", "-o", f"remount,size={num_bytes}", str(place)], check=True)
@@ -269,8 +269,8 @@ def at_most_bytes(place: Path, is_disk: bool, num_bytes: int) -> Iterator[None]:
 
 
 def full_disk(folder: Path, seed: int) -> dict[str, Any]:
-    """The disk is full after 1, 2, 3 ... pages, and files after random numbers of bytes; what stands there is read,
-    then the run goes on with room."""
+    """Fill the disk after 1, 2, 3 ... pages, and files after random numbers of bytes; what stands there is
+    read, then the run goes on with room."""
     counts: Counter[str] = Counter()
     rng = random.Random(seed)
     with Server(folder) as server, small_disk(folder / "disk") as disk:
@@ -300,14 +300,14 @@ def full_disk(folder: Path, seed: int) -> dict[str, Any]:
 
 
 def share(value: float, unit: str = "share") -> dict[str, Any]:
-    """A figure that has to be whole."""
+    """Return a figure that has to be whole."""
     value = round(value, 5)
     return {"value": value, "low": value, "high": value, "unit": unit, "goal": 1.0, "better": "higher",
             "met": value >= 1.0, "how": HOW}  # fmt: skip
 
 
 def at_most(value: float, goal: float, unit: str) -> dict[str, Any]:
-    """A figure that may not be more than its goal."""
+    """Return a figure that may not be more than its goal."""
     value = round(value, 3)
     return {"value": value, "low": value, "high": value, "unit": unit, "goal": goal, "better": "lower",
             "met": value <= goal, "how": HOW}  # fmt: skip
@@ -340,7 +340,7 @@ def main() -> None:
 
 
 def figures(found: dict[str, Any]) -> dict[str, Any]:
-    """What is promised, and whether it was kept."""
+    """Return what is promised, and whether it was kept."""
     killed, flakiness, lost, disk = (found[name] for name in ("kills", "flaky", "lost_servers", "full_disk"))
     is_clean = killed["identical"] == killed["runs"] and not killed["rows_lost"]
     refusals = flakiness["refused_and_listed"] == flakiness["refused"] > 0

@@ -55,7 +55,7 @@ class ServerSide:
         self.requests = source.load(self.task, self.tokenizer)
 
     def tokens_per_second(self) -> float:
-        """One pass over all requests into a fresh file."""
+        """Make one pass over all requests into a fresh file."""
         with tempfile.TemporaryDirectory() as folder:
             runner = Runner(
                 VLLMClient(self.base_url),
@@ -85,7 +85,7 @@ class InProcess:
         self.params = EngineParams(n=params.n, temperature=params.temperature, max_tokens=params.max_tokens)
 
     def tokens_per_second(self) -> float:
-        """One generate call over all prompts."""
+        """Make one generate call over all prompts."""
         time.sleep(REST_SECONDS)
         started = time.perf_counter()
         outputs = self.llm.generate(self.prompts, self.params, use_tqdm=False)
@@ -94,7 +94,7 @@ class InProcess:
 
 
 def side_of(side: str, work: "Work", base_url: str = "") -> Side:
-    """One side, up and warm."""
+    """Return one side, up and warm."""
     command = [sys.executable, "-m", "benchmarks.sampling.throughput", work.model, side, "--base-url", base_url]
     started = Side([*command, "--states", work.states, "--number", str(work.number)])
     started.ask()
@@ -110,7 +110,7 @@ class Work:
     states: str = ""
 
     def source(self, folder: str) -> tuple[RequestSource, SamplingParams]:
-        """The requests as the pipeline makes them."""
+        """Return the requests as the pipeline makes them."""
         if not self.states:
             return TrajectoryRequests("train", 0, self.number), SamplingParams(n=8, temperature=1.0, max_tokens=128)
         path = Path(folder) / "states.jsonl"
@@ -132,7 +132,7 @@ def serve_side(side: str, work: Work, base_url: str) -> None:
 
 
 def measure_work(work: Work, rounds: int) -> list[list[float]]:
-    """Tokens per second of every round: server, in process, and for states a server with shared blocks."""
+    """Return tokens per second of every round: server, in process, and for states a server with shared blocks."""
     found = []
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -156,7 +156,7 @@ def measure_work(work: Work, rounds: int) -> list[list[float]]:
 
 
 def measure(model: str, states: str, rounds: int, how: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(figure, detail); the figure is the worse of the two kinds of requests."""
+    """Return (figure, detail); the figure is the worse of the two kinds of requests."""
     load = load_before()
     rates = {"trajectories": measure_work(Work(model, 256), rounds),
              "states": measure_work(Work(model, 2000, states), rounds)}  # fmt: skip

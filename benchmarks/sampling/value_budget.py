@@ -66,7 +66,7 @@ class Problem:
         self._values: dict[Prefix, float] = {}
 
     def moves(self, prefix: Prefix) -> list[Move]:
-        """What can follow a prefix."""
+        """Return what can follow a prefix."""
         if prefix not in self._moves:
             self._moves[prefix] = self._grow(prefix)
         return self._moves[prefix]
@@ -93,7 +93,7 @@ class Problem:
         return min(1.0, max(0.0, skill + rng.gauss(0, 0.05)))
 
     def value(self, prefix: Prefix) -> float:
-        """The exact probability of a right answer after a prefix."""
+        """Return the exact probability of a right answer after a prefix."""
         if prefix not in self._values:
             self._values[prefix] = sum(
                 move.chance * (self.value((*prefix, number)) if move.outcome is None else move.outcome)
@@ -102,7 +102,7 @@ class Problem:
         return self._values[prefix]
 
     def complete(self, prefix: Prefix, rng: random.Random) -> tuple[Prefix, int, bool]:
-        """(the moves that follow, their tokens, whether the answer is right)."""
+        """Return (the moves that follow, their tokens, whether the answer is right)."""
         found: list[int] = []
         tokens = 0
         while True:
@@ -140,12 +140,12 @@ class World:
                           list(range(1, len(ids) + 1)), "stop", "7", "7", is_right)  # fmt: skip
 
     def ask(self, key: StateKey, number: int, rng: random.Random) -> tuple[list[bool], int]:
-        """(outcomes, tokens) of `number` completions of a state."""
+        """Return (outcomes, tokens) of `number` completions of a state."""
         drawn = [self.problems[key[0]].complete(tuple(token - 1 for token in key[1]), rng) for _ in range(number)]
         return [right for _, _, right in drawn], sum(tokens for _, tokens, _ in drawn)
 
     def error(self, values: dict[StateKey, float]) -> float:
-        """Root mean square over the states."""
+        """Return root mean square over the states."""
         return math.sqrt(sum((values[key] - self.truth[key]) ** 2 for key in self.keys) / len(self.keys))
 
 
@@ -160,17 +160,17 @@ class Valued(Protocol):
     outcomes: list[bool]
 
     def ask(self, key: StateKey, number: int, rng: random.Random) -> tuple[list[bool], int]:
-        """(outcomes, tokens) of `number` completions."""
+        """Return (outcomes, tokens) of `number` completions."""
 
     def error(self, values: dict[StateKey, float]) -> float:
-        """Root mean square over the states."""
+        """Return root mean square over the states."""
 
 
 Asked = tuple[dict[StateKey, Count], int]
 
 
 def plain(world: Valued, number: int) -> Asked:
-    """`number` completions of every state."""
+    """Return `number` completions of every state."""
     rng = random.Random(f"plain {world.seed} {number}")
     counts, tokens = {}, 0
     for key in world.keys:
@@ -180,7 +180,7 @@ def plain(world: Valued, number: int) -> Asked:
 
 
 def in_rounds(world: Valued, budget: float, num_samples: int, estimator: str) -> Asked:
-    """The adaptive source with `budget` completions a state on average, `num_samples` a request."""
+    """Return the adaptive source with `budget` completions a state on average, `num_samples` a request."""
     rng = random.Random(f"rounds {world.seed} {budget} {estimator}")
     with tempfile.TemporaryDirectory() as folder:
         write_records(Path(folder) / "states.jsonl", world.states)
@@ -209,12 +209,12 @@ def in_rounds(world: Valued, budget: float, num_samples: int, estimator: str) ->
 
 
 def counted(world: Valued, counts: dict[StateKey, Count]) -> dict[StateKey, float]:
-    """The share of right completions."""
+    """Return the share of right completions."""
     return {key: count.value for key, count in counts.items()}
 
 
 def smoothed(world: Valued, counts: dict[StateKey, Count]) -> dict[StateKey, float]:
-    """`values.smoothed`."""
+    """Return `values.smoothed`."""
     return {key: one.value for key, one in smooth(world.tree, world.outcomes, counts).items()}
 
 
@@ -230,7 +230,7 @@ WAYS: dict[str, tuple[Ask, Value, list[float]]] = {
 
 
 def tokens_at(error: float, points: list[tuple[int, float]]) -> float | None:
-    """The tokens at which a way meets an error, interpolated; None outside what was measured."""
+    """Return the tokens at which a way meets an error, interpolated; None outside what was measured."""
     ordered = sorted(points)
     for (low, worse), (high, better) in pairwise(ordered):
         if better <= error <= worse:
@@ -240,7 +240,7 @@ def tokens_at(error: float, points: list[tuple[int, float]]) -> float | None:
 
 
 def measure(world: Valued) -> dict[str, list[tuple[int, float]]]:
-    """Way -> (tokens, error) at every budget."""
+    """Return way -> (tokens, error) at every budget."""
     found: dict[str, list[tuple[int, float]]] = {}
     for name, (ask, value, budgets) in WAYS.items():
         asked = [ask(world, budget) for budget in budgets]
@@ -252,14 +252,15 @@ CHOSEN = "adaptive, smoothed"  # conf/requests/smoothed_completions.yaml with st
 
 
 def shares_of(points: dict[str, list[tuple[int, float]]]) -> dict[str, float]:
-    """Way -> the share of the tokens of plain K = 9 at which it meets its error; ways that do not are left out."""
+    """Return way -> the share of the tokens of plain K = 9 at which it meets its error; ways that do not are left
+    out."""
     tokens, error = points["plain"][WAYS["plain"][2].index(PLAIN)]
     needed = {name: tokens_at(error, row) for name, row in points.items() if name != "plain"}
     return {name: found / tokens for name, found in needed.items() if found is not None}
 
 
 def summary(shares: list[dict[str, float]], how: str) -> dict[str, dict[str, Any]]:
-    """One figure for each way that met the error in every world: median, lowest and highest share."""
+    """Return one figure for each way that met the error in every world: median, lowest and highest share."""
     figures = {}
     for name in WAYS:
         ordered = sorted(row[name] for row in shares if name in row)
@@ -274,7 +275,7 @@ def summary(shares: list[dict[str, float]], how: str) -> dict[str, dict[str, Any
 def measure_recorded(
     model: str, num_problems: int, num_seeds: int, how: str, num_threads: int = 0
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(figures by way, detail) with a real policy: `benchmarks.sampling.recorded_values`."""
+    """Return (figures by way, detail) with a real policy: `benchmarks.sampling.recorded_values`."""
     from benchmarks.sampling.recorded_values import RecordedWorld, description, record
 
     with tempfile.TemporaryDirectory() as folder:

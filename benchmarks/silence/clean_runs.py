@@ -56,7 +56,7 @@ class Cell:
 
 
 def cells(num_iterations: int) -> list[Cell]:
-    """GRPO on every length, family and rate; VinePPO a third as long on every length at the recipe's rate."""
+    """Return GRPO on every length, family and rate; VinePPO a third as long on every length at the recipe's rate."""
     few = max(1, num_iterations // 3)
     grpo = [Cell(length, family, GRPO, rate, num_iterations) for length in LENGTHS for family in FAMILIES
             for rate in RATES]  # fmt: skip
@@ -71,7 +71,7 @@ def task_settings(length: str) -> list[str]:
 
 
 def make_policy(folder: Path, length: str, family: str, num_steps: int) -> Path:
-    """A policy after SFT; what is there already is kept."""
+    """Return a policy after SFT; what is there already is kept."""
     own, log = folder / f"policy-{length}-{family}", folder / "programs.log"
     model, demonstrations, base = own / "sft" / "model", own / "demonstrations.jsonl", own / "base"
     if model.is_dir():
@@ -93,7 +93,7 @@ def make_policy(folder: Path, length: str, family: str, num_steps: int) -> Path:
 
 
 def run_cell(cell: Cell, policy: Path, folder: Path) -> dict[str, Any]:
-    """What the run left; read where it is there already."""
+    """Return what the run left; read where it is there already."""
     result, run = folder / f"{cell.name}.json", folder / cell.name
     if result.is_file():
         found: dict[str, Any] = json.loads(result.read_text())
@@ -143,8 +143,8 @@ def _is_warning(line: str) -> bool:
 def measure(
     folder: Path, num_iterations: int = 30, sft_steps: int = 300, only: Sequence[str] = ()
 ) -> tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]:
-    """(figures, detail, tables): `clean_iterations_without_alarm`, and the false alarms. `only`: cells whose names hold
-    one of these words."""
+    """Return (figures, detail, tables): `clean_iterations_without_alarm`, and the false alarms. `only`: cells whose
+    names hold one of these words."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for cell in cells(num_iterations):

@@ -28,7 +28,7 @@ class Defect:
 
 
 def read_defects() -> list[Defect]:
-    """Those of defects.yaml, in its order."""
+    """Return those of defects.yaml, in its order."""
     rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
     return [Defect(row["area"], row["was"], row["now"], tuple(row["tests"])) for row in rows]
 
@@ -55,6 +55,6 @@ def _passed(report: Path) -> dict[str, bool]:
 
 
 def _is_good(name: str, passed: dict[str, bool]) -> bool:
-    """A test, with all its cases where it has some and none is named."""
+    """Return a test, with all its cases where it has some and none is named."""
     cases = [good for found, good in passed.items() if found == name or found.startswith(f"{name}[")]
     return bool(cases) and all(cases)

@@ -45,14 +45,14 @@ class Faults:
         self.policy = self.tiny("policy", seed=0)
 
     def tiny(self, name: str, seed: int, num_texts: int = 200) -> Path:
-        """A policy and its tokenizer."""
+        """Return a policy and its tokenizer."""
         task = WordArithmetic(num_train=num_texts, num_dev=20, num_test=20, num_demonstrations=num_texts, seed=seed)
         texts = [row.prompt + row.completion for row in task.demonstrations("train")]
         shape = {"hidden_size": 64, "num_layers": 2, "num_heads": 2, "vocab_size": 320, "max_length": 512, "seed": 0}
         return build_tiny(self.folder / name, texts, **shape)
 
     def changed(self, name: str, file: str, **settings: Any) -> Path:
-        """A copy of the policy with other settings in one of its JSON files."""
+        """Return a copy of the policy with other settings in one of its JSON files."""
         copy = self.folder / name
         shutil.copytree(self.policy, copy)
         found = json.loads((copy / file).read_text())
@@ -60,7 +60,7 @@ class Faults:
         return copy
 
     def reward_model(self, name: str, tokenizer: Path) -> Path:
-        """A process reward model on the policy's body, with the tokenizer of another folder beside it."""
+        """Return a process reward model on the policy's body, with the tokenizer of another folder beside it."""
         from espalier.models.scalar_head import load_process_reward
 
         path = self.folder / name
@@ -70,7 +70,7 @@ class Faults:
         return path
 
     def leaking_network(self) -> Path:
-        """A policy whose layers with convolutions run on over the borders of packed rows."""
+        """Return a policy whose layers with convolutions run on over the borders of packed rows."""
         import torch
         from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
@@ -87,14 +87,14 @@ class Faults:
         return path
 
     def examples(self) -> Path:
-        """Demonstrations to train on."""
+        """Return demonstrations to train on."""
         path = self.folder / "demonstrations.jsonl"
         rows = [{"id": f"d-{k}", "prompt": "Mia has 2 pens.\n", "completion": f"#### {k}"} for k in range(4)]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return path
 
     def problems(self) -> Path:
-        """A folder with a file of sums."""
+        """Return a folder with a file of sums."""
         rows = [{"id": f"p-{k}", "question": f"What is {k} + 1?", "gold": str(k + 1)} for k in range(100)]
         (self.folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         return self.folder
@@ -116,7 +116,7 @@ class Faults:
 
 @contextmanager
 def full_disk(folder: Path) -> Iterator[Path]:
-    """A file system of 64 KiB where one can be mounted; else /proc, which has no room at all."""
+    """Give a file system of 64 KiB where one can be mounted; else /proc, which has no room at all."""
     folder.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)], capture_output=True)
     try:
@@ -127,7 +127,7 @@ def full_disk(folder: Path) -> Iterator[Path]:
 
 
 def taken_port() -> socket.socket:
-    """A socket that listens on a free port of loopback."""
+    """Return a socket that listens on a free port of loopback."""
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     listener.listen()
@@ -135,7 +135,7 @@ def taken_port() -> socket.socket:
 
 
 def plant(faults: Faults) -> Iterator[tuple[str, str, dict[str, str]]]:
-    """(fault, the check that has to name it, the checks that failed) of each."""
+    """Return (fault, the check that has to name it, the checks that failed) of each."""
     chat = "{% for message in messages %}{{ message.role }}{% endfor %}"
     deaf = faults.changed("deaf", "tokenizer_config.json", chat_template=chat)
     asked = ("task=problem_file", f"task.path={faults.problems()}", "prompt@task.template=chat", "task.kind=number")
@@ -181,7 +181,7 @@ def plant(faults: Faults) -> Iterator[tuple[str, str, dict[str, str]]]:
 
 
 def measure(folder: Path) -> list[Found]:
-    """A sound run, and every fault; the folder's own name is left out of what the doctor said."""
+    """Examine a sound run, and every fault; the folder's own name is left out of what the doctor said."""
 
     def shown(failed: dict[str, str]) -> dict[str, str]:
         return {name: line.replace(str(folder), "FOLDER") for name, line in failed.items()}

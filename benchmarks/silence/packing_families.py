@@ -111,7 +111,7 @@ def configuration(name: str) -> PretrainedConfig:
 
 @torch.no_grad()
 def write_network(name: str, folder: Path, auto: Any = AutoModelForCausalLM, seed: int = 0) -> Path | None:
-    """A random network of the family in `folder`; None where transformers has none of this kind."""
+    """Return a random network of the family in `folder`; None where transformers has none of this kind."""
     config = configuration(name)
     if auto is AutoModelForTokenClassification:
         config.num_labels = 1
@@ -127,7 +127,7 @@ def write_network(name: str, folder: Path, auto: Any = AutoModelForCausalLM, see
 
 
 def token_rows(seed: int = 0) -> list[list[int]]:
-    """Rows of 4 to 45 tokens; the second and third begin like the first for 18 tokens."""
+    """Return rows of 4 to 45 tokens; the second and third begin like the first for 18 tokens."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(size: int) -> list[int]:
@@ -143,13 +143,13 @@ def _alone(model: Any, row: Sequence[int]) -> torch.Tensor:
 
 
 def _logprobs_alone(model: Any, row: Sequence[int]) -> torch.Tensor:
-    """Log-probs [T - 1] of all tokens but the first."""
+    """Return log-probs [T - 1] of all tokens but the first."""
     logs = torch.log_softmax(_alone(model, row)[:-1], dim=-1)
     return logs.gather(1, torch.tensor(row[1:])[:, None])[:, 0]
 
 
 def _distance(found: Sequence[torch.Tensor], truth: Sequence[torch.Tensor]) -> float:
-    """The largest difference as a share of the largest number."""
+    """Return the largest difference as a share of the largest number."""
     largest = max(float(want.abs().max()) for want in truth)
     differences = torch.cat([(mine - want).abs().flatten() for mine, want in zip(found, truth, strict=True)])
     return float(differences.nan_to_num(nan=float("inf")).max()) / max(largest, 1e-30)
@@ -164,7 +164,8 @@ def _gradients(model: Any, loss: torch.Tensor) -> dict[str, torch.Tensor]:
 def _same_step(
     objective: Any, examples: Sequence[Any], model: Any, plain: Any, alone: Callable[[Any], torch.Tensor]
 ) -> tuple[float, float, Layout]:
-    """(difference of the loss, of the gradients, the layout) of one training step; `alone`: the loss of an example."""
+    """Return (difference of the loss, of the gradients, the layout) of one training step; `alone`: the loss of an
+    example."""
     layout = make_layout(TrainConfig(), objective, model, examples, 0)
     model.train()
     loss = objective.loss(model, objective.collate(examples, layout)).total
@@ -177,7 +178,7 @@ def _same_step(
 
 
 def _policies(folder: Path, attention: str) -> tuple[dict[str, float], str, PreTrainedModel]:
-    """(differences of everything a causal language model does, layout, the product's network)."""
+    """Return (differences of everything a causal language model does, layout, the product's network)."""
     rows = token_rows()
     model, reference = load_policy(str(folder / "policy"), attention), load_reference(str(folder / "old"), attention)
     plain, old = (
@@ -215,7 +216,7 @@ def _scored(
     truth: Sequence[torch.Tensor],
     logits: Sequence[torch.Tensor],
 ) -> dict[str, float]:
-    """Differences of predictions and of the passes of reinforcement learning; `truth`, `logits` of each row."""
+    """Return differences of predictions and of the passes of reinforcement learning; `truth`, `logits` of each row."""
     model.eval()
     found: list[Any] = Scorer(model, 0, "fp32").score(examples)
     ids, attention_mask, response_mask = pad_rows(rows, [1] * len(rows), 0)
@@ -230,7 +231,7 @@ def _scored(
 
 
 def _reference(folder: Path, reference: Any, batch: Any, old: Any) -> float:
-    """Difference of the sums that are computed once and kept."""
+    """Return difference of the sums that are computed once and kept."""
     asked = ReferenceLogprobs(reference, 1.0, folder)
     asked.fill(lambda: [batch])
     ends = batch.target_rows.bincount().tolist()
@@ -240,7 +241,7 @@ def _reference(folder: Path, reference: Any, batch: Any, old: Any) -> float:
 
 
 def _rows_of(batch: Any) -> list[list[int]]:
-    """The rows of a batch of pairs, whichever way they lie: from the last target back to the start."""
+    """Return the rows of a batch of pairs, whichever way they lie: from the last target back to the start."""
     flat = batch.ids.flatten()
     if batch.segments is None:
         return [row[: int(mask.sum())].tolist() for row, mask in zip(batch.ids, batch.attention_mask, strict=True)]
@@ -257,7 +258,7 @@ def _rows_of(batch: Any) -> list[list[int]]:
 
 
 def _process_rewards(folder: Path, attention: str) -> tuple[dict[str, float], float]:
-    """(differences in training a process reward model, and that of step scores from those of each row alone)."""
+    """Return (differences in training a process reward model, and that of step scores from those of each row alone)."""
     rows = token_rows()
     model = load_process_reward(str(folder / "prm"), None, attention)
     plain = AutoModelForTokenClassification.from_pretrained(
@@ -286,7 +287,7 @@ def _process_rewards(folder: Path, attention: str) -> tuple[dict[str, float], fl
 
 
 def measure_family(name: str, folder: Path, attention: str = "sdpa") -> FamilyResult:
-    """Everything about one family, whose networks are written to `folder`."""
+    """Return everything about one family, whose networks are written to `folder`."""
     write_network(name, folder / "policy")
     write_network(name, folder / "old", seed=1)
     differences, layout, model = _policies(folder, attention)
@@ -299,7 +300,7 @@ def measure_family(name: str, folder: Path, attention: str = "sdpa") -> FamilyRe
 
 
 def measure(attention: str = "sdpa", names: Sequence[str] = tuple(FAMILIES)) -> dict[str, FamilyResult]:
-    """Families, all of them by default, by `attention` (eager or sdpa)."""
+    """Return families, all of them by default, by `attention` (eager or sdpa)."""
     found = {}
     for name in names:
         with tempfile.TemporaryDirectory() as folder:

@@ -40,25 +40,25 @@ class Subject:
         return self.name.startswith("sentencepiece")
 
     def raw(self, ids: list[int]) -> bytes:
-        """The bytes of a whole sequence."""
+        """Return the bytes of a whole sequence."""
         found = b"".join(self.token_bytes[token] for token in ids)
         return found.removeprefix(b" ") if self.is_sentence_piece else found
 
     def added(self, prompt_ids: list[int], ids: list[int]) -> bytes:
-        """The bytes that `ids` add to their prompt."""
+        """Return the bytes that `ids` add to their prompt."""
         return self.raw([*prompt_ids, *ids])[len(self.raw(prompt_ids)) :]
 
 
 def data_folder() -> Path:
-    """Where mistral_common keeps its tokenizers. Raises ImportError where it is not installed."""
+    """Say where mistral_common keeps its tokenizers. Raises ImportError where it is not installed."""
     import mistral_common
 
     return Path(mistral_common.__file__).parent / "data"
 
 
 def build(name: str, folder: Path, num_ranks: int | None = None) -> Subject:
-    """The tokenizer of that name, written to a folder as a model's and loaded from it. `num_ranks` takes the first
-    tokens of the byte-level one alone (it is built faster)."""
+    """Return the tokenizer of that name, written to a folder as a model's and loaded from it. `num_ranks` takes the
+    first tokens of the byte-level one alone (it is built faster)."""
     folder.mkdir(parents=True, exist_ok=True)
     if name == "tiny":
         from espalier.models.tiny import build_tokenizer

@@ -36,7 +36,7 @@ Part = dict[str, Any]  # figures, detail, tables
 
 
 def packing() -> Part:
-    """Every family, by both kernels; right where both are."""
+    """Try every family, by both kernels; right where both are."""
     found = {kernel: packing_families.measure(kernel) for kernel in ("sdpa", "eager")}
     rows = []
     for name, one in found["sdpa"].items():
@@ -57,7 +57,7 @@ def packing() -> Part:
 
 
 def tokens() -> Part:
-    """Every tokenizer and path."""
+    """Return every tokenizer and path."""
     found = token_paths.measure(10000, seed=0)
     differences = sum(row.differences for row in found)
     rows = [[row.tokenizer, row.path, row.texts, row.cuts, row.differences] for row in found]
@@ -68,7 +68,7 @@ def tokens() -> Part:
 
 
 def doctor() -> Part:
-    """Ten faults and a sound run."""
+    """Return ten faults and a sound run."""
     folder = Path(tempfile.mkdtemp(prefix="doctor-faults-"))
     found = doctor_faults.measure(folder)
     shutil.rmtree(folder)
@@ -93,7 +93,7 @@ def clean() -> Part:
 
 
 def defect_tests() -> Part:
-    """The tests of every defect."""
+    """Return the tests of every defect."""
     listed = defects.read_defects()
     passed = defects.measure(listed)
     figure = count(sum(passed), len(listed), "defects", how=f"{HOW} defects")

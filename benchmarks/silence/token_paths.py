@@ -66,12 +66,12 @@ class PathCount:
 
 
 def same(found: object, wanted: object, what: str = "") -> Check:
-    """A comparison and its words."""
+    """Return a comparison and its words."""
     return found == wanted, f"{what}: {found!r} is not {wanted!r}"
 
 
 def whole(found: bytes) -> str:
-    """The text of bytes, without the first ones of a character that they do not end."""
+    """Return the text of bytes, without the first ones of a character that they do not end."""
     for cut in range(min(4, len(found)) + 1):
         try:
             return found[: len(found) - cut].decode()
@@ -81,7 +81,7 @@ def whole(found: bytes) -> str:
 
 
 def is_whole(found: bytes) -> bool:
-    """Whether bytes end with a whole character."""
+    """Say whether bytes end with a whole character."""
     return whole(found).encode() == found
 
 
@@ -113,8 +113,8 @@ class Recorder:
 
 
 def random_text(case: "Case", most: int = 10) -> str:
-    """Fragments that tokenizers cut in different ways, one after the other; SentencePiece itself takes U+2581, its own
-    sign for a space, for one."""
+    """Return fragments that tokenizers cut in different ways, one after the other; SentencePiece itself takes U+2581,
+    its own sign for a space, for one."""
     text = "".join(case.rng.choice(_FRAGMENTS) for _ in range(case.rng.randint(1, most)))
     return text.replace("▁", "_") if case.subject.is_sentence_piece else text
 
@@ -140,7 +140,7 @@ class Case:
         return template, template.encode(tokenizer, Problem("p", random_text(self), "7"))
 
     def _cut_otherwise(self) -> list[int]:
-        """The text in other tokens: pieces of it tokenised alone, some characters byte by byte."""
+        """Return the text in other tokens: pieces of it tokenised alone, some characters byte by byte."""
         ids: list[int] = []
         start = 0
         while start < len(self.text):
@@ -162,17 +162,17 @@ class Case:
         return found
 
     def added(self, ids: list[int], behind: list[int] | None = None) -> bytes:
-        """The bytes that tokens add to the prompt and what stands behind it."""
+        """Return the bytes that tokens add to the prompt and what stands behind it."""
         return self.subject.added([*self.prompt.ids, *(behind or [])], ids)
 
     def lengths(self, ids: list[int]) -> list[int]:
-        """How many bytes the first 0 to T tokens add to the prompt."""
+        """Return how many bytes the first 0 to T tokens add to the prompt."""
         every = [len(self.subject.token_bytes[token]) for token in ids]
         lost = sum(every) - len(self.added(ids))  # a first space
         return [max(0, length - lost) for length in accumulate(every, initial=0)]
 
     def sampled(self, ids: list[int], behind: list[int] | None = None) -> tuple[Sample, str]:
-        """Tokens as an engine returns them, ended in one of three ways, and their text by the reference."""
+        """Return tokens as an engine returns them, ended in one of three ways, and their text by the reference."""
         behind = behind or []
         prompt_ids, kind = [*self.prompt.ids, *behind], self.rng.choice(("stop", "length", "end"))
         stops = self.rng.sample(STOPS, 2) if kind == "stop" else []
@@ -193,7 +193,7 @@ class Case:
 
 
 def engine_sample(case: Case, prompt_ids: list[int], ids: list[int], stops: list[str]) -> Sample:
-    """Tokens read one by one up to a stop string, by vLLM's own class or by the stream that it reads with."""
+    """Return tokens read one by one up to a stop string, by vLLM's own class or by the stream that it reads with."""
     tokenizer = case.subject.tokenizer
     if case.by_engine:
         from vllm import SamplingParams
@@ -221,7 +221,8 @@ def engine_sample(case: Case, prompt_ids: list[int], ids: list[int], stops: list
 
 
 def borders(case: Case, ids: list[int], chars: list[int], text: str) -> list[int]:
-    """The token ends of character places, by bytes: the first that holds them and ends with a whole character."""
+    """Return the token ends of character places, by bytes: the first that holds them and ends with a whole
+    character."""
     lengths, raw, found = case.lengths(ids), case.added(ids), set()
     for place in chars:
         k = bisect_left(lengths, len(text[:place].encode()))
@@ -233,7 +234,7 @@ def borders(case: Case, ids: list[int], chars: list[int], text: str) -> list[int
 
 
 def steps_agree(case: Case, row: Trajectory) -> Iterator[Check]:
-    """Each state of a trajectory: the text of its steps is that of its tokens."""
+    """Return each state of a trajectory: the text of its steps is that of its tokens."""
     yield same("".join(row.steps), row.response, "steps join")
     for number, end in enumerate(row.step_ends[:-1], 1):
         yield same("".join(row.steps[:number]).encode(), case.added(row.response_ids[:end]), f"state {number}")
@@ -258,14 +259,14 @@ def of_original(case: Case) -> Iterator[Check]:
 
 
 def of_loaders(case: Case) -> Iterator[Check]:
-    """The light loader and the general one give one tokenizer."""
+    """Return the light loader and the general one give one tokenizer."""
     own, other = case.subject.tokenizer, _general(str(case.subject.folder))
     yield same(list(own(case.text).input_ids), list(other(case.text).input_ids), "encode")
     yield same(decode(own)(case.ids), decode(other)(case.ids), "decode")
 
 
 def of_prompts(case: Case) -> Iterator[Check]:
-    """A prompt's tokens are its text."""
+    """Tokenise a prompt: its tokens are its text."""
     text = case.prompt.text
     for token in case.subject.tokenizer.added_tokens_decoder.values():
         text = text.replace(token.content, "") if token.special else text
@@ -273,7 +274,7 @@ def of_prompts(case: Case) -> Iterator[Check]:
 
 
 def of_round_trip(case: Case) -> Iterator[Check]:
-    """A response that is tokenised behind its prompt reads as it was written; so does a demonstration's."""
+    """Check that a response that is tokenised behind its prompt reads as it was written, and a demonstration's."""
     yield case.is_exact, f"encode_response changes {case.text!r}"
     yield same(case.added(case.canonical), case.text.encode(), "encode_response")
     if case.prompt.text:
@@ -283,7 +284,7 @@ def of_round_trip(case: Case) -> Iterator[Check]:
 
 
 def of_tokens(case: Case) -> Iterator[Check]:
-    """Every cut: the characters its tokens hold, and whether a state may end there."""
+    """Return every cut: the characters its tokens hold, and whether a state may end there."""
     found = read_tokens(case.prompt.ids, case.ids, decode(case.subject.tokenizer))
     yield same(found.text.encode(), case.added(case.ids), "text")
     whole_raw = case.added(case.ids)
@@ -295,7 +296,7 @@ def of_tokens(case: Case) -> Iterator[Check]:
 
 
 def of_steps(case: Case) -> Iterator[Check]:
-    """A trajectory by each splitter, with an end token, a stop string, or cut by its length."""
+    """Return a trajectory by each splitter, with an end token, a stop string, or cut by its length."""
     for name in SPLITTERS:
         task = Recorder(name)
         sample, text = case.sampled(case.ids)
@@ -326,12 +327,12 @@ def of_cut_points(case: Case) -> Iterator[Check]:
 
 
 def of_states(case: Case) -> Iterator[Check]:
-    """States after a splitter's steps: what their completions are graded on."""
+    """Return states after a splitter's steps: what their completions are graded on."""
     yield from _completions(case, _trajectory(case))
 
 
 def of_pairs(case: Case) -> Iterator[Check]:
-    """Step pairs: texts and tokens of prompt, chosen and rejected."""
+    """Return step pairs: texts and tokens of prompt, chosen and rejected."""
     row = _trajectory(case)
     if len(row.steps) < 2:
         return
@@ -347,7 +348,7 @@ def of_pairs(case: Case) -> Iterator[Check]:
 
 
 def of_judged_steps(case: Case) -> Iterator[Check]:
-    """A judged solution is read at the tokens that hold the last characters of its steps."""
+    """Read a judged solution at the tokens that hold the last characters of its steps."""
     if not case.prompt.text:
         return
     question = random_text(case)
@@ -369,7 +370,7 @@ def of_judged_steps(case: Case) -> Iterator[Check]:
 
 
 def of_pages(case: Case) -> Iterator[Check]:
-    """What a reader is shown: the pieces of a prompt's page, and the marks of an example."""
+    """Return what a reader is shown: the pieces of a prompt's page, and the marks of an example."""
     tokenizer, ids = case.subject.tokenizer, [*case.prompt.ids, *case.ids]
     wanted = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     yield same("".join(piece.text for piece in token_pieces(tokenizer, ids, len(case.prompt.ids))), wanted, "page")
@@ -434,7 +435,7 @@ PATHS: dict[str, Callable[[Case], Iterator[Check]]] = {
 
 
 def _checks(path: Callable[[Case], Iterator[Check]], case: Case) -> Iterator[Check]:
-    """The path's checks; an error is a difference."""
+    """Return the path's checks; an error is a difference."""
     try:
         yield from path(case)
     except (ValueError, LookupError) as error:
@@ -442,7 +443,7 @@ def _checks(path: Callable[[Case], Iterator[Check]], case: Case) -> Iterator[Che
 
 
 def count(subject: Subject, num_texts: int, seed: int, by_engine: bool = False) -> list[PathCount]:
-    """Every path of one tokenizer."""
+    """Try every path of one tokenizer."""
     found = []
     for name, path in PATHS.items():
         cuts = differences = 0
@@ -458,7 +459,7 @@ def count(subject: Subject, num_texts: int, seed: int, by_engine: bool = False) 
 
 
 def measure(num_texts: int, seed: int) -> list[PathCount]:
-    """Every path of every tokenizer, sampled tokens read by vLLM's own class."""
+    """Try every path of every tokenizer, sampled tokens read by vLLM's own class."""
     with tempfile.TemporaryDirectory() as folder:
         subjects = [build(name, Path(folder) / name) for name in NAMES]
         return [row for subject in subjects for row in count(subject, num_texts, seed, by_engine=True)]

@@ -139,12 +139,12 @@ def _write_ids(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def read_ids(folder: Path, kind: str) -> list[dict[str, Any]]:
-    """The examples of a kind as token ids."""
+    """Return the examples of a kind as token ids."""
     return [json.loads(line) for line in (folder / f"{kind}.ids.jsonl").read_text().splitlines()]
 
 
 def tokens_of(row: dict[str, Any]) -> int:
-    """Tokens of an example without padding; those of a pair are its two rows."""
+    """Return tokens of an example without padding; those of a pair are its two rows."""
     if "input_ids" in row:
         return len(row["input_ids"])
     return 2 * len(row["prompt_ids"]) + len(row["chosen_ids"]) + len(row["rejected_ids"])

@@ -26,12 +26,12 @@ LARGEST_FULL = 50_000  # all logits of the largest vocabulary would take 15 GiB
 
 
 def product(hidden: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Log-probs as the product's objectives have them: `hidden` [1, T, H], `weight` [V, H], `ids` [1, T]."""
+    """Return log-probs as the product's objectives have them: `hidden` [1, T, H], `weight` [V, H], `ids` [1, T]."""
     return chunked_scores(hidden[0, :-1], weight, ids[0, 1:]).logprobs
 
 
 def full_logits(hidden: torch.Tensor, weight: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Log-probs by all logits at once in float32."""
+    """Return log-probs by all logits at once in float32."""
     logits = torch.nn.functional.linear(hidden, weight)
     return torch.log_softmax(logits[:, :-1].float(), -1).gather(-1, ids[:, 1:, None]).squeeze(-1)
 
@@ -40,7 +40,7 @@ METHODS: dict[str, Callable[..., torch.Tensor]] = {"product": product, "full_log
 
 
 def allocator_peak(events: list[Any], start_bytes: int) -> int:
-    """The most bytes out at once, from the allocator's events in order of time."""
+    """Return the most bytes out at once, from the allocator's events in order of time."""
     peak = now = start_bytes
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()
@@ -49,7 +49,7 @@ def allocator_peak(events: list[Any], start_bytes: int) -> int:
 
 
 def measure(method: str, vocabulary: int, tokens: int = TOKENS, hidden_size: int = HIDDEN) -> dict[str, int]:
-    """{"peak", "resident"} in bytes, of this process: call it in a fresh one."""
+    """Return {"peak", "resident"} in bytes, of this process: call it in a fresh one."""
     torch.manual_seed(0)
     compute = METHODS[method]
     hidden = torch.randn(1, tokens, hidden_size, requires_grad=True)

@@ -71,12 +71,12 @@ class Watched:
 
 
 def key_of(row: dict[str, Any]) -> tuple[int, ...]:
-    """What an example is known by once its name is dropped."""
+    """Return what an example is known by once its name is dropped."""
     return tuple(row["input_ids"] if "input_ids" in row else row["prompt_ids"] + row["chosen_ids"])
 
 
 def trainer_class(kind: str) -> Any:
-    """The trainer of a kind and its config, watched: every micro-batch's share of its step's loss is noted."""
+    """Return the trainer of a kind and its config, watched: every micro-batch's share of its step's loss is noted."""
     if kind == "sft":
         from trl import SFTConfig as Config
         from trl import SFTTrainer as Trainer
@@ -125,7 +125,7 @@ class Peer:
         }
 
     def trainer(self, question: dict[str, Any]) -> Any:
-        """A fresh trainer on the initial weights."""
+        """Return a fresh trainer on the initial weights."""
         trainer, config = trainer_class(self.kind)
         scratch = tempfile.mkdtemp(prefix="peer-")
         options = {**self.options, "output_dir": scratch, "seed": question.get("seed", 0)}
@@ -156,7 +156,7 @@ class Peer:
         return made
 
     def run(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Steps over shuffled examples (`max_steps`, `seed`), or over given ones (`step_ids`): seconds, losses,
+        """Return steps over shuffled examples (`max_steps`, `seed`), or over given ones (`step_ids`): seconds, losses,
         examples, tokens without and with padding."""
         started = time.perf_counter()
         trainer = self.trainer(question)

@@ -24,7 +24,7 @@ ATTENTION = "sdpa"
 
 
 def collate(rows: list[dict[str, Any]], pad_id: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(ids, labels, attention mask) [B, T]."""
+    """Return (ids, labels, attention mask) [B, T]."""
     length = max(len(row["input_ids"]) for row in rows)
     ids = torch.full((len(rows), length), pad_id)
     labels = torch.full((len(rows), length), -100)
@@ -45,7 +45,7 @@ class PlainLoop:
         self.rows = {row["id"]: row for row in read_ids(folder, "sft")}
 
     def run(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The steps of `step_ids`: seconds, losses, tokens without and with padding."""
+        """Return the steps of `step_ids`: seconds, losses, tokens without and with padding."""
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_pretrained(self.path, dtype=torch.float32, attn_implementation=ATTENTION)
         model.config.use_cache = False

@@ -35,7 +35,7 @@ FAST = {
 
 
 def given(folder: Path, kind: str) -> list[str]:
-    """What the comparison asks for: model, data, objective, batch, learning rate."""
+    """Return what the comparison asks for: model, data, objective, batch, learning rate."""
     settings = SETTINGS[kind]
     own = {
         "sft": [f"model.path={folder}/policy"],
@@ -101,7 +101,8 @@ class Product:
         self.tokens = {row["id"]: tokens_of(row) for row in read_ids(folder, kind)}
 
     def run(self, question: dict[str, Any]) -> dict[str, Any]:
-        """`max_steps` steps of data order `seed`: seconds, losses, examples of each step, tokens without padding."""
+        """Return `max_steps` steps of data order `seed`: seconds, losses, examples of each step, tokens without
+        padding."""
         watch = Watch()
         with tempfile.TemporaryDirectory() as scratch, watch.attached():
             length = [f"max_steps={question['max_steps']}", f"seed={question.get('seed', 0)}"]

@@ -14,7 +14,7 @@ from espalier.rewards.process import score_trajectories
 
 
 def trajectories(path: Path, count: int) -> list[Trajectory]:
-    """The first `count` judged trajectories of the corpus, as sampled ones."""
+    """Return the first `count` judged trajectories of the corpus, as sampled ones."""
     return [
         Trajectory(row.id, row.problem_id, row.prompt, "".join(row.steps), row.steps, row.prompt_ids, row.response_ids,
                    row.step_ends, "stop", "", None, row.is_correct)
@@ -23,7 +23,7 @@ def trajectories(path: Path, count: int) -> list[Trajectory]:
 
 
 def up_to_step(trajectory: Trajectory, step: int) -> Trajectory:
-    """The trajectory cut after its first `step` steps, with its last step alone to be scored."""
+    """Return the trajectory cut after its first `step` steps, with its last step alone to be scored."""
     end = trajectory.step_ends[step - 1]
     text = "".join(trajectory.steps[:step])
     return replace(trajectory, id=f"{trajectory.id}#{step}", response=text, steps=[text], step_ends=[end],
@@ -31,8 +31,8 @@ def up_to_step(trajectory: Trajectory, step: int) -> Trajectory:
 
 
 def measure(folder: Path, count: int) -> dict[str, Any]:
-    """Passes for each of `count` trajectories scored alone, at once and a prefix at a time; the largest difference
-    of a score; the ratio of the seconds."""
+    """Return passes for each of `count` trajectories scored alone, at once and a prefix at a time; the largest
+    difference of a score; the ratio of the seconds."""
     model = load_process_reward(str(folder / "prm"))
     pad_id = int(load_tokenizer(str(folder / "policy")).pad_token_id)
     passes = 0

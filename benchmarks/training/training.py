@@ -61,7 +61,7 @@ QUICK = Plan(Sizes(256, 128, 64), {"sft": 2, "dpo": 2, "prm": 2}, 1, (1_000, 10_
 
 
 def block_steps(kind: str, plan: Plan) -> int:
-    """Steps in one block of length-sorted batches, as transformers' LengthGroupedSampler cuts them."""
+    """Return steps in one block of length-sorted batches, as transformers' LengthGroupedSampler cuts them."""
     return min(max(1, getattr(plan.sizes, kind) // (4 * SETTINGS[kind].batch_size)), 50)
 
 
@@ -84,7 +84,7 @@ class Comparison:
             stack.callback(self.sides[name].stop)
 
     def same_losses(self) -> dict[str, list[float]]:
-        """The losses of every side on the same examples in the same order; this is the warm-up too.
+        """Return the losses of every side on the same examples in the same order; this is the warm-up too.
 
         Raises SystemExit where they differ: then the sides do not do the same work.
         """
@@ -100,7 +100,7 @@ class Comparison:
         return losses
 
     def question(self, name: str, seed: int, product: dict[str, Any] | None) -> dict[str, Any]:
-        """What one side is asked to do in round `seed`."""
+        """Return what one side is asked to do in round `seed`."""
         if name == "bare":
             assert product is not None
             return {"step_ids": product["step_ids"]}
@@ -127,13 +127,13 @@ class Comparison:
 
 
 def rate(result: dict[str, Any], is_prepared: bool = True) -> float:
-    """Non-padding tokens per second; `is_prepared` false counts the product's own preparation too."""
+    """Return non-padding tokens per second; `is_prepared` false counts the product's own preparation too."""
     return result["tokens"] / (result["seconds"] + (0.0 if is_prepared else result["prepare_seconds"]))
 
 
 def ratios(kind: str, rounds: Sequence[dict[str, dict[str, Any]]], other: str) -> list[float]:
-    """product / other of every round. Against DPO as it comes, which computes the reference in every step, what the
-    product computes beforehand for these pairs is counted."""
+    """Return product / other of every round. Against DPO as it comes, which computes the reference in every step, what
+    the product computes beforehand for these pairs is counted."""
     is_prepared = not (kind == "dpo" and other == "default")
     return [rate(round_["product"], is_prepared) / rate(round_[other]) for round_ in rounds]
 
@@ -141,7 +141,7 @@ def ratios(kind: str, rounds: Sequence[dict[str, dict[str, Any]]], other: str) -
 def compare(
     kind: str, folder: Path, plan: Plan, arguments: argparse.Namespace
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(figures, detail) of one kind."""
+    """Return (figures, detail) of one kind."""
     with ExitStack() as stack:
         comparison = Comparison(kind, folder, plan, arguments, stack)
         losses = comparison.same_losses()
@@ -164,7 +164,7 @@ def compare(
 
 
 def padding(rounds: Sequence[dict[str, dict[str, Any]]]) -> dict[str, float]:
-    """Tokens with padding over tokens without, of every side that counts them."""
+    """Return tokens with padding over tokens without, of every side that counts them."""
     return {
         side: round(sum(row[side]["computed_tokens"] for row in rounds) / sum(row[side]["tokens"] for row in rounds), 3)
         for side in rounds[0]
@@ -173,7 +173,7 @@ def padding(rounds: Sequence[dict[str, dict[str, Any]]]) -> dict[str, float]:
 
 
 def memory_figure(found: dict[str, dict[int, dict[str, int]]]) -> dict[str, Any]:
-    """The product's peak at the largest vocabulary over its peak at the smallest: flat is 1."""
+    """Return the product's peak at the largest vocabulary over its peak at the smallest: flat is 1."""
     peaks = {size: row["peak"] for size, row in found["product"].items()}
     value = peaks[max(peaks)] / peaks[min(peaks)]
     return lower(value, [value], 1.1, "ratio")
@@ -186,14 +186,14 @@ def passes_figure(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def lower(value: float, all_values: Sequence[float], goal: float, unit: str) -> dict[str, Any]:
-    """A figure of which less is better."""
+    """Return a figure of which less is better."""
     ends = {"low": round(min(all_values), 4), "high": round(max(all_values), 4)}
     return {"value": round(value, 4), **ends, "unit": unit, "goal": goal, "better": "lower", "met": value <= goal,
             "how": HOW}  # fmt: skip
 
 
 def kills_figure() -> dict[str, Any]:
-    """What benchmarks/training/training_kills.py found. Raises SystemExit where it was never run."""
+    """Return what benchmarks/training/training_kills.py found. Raises SystemExit where it was never run."""
     path = RESULTS / "training_kills.json"
     if not path.is_file():
         raise SystemExit(f"{path}: no such file: run bash scripts/faults.sh training_kills first")
@@ -205,7 +205,7 @@ SIDES = {"product": "this project", "default": "TRL as it comes", "best": "TRL a
 
 
 def rates_table(detail: dict[str, Any], kinds: Sequence[str]) -> dict[str, Any]:
-    """Rates and the losses that go with them, of every side."""
+    """Return rates and the losses that go with them, of every side."""
     rows = []
     for kind in kinds:
         found = detail[kind]
@@ -224,7 +224,7 @@ def rates_table(detail: dict[str, Any], kinds: Sequence[str]) -> dict[str, Any]:
 
 
 def memory_table(found: dict[str, dict[int, dict[str, int]]]) -> dict[str, Any]:
-    """Peaks in MiB."""
+    """Return peaks in MiB."""
     shown = {
         method: {size: round(row["peak"] / 2**20, 1) for size, row in rows.items()} for method, rows in found.items()
     }
@@ -244,7 +244,7 @@ def scoring_table(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse() -> argparse.Namespace:
-    """The command line."""
+    """Return the command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="two steps a side: does it run; prints, writes no result")
     parser.add_argument("--kinds", nargs="*", default=list(SETTINGS), choices=[*SETTINGS, "none"])

@@ -77,19 +77,19 @@ def write_model(folder: Path, shape: Shape) -> None:
 
 
 def digits(rng: random.Random, count: int) -> str:
-    """`count` tokens."""
+    """Return `count` tokens."""
     return "".join(rng.choice("0123456789") for _ in range(count))
 
 
 def demonstrations(shape: Shape) -> list[Demonstration]:
-    """A short prompt and a response that fills the length with its end token."""
+    """Return a short prompt and a response that fills the length with its end token."""
     rng = random.Random(0)
     return [Demonstration(f"d{i}", digits(rng, PROMPT), digits(rng, shape.length - PROMPT - 1))
             for i in range(shape.batch)]  # fmt: skip
 
 
 def pairs(shape: Shape) -> list[PreferencePair]:
-    """Prompts three times as long as what differs; prompt and one response fill the length."""
+    """Return prompts three times as long as what differs; prompt and one response fill the length."""
     rng, rows = random.Random(1), []
     for i in range(shape.batch):
         prompt, sides = digits(rng, 3 * shape.length // 4), [digits(rng, shape.length // 4 - 1) for _ in range(2)]
@@ -102,7 +102,7 @@ def pairs(shape: Shape) -> list[PreferencePair]:
 
 
 def step_values(shape: Shape) -> list[StepValues]:
-    """Trajectories of eight steps."""
+    """Return trajectories of eight steps."""
     rng, rows = random.Random(2), []
     ends = [(shape.length - PROMPT) * (k + 1) // 8 for k in range(8)]
     for i in range(shape.batch):
@@ -150,7 +150,7 @@ def train(settings: list[str], report: Path) -> None:
 
 
 def measure(name: str, shape: Shape, folder: Path, further: list[str]) -> dict[str, Any]:
-    """One objective: its device, the tokens per second of each step after the warm-up, its peak memory."""
+    """Run one objective; return its device, the tokens per second of each step after the warm-up, its peak memory."""
     groups, make = OBJECTIVES[name]
     write_records(folder / f"{name}.jsonl", make(shape))
     run, report = folder / name, folder / f"{name}.report.json"
@@ -168,7 +168,7 @@ def measure(name: str, shape: Shape, folder: Path, further: list[str]) -> dict[s
 
 
 def figures(found: dict[str, dict[str, Any]], shape: Shape, peak: float) -> dict[str, Any]:
-    """Tokens/s, utilisation and peak memory of each objective."""
+    """Return tokens/s, utilisation and peak memory of each objective."""
     made: dict[str, Any] = {}
     for name, row in found.items():
         speeds = sorted(row["speeds"])
@@ -198,7 +198,7 @@ def device_name(folder: Path) -> str:
 
 
 def peak_teraflops(device: str, given: float) -> float:
-    """What the device can do at best; raises SystemExit where that is not known."""
+    """Return what the device can do at best; raises SystemExit where that is not known."""
     if given > 0:
         return given
     for part, value in PEAK_TERAFLOPS.items():

@@ -44,7 +44,7 @@ def prepare(folder: Path) -> list[str]:
 
 
 def digest_of(run: Path) -> str:
-    """SHA-256 of the final weights and of the log, speeds left out."""
+    """Return SHA-256 of the final weights and of the log, speeds left out."""
     digest = hashlib.sha256((run / "model" / "model.safetensors").read_bytes())
     for line in (run / "metrics.jsonl").read_text().splitlines():
         digest.update(line.partition(', "train/tokens_per_second"')[0].encode())

@@ -58,7 +58,7 @@ def metrics_of(run: Path) -> list[dict[str, float]]:
 
 
 def _text(value: object) -> str:
-    """The JSON text of a number: NaN equals itself, 1 and 1.0 do not."""
+    """Return the JSON text of a number: NaN equals itself, 1 and 1.0 do not."""
     return json.dumps(value)
 
 

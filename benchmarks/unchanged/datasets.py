@@ -50,7 +50,8 @@ def _is_wrong(row: Demonstration) -> bool:
 
 
 def _steps(row: Demonstration, tokenizer: Any, *, is_wrong: bool) -> tuple[list[str], list[list[int]]]:
-    """(texts, ids) of the lines of the solution, the end token behind the last; a wrong one ends in another digit."""
+    """Return (texts, ids) of the lines of the solution, the end token behind the last; a wrong one ends in another
+    digit."""
     steps = row.completion.splitlines(keepends=True)
     if is_wrong:
         steps[-1] = steps[-1][:-1] + str((int(steps[-1][-1]) + 1) % 10)
@@ -60,7 +61,7 @@ def _steps(row: Demonstration, tokenizer: Any, *, is_wrong: bool) -> tuple[list[
 
 
 def _solution(row: Demonstration, tokenizer: Any, *, is_wrong: bool) -> Row:
-    """The fields that a trajectory and its step values have in common."""
+    """Return the fields that a trajectory and its step values have in common."""
     steps, ids = _steps(row, tokenizer, is_wrong=is_wrong)
     return {
         "id": f"{row.id}/0",
@@ -94,7 +95,7 @@ def step_values(row: Demonstration, tokenizer: Any) -> Row:
 
 
 def _pair(row: Demonstration, tokenizer: Any, kind: str, num_shared: int) -> Row:
-    """The right solution preferred over the wrong one, both behind the first `num_shared` steps."""
+    """Return the right solution preferred over the wrong one, both behind the first `num_shared` steps."""
     chosen, chosen_ids = _steps(row, tokenizer, is_wrong=False)
     rejected, rejected_ids = _steps(row, tokenizer, is_wrong=True)
     shared_ids = chain(*chosen_ids[:num_shared])

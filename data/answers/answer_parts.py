@@ -80,14 +80,14 @@ def unwrap(text: str) -> str:
 
 
 def _is_formula_group(text: str) -> bool:
-    """Whether outer braces only group: `{1,2}` is how people type a set, and keeps them."""
+    """Say whether outer braces only group: `{1,2}` is how people type a set, and keeps them."""
     inner = text[1:-1].strip()
     is_bracketed = inner.startswith(("[", "(", "\\left", "\\$", "\\text", "\\{")) or "\\in" in inner
     return is_bracketed or "," not in _THOUSANDS.sub("", inner.replace("\\,", ""))
 
 
 def _end_of_group(text: str) -> int:
-    """The place of the bracket that closes the first one, -1 where none does."""
+    """Return the place of the bracket that closes the first one, -1 where none does."""
     depth = 0
     for match in _BRACKET.finditer(text):
         step = _STEPS.get(match[0])
@@ -99,7 +99,7 @@ def _end_of_group(text: str) -> int:
 
 
 def tidy(text: str) -> str:
-    """A text that is the same for harmless ways of writing one answer; never the same for different ones."""
+    """Return a text that is the same for harmless ways of writing one answer; never the same for different ones."""
     text = unwrap(text).replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac").replace("\\cfrac", "\\frac")
     text = text.replace("\\$", "$").replace("\\%", "%").replace("{,}", ",").replace("\\neq", "\\ne")
     text = text.replace("\\leq", "\\le").replace("\\geq", "\\ge").replace("−", "-")
@@ -121,13 +121,13 @@ def without_text(text: str) -> str:
 
 
 def words(text: str) -> str | None:
-    """The text in lower case, where it is nothing but words and the first has three letters or more."""
+    """Return the text in lower case, where it is nothing but words and the first has three letters or more."""
     plain = re.sub(r"\s+", " ", plain_text(unwrap(text))).strip().strip(".").lower()
     return plain if re.fullmatch(r"[a-z]{3,}(?:[ -][a-z]+)*", plain) else None
 
 
 def _is_name(text: str, value: str) -> bool:
-    """Whether a side of an equation only names what its `value` is; a word is no name for another word."""
+    """Say whether a side of an equation only names what its `value` is; a word is no name for another word."""
     if words(text) is not None and words(value) is not None:
         return False
     is_name = _NAME.fullmatch(text) or (len(text) < 60 and _LONG_NAME.fullmatch(text))
@@ -135,15 +135,15 @@ def _is_name(text: str, value: str) -> bool:
 
 
 def unknown(text: str) -> str:
-    """The one letter, perhaps with an index, that an answer gives the value of (`x_1 = 5`), in lower case and without
-    braces (`X_{1}` is `x_1`); "" where there is none."""
+    """Return the one letter, perhaps with an index, that an answer gives the value of (`x_1 = 5`), in lower case and
+    without braces (`X_{1}` is `x_1`); "" where there is none."""
     parts = _split(unwrap(text), _EQUALS)
     name = re.sub(r"[{}\s]", "", parts[0]).lower()
     return name if len(parts) == 2 and re.fullmatch(r"[a-z](?:_\w+)?", name) else ""
 
 
 def sides(text: str) -> list[str]:
-    """What stands between the equality signs, names left out: `x = 3 = 4` has the sides 3 and 4."""
+    """Return what stands between the equality signs, names left out: `x = 3 = 4` has the sides 3 and 4."""
     parts = _split(unwrap(text), _EQUALS)
     kept = [part.strip() for part in parts if part.strip() and not _is_name(part, parts[-1])]
     return kept if len(parts) > 1 and kept else [unwrap(text)]
@@ -156,7 +156,7 @@ def without_name(text: str) -> str:
 
 
 def num_equals(text: str) -> int:
-    """Equality signs outside brackets."""
+    """Return equality signs outside brackets."""
     return len(_split(unwrap(text), _EQUALS)) - 1
 
 
@@ -189,7 +189,7 @@ def members(text: str) -> list[str]:
 
 
 def with_commas(text: str) -> str:
-    """A list joined by "and" with commas instead."""
+    """Return a list joined by "and" with commas instead."""
     return _AND.sub(", ", text)
 
 
@@ -203,7 +203,7 @@ def alternatives(text: str) -> list[str]:
 
 
 def has_many_values(text: str) -> bool:
-    """Whether the text is a list, has a plus-minus sign, or is in set braces or brackets of its own."""
+    """Say whether the text is a list, has a plus-minus sign, or is in set braces or brackets of its own."""
     plain = unwrap(text)
     if _PM.search(plain) or "\\cup" in plain or _JOINED.search(plain) or bracket_kind(text):
         return True
@@ -218,7 +218,7 @@ _SET_BUILDER = re.compile(
 
 
 def set_condition(text: str) -> str | None:
-    """`x > 2` of the set `\\{x \\mid x > 2\\}` of real numbers; None for anything else."""
+    """Return `x > 2` of the set `\\{x \\mid x > 2\\}` of real numbers; None for anything else."""
     match = _SET_BUILDER.match(re.sub(r"\\left(?![a-zA-Z])\s*|\\right(?![a-zA-Z])\s*", "", unwrap(text)).strip())
     return match[2].strip() if match and match[1] in match[2] else None
 
@@ -231,7 +231,7 @@ def without_set_of_one(text: str) -> str:
 
 
 def bracket_kind(text: str) -> str:
-    """`set`, or `tuple (]` with its brackets, where one pair stands around the whole answer; else nothing."""
+    """Return `set`, or `tuple (]` with its brackets, where one pair stands around the whole answer; else nothing."""
     plain = re.sub(r"\\left(?![a-zA-Z])\s*|\\right(?![a-zA-Z])\s*", "", without_name(text)).strip()
     plain = re.sub(r"^[a-zA-Z]\s*\\in(?![a-zA-Z])\s*", "", plain)
     if plain.startswith("\\{") and plain.endswith("\\}") and _end_of_group(plain) == len(plain) - 1:
@@ -264,7 +264,7 @@ def _split(text: str, separator: re.Pattern[str]) -> list[str]:
 
 
 def in_base(text: str) -> int | None:
-    """The value of a number with its base as an index (`204_5`), None for anything else."""
+    """Return the value of a number with its base as an index (`204_5`), None for anything else."""
     match = re.fullmatch(r"([0-9a-zA-Z]{1,40})_(?:\{(\d{1,2})\}|(\d{1,2}))", _SPACING.sub("", without_name(text)))
     try:
         return int(match[1], int(match[2] or match[3])) if match else None
@@ -273,7 +273,8 @@ def in_base(text: str) -> int | None:
 
 
 def number_and_unit(text: str) -> PlainNumber | None:
-    """The number of an answer with a unit of words or degrees (`52 \\text{ degrees}`); None for anything else."""
+    """Return the number of an answer with a unit of words or degrees (`52 \\text{ degrees}`); None for anything
+    else."""
     if read_monomial(without_text(without_name(text))) is not None:
         return None
     plain = re.sub(r"\s+", " ", plain_text(_SPACING.sub(" ", without_name(text)))).strip()
@@ -284,7 +285,7 @@ def number_and_unit(text: str) -> PlainNumber | None:
 
 
 def has_plus_minus(text: str) -> bool:
-    """Whether a text has a plus-minus sign."""
+    """Say whether a text has a plus-minus sign."""
     return _PM.search(text) is not None
 
 
@@ -298,7 +299,7 @@ def with_both_signs(text: str) -> str:
 
 
 def as_union(text: str) -> str | None:
-    """Intervals joined by "or" or commas as a union; None where a member is no interval."""
+    """Return intervals joined by "or" or commas as a union; None where a member is no interval."""
     parts = members(text)
     is_union = len(parts) > 1 and all(bracket_kind(part).startswith("tuple") for part in parts)
     return " \\cup ".join(parts) if is_union else None

@@ -42,7 +42,7 @@ _BEFORE_A_DENIAL = r"\s*(?=(?:no|non|não|не|nicht)\s|不是)"
 
 
 def _phrase(noun: str, adjectives: str, joins: str) -> str:
-    """One language's phrase: the noun, then a joining word, a colon, or nothing right before a value."""
+    """Return one language's phrase: the noun, then a joining word, a colon, or nothing right before a value."""
     adjective = rf"(?:\s*\b(?:{adjectives}))?" if adjectives else ""
     join = rf"[\s*]*(?:{joins})(?![a-zà-ÿа-я]){_ADVERB}[\s*]*[:：]?[\s*]*|" if joins else ""
     return rf"(?:{noun}){adjective}(?:{join}{_MARK}|{_BEFORE_A_VALUE}|{_BEFORE_A_DENIAL})"
@@ -86,7 +86,7 @@ _DECIMAL_COMMA = re.compile(r"(?<![\d,.])(\d+),(\d{1,2}|\d{4,})(?![\d,])")
 
 
 def in_plain_form(answer: str, phrase: str) -> str:
-    """What another language's sentence says after a phrase, in English: without the verb at its end (`5です`,
+    """Return what another language's sentence says after a phrase, in English: without the verb at its end (`5です`,
     `5입니다`), with "or" and "and", and with a decimal point in a number that stands alone, where the phrase's language
     has a comma there (`3,5`; `1,234` stays)."""
     answer = (answer if answer.isascii() else _ENDINGS.sub("", answer)).strip("* ")
@@ -96,6 +96,6 @@ def in_plain_form(answer: str, phrase: str) -> str:
 
 
 def is_denied(answer: str) -> bool:
-    """Whether what follows the phrase says which value the answer is not: `not 5`, `not $x$`; "no solution" and "not
-    enough information" are answers."""
+    """Say whether what follows the phrase says which value the answer is not: `not 5`, `not $x$`; "no solution" and
+    "not enough information" are answers."""
     return _NOT.match(answer) is not None

@@ -42,7 +42,7 @@ def quick_verdict(answer: str, gold: str) -> tuple[bool, str] | None:
 
 
 def _compare_numbers(value: str, gold_value: str) -> tuple[bool, str] | None:
-    """(is right, reason) where both sides are numbers, perhaps with a unit, of which one may be left off."""
+    """Return (is right, reason) where both sides are numbers, perhaps with a unit, of which one may be left off."""
     first, second = read_number(value), read_number(gold_value)
     if first is not None and second is not None:
         is_same = is_equal_within_decimals(first, second)
@@ -85,5 +85,5 @@ def compare_terms(value: str, gold_value: str) -> tuple[bool, str] | None:
 
 
 def _has_constants(term: Monomial) -> bool:
-    """Whether a term holds e or i, which are numbers."""
+    """Say whether a term holds e or i, which are numbers."""
     return any(letter in "ei" for letter, _ in term.powers)

@@ -53,7 +53,7 @@ class FinalAnswer:
 
 
 def visible_part(response: str) -> str | None:
-    """What a reader is shown: after the reasoning, inside `<answer>` where that is used. None where the
+    """Return what a reader is shown: after the reasoning, inside `<answer>` where that is used. None where the
     reasoning was never closed."""
     end = response.rfind(_THINK_END)
     if end >= 0:
@@ -68,7 +68,7 @@ def visible_part(response: str) -> str | None:
 
 
 def find_boxes(text: str) -> list[tuple[int, int, str]]:
-    """(start, end, content) of every box, braces matched in one pass each; an unclosed box is left out."""
+    """Return (start, end, content) of every box, braces matched in one pass each; an unclosed box is left out."""
     boxes: list[tuple[int, int, str]] = []
     position = 0
     while match := _BOX.search(text, position):
@@ -103,7 +103,7 @@ def _closing_brace(text: str, start: int) -> int | None:
 
 
 def _last_boxes(text: str) -> tuple[str, int] | None:
-    """(the last box, or the last group of neighbouring boxes as a list; where it ends)."""
+    """Return (the last box, or the last group of neighbouring boxes as a list; where it ends)."""
     boxes = find_boxes(text)
     if not boxes:
         return None
@@ -117,14 +117,14 @@ def _last_boxes(text: str) -> tuple[str, int] | None:
 
 
 def _without_boxes(text: str) -> str:
-    """A text with the contents of the boxes in it instead of the boxes."""
+    """Return a text with the contents of the boxes in it instead of the boxes."""
     for start, end, content in reversed(find_boxes(text)):
         text = text[:start] + content + text[end:]
     return text
 
 
 def _after_anchor(text: str) -> tuple[str, int] | None:
-    """(the text after the last anchor, up to the end of its sentence; where the anchor ends)."""
+    """Return (the text after the last anchor, up to the end of its sentence; where the anchor ends)."""
     matches = [match for pattern in (_ANCHOR, _HEADING, OTHER_LANGUAGES) for match in pattern.finditer(text)]
     if not matches:
         return None
@@ -136,12 +136,12 @@ def _after_anchor(text: str) -> tuple[str, int] | None:
 
 
 def _is_formula_alone(text: str, place: int, answer: str) -> bool:
-    """Whether the answer at a place of a text is what stood between the delimiters of one formula."""
+    """Say whether the answer at a place of a text is what stood between the delimiters of one formula."""
     return text[place : place + 1] in ("$", "\\") and answer[:1] != text[place]
 
 
 def _answer_at(text: str, place: int) -> str | None:
-    """The answer that begins at a place of a text: its formula, or the rest of its sentence."""
+    """Return the answer that begins at a place of a text: its formula, or the rest of its sentence."""
     rest = text[place : place + _MAX_ANSWER]
     if rest.startswith(("$$", "\\[")):
         closing = rest.find("$$" if rest[0] == "$" else "\\]", 2)
@@ -179,8 +179,8 @@ _CHAIN = re.compile(r"=[^,;=]*=")
 
 
 def _is_whole_value(answer: str) -> bool:
-    """Whether a value, or a list of values, is all that an answer text says (`8 apples`, `x = 3 or 4`): not `5 of the
-    10 marbles`, `18 (9 eggs at $2 each)`, `600 / 12 = 50 = x`."""
+    """Say whether a value, or a list of values, is all that an answer text says (`8 apples`, `x = 3 or 4`): not `5 of
+    the 10 marbles`, `18 (9 eggs at $2 each)`, `600 / 12 = 50 = x`."""
     text = answer.replace("**", "").strip(" .")
     if _NUMBER_WITH_UNIT.fullmatch(text):
         return True
@@ -189,7 +189,7 @@ def _is_whole_value(answer: str) -> bool:
 
 
 def _is_same_number(one: str, other: str) -> bool:
-    """Whether two texts are one number, or one is what the other rounds to."""
+    """Say whether two texts are one number, or one is what the other rounds to."""
     first, second = read_number(one.strip("$* .")), read_number(other.strip("$* ."))
     if first is None or second is None or first.is_percent != second.is_percent:
         return False
@@ -198,8 +198,8 @@ def _is_same_number(one: str, other: str) -> bool:
 
 
 def _said_after(text: str, boxed: str) -> str | None:
-    """The answer where a text behind a box calls one final, and it is in full a value as the box's content is, but
-    another one. A phrase in quotation marks speaks of an answer and gives none; nor does one that is taken back at
+    """Return the answer where a text behind a box calls one final, and it is in full a value as the box's content is,
+    but another one. A phrase in quotation marks speaks of an answer and gives none; nor does one that is taken back at
     once ("Wait, ..."). Nothing else behind a box counts."""
     for match in list(FINAL.finditer(text))[: -_MAX_PHRASES - 1 : -1]:
         line = text[text.rfind("\n", 0, match.start()) + 1 : match.start()]
@@ -221,7 +221,7 @@ def _said_after(text: str, boxed: str) -> str | None:
 
 
 def final_answer(response: str) -> FinalAnswer:
-    """The response's final answer and how it is marked."""
+    """Return the response's final answer and how it is marked."""
     text = visible_part(response)
     if text is None:
         return FinalAnswer(None, "the reasoning is not closed")
@@ -251,7 +251,7 @@ def final_answer(response: str) -> FinalAnswer:
 
 
 def _corrected(text: str, place: int) -> FinalAnswer | None:
-    """What a text says instead of the answer at a place; None where it stands by it."""
+    """Return what a text says instead of the answer at a place; None where it stands by it."""
     answer = _answer_at(text, place) or ""
     corrected = _CORRECTION.search(text, text.find(answer, place) + len(answer))
     return FinalAnswer(None, "corrected after the answer phrase", text[corrected.end() :]) if corrected else None

@@ -41,7 +41,7 @@ _KEPT_CHARS = 2_000
 
 
 def grade_answer(*, prediction: str, gold: Gold, kind: str, num_options: int = 0) -> Grade:
-    """The grade of one prediction. Raises BadInput only for an unknown kind.
+    """Return the grade of one prediction. Raises BadInput only for an unknown kind.
 
     Of a very long prediction the last 20,000 characters are read. A list of golds means any of them.
     """
@@ -64,7 +64,7 @@ def grade_answer(*, prediction: str, gold: Gold, kind: str, num_options: int = 0
 
 
 def _is_thought_then_answer(text: str) -> bool:
-    """One `<think>...</think>` at the beginning, an answer after it, and no second such tag."""
+    """Return one `<think>...</think>` at the beginning, an answer after it, and no second such tag."""
     opening, closing = "<think>", "</think>"
     end = text.find(closing)
     is_one = text.count(opening) == 1 and text.count(closing) == 1

@@ -54,7 +54,7 @@ class Mention:
 
 
 def letter_mentions(text: str, letters: str, is_article: "re.Pattern[str]") -> list[Mention]:
-    """Every capital letter that stands alone, in order; articles and pronouns (`is_article` matches what follows
+    """Return every capital letter that stands alone, in order; articles and pronouns (`is_article` matches what follows
     them) are left out. A list of letters is denied or affirmed as one: "not A or C", "A, B and D are wrong"."""
     mentions: list[Mention] = []
     end_of_list = -1

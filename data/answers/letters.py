@@ -39,7 +39,7 @@ def letters_of(num_options: int) -> str:
 
 
 def _listed(text: str, letters: str) -> list[str]:
-    """Letters that a short answer text names, in order: `B`, `(B)`, `B. text`, `\\text{B}`, `A or B`, `A, B`."""
+    """Return letters that a short answer text names, in order: `B`, `(B)`, `B. text`, `\\text{B}`, `A or B`, `A, B`."""
     text = re.sub(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}", r"\1", text).strip().strip("$*`\"' .")
     if re.fullmatch(r"(?i)\(?[a-z]\)?", text):
         return [text.strip("()").upper()]
@@ -56,7 +56,7 @@ def _listed(text: str, letters: str) -> list[str]:
 
 
 def _without_article(text: str, found: list[str], letters: str) -> list[str]:
-    """Letters without the article "A" ("A dog ...") and the pronoun "I"."""
+    """Return letters without the article "A" ("A dog ...") and the pronoun "I"."""
     kept = list(found)
     for letter in "AI":
         for _ in re.findall(rf"(?<![A-Za-z'(]){letter} (?!{_NOT_ARTICLE})(?=[a-z])", text):
@@ -66,7 +66,7 @@ def _without_article(text: str, found: list[str], letters: str) -> list[str]:
 
 
 def _named_after(rest: str, letters: str) -> tuple[str, str] | None:
-    """(letter, what follows) where a text begins with a letter of its own, in brackets or not."""
+    """Return (letter, what follows) where a text begins with a letter of its own, in brackets or not."""
     match = re.match(rf"[\s(\[{{\"'$*]*(?:\\(?:text|mathrm|textbf)\{{)?([{letters}])(?![A-Za-z'])", rest)
     if match is None or re.match(rf" (?!{_NOT_ARTICLE})[a-z]", rest[match.end() :]):
         return None
@@ -74,7 +74,7 @@ def _named_after(rest: str, letters: str) -> tuple[str, str] | None:
 
 
 def _anchored(text: str, letters: str, denied: set[int]) -> list[str]:
-    """Letters named right after answer phrases, those at `denied` places left out; after a correction only the
+    """Return letters named right after answer phrases, those at `denied` places left out; after a correction only the
     later ones count."""
     named_at: list[tuple[int, str]] = []
     for match in _ANCHOR.finditer(text):
@@ -97,14 +97,14 @@ def _anchored(text: str, letters: str, denied: set[int]) -> list[str]:
 
 
 def _affirmed(mentions: Sequence[Mention]) -> list[str]:
-    """The one letter that is affirmed, where every other that is not denied is named before it; else none."""
+    """Return the one letter that is affirmed, where every other that is not denied is named before it; else none."""
     affirmed = {mention.letter for mention in mentions if mention.says == "affirmed"}
     kept = [mention for mention in mentions if mention.says in ("affirmed", "")]
     return [kept[-1].letter] if len(affirmed) == 1 and kept[-1].says == "affirmed" else []
 
 
 def choose_letter(response: str, num_options: int) -> tuple[str | None, str]:
-    """(letter, reason); several letters as "A, B"; None where no letter of the range is named."""
+    """Return (letter, reason); several letters as "A, B"; None where no letter of the range is named."""
     offered = letters_of(num_options)
     letters = offered if len(offered) > 8 else "ABCDEFGH"  # a letter beyond the range is seen, and refused
     visible = visible_part(response)
@@ -143,7 +143,8 @@ def choose_letter(response: str, num_options: int) -> tuple[str | None, str]:
 
 
 def _standing_alone(text: str, mentions: Sequence[Mention]) -> list[str]:
-    """Letters that are not denied; of several those of the last line, where it alone or a conclusion names one."""
+    """Return letters that are not denied; of several those of the last line, where it alone or a conclusion names
+    one."""
     kept = [mention for mention in mentions if mention.says in ("affirmed", "")]
     if len({mention.letter for mention in kept}) > 1:
         lines = [line for line in text.split("\n") if line.strip()]
@@ -183,7 +184,7 @@ def _settle(found: Sequence[str], letters: str, how: str) -> tuple[str | None, s
 
 
 def grade_choice(prediction: str, gold: str, num_options: int) -> Grade:
-    """Kind `choice`: the gold is a letter, alone or before its option's text."""
+    """Return kind `choice`: the gold is a letter, alone or before its option's text."""
     gold_letter, reason = choose_letter(gold, num_options)
     if gold_letter is None or "," in gold_letter:
         return Grade(None, False, f"the gold '{gold[:40]}' is not one letter: {reason}")
@@ -211,7 +212,7 @@ _TRUTH_WORD = re.compile(r"(?i)\b(true|false|unknown|uncertain|undetermined)\b")
 
 
 def _truths(text: str) -> list[str]:
-    """The truth values a text names; "not true" names none; a phrase for undecided names Unknown."""
+    """Return the truth values a text names; "not true" names none; a phrase for undecided names Unknown."""
     truths = ["Unknown"] * bool(_UNDECIDED.search(text))
     text = _UNDECIDED.sub(" ", text)
     for match in _TRUTH_WORD.finditer(text):
@@ -222,7 +223,7 @@ def _truths(text: str) -> list[str]:
 
 
 def choose_truth(response: str) -> tuple[str | None, str]:
-    """("True", "False" or "Unknown", reason); several as "False, True"; None where none is named."""
+    """Return ("True", "False" or "Unknown", reason); several as "False, True"; None where none is named."""
     visible = visible_part(response)
     if visible is None:
         return None, "the reasoning is not closed"
@@ -261,7 +262,7 @@ def _settle_truth(found: Sequence[str], how: str) -> tuple[str | None, str]:
 
 
 def grade_boolean3(prediction: str, gold: str) -> Grade:
-    """Kind `boolean3`: True, False or Unknown ("Uncertain" is another spelling of Unknown)."""
+    """Return kind `boolean3`: True, False or Unknown ("Uncertain" is another spelling of Unknown)."""
     truth = _TRUTHS.get(gold.strip().strip(".").lower())
     if truth is None:
         return Grade(None, False, f"the gold '{gold[:40]}' is none of True, False, Unknown")

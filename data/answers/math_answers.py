@@ -74,7 +74,7 @@ class _Budget:
 
     @classmethod
     def start(cls) -> "_Budget":
-        """The pool's deadline from now on."""
+        """Return the pool's deadline from now on."""
         return cls(time.monotonic() + POOL.seconds)
 
     @property
@@ -91,7 +91,7 @@ def _is_prose(text: str) -> bool:
 
 
 def _ways(text: str) -> list[bool]:
-    """Whether to read a text as one formula (True), as it stands (False), or both in turn."""
+    """Say whether to read a text as one formula (True), as it stands (False), or both in turn."""
     if _DELIMITERS.search(text) or _is_prose(text):
         return [False]
     if read_monomial(text) is not None:
@@ -102,7 +102,7 @@ def _ways(text: str) -> list[bool]:
 
 
 def _parts(answer: str, gold: str) -> list[str]:
-    """The parts of an answer each of which must be the gold answer: sides of a chain, alternatives; else []."""
+    """Return the parts of an answer each of which must be the gold answer: sides of a chain, alternatives; else []."""
     if _is_prose(gold):
         return []
     if len(named := alternatives(answer)) > 1 and not alternatives(gold):
@@ -120,7 +120,7 @@ def _parts(answer: str, gold: str) -> list[str]:
 
 
 def compare_math(answer: str, gold: str, budget: _Budget | None = None) -> tuple[str, str]:
-    """(verdict, reason) for two answers; never raises, never takes long."""
+    """Return (verdict, reason) for two answers; never raises, never takes long."""
     if not answer.strip():
         return "unparseable", "an empty answer"
     if len(answer) > _MAX_CHARS or len(gold) > _MAX_CHARS:
@@ -143,7 +143,7 @@ def compare_math(answer: str, gold: str, budget: _Budget | None = None) -> tuple
 
 
 def _compare_in_layout(answer: str, gold: str, budget: _Budget) -> tuple[str, str]:
-    """(verdict, reason) for an answer and a gold answer whose unknowns come in one order."""
+    """Return (verdict, reason) for an answer and a gold answer whose unknowns come in one order."""
     gold = gold if _is_prose(gold) else without_set_of_one(one_spelling(gold))
     answer, gold = option_apart(answer, gold)
     if _is_prose(answer):
@@ -205,7 +205,7 @@ _FORMULA = re.compile(r"(?<!\\)\$([^$]{1,200})(?<!\\)\$|\\\((.{1,200}?)\\\)")
 
 
 def _contradicts(sentence: str, gold: str) -> bool:
-    """Whether the last formula of a sentence is a set where the gold is a tuple, or a term where it is a number."""
+    """Say whether the last formula of a sentence is a set where the gold is a tuple, or a term where it is a number."""
     formulas = list(_FORMULA.finditer(sentence))
     either = _EITHER.search(sentence)
     if either and not has_many_values(gold) and not _is_prose(gold):
@@ -221,7 +221,7 @@ def _contradicts(sentence: str, gold: str) -> bool:
 
 
 def grade_math(prediction: str, gold: str) -> Grade:
-    """Kind `math`: the prediction is an answer, perhaps in its sentence or its box."""
+    """Return kind `math`: the prediction is an answer, perhaps in its sentence or its box."""
     text = single_backslashes(prediction[-_MAX_CHARS:])
     if "</think>" in text or "<answer>" in text:
         text = visible_part(text) or ""
@@ -251,7 +251,7 @@ def grade_math(prediction: str, gold: str) -> Grade:
 
 
 def grade_math_response(response: str, gold: str) -> Grade:
-    """Kind `response_math`: the prediction is a whole response; only its final answer counts."""
+    """Return kind `response_math`: the prediction is a whole response; only its final answer counts."""
     marked_answer: FinalAnswer = final_answer(response)
     gold_answer = _gold_of(single_backslashes(gold))
     if marked_answer.text is not None:
@@ -267,7 +267,7 @@ def grade_math_response(response: str, gold: str) -> Grade:
 
 
 def _gold_of(gold: str) -> str:
-    """The gold's own box where the gold is published with its text around it."""
+    """Return the gold's own box where the gold is published with its text around it."""
     boxes = find_boxes(gold)
     if len(boxes) != 1:
         return gold
@@ -276,7 +276,7 @@ def _gold_of(gold: str) -> str:
 
 
 def _last_statement(text: str) -> str:
-    """The last non-blank paragraph of an unmarked text, at most 1,000 characters of it."""
+    """Return the last non-blank paragraph of an unmarked text, at most 1,000 characters of it."""
     paragraphs = [part for part in text.split("\n\n") if part.strip()]
     return (paragraphs[-1] if paragraphs else text)[-1000:]
 

@@ -36,7 +36,7 @@ class Monomial:
 
 
 def is_unit(letters: str, is_apart: bool) -> bool:
-    """Whether bare letters behind a number are its unit; `is_apart` where white space parts them."""
+    """Say whether bare letters behind a number are its unit; `is_apart` where white space parts them."""
     if letters in _UNITS:
         return True
     if len(letters) == 1:
@@ -47,12 +47,12 @@ def is_unit(letters: str, is_apart: bool) -> bool:
 
 
 def _is_row_of_letters(letters: str) -> bool:
-    """`abc`, `xyz`: neighbours in the alphabet, which name unknowns."""
+    """Return `abc`, `xyz`: neighbours in the alphabet, which name unknowns."""
     return all(ord(after) - ord(before) == 1 for before, after in pairwise(letters))
 
 
 def read_monomial(text: str) -> Monomial | None:
-    """A number times letters that is all of `text`; None for anything else, a number with its unit too."""
+    """Return a number times letters that is all of `text`; None for anything else, a number with its unit too."""
     text = text.strip()
     if len(text) > 40:
         return None
@@ -85,8 +85,8 @@ def read_monomial(text: str) -> Monomial | None:
 
 
 def has_glued_unit(text: str, more: str = "") -> bool:
-    """Whether a text is a number and one letter of a unit, or one of `more`, right behind it, perhaps squared or cubed
-    (`5m`, `12V`)."""
+    """Say whether a text is a number and one letter of a unit, or one of `more`, right behind it, perhaps squared or
+    cubed (`5m`, `12V`)."""
     match = _PREFIX.match(text.strip())
     letter = _LETTER.fullmatch(text.strip(), match.end()) if match and match["number"].strip("+- ") else None
     if match is None or letter is None or match["gap"] or letter[1] not in _UNIT_LETTERS.union(more):
@@ -98,7 +98,7 @@ _TAIL = re.compile(r"(?P<before>^|[^a-zA-Z])(?P<letters>[a-zA-Z]{1,20})(?:\^\{?\
 
 
 def ends_with_variable(formula: str) -> bool:
-    """Whether the letters at the end of a formula are variables (`x^2 + 3t`), not a unit (`2\\sqrt{3} cm`)."""
+    """Say whether the letters at the end of a formula are variables (`x^2 + 3t`), not a unit (`2\\sqrt{3} cm`)."""
     tail = _TAIL.search(formula[-60:])
     if tail is None or tail["before"] == "\\":
         return False

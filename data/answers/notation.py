@@ -61,7 +61,7 @@ _DEGREES = {"√": "", "∛": "[3]", "∜": "[4]"}
 
 
 def ascii_digits(text: str) -> str:
-    """Digits of other scripts (`٣`, `３`, `३`) as 0 to 9; superscripts and circled digits stay."""
+    """Return digits of other scripts (`٣`, `３`, `३`) as 0 to 9; superscripts and circled digits stay."""
     if text.isascii():
         return text
     return "".join(
@@ -77,7 +77,7 @@ def _root(match: re.Match[str]) -> str:
 
 
 def _braced_roots(text: str) -> str:
-    """`sqrt(2)` and `\\sqrt(2)` with braces, where the bracket is closed and holds no other."""
+    """Return `sqrt(2)` and `\\sqrt(2)` with braces, where the bracket is closed and holds no other."""
     text = re.sub(r"\\sqrt(\[\d\])?\(([^()]{1,200})\)", r"\\sqrt\1{\2}", text)
     return re.sub(r"(?<![\\a-zA-Z])sqrt\s*(?=\{)", r"\\sqrt", text)
 
@@ -171,14 +171,14 @@ def _halves_of_day(text: str) -> list[str]:
 
 
 def is_other_half_of_day(answer: str, gold: str) -> bool:
-    """Whether the last times of day of an answer and those of the gold answer ("3:00 PM", `3 \\text{ p.m.}`) stand in
-    different halves of the day; a side that names no half fits either."""
+    """Say whether the last times of day of an answer and those of the gold answer ("3:00 PM", `3 \\text{ p.m.}`) stand
+    in different halves of the day; a side that names no half fits either."""
     own, wanted = _halves_of_day(answer), _halves_of_day(gold)
     return bool(own and wanted) and set(own[-len(wanted) :]) != set(wanted)
 
 
 def in_one_half_of_day(answer: str, gold: str) -> tuple[str, str]:
-    """(answer, gold) with AM and PM in one spelling; without where one side names none or all are the same."""
+    """Return (answer, gold) with AM and PM in one spelling; without where one side names none or all are the same."""
     own, wanted = _halves_of_day(answer), _halves_of_day(gold)
     is_named = bool(own and wanted) and len({*own, *wanted}) > 1
 
@@ -189,7 +189,7 @@ def in_one_half_of_day(answer: str, gold: str) -> tuple[str, str]:
 
 
 def one_spelling(text: str) -> str:
-    """An answer (not a sentence) in one spelling."""
+    """Return an answer (not a sentence) in one spelling."""
     text = latex_characters(single_backslashes(text)).strip()
     marks = _OUTER_MARKS.match(text)
     if marks and marks[1] not in marks[2]:

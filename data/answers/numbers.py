@@ -15,7 +15,7 @@ _NUMBER = re.compile(r"\$?(-?)\$?((?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+) ?[
 
 
 def extract_marked_number(response: str) -> str | None:
-    """The number after the last `####`, without thousands commas, `$` and `%`; None if there is none.
+    """Return the number after the last `####`, without thousands commas, `$` and `%`; None if there is none.
 
     Only the marked line is read, and it must hold one number alone: `12 or 13`, `1,2` and `12 apples` are
     no answers, nor is a number elsewhere in the text.
@@ -36,7 +36,7 @@ def is_equal_number(one: str, other: str) -> bool:
 
 
 def grade_marked_number(gold: str, response: str) -> Grade:
-    """Right if the number after the last `####` of the response equals `gold`."""
+    """Return right if the number after the last `####` of the response equals `gold`."""
     answer = extract_marked_number(response)
     return Grade(answer, answer is not None and is_equal_number(answer, gold))
 
@@ -53,7 +53,7 @@ _CHAIN = re.compile(r"=(?!=)")
 
 
 def numbers_in(text: str) -> list[tuple[str, PlainNumber]]:
-    """(as written, value) of every number in a text, in order. A range `1-2` or a list `1,2` is two numbers."""
+    """Return (as written, value) of every number in a text, in order. A range `1-2` or a list `1,2` is two numbers."""
     text = _CHANGES.sub(r" \1 ", text[-_MAX_TEXT:]).replace("\\!", "").replace("{,}", ",").replace("\\,", "")
     text = text.replace("−", "-").replace("**", " ")
     numbers: list[tuple[int, str, PlainNumber]] = []
@@ -70,7 +70,7 @@ def numbers_in(text: str) -> list[tuple[str, PlainNumber]]:
 
 
 def _one_number(text: str) -> tuple[str, PlainNumber] | str:
-    """The one number of an answer text, or why there is none. Of a chain `2+3 = 5` the last side counts."""
+    """Return the one number of an answer text, or why there is none. Of a chain `2+3 = 5` the last side counts."""
     whole = read_number(text.strip().strip("$* ").rstrip("."))
     if whole is not None:
         return text.strip().strip("$* ").rstrip("."), whole
@@ -89,7 +89,7 @@ def _one_number(text: str) -> tuple[str, PlainNumber] | str:
 
 
 def _is_term(text: str) -> bool:
-    """Whether a text is a number times variables, and nothing else."""
+    """Say whether a text is a number times variables, and nothing else."""
     text = text.strip("$* .\n")
     return read_monomial(text) is not None and not has_glued_unit(text, _CENTS_DAYS_WEEKS)
 
@@ -107,7 +107,7 @@ def _judge(answer: tuple[str, PlainNumber] | str, gold: str, how: str) -> Grade:
 
 
 def _is_close(one: PlainNumber, other: PlainNumber) -> bool:
-    """A percent against a number: equal as a share (`50%` = `0.5`) or, where the gold's own sign is left off, as
+    """Return a percent against a number: equal as a share (`50%` = `0.5`) or, where the gold's own sign is left off, as
     written. A decimal against a fraction: equal to the decimals written."""
     if one.is_percent != other.is_percent:
         percent, plain = (one, other) if one.is_percent else (other, one)
@@ -117,7 +117,7 @@ def _is_close(one: PlainNumber, other: PlainNumber) -> bool:
 
 
 def grade_number(prediction: str, gold: str) -> Grade:
-    """Kind `number`: the prediction is an answer, perhaps with its unit or in its sentence."""
+    """Return kind `number`: the prediction is an answer, perhaps with its unit or in its sentence."""
     marked = final_answer(prediction)
     if marked.how == DENIED:
         return Grade(None, False, DENIED)
@@ -127,7 +127,7 @@ def grade_number(prediction: str, gold: str) -> Grade:
 
 
 def _is_formula(grade: Grade, text: str) -> bool:
-    """Whether an answer that is not the number as written may be it as a formula (`\\sqrt{16}`, `10^3`)."""
+    """Say whether an answer that is not the number as written may be it as a formula (`\\sqrt{16}`, `10^3`)."""
     return not grade.is_correct and re.search(r"\\[a-zA-Z]|\^", text) is not None
 
 
@@ -136,7 +136,7 @@ def _or_as_formula(grade: Grade, formula: Grade | None) -> Grade:
 
 
 def grade_number_response(response: str, gold: str) -> Grade:
-    """Kind `response_number`: after `####`, in the box, after the answer phrase; else the last number.
+    """Return kind `response_number`: after `####`, in the box, after the answer phrase; else the last number.
 
     A final answer that is a formula is worked out.
     """

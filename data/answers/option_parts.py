@@ -9,7 +9,8 @@ _LETTER_AND_MORE = re.compile(_OPTION + r"(?:\(([A-J])\)|([A-J])[.):](?=\s))\s*\
 
 
 def option_apart(answer: str, gold: str) -> tuple[str, str]:
-    """(answer, gold) where one gives an option's letter before its text, and the other the letter or the text alone."""
+    """Return (answer, gold) where one gives an option's letter before its text, and the other the letter or the text
+    alone."""
     for one, other, is_gold in ((answer, gold, False), (gold, answer, True)):
         named = _LETTER_AND_MORE.match(one)
         if named is None or _OTHER_OPTION.search(one, named.end()) or _LETTER_AND_MORE.match(other):

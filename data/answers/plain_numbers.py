@@ -27,7 +27,7 @@ class PlainNumber:
 
 
 def read_number(text: str) -> PlainNumber | None:
-    """A number that is all of `text`; None where it is anything else. Only ASCII digits are digits."""
+    """Return a number that is all of `text`; None where it is anything else. Only ASCII digits are digits."""
     text = text.strip()
     if len(text) > _MAX_CHARS or not text.isascii() or not _DIGITS.search(text):
         return None

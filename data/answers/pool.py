@@ -42,7 +42,7 @@ class PoolBroken(RuntimeError):
 
 
 def _processor_seconds(pid: int) -> float:
-    """Processor time a process has had; infinite where it is gone or stopped, and will get none."""
+    """Return processor time a process has had; infinite where it is gone or stopped, and will get none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -88,7 +88,7 @@ class SymbolicPool:
         self._control = self._process = None
 
     def _ask(self, command: str, descriptor: int | None = None) -> str:
-        """One command to the forking process, one line back. Raises OSError where it is gone."""
+        """Send one command to the forking process, get one line back. Raises OSError where it is gone."""
         assert self._control is not None
         if descriptor is None:
             self._control.sendall(command.encode())
@@ -173,7 +173,7 @@ class SymbolicPool:
     def compare(
         self, gold: str, answer: str, forms: list[tuple[bool, bool]], seconds: float | None = None
     ) -> tuple[str, str]:
-        """(verdict, reason) of `symbolic.compare`; "unparseable" where the deadline passes or the worker dies.
+        """Return (verdict, reason) of `symbolic.compare`; "unparseable" where the deadline passes or the worker dies.
 
         `seconds` replaces the pool's own deadline.
         """

@@ -16,14 +16,14 @@ _MAX_CHARS = 400  # an answer to vote on is short; a longer one is a text
 
 
 def is_mathematical(answer: str) -> bool:
-    """Whether a text holds anything to compute with: a digit, a LaTeX command or an operator."""
+    """Say whether a text holds anything to compute with: a digit, a LaTeX command or an operator."""
     return len(answer) <= _MAX_CHARS and _MATHEMATICS.search(answer) is not None
 
 
 @lru_cache(maxsize=65536)
 def is_same_answer(one: str, other: str) -> bool:
-    """Whether each would be graded right against the other. False where one is no mathematics, cannot be read, or has
-    no verdict within the deadline of a comparison."""
+    """Say whether each would be graded right against the other. False where one is no mathematics, cannot be read, or
+    has no verdict within the deadline of a comparison."""
     if not (is_mathematical(one) and is_mathematical(other)):
         return False
     return compare_math(one, other)[0] == "right" and compare_math(other, one)[0] == "right"

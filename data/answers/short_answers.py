@@ -15,13 +15,13 @@ _MAX_CHARS = 2000
 
 
 def normalise(text: str) -> str:
-    """The text as it is compared."""
+    """Return the text as it is compared."""
     plain = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLE.sub(" ", plain).split())
 
 
 def token_f1(prediction: str, gold: Gold) -> float:
-    """The largest F1 of normalised tokens over the gold answers; 1 where both are empty."""
+    """Return the largest F1 of normalised tokens over the gold answers; 1 where both are empty."""
     return max((_f1(normalise(prediction), normalise(one)) for one in golds(gold)), default=0.0)
 
 
@@ -37,12 +37,12 @@ def _f1(prediction: str, gold: str) -> float:
 
 
 def golds(gold: Gold) -> Sequence[str]:
-    """The gold answers as a list, empty ones left out."""
+    """Return the gold answers as a list, empty ones left out."""
     return [one for one in ([gold] if isinstance(gold, str) else gold) if one.strip()]
 
 
 def grade_short_answer(prediction: str, gold: Gold) -> Grade:
-    """Kind `short_answer`: right where the answer, or what follows "the answer is", equals a gold answer."""
+    """Return kind `short_answer`: right where the answer, or what follows "the answer is", equals a gold answer."""
     accepted = {normalise(one): one for one in golds(gold)}
     accepted.pop("", None)
     visible = visible_part(prediction)

@@ -41,7 +41,7 @@ class Solutions:
     values: tuple[tuple[str, ...], ...]
 
     def in_order(self, names: tuple[str, ...]) -> str:
-        """The values as tuples in the order of `names`; a plain list where there is one name."""
+        """Return the values as tuples in the order of `names`; a plain list where there is one name."""
         rows = [[row[self.names.index(name)] for name in names] for row in self.values]
         return ", ".join(row[0] if len(row) == 1 else f"({','.join(row)})" for row in rows)
 
@@ -63,7 +63,7 @@ class Solutions:
 
 
 def split_outside(text: str, separators: str = ",;") -> list[str]:
-    """The parts between separators outside brackets; empty parts are left out."""
+    """Return the parts between separators outside brackets; empty parts are left out."""
     parts, depth, start = [], 0, 0
     for place, character in enumerate(text):
         depth += (character in _OPEN) - (character in _CLOSE)
@@ -88,7 +88,7 @@ def _is_braced(text: str) -> bool:
 
 
 def _components(text: str) -> tuple[str, ...] | None:
-    """(1, 2) of `(1, 2)`; None where the text is no tuple."""
+    """Return (1, 2) of `(1, 2)`; None where the text is no tuple."""
     plain = text.strip()
     if not (plain.startswith("(") and plain.endswith(")")):
         return None
@@ -97,7 +97,7 @@ def _components(text: str) -> tuple[str, ...] | None:
 
 
 def read_solutions(text: str) -> Solutions | None:
-    """The solutions a text names; None where it is anything but values of named unknowns."""
+    """Return the solutions a text names; None where it is anything but values of named unknowns."""
     if ("=" not in text and "\\in" not in text) or len(text) > _MAX_CHARS:
         return None
     flat = _flat(text)
@@ -105,7 +105,7 @@ def read_solutions(text: str) -> Solutions | None:
 
 
 def _named_tuples(flat: str) -> Solutions | None:
-    """`(a,b)=(1,2)`, `(a,b) \\in \\{(1,2),(3,4)\\}`, `(a,b)=(1,2), (a,b)=(3,4)`."""
+    """Return `(a,b)=(1,2)`, `(a,b) \\in \\{(1,2),(3,4)\\}`, `(a,b)=(1,2), (a,b)=(3,4)`."""
     first = _NAMES.match(flat)
     assert first is not None
     names = tuple(name.strip() for name in first[1].split(","))
@@ -148,8 +148,8 @@ def _is_in(name: str, value: str) -> bool:
 
 
 def in_one_layout(answer: str, gold: str) -> list[tuple[str, str]] | str:
-    """(answer, gold) as lists of tuples in one order of the unknowns, for each order in which they may be read; as
-    they are where neither names two values or more; the reason where the two name different unknowns."""
+    """Return (answer, gold) as lists of tuples in one order of the unknowns, for each order in which they may be read;
+    as they are where neither names two values or more; the reason where the two name different unknowns."""
     own, wanted = read_solutions(answer), read_solutions(gold)
     if own is None and wanted and len(wanted.names) > 1 and read_solutions(_OR.sub(",", answer)):
         return "alternatives for different unknowns"

@@ -58,15 +58,15 @@ def check_bounds(text: str) -> None:
 
 @lru_cache(maxsize=2048)
 def _parsed(text: str, is_latex: bool) -> tuple[Any, ...]:
-    """What math-verify finds. Of a formula that ends with a variable it strips no unit: it takes most letters for
-    one (`3x + 2t` would be `3x + 2`)."""
+    """Return what math-verify finds. Of a formula that ends with a variable it strips no unit: it takes most letters
+    for one (`3x + 2t` would be `3x + 2`)."""
     latex = _WITH_LETTERS if ends_with_variable(text.strip("$ ")) else _LATEX_ONLY
     values = parse(text, extraction_config=latex if is_latex else _BOTH, parsing_timeout=None, raise_on_error=False)
     return tuple(values)
 
 
 def as_latex(text: str) -> str:
-    """A formula as people type it (`pi/3`, `sqrt(2)`, `x**2`) in LaTeX's spelling."""
+    """Return a formula as people type it (`pi/3`, `sqrt(2)`, `x**2`) in LaTeX's spelling."""
     text = re.sub(
         r"(?<![\\a-zA-Z])(pi|infinity|infty)(?![a-zA-Z])", lambda m: "\\" + m[1].replace("inity", "ty") + " ", text
     )
@@ -77,7 +77,7 @@ def as_latex(text: str) -> str:
 
 
 def read_formula(text: str, is_wrapped: bool) -> tuple[Any, ...]:
-    """What math-verify reads in a text; with `is_wrapped` the whole text is one LaTeX formula."""
+    """Return what math-verify reads in a text; with `is_wrapped` the whole text is one LaTeX formula."""
     check_bounds(text)
     if not is_wrapped:
         return _parsed(text, False)
@@ -88,7 +88,7 @@ def read_formula(text: str, is_wrapped: bool) -> tuple[Any, ...]:
 
 
 def _read_bare(text: str) -> tuple[Any, ...]:
-    """The LaTeX grammar alone, without math-verify's clean-up (which takes a lone letter for a unit)."""
+    """Return the LaTeX grammar alone, without math-verify's clean-up (which takes a lone letter for a unit)."""
     try:
         return (latex2sympy(text, is_real=True, convert_degrees=False, normalization_config=None),)
     except Exception:
@@ -96,12 +96,12 @@ def _read_bare(text: str) -> tuple[Any, ...]:
 
 
 def is_equal(gold: tuple[Any, ...], answer: tuple[Any, ...]) -> bool:
-    """math-verify's verdict without its timeouts."""
+    """Return math-verify's verdict without its timeouts."""
     return bool(verify(list(gold), list(answer), timeout_seconds=None, raise_on_error=False))
 
 
 def _is_equal_sympy(gold: Any, answers: tuple[Any, ...]) -> bool:
-    """A SymPy-like gold against what was read: equal as written, after evaluation, or by math-verify."""
+    """Return a SymPy-like gold against what was read: equal as written, after evaluation, or by math-verify."""
     values = [answer for answer in answers if not isinstance(answer, str)]
     same_names = [(_renamed(gold), _renamed(answer)) for answer in values]
     if any(one == other or str(one) == str(other) for one, other in same_names):
@@ -129,7 +129,7 @@ def _evaluated(value: Any) -> Any:
 
 
 def compare(gold: str, answer: str, forms: list[tuple[bool, bool]]) -> tuple[str, str]:
-    """(verdict, reason): "right", "wrong" or "unparseable".
+    """Return (verdict, reason): "right", "wrong" or "unparseable".
 
     `forms` are pairs (gold as one formula, answer as one formula) to try in turn; the first in which both
     sides can be read and are equal is right.
@@ -182,7 +182,7 @@ _WARM_UP = (
 
 
 def _is_understood(found: tuple[Any, ...], text: str) -> bool:
-    """Whether more was found than the text itself, or the text is a word."""
+    """Say whether more was found than the text itself, or the text is a word."""
     return any(not isinstance(value, str) for value in found) or _WORDS.fullmatch(text.strip()) is not None
 
 

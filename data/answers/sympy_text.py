@@ -107,7 +107,7 @@ class _SympyReader(ast.NodeVisitor):
 
 
 def read_sympy(text: str) -> Any:
-    """A SymPy object of the text `str()` of one gives; None where it is not such a text."""
+    """Return a SymPy object of the text `str()` of one gives; None where it is not such a text."""
     try:
         tree = ast.parse(text.strip().replace("\n", " "), mode="eval")
         return _SympyReader().visit(tree)

@@ -44,7 +44,7 @@ class Batch:
     mismatched: "Batch | None" = None
 
     def to(self, device: torch.device) -> Self:
-        """The same batch on another device."""
+        """Return the same batch on another device."""
         moved: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
@@ -53,9 +53,9 @@ class Batch:
         return type(self)(**moved)
 
     def row_sums(self, values: torch.Tensor) -> torch.Tensor:
-        """Sums [rows] over the targets [R] of each row."""
+        """Return sums [rows] over the targets [R] of each row."""
         return values.new_zeros(self.num_rows).index_add(0, self.target_rows, values)
 
     def row_lengths(self) -> torch.Tensor:
-        """Targets of each row [rows]."""
+        """Return targets of each row [rows]."""
         return torch.bincount(self.target_rows, minlength=self.num_rows)

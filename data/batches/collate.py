@@ -31,14 +31,14 @@ class _Targets:
     weights: Sequence[float] = ()
 
     def key(self) -> str:
-        """A hash of the tokens and of which of them are targets."""
+        """Return a hash of the tokens and of which of them are targets."""
         kept = [weight != 0 for weight in self.weights]
         content = np.array([self.start, len(self.row), *self.row, *kept], dtype=np.int64)
         return hashlib.blake2b(content.tobytes(), digest_size=12).hexdigest()
 
 
 def _targets(rows: Sequence[_Targets], placed: PlacedRows) -> dict[str, torch.Tensor]:
-    """The fields of the targets. A row's first token has nothing before it and is none."""
+    """Return the fields of the targets. A row's first token has nothing before it and is none."""
     ids, numbers, positions, weights = [], [], [], []
     for number, (row, path) in enumerate(zip(rows, placed.paths, strict=True)):
         first = max(row.start, 1)
@@ -89,7 +89,7 @@ def collate_tokens(examples: Sequence[TokenExample], layout: Layout) -> Batch:
 
 
 def collate_steps(examples: Sequence[StepExample], layout: Layout) -> Batch:
-    """Process rewards: one row an example, one read for every step end, no targets."""
+    """Return process rewards: one row an example, one read for every step end, no targets."""
     reads = [
         Read(row, *read)
         for row, example in enumerate(examples)

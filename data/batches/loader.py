@@ -68,23 +68,23 @@ class Loader:
         return self._orders[epoch]
 
     def step_examples(self, step: int) -> list[Any]:
-        """The examples of step `step` (from 0) over all ranks, shortest first."""
+        """Return the examples of step `step` (from 0) over all ranks, shortest first."""
         count = len(self.examples)
         positions = range(step * self.batch_size, (step + 1) * self.batch_size)
         chosen = [self.examples[self._order(place // count)[place % count]] for place in positions]
         return sorted(chosen, key=example_length)
 
     def micro_batches(self, step: int) -> list[list[Any]]:
-        """This rank's share of the step, as many micro-batches on every rank. With a budget of tokens some are empty
-        where ranks times micro-batches is more than there are examples: few long ones on many ranks."""
+        """Return this rank's share of the step, as many micro-batches on every rank. With a budget of tokens some are
+        empty where ranks times micro-batches is more than there are examples: few long ones on many ranks."""
         return self._cut(self.step_examples(step))[self.rank :: self.world_size]
 
     def stand_in(self, step: int) -> Any:
-        """The example that takes part, uncounted, where a micro-batch of the step is empty: the shortest."""
+        """Return the example that takes part, uncounted, where a micro-batch of the step is empty: the shortest."""
         return self.step_examples(step)[0]
 
     def evaluation_batches(self) -> list[list[Any]]:
-        """All examples once, over all ranks, in order (with a budget: of equal weight)."""
+        """Return all examples once, over all ranks, in order (with a budget: of equal weight)."""
         size = self.micro_batch_size
         if self.micro_batch_tokens:
             return [cut for cut in _balanced(self.examples, self.micro_batch_tokens, 1) if cut]
@@ -98,8 +98,8 @@ class Loader:
 
 
 def _balanced(examples: Sequence[Any], budget: int, unit: int) -> list[list[Any]]:
-    """The fewest bins (a multiple of `unit`) of at most `budget` tokens that the longest-first rule finds; in each the
-    examples keep their order, and none is empty while there are as many examples as bins."""
+    """Return the fewest bins (a multiple of `unit`) of at most `budget` tokens that the longest-first rule finds; in
+    each the examples keep their order, and none is empty while there are as many examples as bins."""
     weights = [computed_tokens(example) for example in examples]
     heaviest_first = sorted(range(len(examples)), key=weights.__getitem__, reverse=True)
     number = unit * max(1, math.ceil(sum(weights) / (budget * unit)))

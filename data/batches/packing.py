@@ -45,7 +45,7 @@ class PackedRows:
 
 
 def shared_length(first: np.ndarray, second: np.ndarray) -> int:
-    """Tokens that two rows begin with alike."""
+    """Return tokens that two rows begin with alike."""
     size = min(len(first), len(second))
     differs = first[:size] != second[:size]
     return int(differs.argmax()) if differs.any() else size
@@ -88,7 +88,7 @@ class _Tree:
 
 
 def pack_rows(rows: Sequence[Sequence[int]], *, is_sharing: bool = True, min_shared: int = MIN_SHARED) -> PackedRows:
-    """One packed row of all tokens of `rows` (none of them empty). `is_sharing` false: each row stands alone."""
+    """Return one packed row of all tokens of `rows` (none of them empty). `is_sharing` false: each row stands alone."""
     arrays = [np.asarray(row, dtype=np.int64) for row in rows]
     if is_sharing:
         order = sorted(range(len(rows)), key=lambda index: list(rows[index]))
@@ -139,7 +139,7 @@ class PlacedRows:
 
 
 def place_rows(rows: Sequence[Sequence[int]], layout: Layout) -> PlacedRows:
-    """Rows of tokens, none of them empty, as a model takes them."""
+    """Return rows of tokens, none of them empty, as a model takes them."""
     if layout.kind != "padded":
         packed = pack_rows(rows, is_sharing=layout.kind == "shared")
         ids, positions = packed.ids.unsqueeze(0), packed.position_ids.unsqueeze(0)
@@ -155,7 +155,7 @@ def place_rows(rows: Sequence[Sequence[int]], layout: Layout) -> PlacedRows:
 
 
 def pad_rows(rows: Sequence[Sequence[int]], starts: Sequence[int], pad_id: int) -> tuple[torch.Tensor, ...]:
-    """(ids, attention_mask, response_mask) [B, T]; row i's response begins at token `starts[i]`."""
+    """Return (ids, attention_mask, response_mask) [B, T]; row i's response begins at token `starts[i]`."""
     placed = place_rows(rows, Layout("padded", pad_id))
     assert placed.attention_mask is not None
     response_mask = placed.attention_mask.bool()

@@ -32,7 +32,8 @@ class Mark:
 
 
 def token_text(tokenizer: Any) -> Piece:
-    """The text of one token behind others, special ones too; the token's own name where it is no whole character."""
+    """Return the text of one token behind others, special ones too; the token's own name where it is no whole
+    character."""
     decode = Decoder(tokenizer, skips_special_tokens=False)
 
     def piece(token: int) -> str:
@@ -43,7 +44,7 @@ def token_text(tokenizer: Any) -> Piece:
 
 
 def render(marks: Iterable[Mark], is_colour: bool) -> str:
-    """The tokens as one text, runs of equal weight together."""
+    """Return the tokens as one text, runs of equal weight together."""
     parts = []
     for (weight, target), run in groupby(marks, key=lambda mark: (mark.weight, mark.target)):
         text = "".join(mark.text for mark in run).replace("\n", "⏎\n")
@@ -57,7 +58,7 @@ def render(marks: Iterable[Mark], is_colour: bool) -> str:
 
 
 def _weighted(ids: Sequence[int], start: int, weights: Sequence[float], piece: Piece, target: str = "") -> list[Mark]:
-    """Ids that are read from `start` on, with their weights (empty: 1) and a target behind the last one."""
+    """Return ids that are read from `start` on, with their weights (empty: 1) and a target behind the last one."""
     factors = [0.0] * start + (list(weights) or [1.0] * (len(ids) - start))
     last = len(ids) - 1
     return [Mark(piece(token), factor, target if place == last else "")
@@ -105,7 +106,7 @@ def _pair(example: PairExample, piece: Piece, is_colour: bool) -> list[str]:
 
 
 def view(example: Any, piece: Piece, is_colour: bool) -> str:
-    """Any example, as the module says."""
+    """Return any example, as the module says."""
     if isinstance(example, PairExample):
         return "\n".join(_pair(example, piece, is_colour))
     if isinstance(example, StepExample):
@@ -116,7 +117,7 @@ def view(example: Any, piece: Piece, is_colour: bool) -> str:
 
 
 def of_each_kind(examples: Iterable[Any]) -> list[Any]:
-    """The first example of each kind, and the first of each whose tokens or reads weigh other than 1."""
+    """Return the first example of each kind, and the first of each whose tokens or reads weigh other than 1."""
     first_of_kind: dict[tuple[type, bool], Any] = {}
     for example in examples:
         weights = getattr(example, "weights", None) or [getattr(example, "weight", 1.0)]

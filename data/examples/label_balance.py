@@ -43,15 +43,15 @@ class LabelBalance:
 
 
 def inner_steps(records: Iterable[StepValues]) -> tuple[list[float | None], list[float | None]]:
-    """(labels, values) of all steps but the last one of every record, whose state is terminal."""
+    """Return (labels, values) of all steps but the last one of every record, whose state is terminal."""
     rows = list(records)
     labels = [label for row in rows for label in row.labels[:-1]]
     return labels, [value for row in rows for value in row.values[:-1]]
 
 
 def label_balance(labels: Iterable[float | None], values: Iterable[float | None]) -> LabelBalance | None:
-    """The most frequent label (the first of equally frequent ones) and the mean value of the labelled states, from
-    labels and values in one order; None without any label."""
+    """Return the most frequent label (the first of equally frequent ones) and the mean value of the labelled states,
+    from labels and values in one order; None without any label."""
     pairs = [(label, value) for label, value in zip(labels, values, strict=True) if label is not None]
     if not pairs:
         return None

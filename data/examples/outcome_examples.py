@@ -36,7 +36,7 @@ class JudgedResponse:
 def with_mismatched(
     examples: list[OutcomeExample], problem_ids: Sequence[str], max_length: int, path: str
 ) -> list[OutcomeExample]:
-    """Each example with a response to another problem, cut where it would pass `max_length` tokens.
+    """Return each example with a response to another problem, cut where it would pass `max_length` tokens.
 
     Sorted by problem and shifted by the size of the largest problem, so that every response is lent once and never
     within its problem. Raises BadInput where one problem has more than half of the examples.

@@ -22,7 +22,7 @@ from espalier.data.token_text import tokenise_steps
 
 
 def check_step_example(example: StepExample, path: str) -> StepExample:
-    """The example itself. Raises BadInput unless every position has a value in [0, 1] and lies in the text."""
+    """Return the example itself. Raises BadInput unless every position has a value in [0, 1] and lies in the text."""
     if len(example.positions) != len(example.values):
         numbers = f"{len(example.positions)} step ends and {len(example.values)} values"
         raise BadInput(f"{path}: '{example.id}' has {numbers}: one value a step is wanted")
@@ -37,7 +37,7 @@ def check_step_example(example: StepExample, path: str) -> StepExample:
 
 
 def prefix_examples(example: StepExample) -> list[StepExample]:
-    """One example for each read: the ids up to it, read at their last token."""
+    """Return one example for each read: the ids up to it, read at their last token."""
     weights = example.weights or [1.0] * len(example.values)
     outcome = len(example.values) if example.has_outcome else 0
     return [
@@ -57,7 +57,7 @@ def prefix_examples(example: StepExample) -> list[StepExample]:
 
 
 def class_weights(values: Sequence[float], num_classes: int) -> list[float]:
-    """Weights with mean 1 that give all classes that occur the same sum; class of v = round(v * (n - 1)).
+    """Return weights with mean 1 that give all classes that occur the same sum; class of v = round(v * (n - 1)).
 
     `num_classes` n = 2 balances good against bad at 1/2 (a value of exactly 1/2 is good), n = K + 1 the numbers
     of correct completions.
@@ -114,9 +114,9 @@ class StepValueExamples:
     """n > 0: n classes of labels get equal weight (`class_weights`), times the labels' own weights"""
 
     def load(self, tokenizer: Any) -> list[StepExample]:
-        """Examples in file order; `tokenizer` is not used: ids come from the sampler. Raises BadInput where nothing is
-        left to train on, and where all labels of inner steps are alike though the states' values say otherwise
-        (`data.examples.label_balance`)."""
+        """Return examples in file order; `tokenizer` is not used: ids come from the sampler. Raises BadInput where
+        nothing is left to train on, and where all labels of inner steps are alike though the states' values say
+        otherwise (`data.examples.label_balance`)."""
         examples: list[StepExample] = []
         seen: set[tuple[str, tuple[int, ...]]] = set()
         records = of_part(read_records(StepValues, self.path), self)
@@ -162,7 +162,7 @@ class StepValueExamples:
 
 
 def without_seen(example: StepExample, seen: set[tuple[bytes, float]]) -> StepExample:
-    """The example without the reads whose (prefix of ids, value) is in `seen`, which takes in the others."""
+    """Return the example without the reads whose (prefix of ids, value) is in `seen`, which takes in the others."""
     digest = hashlib.blake2b(digest_size=16)
     start, kept = 0, []
     for position, value in sorted(zip(example.positions, example.values, strict=True)):

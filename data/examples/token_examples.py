@@ -87,13 +87,13 @@ class PairExample:
 
 
 def is_held_out(problem_id: str, share: float) -> bool:
-    """Whether a problem belongs to the held-out `share`, by hash: the same everywhere, for every file."""
+    """Say whether a problem belongs to the held-out `share`, by hash: the same everywhere, for every file."""
     digest = hashlib.sha256(f"held-out/{problem_id}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 
 def is_in_part(problem_id: str, part: str, held_out_share: float) -> bool:
-    """Whether a problem belongs to `part`: all, train or held_out. Raises BadInput on another word."""
+    """Say whether a problem belongs to `part`: all, train or held_out. Raises BadInput on another word."""
     if part not in ("all", "train", "held_out"):
         raise BadInput(f"part must be all, train or held_out, got '{part}'")
     return part == "all" or is_held_out(problem_id, held_out_share) == (part == "held_out")
@@ -116,7 +116,7 @@ class HasPart(Protocol):
 
 
 def of_part(records: Sequence[R], source: HasPart) -> list[R]:
-    """The records of the problems of the source's part (`is_in_part` of their `problem_id`)."""
+    """Return the records of the problems of the source's part (`is_in_part` of their `problem_id`)."""
     kept = [row for row in records if is_in_part(row.problem_id, source.part, source.held_out_share)]  # type: ignore[attr-defined]
     reason = f"belong to problems that are not in part {source.part}"
     leave_out(source.path, len(records) - len(kept), len(records), "rows", reason, is_asked_for=True)
@@ -129,7 +129,7 @@ def leave_out_repeated(path: str, number: int, total: int, noun: str) -> None:
 
 
 def keep_short(examples: list[E], max_length: int, path: str) -> list[E]:
-    """The examples of at most `max_length` tokens. What is left out is counted in a warning, and how many of it
+    """Return the examples of at most `max_length` tokens. What is left out is counted in a warning, and how many of it
     have a prompt that fills the window alone; the longest is named. Raises BadInput where none is left."""
     kept = [example for example in examples if example_length(example) <= max_length]
     if len(kept) < len(examples):
@@ -145,7 +145,7 @@ def keep_short(examples: list[E], max_length: int, path: str) -> list[E]:
 
 
 def encode_demonstration(tokenizer: Any, demonstration: Demonstration) -> TokenExample:
-    """Prompt and completion tokenised apart, so that the border is where sampling will put it; then EOS.
+    """Return prompt and completion tokenised apart, so that the border is where sampling will put it; then EOS.
 
     Behind the prompt the completion's tokens read as its text, also where the tokenizer writes a space before what it
     tokenises by itself.
@@ -154,7 +154,7 @@ def encode_demonstration(tokenizer: Any, demonstration: Demonstration) -> TokenE
 
 
 def encode_demonstrations(tokenizer: Any, demonstrations: Sequence[Demonstration], path: str) -> list[TokenExample]:
-    """`encode_demonstration` of each. Warns, once, where a tokenizer that normalises changes completions."""
+    """Return `encode_demonstration` of each. Warns, once, where a tokenizer that normalises changes completions."""
     pairs = [_encode(tokenizer, row) for row in demonstrations]
     changed = [example.id for example, is_exact in pairs if not is_exact]
     if changed:
@@ -164,7 +164,7 @@ def encode_demonstrations(tokenizer: Any, demonstrations: Sequence[Demonstration
 
 
 def _encode(tokenizer: Any, row: Demonstration) -> tuple[TokenExample, bool]:
-    """The example, and whether its completion's tokens read as the completion."""
+    """Return the example, and whether its completion's tokens read as the completion."""
     prompt = encode_text(tokenizer, row.prompt, f"demonstration '{row.id}'")
     completion, is_exact = encode_response(tokenizer, prompt, row.completion)
     return TokenExample(row.id, [*prompt, *completion, tokenizer.eos_token_id], len(prompt)), is_exact
@@ -184,7 +184,7 @@ class DemonstrationExamples:
     is_completion_only: bool = True
 
     def load(self, tokenizer: Any) -> list[TokenExample]:
-        """Examples in file order."""
+        """Return examples in file order."""
         records = read_records(Demonstration, self.path)
         examples = encode_demonstrations(tokenizer, records, self.path)
         long = [e for e in examples if len(e.ids) - e.prompt_length >= self.min_completion_tokens]
@@ -261,7 +261,7 @@ class PreferenceExamples:
     has_score_margin: bool = False
 
     def load(self, tokenizer: Any) -> list[PairExample]:
-        """Examples in file order; `tokenizer` is not used. Raises BadInput on a pair with an empty part."""
+        """Return examples in file order; `tokenizer` is not used. Raises BadInput on a pair with an empty part."""
         examples = [self._example(pair) for pair in of_part(read_records(PreferencePair, self.path), self)]
         return keep_short(examples, self.max_length, self.path)
 
@@ -274,12 +274,12 @@ class PreferenceExamples:
 
 
 def pair_length(pair: PairExample) -> int:
-    """Tokens of the longer side with its prompt."""
+    """Return tokens of the longer side with its prompt."""
     return len(pair.prompt_ids) + max(len(pair.chosen_ids), len(pair.rejected_ids))
 
 
 def example_length(example: Any) -> int:
-    """Tokens of any example, for batching by length."""
+    """Return tokens of any example, for batching by length."""
     if isinstance(example, PairExample):
         return pair_length(example)
     if isinstance(example, OutcomeExample):
@@ -288,21 +288,21 @@ def example_length(example: Any) -> int:
 
 
 def computed_tokens(example: Any) -> int:
-    """Tokens that a pass over any example computes without padding: a pair's prompt once, both its sides."""
+    """Return tokens that a pass over any example computes without padding: a pair's prompt once, both its sides."""
     if isinstance(example, PairExample):
         return len(example.prompt_ids) + len(example.chosen_ids) + len(example.rejected_ids)
     return len(example.ids)
 
 
 def prompt_tokens(example: Any) -> int:
-    """Tokens of any example's prompt; 0 where it does not say."""
+    """Return tokens of any example's prompt; 0 where it does not say."""
     if isinstance(example, PairExample):
         return len(example.prompt_ids)
     return getattr(example, "prompt_length", 0)
 
 
 def examples_fingerprint(examples: Sequence[Any]) -> str:
-    """A hash of the examples and their order, stored in checkpoints: a resume on other data is refused."""
+    """Return a hash of the examples and their order, stored in checkpoints: a resume on other data is refused."""
     digest = hashlib.sha256()
     for example in examples:
         digest.update(repr(example).encode())

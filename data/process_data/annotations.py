@@ -14,7 +14,7 @@ def labels_up_to(first_error: int, num_steps: int) -> list[float | None]:
 
 
 def first_zero(labels: Sequence[float | None]) -> int | None:
-    """The first error that the labels tell: the index of the first 0; -1 where all are known and above 0; None
+    """Return the first error that the labels tell: the index of the first 0; -1 where all are known and above 0; None
     where an unknown label stands before the first 0, or without any 0."""
     for index, label in enumerate(labels):
         if label is None:
@@ -25,19 +25,19 @@ def first_zero(labels: Sequence[float | None]) -> int | None:
 
 
 def plain_steps(record: AnnotatedSolution, name: str) -> list[str]:
-    """The steps as a format that publishes a list holds them: as they are where they come from that format
+    """Return the steps as a format that publishes a list holds them: as they are where they come from that format
     (`name`), else without the white space around them."""
     return record.steps if record.info.get("format") == name else [step.strip() for step in record.steps]
 
 
 def own_extra(record: AnnotatedSolution, name: str) -> JsonRow:
-    """The columns kept for the format it was read from; none where that is another one."""
+    """Return the columns kept for the format it was read from; none where that is another one."""
     extra: JsonRow = record.info.get("extra", {}) if record.info.get("format") == name else {}
     return extra
 
 
 def judged_part(record: AnnotatedSolution, place: str) -> tuple[list[str], list[float]]:
-    """The steps before the first one that nobody judged, with their labels: all that a format without empty
+    """Return the steps before the first one that nobody judged, with their labels: all that a format without empty
     labels can hold. Raises BadInput where that is nothing."""
     labels: list[float] = []
     for label in record.labels:
@@ -50,7 +50,7 @@ def judged_part(record: AnnotatedSolution, place: str) -> tuple[list[str], list[
 
 
 def the_only(records: Sequence[AnnotatedSolution], place: str) -> AnnotatedSolution:
-    """The record of a format that has one for each published row. Raises BadInput where there are more."""
+    """Return the record of a format that has one for each published row. Raises BadInput where there are more."""
     if len(records) != 1:
         raise BadInput(f"{place}: {len(records)} records come from one published row: remove all but one")
     return records[0]

@@ -48,16 +48,16 @@ class StepFormat(Protocol):
     is_array: bool
 
     def read(self, row: JsonRow, key: str, place: str) -> list[AnnotatedSolution]:
-        """The records of a published row, at least one, under ids that begin with the format and `key`.
-        Raises BadInput naming `place`."""
+        """Return the records of a published row, at least one, under ids that begin with the format and `key`. Raises
+        BadInput naming `place`."""
 
     def write(self, records: Sequence[AnnotatedSolution], place: str) -> JsonRow:
-        """The published row of its records; or of one record of another format, where this one can hold it.
+        """Return the published row of its records; or of one record of another format, where this one can hold it.
         Raises BadInput naming `place`."""
 
 
 def step_format(name: str, *, alternatives: bool = False, neutral_label: float = 1.0) -> StepFormat:
-    """The format of a name; the settings are PRM800K's. Raises BadInput on an unknown name."""
+    """Return the format of a name; the settings are PRM800K's. Raises BadInput on an unknown name."""
     formats: dict[str, StepFormat] = {
         "prm800k": PRM800K(alternatives, neutral_label),
         "math_shepherd": MathShepherd(),
@@ -73,7 +73,7 @@ def step_format(name: str, *, alternatives: bool = False, neutral_label: float =
 
 
 def read_labelled(path: str | Path, form: StepFormat) -> Iterator[AnnotatedSolution]:
-    """All rows of a published file, in its order, one after the other.
+    """Return all rows of a published file, in its order, one after the other.
 
     Keys of rows are hashes of their content, so the same row has the same ids in every file. A row that
     stands twice in one file is kept, under a key with `~2`; so is a row whose published id another row has that
@@ -121,7 +121,7 @@ def _written(form: StepFormat, group: Sequence[AnnotatedSolution], place: str) -
 def to_step_texts(
     record: AnnotatedSolution, template: PromptTemplate | None = None
 ) -> tuple[str, list[str], list[float | None]]:
-    """(prompt, S steps, S labels) as a model reads them.
+    """Return (prompt, S steps, S labels) as a model reads them.
 
     The steps join to the response exactly: each but the last ends with the format's separator. `labels` in
     [0, 1] belong to the ends of the steps; None: nothing is learnt there. Without a template the prompt is

@@ -57,7 +57,7 @@ def _check_value(value: float | None, place: str) -> None:
 
 
 def _flat_paths(question: str, entries: list[dict[str, Any]], place: str) -> tuple[list[Path], dict[str, Any]]:
-    """(paths, what `info` keeps of the root). Places are indices into the published list."""
+    """Return (paths, what `info` keeps of the root). Places are indices into the published list."""
     prefixes = [parse_record(Prefix, entry, f"{place}: prefix {index}") for index, entry in enumerate(entries)]
     for index, prefix in enumerate(prefixes):
         _check_value(prefix.mc_value, f"{place}: prefix {index}")
@@ -90,7 +90,7 @@ def _flat_paths(question: str, entries: list[dict[str, Any]], place: str) -> tup
 
 
 def _tree_paths(question: str, root: dict[str, Any], place: str) -> tuple[list[Path], dict[str, Any]]:
-    """(paths, what `info` keeps of the root). The place of a node lists the child to take at every level."""
+    """Return (paths, what `info` keeps of the root). The place of a node lists the child to take at every level."""
     top = parse_record(Node, root, f"{place}: root")
     if top.text != question:
         raise BadInput(f"{place}: the root's text is not the question: correct or remove this row")

@@ -37,7 +37,7 @@ class Named:
 
 
 def _signs(known: MathShepherdRow, place: str) -> list[str]:
-    """The sign in the place of every mark. Raises BadInput where `label` is another text than `input`."""
+    """Return the sign in the place of every mark. Raises BadInput where `label` is another text than `input`."""
     signs: list[str] = []
     at = 0
     for number, piece in enumerate(known.input.split(MARK)):
@@ -54,7 +54,7 @@ def _signs(known: MathShepherdRow, place: str) -> list[str]:
 
 
 def _split(text: str) -> tuple[list[str], list[list[Any]]]:
-    """(steps, [offset in the step, mark as it is written] of each marked step), from a text with its marks."""
+    """Return (steps, [offset in the step, mark as it is written] of each marked step), from a text with its marks."""
     steps: list[str] = []
     marks: list[list[Any]] = []
     start = 0
@@ -73,12 +73,12 @@ def _split(text: str) -> tuple[list[str], list[list[Any]]]:
 
 
 def _plain_marks(steps: Sequence[str]) -> list[list[Any]]:
-    """Where the marks stand in the published way: a space and the mark before the newline that ends a step."""
+    """Say where the marks stand in the published way: a space and the mark before the newline that ends a step."""
     return [[len(step.rstrip("\n")), f" {MARK}"] for step in steps]
 
 
 def _joined(steps: Sequence[str], marks: Sequence[Sequence[Any]], ends: Sequence[str]) -> str:
-    """The text of the steps with `ends[i]` in the place of the letters of mark i."""
+    """Return the text of the steps with `ends[i]` in the place of the letters of mark i."""
     parts: list[str] = []
     for index, step in enumerate(steps):
         if index < len(marks):

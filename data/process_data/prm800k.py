@@ -101,7 +101,7 @@ def _rating(rating: int | None, place: str) -> int | None:
 
 
 def _judged(step: Step, place: str) -> tuple[list[Judged], Judged | None]:
-    """(all completions of a step, the one the path takes or None)."""
+    """Return (all completions of a step, the one the path takes or None)."""
     options: list[Judged] = []
     for number, value in enumerate(step.completions or []):
         where = f"{place}: completion {number}"
@@ -121,7 +121,7 @@ def _judged(step: Step, place: str) -> tuple[list[Judged], Judged | None]:
 
 
 def _found_error(options: Sequence[Judged], planned: Sequence[str], index: int) -> Judged | None:
-    """The wrong step that ended the labelling."""
+    """Return the wrong step that ended the labelling."""
     wrong = [option for option in options if option.rating == -1]
     from_plan = [option for option in wrong if index < len(planned) and option.text == planned[index]]
     return next(iter([*from_plan, *wrong]), None)

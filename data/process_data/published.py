@@ -16,7 +16,7 @@ JsonRow = dict[str, Any]
 
 
 def iter_published(path: str | Path) -> Iterator[tuple[str, JsonRow]]:
-    """(place, object) of every row; blank lines are passed over.
+    """Return (place, object) of every row; blank lines are passed over.
 
     Raises BadInput on a file that cannot be read and on the first row that is not a JSON object.
     """
@@ -27,7 +27,7 @@ def iter_published(path: str | Path) -> Iterator[tuple[str, JsonRow]]:
 
 
 def take_known(kind: type[R], row: Mapping[str, Any], place: str) -> tuple[R, JsonRow]:
-    """The fields of the dataclass `kind`, validated, and all other columns of the row as they stand.
+    """Return the fields of the dataclass `kind`, validated, and all other columns of the row as they stand.
 
     A field with a default may be absent; for one that must be written back as it was, look at it with a `kind`
     of its own and leave it among the others. Raises BadInput on a missing or ill-typed field, in the names of the
@@ -46,6 +46,6 @@ def content_key(value: Any) -> str:
 
 
 def problem_key(question: str) -> str:
-    """`problem-` and 16 hex digits of the question, whatever its white space: one problem has one id in all
+    """Return `problem-` and 16 hex digits of the question, whatever its white space: one problem has one id in all
     formats, and so falls on one side of every split."""
     return f"problem-{content_key(' '.join(question.split()))}"

@@ -57,8 +57,8 @@ class TRLStepwise:
         return [record]
 
     def write(self, records: Sequence[AnnotatedSolution], place: str) -> JsonRow:
-        """Any record whose first step was judged, up to the first step that was not. Steps of other formats
-        lose the white space around them; labels are bools where all are 0 or 1."""
+        """Return any record whose first step was judged, up to the first step that was not. Steps of other formats lose
+        the white space around them; labels are bools where all are 0 or 1."""
         record = the_only(records, place)
         steps, numbers = judged_part(record, place)
         is_own = record.info.get("format") == self.name

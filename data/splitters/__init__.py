@@ -65,7 +65,7 @@ SPLITTERS: dict[str, StepSplitter] = {
 
 
 def splitter(name: str) -> StepSplitter:
-    """The step splitter of that name. Raises BadInput, with the names there are, on any other."""
+    """Return the step splitter of that name. Raises BadInput, with the names there are, on any other."""
     if not isinstance(name, str) or name not in SPLITTERS:
         raise BadInput(f"there is no step splitter {name!r}: choose one of {', '.join(SPLITTERS)}")
     return SPLITTERS[name]

@@ -94,7 +94,7 @@ class _Scan:
 
 
 def _dollar_blocks(dollars: list[int], groups: list[Span]) -> list[Span]:
-    """The formulas between dollars (places in the text), from left to right.
+    """Return the formulas between dollars (places in the text), from left to right.
 
     `inline[i]` and `display[i]` are the numbers of the dollar (of the pair's first dollar) that closes a
     formula whose inside begins before dollar i; `num` where there is none.
@@ -129,7 +129,7 @@ def _dollar_blocks(dollars: list[int], groups: list[Span]) -> list[Span]:
 
 
 def _merge(spans: list[Span]) -> list[Span]:
-    """The outermost spans, in order; those that overlap become one, those that touch do not."""
+    """Return the outermost spans, in order; those that overlap become one, those that touch do not."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if merged and start < merged[-1][1]:
@@ -140,7 +140,7 @@ def _merge(spans: list[Span]) -> list[Span]:
 
 
 def outside(places: Iterable[int], blocks: list[Span]) -> list[int]:
-    """The places (rising) that are not inside a block; a border of a block is outside."""
+    """Return the places (rising) that are not inside a block; a border of a block is outside."""
     kept: list[int] = []
     number = 0
     for place in places:
@@ -152,8 +152,8 @@ def outside(places: Iterable[int], blocks: list[Span]) -> list[int]:
 
 
 def find_blocks(text: str) -> list[Span]:
-    """(start, end) of every outermost LaTeX block, in order, as character offsets; blocks never overlap,
-    but one may begin where another ends."""
+    """Return (start, end) of every outermost LaTeX block, in order, as character offsets; blocks never overlap, but one
+    may begin where another ends."""
     scan = _Scan(text)
     blocks = _merge(scan.blocks)
     return _merge(blocks + _dollar_blocks(outside(scan.dollars, blocks), scan.groups))

@@ -12,7 +12,7 @@ _ANSWER = re.compile(r"\s*####(?!#)")
 
 
 def pieces(text: str, cuts: Iterable[int]) -> list[str]:
-    """The text cut at character offsets; `cuts` never fall, and those that would leave an empty piece do
+    """Return the text cut at character offsets; `cuts` never fall, and those that would leave an empty piece do
     nothing."""
     lines: list[str] = []
     start = 0
@@ -24,19 +24,18 @@ def pieces(text: str, cuts: Iterable[int]) -> list[str]:
 
 
 def first_text(text: str, start: int = 0) -> int:
-    """The place of the first character from `start` on that is no white space; the text's length if none."""
+    """Return the place of the first character from `start` on that is no white space; the text's length if none."""
     match = _TEXT.search(text, start)
     return match.start() if match else len(text)
 
 
 def line_starts(text: str) -> list[int]:
-    """Where the lines that are not blank start."""
+    """Say where the lines that are not blank start."""
     return [line.start() for line in _LINE_WITH_TEXT.finditer(text)]
 
 
 def split_lines(response: str) -> list[str]:
-    """One step a line, newline included; blank lines belong to the step before them, leading ones to the
-    first.
+    """Return one step a line, newline included; blank lines belong to the step before them, leading ones to the first.
 
     `"".join(split_lines(r)) == r`, and a response that is not empty has at least one step.
     """
@@ -44,7 +43,7 @@ def split_lines(response: str) -> list[str]:
 
 
 def split_gsm8k(response: str) -> list[str]:
-    """One step a line, as VinePPO (Kazemnejad et al. 2024) cuts GSM8K: a newline opens the step after it.
+    """Return one step a line, as VinePPO (Kazemnejad et al. 2024) cuts GSM8K: a newline opens the step after it.
 
     Leading blank lines belong to the first step with text, later ones are steps of their own. A line that
     begins with `####` (the answer) belongs to the last step with text before it, and blank lines around it

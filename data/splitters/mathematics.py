@@ -25,7 +25,7 @@ _SEPARATORS = (
 
 
 def _ends_sentence(text: str, period: re.Match[str]) -> bool:
-    """Whether a capital follows, and more than two letters (or none) stand before the period."""
+    """Say whether a capital follows, and more than two letters (or none) stand before the period."""
     if not text[period.end() : period.end() + 1].isupper():
         return False
     letters = 0
@@ -35,7 +35,7 @@ def _ends_sentence(text: str, period: re.Match[str]) -> bool:
 
 
 def _merge_short(text: str, cuts: list[int], formula_ends: set[int]) -> list[int]:
-    """The cuts that stay when a short or blank piece joins the next one, and the last one the one before it.
+    """Return the cuts that stay when a short or blank piece joins the next one, and the last one the one before it.
 
     A piece that ends with a formula that ends with a period is long enough.
     """
@@ -52,7 +52,7 @@ def _merge_short(text: str, cuts: list[int], formula_ends: set[int]) -> list[int
 
 
 def _most_central(places: list[int], start: int, end: int) -> int | None:
-    """The place nearest to the middle of a piece, the first of two; None where no place leaves two halves."""
+    """Return the place nearest to the middle of a piece, the first of two; None where no place leaves two halves."""
     low = bisect_left(places, start + SHORTEST_HALF)
     high = bisect_right(places, end - SHORTEST_HALF)
     if low >= high:
@@ -80,7 +80,7 @@ def _halve(start: int, end: int, separators: list[list[int]]) -> list[int]:
 
 
 def split_math(response: str) -> list[str]:
-    """Steps of a solution with LaTeX in it.
+    """Return steps of a solution with LaTeX in it.
 
     A step ends after a period that a capital follows (not after one or two letters: `Dr.`, `A.B.`), before a
     newline, and after a formula that ends with a period (`.$`, `.$$`, `.\\)`, `.\\]`). Pieces under 20

@@ -13,7 +13,7 @@ from espalier.data.records import BadInput
 
 
 def is_cut_point(logprobs: Sequence[float], threshold: float = 0.9) -> list[bool]:
-    """Which tokens were sampled with a probability below `threshold`.
+    """Return which tokens were sampled with a probability below `threshold`.
 
     `logprobs` are natural logarithms, one a token (T values in, T out). Raises BadInput on a value that is no
     log-probability and on a threshold outside (0, 1].
@@ -32,7 +32,7 @@ def cut_points_by_probability(
     threshold: float = 0.9,
     cut_points_per_segment: int | None = None,
 ) -> list[int]:
-    """Token ends of the segments of a response, as `Trajectory.step_ends`: rising, the last is T.
+    """Return token ends of the segments of a response, as `Trajectory.step_ends`: rising, the last is T.
 
     A segment ends after a cut point (see `is_cut_point`): after every one; with `cut_points_per_segment` after
     every so many, the last segment taking what is left; with `num_segments` so that all segments hold equally

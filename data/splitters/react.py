@@ -53,7 +53,7 @@ class CleanedReact:
 
 
 def react_steps(response: str) -> list[ReactStep]:
-    """The steps of a response; their texts join to it exactly, nothing is left out, only flagged.
+    """Return the steps of a response; their texts join to it exactly, nothing is left out, only flagged.
 
     A step begins at a line with a label. Text before the first label is Thought 1; blank lines there belong to
     the first step.
@@ -88,12 +88,12 @@ def react_steps(response: str) -> list[ReactStep]:
 
 
 def split_react(response: str) -> list[str]:
-    """The texts of `react_steps`."""
+    """Return the texts of `react_steps`."""
     return [step.text for step in react_steps(response)]
 
 
 def cleaned_react(response: str, *, min_steps: int = 0, joins_lines: bool = True) -> CleanedReact:
-    """The response up to its one Finish line, or why it is not to be trained on.
+    """Return the response up to its one Finish line, or why it is not to be trained on.
 
     What follows a line that begins with `Context:` (the model goes on to another question) is cut off. Exactly
     one step may be the Finish step. With `joins_lines` blank lines go, unlabelled lines join the line before
@@ -130,7 +130,7 @@ def cleaned_react(response: str, *, min_steps: int = 0, joins_lines: bool = True
 
 
 def _finish_lines(lines: list[str]) -> list[str]:
-    """The lines of a Finish step up to the one that closes its bracket; the first alone where none does."""
+    """Return the lines of a Finish step up to the one that closes its bracket; the first alone where none does."""
     first = next(number for number, line in enumerate(lines) if line.strip())
     for number in range(first, len(lines)):
         if "]" in lines[number].partition(FINISH)[2 if number == first else 0]:
@@ -139,5 +139,5 @@ def _finish_lines(lines: list[str]) -> list[str]:
 
 
 def clean_react_response(response: str, *, min_steps: int = 0, joins_lines: bool = True) -> str | None:
-    """The text of `cleaned_react`, None where it rejects the response."""
+    """Return the text of `cleaned_react`, None where it rejects the response."""
     return cleaned_react(response, min_steps=min_steps, joins_lines=joins_lines).text

@@ -30,7 +30,7 @@ _ALSO_WORDS = frozenset(("no", "art", "ex", "def", "mar", "wed", "fig", "prop"))
 
 
 def _is_abbreviation(text: str, place: int, next_character: str) -> bool:
-    """Whether the period at `place` belongs to an abbreviation, an initial or a list's number."""
+    """Say whether the period at `place` belongs to an abbreviation, an initial or a list's number."""
     if place > 1 and text[place - 1].isupper() and not text[place - 2].isalnum():
         return True
     near = text[max(0, place - 8) : place]
@@ -50,7 +50,7 @@ def _is_abbreviation(text: str, place: int, next_character: str) -> bool:
 
 
 def _ends(text: str, mark: re.Match[str]) -> bool:
-    """Whether a sentence ends with this run of marks."""
+    """Say whether a sentence ends with this run of marks."""
     if mark.lastgroup != "marks":
         return True
     if not text[mark.end() : mark.end() + 1].isspace():
@@ -63,7 +63,7 @@ def _ends(text: str, mark: re.Match[str]) -> bool:
 
 
 def split_sentences(response: str) -> list[str]:
-    """One sentence a step; white space between sentences, and a newline, belongs to the sentence after it.
+    """Return one sentence a step; white space between sentences, and a newline, belongs to the sentence after it.
 
     A sentence ends with `.`, `!`, `?` or an ellipsis, quotes, brackets and formulas that close there included,
     before white space and anything but a small letter; with a CJK full stop; and at the end of a line. It does

@@ -20,7 +20,7 @@ _START = re.compile(f"^(?:{_LABEL}|{_SOCRATIC})", re.MULTILINE)
 
 
 def split_sub_questions(response: str) -> list[str]:
-    """One sub-question with its answer a step; newlines belong to the step before them.
+    """Return one sub-question with its answer a step; newlines belong to the step before them.
 
     A step begins at a line with the label of a sub-question or with ` ** ` between question and step. Other
     lines (answers, continuations, `#### answer`) belong to the step before them. Text before the first

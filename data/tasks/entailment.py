@@ -57,7 +57,7 @@ class LogiQANLI(PublishedTask):
 
 
 def _premises(row: Row, name: str) -> list[str]:
-    """The premises of one kind that are not empty."""
+    """Return the premises of one kind that are not empty."""
     value = row.fields.get(name)
     parts = value if isinstance(value, list) else [row.text(name, default="")]
     if not all(isinstance(part, str) for part in parts):

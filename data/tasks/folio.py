@@ -50,7 +50,7 @@ class FOLIO(PublishedTask):
     hub_splits: ClassVar[Mapping[str, str]] = {"train": "train", "dev": "validation"}
 
     def read_file(self, path: Path) -> list[Row]:
-        """Tab-separated rows, or JSON."""
+        """Return tab-separated rows, or JSON."""
         return read_tab_rows(path) or super().read_file(path)
 
     def problem(self, row: Row) -> Problem:
@@ -90,7 +90,7 @@ def _from_options(problem: Problem) -> Problem:
 
 
 def _literal(text: str) -> list[Any] | None:
-    """The list that a text writes as Python does, None where it writes none. Raises BadRow on a damaged one."""
+    """Return the list that a text writes as Python does, None where it writes none. Raises BadRow on a damaged one."""
     if not text.lstrip().startswith("["):
         return None
     try:

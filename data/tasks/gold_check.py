@@ -92,14 +92,14 @@ def _first(gold: Gold) -> str:
 
 
 def _layouts(task: Task, gold: Gold) -> tuple[str, ...]:
-    """The layouts that an answer to this gold may have."""
+    """Return the layouts that an answer to this gold may have."""
     kind_of = getattr(task, "kind_of", None)
     return _LAYOUTS.get(kind_of(gold), _ANY_LAYOUT) if kind_of else _ANY_LAYOUT
 
 
 def changed(gold: str, num_options: int = 0) -> str:
-    """An answer of the gold's form that is not the gold: another letter, another truth value, a number 17 larger,
-    a formula plus 17, other words."""
+    """Return an answer of the gold's form that is not the gold: another letter, another truth value, a number 17
+    larger, a formula plus 17, other words."""
     plain = gold.strip()
     if len(plain) == 1 and plain.isupper() and plain.isascii():
         letters = "ABCDEFGHIJ"[: max(num_options, 2)]

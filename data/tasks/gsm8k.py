@@ -42,7 +42,7 @@ class GSM8K(PublishedTask):
             raise BadInput(f"gsm8k: task.variant must be main or socratic, got '{self.variant}'")
 
     def places(self, split: str) -> tuple[str, ...]:
-        """`train.jsonl`, in the socratic variant `train_socratic.jsonl`."""
+        """Return `train.jsonl`, in the socratic variant `train_socratic.jsonl`."""
         places = super().places(split)
         if self.variant == "main":
             return places

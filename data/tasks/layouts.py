@@ -41,7 +41,7 @@ _NUM_TRIED = 20
 
 
 def tasks_that_take(path: Path) -> list[str]:
-    """The tasks that read each of the file's first rows, by name."""
+    """Return the tasks that read each of the file's first rows, by name."""
     return [name for name, kind in TASKS.items() if _takes(kind(str(path)), path)]
 
 

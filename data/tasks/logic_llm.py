@@ -27,12 +27,12 @@ def strip_own_letter(option: str, index: int) -> str:
 
 
 def is_logic_llm(row: Row) -> bool:
-    """Whether the row has this layout's fields."""
+    """Say whether the row has this layout's fields."""
     return all(row.has(name) for name in ("context", "question", "options"))
 
 
 def logic_llm_places(subset: str, split: str) -> tuple[str, ...]:
-    """Where the file of a split of a set stands."""
+    """Say where the file of a split of a set stands."""
     return (f"{split}.json", f"{subset}/{split}.json", f"data/{subset}/{split}.json",
             f"{subset}_{split}.json", f"logic_llm/{subset}_{split}.json")  # fmt: skip
 
@@ -64,7 +64,7 @@ class LogicLLM(PublishedTask):
             raise BadInput(f"logic_llm: task.subset must be one of {', '.join(SUBSETS)}, got '{self.subset}'{other}")
 
     def places(self, split: str) -> tuple[str, ...]:
-        """The published names of the subset."""
+        """Return the published names of the subset."""
         return tuple(place.replace("SUBSET", self.subset) for place in super().places(split))
 
     def problem(self, row: Row) -> Problem:

@@ -36,7 +36,7 @@ _LETTER_BLANK = re.compile(r"([A-Z])(?:\s?[.．、?？):：]|\s)\s*(?=\S)")
 
 
 def strip_letters(options: list[str], pattern: re.Pattern[str] = _LETTER_STOP) -> list[str]:
-    """The options without `A.`, `B.`, … where every one begins with its own letter; else as they are."""
+    """Return the options without `A.`, `B.`, … where every one begins with its own letter; else as they are."""
     matches = [pattern.match(option) for option in options]
     own = [match for match, letter in zip(matches, LETTERS, strict=False) if match and match[1] == letter]
     if len(own) < len(options):
@@ -69,7 +69,7 @@ class LogiQA2(PublishedTask):
     }
 
     def problem(self, row: Row) -> Problem:
-        """`info["subject"]` joins the names of the kinds of reasoning."""
+        """Return `info["subject"]` joins the names of the kinds of reasoning."""
         options = strip_letters(row.texts("options"))
         names = kinds_of_reasoning(row)
         gold = letter_of(row.integer("answer"), len(options)) if row.has("answer") else ""
@@ -89,7 +89,7 @@ class LogiQA1(PublishedTask):
     }
 
     def read_file(self, path: Path) -> list[Row]:
-        """One row for each run of lines between blank ones; one that is not of seven lines is an error."""
+        """Return one row for each run of lines between blank ones; one that is not of seven lines is an error."""
         rows: list[Row] = []
         block: list[str] = []
         for number, line in enumerate([*read_text(path).split("\n"), ""], 1):
@@ -113,7 +113,7 @@ class LogiQA1(PublishedTask):
 
 
 def reclor_problem(row: Row) -> Problem:
-    """A row of ReClor's layout, with any number of answers."""
+    """Return a row of ReClor's layout, with any number of answers."""
     options = row.texts("answers")
     gold = letter_of(row.integer("label"), len(options)) if row.has("label") else ""
     kind = row.fields.get("question_type")
@@ -132,7 +132,7 @@ class ReClor(PublishedTask):
     }
 
     def problem(self, row: Row) -> Problem:
-        """`info["subject"]` is the question type, where the row has one."""
+        """Set `info["subject"]` to the question type, where the row has one."""
         return reclor_problem(row)
 
 
@@ -156,7 +156,7 @@ class ARLSAT(PublishedTask):
             raise BadInput(f"ar_lsat: task.layout must be passages or reclor, got '{self.layout}'")
 
     def places(self, split: str) -> tuple[str, ...]:
-        """The published names of the layout."""
+        """Return the published names of the layout."""
         places = super().places(split)
         if self.layout == "passages":
             return places
@@ -164,7 +164,7 @@ class ARLSAT(PublishedTask):
         return tuple(f"{folder}{name}.json" for folder in ("", "complete_lsat_data/", "ar_lsat/complete_lsat_data/"))
 
     def expand(self, row: Row) -> list[Row]:
-        """One row for each question of a passage."""
+        """Return one row for each question of a passage."""
         if row.has("answers") or is_logic_llm(row):
             return [row]
         questions = row.fields.get("questions")
@@ -178,7 +178,7 @@ class ARLSAT(PublishedTask):
         ]
 
     def problem(self, row: Row) -> Problem:
-        """`info["subject"]` lists the tags that are not empty."""
+        """Return `info["subject"]` lists the tags that are not empty."""
         if row.has("answers"):
             return reclor_problem(row)
         if is_logic_llm(row):

@@ -28,8 +28,8 @@ _BARE = re.compile(r"[^\s$]+")
 
 
 def last_boxed(text: str) -> str | None:
-    r"""What the last `\boxed` or `\fbox` holds, "" where it is empty; None where there is none, or its braces do not
-    close.
+    r"""Return what the last `\boxed` or `\fbox` holds, "" where it is empty; None where there is none, or its braces do
+    not close.
 
     An escaped brace (`\{`) is no brace. Without braces (`\boxed 2`) it is the text up to a blank or `$`.
     """
@@ -69,7 +69,7 @@ class MATH(PublishedTask):
     hub_splits: ClassVar[Mapping[str, str]] = {"train": "train", "test": "test"}
 
     def read_file(self, path: Path) -> list[Row]:
-        """The archive's folder of one split, or a table."""
+        """Return the archive's folder of one split, or a table."""
         return read_json_folder(path) if path.is_dir() else read_json_rows(path)
 
     def problem(self, row: Row) -> Problem:
@@ -100,7 +100,7 @@ class MATH(PublishedTask):
         return super().read_split(split)
 
     def read_pool(self, plan: SplitPlan) -> Rows:
-        """The pool less the held-out list."""
+        """Return the pool less the held-out list."""
         problems, rejected = super().read_pool(plan)
         if not self.held_out:
             return problems, rejected

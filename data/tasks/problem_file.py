@@ -36,7 +36,7 @@ class ProblemFile(PublishedTask):
         return problem
 
     def _named(self, problem: Problem, split: str, index: int, taken: set[str]) -> Problem:
-        """The problem as it is. Raises BadRow on an id that another line has."""
+        """Return the problem as it is. Raises BadRow on an id that another line has."""
         if not problem.id or problem.id in taken:
             raise BadRow(f"the id {problem.id!r} must not be empty and not that of another line")
         taken.add(problem.id)

@@ -89,17 +89,17 @@ class PublishedTask:
         raise NotImplementedError
 
     def read_file(self, path: Path) -> list[Row]:
-        """The rows of a published file (or of a folder, where the set is published so)."""
+        """Return the rows of a published file (or of a folder, where the set is published so)."""
         return read_json_rows(path)
 
     def expand(self, row: Row) -> list[Row]:
-        """One row for each question, where a published row holds several."""
+        """Return one row for each question, where a published row holds several."""
         return [row]
 
     # What every set has.
 
     def problems(self, split: str) -> list[Problem]:
-        """The problems of a split. Raises BadInput at the first row that is malformed."""
+        """Return the problems of a split. Raises BadInput at the first row that is malformed."""
         problems, rejected = self.read_rows(split)
         if rejected:
             first = f"{rejected[0].file}:{rejected[0].line}: {rejected[0].reason}"
@@ -112,7 +112,7 @@ class PublishedTask:
         return problems
 
     def read_rows(self, split: str) -> Rows:
-        """(problems, rejected rows) of a split: together every row of its files. Raises BadInput only for what
+        """Return (problems, rejected rows) of a split: together every row of its files. Raises BadInput only for what
         is wrong with a file as a whole."""
         own = {published: name for name, published in self.hub_splits.items() if name in self.files}
         problems, rejected = self.read_split(split if split in self.files else own.get(split, split))
@@ -131,7 +131,7 @@ class PublishedTask:
         return f"no row of this file is {self.name}'s, nor another task's: is it the published file?"
 
     def read_split(self, split: str) -> Rows:
-        """The whole split, by the plan where one names it."""
+        """Return the whole split, by the plan where one names it."""
         plan = self.plan()
         if plan is None or split not in plan.sizes:
             return self.read_published(split)
@@ -143,11 +143,11 @@ class PublishedTask:
         return [problem for problem in problems if assigned[problem.id] == split], rejected
 
     def plan(self) -> SplitPlan | None:
-        """The split plan, if there is one."""
+        """Return the split plan, if there is one."""
         return self.splits
 
     def read_pool(self, plan: SplitPlan) -> Rows:
-        """What the plan divides: those of its published splits that are there."""
+        """Return what the plan divides: those of its published splits that are there."""
         there = [split for split in plan.pool if self.hub or self._find(split) is not None]
         for split in sorted(set(plan.pool) - set(there)) if there else []:
             log.warning("%s: the plan also divides the split '%s', which is not in %s", self.name, split, self.path)
@@ -155,7 +155,7 @@ class PublishedTask:
         return [p for problems, _ in parts for p in problems], [r for _, rejected in parts for r in rejected]
 
     def read_published(self, split: str) -> Rows:
-        """All rows of a published split, in file order."""
+        """Return all rows of a published split, in file order."""
         rows = [question for row in self._rows(split) for question in ([row] if row.error else self.expand(row))]
         return self.read_problems(rows, split)
 
@@ -181,7 +181,7 @@ class PublishedTask:
         return problems, rejected
 
     def _read_problem(self, row: Row) -> Problem | str:
-        """The problem of a row, or why there is none."""
+        """Return the problem of a row, or why there is none."""
         try:
             if row.error:
                 raise BadRow(row.error)
@@ -192,7 +192,8 @@ class PublishedTask:
         return problem
 
     def demonstrations(self, split: str) -> list[Demonstration]:
-        """The published worked solutions of the problems that have a gold. Raises BadInput where the set has none."""
+        """Return the published worked solutions of the problems that have a gold. Raises BadInput where the set has
+        none."""
         if not self.has_solutions:
             raise BadInput(f"{self.name} has no worked solutions: sample some and select the right ones")
         return [
@@ -204,11 +205,11 @@ class PublishedTask:
         ]
 
     def prompt(self, problem: Problem) -> str:
-        """The text the model continues, by the template."""
+        """Return the text the model continues, by the template."""
         return self.template.render(problem)
 
     def split_steps(self, response: str) -> list[str]:
-        """Steps that join to the response exactly, cut as `steps` says."""
+        """Return steps that join to the response exactly, cut as `steps` says."""
         return splitter(self.steps)(response)
 
     def grade(self, gold: Gold, response: str, num_options: int = 0) -> Grade:
@@ -224,11 +225,11 @@ class PublishedTask:
         return Grade(answer, False, "the problem is published without an answer")
 
     def kind_of(self, gold: Gold) -> str:
-        """How answers to this gold are compared; a set whose answers differ in kind says so here."""
+        """Return how answers to this gold are compared; a set whose answers differ in kind says so here."""
         return self.kind
 
     def places(self, split: str) -> tuple[str, ...]:
-        """Where the file of a split may stand in `path`: the published places; of a split that is not the set's own
+        """Say where the file of a split may stand in `path`: the published places; of a split that is not the set's own
         (`ood`, `mini_test`) a file of that name in the same folders. Raises BadInput on what is no name."""
         if split in self.files:
             return self.files[split]
@@ -250,7 +251,7 @@ class PublishedTask:
         return self.read_file(path)
 
     def _find(self, split: str) -> Path | None:
-        """The split's file in `path`, None where it is not there."""
+        """Return the split's file in `path`, None where it is not there."""
         if not self.path:
             raise BadInput(f"{self.name} needs its files: set ESPALIER_DATA, task.path=FOLDER or task.hub=NAME")
         base = Path(self.path)
@@ -265,7 +266,7 @@ class PublishedTask:
         return None
 
     def _given_file(self, path: Path, split: str) -> Path | None:
-        """`path` is one file: it is any split the user calls it, unless its published name says which it is."""
+        """Read one file, `path`: it is any split the user calls it, unless its published name says which it is."""
         name = path.name.removesuffix(".gz")
         holds = [own for own in self.files if name in {Path(place).name for place in self.places(own)}]
         if holds and split not in holds:
@@ -274,7 +275,7 @@ class PublishedTask:
         return path
 
     def _named(self, problem: Problem, split: str, index: int, taken: set[str]) -> Problem:
-        """The problem with its id, unique in its file."""
+        """Return the problem with its id, unique in its file."""
         clean = re.sub(r"[^\w.-]+", "-", problem.id).strip("-")
         first = identity = f"{self.name}-{split}-{clean or index}"
         repeat = 1
@@ -287,7 +288,7 @@ class PublishedTask:
         return replace(problem, id=identity, info=info)
 
     def _reordered(self, problem: Problem) -> Problem:
-        """The problem with its options in the order asked for."""
+        """Return the problem with its options in the order asked for."""
         count = len(problem.options)
         if not count or not self.option_order:
             return problem

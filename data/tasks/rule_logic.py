@@ -52,8 +52,8 @@ class Structure:
 
 
 def draw_structure(rng: random.Random) -> Structure:
-    """A chain of two or three rules to the right option, wrong ways off one or two of its words, and one rule that
-    concerns the other name."""
+    """Return a chain of two or three rules to the right option, wrong ways off one or two of its words, and one rule
+    that concerns the other name."""
     word = count()
     chain = [next(word) for _ in range(rng.randint(3, 4))]
     lines: list[Line] = [("all", one, next_one) for one, next_one in pairwise(chain)]
@@ -84,21 +84,21 @@ def draw_structure(rng: random.Random) -> Structure:
 
 
 def split_of(structure: Structure) -> str:
-    """The split a structure belongs to, by hash: 1 in 10 dev, 2 in 10 test."""
+    """Return the split a structure belongs to, by hash: 1 in 10 dev, 2 in 10 test."""
     digest = hashlib.sha256(f"{structure.lines}|{structure.options}".encode()).digest()
     bucket = digest[0] % 10
     return "dev" if bucket == 0 else "test" if bucket <= 2 else "train"
 
 
 def tell(line: Line) -> str:
-    """A line of the context in words."""
+    """Return a line of the context in words."""
     kind, one, other = line
     return f"{one} is {other}" if kind == "is" else f"{kind.capitalize()} {one} is {other}"
 
 
 def solve(name: str, lines: list[Line], options: list[str], rng: random.Random | None, wrong_way_rate: float) -> str:
-    """A response, one step a line, from the content of Thought 1 on. With an rng it is the teacher's: wrong ways at
-    `wrong_way_rate`."""
+    """Return a response, one step a line, from the content of Thought 1 on. With an rng it is the teacher's: wrong ways
+    at `wrong_way_rate`."""
     word = next(other for kind, one, other in lines if kind == "is" and one == name)
     steps = [f" {name} {word}"]
     turn = 1
@@ -156,7 +156,7 @@ class RuleLogic:
         return problems
 
     def demonstrations(self, split: str) -> list[Demonstration]:
-        """`num_demonstrations` of the imperfect teacher for "train" (problems in turn); true ones else."""
+        """Return `num_demonstrations` of the imperfect teacher for "train" (problems in turn); true ones else."""
         problems = self.problems(split)
         number = self.num_demonstrations if split == "train" else len(problems)
         rng = random.Random(f"rule_logic/{self.seed}/teacher") if split == "train" else None
@@ -170,12 +170,12 @@ class RuleLogic:
         return demonstrations
 
     def prompt(self, problem: Problem) -> str:
-        """Context, question and options, a line each, and `Thought 1:`, which the response goes on from."""
+        """Return context, question and options, a line each, and `Thought 1:`, which the response goes on from."""
         options = [f"{option} is {letter}" for letter, option in zip(LETTERS, problem.options, strict=True)]
         return "\n".join([problem.context, problem.question, *options, "Thought 1:"])
 
     def split_steps(self, response: str) -> list[str]:
-        """One step a labelled line."""
+        """Return one step a labelled line."""
         return splitter("react")(response)
 
     def grade(self, gold: Gold, response: str, num_options: int = 0) -> Grade:

@@ -37,7 +37,7 @@ class NQOpen(PublishedTask):
     hub_splits: ClassVar[Mapping[str, str]] = {"train": "train", "dev": "validation"}
 
     def problem(self, row: Row) -> Problem:
-        """Answers as published, each once."""
+        """Return answers as published, each once."""
         return Problem("", row.text("question"), list(dict.fromkeys(row.texts("answer"))))
 
 
@@ -56,11 +56,11 @@ class TriviaQA(PublishedTask):
     }
 
     def places(self, split: str) -> tuple[str, ...]:
-        """The published names of the source."""
+        """Return the published names of the source."""
         return tuple(place.replace("SOURCE", self.source) for place in super().places(split))
 
     def read_file(self, path: Path) -> list[Row]:
-        """The rows under `Data`."""
+        """Return the rows under `Data`."""
         return read_json_rows(path, under="Data")
 
     def problem(self, row: Row) -> Problem:
@@ -94,11 +94,11 @@ class TruthfulQA(PublishedTask):
     hub_splits: ClassVar[Mapping[str, str]] = {"test": "validation"}
 
     def read_file(self, path: Path) -> list[Row]:
-        """CSV."""
+        """Return CSV."""
         return read_csv_rows(path)
 
     def problem(self, row: Row) -> Problem:
-        """The best answer first, then the other correct ones; `info`: "subject" (the category), "type",
+        """Return the best answer first, then the other correct ones; `info`: "subject" (the category), "type",
         "incorrect_answers"."""
         row = replace(row, fields={name.lower().replace(" ", "_"): value for name, value in row.fields.items()})
         correct = _answers(row, "correct_answers")
@@ -111,7 +111,8 @@ class TruthfulQA(PublishedTask):
 
 
 def _answers(row: Row, name: str) -> list[str]:
-    """A list of strings, or the parts of one string between semicolons; empty ones are dropped, one must be left."""
+    """Return a list of strings, or the parts of one string between semicolons; empty ones are dropped, one must be
+    left."""
     value = row.fields.get(name)
     parts = value if isinstance(value, list) else row.text(name).split(";")
     if not all(isinstance(part, str) for part in parts):

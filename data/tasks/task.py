@@ -12,16 +12,16 @@ class Task(Protocol):
     name: str
 
     def problems(self, split: str) -> list[Problem]:
-        """The problems of a split, always the same ones in the same order."""
+        """Return the problems of a split, always the same ones in the same order."""
 
     def demonstrations(self, split: str) -> list[Demonstration]:
-        """Solutions to imitate, one or more a problem."""
+        """Return solutions to imitate, one or more a problem."""
 
     def prompt(self, problem: Problem) -> str:
-        """The text the model continues."""
+        """Return the text the model continues."""
 
     def split_steps(self, response: str) -> list[str]:
-        """Steps that join to the response exactly."""
+        """Return steps that join to the response exactly."""
 
     def grade(self, gold: Gold, response: str, num_options: int = 0) -> Grade:
         """Compare the response's final answer with the gold answer; `num_options` counts for choices only."""

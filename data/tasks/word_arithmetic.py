@@ -29,7 +29,7 @@ Operation = tuple[str, int]
 
 
 def apply_operation(value: int, operation: Operation) -> int:
-    """The true value after an operation."""
+    """Return the true value after an operation."""
     verb, amount = operation
     return {"buys": value + amount, "gives": value - amount, "doubles": value * 2, "halves": value // 2}[verb]
 
@@ -37,7 +37,7 @@ def apply_operation(value: int, operation: Operation) -> int:
 def draw_operations(
     rng: random.Random, max_total: int, min_operations: int = 2, max_operations: int = 5
 ) -> tuple[int, list[Operation]]:
-    """A start and `min_operations` to `max_operations` operations whose totals all stay within 1..max_total."""
+    """Return a start and `min_operations` to `max_operations` operations whose totals all stay within 1..max_total."""
     start = value = rng.randint(2, max_total // 2)
     operations: list[Operation] = []
     for _ in range(rng.randint(min_operations, max_operations)):
@@ -56,14 +56,14 @@ def draw_operations(
 
 
 def split_of(start: int, operations: list[Operation]) -> str:
-    """The split a structure belongs to, by hash: 1 in 10 dev, 2 in 10 test."""
+    """Return the split a structure belongs to, by hash: 1 in 10 dev, 2 in 10 test."""
     digest = hashlib.sha256(f"{start}|{operations}".encode()).digest()
     bucket = digest[0] % 10
     return "dev" if bucket == 0 else "test" if bucket <= 2 else "train"
 
 
 def tell(name: str, thing: str, start: int, operations: list[Operation]) -> str:
-    """The problem in words."""
+    """Return the problem in words."""
     phrases = {
         "buys": "{name} buys {n} more.",
         "gives": "{name} gives away {n}.",
@@ -75,7 +75,7 @@ def tell(name: str, thing: str, start: int, operations: list[Operation]) -> str:
 
 
 def solve(start: int, operations: list[Operation], rng: random.Random | None, wrong_way_rate: float) -> str:
-    """A solution, one step a line. With an rng, the teacher's: wrong ways at `wrong_way_rate`."""
+    """Return a solution, one step a line. With an rng, the teacher's: wrong ways at `wrong_way_rate`."""
     value = start
     lines = []
     for operation in operations:
@@ -155,7 +155,7 @@ class WordArithmetic:
         return problems
 
     def demonstrations(self, split: str) -> list[Demonstration]:
-        """`num_demonstrations` of the imperfect teacher for "train" (problems in turn); true ones else."""
+        """Return `num_demonstrations` of the imperfect teacher for "train" (problems in turn); true ones else."""
         problems = self.problems(split)
         count = self.num_demonstrations if split == "train" else len(problems)
         rng = random.Random(f"{self.seed}/teacher") if split == "train" else None
@@ -169,11 +169,11 @@ class WordArithmetic:
         return demonstrations
 
     def prompt(self, problem: Problem) -> str:
-        """The question and a newline; the response begins with the first step."""
+        """Return the question and a newline; the response begins with the first step."""
         return problem.question + "\n"
 
     def split_steps(self, response: str) -> list[str]:
-        """One step a line."""
+        """Return one step a line."""
         return split_lines(response)
 
     def grade(self, gold: Gold, response: str, num_options: int = 0) -> Grade:

@@ -20,13 +20,13 @@ _MISSPELT = {"Common-Divison": "Common-Division"}
 
 
 def join_scene(scene: str, question: str) -> str:
-    """The scene and its question as one text; a full stop between them where the scene lacks its own."""
+    """Return the scene and its question as one text; a full stop between them where the scene lacks its own."""
     needs_stop = scene[-1:].isalnum() and question[:1].isupper()
     return f"{scene}. {question}" if needs_stop else f"{scene} {question}".strip()
 
 
 def plain_number(text: str) -> str | None:
-    """A number without thousands commas and without `.0`; None where the text is not one number."""
+    """Return a number without thousands commas and without `.0`; None where the text is not one number."""
     try:
         number = Decimal(text.replace(",", ""))
     except InvalidOperation:
@@ -92,7 +92,7 @@ class ASDiv(PublishedTask):
         return Problem("", join_scene(row.text("body"), row.text("question")), plain_number(gold) or gold, info)
 
     def kind_of(self, gold: Gold) -> str:
-        """Numbers as `kind` says, fractions by value, all else as short answers."""
+        """Return numbers as `kind` says, fractions by value, all else as short answers."""
         if not isinstance(gold, str) or plain_number(gold) is not None:
             return self.kind
         is_fraction = re.fullmatch(r"-?\(?\d+/\d+\)?", gold) is not None

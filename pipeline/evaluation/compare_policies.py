@@ -34,7 +34,7 @@ class PolicyFigures:
 
 
 def mcnemar_p(only_policy: int, only_baseline: int) -> float:
-    """Two-sided exact p value of so unequal a split of the problems that only one of the two solves.
+    """Return two-sided exact p value of so unequal a split of the problems that only one of the two solves.
 
     Twice the binomial tail at 1/2, at most 1; without such problems 1.
     """
@@ -47,7 +47,7 @@ def mcnemar_p(only_policy: int, only_baseline: int) -> float:
 
 
 def read_figures(path: str) -> PolicyFigures:
-    """What a comparison needs of an evaluation.json. Raises BadInput where it is something else."""
+    """Return what a comparison needs of an evaluation.json. Raises BadInput where it is something else."""
     place = Path(path)
     if not place.is_file():
         raise BadInput(f"{path}: no such file: evaluate the policy first (run_stage.py -cn evaluation/evaluate)")
@@ -94,7 +94,7 @@ def paired_values(policy: PolicyFigures, baseline: PolicyFigures) -> dict[str, t
 
 
 def discordant(policy: Sequence[float], baseline: Sequence[float]) -> tuple[int, int] | None:
-    """How many problems only the policy and only the baseline has right; None where values are not 0 or 1."""
+    """Return how many problems only the policy and only the baseline has right; None where values are not 0 or 1."""
     if any(value not in (0, 1) for value in (*policy, *baseline)):
         return None
     pairs = list(zip(policy, baseline, strict=True))
@@ -108,7 +108,7 @@ class ComparePolicies:
     baseline: str
 
     def inputs(self) -> list[str]:
-        """The baseline's evaluation."""
+        """Return the baseline's evaluation."""
         return [self.baseline]
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
@@ -138,7 +138,7 @@ class ComparePolicies:
 
 
 def _table(result: dict[str, Any]) -> dict[str, Any]:
-    """`{"rows", "markdown", "plain"}`; accuracies in percent, differences in points."""
+    """Return `{"rows", "markdown", "plain"}`; accuracies in percent, differences in points."""
     rows, lines = [], []
     for name, gap in result["difference"].items():
         ours, theirs = result["policy"][name]["mean"], result["baseline"][name]["mean"]

@@ -93,13 +93,13 @@ class Evaluate:
     option_orders: Any = ""
 
     def inputs(self) -> list[str]:
-        """Every file named here."""
+        """Return every file named here."""
         orders = [path for row in self._orders().values() if isinstance(row, Mapping) for path in row.values()]
         named = named_paths(self.scores, "stage.scores").values()
         return [str(path) for path in (self.greedy, *named, self.problems, *orders) if path]
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
-        """One JSON document; a figure is `{"mean", "low", "high", "n"}`, mean and 95 % interval over n problems.
+        """Return one JSON document; a figure is `{"mean", "low", "high", "n"}`, mean and 95 % interval over n problems.
 
         `accuracy` and `pass_at_k` by metric, with `per_problem` values of the labelled `problems`; `responses` of
         samples and greedy (`unparseable`, `cut_by_length`, tokens, steps, characters); `breakdown` by subject and
@@ -189,7 +189,7 @@ class Evaluate:
 
 
 def _accuracies(samples: Samples, rankings: Sequence[Ranking]) -> PerProblem:
-    """Accuracy by metric, one value for each labelled problem."""
+    """Return accuracy by metric, one value for each labelled problem."""
     n = samples.num_samples
     groups = [samples.groups[problem] for problem in samples.labelled]
     table: PerProblem = {}
@@ -205,7 +205,7 @@ def _accuracies(samples: Samples, rankings: Sequence[Ranking]) -> PerProblem:
 
 
 def _coverage(samples: Samples) -> PerProblem:
-    """pass@k for k = 1, 2, 4, ..., n, one value for each labelled problem."""
+    """Return pass@k for k = 1, 2, 4, ..., n, one value for each labelled problem."""
     n = samples.num_samples
     right = [sum(t.is_correct for t in samples.groups[problem]) for problem in samples.labelled]
     return {f"pass_at_{k}": [pass_at_k(n, count, k) for count in right] for k in sizes_up_to(n)}
@@ -240,7 +240,7 @@ def _responses(samples: Samples) -> dict[str, dict[str, Interval]]:
 
 
 def _labels(problem: Problem, name: str) -> list[str]:
-    """The problem's values of info.subject or info.level; `not given` where it has none."""
+    """Return the problem's values of info.subject or info.level; `not given` where it has none."""
     value = problem.info.get(name)
     values = value if isinstance(value, list) else [value]
     return [str(item) for item in values if item not in (None, "")] or ["not given"]
@@ -265,7 +265,7 @@ def _breakdown(
 
 
 def _rows(result: Mapping[str, Any]) -> list[Row]:
-    """The table: accuracies, pass@k, robustness, responses, then greedy, mean and majority by group."""
+    """Return the table: accuracies, pass@k, robustness, responses, then greedy, mean and majority by group."""
     rows = make_rows({**result["accuracy"], **result["pass_at_k"]})
     orders = result["option_orders"]
     if orders:
@@ -283,7 +283,7 @@ def _rows(result: Mapping[str, Any]) -> list[Row]:
 
 
 def make_prediction(samples: Samples, problem: str, rankings: Sequence[Ranking]) -> Prediction:
-    """One problem's predictions by every way of choosing."""
+    """Return one problem's predictions by every way of choosing."""
     group, greedy = samples.groups[problem], samples.greedy.get(problem)
     majority = majority_answer(group)
     is_labelled = has_gold(group[0].gold)

@@ -66,7 +66,7 @@ class Samples:
         return [problem for problem, group in self.groups.items() if has_gold(group[0].gold)]
 
     def trajectories(self) -> list[Trajectory]:
-        """Every sample."""
+        """Return every sample."""
         return [t for group in self.groups.values() for t in group]
 
 
@@ -83,8 +83,8 @@ def _check_gold(group: Sequence[Trajectory], path: str) -> None:
 
 
 def read_samples(path: str, greedy_path: str = "") -> Samples:
-    """n samples per problem and, if a path is given, one greedy solution of each; in the greedy file's order. A problem
-    that one of the files lists as refused is in neither.
+    """Return n samples per problem and, if a path is given, one greedy solution of each; in the greedy file's order. A
+    problem that one of the files lists as refused is in neither.
 
     Raises BadInput on an empty file, unequal numbers of samples, other problems or other golds.
     """
@@ -130,7 +130,7 @@ def read_scores(path: str) -> tuple[dict[str, list[float]], bool]:
 
 
 def read_rankings(path: str, name: str, aggregates: Sequence[str], trajectories: Sequence[Trajectory]) -> list[Ranking]:
-    """A scorer's rankings, one an aggregate and named `name_aggregate`; one in all, `name`, for outcome scores.
+    """Return a scorer's rankings, one an aggregate and named `name_aggregate`; one in all, `name`, for outcome scores.
 
     Raises BadInput where a trajectory has no scores, or not one for each of its steps.
     """

@@ -20,7 +20,7 @@ def make_row(metric: str, figure: Interval, unit: str = SHARE) -> Row:
 
 
 def make_rows(figures: Mapping[str, Interval], unit: str = SHARE, suffix: str = "") -> list[Row]:
-    """The rows of several metrics; `suffix` follows each name."""
+    """Return the rows of several metrics; `suffix` follows each name."""
     return [make_row(f"{name}{suffix}", figure, unit) for name, figure in figures.items()]
 
 
@@ -29,14 +29,14 @@ def _number(value: float, unit: str) -> str:
 
 
 def cells_of(row: Row) -> list[str]:
-    """Metric (with its unit where that is not a share), mean, low, high, n as text."""
+    """Return metric (with its unit where that is not a share), mean, low, high, n as text."""
     unit = row["unit"]
     name = row["metric"] if unit == SHARE else f"{row['metric']} ({unit})"
     return [name, *(_number(row[key], unit) for key in ("mean", "low", "high")), str(row["n"])]
 
 
 def to_markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; the first column is text, the others are numbers."""
+    """Return a Markdown table; the first column is text, the others are numbers."""
 
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
@@ -46,7 +46,7 @@ def to_markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def to_plain(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Aligned columns for a terminal; the first column is text, the others are numbers."""
+    """Return aligned columns for a terminal; the first column is text, the others are numbers."""
     rows = [[cell.replace("\n", " ") for cell in cells] for cells in (header, *lines)]
     widths = [max(len(row[place]) for row in rows) for place in range(len(header))]
 
@@ -58,7 +58,7 @@ def to_plain(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def make_table(rows: Sequence[Row]) -> dict[str, Any]:
-    """`{"rows", "markdown", "plain"}`."""
+    """Return `{"rows", "markdown", "plain"}`."""
     lines = [cells_of(row) for row in rows]
     return {"rows": list(rows), "markdown": to_markdown(HEADER, lines), "plain": to_plain(HEADER, lines)}
 
@@ -71,7 +71,8 @@ def _cell(figure: Interval | None) -> str:
 
 
 def policies_table(evaluations: Mapping[str, Mapping[str, Any]], failed: Mapping[str, str]) -> dict[str, str]:
-    """One line a policy, one column a metric (percent, 95 % interval): `{"markdown", "plain"}`; then what failed.
+    """Return one line a policy, one column a metric (percent, 95 % interval): `{"markdown", "plain"}`; then what
+    failed.
 
     "none" stands where a policy has no such metric.
     """

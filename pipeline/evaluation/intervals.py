@@ -19,7 +19,7 @@ _CELLS = 2_000_000
 
 
 def _bootstrap(table: np.ndarray, seed: int, draws: int) -> tuple[np.ndarray, np.ndarray]:
-    """(low, high) of every row of `table` (metrics x problems)."""
+    """Return (low, high) of every row of `table` (metrics x problems)."""
     size = table.shape[1]
     rng = np.random.default_rng(seed)
     block = max(1, min(500, _CELLS // size))
@@ -53,7 +53,7 @@ def intervals(rows: Mapping[str, Sequence[float]], seed: int = 0, draws: int = 1
 
 
 def bootstrap_interval(values: Sequence[float], seed: int = 0, draws: int = 10_000) -> tuple[float, float, float]:
-    """(mean, low, high): the percentile bootstrap's 95 % interval of a mean over problems."""
+    """Return (mean, low, high): the percentile bootstrap's 95 % interval of a mean over problems."""
     table = np.asarray([values], dtype=np.float64)
     low, high = _bootstrap(table, seed, draws)
     return float(table.mean()), float(low[0]), float(high[0])
@@ -62,7 +62,8 @@ def bootstrap_interval(values: Sequence[float], seed: int = 0, draws: int = 10_0
 def resampled(
     problems: Sequence[str], figure: Callable[[np.ndarray], float | None], seed: int = 0, draws: int = 2_000
 ) -> Interval | None:
-    """`{"mean", "low", "high", "n"}` of a figure of rows that belong to n `problems`; "mean" is the figure itself.
+    """Return `{"mean", "low", "high", "n"}` of a figure of rows that belong to n `problems`; "mean" is the figure
+    itself.
 
     `figure(weights)` gets the weight of each row [R]; None says that it is not defined, and such draws are left out.
     None where it is not defined for the rows as they are.
@@ -80,7 +81,7 @@ def resampled(
 
 
 def resampled_mean(rows: Sequence[tuple[str, float]]) -> Interval | None:
-    """`resampled` of the mean of (problem, value) over all rows; None without a row."""
+    """Return `resampled` of the mean of (problem, value) over all rows; None without a row."""
     values = np.asarray([value for _, value in rows])
 
     def mean(weights: np.ndarray) -> float | None:
@@ -91,5 +92,5 @@ def resampled_mean(rows: Sequence[tuple[str, float]]) -> Interval | None:
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """`{"mean", "low", "high", "n"}` of one metric."""
+    """Return `{"mean", "low", "high", "n"}` of one metric."""
     return intervals({"": values})[""]

@@ -30,7 +30,7 @@ COUNTS = ("won", "lost", "tied", "disagreed", "shown_first", "decided", "unreada
 
 
 def order_verdict(votes: Sequence[str | None]) -> str | None:
-    """What most of one order's votes say, a tie where no verdict has the most; None where none can be read."""
+    """Return what most of one order's votes say, a tie where no verdict has the most; None where none can be read."""
     counts = Counter(vote for vote in votes if vote is not None)
     if not counts:
         return None
@@ -46,7 +46,7 @@ def pair_outcome(verdicts: Sequence[str]) -> str:
 
 
 def win_figures(sums: np.ndarray) -> Figures:
-    """The figures of counts [..., 8], NaN where there is nothing to share out."""
+    """Return the figures of counts [..., 8], NaN where there is nothing to share out."""
     won, lost, tied, disagreed, shown_first, decided, unreadable, votes = np.moveaxis(
         np.asarray(sums, dtype=np.float64), -1, 0
     )
@@ -75,8 +75,8 @@ class MeasureWinRate:
         return []
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
-        """`{"figures", "counts", "num_pairs", "num_left_out", "num_problems", "table"}`. Raises BadInput where no pair
-        has a verdict in both orders, or a judgement names an unknown order or answer."""
+        """Return `{"figures", "counts", "num_pairs", "num_left_out", "num_problems", "table"}`. Raises BadInput where
+        no pair has a verdict in both orders, or a judgement names an unknown order or answer."""
         rows = read_records(PairJudgement, input_path)
         pairs: dict[str, list[PairJudgement]] = {}
         for row in rows:
@@ -108,7 +108,7 @@ class MeasureWinRate:
 
 
 def _count(votes: Sequence[PairJudgement]) -> tuple[Counter[str], bool]:
-    """COUNTS of one pair's votes, and whether both orders have a verdict."""
+    """Return COUNTS of one pair's votes, and whether both orders have a verdict."""
     counts = Counter(votes=len(votes), unreadable=sum(vote.answer is None for vote in votes))
     verdicts = [order_verdict([vote.answer for vote in votes if vote.order == order]) for order in ORDERS]
     known = [verdict for verdict in verdicts if verdict is not None]

@@ -27,7 +27,7 @@ class Choice:
 
 
 def option_order(problem: Problem, place: str) -> list[int]:
-    """The published place of the option at every place. Raises BadInput where that is no permutation."""
+    """Return the published place of the option at every place. Raises BadInput where that is no permutation."""
     order = problem.info.get("option_order")
     if order is None:
         return list(range(len(problem.options)))
@@ -39,7 +39,7 @@ def option_order(problem: Problem, place: str) -> list[int]:
 
 
 def chosen_option(answer: str | None, order: Sequence[int]) -> int | None:
-    """The published place of the option whose letter was answered; None for no answer or another text."""
+    """Return the published place of the option whose letter was answered; None for no answer or another text."""
     match = _LETTER.fullmatch(answer.strip()) if answer is not None else None
     index = ord(match[1].upper()) - ord("A") if match else -1
     return order[index] if 0 <= index < len(order) else None
@@ -57,7 +57,7 @@ def choices(
 
 
 def read_order(paths: Mapping[str, Any], name: str, labels: Mapping[str, bool]) -> dict[str, Choice]:
-    """The choices under the order `name`. Raises BadInput where its problems are not those of `labels`."""
+    """Return the choices under the order `name`. Raises BadInput where its problems are not those of `labels`."""
     setting = f"stage.option_orders.{name}"
     if not isinstance(paths, Mapping) or set(paths) != {"trajectories", "problems"}:
         raise BadInput(f"{setting} must name two files, trajectories and problems, got {str(paths)[:80]!r}")

@@ -35,7 +35,7 @@ Key = str | Fraction
 
 @lru_cache(maxsize=65536)
 def vote_key(answer: str) -> Key:
-    """What equal answers share: the value of a number, else the text with its white space made plain.
+    """Return what equal answers share: the value of a number, else the text with its white space made plain.
 
     Numbers are decimals (`7` = `7.0` = `007` = `+7`; `1,250` = `1250`) and ratios of whole numbers (`1/2` = `0.5` =
     `\\frac{1}{2}`). Anything else counts as written, also `7%`, `$7` and `x=7`: whether these are the same as another
@@ -69,14 +69,14 @@ class AnswerClasses:
 
 
 def answer_classes(trajectories: Sequence[Trajectory]) -> AnswerClasses:
-    """Which answers of a problem vote together; see the module. The same for every order of the trajectories."""
+    """Return which answers of a problem vote together; see the module. The same for every order of the trajectories."""
     keys = Counter(vote_key(t.answer) for t in trajectories if t.answer is not None)
     return _classes(tuple(sorted(keys.items(), key=lambda row: (-row[1], len(str(row[0])), str(row[0])))))
 
 
 @lru_cache(maxsize=16384)
 def _classes(keys: tuple[tuple[Key, int], ...]) -> AnswerClasses:
-    """Keys with their counts, in the order in which they are to lead."""
+    """Return keys with their counts, in the order in which they are to lead."""
     leaders: dict[Key, Key] = {}
     num_compared, num_apart = 0, 0
     for key, _ in keys:
@@ -95,21 +95,22 @@ def _classes(keys: tuple[tuple[Key, int], ...]) -> AnswerClasses:
 
 
 def _may_be_same(one: Key, other: Key) -> bool:
-    """Whether two different keys are worth a comparison: plain numbers have been compared, words are as written."""
+    """Say whether two different keys are worth a comparison: plain numbers have been compared, words are as written."""
     if isinstance(one, Fraction) and isinstance(other, Fraction):
         return False
     return is_mathematical(str(one)) and is_mathematical(str(other))
 
 
 def is_one_vote(one: str, other: str) -> bool:
-    """Whether two answers vote together: the same as written, the same number, or the same by the grader, asked in
+    """Say whether two answers vote together: the same as written, the same number, or the same by the grader, asked in
     both directions. Not transitive (see the module)."""
     key, other_key = vote_key(one), vote_key(other)
     return key == other_key or (_may_be_same(key, other_key) and is_same_answer(str(key), str(other_key)))
 
 
 def winning_answer(trajectories: Sequence[Trajectory], weights: Sequence[float]) -> str | None:
-    """The answer with the largest sum of weights, its leader as it was first written; None where nobody answered.
+    """Return the answer with the largest sum of weights, its leader as it was first written; None where nobody
+    answered.
 
     Equal answers vote together (`answer_classes`); a tie goes to the answer sampled first.
     """
@@ -131,7 +132,7 @@ def winning_answer(trajectories: Sequence[Trajectory], weights: Sequence[float])
 
 
 def majority_answer(trajectories: Sequence[Trajectory]) -> str | None:
-    """The most frequent answer; None where nobody answered."""
+    """Return the most frequent answer; None where nobody answered."""
     return winning_answer(trajectories, [1.0] * len(trajectories))
 
 
@@ -155,7 +156,7 @@ def weighted_vote(trajectories: Sequence[Trajectory], weights: Sequence[float]) 
 
 
 def best_index(scores: Sequence[float]) -> int:
-    """The place of the highest score; ties go to the first."""
+    """Return the place of the highest score; ties go to the first."""
     return max(range(len(scores)), key=lambda index: (scores[index], -index))
 
 
@@ -166,7 +167,7 @@ def best_of(trajectories: Sequence[Trajectory], scores: Sequence[float]) -> floa
 
 @lru_cache(maxsize=4096)
 def pass_at_k(num_samples: int, num_correct: int, k: int) -> float:
-    """The chance that k of n samples, drawn without replacement, hold a right one (Chen et al. 2021, eq. 1).
+    """Return the chance that k of n samples, drawn without replacement, hold a right one (Chen et al. 2021, eq. 1).
 
     1 - C(n - c, k) / C(n, k), in whole numbers up to the last division: exact for every n. Raises ValueError
     unless 0 <= c <= n and 1 <= k <= n.

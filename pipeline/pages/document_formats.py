@@ -75,7 +75,7 @@ class Field:
 
 
 def fields_of(kind: ast.ClassDef) -> Iterator[Field]:
-    """The fields of a dataclass in order; the meaning is the string under a field, "" without one."""
+    """Return the fields of a dataclass in order; the meaning is the string under a field, "" without one."""
     for field in field_texts(kind):
         default = "" if field.default is None else ast.unparse(field.default)
         yield Field(field.name, type_in_words(field.annotation), _DEFAULTS.get(default, default), field.meaning)
@@ -88,11 +88,11 @@ class DocumentFormats:
     root: str
 
     def inputs(self) -> list[str]:
-        """The sources of the kinds."""
+        """Return the sources of the kinds."""
         return sorted({str(Path(self.root) / path) for _, _, parts in PAGE for path, _ in parts})
 
     def run(self, input_path: str, context: StageContext) -> str:
-        """The page. Raises BadInput where a class is gone, or a field has no meaning."""
+        """Return the page. Raises BadInput where a class is gone, or a field has no meaning."""
         known: dict[str, str] = {}
         parts = [_INTRODUCTION]
         for heading, text, sources in PAGE:

@@ -37,11 +37,11 @@ class DocumentSettings:
     """The page of this package's settings."""
 
     def inputs(self) -> list[str]:
-        """The sources of the schemas."""
+        """Return the sources of the schemas."""
         return sorted(str(path) for path in Path(inspect.getfile(schemas)).parent.glob("*.py"))
 
     def run(self, input_path: str, context: StageContext) -> str:
-        """The page. Raises BadInput where a setting has no text."""
+        """Return the page. Raises BadInput where a setting has no text."""
         parts, shown = [_INTRODUCTION], set[type]()
         for heading, root in PAGE:
             if bare := [key for key, text in explanations(root).items() if not text]:
@@ -57,7 +57,7 @@ class DocumentSettings:
 
 
 def rows(kind: type, topic: str = "") -> Iterator[tuple[str, ...]]:
-    """The rows of a class's settings; a topic without a text of its own stands in a section below."""
+    """Return the rows of a class's settings; a topic without a text of its own stands in a section below."""
     defaults = {field.name: field.default for field in fields(kind)}
     for field in texts_of(kind):
         if field.meaning:

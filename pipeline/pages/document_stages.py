@@ -42,14 +42,14 @@ class DocumentStages:
     configs: str
 
     def inputs(self) -> list[str]:
-        """Every config, by name. Raises BadInput where there is none."""
+        """Return every config, by name. Raises BadInput where there is none."""
         paths = sorted(str(path) for path in Path(self.configs).rglob("*.yaml"))
         if not paths:
             raise BadInput(f"{self.configs}: no stages (*.yaml) there: set stage.configs")
         return paths
 
     def run(self, input_path: str, context: StageContext) -> str:
-        """The page. Raises BadInput on a config whose first comment is not "X -> Y"."""
+        """Return the page. Raises BadInput on a config whose first comment is not "X -> Y"."""
         root, paths = Path(self.configs), [Path(path) for path in self.inputs()]
         context.counts["stages"] = len(paths)
         parts = [_INTRODUCTION]
@@ -79,19 +79,19 @@ def row(path: Path, folder: Path) -> tuple[str, ...]:
 
 
 def _full_name(entry: str, path: Path, folder: Path) -> str:
-    """The name, with its folder, of a config that the one at `path` stands on."""
+    """Return the name, with its folder, of a config that the one at `path` stands on."""
     return entry.removeprefix("/stage/") if entry.startswith("/") else str(path.relative_to(folder).with_name(entry))
 
 
 def _linked(text: str) -> str:
-    """The text with a link at every kind of line."""
+    """Return the text with a link at every kind of line."""
     return re.sub(
         r"\w+", lambda word: f"[{word[0]}](formats.md#{word[0].lower()})" if word[0] in _KINDS else word[0], text
     )
 
 
 def _own_task(config: Mapping[str, Any]) -> list[str]:
-    """The task that a config takes where none is given."""
+    """Return the task that a config takes where none is given."""
     entries = [entry for entry in config.get("defaults", []) if isinstance(entry, dict)]
     return [f"task={entry['override /task']}" for entry in entries if "override /task" in entry]
 

@@ -70,11 +70,11 @@ class ShowPrompt:
     index: int = 0
 
     def inputs(self) -> list[str]:
-        """The tokenizer's files, where the policy is a folder."""
+        """Return the tokenizer's files, where the policy is a folder."""
         return [str(path) for name in _TOKENIZER_FILES if (path := Path(self.policy) / name).is_file()]
 
     def run(self, input_path: str, context: StageContext) -> str:
-        """The page. Raises BadInput without a task, or with an index beyond its problems."""
+        """Return the page. Raises BadInput without a task, or with an index beyond its problems."""
         from espalier.models.load import load_tokenizer
 
         if context.task is None:
@@ -123,7 +123,7 @@ class ShowPrompt:
 def find_demonstration(
     task: Any, split: str, problem: Problem, encoded: EncodedPrompt
 ) -> tuple[Demonstration | None, list[str]]:
-    """The task's first demonstration of the problem, and why there is none where there is none.
+    """Return the task's first demonstration of the problem, and why there is none where there is none.
 
     A chat prompt takes the place of the demonstration's own, which is made without a tokenizer.
     """
@@ -140,8 +140,8 @@ def find_demonstration(
 
 
 def remarks(template: Any, tokenizer: Any, problem: Problem, encoded: EncodedPrompt) -> list[str]:
-    """What a reader of the prompt should know: texts left out or changed, special tokens within, an
-    empty end."""
+    """Return what a reader of the prompt should know: texts left out or changed, special tokens within, an empty
+    end."""
     notes = []
     for what, values in (("options", problem.options), ("context", problem.context.splitlines())):
         missing = [value for value in values if value.strip() not in encoded.text]
@@ -160,7 +160,7 @@ def remarks(template: Any, tokenizer: Any, problem: Problem, encoded: EncodedPro
 
 
 def token_pieces(tokenizer: Any, ids: Sequence[int], num_prompt: int) -> list[Piece]:
-    """The tokens with the text each of them brings; tokens from `num_prompt` on are those the loss reads.
+    """Return the tokens with the text each of them brings; tokens from `num_prompt` on are those the loss reads.
 
     Tokens that are parts of one character (bytes) make one piece.
     """
@@ -179,7 +179,7 @@ def token_pieces(tokenizer: Any, ids: Sequence[int], num_prompt: int) -> list[Pi
 
 
 def visible(text: str) -> str:
-    """The text with what cannot be seen or written (control, format and half characters) as its code."""
+    """Return the text with what cannot be seen or written (control, format and half characters) as its code."""
     return "".join(
         f"\\u{ord(character):04x}" if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
         and character not in "\n\t" else character
@@ -188,13 +188,13 @@ def visible(text: str) -> str:
 
 
 def _shown(piece: Piece) -> str:
-    """A token's text; a newline is drawn and stays one, a tab and a lone space are drawn."""
+    """Return a token's text; a newline is drawn and stays one, a tab and a lone space are drawn."""
     text = visible(piece.text).replace("\t", "⇥").replace("\n", "↵\n")
     return text if text.strip(" ") else text.replace(" ", "·")
 
 
 def render_page(facts: dict[str, str], notes: Sequence[str], text: str, pieces: Sequence[Piece]) -> str:
-    """One self-contained page; every text is escaped."""
+    """Return one self-contained page; every text is escaped."""
     escape = html.escape
     tokens = []
     for piece in pieces:
@@ -219,8 +219,8 @@ def render_page(facts: dict[str, str], notes: Sequence[str], text: str, pieces: 
 
 
 def render_terminal(facts: dict[str, str], notes: Sequence[str], pieces: Sequence[Piece], *, has_colour: bool) -> str:
-    """The same for a terminal: tokens in turn light and dark, those the loss reads in green; without colour
-    they are parted by `|`, and the response follows a line of its own."""
+    """Return the same for a terminal: tokens in turn light and dark, those the loss reads in green; without colour they
+    are parted by `|`, and the response follows a line of its own."""
     lines = [f"{name:>10}  {fact}" for name, fact in facts.items()]
     lines += [f"{'note':>10}  {note}" for note in notes]
     prompt = [_shown(piece) for piece in pieces if not piece.is_learnt]

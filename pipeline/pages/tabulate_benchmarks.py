@@ -28,14 +28,14 @@ _COLUMNS = ("figure", "value", "low to high", "unit", "goal", "met", "command")
 
 
 def number(value: float) -> str:
-    """Four significant digits; whole numbers of any length with their thousands apart."""
+    """Return four significant digits; whole numbers of any length with their thousands apart."""
     if isinstance(value, int) or (float(value).is_integer() and abs(value) >= 1000) or abs(value) >= 10_000:
         return f"{value:,.0f}"
     return f"{value:.4g}"
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A Markdown table; numbers as `number` writes them."""
+    """Return a Markdown table; numbers as `number` writes them."""
 
     def line(cells: Sequence[Any]) -> str:
         shown = [number(cell) if isinstance(cell, int | float) else str(cell).replace("|", "\\|") for cell in cells]
@@ -45,7 +45,7 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str
 
 
 def figure_row(name: str, figure: Mapping[str, Any]) -> tuple[str, ...]:
-    """One line of the table of figures."""
+    """Return one line of the table of figures."""
     sign = "≥" if figure["better"] == "higher" else "≤"
     ends = "" if figure["low"] == figure["high"] else f"{number(figure['low'])} to {number(figure['high'])}"
     goal = f"{sign} {number(figure['goal'])}"
@@ -54,7 +54,7 @@ def figure_row(name: str, figure: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def result_section(path: Path) -> str:
-    """The part of the page that shows one result file. Raises BadInput on a file that is none."""
+    """Return the part of the page that shows one result file. Raises BadInput on a file that is none."""
     try:
         result = json.loads(path.read_text())
         versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
@@ -76,14 +76,14 @@ class TabulateBenchmarks:
     results: str
 
     def inputs(self) -> list[str]:
-        """Every result file, by name. Raises BadInput where there is none."""
+        """Return every result file, by name. Raises BadInput where there is none."""
         paths = sorted(str(path) for path in Path(self.results).glob("*.json"))
         if not paths:
             raise BadInput(f"{self.results}: no result files (*.json) there: run bash scripts/bench.sh NAME first")
         return paths
 
     def run(self, input_path: str, context: StageContext) -> str:
-        """The page."""
+        """Return the page."""
         paths = [Path(path) for path in self.inputs()]
         context.counts["benchmarks"] = len(paths)
         return "\n".join([_INTRODUCTION, *(result_section(path) for path in paths)])

@@ -32,7 +32,7 @@ log = logging.getLogger("stage")
 
 
 def outcome_pairs(group: Sequence[Trajectory], max_pairs: int, rng: random.Random) -> list[PreferencePair]:
-    """Up to `max_pairs` (0: all) of all correct x incorrect pairs of a problem, drawn without replacement."""
+    """Return up to `max_pairs` (0: all) of all correct x incorrect pairs of a problem, drawn without replacement."""
     correct = [t for t in group if t.is_correct]
     wrong = [t for t in group if not t.is_correct]
     everything = [(good, bad) for good in correct for bad in wrong]
@@ -52,7 +52,7 @@ def report(pairs: list[PreferencePair], groups: Groups, context: StageContext) -
 
 
 def problem_ids(path: str) -> set[str]:
-    """The problems of any file whose rows have a `problem_id`. Raises BadInput on a row without one."""
+    """Return the problems of any file whose rows have a `problem_id`. Raises BadInput on a row without one."""
     ids = set()
     for place, row in iter_rows(path):
         if not isinstance(row.get("problem_id"), str):
@@ -76,8 +76,8 @@ def read_steps(values: str, scores: str) -> dict[str, tuple[str, list[float]]]:
 
 
 def note_seen(groups: Groups, scores: str, context: StageContext, is_excluded: bool = False) -> set[str]:
-    """The problems that the reward model behind the scores was trained on; said with their number, and so are those of
-    which the scores do not say it."""
+    """Return the problems that the reward model behind the scores was trained on; said with their number, and so are
+    those of which the scores do not say it."""
     flags: dict[str, list[bool | None]] = {}
     for row in read_records(StepScores, scores):
         flags.setdefault(row.problem_id, []).append(row.is_seen)
@@ -97,7 +97,7 @@ def note_seen(groups: Groups, scores: str, context: StageContext, is_excluded: b
 
 
 def numbers_of_steps(trajectory: Trajectory, found: Mapping[str, tuple[str, list[float]]], path: str) -> list[float]:
-    """The numbers of a trajectory's steps. Raises BadInput where they are missing or another trajectory's."""
+    """Return the numbers of a trajectory's steps. Raises BadInput where they are missing or another trajectory's."""
     if trajectory.id not in found:
         raise BadInput(f"{path}: no scores for trajectory '{trajectory.id}': score these trajectories")
     problem, numbers = found[trajectory.id]
@@ -129,7 +129,7 @@ class OutcomePreferences(ProblemPart):
         return []
 
     def run(self, input_path: str, context: StageContext) -> list[PreferencePair]:
-        """Pairs in the order of their problems' ids."""
+        """Return pairs in the order of their problems' ids."""
         groups = read_groups(input_path, self, keeps_cut=self.keeps_cut)
         pairs: list[PreferencePair] = []
         for problem, group in groups.by_problem.items():
@@ -165,11 +165,11 @@ class ProcessPreferences(ProcessRule, ProblemPart):
             check_choice("skips_types", name, ("Thought", "Action", "Observation", "State"))
 
     def inputs(self) -> list[str]:
-        """The step scores, and the problems to exclude."""
+        """Return the step scores, and the problems to exclude."""
         return [path for path in (self.scores, self.exclude) if path]
 
     def run(self, input_path: str, context: StageContext) -> list[PreferencePair]:
-        """Pairs in the order of their problems' ids. Raises BadInput for a trajectory without scores."""
+        """Return pairs in the order of their problems' ids. Raises BadInput for a trajectory without scores."""
         scores = read_steps("", self.scores)
         excluded = problem_ids(self.exclude) if self.exclude else set()
         groups = read_groups(input_path, self)
@@ -185,7 +185,7 @@ class ProcessPreferences(ProcessRule, ProblemPart):
         return report(pairs, groups, context)
 
     def score(self, trajectory: Trajectory, scores: Sequence[float]) -> float:
-        """One score of the steps that count. Raises BadAggregate as `rewards.aggregate` does."""
+        """Return one score of the steps that count. Raises BadAggregate as `rewards.aggregate` does."""
         positions = range(self.drop_first, len(scores) - self.drop_last)
         if self.skips_types:
             kinds = [react_steps(step)[0].type if step else "" for step in trajectory.steps]
@@ -213,11 +213,11 @@ class StepPreferences(ProblemPart):
         check_counts(max_pairs=self.max_pairs)
 
     def inputs(self) -> list[str]:
-        """The step values, or the step scores."""
+        """Return the step values, or the step scores."""
         return [path for path in (self.values, self.scores) if path]
 
     def run(self, input_path: str, context: StageContext) -> list[PreferencePair]:
-        """Pairs in the order of their problems' ids."""
+        """Return pairs in the order of their problems' ids."""
         groups, values = _with_values(self, input_path)
         if self.scores:
             note_seen(groups, self.scores, context)
@@ -240,11 +240,11 @@ class PartialPreferences(PartialRule, ProblemPart):
         self.check_rule()
 
     def inputs(self) -> list[str]:
-        """The step values, or the step scores."""
+        """Return the step values, or the step scores."""
         return [path for path in (self.values, self.scores) if path]
 
     def run(self, input_path: str, context: StageContext) -> list[PreferencePair]:
-        """Pairs in the order of their problems' ids."""
+        """Return pairs in the order of their problems' ids."""
         groups, values = _with_values(self, input_path)
         if self.scores:
             note_seen(groups, self.scores, context)
@@ -255,7 +255,7 @@ class PartialPreferences(PartialRule, ProblemPart):
 
 
 def _with_values(stage: Any, input_path: str) -> tuple[Groups, dict[str, list[float]]]:
-    """The trajectories that have values, and the values of theirs."""
+    """Return the trajectories that have values, and the values of theirs."""
     numbers = read_steps(stage.values, stage.scores)
     groups = read_groups(input_path, stage, known=numbers)
     path = stage.values or stage.scores

@@ -14,10 +14,10 @@ def _spread(name: str, values: Sequence[float], digits: int) -> dict[str, float]
 
 
 def pair_statistics(pairs: Sequence[PreferencePair]) -> dict[str, Any]:
-    """Flat figures: `pairs`, `pairs_<kind>`, `problems_with_pairs`, `most_pairs_of_a_problem`, `distinct_chosen` and
-    `distinct_rejected` sides, pairs `against_scores` (the rejected side scores higher), and mean, lowest, median,
-    highest of the margin (chosen less rejected score) and of the tokens of either side. `chosen_is_longer` is the
-    share of pairs whose chosen side has more tokens.
+    """Return flat figures: `pairs`, `pairs_<kind>`, `problems_with_pairs`, `most_pairs_of_a_problem`, `distinct_chosen`
+    and `distinct_rejected` sides, pairs `against_scores` (the rejected side scores higher), and mean, lowest, median,
+    highest of the margin (chosen less rejected score) and of the tokens of either side. `chosen_is_longer` is the share
+    of pairs whose chosen side has more tokens.
 
     Without pairs only the counts stand there.
     """

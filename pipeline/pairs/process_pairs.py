@@ -29,12 +29,12 @@ OVER_CORRECT = ("none", "chosen", "all", "sampled")
 
 
 def is_clear(gap: float, margin: float) -> bool:
-    """Whether a gap is above the margin by more than rounding: 0.9 - 0.6 does not exceed 0.3."""
+    """Say whether a gap is above the margin by more than rounding: 0.9 - 0.6 does not exceed 0.3."""
     return gap > margin + 1e-9
 
 
 def make_pair(kind: str, chosen: Scored, rejected: Scored) -> PreferencePair:
-    """Two whole solutions of one problem."""
+    """Return two whole solutions of one problem."""
     (good, good_score), (bad, bad_score) = chosen, rejected
     return PreferencePair(
         id=f"{good.id}>{bad.id}",
@@ -52,12 +52,12 @@ def make_pair(kind: str, chosen: Scored, rejected: Scored) -> PreferencePair:
 
 
 def ranked(scored: Sequence[Scored]) -> list[Scored]:
-    """Highest score first; equal ones as they were sampled."""
+    """Return highest score first; equal ones as they were sampled."""
     return sorted(scored, key=lambda row: (-row[1], sample_order(row[0].id)))
 
 
 def rejection_sample(candidates: Sequence[Scored], beta: float, share: float, rng: random.Random) -> list[bool]:
-    """Which candidates are accepted (statistical rejection sampling, Liu et al. 2024, algorithm 1).
+    """Return which candidates are accepted (statistical rejection sampling, Liu et al. 2024, algorithm 1).
 
     In rounds over those not yet accepted, each is accepted with probability exp((score - highest) / beta), where
     `highest` is the best score still there, until ceil(share * candidates) are. Every round accepts at least one.
@@ -123,7 +123,7 @@ class ProcessRule:
 
 
 def process_pairs(scored: Sequence[Scored], rule: ProcessRule, rng: random.Random) -> list[PreferencePair]:
-    """The pairs of one problem's scored solutions, by the best chosen first; kinds `process` (right over wrong),
+    """Return the pairs of one problem's scored solutions, by the best chosen first; kinds `process` (right over wrong),
     `process_correct` (right over right), `process_wrong` (wrong over wrong). `rng` is used by rejection sampling."""
     correct = ranked([row for row in scored if row[0].is_correct and len(row[0].steps) >= rule.min_chosen_steps])
     wrong = ranked([row for row in scored if not row[0].is_correct and len(row[0].steps) >= rule.min_rejected_steps])

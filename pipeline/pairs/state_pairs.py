@@ -40,7 +40,7 @@ def step_pairs(
     which: str = "best_over_worst",
     max_pairs: int = 0,
 ) -> list[PreferencePair]:
-    """Next steps of every state that two trajectories share and then leave differently, values by trajectory id.
+    """Return next steps of every state that two trajectories share and then leave differently, values by trajectory id.
 
     `which`: the best over the worst of each state, or all that differ by more than `margin`. Of more than
     `max_pairs` (0: no cap) those with the widest gaps stay. In the order of the states, as they were reached first.
@@ -159,7 +159,7 @@ class PartialRule:
 def prefixes(
     group: Sequence[Trajectory], values: Mapping[str, Sequence[float]], rule: PartialRule
 ) -> list[ValuedPrefix]:
-    """The prefixes a rule reads, each distinct token sequence once (the trajectory sampled first)."""
+    """Return the prefixes a rule reads, each distinct token sequence once (the trajectory sampled first)."""
     distinct: dict[tuple[int, ...], ValuedPrefix] = {}
     for trajectory in group:
         for prefix in _prefixes_of(trajectory, values[trajectory.id], rule):
@@ -188,7 +188,7 @@ def _prefixes_of(trajectory: Trajectory, values: Sequence[float], rule: PartialR
 
 
 def discounted(good: ValuedPrefix, bad: ValuedPrefix, rule: PartialRule) -> tuple[float, float]:
-    """The two values as a pair compares them."""
+    """Return the two values as a pair compares them."""
     gap = good.num_steps - bad.num_steps
     factor = rule.decay ** abs(gap)
     is_good_discounted = gap != 0 and (gap > 0) == (rule.discounts == "later")
@@ -210,7 +210,7 @@ def _may_meet(good: ValuedPrefix, bad: ValuedPrefix, rule: PartialRule) -> bool:
 def partial_pairs(
     group: Sequence[Trajectory], values: Mapping[str, Sequence[float]], rule: PartialRule, rng: random.Random
 ) -> list[PreferencePair]:
-    """Prefix over prefix, by the best chosen first; kind `partial`. Scores are the values that were compared."""
+    """Return prefix over prefix, by the best chosen first; kind `partial`. Scores are the values that were compared."""
     everything = prefixes(group, values, rule)
     ordered = sorted(everything, key=lambda prefix: (-prefix.value, sample_order(prefix.id)))
     pairs: list[tuple[ValuedPrefix, ValuedPrefix, float, float]] = []
@@ -225,7 +225,7 @@ def partial_pairs(
 
 
 def drawn(items: list[T], limit: int, rng: random.Random) -> list[T]:
-    """`limit` items drawn without replacement, in their order; 0 is no limit."""
+    """Return `limit` items drawn without replacement, in their order; 0 is no limit."""
     if not limit or len(items) <= limit:
         return items
     return [items[place] for place in sorted(rng.sample(range(len(items)), limit))]

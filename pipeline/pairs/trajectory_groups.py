@@ -25,7 +25,7 @@ def sample_order(identity: str) -> tuple[Any, ...]:
 
 
 def capped(items: Sequence[Any], limit: int) -> list[Any]:
-    """The first `limit` items; 0 is no limit."""
+    """Return the first `limit` items; 0 is no limit."""
     return list(items[:limit] if limit else items)
 
 
@@ -60,7 +60,7 @@ class ProblemPart:
             raise BadInput(f"stage.held_out_share must be a share from 0 to 1, got {self.held_out_share}")
 
     def holds(self, problem_id: str) -> bool:
-        """Whether the problem belongs to the part."""
+        """Say whether the problem belongs to the part."""
         return self.part == "all" or is_held_out(problem_id, self.held_out_share) == (self.part == "held_out")
 
 
@@ -101,14 +101,14 @@ class Groups:
     counts: Counter[str]
 
     def num_of(self, *, right: bool) -> int:
-        """Problems whose trajectories are all right (or all wrong): they make no pair by outcome."""
+        """Return problems whose trajectories are all right (or all wrong): they make no pair by outcome."""
         return sum(all(t.is_correct == right for t in group) for group in self.by_problem.values())
 
 
 def read_groups(
     path: str, part: ProblemPart, *, keeps_cut: bool = False, known: Container[str] | None = None
 ) -> Groups:
-    """The groups of a file of trajectories. With `known`, trajectories whose id is not there are left out and
+    """Return the groups of a file of trajectories. With `known`, trajectories whose id is not there are left out and
     counted as `unknown`."""
     rows = read_records(Trajectory, path)
     counts = Counter({"read": len(rows)})

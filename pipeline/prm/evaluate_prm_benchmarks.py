@@ -66,7 +66,7 @@ class Scored:
         return self.group == ORIGINAL
 
     def share_passed(self, threshold: float) -> float:
-        """The share of its steps called right."""
+        """Return the share of its steps called right."""
         return sum(score >= threshold for score in self.scores) / len(self.scores)
 
 
@@ -83,12 +83,12 @@ class EvaluatePRMBenchmarks:
     skip_defects: bool = False
 
     def inputs(self) -> list[str]:
-        """The step scores."""
+        """Return the step scores."""
         return [self.scores]
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
-        """`{"first_error", "steps", "pairs", "left_out", "num_rows", "num_problems", "table"}`; a section that no
-        row serves is null. Raises BadInput where scores do not fit, or nothing can be evaluated."""
+        """Return `{"first_error", "steps", "pairs", "left_out", "num_rows", "num_problems", "table"}`; a section that
+        no row serves is null. Raises BadInput where scores do not fit, or nothing can be evaluated."""
         self._check()
         rows = read_records(AnnotatedSolution, input_path)
         scored, left_out, num_unused = self._join(rows, input_path)
@@ -147,7 +147,7 @@ class EvaluatePRMBenchmarks:
         return scored, left_out, len(scores.keys() - {row.id for row in rows})
 
     def _split(self, scored: Sequence[Scored]) -> tuple[list[Scored], list[Scored]]:
-        """(to choose the threshold on, to report)."""
+        """Return (to choose the threshold on, to report)."""
         if self.threshold is not None:
             return [], list(scored)
         tuning = [s for s in scored if is_held_out(s.row.problem_id, self.tune_share)]
@@ -156,7 +156,7 @@ class EvaluatePRMBenchmarks:
     def _choose(
         self, section: str, tuned: tuple[float, float] | None, tuning: Sequence[Scored]
     ) -> dict[str, Any] | None:
-        """The threshold and where it comes from; None, with a warning, where it cannot be chosen."""
+        """Return the threshold and where it comes from; None, with a warning, where it cannot be chosen."""
         if self.threshold is not None:
             return {"threshold": self.threshold, "tuning": None}
         if tuned is None:
@@ -248,7 +248,7 @@ def _breakdown(
     headline: str,
     has_originals: bool = False,
 ) -> dict[str, Any]:
-    """`{"overall", "groups", "mean_over_groups"}`: figures with intervals over problems; groups only where there
+    """Return `{"overall", "groups", "mean_over_groups"}`: figures with intervals over problems; groups only where there
     are several, and the mean of their headline where all have it. Originals count in their group alone unless
     `has_originals`."""
     problems = {problem: place for place, problem in enumerate(dict.fromkeys(s.row.problem_id for s in scored))}
@@ -271,7 +271,8 @@ def _breakdown(
 
 
 def _flat(sections: dict[str, Any]) -> dict[str, Interval]:
-    """`first_error f1`, `steps prm_score (circular)`, ...: the overall figures, and the headline of each group."""
+    """Return `first_error f1`, `steps prm_score (circular)`, ...: the overall figures, and the headline of each
+    group."""
     rows: dict[str, Interval | None] = {}
     for name, section in sections.items():
         parts = {name: section} if name != "pairs" else {

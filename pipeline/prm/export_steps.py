@@ -22,8 +22,8 @@ class ExportSteps:
         return []
 
     def run(self, input_path: str, context: StageContext) -> list[dict[str, Any]] | str:
-        """Rows, or one JSON array as text where the format is published as one. Counts the steps that the
-        format cannot hold. Raises BadInput naming the record."""
+        """Return rows, or one JSON array as text where the format is published as one. Counts the steps that the format
+        cannot hold. Raises BadInput naming the record."""
         form = step_format(self.format, neutral_label=self.neutral_label)
         records = read_records(AnnotatedSolution, input_path)
         if not records:
@@ -40,5 +40,5 @@ class ExportSteps:
 
 
 def _num_after_judged(record: AnnotatedSolution) -> int:
-    """Steps from the first one on that nobody judged."""
+    """Return steps from the first one on that nobody judged."""
     return len(record.labels) - record.labels.index(None) if None in record.labels else 0

@@ -22,7 +22,7 @@ class ImportSteps:
         return []
 
     def run(self, input_path: str, context: StageContext) -> Iterator[AnnotatedSolution]:
-        """Records in file order. Counts solutions with a known first error, with an error, and rows whose
+        """Return records in file order. Counts solutions with a known first error, with an error, and rows whose
         published judgement contradicts itself. Raises BadInput naming file and line."""
         form = step_format(self.format, alternatives=self.alternatives, neutral_label=self.neutral_label)
         counts = context.counts

@@ -26,7 +26,7 @@ NUM_BINS = 10
 
 
 def auc(scores: Sequence[float], is_positive: Sequence[bool], weights: Sequence[float] | None = None) -> float | None:
-    """Area under the ROC curve (ties count half), every row as often as its weight says; None where one class is
+    """Return area under the ROC curve (ties count half), every row as often as its weight says; None where one class is
     empty."""
     positive = np.asarray(is_positive, dtype=bool)
     counts = np.ones(len(positive)) if weights is None else np.asarray(weights, dtype=np.float64)
@@ -45,7 +45,7 @@ def _bin_of(scores: np.ndarray) -> np.ndarray:
 
 
 def calibration_bins(scores: Sequence[float], values: Sequence[float]) -> list[dict[str, float]]:
-    """Ten equal bins of the score: mean score, mean value, number; empty bins are left out."""
+    """Return ten equal bins of the score: mean score, mean value, number; empty bins are left out."""
     predicted, observed = np.asarray(scores), np.asarray(values)
     place = _bin_of(predicted)
     bins = []
@@ -58,7 +58,7 @@ def calibration_bins(scores: Sequence[float], values: Sequence[float]) -> list[d
 
 
 def calibration_error(scores: np.ndarray, values: np.ndarray, weights: np.ndarray) -> float | None:
-    """The expected calibration error of scores [R] against values [R], each row as often as its weight says."""
+    """Return the expected calibration error of scores [R] against values [R], each row as often as its weight says."""
     gaps = np.bincount(_bin_of(scores), weights * (scores - values), minlength=NUM_BINS)
     return float(np.abs(gaps).sum() / weights.sum()) if weights.sum() else None
 
@@ -73,8 +73,8 @@ class ScoredStep:
 
 
 def quality(steps: Sequence[ScoredStep]) -> dict[str, Any]:
-    """`{"auc", "ece", "value_mae", "num_steps", "num_problems"}`; the first three are `{"mean", "low", "high", "n"}`
-    with n problems, None where they are not defined."""
+    """Return `{"auc", "ece", "value_mae", "num_steps", "num_problems"}`; the first three are `{"mean", "low", "high",
+    "n"}` with n problems, None where they are not defined."""
     problems = [step.problem_id for step in steps]
     scores, values = np.asarray([step.score for step in steps]), np.asarray([step.value for step in steps])
     is_good: Any = values > 0.5
@@ -95,7 +95,7 @@ class EvaluateProcessReward:
     held_out_share: float
 
     def inputs(self) -> list[str]:
-        """The step scores."""
+        """Return the step scores."""
         return [self.scores]
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:

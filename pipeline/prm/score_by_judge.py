@@ -23,7 +23,7 @@ class ScoreByJudge:
         return []
 
     def run(self, input_path: str, context: StageContext) -> Iterable[StepScores]:
-        """One record a solution, in the order of their first vote."""
+        """Return one record a solution, in the order of their first vote."""
         votes = votes_by_trajectory(read_records(StepJudgement, input_path))
         records: list[StepScores] = []
         without = 0

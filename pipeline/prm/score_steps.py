@@ -37,12 +37,12 @@ class ScoreSteps:
     batch_tokens: int = 16384
 
     def inputs(self) -> list[str]:
-        """The models' weights belong to the provenance."""
+        """Return the models' weights belong to the provenance."""
         return [f"{model}/model.safetensors" for model in (self.model, self.other_model) if model]
 
     def run(self, input_path: str, context: StageContext) -> Iterable[StepScores]:
-        """One record a trajectory, in order; counts `problems_seen`, those that their scorer was trained on. Raises
-        BadInput where two models are named and one does not say what it was trained on."""
+        """Return one record a trajectory, in order; counts `problems_seen`, those that their scorer was trained on.
+        Raises BadInput where two models are named and one does not say what it was trained on."""
         from espalier.models.load import load_tokenizer
         from espalier.models.scalar_head import load_process_reward
         from espalier.rewards.process import score_trajectories

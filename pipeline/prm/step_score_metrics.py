@@ -29,12 +29,12 @@ STEP_FORMULA = (
 
 
 def predict_first_error(scores: Sequence[float], threshold: float) -> int:
-    """The index of the first score below the threshold, -1 where there is none."""
+    """Return the index of the first score below the threshold, -1 where there is none."""
     return next((index for index, score in enumerate(scores) if score < threshold), -1)
 
 
 def right_thresholds(scores: Sequence[float], first_error: int) -> tuple[float, float]:
-    """(low, high): the prediction is right for every threshold t with low < t <= high; none where low >= high.
+    """Return (low, high): the prediction is right for every threshold t with low < t <= high; none where low >= high.
 
     A first error e is found where its score is below t and none before it is; no error is found where all
     scores are at least t.
@@ -45,13 +45,13 @@ def right_thresholds(scores: Sequence[float], first_error: int) -> tuple[float, 
 
 
 def first_error_counts(scores: Sequence[float], first_error: int, threshold: float) -> list[float]:
-    """One solution's FIRST_ERROR_COUNTS."""
+    """Return one solution's FIRST_ERROR_COUNTS."""
     is_hit = float(predict_first_error(scores, threshold) == first_error)
     return [0.0, 0.0, is_hit, 1.0] if first_error < 0 else [is_hit, 1.0, 0.0, 0.0]
 
 
 def first_error_figures(sums: np.ndarray) -> Figures:
-    """ProcessBench's figures (Zheng et al. 2024) of counts [..., 4], NaN where a share has no solution.
+    """Return processBench's figures (Zheng et al. 2024) of counts [..., 4], NaN where a share has no solution.
 
     `accuracy_with_error`: the share of solutions with an error whose first error is found exactly;
     `accuracy_without_error`: the share of solutions without one in which none is found; `f1`: the harmonic
@@ -69,7 +69,7 @@ def first_error_figures(sums: np.ndarray) -> Figures:
 
 
 def step_counts(scores: Sequence[float], labels: Sequence[float | None], threshold: float) -> list[float]:
-    """One solution's STEP_COUNTS but for the last two: judged steps by truth (right from the label 1/2 on) and
+    """Return one solution's STEP_COUNTS but for the last two: judged steps by truth (right from the label 1/2 on) and
     verdict, and whether its first wrong step is called wrong."""
     tp = fp = tn = fn = 0
     marked, with_error = 0, 0
@@ -85,8 +85,8 @@ def step_counts(scores: Sequence[float], labels: Sequence[float | None], thresho
 
 
 def step_figures(sums: np.ndarray) -> Figures:
-    """PRMBench's figures (Song et al. 2025) of counts [..., 8], NaN where there is nothing to share out: an F1 of
-    steps of which there are none has no value.
+    """Return PRMBench's figures (Song et al. 2025) of counts [..., 8], NaN where there is nothing to share out: an F1
+    of steps of which there are none has no value.
 
     Positive is a right step. `f1` = 2 TP / (2 TP + FP + FN), `negative_f1` = 2 TN / (2 TN + FP + FN),
     `prm_score` = f1 / 2 + negative_f1 / 2. Of the names published beside these, correct_step_acc is `recall`,
@@ -112,13 +112,13 @@ def step_figures(sums: np.ndarray) -> Figures:
 
 
 def pair_figures(sums: np.ndarray) -> Figures:
-    """Counts [..., 2] of pairs won (a tie is half) and of pairs: `pair_accuracy`."""
+    """Return counts [..., 2] of pairs won (a tie is half) and of pairs: `pair_accuracy`."""
     won, num_pairs = np.moveaxis(np.asarray(sums, dtype=np.float64), -1, 0)
     return {"pair_accuracy": _share(won, num_pairs)}
 
 
 def _share(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """part / whole, NaN where whole is 0 or NaN."""
+    """Return part / whole, NaN where whole is 0 or NaN."""
     safe = np.where(whole > 0, whole, 1.0)
     return np.where(whole > 0, part / safe, np.nan)
 
@@ -154,7 +154,7 @@ def figure_intervals(
 
 
 def _between(low: float, high: float) -> float:
-    """A number above low and at most high, in their middle where there is one."""
+    """Return a number above low and at most high, in their middle where there is one."""
     middle = (low + high) / 2
     return middle if low < middle <= high else high
 
@@ -170,7 +170,7 @@ def candidate_thresholds(edges: Sequence[float]) -> np.ndarray:
 
 
 def best_threshold(thresholds: np.ndarray, values: np.ndarray) -> tuple[float, float] | None:
-    """(threshold, value): the one with the highest value; among equals the nearest to 1/2, then the lowest. None
+    """Return (threshold, value): the one with the highest value; among equals the nearest to 1/2, then the lowest. None
     where no threshold has a value."""
     known = ~np.isnan(values)
     if not known.any():
@@ -183,7 +183,7 @@ def best_threshold(thresholds: np.ndarray, values: np.ndarray) -> tuple[float, f
 def tune_first_error(
     scores: Sequence[Sequence[float]], first_errors: Sequence[int], figure: str
 ) -> tuple[float, float] | None:
-    """(threshold, value) with the highest `figure` of `first_error_figures`; None where it has no value."""
+    """Return (threshold, value) with the highest `figure` of `first_error_figures`; None where it has no value."""
     if not scores:
         return None
     ends = [right_thresholds(row, first) for row, first in zip(scores, first_errors, strict=True)]
@@ -200,7 +200,7 @@ def tune_first_error(
 def tune_steps(
     scores: Sequence[Sequence[float]], labels: Sequence[Sequence[float | None]]
 ) -> tuple[float, float] | None:
-    """(threshold, value) with the highest `prm_score`; None where it has no value."""
+    """Return (threshold, value) with the highest `prm_score`; None where it has no value."""
     rows = zip(scores, labels, strict=True)
     steps = [(score, label >= 0.5) for row, truth in rows for score, label in zip(row, truth, strict=True)
              if label is not None]  # fmt: skip
@@ -216,5 +216,5 @@ def tune_steps(
 
 
 def _num_below(values: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """How many values are below each threshold."""
+    """Return how many values are below each threshold."""
     return np.searchsorted(np.sort(values), thresholds, side="left")

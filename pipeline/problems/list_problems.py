@@ -31,7 +31,7 @@ class ListProblems:
         return []
 
     def run(self, input_path: str, context: StageContext) -> Iterable[Problem]:
-        """Problems in order. Raises BadInput without a task, or where no row could be read."""
+        """Return problems in order. Raises BadInput without a task, or where no row could be read."""
         if context.task is None:
             raise BadInput("problems/list_problems needs a task: add task=NAME")
         if hasattr(context.task, "read_rows"):

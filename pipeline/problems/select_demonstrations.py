@@ -32,7 +32,7 @@ _RESULT = re.compile(r" *\$? *-?[0-9][0-9,.]*")
 
 
 def equations(response: str) -> tuple[str, ...]:
-    """The calculations of a response in their order, without white space, `$`, `%` and thousands: `48/2=24`."""
+    """Return the calculations of a response in their order, without white space, `$`, `%` and thousands: `48/2=24`."""
     parts = response.split("=")
     written = []
     for before, after in pairwise(parts):
@@ -70,11 +70,11 @@ class SelectDemonstrations(ProblemPart):
             raise BadInput("stage.order=best needs stage.scores, and no other order reads them")
 
     def inputs(self) -> list[str]:
-        """The step scores, if solutions are ranked."""
+        """Return the step scores, if solutions are ranked."""
         return [self.scores] if self.scores else []
 
     def run(self, input_path: str, context: StageContext) -> Iterable[Demonstration]:
-        """Demonstrations in the order of their ids, whatever the order of the rows."""
+        """Return demonstrations in the order of their ids, whatever the order of the rows."""
         rows = [row for row in read_records(Trajectory, input_path) if self.holds(row.problem_id)]
         groups: dict[str, list[Trajectory]] = {row.problem_id: [] for row in rows}
         for row in rows:

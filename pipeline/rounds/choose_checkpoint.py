@@ -27,7 +27,7 @@ RULES = ("first_non_improvement", "best", "last")
 
 
 def choose(accuracies: Sequence[float], rule: str) -> int:
-    """The place of the chosen candidate among accuracies in the order of training."""
+    """Return the place of the chosen candidate among accuracies in the order of training."""
     check_choice("rule", rule, RULES)
     if rule == "last":
         return len(accuracies) - 1
@@ -40,7 +40,7 @@ def choose(accuracies: Sequence[float], rule: str) -> int:
 
 
 def candidate_accuracies(path: str, names: Sequence[str], metric: str) -> list[float]:
-    """The mean of `metric` of each candidate from what `vllm_inference.py` wrote of all (policies.json).
+    """Return the mean of `metric` of each candidate from what `vllm_inference.py` wrote of all (policies.json).
 
     A candidate `step-20` is the policy whose name ends in `-step-20`, or is that. Raises BadInput where one has no
     such figure.

@@ -29,7 +29,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def _last_row(path: Path) -> dict[str, Any]:
-    """The last metrics of a training run, its step and loss among them."""
+    """Return the last metrics of a training run, its step and loss among them."""
     rows = list(iter_rows(path))
     return rows[-1][1] if rows else {}
 
@@ -81,7 +81,7 @@ class RecordRound:
         return document
 
     def _others(self, folder: Path) -> list[dict[str, Any]]:
-        """The rounds before this one, in their order."""
+        """Return the rounds before this one, in their order."""
         paths = sorted(folder.parent.glob("round*/round.json"), key=lambda path: sample_order(str(path)))
         rounds = [read_object(path) for path in paths]
         return [row for row in rounds if int(row.get("round", -1)) < self.round]

@@ -20,7 +20,7 @@ KINDS: dict[str, type] = {"StepValues": StepValues, "PreferencePair": Preference
 
 
 def content(row: Any) -> Hashable:
-    """What a row teaches, without its id and its figures: equal ones of two rounds are one."""
+    """Return what a row teaches, without its id and its figures: equal ones of two rounds are one."""
     if isinstance(row, Demonstration):
         return row.prompt, row.completion
     if isinstance(row, PreferencePair):
@@ -29,7 +29,8 @@ def content(row: Any) -> Hashable:
 
 
 def kept_share(ids: list[str], share: float, stream: str) -> set[str]:
-    """round(share * n) of the ids, by hash: the same whatever their order; a larger share keeps these and more."""
+    """Return round(share * n) of the ids, by hash: the same whatever their order; a larger share keeps these and
+    more."""
     ordered = sorted(ids, key=lambda name: (hashlib.sha256(json.dumps([stream, name]).encode()).digest(), name))
     return set(ordered[: int(share * len(ids) + 0.5)])
 
@@ -55,15 +56,15 @@ class ReplayRounds:
             raise BadInput(f"stage.round must be 0 or more and stage.share from 0 to 1, got {self.round}, {self.share}")
 
     def _earlier(self) -> list[tuple[int, str]]:
-        """Newest first."""
+        """Return newest first."""
         return [(k, f"{self.run_dir}/round{k}/{self.file}") for k in reversed(range(self.round))] if self.share else []
 
     def inputs(self) -> list[str]:
-        """The earlier rounds' files."""
+        """Return the earlier rounds' files."""
         return [path for _, path in self._earlier()]
 
     def run(self, input_path: str, context: StageContext) -> list[Any]:
-        """This round's rows, then the earlier ones', newest round first, each in the order of its file."""
+        """Return this round's rows, then the earlier ones', newest round first, each in the order of its file."""
         rows: list[Any] = read_records(KINDS[self.kind], input_path)
         context.counts["this_round"] = len(rows)
         seen = set(map(content, rows))

@@ -30,7 +30,7 @@ class MergeLora:
             raise BadInput(f"stage.dtype must be {' or '.join(DTYPES)}, got '{self.dtype}'")
 
     def inputs(self) -> list[str]:
-        """The two files of an adapter."""
+        """Return the two files of an adapter."""
         return [str(Path(self.adapter) / name) for name in ("adapter_config.json", "adapter_model.safetensors")]
 
     def run(self, input_path: str, context: StageContext) -> None:

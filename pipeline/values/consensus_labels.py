@@ -30,12 +30,12 @@ class ConsensusLabels:
     has_unjudged: bool = False
 
     def inputs(self) -> list[str]:
-        """The judgements."""
+        """Return the judgements."""
         return [self.judgements]
 
     def run(self, input_path: str, context: StageContext) -> Iterable[StepValues]:
-        """One record a trajectory. Raises BadInput where no trajectory was judged, or with other steps, and where
-        the threshold calls all inner states good, or none, against the labels' own mean."""
+        """Return one record a trajectory. Raises BadInput where no trajectory was judged, or with other steps, and
+        where the threshold calls all inner states good, or none, against the labels' own mean."""
         rule = ConsensusRule(self.policy, self.threshold, self.has_unjudged)
         rows = read_records(StepValues, input_path)
         votes = votes_by_trajectory(read_records(StepJudgement, self.judgements))

@@ -60,7 +60,7 @@ class CutStates:
         )
 
     def run(self, input_path: str, context: StageContext) -> Iterable[State]:
-        """The states. Raises BadInput on settings out of range and on trajectories without token ids."""
+        """Return the states. Raises BadInput on settings out of range and on trajectories without token ids."""
         if self.order not in ("tree", "trajectory"):
             raise BadInput(f"order must be tree or trajectory, got '{self.order}'")
         check_shard(self.shard, self.num_shards, "stage")
@@ -86,7 +86,7 @@ class CutStates:
 
 
 def in_tree_order(states: list[State]) -> list[State]:
-    """Problems in the order they come, the states of each depth first over the tree of their tokens."""
+    """Return problems in the order they come, the states of each depth first over the tree of their tokens."""
     groups: dict[str, list[State]] = {}
     for state in states:
         groups.setdefault(state.problem_id, []).append(state)

@@ -81,7 +81,7 @@ class EstimateValues:
     """whether the last step is labelled, by the outcome"""
 
     def inputs(self) -> list[str]:
-        """Both files."""
+        """Return both files."""
         return [self.trajectories, self.states]
 
     def run(self, input_path: str, context: StageContext) -> Iterable[StepValues]:
@@ -113,8 +113,8 @@ class EstimateValues:
         return records
 
     def _rules(self) -> tuple[LabelRule, NoiseRule]:
-        """The label and the noise rule. Raises BadInput on settings that are unknown or that the estimator cannot
-        have: each would do nothing, in silence."""
+        """Return the label and the noise rule. Raises BadInput on settings that are unknown or that the estimator
+        cannot have: each would do nothing, in silence."""
         if self.estimator == "pooled":
             raise BadInput("stage.estimator=pooled is no longer there: choose smoothed, which needs fewer completions")
         if self.estimator not in ESTIMATORS:
@@ -148,7 +148,7 @@ class EstimateValues:
         return _Sampled(counts, failed, num_states, sum(completion.answer is None for completion in answered))
 
     def _estimates(self, rows: Sequence[Trajectory], sampled: _Sampled) -> Mapping[StateKey, StateEstimate]:
-        """The estimates of the states, 95 % intervals with them."""
+        """Return the estimates of the states, 95 % intervals with them."""
         if self.estimator == "smoothed":
             found = smoothed_values(rows, sampled.counts)
             return {

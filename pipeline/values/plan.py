@@ -86,7 +86,7 @@ class Plan:
     actual: list[str] = field(default_factory=list)
 
     def inputs(self) -> list[str]:
-        """The pilot, and the provenance of measured and of finished runs."""
+        """Return the pilot, and the provenance of measured and of finished runs."""
         return [*([self.pilot] if self.pilot else []), *self.measured, *self.actual]
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
@@ -146,7 +146,7 @@ class Plan:
                 "bytes": round(size)}  # fmt: skip
 
     def _rates(self) -> tuple[float, float, float]:
-        """Generated tokens per second of solutions and of completions, and the seconds of a server's start."""
+        """Return generated tokens per second of solutions and of completions, and the seconds of a server's start."""
         runs = [read_run(path, self.start_seconds) for path in self.measured]
         starts = [run.start_seconds for run in runs]
         start = self.start_seconds or (fmean(starts) if starts else START_SECONDS)
@@ -165,7 +165,7 @@ class Plan:
         return rates[0], rates[1], start
 
     def _pilot(self, task: Any, tokenizer: Any, problems: Sequence[Problem]) -> list[list[Trajectory]]:
-        """Trajectories to count on: of every problem of the pilot, at most `num_samples`."""
+        """Return trajectories to count on: of every problem of the pilot, at most `num_samples`."""
         rows = (
             read_records(Trajectory, self.pilot) if self.pilot else self._from_demonstrations(task, tokenizer, problems)
         )
@@ -185,7 +185,7 @@ class Plan:
         return pilot
 
     def _from_demonstrations(self, task: Any, tokenizer: Any, problems: Sequence[Problem]) -> list[Trajectory]:
-        """Demonstrations of the same split as trajectories, all right."""
+        """Return demonstrations of the same split as trajectories, all right."""
         decode, trajectories = Decoder(tokenizer), []
         groups: dict[str, list[Demonstration]] = {}
         for row in task.demonstrations(self.split):
@@ -205,7 +205,7 @@ class Plan:
         return trajectories
 
     def _states(self, row: Trajectory) -> list[State]:
-        """The states of a trajectory that are completed."""
+        """Return the states of a trajectory that are completed."""
         states = StateSampler(self.first_step, self.start_ratio, self.end_ratio, self.keep_ratio).states(row)
         if self.method == "first_error":
             return [] if row.is_correct else _spread(states)
@@ -224,7 +224,7 @@ class Plan:
         return growth
 
     def _cost(self, rows: Sequence[Trajectory], growth: dict[int, float]) -> _Cost:
-        """One problem; fewer trajectories than planned are scaled up."""
+        """Return one problem; fewer trajectories than planned are scaled up."""
         rests: dict[StateKey, list[int]] = {}
         prompts: dict[StateKey, list[int]] = {}
         for row in rows:
@@ -283,8 +283,8 @@ def state_growth(visits: Mapping[int, int], size: int, wanted: int) -> float:
 
 
 def _mean_for(costs: Sequence[_Cost], name: str, length: float) -> float:
-    """The mean of a cost, moved to problems whose prompts are `length` tokens long on average: longer problems have
-    longer solutions, and a pilot's problems are not quite the plan's (regression estimator; at most by half)."""
+    """Return the mean of a cost, moved to problems whose prompts are `length` tokens long on average: longer problems
+    have longer solutions, and a pilot's problems are not quite the plan's (regression estimator; at most by half)."""
     values = [float(getattr(cost, name)) for cost in costs]
     lengths = [float(cost.prompt_length) for cost in costs]
     mean = fmean(values)

@@ -46,7 +46,7 @@ class SplitSteps:
             raise BadInput(f"stage.by must be {AT_CUT_POINTS} or one of {', '.join(SPLITTERS)}, got '{self.by}'")
 
     def inputs(self) -> list[str]:
-        """The tokenizer, where the policy is a folder."""
+        """Return the tokenizer, where the policy is a folder."""
         path = Path(self.policy) / "tokenizer.json"
         return [str(path)] if path.is_file() else []
 

@@ -42,7 +42,7 @@ class StepStatistics:
         return []
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
-        """The document. Raises BadInput on an empty file."""
+        """Return the document. Raises BadInput on an empty file."""
         rows = [with_intervals(row) for row in read_records(StepValues, input_path)]
         if not any(row.steps for row in rows):
             raise BadInput(f"{input_path}: no labelled step to describe")
@@ -68,7 +68,7 @@ class StepStatistics:
 
 
 def inner_means(rows: Sequence[StepValues]) -> dict[str, Any]:
-    """`steps`, and means over those whose value (or label) is known, with 95 % intervals over problems."""
+    """Return `steps`, and means over those whose value (or label) is known, with 95 % intervals over problems."""
     steps = [(row.problem_id, *step) for row in rows
              for step in zip(row.values[:-1], row.labels[:-1], row.low[:-1], row.high[:-1], strict=True)]  # fmt: skip
     known = [(problem, value) for problem, value, *_ in steps if value is not None]
@@ -82,7 +82,8 @@ def inner_means(rows: Sequence[StepValues]) -> dict[str, Any]:
 
 
 def terminal_means(rows: Sequence[StepValues]) -> dict[str, Any]:
-    """The share of right trajectories, with its 95 % interval over problems, and how many last steps have a label."""
+    """Return the share of right trajectories, with its 95 % interval over problems, and how many last steps have a
+    label."""
     labelled = sum(row.labels[-1] is not None for row in rows if row.labels)
     return {
         "accuracy": resampled_mean([(row.problem_id, float(row.is_correct)) for row in rows]),
@@ -91,8 +92,8 @@ def terminal_means(rows: Sequence[StepValues]) -> dict[str, Any]:
 
 
 def positions(rows: Sequence[StepValues]) -> list[dict[str, Any]]:
-    """Tenths of the way (step i of S lies at i / S, the last step is a row of its own): number of known values, mean
-    value, mean label, and the histogram of the values in tenths (1.0 in the last)."""
+    """Return tenths of the way (step i of S lies at i / S, the last step is a row of its own): number of known values,
+    mean value, mean label, and the histogram of the values in tenths (1.0 in the last)."""
     values: list[list[float]] = [[] for _ in range(BINS + 1)]
     labels: list[list[float]] = [[] for _ in range(BINS + 1)]
     for row in rows:
@@ -110,8 +111,8 @@ def positions(rows: Sequence[StepValues]) -> list[dict[str, Any]]:
 
 
 def first_error(row: StepValues) -> int | None:
-    """The index of the first step from which on every known value is 0; None for a right trajectory and where that is
-    not known: a value before it is missing."""
+    """Return the index of the first step from which on every known value is 0; None for a right trajectory and where
+    that is not known: a value before it is missing."""
     if row.is_correct or not row.values:
         return None
     first = len(row.values)
@@ -121,7 +122,7 @@ def first_error(row: StepValues) -> int | None:
 
 
 def first_errors(rows: Sequence[StepValues]) -> dict[str, Any]:
-    """Counts by step (1 is the first) and by tenth of the trajectory; how many wrong ones it is not known of."""
+    """Return counts by step (1 is the first) and by tenth of the trajectory; how many wrong ones it is not known of."""
     wrong = [row for row in rows if not row.is_correct]
     known = [(row, error) for row in wrong for error in [first_error(row)] if error is not None]
     steps = Counter(error + 1 for _, error in known)
@@ -136,7 +137,7 @@ def first_errors(rows: Sequence[StepValues]) -> dict[str, Any]:
 
 
 def impossible_patterns(row: StepValues) -> list[dict[str, Any]]:
-    """Steps without any right completion before a step with one: `{"trajectory", "step", "later_step",
+    """Return steps without any right completion before a step with one: `{"trajectory", "step", "later_step",
     "num_completions", "chance"}`, steps from 1. `chance` is (1 - low)^K, `low` the lower bound of the later value."""
     patterns = []
     best, best_step = 0.0, 0
@@ -154,7 +155,7 @@ def impossible_patterns(row: StepValues) -> list[dict[str, Any]]:
 
 
 def _leaks(row: StepValues, task: Any) -> Iterable[dict[str, Any]]:
-    """The first state of a trajectory, the last apart, whose text the task reads an answer from."""
+    """Return the first state of a trajectory, the last apart, whose text the task reads an answer from."""
     text = ""
     for step, piece in enumerate(row.steps[:-1]):
         text += piece
@@ -165,7 +166,8 @@ def _leaks(row: StepValues, task: Any) -> Iterable[dict[str, Any]]:
 
 
 def length_bias(rows: Sequence[StepValues]) -> dict[str, Any]:
-    """Means of steps and tokens of right and wrong trajectories, and Pearson correlations (None where undefined)."""
+    """Return means of steps and tokens of right and wrong trajectories, and Pearson correlations (None where
+    undefined)."""
     outcomes = [float(row.is_correct) for row in rows]
     steps, tokens = [float(len(row.steps)) for row in rows], [float(len(row.response_ids)) for row in rows]
     spots = [((step + 1) / len(row.steps), value) for row in rows for step, value in enumerate(row.values[:-1])
@@ -184,8 +186,8 @@ def length_bias(rows: Sequence[StepValues]) -> dict[str, Any]:
 
 
 def widths(rows: Sequence[StepValues]) -> dict[str, Any]:
-    """The intervals of all steps but the last, in tenths of their width; of their labels those left out, and the mean
-    weight of the rest."""
+    """Return the intervals of all steps but the last, in tenths of their width; of their labels those left out, and the
+    mean weight of the rest."""
     spans = [high - low for row in rows for low, high in zip(row.low[:-1], row.high[:-1], strict=True)]
     histogram = Counter(map(_bin, spans))
     weights = [
@@ -200,7 +202,7 @@ def widths(rows: Sequence[StepValues]) -> dict[str, Any]:
 
 
 def correlation(xs: Sequence[float], ys: Sequence[float]) -> float | None:
-    """Pearson's; None for fewer than two pairs or a side that never changes."""
+    """Return pearson's; None for fewer than two pairs or a side that never changes."""
     if len(xs) < 2:
         return None
     mean_x, mean_y = statistics.fmean(xs), statistics.fmean(ys)

@@ -62,7 +62,8 @@ class MonteCarloCredit:
 def mean_rewards(
     states: Mapping[StateKey, State], completions: Mapping[str, Sequence[Completion]], context: EstimatorContext
 ) -> dict[StateKey, float]:
-    """Value every state by the mean reward of its completions, each scored together with its state as one response."""
+    """Return value every state by the mean reward of its completions, each scored together with its state as one
+    response."""
     if not states:
         return {}
     whole = (finished(state, completion) for state in states.values() for completion in completions[state.id])
@@ -86,7 +87,8 @@ def describe_states(
     completions: Mapping[str, Sequence[Completion]],
     values: Mapping[StateKey, float],
 ) -> dict[str, float]:
-    """Average over the completed states: their value, the share without spread, completions and tokens they cost."""
+    """Return average over the completed states: their value, the share without spread, completions and tokens they
+    cost."""
     rows = [completion for sampled in completions.values() for completion in sampled]
     num = max(1, len(values))
     grades = [{completion.is_correct for completion in sampled} for sampled in completions.values()]

@@ -30,7 +30,7 @@ def lowest_to_come(scores: Sequence[float]) -> list[float]:
 
 
 def state_values(scores: Sequence[Sequence[float]], rewards: Sequence[float], form: str) -> list[list[float]]:
-    """Value the states of every rollout of one group, V_0 .. V_S.
+    """Return value the states of every rollout of one group, V_0 .. V_S.
 
     `scores[i]` are those of rollout i after each of its S steps. The prompt's value V_0, which no step leads to, is in
     the form "progress" the mean over the group of the scores after the first step, else the mean reward of the other

@@ -70,5 +70,5 @@ class ImprobableTokenCutter:
 
 
 def _logprobs(rollout: Rollout) -> list[float]:
-    """Those of the engine, in which rounding may lift a 0."""
+    """Return those of the engine, in which rounding may lift a 0."""
     return [min(0.0, value) for value in rollout.logprobs]

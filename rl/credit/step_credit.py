@@ -29,7 +29,7 @@ def step_advantages(state_values: Sequence[float]) -> list[float]:
 
 
 def prompt_values(rewards: Sequence[float], how: str) -> list[float]:
-    """Value the prompt for every rollout of a group, free of charge from the group's own rewards.
+    """Return value the prompt for every rollout of a group, free of charge from the group's own rewards.
 
     "group": their mean, the same for all. "leave_one_out": the mean of the others, which does not hold the
     outcome it is compared with.

@@ -46,7 +46,7 @@ class Delivery:
         return from_main_rank(lambda: self.sync.is_received)
 
     def logprobs_of(self, rows: list[list[int]]) -> list[list[list[float]]]:
-        """Every engine's log-probs of every token but the first of each row, without its prefix cache."""
+        """Return every engine's log-probs of every token but the first of each row, without its prefix cache."""
         return from_main_rank(lambda: self.loop.run(self.sync.logprobs_of(rows)))
 
     def send(self, weights: Weights, version: int) -> None:

@@ -65,7 +65,7 @@ _MAX_ROUNDS = 8  # doublings of a perturbation that does not show
 
 
 async def each(asked: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
-    """The results in order, once all have ended; raises the first error of them."""
+    """Return the results in order, once all have ended; raises the first error of them."""
     found = await asyncio.gather(*asked, return_exceptions=True)
     for result in found:
         if isinstance(result, BaseException):
@@ -146,7 +146,7 @@ class WeightSync:
         return {engine.name: count or 0 for engine, count in zip(engines, counts, strict=True)}
 
     def _check_step(self, before: torch.Tensor, after: torch.Tensor, version: int) -> dict[str, float]:
-        """How far the policy moved on the canaries since the last version. Raises ProbeFailed."""
+        """Return how far the policy moved on the canaries since the last version. Raises ProbeFailed."""
         moved = step_kl(before, after)
         if self.max_step > 0 and not moved <= self.max_step:
             distance = f"{moved:.3g} nats per token from the one before on fixed responses"
@@ -155,7 +155,7 @@ class WeightSync:
         return {"policy_moved": moved}
 
     async def canary_logprobs(self) -> torch.Tensor:
-        """[E, R], as `trainer_logprobs`, by every engine."""
+        """Return [E, R], as `trainer_logprobs`, by every engine."""
         engines = await self.logprobs_of([canary.ids for canary in self.canaries])
         starts = [canary.start for canary in self.canaries]
         return torch.tensor(
@@ -174,8 +174,8 @@ class WeightSync:
         await self._cached()
 
     def look(self, model: Any, version: int, weights: Weights | None = None) -> dict[str, float]:
-        """What the next delivery is proven by: `weights` (None: the `model`'s own), which `model` computes with, on the
-        canaries; how far they moved since the last version. Raises ProbeFailed on a step that is too large."""
+        """Return what the next delivery is proven by: `weights` (None: the `model`'s own), which `model` computes with,
+        on the canaries; how far they moved since the last version. Raises ProbeFailed on a step that is too large."""
         model.eval()
         weights = named_weights(model) if weights is None else weights
         logprobs, entropies, distributions = canary_scores(model, weights, self.canaries, self.precision)
@@ -198,8 +198,8 @@ class WeightSync:
         self._unproven, self._next = self._next, None
 
     async def prove(self) -> dict[str, float]:
-        """The canary's weighted and largest gap under the last delivery, at the engine where it is largest; nothing
-        where that is proven. Raises StaleWeights."""
+        """Return the canary's weighted and largest gap under the last delivery, at the engine where it is largest;
+        nothing where that is proven. Raises StaleWeights."""
         sent, self._unproven = self._unproven, None
         if sent is None:
             return {}
@@ -219,8 +219,8 @@ class WeightSync:
         return {"canary_gap": max(gaps), "canary_gap_max": largest, "canary_rounding": sent.rounding}
 
     def _fault(self, name: str, engine: torch.Tensor, sent: Unproven, gap: float) -> Fault | None:
-        """What the log-probs [R] of the canaries by the engine of that name say is wrong. Where receipts prove the
-        delivery, it is not what is named."""
+        """Return what the log-probs [R] of the canaries by the engine of that name say is wrong. Where receipts prove
+        the delivery, it is not what is named."""
         version = f"policy version {sent.version}"
         distance = f"its log-probs of fixed responses under {version} are {gap:.3g} from the trainer's"
         if serves_old(engine, sent):
@@ -235,7 +235,7 @@ class WeightSync:
         return Fault(UNKNOWN, f"{name} read every tensor as it was sent, and {distance} ({rounding})")
 
     async def sync(self, model: Any, version: int, weights: Weights | None = None) -> dict[str, float]:
-        """`look`, `send` after the marker was asked for, and `prove` at once."""
+        """Return `look`, `send` after the marker was asked for, and `prove` at once."""
         weights = named_weights(model) if weights is None else weights
         moved = self.look(model, version, weights)
         await self.ask_marker()

@@ -65,7 +65,7 @@ class LiveEngine(Protocol):
         """
 
     async def prompt_logprobs(self, ids: list[int]) -> list[float]:
-        """The log-prob of every token but the first."""
+        """Return the log-prob of every token but the first."""
 
 
 @runtime_checkable
@@ -76,10 +76,10 @@ class StampedEngine(LiveEngine, Protocol):
         """Remember the version; forgotten when the engine ends."""
 
     async def served_version(self) -> str:
-        """The last stamp."""
+        """Return the last stamp."""
 
     async def cached_tokens(self, ids: list[int]) -> int | None:
-        """How many of a prompt's tokens came from the prefix cache, which then holds it; None where unknown."""
+        """Return how many of a prompt's tokens came from the prefix cache, which then holds it; None where unknown."""
 
 
 class CacheProbe(ABC):
@@ -89,13 +89,14 @@ class CacheProbe(ABC):
         self._num_asked: int | None = None  # tokens of the shortest prompt that the prefix cache keeps a block of
 
     async def cached_tokens(self, ids: list[int]) -> int | None:
-        """One token after `ids`, repeated to the length of a block at least, whatever a block is here."""
+        """Return one token after `ids`, repeated to the length of a block at least, whatever a block is here."""
         if self._num_asked is None:
             self._num_asked = await self._find_size(ids)
         return await self._cached_of(ids, self._num_asked)
 
     async def _find_size(self, ids: list[int]) -> int:
-        """The first of `_PROMPT_SIZES` of which a block is cached when it is asked again; the window where none is."""
+        """Return the first of `_PROMPT_SIZES` of which a block is cached when it is asked again; the window where none
+        is."""
         window = max(len(ids), self._window - 2)
         for size in _PROMPT_SIZES:
             if size < window:
@@ -114,7 +115,7 @@ class CacheProbe(ABC):
 
     @abstractmethod
     async def _cached(self, prompt: list[int]) -> int | None:
-        """How many of the prompt's tokens came from the prefix cache; None where the engine does not say."""
+        """Return how many of the prompt's tokens came from the prefix cache; None where the engine does not say."""
 
 
 class VLLMEngine(CacheProbe):
@@ -139,7 +140,7 @@ class VLLMEngine(CacheProbe):
         return receipts
 
     async def receive(self, folder: Path) -> list[dict[str, str]]:
-        """Each worker reads the folder; their receipts. Raises StaleWeights on an answer that is none."""
+        """Have each worker read the folder; return their receipts. Raises StaleWeights on an answer that is none."""
         body = {"method": "receive_weights", "kwargs": {"folder": str(folder)}}
         answer = await self._post("/collective_rpc", body)
         found = answer.get("results") if isinstance(answer, dict) else None
@@ -180,7 +181,7 @@ class VLLMEngine(CacheProbe):
         return None if details is None else int(details["cached_tokens"] or 0)
 
     async def prompt_logprobs(self, ids: list[int]) -> list[float]:
-        """One request with `prompt_logprobs`, which bypasses the prefix cache."""
+        """Make one request with `prompt_logprobs`, which bypasses the prefix cache."""
         body = {"model": self.client.model, "prompt": ids, "max_tokens": 1, "prompt_logprobs": 0}
         rows = (await self._post("/v1/completions", body))["choices"][0]["prompt_logprobs"]
         return [float(row[str(token)]["logprob"]) for token, row in zip(ids[1:], rows[1:], strict=True)]
@@ -224,7 +225,7 @@ class OwnEngine(CacheProbe):
         return self.client.name
 
     async def load(self, folder: Path) -> list[dict[str, str]] | None:
-        """The receipts, after the prefix cache was emptied. Raises ServerGone, StaleWeights."""
+        """Return the receipts, after the prefix cache was emptied. Raises ServerGone, StaleWeights."""
         receipts = await self._or_crash(self.client.receive_weights(folder))
         if not await self._or_crash(self.client.reset_cache()):
             raise StaleWeights(f"{self.name} did not empty its prefix cache", CACHE)
@@ -246,7 +247,7 @@ class OwnEngine(CacheProbe):
         return await self._or_crash(self.client.cached_tokens(prompt))
 
     async def prompt_logprobs(self, ids: list[int]) -> list[float]:
-        """One request with `prompt_logprobs`, which bypasses the prefix cache."""
+        """Make one request with `prompt_logprobs`, which bypasses the prefix cache."""
         return await self._or_crash(self.client.prompt_logprobs(ids))
 
     async def _or_crash(self, asked: Awaitable[R]) -> R:

@@ -48,7 +48,7 @@ class Unproven:
 def trainer_logprobs(
     model: Any, weights: Weights, canaries: Sequence[Canary], precision: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(log-probs, entropies) [R] of all canaries' response tokens under `model` with `weights` put in."""
+    """Return (log-probs, entropies) [R] of all canaries' response tokens under `model` with `weights` put in."""
     return canary_scores(model, weights, canaries, precision)[:2]
 
 
@@ -56,8 +56,8 @@ def trainer_logprobs(
 def canary_scores(
     model: Any, weights: Weights, canaries: Sequence[Canary], precision: str
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`trainer_logprobs`, and the whole log-distributions [P, V] at as many of their positions, evenly spread, as make
-    `_MAX_SCORES` numbers."""
+    """Return `trainer_logprobs`, and the whole log-distributions [P, V] at as many of their positions, evenly spread,
+    as make `_MAX_SCORES` numbers."""
     ids, attention_mask, response_mask = pad_rows([c.ids for c in canaries], [c.start for c in canaries], 0)
     device = next(iter(weights.values())).device
     arguments = {"input_ids": ids.to(device), "attention_mask": attention_mask.to(device)}
@@ -72,14 +72,14 @@ def canary_scores(
 
 
 def canary_gap(engine: torch.Tensor, trainer: torch.Tensor, entropies: torch.Tensor) -> float:
-    """The mean over tokens of |engine's - trainer's log-prob|, weighted by entropy; all arguments [R]."""
+    """Return the mean over tokens of |engine's - trainer's log-prob|, weighted by entropy; all arguments [R]."""
     weights = entropies + 1e-6
     return float(((engine - trainer).abs() * weights).sum() / weights.sum())
 
 
 def step_kl(before: torch.Tensor, after: torch.Tensor) -> float:
-    """The mean over positions of KL(before || after) in nats, of log-distributions [P, V]; a token that both exclude
-    adds nothing."""
+    """Return the mean over positions of KL(before || after) in nats, of log-distributions [P, V]; a token that both
+    exclude adds nothing."""
     if not len(before):
         return 0.0
     terms = before.double().exp() * (before.double() - after.double())
@@ -87,7 +87,7 @@ def step_kl(before: torch.Tensor, after: torch.Tensor) -> float:
 
 
 def serves_old(engine: torch.Tensor, sent: Unproven) -> bool:
-    """Whether an engine's log-probs [R] say that it computes with the version before and not with the one that was
+    """Say whether an engine's log-probs [R] say that it computes with the version before and not with the one that was
     sent: it is farther from the new one than rounding explains, and less than half as far from the old one. Between
     versions that lie no farther apart than rounding only a receipt can tell."""
     if sent.before is None:
@@ -101,7 +101,7 @@ def serves_old(engine: torch.Tensor, sent: Unproven) -> bool:
 
 
 def perturb(weights: Weights, names: Sequence[str], scales: Mapping[str, float], seed: int) -> dict[str, torch.Tensor]:
-    """A copy with normal noise of `scales[name]` times its own size on every parameter in `names`.
+    """Return a copy with normal noise of `scales[name]` times its own size on every parameter in `names`.
 
     Names that share memory (a tied head) share their noise.
     """

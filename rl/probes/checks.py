@@ -78,7 +78,7 @@ class ProbeFailed(RuntimeError):
 
 
 def crashed(error: ServerGone, check_server: Callable[[], None], has_answered: bool = False) -> ServerGone:
-    """The error as what it is to a run: a crash, with the end of the server's log where its process has ended; a
+    """Return the error as what it is to a run: a crash, with the end of the server's log where its process has ended; a
     server that lives and `has_answered` is none."""
     if str(error).startswith(CRASH):
         return error
@@ -153,13 +153,13 @@ def measure_gap(engine: torch.Tensor, trainer: torch.Tensor, mask: torch.Tensor)
 
 
 def allowed(rounding: Gap) -> float:
-    """The mean |d| up to which the engine may differ where rounding makes this much, in nats per token."""
+    """Return the mean |d| up to which the engine may differ where rounding makes this much, in nats per token."""
     return FACTOR * max(FLOOR, rounding.mean + _CHANCE * rounding.mean_error)
 
 
 def crossed(gap: Gap, rounding: Gap, max_gap: float = 0.0) -> list[str]:
-    """What of the engine's difference cannot be rounding, in words. `rounding`: what the trainer's own log-probs differ
-    by when they are rounded as the engine's (`rl.probes.rounding`).
+    """Return what of the engine's difference cannot be rounding, in words. `rounding`: what the trainer's own log-probs
+    differ by when they are rounded as the engine's (`rl.probes.rounding`).
 
     The mean may be `FACTOR` times as large, k3 (a square) the square of that, and a bias, which rounding hardly has, as
     large as rounding's mean; each beyond what chance makes of so many tokens (four standard errors). Above 0 `max_gap`
@@ -250,7 +250,7 @@ def _mask_fault(number: int, kept: list[int], start: int, length: int) -> Fault:
 
 
 def check_policy_moves(values: Sequence[tuple[str, float, float]]) -> Fault | None:
-    """(what, how far, its limit; 0: none) of the policy's moves, in nats per token: the first that is beyond."""
+    """Return (what, how far, its limit; 0: none) of the policy's moves, in nats per token: the first that is beyond."""
     for name, value, limit in values:
         if limit > 0 and not value <= limit:
             return Fault(KL, f"{name} is {value:.3g} nats per token, the limit {limit:g}")

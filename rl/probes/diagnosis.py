@@ -55,8 +55,8 @@ class LogprobMismatch:
 
 
 def truncated_logprobs(logits: torch.Tensor, ids: torch.Tensor, top_p: float) -> torch.Tensor:
-    """Log-probs of `ids` [..., T] under the smallest set of likeliest tokens that holds `top_p` of softmax(logits)
-    [..., T, V]; a token outside it, which rounding may let through, is taken as inside."""
+    """Return log-probs of `ids` [..., T] under the smallest set of likeliest tokens that holds `top_p` of
+    softmax(logits) [..., T, V]; a token outside it, which rounding may let through, is taken as inside."""
     logprobs = torch.log_softmax(logits.float(), dim=-1)
     chosen = logprobs.gather(-1, ids[..., None]).squeeze(-1)
     if top_p >= 1:
@@ -75,8 +75,8 @@ def diagnose(
     evidence: str,
     is_received: bool = False,
 ) -> Fault:
-    """The fault that explains the difference. `max_gap`: what rounding may leave of it (mean, absolute). `is_received`:
-    receipts say that the engine read the policy's weights as they were sent."""
+    """Return the fault that explains the difference. `max_gap`: what rounding may leave of it (mean, absolute).
+    `is_received`: receipts say that the engine read the policy's weights as they were sent."""
     case = case.cut()
     gap = _distance(case.engine, case.trainer, case.response_mask)
     found = min(_hypotheses(case, rescore), key=lambda row: row[0], default=(gap, UNKNOWN, ""))
@@ -148,8 +148,8 @@ def _temperatures(case: LogprobMismatch, rescore: Rescore) -> Iterator[tuple[flo
 
 
 def _asked_again(case: LogprobMismatch, rescore: Rescore, ask: AskEngine) -> float:
-    """How far the engine's log-probs of the same tokens in one piece are from the trainer's, both at temperature 1; of
-    several engines the farthest."""
+    """Return how far the engine's log-probs of the same tokens in one piece are from the trainer's, both at temperature
+    1; of several engines the farthest."""
     rows = [ids[mask.bool()].tolist() for ids, mask in zip(case.ids, case.attention_mask, strict=True)]
     scored = rescore(case.ids, case.attention_mask, 1.0, 1.0)
     distances = []

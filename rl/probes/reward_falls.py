@@ -57,7 +57,7 @@ class RewardTrend:
         self._first = 1  # iteration of rewards[0]
 
     def add(self, reward: float) -> Fall | None:
-        """The fall that shows with this iteration's mean reward."""
+        """Return the fall that shows with this iteration's mean reward."""
         self._rewards.append(reward)
         found = find_fall(self._rewards, self._first)
         if found is not None:
@@ -67,8 +67,8 @@ class RewardTrend:
 
 
 def find_fall(rewards: Sequence[float], first: int = 1) -> Fall | None:
-    """The most significant fall in the mean rewards of iterations `first`, `first` + 1, ...; None where there is none
-    beyond chance, or no look is due at so many of them."""
+    """Return the most significant fall in the mean rewards of iterations `first`, `first` + 1, ...; None where there is
+    none beyond chance, or no look is due at so many of them."""
     count = len(rewards)
     if count < _FIRST_LOOK or (count - _FIRST_LOOK) % _EVERY:
         return None
@@ -87,7 +87,8 @@ def find_fall(rewards: Sequence[float], first: int = 1) -> Fall | None:
 
 
 def slope_errors(values: Sequence[float]) -> float:
-    """The slope of the least-squares line through `values` in its standard errors (Student's t of n - 2 degrees)."""
+    """Return the slope of the least-squares line through `values` in its standard errors (Student's t of n - 2
+    degrees)."""
     given = numpy.asarray(values, dtype=float)
     times = numpy.arange(len(given)) - (len(given) - 1) / 2
     spread = float(times @ times)
@@ -142,8 +143,8 @@ _SHOWN = ("update/learning_rate", "update/clip_share", "update/kl_old", "update/
 
 
 def describe_fall(fall: Fall, rows: Mapping[int, Row]) -> str:
-    """How far and since when, and the usual causes in their order with the run's own numbers: means over the iterations
-    `rows` holds in either half (the largest of learning rates and ratios)."""
+    """Return how far and since when, and the usual causes in their order with the run's own numbers: means over the
+    iterations `rows` holds in either half (the largest of learning rates and ratios)."""
 
     def values(name: str, start: int, end: int) -> list[float]:
         return [rows[i][name] for i in range(start, end) if i in rows and name in rows[i]]

@@ -20,7 +20,7 @@ FLOOR = 1e-3  # nats per token: below it nothing is a fault, however little roun
 
 
 def _round(value: Any, dtype: torch.dtype) -> Any:
-    """A tensor, or the tensors of a tuple, with no more digits than `dtype` has; anything else as it is."""
+    """Return a tensor, or the tensors of a tuple, with no more digits than `dtype` has; anything else as it is."""
     if isinstance(value, torch.Tensor):
         return value.to(dtype).to(value.dtype) if value.is_floating_point() else value
     return tuple(_round(part, dtype) for part in value) if type(value) is tuple else value

@@ -61,7 +61,7 @@ class Engines(Protocol):
         """Their dtype."""
 
     def logprobs_of(self, rows: list[list[int]]) -> list[list[list[float]]]:
-        """Every engine's log-probs of whole rows, of each token but the first, without its prefix cache."""
+        """Return every engine's log-probs of whole rows, of each token but the first, without its prefix cache."""
 
     def is_received(self) -> bool:
         """Say whether they read the policy's weights as they were sent."""
@@ -87,7 +87,8 @@ class Watch:
         check_probes(self.config.probes)
 
     def look(self, groups: Sequence[RolloutGroup], experience: Experience, version: int) -> dict[str, float]:
-        """Rollouts that the policy of `version` is to learn from, and their layout; metrics. Raises ProbeFailed."""
+        """Return rollouts that the policy of `version` is to learn from, and their layout; metrics. Raises
+        ProbeFailed."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         rows = [
             ExpectedRow(r.trajectory.prompt_ids, r.trajectory.response_ids, r.trajectory.finish_reason)
@@ -114,7 +115,8 @@ class Watch:
         return {"engine/version_lag": float(lag)}
 
     def compare(self, experience: Experience) -> dict[str, float]:
-        """The engine's log-probs of the rollouts looked at last with the trainer's; metrics. Raises ProbeFailed."""
+        """Return the engine's log-probs of the rollouts looked at last with the trainer's; metrics. Raises
+        ProbeFailed."""
         self.is_compared = True
         gap = measure_gap(experience.rollout_logprobs, experience.old_logprobs, experience.response_mask)
         found = dict(gap.metrics())
@@ -154,7 +156,8 @@ class Watch:
         self._has_reported = True
 
     def _round(self, experience: Experience) -> tuple[slice, torch.Tensor] | None:
-        """(some of the rows, their log-probs [n, T'] in the engine's arithmetic), T' as far as they are filled."""
+        """Return (some of the rows, their log-probs [n, T'] in the engine's arithmetic), T' as far as they are
+        filled."""
         count = len(experience.ids)
         if count == 0:
             return None
@@ -190,7 +193,7 @@ class Watch:
         return self._compare_draws(experience, max(_SURPRISE, rounding.mean), found)
 
     def _compare_draws(self, experience: Experience, limit: float, found: dict[str, float]) -> Fault | None:
-        """Whether the tokens were drawn as their log-probs say."""
+        """Say whether the tokens were drawn as their log-probs say."""
         values = (experience.old_logprobs, experience.entropies)
         found["surprise"], errors = surprise(*values, experience.response_mask)
         if self.params.stop or abs(errors) <= _SURE or abs(found["surprise"]) <= limit:
@@ -214,14 +217,14 @@ class Watch:
         self._is_drifting = is_near
 
     def _end_ids(self) -> list[int]:
-        """Every token that ends a response: the tokenizer's and the model's."""
+        """Return every token that ends a response: the tokenizer's and the model's."""
         settings = getattr(network(self.model), "generation_config", None)
         given = getattr(settings, "eos_token_id", None)
         found = {getattr(self.tokenizer, "eos_token_id", None), *(given if isinstance(given, list) else [given])}
         return sorted(int(token) for token in found if token is not None)
 
     def _first_ids(self, experience: Experience) -> list[int]:
-        """Tokens that a tokenizer may put before a prompt: its own, and the one that is there."""
+        """Return tokens that a tokenizer may put before a prompt: its own, and the one that is there."""
         names = ("bos_token_id", "cls_token_id", "eos_token_id")
         own = [getattr(self.tokenizer, name, None) for name in names]
         return list(dict.fromkeys(int(t) for t in [*own, int(experience.ids[0, 0])] if t is not None))
@@ -230,7 +233,7 @@ class Watch:
     def _logits(
         self, ids: torch.Tensor, attention_mask: torch.Tensor, precision: str = ""
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(ids, logits aligned with them) of a few rows at a time, on the model's device."""
+        """Return (ids, logits aligned with them) of a few rows at a time, on the model's device."""
         self.model.eval()
         device = device_of(self.model)
         size = max(1, _MAX_LOGITS // (ids.shape[1] * int(network(self.model).config.vocab_size)))

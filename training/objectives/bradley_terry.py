@@ -28,7 +28,7 @@ from espalier.training.objectives.objective import Loss, calibration, sum_and_co
 def bradley_terry_losses(
     chosen: torch.Tensor, rejected: torch.Tensor, margins: torch.Tensor, label_smoothing: float, centring: float
 ) -> torch.Tensor:
-    """Losses [P] of rewards [P] and scaled margins [P]."""
+    """Return losses [P] of rewards [P] and scaled margins [P]."""
     differences = chosen - rejected - margins
     losses = -(1 - label_smoothing) * logsigmoid(differences) - label_smoothing * logsigmoid(-differences)
     return losses + centring * (chosen + rejected) ** 2
@@ -49,11 +49,11 @@ class BradleyTerry:
             raise BadInput(f"objective.centring must be at least 0, got {self.centring}")
 
     def collate(self, examples: Sequence[PairExample], layout: Layout) -> Batch:
-        """Two rows a pair, each read at its last token."""
+        """Return two rows a pair, each read at its last token."""
         return collate_pairs(examples, layout)
 
     def count(self, batch: Batch) -> float:
-        """Pairs."""
+        """Return pairs."""
         return float(len(batch.example_ids))
 
     def loss(self, model: Any, batch: Batch) -> Loss:

@@ -17,7 +17,7 @@ from espalier.training.objectives.preference import PairObjective, PreferenceLog
 
 
 def smoothed_sigmoid_losses(margins: torch.Tensor, label_smoothing: float) -> torch.Tensor:
-    """Losses [P] of margins z [P]."""
+    """Return losses [P] of margins z [P]."""
     return -(1 - label_smoothing) * logsigmoid(margins) - label_smoothing * logsigmoid(-margins)
 
 
@@ -33,5 +33,5 @@ class DirectPreference(PairObjective):
         check_range("label_smoothing", self.label_smoothing, 0 <= self.label_smoothing < 0.5, "in [0, 0.5)")
 
     def pair_losses(self, pairs: PreferenceLogprobs) -> torch.Tensor:
-        """Losses [P]."""
+        """Return losses [P]."""
         return smoothed_sigmoid_losses(self.beta * pairs.differences - self.target_margin, self.label_smoothing)

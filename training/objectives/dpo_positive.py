@@ -19,7 +19,7 @@ from espalier.training.objectives.preference import PairObjective, PreferenceLog
 
 
 def positive_penalties(pairs: PreferenceLogprobs) -> torch.Tensor:
-    """max(0, ref(chosen) - lp(chosen)) [P]; its slope at 0 is 0."""
+    """Return max(0, ref(chosen) - lp(chosen)) [P]; its slope at 0 is 0."""
     return torch.relu(pairs.reference_chosen - pairs.chosen)
 
 
@@ -38,10 +38,10 @@ class PositivePreference(PairObjective):
             raise BadInput("DPO-positive compares with a reference: set objective.reference")
 
     def pair_losses(self, pairs: PreferenceLogprobs) -> torch.Tensor:
-        """Losses [P]."""
+        """Return losses [P]."""
         margins = self.beta * (pairs.differences - self.penalty * positive_penalties(pairs))
         return smoothed_sigmoid_losses(margins, self.label_smoothing)
 
     def pair_metrics(self, pairs: PreferenceLogprobs) -> Metrics:
-        """How far chosen solutions have sunk below the reference, in nats."""
+        """Return how far chosen solutions have sunk below the reference, in nats."""
         return {"sunk": sum_and_count(positive_penalties(pairs))}

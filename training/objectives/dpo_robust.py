@@ -26,7 +26,7 @@ class RobustPreference(PairObjective):
         check_range("flip_rate", self.flip_rate, 0 <= self.flip_rate < 0.5, "in [0, 0.5)")
 
     def pair_losses(self, pairs: PreferenceLogprobs) -> torch.Tensor:
-        """Losses [P]."""
+        """Return losses [P]."""
         margins = self.beta * pairs.differences
         kept, flipped = logsigmoid(margins), logsigmoid(-margins)
         return (-(1 - self.flip_rate) * kept + self.flip_rate * flipped) / (1 - 2 * self.flip_rate)

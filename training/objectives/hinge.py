@@ -17,9 +17,9 @@ class HingePreference(PairObjective):
     """Also logs the share of pairs that still teach something (`active`)."""
 
     def pair_losses(self, pairs: PreferenceLogprobs) -> torch.Tensor:
-        """Losses [P]."""
+        """Return losses [P]."""
         return torch.relu(1 - self.beta * pairs.differences)
 
     def pair_metrics(self, pairs: PreferenceLogprobs) -> Metrics:
-        """The share of pairs with a loss above 0."""
+        """Return the share of pairs with a loss above 0."""
         return {"active": sum_and_count((self.beta * pairs.differences.detach() < 1).float())}

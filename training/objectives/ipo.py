@@ -16,5 +16,5 @@ class IdentityPreference(PairObjective):
     """The larger beta, the smaller the target margin."""
 
     def pair_losses(self, pairs: PreferenceLogprobs) -> torch.Tensor:
-        """Losses [P]."""
+        """Return losses [P]."""
         return (pairs.differences - 1 / (2 * self.beta)) ** 2

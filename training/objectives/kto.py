@@ -31,7 +31,7 @@ from espalier.training.objectives.preference import check_range, reference_sums
 def kto_losses(
     ratios: torch.Tensor, labels: torch.Tensor, baseline: float, beta: float, weights: tuple[float, float]
 ) -> torch.Tensor:
-    """Losses [B] of log-ratios r [B] with labels [B] in [0, 1]; `weights`: desirable, undesirable."""
+    """Return losses [B] of log-ratios r [B] with labels [B] in [0, 1]; `weights`: desirable, undesirable."""
     desirable = weights[0] * (1 - torch.sigmoid(beta * (ratios - baseline)))
     undesirable = weights[1] * (1 - torch.sigmoid(beta * (baseline - ratios)))
     return labels * desirable + (1 - labels) * undesirable
@@ -60,7 +60,7 @@ class KahnemanTversky:
         self.step_mean = 0.0
 
     def collate(self, examples: Sequence[OutcomeExample], layout: Layout) -> Batch:
-        """One row an example; with a baseline the mismatched too. Raises BadInput without them."""
+        """Return one row an example; with a baseline the mismatched too. Raises BadInput without them."""
         if not self.has_baseline:
             return collate_outcomes(examples, layout)
         for example in examples:
@@ -69,11 +69,11 @@ class KahnemanTversky:
         return collate_unpaired(examples, layout)
 
     def count(self, batch: Batch) -> float:
-        """Responses."""
+        """Return responses."""
         return float(batch.weights.double().sum())
 
     def measure(self, model: Any, batch: Batch) -> tuple[float, float]:
-        """(sum, count) of the mismatched responses' log-ratios."""
+        """Return (sum, count) of the mismatched responses' log-ratios."""
         if batch.mismatched is None:
             return 0.0, 0.0
         return sum_and_count(self._ratios(model, batch.mismatched))
@@ -99,6 +99,6 @@ class KahnemanTversky:
         return Loss((losses * batch.weights).sum(), metrics)
 
     def _ratios(self, model: Any, batch: Batch) -> torch.Tensor:
-        """lp - ref [rows]."""
+        """Return lp - ref [rows]."""
         sums = batch.row_sums(target_scores(model, batch, self.temperature).logprobs)
         return sums - reference_sums(self.reference, batch, sums, self.temperature)

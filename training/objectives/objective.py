@@ -38,10 +38,10 @@ class Objective(Protocol):
         """Examples → one batch."""
 
     def count(self, batch: Batch) -> float:
-        """What the summed loss is divided by, known before the forward pass."""
+        """Return what the summed loss is divided by, known before the forward pass."""
 
     def loss(self, model: Any, batch: Batch) -> Loss:
-        """The summed loss of a batch."""
+        """Return the summed loss of a batch."""
 
 
 @runtime_checkable
@@ -52,7 +52,7 @@ class MeasuresStep(Protocol):
     step_mean: float
 
     def measure(self, model: Any, batch: Batch) -> tuple[float, float]:
-        """(sum, count) of a batch."""
+        """Return (sum, count) of a batch."""
 
 
 def sum_and_count(values: torch.Tensor) -> tuple[float, float]:
@@ -66,7 +66,7 @@ def with_deviation(name: str, values: torch.Tensor) -> Metrics:
 
 
 def calibration(scores: torch.Tensor, outcomes: torch.Tensor) -> Metrics:
-    """The parts of the expected calibration error (Naeini et al. 2015) of scores [R] in [0, 1] against outcomes
+    """Return the parts of the expected calibration error (Naeini et al. 2015) of scores [R] in [0, 1] against outcomes
     [R] in [0, 1], in ten bins of equal width."""
     bins = (scores.detach() * NUM_BINS).long().clamp(0, NUM_BINS - 1)
     gaps = torch.zeros(NUM_BINS, dtype=torch.float64, device=scores.device)

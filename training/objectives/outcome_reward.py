@@ -20,5 +20,5 @@ class OutcomeRewardObjective(ScalarRewardObjective):
     """One read a response, at its last token."""
 
     def collate(self, examples: Sequence[OutcomeExample], layout: Layout) -> Batch:
-        """One row and one read an example."""
+        """Return one row and one read an example."""
         return collate_outcomes(examples, layout)

@@ -58,7 +58,7 @@ def check_range(name: str, value: float, is_good: bool, need: str) -> None:
 
 
 def reference_sums(reference: Any, batch: Batch, like: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Summed log-probs [rows] of the targets under the reference, without a graph; 0 without a reference."""
+    """Return summed log-probs [rows] of the targets under the reference, without a graph; 0 without a reference."""
     if reference is None:
         return torch.zeros_like(like)
     if isinstance(reference, ReferenceLogprobs):
@@ -85,18 +85,18 @@ class PairObjective(ABC):
 
     @abstractmethod
     def pair_losses(self, pairs: PreferenceLogprobs) -> torch.Tensor:
-        """Losses [P]."""
+        """Return losses [P]."""
 
     def pair_metrics(self, pairs: PreferenceLogprobs) -> Metrics:
-        """What one objective logs beside the others."""
+        """Return what one objective logs beside the others."""
         return {}
 
     def collate(self, examples: Sequence[PairExample], layout: Layout) -> Batch:
-        """Two rows a pair."""
+        """Return two rows a pair."""
         return collate_pairs(examples, layout)
 
     def count(self, batch: Batch) -> float:
-        """Pairs."""
+        """Return pairs."""
         return float(len(batch.example_ids))
 
     def loss(self, model: Any, batch: Batch) -> Loss:
@@ -125,7 +125,8 @@ class PairObjective(ABC):
         return Loss(total, metrics)
 
     def _reward_metrics(self, pairs: PreferenceLogprobs) -> Metrics:
-        """Rewards and margins; calibration of the confidence sigmoid(|margin|) that the larger reward is right."""
+        """Return rewards and margins; calibration of the confidence sigmoid(|margin|) that the larger reward is
+        right."""
         chosen = self.beta * (pairs.chosen - pairs.reference_chosen).detach()
         rejected = self.beta * (pairs.rejected - pairs.reference_rejected).detach()
         margin = chosen - rejected

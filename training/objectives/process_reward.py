@@ -21,5 +21,5 @@ class ProcessRewardObjective(ScalarRewardObjective):
     """One read a step, at its end."""
 
     def collate(self, examples: Sequence[StepExample], layout: Layout) -> Batch:
-        """One row an example, one read a step."""
+        """Return one row an example, one read a step."""
         return collate_steps(examples, layout)

@@ -43,7 +43,7 @@ def class_targets(targets: torch.Tensor, num_labels: int) -> torch.Tensor:
 
 
 def scalar_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-    """Losses [R] of logits [R, L] against targets [R] in [0, 1], in float32."""
+    """Return losses [R] of logits [R, L] against targets [R] in [0, 1], in float32."""
     logits = logits.float()
     if logits.shape[-1] == 1:
         return binary_cross_entropy_with_logits(logits.squeeze(-1), targets.float(), reduction="none")
@@ -53,7 +53,7 @@ def scalar_losses(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 def weighted_scalar_loss(
     logits: torch.Tensor, values: torch.Tensor, weights: torch.Tensor, hard_above: float | None
 ) -> tuple[torch.Tensor, Metrics]:
-    """(summed loss, metrics) of logits [R, L] against values [R], each times its weight [R].
+    """Return (summed loss, metrics) of logits [R, L] against values [R], each times its weight [R].
 
     The metrics are unweighted means over the reads: `value_mae` and `brier` (the squared error) of the score
     against the target, `accuracy` at the threshold 1/2, `score` and `value` (they agree where the model is right on

@@ -44,11 +44,11 @@ class SupervisedFineTuning:
             raise BadInput(f"objective.temperature must be above 0, got {self.temperature}")
 
     def collate(self, examples: Sequence[TokenExample], layout: Layout) -> Batch:
-        """One row an example."""
+        """Return one row an example."""
         return collate_tokens(examples, layout)
 
     def count(self, batch: Batch) -> float:
-        """Response tokens, or examples that have one."""
+        """Return response tokens, or examples that have one."""
         return float(len(batch.targets) if self.loss_aggregation == "token" else len(batch.target_rows.unique()))
 
     def loss(self, model: Any, batch: Batch) -> Loss:
