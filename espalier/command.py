@@ -25,7 +25,7 @@ def summary(program: str) -> str:
         return file.readline().strip().strip('"')
 
 
-def usage() -> str:
+def programs_usage() -> str:
     """Return a line for every program."""
     lines = [f"  espalier {word:7} {summary(program)}" for word, program in PROGRAMS.items()]
     return "\n".join(["usage: espalier PROGRAM arguments of the program", *lines])
@@ -35,7 +35,7 @@ def main() -> int:
     """Run the program that the first argument names; exits as it does, with 2 where there is none of that name."""
     word = sys.argv[1] if len(sys.argv) > 1 else "--help"
     if word in ("-h", "--help"):
-        print(usage())
+        print(programs_usage())
         return 0
     if word not in PROGRAMS:
         print(f"error: espalier has no program '{word}': choose {', '.join(PROGRAMS)}", file=sys.stderr)

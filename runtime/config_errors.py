@@ -44,6 +44,15 @@ def describe_config_error(error: BaseException) -> str:
     return f"config: {place.group() if place else ''}{_wrong_value(cause)}"
 
 
+def is_of_hydra(error: BaseException) -> bool:
+    """Say whether Hydra has no words for it: an override that it cannot apply ends in an error of Python's own."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    module = str(last.tb_frame.f_globals.get("__name__", "")) if last is not None else ""
+    return type(error) in (AssertionError, ValueError) and module.partition(".")[0] in ("hydra", "omegaconf")
+
+
 def suggest(name: str, names: Iterable[str], prefix: str = "") -> str:
     """Return `it is now 'x'` for a name of before, `did you mean 'x'?` where a name is near, else the choices there
     are; `prefix` stands before x."""

@@ -36,7 +36,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from espalier.runtime import schemas
 from espalier.runtime.company import company
-from espalier.runtime.config_errors import suggest
+from espalier.runtime.config_errors import is_of_hydra, suggest
 from espalier.runtime.errors import exit_code_of, line_of
 from espalier.runtime.help import help_of
 from espalier.runtime.logs import quiet_libraries
@@ -235,15 +235,6 @@ def _report(error: BaseException) -> None:
         print(f"error: {line_of(error)}", file=sys.stderr, flush=True)
 
 
-def _is_of_hydra(error: BaseException) -> bool:
-    """Say whether Hydra has no words for it: an override that it cannot apply ends in an error of Python's own."""
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    module = str(last.tb_frame.f_globals.get("__name__", "")) if last is not None else ""
-    return type(error) in (AssertionError, ValueError) and module.partition(".")[0] in ("hydra", "omegaconf")
-
-
 class _Stop:
     """Raises SystemExit at a signal; not again at one that follows at once: a launcher and a scheduler may both send
     it, and what is being closed must not be cut short."""
@@ -325,7 +316,7 @@ def _run(
     except KeyboardInterrupt:
         return 130
     except Exception as error:
-        if _is_of_hydra(error):
+        if is_of_hydra(error):
             error = BadConfig(f"a setting does not fit this config ({line_of(error)}): a group is chosen by a name, as "
                               "critic=policy; only then it has settings, as critic.learning_rate=1e-5")  # fmt: skip
         code = exit_code_of(error)

@@ -57,7 +57,7 @@ class DocumentSettings:
 
 
 def rows(kind: type, topic: str = "") -> Iterator[tuple[str, ...]]:
-    """Return the rows of a class's settings; a topic without a text of its own stands in a section below."""
+    """Return the rows of a class's settings; a topic without a text of its own has a section below."""
     defaults = {field.name: field.default for field in fields(kind)}
     for field in texts_of(kind):
         if field.meaning:
