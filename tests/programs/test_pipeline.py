@@ -20,8 +20,9 @@ POLICIES = ("sft", "dpo", "process_dpo")
 
 
 def run(*words: str, code: int = 0) -> str:
-    """Run a command from the repository root; its output."""
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    """Run a command from the repository root, with one thread: another test runs beside it; its output."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == code, done.stdout + done.stderr
     return done.stdout + done.stderr
 
