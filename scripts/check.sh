@@ -14,7 +14,7 @@ for check in "$@"; do
   lint) .venv/bin/ruff check . ;;
   format) .venv/bin/ruff format --check . ;;
   types) .venv/bin/mypy ;;
-  pages) .venv/bin/mkdocs build --strict --quiet ;;
+  pages) .venv/bin/mkdocs build --strict ;; # --quiet would drop the warnings before they count
   *) echo "error: there is no check '$check': choose lint, format, types or pages" >&2 && exit 2 ;;
   esac
 done

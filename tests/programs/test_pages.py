@@ -4,6 +4,7 @@ import dataclasses
 import inspect
 import json
 import re
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -239,3 +240,16 @@ def test_hooks_and_workflow_call_the_scripts_that_ci_runs() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
     for hook in hooks:
         assert not script_fault(hook["entry"].split()[1], hook["entry"].split()[2:])
+
+
+@pytest.mark.parametrize(("added", "code"), [("", 0), ("[x](nowhere.md)", 1), ("[x](training.md#nothing)", 1)])
+def test_the_check_of_pages_fails_on_a_link_that_leads_nowhere(added: str, code: int, tmp_path: Path) -> None:
+    line = next(line for line in (ROOT / "scripts" / "check.sh").read_text().splitlines() if " pages) " in line)
+    command = line.partition("mkdocs ")[2].partition(" ;;")[0].split()
+    shutil.copytree(DOCS, tmp_path / "docs")  # links become files
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    with (tmp_path / "docs" / "index.md").open("a") as page:
+        page.write(f"\n\n{added}\n")
+    built = subprocess.run([sys.executable, "-m", "mkdocs", *command], cwd=tmp_path, capture_output=True, text=True,
+                           timeout=60, check=False)  # fmt: skip
+    assert built.returncode == code, built.stderr
