@@ -1,4 +1,4 @@
-"""A server in vLLM's place whose answers are a function of the prompt alone, and which fails as it is told.
+"""A server in vLLM's place whose answers are a function of the prompt alone, and which fails as it is asked to.
 
     python -m benchmarks.processes.answering_server --tokenizer MODEL/tokenizer.json [--fault-share 0.3]
 

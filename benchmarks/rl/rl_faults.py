@@ -267,7 +267,7 @@ def engine_dies(server: VLLMServer) -> Callable[[Trainer], None]:
 
 @dataclass(frozen=True)
 class Fault:
-    """`name` for the record, `kind` as it has to be told, `says` a part of what is told besides."""
+    """`name` for the record, `kind` as it has to be named, `says` a part of what the message says besides."""
 
     name: str
     kind: str

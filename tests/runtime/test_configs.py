@@ -166,3 +166,10 @@ def test_every_rl_experiment_fits_together_and_has_a_critic_where_it_is_chosen()
         check_combinations(config)
         assert (config.critic is not None) == ("advantages.gae" in str(config.advantage["_target_"])), path
         assert config.critic is None or config.critic.model["path"] in ("M", "given")
+
+
+@pytest.mark.parametrize("name", ["sample", "rl"])
+def test_engines_without_a_server_count_as_hung_after_the_runs_own_limit(name: str) -> None:
+    words = ("client=data_parallel_engines", "server=none", "engine.stall_seconds=3600", "model.path=M")
+    config = compose_config(CONF, name, *(words if name == "rl" else words[:-1]))
+    assert OmegaConf.select(config, "client.silence_seconds") == 3600

@@ -1,4 +1,4 @@
-"""Chat APIs: limits, the budget, the key. The server is real (aiohttp on loopback); what it answers is told."""
+"""Chat APIs: limits, the budget, the key. The server is real (aiohttp on loopback); what it answers is set."""
 
 import asyncio
 import email.utils
@@ -435,14 +435,14 @@ def test_the_key_is_in_nothing_that_a_run_leaves_behind(
             "client.max_attempts=2", "params.max_tokens=20",
             f"client.max_total_tokens={200 if ending == 'cap' else 100000}",
         )  # fmt: skip
-        told = ""
+        message = ""
         try:
             code = run_job(OmegaConf.to_object(config), load_tokenizer, check_model_folder)  # type: ignore[arg-type]
         except (BudgetSpent, ServerGone) as error:
-            code, told = error.exit_code, str(error)
+            code, message = error.exit_code, str(error)
     assert code == {"answers": 0, "cap": 5, "400": 1, "500": 3}[ending]
     printed = capfd.readouterr()
-    check_no_key(tmp_path, told + printed.out + printed.err)
+    check_no_key(tmp_path, message + printed.out + printed.err)
 
 
 def test_the_key_is_not_told_by_a_run_that_ends_with_401(tmp_path: Path, tiny_policy: Path) -> None:

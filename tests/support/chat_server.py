@@ -1,4 +1,4 @@
-"""A chat API on a free loopback port that misbehaves as it is told: for tests of limits, budgets and keys."""
+"""A chat API on a free loopback port that misbehaves as it is asked to: for tests of limits, budgets and keys."""
 
 import asyncio
 import json
