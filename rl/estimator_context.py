@@ -7,7 +7,7 @@ the same ones in the same order, rank 0 alone has them answered, and every rank 
 import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from espalier.data.records import Completion, Problem, State, Trajectory
 from espalier.data.steps import Decode
@@ -34,6 +34,8 @@ class EstimatorContext:
     """What the engine serves now."""
     clock: Clock
     """Counts the phases completions and reward, on all ranks alike."""
+    policy: Any
+    """The network before the update. A pass over it is collective; it trains nothing."""
 
     @property
     def decode(self) -> Decode:

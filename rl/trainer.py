@@ -117,7 +117,10 @@ class Trainer:
         learn them."""
         source, clock = self.rollout_source, self.metrics.clock
         with clock.phase("advantage"):
-            context = EstimatorContext(self.loop, source.sampler, source.reward, source.params, iteration, clock)
+            policy = self.policy.engine.model
+            context = EstimatorContext(
+                self.loop, source.sampler, source.reward, source.params, iteration, clock, policy
+            )
             estimate = self.estimator(groups, experience, context)
             estimate = from_main_rank(lambda: estimate)  # one answer, whatever a rank draws or rounds
             if clock.has("completions"):  # they may have driven the marker out of the cache

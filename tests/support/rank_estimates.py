@@ -67,7 +67,7 @@ def main() -> None:
         client = MainRankClient(tokenizer, num_lines=2)
         sampler = Sampler(client, task, tokenizer, concurrency=4, stall_seconds=60)
         clock = Clock()
-        context = EstimatorContext(loop, sampler, share_of_ones, PARAMS, 0, clock)
+        context = EstimatorContext(loop, sampler, share_of_ones, PARAMS, 0, clock, policy=None)
         groups = context.rollout(task.problems("train")[:2], PARAMS, "rl-0")
         network = load_policy(str(policy), "eager")
         experience, _ = make_experience(
