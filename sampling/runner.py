@@ -12,6 +12,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,7 @@ class Runner:
         self._write_error: OSError | None = None
         self._last_sync = 0.0
         self._spent: BudgetSpent | None = None
+        self._grading: ThreadPoolExecutor | None = None
 
     async def run(self, requests: Sequence[SampleRequest], finished: set[str]) -> Tally:
         """Ask, write, and return what was done. Raises ServerGone, Stopped, BudgetSpent, OSError (a full
@@ -158,6 +160,7 @@ class Runner:
         waiting = deque(request for request in requests if request.id not in finished)
         self.tally = Tally(before=len(finished))
         loop = asyncio.get_running_loop()
+        self._grading = ThreadPoolExecutor(1, "grading")
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         try:
@@ -170,6 +173,7 @@ class Runner:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
             await self.client.close()
+            self._grading.shutdown(wait=False, cancel_futures=True)
         if self._stop_signal:
             raise SamplingStopped(self._stop_signal)
         if self._spent is not None:
@@ -225,8 +229,11 @@ class Runner:
                 if len(samples) != self.params.n:
                     raise ServerGone(f"request '{request.id}': {len(samples)} samples came back of {self.params.n}")
                 self.tally.tokens += sum(len(sample.token_ids) for sample in samples)
-                # grading can take a second where an answer needs symbolic work: not in the event loop
-                records = await asyncio.to_thread(self.make_records, request, samples)
+                # Grading can take a second where an answer needs symbolic work: not in the event loop. One thread: more
+                # would not grade faster, and would keep the loop waiting for the interpreter's lock.
+                records = await asyncio.get_running_loop().run_in_executor(
+                    self._grading, self.make_records, request, samples
+                )
                 self._write(file, records)
                 self.tally.done += 1
             watch.saw_result()
