@@ -7,16 +7,15 @@ or more; a tie of the estimate counts one half).
 """
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
+from espalier.analysis.analyzers.action_ranking import pair_points, siblings
 from espalier.data.batches.packing import pad_rows
 from espalier.data.records import State, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
@@ -39,26 +38,11 @@ def mean_error(estimates: Mapping[StateKey, float], truth: Mapping[StateKey, flo
     return fmean(abs(estimates[key] - value) for key, value in truth.items())
 
 
-def siblings(states: Mapping[StateKey, State], parents: Mapping[StateKey, StateKey]) -> list[list[StateKey]]:
-    """Return states that one step leads to from the same state, where there are several."""
-    found: dict[StateKey, list[StateKey]] = defaultdict(list)
-    for key in states:
-        if key in parents:
-            found[parents[key]].append(key)
-    return [keys for keys in found.values() if len(keys) > 1]
-
-
 def ranked_first(
     estimates: Mapping[StateKey, float], truth: Mapping[StateKey, float], families: Sequence[Sequence[StateKey]]
 ) -> tuple[float, int]:
     """Return (share of pairs whose better step is first, pairs)."""
-    points = []
-    for family in families:
-        for one, other in combinations(family, 2):
-            gap = truth[one] - truth[other]
-            if abs(gap) >= MARGIN:
-                guess = (estimates[one] - estimates[other]) * (1 if gap > 0 else -1)
-                points.append(1.0 if guess > 0 else 0.5 if guess == 0 else 0.0)
+    points = [point for family in families for point in pair_points(estimates, truth, family, MARGIN)]
     return (fmean(points) if points else float("nan")), len(points)
 
 
