@@ -28,8 +28,8 @@ def named_folders(value: Any, setting: str) -> dict[str, str]:
     if not folders:
         raise BadInput(f"{setting} names no folder: give one, a pattern, a list or a mapping of names to folders")
     for folder in folders.values():
-        if not Path(folder).is_dir():
-            raise BadInput(f"{setting}: {folder}: no such folder: check the path")
+        if not folder or not Path(folder).is_dir():
+            raise BadInput(f"{setting}: '{folder}': no such folder: check the path")
     return folders
 
 
