@@ -12,7 +12,12 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any, TypeVar
 
-from espalier.analysis.analyzers.estimated_states import EstimatedState, estimated_states, named_estimates
+from espalier.analysis.analyzers.estimated_states import (
+    EstimatedState,
+    estimate_files,
+    estimated_states,
+    named_estimates,
+)
 from espalier.analysis.analyzers.figure import Panel, write_figure
 from espalier.data.records import BadInput
 from espalier.pipeline.evaluation.intervals import resampled_mean
@@ -88,7 +93,7 @@ class MeasureActionRanking:
     """The input: StepValues, the reference. The figure stands beside the output, as SVG."""
 
     estimates: Any
-    """StepValues or StepScores of the same trajectories: a file, a list, or a mapping of names to files"""
+    """StepValues or StepScores of the same trajectories, or a critic's folder: one, a list, or a mapping of names"""
     min_gap: float
     """reference values of a pair differ by as much: smaller differences are the reference's noise"""
     min_actions: int
@@ -96,7 +101,7 @@ class MeasureActionRanking:
 
     def inputs(self) -> list[str]:
         """Return the estimators' files."""
-        return list(named_estimates(self.estimates, "").values())
+        return estimate_files(named_estimates(self.estimates, ""))
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
         """Return the number of states with several next steps and of pairs, and each estimator's figures. Raises

@@ -2,14 +2,16 @@
 ranking are measured on.
 
 The reference is StepValues of many completions (the published system: 256), an estimator's file StepValues of fewer or
-other ones, or StepScores of a process reward model, of the same trajectories. A distinct state (a problem and the
+other ones, or StepScores of a process reward model, of the same trajectories, or the folder of a critic, which reads
+them now. A distinct state (a problem and the
 tokens so far) counts once. Terminal states are left out: their value is the outcome, which everybody reads. So are
 states that one of the estimators does not value, so that all are measured on the same ones, and problems that a scorer
 was trained on. The estimates' completions must not be those of the reference: then the error is too small.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from espalier.data.jsonl import iter_rows, read_records
@@ -44,16 +46,32 @@ def named_estimates(value: Any, reference: str) -> dict[str, str]:
     """Return estimator → file. Raises BadInput where there is none, or one is the reference itself."""
     paths = {name or "estimate": path for name, path in named_paths(value, "stage.estimates").items()}
     if not paths:
-        raise BadInput("stage.estimates names no file: give StepValues or StepScores, stage.estimates={prm: FILE}")
+        raise BadInput(
+            "stage.estimates names no file: give StepValues, StepScores or the folder of a critic, "
+            "stage.estimates={prm: FILE}"
+        )
     for path in paths.values():
         if path == reference:
             raise BadInput(f"stage.estimates: {path} is the input itself: give values of other completions")
     return paths
 
 
-def read_estimates(path: str) -> Estimates:
-    """Read StepValues or StepScores; rows of problems that a scorer was trained on are left out. Raises BadInput on an
-    empty file."""
+def estimate_files(paths: Mapping[str, str]) -> list[str]:
+    """List the files behind the estimators: those themselves, the weights of a critic."""
+    return [file for path in paths.values() for file in (_critic_files(path) if Path(path).is_dir() else [path])]
+
+
+def _critic_files(folder: str) -> list[str]:
+    from espalier.analysis.analyzers.model_folders import weight_files
+
+    return weight_files(folder)
+
+
+def read_estimates(path: str, rows: Sequence[StepValues]) -> Estimates:
+    """Read StepValues or StepScores, or let the critic in a folder value the states of `rows`. Rows of problems that a
+    scorer was trained on are left out. Raises BadInput on an empty file."""
+    if Path(path).is_dir():
+        return _critic_estimates(path, rows)
     first = next(iter_rows(path), None)
     if first is None:
         raise BadInput(f"{path}: empty: run the stage that writes it")
@@ -65,16 +83,27 @@ def read_estimates(path: str) -> Estimates:
     return unseen
 
 
+def _critic_estimates(folder: str, rows: Sequence[StepValues]) -> Estimates:
+    from espalier.analysis.analyzers.critic_estimates import critic_values_at
+
+    ids = [[*row.prompt_ids, *row.response_ids] for row in rows]
+    lengths = [[len(row.prompt_ids) + end for end in row.step_ends] for row in rows]
+    values = critic_values_at(folder, ids, lengths)
+    return {row.id: [*found] for row, found in zip(rows, values, strict=True)}
+
+
 def estimated_states(reference: str, paths: Mapping[str, str]) -> dict[StateKey, EstimatedState]:
     """Return the distinct states that the reference and every estimator values.
 
     Raises BadInput where there is none, and where an estimate has other steps than the reference.
     """
-    estimates = {name: read_estimates(path) for name, path in paths.items()}
+    rows = read_records(StepValues, reference)
+    for row in rows:
+        check_ends(row.steps, row.step_ends, row.id)
+    estimates = {name: read_estimates(path, rows) for name, path in paths.items()}
     states: dict[StateKey, EstimatedState] = {}
     num_inner, num_unknown = 0, 0
-    for row in read_records(StepValues, reference):
-        check_ends(row.steps, row.step_ends, row.id)
+    for row in rows:
         given = {name: values[row.id] for name, values in estimates.items() if row.id in values}
         for name, values in given.items():
             if len(values) != len(row.steps):

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from espalier.analysis.analyzers.estimated_states import Estimates, named_estimates, read_estimates
+from espalier.analysis.analyzers.estimated_states import Estimates, estimate_files, named_estimates, read_estimates
 from espalier.analysis.analyzers.figure import Panel, write_figure
 from espalier.analysis.analyzers.model_folders import weight_files
 from espalier.data.batches.packing import pad_rows
@@ -174,7 +174,8 @@ class MeasureGradientVariance:
     policy: str
     """the model folder that sampled the rollouts"""
     estimates: Any
-    """StepValues (the input itself too) or StepScores of the same trajectories: a list, or a mapping of names"""
+    """StepValues (the input itself too) or StepScores of the same trajectories, or a critic's folder: a list, or a
+    mapping of names"""
     num_batches: int
     """two or more"""
     temperature: float
@@ -186,7 +187,7 @@ class MeasureGradientVariance:
 
     def inputs(self) -> list[str]:
         """Return the policy's weights and the estimators' files."""
-        return [*weight_files(self.policy), *named_estimates(self.estimates, "").values()]
+        return [*weight_files(self.policy), *estimate_files(named_estimates(self.estimates, ""))]
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
         """Return the figures of each kind of credit, on the same rollouts and batches. Raises BadInput where files do
@@ -197,7 +198,7 @@ class MeasureGradientVariance:
         if OUTCOME in paths:
             raise BadInput(f"stage.estimates: '{OUTCOME}' is what credit without values is called: choose another name")
         rows = read_records(StepValues, input_path)
-        problems = credit(rows, {name: read_estimates(path) for name, path in paths.items()})
+        problems = credit(rows, {name: read_estimates(path, rows) for name, path in paths.items()})
         num_kept = sum(map(len, problems.values()))
         leave_out(input_path, len(rows) - num_kept, len(rows), "rollouts", "have no other one, or not all values")
         batches = deal(problems, self.num_batches, self.seed)

@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from statistics import fmean, pvariance
 from typing import Any
 
-from espalier.analysis.analyzers.estimated_states import EstimatedState, estimated_states, named_estimates
+from espalier.analysis.analyzers.estimated_states import (
+    EstimatedState,
+    estimate_files,
+    estimated_states,
+    named_estimates,
+)
 from espalier.analysis.analyzers.figure import Panel, write_figure
 from espalier.pipeline.evaluation.intervals import resampled_mean
 from espalier.pipeline.stage import StageContext
@@ -97,11 +102,11 @@ class MeasureValueError:
     """The input: StepValues, the reference. The figure stands beside the output, as SVG."""
 
     estimates: Any
-    """StepValues or StepScores of the same trajectories: a file, a list, or a mapping of names to files"""
+    """StepValues or StepScores of the same trajectories, or a critic's folder: one, a list, or a mapping of names"""
 
     def inputs(self) -> list[str]:
         """Return the estimators' files."""
-        return list(named_estimates(self.estimates, "").values())
+        return estimate_files(named_estimates(self.estimates, ""))
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
         """Return the number of states, the completions per state of the reference and its variance, and each

@@ -13,15 +13,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
-
 from espalier.analysis.analyzers.action_ranking import pair_points, siblings
-from espalier.data.batches.packing import pad_rows
+from espalier.analysis.analyzers.critic_estimates import critic_values_at
 from espalier.data.records import State, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
-from espalier.models.scalar_head import critic_form, load_critic
-from espalier.rl.critic import critic_values
 from espalier.rl.rollout import Sampler
 from espalier.sampling.client import SamplingParams
 from espalier.sampling.server import VLLMServer
@@ -46,20 +42,11 @@ def ranked_first(
     return (fmean(points) if points else float("nan")), len(points)
 
 
-@torch.no_grad()
 def critic_estimates(folder: Path, states: Mapping[StateKey, State]) -> dict[StateKey, float]:
     """Return what the value network says of every state: read at the state's last token."""
-    model: Any = load_critic(str(folder), "reward_model", "eager").eval()
-    form = critic_form(model.config) or "linear"
-    keys, rows = list(states), [[*s.prompt_ids, *s.prefix_ids] for s in states.values()]
-    found = {}
-    for start in range(0, len(rows), 64):
-        cut = [[*row, 0] for row in rows[start : start + 64]]  # a token behind the state, of which nothing is read
-        ids, mask, _ = pad_rows(cut, [len(row) - 1 for row in cut], 0)
-        values = critic_values(model, ids, mask, form)
-        for key, row, value in zip(keys[start : start + 64], cut, values, strict=True):
-            found[key] = float(value[len(row) - 1])
-    return found
+    rows = [[*state.prompt_ids, *state.prefix_ids] for state in states.values()]
+    found = critic_values_at(str(folder), rows, [[len(row)] for row in rows])
+    return {key: value for key, [value] in zip(states, found, strict=True)}
 
 
 def states_and_parents(

@@ -5,12 +5,14 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 
 from espalier.analysis.analyzers.action_ranking import MeasureActionRanking, best_points, pair_points
 from espalier.analysis.analyzers.estimated_states import estimated_states
 from espalier.analysis.analyzers.value_error import MeasureValueError, explained_variance, slope
 from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput, StepScores, StepValues
+from espalier.models.scalar_head import load_critic
 from espalier.pipeline.stage import StageContext
 
 
@@ -147,3 +149,17 @@ def test_files_that_do_not_belong_together_end_in_one_line(tmp_path: Path, files
         MeasureValueError(str(bad)).run(truth, context(truth))
     with pytest.raises(BadInput, match="no state with 3 next steps"):
         MeasureActionRanking(scores, min_gap=0.1, min_actions=3).run(truth, context(truth))
+
+
+def test_a_critics_folder_is_read_at_the_step_ends(tiny_policy: Path, tmp_path: Path, files: tuple[str, str]) -> None:
+    torch.manual_seed(0)
+    for form, shape in (("linear", lambda value: value), ("probability", torch.sigmoid)):
+        critic = load_critic(str(tiny_policy), "policy", "eager").eval()
+        critic.config.critic_form = form
+        critic.save_pretrained(tmp_path / form)
+        states = estimated_states(files[0], {"critic": str(tmp_path / form)})
+        with torch.no_grad():  # prompt 9, response 1 2 3: the states 1 and 1 2 end at the places 1 and 2
+            direct = shape(critic(input_ids=torch.tensor([[9, 1, 2, 3]])).logits[0, :, 0])
+        found = [states["p", prefix].estimates["critic"] for prefix in ((1,), (1, 2))]
+        assert found == pytest.approx([float(direct[1]), float(direct[2])], abs=1e-5)
+        assert MeasureValueError(str(tmp_path / form)).inputs() == [str(tmp_path / form / "model.safetensors")]
