@@ -119,5 +119,6 @@ class MeasureActionRanking:
                  for name, figure in figures.items()}  # fmt: skip
         panel = Panel("step that is chosen", "better of two next steps first", lines)
         write_figure(context.output, f"Ranking of next steps, {pairs:,} pairs", [panel])
-        context.counts.update(pairs=pairs, **{name: row["better_first"]["mean"] for name, row in figures.items()})
+        context.counts["pairs"] = pairs
+        context.counts.update({f"better_first_{name}": row["better_first"]["mean"] for name, row in figures.items()})
         return {"states": len(families), "pairs": pairs, "estimators": figures}

@@ -144,7 +144,7 @@ class MeasureDiversity:
             )
         ]
         write_figure(context.output, "Diversity of solutions", panels)
-        context.counts.update({name: row["self_bleu"]["mean"] for name, row in figures.items()})
+        context.counts.update({f"self_bleu_{name}": row["self_bleu"]["mean"] for name, row in figures.items()})
         return {"samples": figures}
 
     def _paths(self) -> dict[str, str]:

@@ -69,7 +69,7 @@ def _critic_files(folder: str) -> list[str]:
 
 def read_estimates(path: str, rows: Sequence[StepValues]) -> Estimates:
     """Read StepValues or StepScores, or let the critic in a folder value the states of `rows`. Rows of problems that a
-    scorer was trained on are left out. Raises BadInput on an empty file."""
+    scorer was trained on are left out. Raises BadInput on an empty file and on a model that is no critic."""
     if Path(path).is_dir():
         return _critic_estimates(path, rows)
     first = next(iter_rows(path), None)
@@ -85,7 +85,12 @@ def read_estimates(path: str, rows: Sequence[StepValues]) -> Estimates:
 
 def _critic_estimates(folder: str, rows: Sequence[StepValues]) -> Estimates:
     from espalier.analysis.analyzers.critic_estimates import critic_values_at
+    from espalier.models.load import load_config
+    from espalier.models.scalar_head import critic_form
 
+    if critic_form(load_config(folder)) is None:
+        raise BadInput(f"{folder} is no critic that a run has saved: score the steps with prm/score_steps, and name the "
+                       "file")  # fmt: skip
     ids = [[*row.prompt_ids, *row.response_ids] for row in rows]
     lengths = [[len(row.prompt_ids) + end for end in row.step_ends] for row in rows]
     values = critic_values_at(folder, ids, lengths)

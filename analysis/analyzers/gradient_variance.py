@@ -205,7 +205,7 @@ class MeasureGradientVariance:
         model = load_policy(self.policy).to(device()).eval()  # type: ignore[arg-type]
         pad_id = int(load_tokenizer(self.policy).pad_token_id)
         moments = {name: GradientMoments() for name in (OUTCOME, *paths)}
-        with context.progress("gradients", len(batches), "batch") as progress:
+        with context.progress("measure", len(batches), "gradient") as progress:
             for done, batch in enumerate(batches, 1):
                 for name, one in moments.items():
                     one.add(batch_gradient(model, batch, name, self.temperature, self.micro_batch_size, pad_id))
@@ -214,5 +214,6 @@ class MeasureGradientVariance:
         figures = {name: one.figures(each) for name, one in moments.items()}
         lines = {name: list(enumerate(row["norms"], 1)) for name, row in figures.items()}
         write_figure(context.output, f"Gradients of {len(batches)} batches", [Panel("batch", "norm", lines)])
-        context.counts.update(rollouts=num_kept, **{name: f"{row['variance']:.4g}" for name, row in figures.items()})
+        context.counts["rollouts"] = num_kept
+        context.counts.update({f"variance_{name}": f"{row['variance']:.4g}" for name, row in figures.items()})
         return {"batches": len(batches), "rollouts_per_batch": round(each, 2), "credit": figures}

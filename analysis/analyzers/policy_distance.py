@@ -81,7 +81,7 @@ class MeasurePolicyDistance:
             raise BadInput(f"stage.samples: there is no policy '{unknown[0]}': name them as the policies are, "
                            f"{', '.join(folders)}")  # fmt: skip
         figures: dict[str, dict[str, Any]] = {}
-        with context.progress("distances", len(folders), "policy") as progress:
+        with context.progress("measure", len(folders), "model") as progress:
             for done, (name, folder) in enumerate(folders.items(), 1):
                 distance, relative = weight_distance(folder, self.start)
                 kl = self._kl(folder, samples[name]) if name in samples else None

@@ -97,14 +97,15 @@ class DrawTrainingCurves:
             raise BadInput(f"stage.window must be at least 1, got {self.window}")
         folders = named_folders(self.runs, "stage.runs")
         runs = {name: self._describe(RunHistory(Path(folder))) for name, folder in folders.items()}
-        write_figure(context.output, f"{self.accuracy} and measures along the training", _panels(runs))
+        write_figure(context.output, f"Runs side by side, by {self.accuracy}", _panels(runs))
         context.counts.update(runs=len(runs), iterations=sum(len(run["costs"]) - 1 for run in runs.values()))
         return {"accuracy": self.accuracy, "window": self.window, "runs": runs}
 
     def _describe(self, run: RunHistory) -> dict[str, Any]:
         iterations, evaluations = run.read_metrics()
         spent = costs(iterations, str(run.metrics))
-        accuracy = curve_of(self.accuracy, iterations, evaluations)
+        measured = curve_of(self.accuracy, iterations, evaluations)
+        accuracy = [(at, value) for at, value in measured if at < len(spent)]  # a kill can leave an evaluation alone
         if not accuracy:
             raise BadInput(f"{run.metrics}: no {self.accuracy} in it: set stage.accuracy=rollout/accuracy, or run with "
                            "evaluation.every above 0")  # fmt: skip
@@ -124,9 +125,10 @@ def _rounded(cost: Cost) -> dict[str, float]:
 def _panels(runs: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
     """Return accuracy over tokens and over seconds, then every measure over updates."""
     by_cost = [
-        Panel(label, "accuracy", {name: [(run["costs"][at][unit], value) for at, value in run["curves"]["accuracy"]]
-                                  for name, run in runs.items()})
-        for unit, label in (("tokens", "generated tokens"), ("seconds", "seconds"))
+        Panel(label, "accuracy",
+              {name: [(run["costs"][at][unit] / scale, value) for at, value in run["curves"]["accuracy"]]
+               for name, run in runs.items()})
+        for unit, scale, label in (("tokens", 1000, "thousands of generated tokens"), ("seconds", 1, "seconds"))
     ]  # fmt: skip
     rest = [
         Panel("updates", label, {name: run["curves"][key] or [] for name, run in runs.items()})

@@ -120,7 +120,8 @@ class MeasureValueError:
             for key, label, unit in (("by_step", "steps behind the state", 1), ("by_tenth", "share of the way", 0.1))
         ]  # fmt: skip
         write_figure(context.output, f"Error of state values on {len(states):,} states", panels)
-        context.counts.update(states=len(states), **{name: row["error"]["mean"] for name, row in figures.items()})
+        context.counts["states"] = len(states)
+        context.counts.update({f"error_{name}": row["error"]["mean"] for name, row in figures.items()})
         return {
             "states": len(states),
             "problems": len({state.problem_id for state in states}),

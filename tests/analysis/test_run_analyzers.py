@@ -50,6 +50,7 @@ def test_an_evaluation_is_of_the_policy_after_its_lines_updates(tmp_path: Path) 
     run = write_run(tmp_path / "a", [0.2, 0.4])
     append(run, {"step": 0, "eval/accuracy": 0.1})
     append(run, {"step": 2, "eval/accuracy": 0.5})
+    append(run, {"step": 3, "eval/accuracy": 0.9})  # killed before its iteration was logged
     found = curves(str(run), tmp_path, "eval/accuracy")["runs"]["a"]
     assert found["curves"]["accuracy"] == [(0, 0.1), (2, 0.5)]
     assert found["reached"]["0.5"] == {"updates": 2, "tokens": 200, "seconds": 4.0}

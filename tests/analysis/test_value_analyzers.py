@@ -163,3 +163,8 @@ def test_a_critics_folder_is_read_at_the_step_ends(tiny_policy: Path, tmp_path: 
         found = [states["p", prefix].estimates["critic"] for prefix in ((1,), (1, 2))]
         assert found == pytest.approx([float(direct[1]), float(direct[2])], abs=1e-5)
         assert MeasureValueError(str(tmp_path / form)).inputs() == [str(tmp_path / form / "model.safetensors")]
+
+
+def test_a_reward_model_is_not_read_as_a_critic(tiny_prm: Path, files: tuple[str, str]) -> None:
+    with pytest.raises(BadInput, match="is no critic that a run has saved: score the steps with prm/score_steps"):
+        estimated_states(files[0], {"prm": str(tiny_prm)})
