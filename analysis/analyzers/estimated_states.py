@@ -89,8 +89,8 @@ def _critic_estimates(folder: str, rows: Sequence[StepValues]) -> Estimates:
     from espalier.models.scalar_head import critic_form
 
     if critic_form(load_config(folder)) is None:
-        raise BadInput(f"{folder} is no critic that a run has saved: score the steps with prm/score_steps, and name the "
-                       "file")  # fmt: skip
+        raise BadInput(f"{folder} is no critic that a run has saved: score the steps with prm/score_steps, "
+                       "and name the file")  # fmt: skip
     ids = [[*row.prompt_ids, *row.response_ids] for row in rows]
     lengths = [[len(row.prompt_ids) + end for end in row.step_ends] for row in rows]
     values = critic_values_at(folder, ids, lengths)
