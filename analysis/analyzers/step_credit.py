@@ -79,8 +79,8 @@ class MeasureStepCredit:
         figures = {str(at): credit_by_tenth(long[at]) for at in chosen}
         panels = [
             Panel("share of the way", label,
-                  {f"iteration {at}": [(int(place) / 10, row[name]) for place, row in figures[at].items()
-                                       if row[name] is not None] for at in figures})
+                  {f"iteration {at}": [(int(place) / 10, value) for place, row in rows.items()
+                                       if (value := row[name]) is not None] for at, rows in figures.items()})
             for name, label in (("advantage_size", "mean size of the advantage"), ("value_right", "mean value, right"),
                                 ("value_wrong", "mean value, wrong"))
         ]  # fmt: skip

@@ -123,7 +123,7 @@ def test_the_stage_measures_both_kinds_of_credit_on_the_same_batches(tiny_policy
     paths = {"mc": str(tmp_path / "values.jsonl")}
 
     def stage(**settings: Any) -> MeasureGradientVariance:
-        whole = {"policy": str(tiny_policy), "estimates": paths, "num_batches": 2, "temperature": 1.0}
+        whole: dict[str, Any] = {"policy": str(tiny_policy), "estimates": paths, "num_batches": 2, "temperature": 1.0}
         return MeasureGradientVariance(**(whole | {"micro_batch_size": 8, "seed": 0} | settings))
 
     found = stage().run(paths["mc"], context(tmp_path))

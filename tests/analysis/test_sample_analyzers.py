@@ -72,8 +72,10 @@ def sampled(
     name: str, iteration: int, advantages: list[float], values: list[float], is_correct: bool
 ) -> SampledRollout:
     steps = ["s\n"] * len(advantages)
-    row = (name, name, iteration, iteration - 1, "Q", steps, values, advantages, [], float(is_correct), {}, 5)
-    return SampledRollout(*row, "stop", "1", "1", is_correct)
+    return SampledRollout(
+        name, name, iteration, iteration - 1, "Q", steps, values, advantages, [], float(is_correct), {}, 5, "stop", "1",
+        "1", is_correct,
+    )  # fmt: skip
 
 
 def write_samples(run: Path, rows: list[SampledRollout]) -> Path:
@@ -86,9 +88,9 @@ def write_samples(run: Path, rows: list[SampledRollout]) -> Path:
 
 def test_hits_add_up_over_the_rounds(tmp_path: Path) -> None:
     one, two = tmp_path / "one.jsonl", tmp_path / "two.jsonl"
-    wrong = {"is_correct": False}
-    write_records(one, [solution("p/0", ["a"]), solution("q/0", ["a"], **wrong), solution("q/1", ["a"], **wrong)])
-    write_records(two, [solution("q/2", ["a"]), solution("r/0", ["a"], **wrong)])
+    wrong = [solution(name, ["a"], is_correct=False) for name in ("q/0", "q/1", "r/0")]
+    write_records(one, [solution("p/0", ["a"]), *wrong[:2]])
+    write_records(two, [solution("q/2", ["a"]), wrong[2]])
     found = CountHits([str(one), str(two)]).run("", context(tmp_path))
     first = {"round": "one", "attempts": 3, "accuracy": 0.333333, "solved_once": 0.5, "problems_so_far": 2,
              "new_hits": 1, "once_hit": 0.5}  # fmt: skip
