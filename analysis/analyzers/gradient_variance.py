@@ -12,6 +12,7 @@ The problems are dealt into batches of one size; of the batches' gradients g_1 .
     noise_scale      variance x rollouts per batch / squared_norm: rollouts at which noise and signal are equal
                      (McCandlish et al. 2018); None where squared_norm is not above 0
     cosine           mean over pairs of batches
+    cosine_to_outcome    of the mean gradients: wrong values can make a gradient quiet and turn it away
 """
 
 import math
@@ -162,6 +163,12 @@ class GradientMoments:
             "norms": self.norms,
         }
 
+    def cosine_to(self, other: "GradientMoments") -> float | None:
+        """Return the cosine of the two mean gradients; None where one is 0."""
+        one, two = (torch.as_tensor(moments.total).double() for moments in (self, other))
+        norms = float(one.norm() * two.norm())
+        return float((one * two).sum()) / norms if norms else None
+
 
 def _square(total: torch.Tensor | float) -> float:
     return float(torch.as_tensor(total).double().square().sum())
@@ -211,7 +218,8 @@ class MeasureGradientVariance:
                     one.add(batch_gradient(model, batch, name, self.temperature, self.micro_batch_size, pad_id))
                 progress.update(done)
         each = sum(map(len, batches)) / len(batches)
-        figures = {name: one.figures(each) for name, one in moments.items()}
+        figures = {name: {**one.figures(each), "cosine_to_outcome": one.cosine_to(moments[OUTCOME])}
+                   for name, one in moments.items()}  # fmt: skip
         lines = {name: list(enumerate(row["norms"], 1)) for name, row in figures.items()}
         write_figure(context.output, f"Gradients of {len(batches)} batches", [Panel("batch", "norm", lines)])
         context.counts["rollouts"] = num_kept

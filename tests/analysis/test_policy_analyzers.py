@@ -73,6 +73,10 @@ def test_figures_of_three_gradients_by_hand() -> None:
     assert found["noise_scale"] == pytest.approx(6.0)
     assert found["cosine"] == pytest.approx((0 + 3 / 5 + 4 / 5) / 3)
     assert found["norms"] == [3.0, 4.0, 5.0]
+    other = GradientMoments()
+    other.add(torch.tensor([0.0, 2.0]))
+    assert other.cosine_to(moments) == pytest.approx((8 / 3) / (10 / 3))  # (2, 8/3) has the norm 10/3
+    assert GradientMoments(total=torch.zeros(2)).cosine_to(moments) is None
 
 
 def test_gradients_without_a_signal_have_no_noise_scale() -> None:
