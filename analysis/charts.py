@@ -104,6 +104,27 @@ def loss_chart(curves: LossCurves, label: str) -> Markup:
     return tag("svg", *parts, viewBox="0 0 424 228", class_="chart", role="img", aria_label=label)
 
 
+Line = Sequence[tuple[float, float]]
+
+
+def line_chart(lines: Sequence[tuple[int, str, Line]], x_label: str, y_label: str) -> Markup:
+    """Return lines with marks, (series, name, points (x, y)), on common axes; at least one point in all."""
+    points = [point for _, _, line in lines for point in line]
+    low, high = min(x for x, _ in points), max(x for x, _ in points)
+    x = Axis(low, high if high > low else low + 1, 46, 410)
+    y = value_axis([value for _, value in points], 188, 24)
+    parts = [_frame(x, y, x_label, f"{y_label} (log scale)" if y.is_log else y_label)]
+    for series, name, line in lines:
+        places = [(x.place(at), y.place(value)) for at, value in line]
+        path = " ".join(f"{at:.1f},{value:.1f}" for at, value in places)
+        parts.append(tag("polyline", points=path, class_=f"line c{series % NUM_SERIES}"))
+        for (at, value), (across, down) in zip(line, places, strict=True):
+            mark = tag("g", tag("title", f"{name}: {value:.4g} at {at:.6g}"), marker(series),
+                       transform=f"translate({across:.1f} {down:.1f}) scale(.6)")  # fmt: skip
+            parts.append(mark)
+    return tag("svg", *parts, viewBox="0 0 424 228", class_="chart", role="img", aria_label=y_label)
+
+
 def _interval_row(label: str, series: int, value: Interval, y: int) -> Markup:
     """Return a bar from low to high, the mean's mark and its number beside it, in per cent of the width."""
     mean, low, high = (_percent_place(share) for share in (value.mean, value.low, value.high))

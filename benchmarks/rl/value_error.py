@@ -7,22 +7,17 @@ or more; a tie of the estimate counts one half).
 """
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import torch
-
-from espalier.data.batches.packing import pad_rows
+from espalier.analysis.analyzers.action_ranking import pair_points, siblings
+from espalier.analysis.analyzers.critic_estimates import critic_values_at
 from espalier.data.records import State, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
-from espalier.models.scalar_head import critic_form, load_critic
-from espalier.rl.critic import critic_values
 from espalier.rl.rollout import Sampler
 from espalier.sampling.client import SamplingParams
 from espalier.sampling.server import VLLMServer
@@ -39,43 +34,19 @@ def mean_error(estimates: Mapping[StateKey, float], truth: Mapping[StateKey, flo
     return fmean(abs(estimates[key] - value) for key, value in truth.items())
 
 
-def siblings(states: Mapping[StateKey, State], parents: Mapping[StateKey, StateKey]) -> list[list[StateKey]]:
-    """Return states that one step leads to from the same state, where there are several."""
-    found: dict[StateKey, list[StateKey]] = defaultdict(list)
-    for key in states:
-        if key in parents:
-            found[parents[key]].append(key)
-    return [keys for keys in found.values() if len(keys) > 1]
-
-
 def ranked_first(
     estimates: Mapping[StateKey, float], truth: Mapping[StateKey, float], families: Sequence[Sequence[StateKey]]
 ) -> tuple[float, int]:
     """Return (share of pairs whose better step is first, pairs)."""
-    points = []
-    for family in families:
-        for one, other in combinations(family, 2):
-            gap = truth[one] - truth[other]
-            if abs(gap) >= MARGIN:
-                guess = (estimates[one] - estimates[other]) * (1 if gap > 0 else -1)
-                points.append(1.0 if guess > 0 else 0.5 if guess == 0 else 0.0)
+    points = [point for family in families for point in pair_points(estimates, truth, family, MARGIN)]
     return (fmean(points) if points else float("nan")), len(points)
 
 
-@torch.no_grad()
 def critic_estimates(folder: Path, states: Mapping[StateKey, State]) -> dict[StateKey, float]:
     """Return what the value network says of every state: read at the state's last token."""
-    model: Any = load_critic(str(folder), "reward_model", "eager").eval()
-    form = critic_form(model.config) or "linear"
-    keys, rows = list(states), [[*s.prompt_ids, *s.prefix_ids] for s in states.values()]
-    found = {}
-    for start in range(0, len(rows), 64):
-        cut = [[*row, 0] for row in rows[start : start + 64]]  # a token behind the state, of which nothing is read
-        ids, mask, _ = pad_rows(cut, [len(row) - 1 for row in cut], 0)
-        values = critic_values(model, ids, mask, form)
-        for key, row, value in zip(keys[start : start + 64], cut, values, strict=True):
-            found[key] = float(value[len(row) - 1])
-    return found
+    rows = [[*state.prompt_ids, *state.prefix_ids] for state in states.values()]
+    found = critic_values_at(str(folder), rows, [[len(row)] for row in rows])
+    return {key: value for key, [value] in zip(states, found, strict=True)}
 
 
 def states_and_parents(

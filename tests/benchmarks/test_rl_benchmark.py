@@ -10,7 +10,8 @@ import torch
 from benchmarks.rl.credit import Credit, _apart, curve_of, figures, interval, measure
 from benchmarks.rl.rl import overhead
 from benchmarks.rl.same_loss import for_peer, make_rollouts, own_loss
-from benchmarks.rl.value_error import critic_estimates, mean_error, ranked_first, siblings, states_and_parents
+from benchmarks.rl.value_error import critic_estimates, mean_error, ranked_first, states_and_parents
+from espalier.analysis.analyzers.action_ranking import siblings
 from espalier.data.records import State, Trajectory
 from espalier.models.scalar_head import load_critic
 

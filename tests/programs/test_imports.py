@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "pipeline": {"data", "models", "rewards", "runtime", "values"},
     "training": {"data", "models", "runtime"},
     "rl": {"data", "models", "sampling", "rewards", "training", "runtime", "values"},
-    "analysis": {"data", "rewards", "pipeline", "runtime", "values"},
+    "analysis": {"data", "models", "rewards", "pipeline", "runtime", "values"},
     "checks": {"data", "models", "sampling", "rewards", "training", "rl", "runtime", "values"},
 }
 ENTRYPOINTS = {path.stem for path in ROOT.glob("*.py")}

@@ -1,0 +1,162 @@
+"""How different a policy's solutions of one problem are: distinct answers and responses, n-grams, BLEU among them.
+
+BLEU (Papineni et al. 2002) of a text is the geometric mean of its clipped n-gram precisions, n = 1 to 4 (to its number
+of words where that is less), times exp(1 - r / c) where it has fewer words (c) than the nearest reference (r); 0 where
+one precision is 0: nothing is smoothed. Words are runs of letters and digits, and single other signs.
+
+- `self_bleu`: each solution against all others of its problem (Zhu et al. 2018); near 1 they say the same;
+- `distinct_1` to `distinct_4`: distinct n-grams / all n-grams of a problem's solutions (Li et al. 2016);
+- `step_bleu`: mean over pairs of next steps taken from one state, then over states; `step_bleu_by_depth` by the number
+  of steps before, `step_bleu_over_depths` the mean of these (the published system's diversity of a tree).
+
+All but the last are means over problems with 95 % intervals. They depend on how many solutions a problem has: compare
+policies with the same number.
+"""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from itertools import combinations
+from operator import or_
+from statistics import fmean
+from typing import Any
+
+from espalier.analysis.analyzers.figure import Panel, write_figure
+from espalier.data.jsonl import read_records
+from espalier.data.records import BadInput, Trajectory
+from espalier.pipeline.evaluation.evaluation_inputs import named_paths
+from espalier.pipeline.evaluation.intervals import intervals
+from espalier.pipeline.evaluation.votes import by_problem, vote_key
+from espalier.pipeline.stage import StageContext
+
+ORDER = 4
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclass(frozen=True)
+class Grams:
+    """The n-grams of a text, n = 1 to 4, and its number of words."""
+
+    length: int
+    counts: tuple[Counter[tuple[str, ...]], ...]
+
+
+def grams(text: str) -> Grams:
+    """Count the n-grams of a text."""
+    words = _WORD.findall(text)
+    counts = (Counter(zip(*(words[start:] for start in range(n)), strict=False)) for n in range(1, ORDER + 1))
+    return Grams(len(words), tuple(counts))
+
+
+def bleu(text: Grams, references: Sequence[Grams]) -> float:
+    """Return the BLEU of a text in [0, 1]; 0 for one without words."""
+    if not text.length:
+        return 0.0
+    logs = []
+    for n in range(min(ORDER, text.length)):
+        most = reduce(or_, (reference.counts[n] for reference in references))
+        matches = sum((text.counts[n] & most).values())
+        if not matches:
+            return 0.0
+        logs.append(math.log(matches / text.counts[n].total()))
+    nearest = min((abs(reference.length - text.length), reference.length) for reference in references)[1]
+    return math.exp(fmean(logs) + min(0.0, 1 - nearest / text.length))
+
+
+def self_bleu(texts: Sequence[Grams]) -> float:
+    """Return the mean BLEU of each of two texts or more against all others."""
+    return fmean(bleu(text, [*texts[:place], *texts[place + 1 :]]) for place, text in enumerate(texts))
+
+
+def distinct_grams(texts: Sequence[Grams], n: int) -> float:
+    """Return distinct n-grams / all n-grams of the texts; 0 where none is so long."""
+    whole: Counter[tuple[str, ...]] = sum((text.counts[n - 1] for text in texts), Counter())
+    return len(whole) / whole.total() if whole else 0.0
+
+
+def problem_figures(group: Sequence[Trajectory]) -> dict[str, float]:
+    """Return the figures of the solutions of one problem; no answer is an answer of its own."""
+    texts = [grams(trajectory.response) for trajectory in group]
+    answers = {None if one.answer is None else vote_key(one.answer) for one in group}
+    return {
+        "distinct_answers": float(len(answers)),
+        "distinct_responses": len({trajectory.response for trajectory in group}) / len(group),
+        "self_bleu": self_bleu(texts),
+        **{f"distinct_{n}": distinct_grams(texts, n) for n in range(1, ORDER + 1)},
+    }
+
+
+def step_bleu(groups: Sequence[Sequence[Trajectory]]) -> dict[int, list[float]]:
+    """Return number of steps before → of each state with several next steps their mean BLEU over ordered pairs."""
+    depths: dict[int, list[float]] = {}
+    for group in groups:
+        families: dict[tuple[str, ...], list[Grams]] = {}
+        for trajectory in group:
+            for depth, step in enumerate(trajectory.steps):
+                families.setdefault(tuple(trajectory.steps[:depth]), []).append(grams(step))
+        for before, steps in families.items():
+            pairs = [fmean((bleu(one, [other]), bleu(other, [one]))) for one, other in combinations(steps, 2)]
+            if pairs:
+                depths.setdefault(len(before), []).append(fmean(pairs))
+    return depths
+
+
+def diversity(trajectories: Sequence[Trajectory], path: str) -> dict[str, Any]:
+    """Return the figures of a policy. Raises BadInput where no problem has two solutions."""
+    groups = [group for group in by_problem(trajectories).values() if len(group) > 1]
+    if not groups:
+        raise BadInput(f"{path}: no problem has two solutions or more: sample with params.n above 1")
+    rows = [problem_figures(group) for group in groups]
+    depths = step_bleu(groups)
+    by_depth = {depth: fmean(values) for depth, values in sorted(depths.items())}
+    return {
+        "problems": len(groups),
+        "solutions_per_problem": round(fmean(map(len, groups)), 4),
+        **intervals({name: [row[name] for row in rows] for name in rows[0]}),
+        "step_bleu": round(fmean(value for values in depths.values() for value in values), 6) if depths else None,
+        "step_bleu_over_depths": round(fmean(by_depth.values()), 6) if depths else None,
+        "step_bleu_by_depth": {str(depth): round(value, 6) for depth, value in by_depth.items()},
+    }
+
+
+@dataclass(frozen=True)
+class MeasureDiversity:
+    """The figure stands beside the output, as SVG."""
+
+    samples: Any
+    """Trajectory files, several solutions of each problem: a list, or a mapping of names (of policies) to files"""
+
+    def inputs(self) -> list[str]:
+        """Return the files."""
+        return list(self._paths().values())
+
+    def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
+        """Return the figures of each file. Raises BadInput where one has no problem with two solutions."""
+        figures = {name: diversity(read_records(Trajectory, path), path) for name, path in self._paths().items()}
+        panels = [
+            Panel(label, what, {name: [(n, value(row, n)) for n in place(row)] for name, row in figures.items()})
+            for label, what, place, value in (
+                ("n", "distinct n-grams / n-grams", _orders, lambda row, n: row[f"distinct_{n}"]["mean"]),
+                ("steps before", "BLEU among next steps", _depths, lambda row, n: row["step_bleu_by_depth"][str(n)]),
+            )
+        ]
+        write_figure(context.output, "Diversity of solutions", panels)
+        context.counts.update({f"self_bleu_{name}": row["self_bleu"]["mean"] for name, row in figures.items()})
+        return {"samples": figures}
+
+    def _paths(self) -> dict[str, str]:
+        paths = {name or "samples": path for name, path in named_paths(self.samples, "stage.samples").items()}
+        if not paths:
+            raise BadInput("stage.samples names no file: give Trajectory files, stage.samples={policy: FILE}")
+        return paths
+
+
+def _orders(row: Mapping[str, Any]) -> Sequence[int]:
+    return range(1, ORDER + 1)
+
+
+def _depths(row: Mapping[str, Any]) -> Sequence[int]:
+    return [int(depth) for depth in row["step_bleu_by_depth"]]
