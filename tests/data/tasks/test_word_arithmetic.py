@@ -5,7 +5,8 @@ import re
 import pytest
 
 from espalier.data.records import BadInput
-from espalier.data.tasks.word_arithmetic import WordArithmetic, solve, split_of
+from espalier.data.tasks.arithmetic_operations import solve
+from espalier.data.tasks.word_arithmetic import WordArithmetic, split_of
 
 WORDS = re.compile(r"has (\d+)|buys (\d+) more|gives away (\d+)|(doubles) the|(halves) the")
 STEP = re.compile(r"(\w+): (-?\d+) ([-+*/]) (\d+) = (-?\d+)")
