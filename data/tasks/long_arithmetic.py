@@ -45,6 +45,8 @@ class LongArithmetic(WordArithmetic):
         if not 0 <= self.num_repaired <= self.num_hard:
             raise BadInput(f"task.num_repaired must be from 0 to task.num_hard ({self.num_hard}), got "
                            f"{self.num_repaired}")  # fmt: skip
+        if not 0 <= self.wrong_way_rate <= 1:
+            raise BadInput(f"task.wrong_way_rate must be from 0 to 1, got {self.wrong_way_rate}")
         if self.num_distractors < 0:
             raise BadInput(f"task.num_distractors must be at least 0, got {self.num_distractors}")
         if self.min_operations < self._num_special:
