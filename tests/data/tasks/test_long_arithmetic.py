@@ -15,7 +15,8 @@ from tests.conftest import ROOT
 
 SENTENCE = re.compile(
     r"has (?P<has>\d+)|buys (?P<buys>\d+) more|gives away (?P<gives>\d+)|(?P<doubles>doubles) the"
-    r"|buys (?P<pairs>\d+) pairs|lends (?P<lends>\d+), half come back|A friend doubles (?P<friend>\d+)|swaps all for (?P<swaps>\d+)"
+    r"|buys (?P<pairs>\d+) pairs|lends (?P<lends>\d+), half come back"
+    r"|A friend doubles (?P<friend>\d+)|swaps all for (?P<swaps>\d+)"
 )
 SHIPPED = ("long_arithmetic", "long_arithmetic_rare", "long_arithmetic_rarest")
 HARD = ("doubles", "pairs", "lends")
