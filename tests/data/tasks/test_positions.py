@@ -3,7 +3,7 @@
 import pytest
 
 from espalier.data.records import Problem
-from espalier.data.tasks.enumerable import Position
+from espalier.data.tasks.enumerable import EnumerableTask, Position
 from espalier.data.tasks.long_arithmetic import LongArithmetic
 from espalier.data.tasks.rule_logic import RuleLogic
 from espalier.data.tasks.word_arithmetic import WordArithmetic
@@ -115,11 +115,12 @@ def test_a_long_solution_is_right_before_a_swap_and_a_friends_things_do_not_coun
 
 
 def test_every_line_of_a_demonstration_has_a_position_and_the_last_is_its_grade() -> None:
-    for task in (
+    tasks: list[EnumerableTask] = [
         WordArithmetic(num_train=60, num_demonstrations=120),
         LongArithmetic(num_train=60, num_demonstrations=120),
         RuleLogic(num_train=60, num_demonstrations=120),
-    ):
+    ]
+    for task in tasks:
         problems = task.problems("train")
         finals = []
         for index, row in enumerate(task.demonstrations("train")):
