@@ -32,7 +32,8 @@ def settings_of(name: str) -> dict[str, Any]:
 
 def sentences(question: str) -> list[tuple[str, str]]:
     """Verb and amount of every sentence, the start first."""
-    return [(str(match.lastgroup), match[match.lastgroup]) for match in SENTENCE.finditer(question)]
+    matches = [match.groupdict() for match in SENTENCE.finditer(question)]
+    return [(verb, amount) for match in matches for verb, amount in match.items() if amount is not None]
 
 
 def ways(verb: str, text: str, total: int) -> tuple[int, int]:
