@@ -121,15 +121,8 @@ class WordArithmetic:
             seen.add(key)
             draws_in_vain = 0
             info: dict[str, Any] = {"start": start, "operations": [list(op) for op in operations]}
-            question = tell(name, thing, start, operations)
-            problems.append(
-                Problem(
-                    f"{self.id_prefix}-{split}-{len(problems)}",
-                    question,
-                    str(apply_operations(start, operations)),
-                    info,
-                )
-            )
+            question, gold = tell(name, thing, start, operations), apply_operations(start, operations)
+            problems.append(Problem(f"{self.id_prefix}-{split}-{len(problems)}", question, str(gold), info))
         return problems
 
     def demonstrations(self, split: str) -> list[Demonstration]:
