@@ -4,13 +4,14 @@
 #
 #   bash scripts/quickstart.sh [seed=0] [run=experiments/quickstart] [task=word_arithmetic]
 #   bash scripts/quickstart.sh task=rule_logic run=experiments/rule_logic
+#   bash scripts/quickstart.sh task=long_arithmetic run=experiments/long task.max_operations=16 max_tokens=192
 #   bash scripts/quickstart.sh run=experiments/rehearsal configs=exp/debug num_problems=24 num_test=32   minutes
 #
 # Keys task.* (task.max_total=12) go to every program that asks the task for problems.
 # Safe to run again from the top after anything: finished stages are kept.
 set -euo pipefail
-settings="task run seed num_problems num_test configs"
-task=word_arithmetic run=experiments/quickstart seed=0 num_problems=1000 num_test=1000 configs=exp
+settings="task run seed num_problems num_test max_tokens configs"
+task=word_arithmetic run=experiments/quickstart seed=0 num_problems=1000 num_test=1000 max_tokens=128 configs=exp
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 mkdir -p "$run"
@@ -22,12 +23,14 @@ stage make_demonstrations "$python" run_stage.py -cn problems/make_demonstration
 stage make_policy "$python" run_stage.py -cn training/make_policy input="$run/demonstrations.jsonl" output="$run/base" seed="$seed"
 stage train_sft "$python" trainer_base_ds_mul.py -cn "$configs/sft/$task" output_dir="$run/sft" \
   model.path="$run/base" examples.path="$run/demonstrations.jsonl" seed="$seed"
-bash scripts/process_rewards.sh policy="$sft" num_problems="$num_problems" exp="$configs/reward/$task" "${common[@]}"
+bash scripts/process_rewards.sh policy="$sft" num_problems="$num_problems" max_tokens="$max_tokens" \
+  exp="$configs/reward/$task" "${common[@]}"
 for pairs in outcome process; do
   bash scripts/preferences.sh pairs="$pairs" policy="$sft" exp="$configs/dpo/$task" "${common[@]}"
 done
 for name in sft dpo process_dpo; do
-  bash scripts/evaluate.sh name="$name" policy="$run/$name/model" num_problems="$num_test" "${common[@]}"
+  bash scripts/evaluate.sh name="$name" policy="$run/$name/model" num_problems="$num_test" max_tokens="$max_tokens" \
+    "${common[@]}"
 done
 stage report "$python" run_stage.py -cn pages/report output="$run/report.html" stage.run_dir="$run"
 echo "the report is $run/report.html" >&2

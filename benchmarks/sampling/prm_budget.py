@@ -19,7 +19,8 @@ from typing import Any
 
 from espalier.data.jsonl import read_records
 from espalier.data.records import Problem, StepScores, Trajectory
-from espalier.data.tasks.word_arithmetic import WordArithmetic, apply_operation
+from espalier.data.tasks.arithmetic_operations import apply_operation
+from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.pipeline.prm.prm_calibration import auc
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -19,6 +19,7 @@ the options), whatever the words and names put on it, and the splits share no st
 import hashlib
 import random
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count, pairwise
 from typing import Any
@@ -26,6 +27,7 @@ from typing import Any
 from espalier.data.answers.grade import Gold, Grade
 from espalier.data.records import BadInput, Demonstration, Problem
 from espalier.data.splitters import splitter
+from espalier.data.tasks.enumerable import Position
 
 NAMES = ("Rex", "Tom", "Ana", "Eva", "Kim", "Max")
 WORDS = ("red", "wet", "old", "shy", "big", "odd", "sad", "raw", "fat", "dim", "hot", "lax")
@@ -34,6 +36,15 @@ LETTERS = "ABCD"
 
 # Also in the longer published wording, `Finish[The answer is B.]`.
 _FINISH = re.compile(r"Finish\[(?:The answer is )?([^\[\]\n]*)\]")
+
+# A solution's lines. `turn` is the number that the label bears.
+_SOLUTION_LINES = {
+    "start": re.compile(r" (?P<name>[A-Z][a-z]*) (?P<word>[a-z]+)\n+"),
+    "use": re.compile(r"Action (?P<turn>[0-9]{1,4}): Use (?P<word>[a-z]+)\n+"),
+    "finish": re.compile(r"Action (?P<turn>[0-9]{1,4}): Finish\[(?:The answer is )?(?P<letter>[A-Z])\.?\]\n*"),
+    "observation": re.compile(r"Observation (?P<turn>[0-9]{1,4}): [a-z]+ (?P<word>[a-z]+)\n+"),
+    "thought": re.compile(r"Thought (?P<turn>[0-9]{1,4}): (?P<word>[a-z]+)(?: (?P<letter>[A-Z]))?\n+"),
+}
 
 # ("is", name, word), ("all", word, word) or ("only", word, word); names and words by number while a structure is
 # drawn: name 0 is the one asked for.
@@ -178,6 +189,33 @@ class RuleLogic:
         """Return one step a labelled line."""
         return splitter("react")(response)
 
+    def position(self, problem: Problem, steps: Sequence[str]) -> Position | None:
+        """Return the kind of the next line, its turn, the current word and the letter of the last thought ("" without).
+
+        What a line writes counts, whether or not the context says so: the word used, the word observed, the word and
+        the letter thought. A position is right where the rules with "All" lead from the current word to the gold option
+        or, once a thought has given a letter, where that is the gold one. It is finished after `Finish[X]`, which may
+        come in place of any `Use`. None where a line is cut off or of another form, is not the next kind of line, bears
+        another number or names the other name, or comes after `Finish`.
+        """
+        lines, name = problem.info["lines"], problem.info["name"]
+        state = _State("start", 1, next(other for kind, one, other in lines if kind == "is" and one == name))
+        for line in steps:
+            if state.kind == "end" or (after := _read_line(line, state, name)) is None:
+                return None
+            state = after
+        key = (state.kind, state.turn, state.word, state.letter)
+        if state.kind == "end":
+            return Position(key, self.grade(problem.gold, steps[-1], len(problem.options)).is_correct, is_finished=True)
+        if state.letter:
+            return Position(key, is_right=state.letter == problem.gold)
+        rules = {one: other for kind, one, other in lines if kind == "all"}
+        word = rules.get(state.word, "") if state.kind == "observation" else state.word
+        while word in rules and word not in problem.options:
+            word = rules[word]
+        options = dict(zip(problem.options, LETTERS, strict=False))
+        return Position(key, is_right=options.get(word) == problem.gold)
+
     def grade(self, gold: Gold, response: str, num_options: int = 0) -> Grade:
         """By the letter in `Finish[X]`; `num_options` 0 means four.
 
@@ -197,6 +235,31 @@ class RuleLogic:
         if answer > last:
             return Grade(answer, False, f"there is no option {answer}: the last is {last}")
         return Grade(answer, answer == gold)
+
+
+@dataclass(frozen=True)
+class _State:
+    kind: str
+    """Of the next line: "start", "action", "observation" or "thought"; "end" after the last."""
+    turn: int
+    word: str
+    letter: str = ""
+
+
+def _read_line(line: str, state: _State, name: str) -> _State | None:
+    """Return what holds after a solution's line; None where it is not one that may come next."""
+    for form in ("use", "finish") if state.kind == "action" else (state.kind,):
+        match = _SOLUTION_LINES[form].fullmatch(line)
+        given = match.groupdict() if match else {}
+        if not given or given.get("name", name) != name or int(given.get("turn", state.turn)) != state.turn:
+            continue
+        if form == "observation":
+            return _State("thought", state.turn + 1, given["word"])
+        if form == "finish":
+            return _State("end", state.turn, state.word, given["letter"])
+        after = "observation" if form == "use" else "action"
+        return _State(after, state.turn, given["word"], given.get("letter") or "")
+    return None
 
 
 def _name_problem(identity: str, structure: Structure, names: list[str], words: list[str]) -> Problem:

@@ -13,6 +13,7 @@ only arithmetic slips to correct, which preference learning at this size does no
 
 import hashlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,18 +21,20 @@ from espalier.data.answers.grade import Gold, Grade
 from espalier.data.answers.numbers import grade_marked_number
 from espalier.data.records import BadInput, Demonstration, Problem
 from espalier.data.splitters import split_lines
+from espalier.data.tasks.arithmetic_operations import (
+    Operation,
+    apply_operation,
+    apply_operations,
+    read_answer,
+    read_line,
+    solve,
+    tell,
+)
+from espalier.data.tasks.enumerable import Position
 
 NAMES = ("Mia", "Tom", "Ana", "Ben", "Zoe", "Max", "Eva", "Leo")
 THINGS = ("apples", "books", "coins", "pens", "cards", "shells", "stamps", "beads")
 SPLITS = ("train", "dev", "test")
-
-Operation = tuple[str, int]
-
-
-def apply_operation(value: int, operation: Operation) -> int:
-    """Return the true value after an operation."""
-    verb, amount = operation
-    return {"buys": value + amount, "gives": value - amount, "doubles": value * 2, "halves": value // 2}[verb]
 
 
 def draw_operations(
@@ -62,40 +65,6 @@ def split_of(start: int, operations: list[Operation]) -> str:
     return "dev" if bucket == 0 else "test" if bucket <= 2 else "train"
 
 
-def tell(name: str, thing: str, start: int, operations: list[Operation]) -> str:
-    """Return the problem in words."""
-    phrases = {
-        "buys": "{name} buys {n} more.",
-        "gives": "{name} gives away {n}.",
-        "doubles": "{name} doubles the {thing}.",
-        "halves": "{name} halves the {thing}.",
-    }
-    sentences = [phrases[verb].format(name=name, thing=thing, n=n) for verb, n in operations]
-    return f"{name} has {start} {thing}. {' '.join(sentences)} How many {thing} now?"
-
-
-def solve(start: int, operations: list[Operation], rng: random.Random | None, wrong_way_rate: float) -> str:
-    """Return a solution, one step a line. With an rng, the teacher's: wrong ways at `wrong_way_rate`."""
-    value = start
-    lines = []
-    for operation in operations:
-        verb, amount = operation
-        wrong = rng is not None and verb in ("doubles", "halves") and rng.random() < wrong_way_rate
-        if verb == "buys" or (wrong and verb == "doubles"):
-            amount = 2 if wrong else amount
-            text, after = f"{value} + {amount}", value + amount
-        elif verb == "gives" or wrong:
-            amount = 2 if wrong else amount
-            text, after = f"{value} - {amount}", value - amount
-        elif verb == "doubles":
-            text, after = f"{value} * 2", value * 2
-        else:
-            text, after = f"{value} / 2", value // 2
-        lines.append(f"{verb}: {text} = {after}")
-        value = after
-    return "\n".join([*lines, f"#### {value}"])
-
-
 @dataclass(frozen=True)
 class WordArithmetic:
     """Args: problems a split, demonstrations a training problem set, the teacher's rate of wrong ways, and how many
@@ -112,6 +81,7 @@ class WordArithmetic:
     seed: int = 0
 
     name = "word_arithmetic"
+    id_prefix = "wa"
 
     def __post_init__(self) -> None:
         if self.max_total < 4:
@@ -120,13 +90,17 @@ class WordArithmetic:
             raise BadInput(f"task.min_operations must be from 1 to task.max_operations ({self.max_operations}), got "
                            f"{self.min_operations}")  # fmt: skip
 
+    def draw(self, rng: random.Random) -> tuple[int, list[Operation]]:
+        """Return the start and the operations of one problem."""
+        return draw_operations(rng, self.max_total, self.min_operations, self.max_operations)
+
     def problems(self, split: str) -> list[Problem]:
         """Draw distinct problems of the split from a stream seeded by the seed and the split's name.
 
         Raises BadInput where there is no such split, or fewer distinct problems than asked for.
         """
         if split not in SPLITS:
-            raise BadInput(f"word_arithmetic has no split '{split}': it has {', '.join(SPLITS)}")
+            raise BadInput(f"{self.name} has no split '{split}': it has {', '.join(SPLITS)}")
         count = {"train": self.num_train, "dev": self.num_dev, "test": self.num_test}[split]
         rng = random.Random(f"{self.seed}/{split}")
         problems: list[Problem] = []
@@ -136,22 +110,19 @@ class WordArithmetic:
             draws_in_vain += 1
             if draws_in_vain > 20_000:
                 raise BadInput(
-                    f"word_arithmetic: {count} {split} problems are asked, {len(problems)} distinct ones "
+                    f"{self.name}: {count} {split} problems are asked, {len(problems)} distinct ones "
                     f"found: lower num_{split} or raise max_total"
                 )
-            start, operations = draw_operations(rng, self.max_total, self.min_operations, self.max_operations)
+            start, operations = self.draw(rng)
             key = f"{start}|{operations}"
             name, thing = rng.choice(NAMES), rng.choice(THINGS)
             if split_of(start, operations) != split or key in seen:
                 continue
             seen.add(key)
             draws_in_vain = 0
-            value = start
-            for operation in operations:
-                value = apply_operation(value, operation)
             info: dict[str, Any] = {"start": start, "operations": [list(op) for op in operations]}
-            question = tell(name, thing, start, operations)
-            problems.append(Problem(f"wa-{split}-{len(problems)}", question, str(value), info))
+            question, gold = tell(name, thing, start, operations), apply_operations(start, operations)
+            problems.append(Problem(f"{self.id_prefix}-{split}-{len(problems)}", question, str(gold), info))
         return problems
 
     def demonstrations(self, split: str) -> list[Demonstration]:
@@ -162,8 +133,7 @@ class WordArithmetic:
         demonstrations = []
         for index in range(count):
             problem = problems[index % len(problems)]
-            operations = [(verb, amount) for verb, amount in problem.info["operations"]]
-            completion = solve(problem.info["start"], operations, rng, self.wrong_way_rate)
+            completion = solve(problem.info["start"], _operations(problem), rng, self.wrong_way_rate)
             identity = f"{problem.id}/teacher-{index // len(problems)}"
             demonstrations.append(Demonstration(identity, self.prompt(problem), completion))
         return demonstrations
@@ -179,3 +149,31 @@ class WordArithmetic:
     def grade(self, gold: Gold, response: str, num_options: int = 0) -> Grade:
         """By the number after the last `####`."""
         return grade_marked_number(str(gold), response)
+
+    def position(self, problem: Problem, steps: Sequence[str]) -> Position | None:
+        """Return the number of lines done and the written total, which is all that the rest depends on.
+
+        A position is right where the true operations lead from the written total to the gold answer, and finished after
+        the line `#### N`, whatever total stands before it. None where a line is cut off or of another form, has not the
+        verb of its operation, or comes after the answer.
+        """
+        operations = _operations(problem)
+        if len(steps) > len(operations) + 1:
+            return None
+        total: int = problem.info["start"]
+        for line, (verb, _) in zip(steps, operations, strict=False):
+            after = read_line(line, verb, total)
+            if after is None:
+                return None
+            total = after
+        if len(steps) <= len(operations):
+            gold = apply_operations(total, operations[len(steps) :])
+            return Position((len(steps), total), is_right=str(gold) == problem.gold)
+        answer = read_answer(steps[-1])
+        if answer is None:
+            return None
+        return Position((len(steps), answer), self.grade(problem.gold, steps[-1]).is_correct, is_finished=True)
+
+
+def _operations(problem: Problem) -> list[Operation]:
+    return [(verb, amount) for verb, amount in problem.info["operations"]]

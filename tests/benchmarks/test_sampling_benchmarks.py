@@ -14,7 +14,8 @@ from benchmarks.sampling.prm_budget import true_steps
 from benchmarks.sampling.recorded_values import SPARE, TRUTH, Recorded, RecordedWorld
 from benchmarks.sampling.value_budget import shares_of, summary, tokens_at
 from espalier.data.records import Completion, Problem, Trajectory
-from espalier.data.tasks.word_arithmetic import WordArithmetic, solve
+from espalier.data.tasks.arithmetic_operations import solve
+from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.sampling.client import SampleRequest, SamplingParams
 from espalier.sampling.vllm_client import VLLMClient
 from espalier.values.monte_carlo import count_completions, distinct_states, states_of

@@ -1,11 +1,13 @@
 """The generated task, checked by an interpreter of the question's words that shares no code with it."""
 
+import hashlib
 import re
 
 import pytest
 
 from espalier.data.records import BadInput
-from espalier.data.tasks.word_arithmetic import WordArithmetic, solve, split_of
+from espalier.data.tasks.arithmetic_operations import solve
+from espalier.data.tasks.word_arithmetic import WordArithmetic, split_of
 
 WORDS = re.compile(r"has (\d+)|buys (\d+) more|gives away (\d+)|(doubles) the|(halves) the")
 STEP = re.compile(r"(\w+): (-?\d+) ([-+*/]) (\d+) = (-?\d+)")
@@ -39,6 +41,24 @@ def test_the_same_seed_gives_the_same_problems_and_demonstrations(task: WordArit
     for split in ("train", "dev", "test"):
         assert again.problems(split) == task.problems(split)
         assert again.demonstrations(split) == task.demonstrations(split)
+
+
+@pytest.mark.parametrize(
+    ("split", "digest"),
+    [
+        ("train", "221461d0d55a360609303cfe5df673d19b0c167ccb18892ac963cbe39e60a691"),
+        ("dev", "8c78416365d38c23dbcfdfae840d1ed3df6d1f69869de00120fe5040de35fc60"),
+        ("test", "b706c88a07962ac5ed3f26d8fe31fbe9bda5ba1b619c24530a554d7a959b1b88"),
+    ],
+)
+def test_problems_and_demonstrations_are_those_that_published_figures_are_of(split: str, digest: str) -> None:
+    task = WordArithmetic(num_train=200, num_dev=50, num_test=50, num_demonstrations=400)
+    sha = hashlib.sha256()
+    for problem in task.problems(split):
+        sha.update(repr(problem).encode())
+    for row in task.demonstrations(split):
+        sha.update(repr((row.id, row.prompt, row.completion)).encode())
+    assert sha.hexdigest() == digest
 
 
 def test_another_seed_gives_other_problems(task: WordArithmetic) -> None:
