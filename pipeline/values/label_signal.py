@@ -1,4 +1,4 @@
-"""StepValues → JSON: whether the labels carry signal, with the numbers and the remedy, before a reward model learns them.
+"""StepValues → JSON: whether the labels carry signal, with the numbers and the remedy, before training on them.
 
 `verdict` is "carries signal", "weak" or "none" by the rule that the document holds, `remedy` one line with the numbers
 (empty where there is signal), `figures` those of `values.label_signal` with 95 % intervals over problems, `steps` a row
