@@ -44,15 +44,15 @@ KnownPair = tuple[PreferencePair, tuple[Side, Side]]
 
 
 def sides_of(pair: PreferencePair, rows: Mapping[str, StepValues]) -> tuple[Side, Side] | None:
-    """Return the two sides of a pair by its id, None where a solution is not among `rows`."""
+    """Return the two sides of a pair by its id, None where a solution is not among `rows`, or has no such step."""
     chosen, _, rejected = re.sub(r"(~\d+)?(@round\d+)*$", "", pair.id).partition(">")
     sides: list[Side] = []
     for name in (chosen, rejected):
         number = None
         if pair.kind in ("step", "partial"):
             name, _, steps = name.rpartition("#")
-            number = int(steps) + (pair.kind == "step")  # a step pair's id counts the steps before it
-        if name not in rows:
+            number = int(steps or 0) + (pair.kind == "step")  # a step pair's id counts the steps before it
+        if name not in rows or (number is not None and not 1 <= number <= len(rows[name].steps)):
             return None
         sides.append((rows[name], number))
     return sides[0], sides[1]
@@ -202,9 +202,14 @@ def score_agreement(known: Sequence[KnownPair], path: str) -> Interval | None:
     """Return how often, at equal steps of the pairs' solutions, the side with the higher score has the higher share of
     right completions (equal scores half; equal shares are left out), over problems that the reward model has not seen.
 
-    None without such steps: step and partial pairs are compared by `wrong_order`.
+    None without such steps: step and partial pairs are compared by `wrong_order`. Raises BadInput where a solution has
+    scores of another number of steps.
     """
     scores = {row.id: row.scores for row in read_records(StepScores, path) if row.is_seen is not True}
+    for side, _ in (one for _, sides in known for one in sides):
+        if side.id in scores and len(scores[side.id]) != len(side.steps):
+            raise BadInput(f"{path}: '{side.id}' has {len(scores[side.id])} scores and {len(side.steps)} steps: score "
+                           "these trajectories")  # fmt: skip
     hits: dict[tuple[str, tuple[int, ...], tuple[int, ...]], tuple[str, float]] = {}
     for _, ((good, steps), (bad, _)) in known:
         if steps is not None or good.id not in scores or bad.id not in scores:
