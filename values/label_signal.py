@@ -116,8 +116,8 @@ class SignalSums:
             "value_variance": variance - noise,
             "reliability": _ratio(variance - noise, variance),
             "within_step": _ratio(variance_step - noise_step, variance_step),
-            "siblings": _ratio(siblings[..., 0] - siblings[..., 2], siblings[..., 0]),
-            "within_trajectory": _ratio(along[..., 0] - along[..., 2], along[..., 0]),
+            "siblings": _ratio(siblings[..., 0] - siblings[..., 1], siblings[..., 0]),
+            "within_trajectory": _ratio(along[..., 0] - along[..., 1], along[..., 0]),
             "split_half_auc": self.split_half_auc(kinds),
         }
 
@@ -138,8 +138,8 @@ class SignalSums:
 
     def _parts(self, sums: np.ndarray) -> tuple[np.ndarray, ...]:
         """Cut sums [..., C] into those of all states [..., 4], of each step index [..., T, 4], of siblings and of
-        trajectories [..., 3], and the number of states of each kind."""
-        ends = np.cumsum([4, 4 * self.num_steps, 3, 3, len(self.kinds)])
+        trajectories [..., 2], and the number of states of each kind."""
+        ends = np.cumsum([4, 4 * self.num_steps, 2, 2, len(self.kinds)])
         whole, steps, siblings, along, kinds, _ = np.split(sums, ends, axis=-1)
         return whole, steps.reshape(*sums.shape[:-1], self.num_steps, 4), siblings, along, kinds
 
@@ -165,7 +165,7 @@ def signal_sums(states: Sequence[CountedState]) -> SignalSums:
     kinds = sorted({(state.num_correct, state.num_completions) for state in states})
     num_steps = max((state.step for state in states), default=0)
     table = [_problem_sums(by_problem[name], kinds, num_steps) for name in sorted(by_problem)]
-    width = 10 + 6 * num_steps + len(kinds)
+    width = 8 + 6 * num_steps + len(kinds)
     return SignalSums(np.asarray(table, dtype=np.float64).reshape(len(table), width), kinds, num_steps)
 
 
@@ -185,16 +185,15 @@ def _problem_sums(states: Sequence[CountedState], kinds: Sequence[tuple[int, int
     return [*steps.sum(axis=0), *steps.ravel(), *grouped, *number_of.values(), *shares.ravel()]
 
 
-def _group_sums(groups: Iterable[Sequence[CountedState]]) -> tuple[float, float, float]:
-    """Return over groups the squares around each group's mean, the degrees of freedom, and what noise adds to the
-    squares: (1 - 1/n) of the noise of a group's n members."""
-    squares = freedom = noise = 0.0
+def _group_sums(groups: Iterable[Sequence[CountedState]]) -> tuple[float, float]:
+    """Return over groups the squares around each group's mean, and what noise adds to them: (1 - 1/n) of the noise of a
+    group's n members."""
+    squares = noise = 0.0
     for group in groups:
         mean = math.fsum(state.label for state in group) / len(group)
         squares += math.fsum((state.label - mean) ** 2 for state in group)
-        freedom += len(group) - 1
         noise += (1 - 1 / len(group)) * math.fsum(state.noise for state in group)
-    return squares, freedom, noise
+    return squares, noise
 
 
 def _pooled(sums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -69,7 +69,7 @@ class LabelSignal:
         line = f"{input_path}: the labels' verdict is '{document['verdict']}': {document['remedy']}"
         high = document["read"]["high"] if document["read"] else 0.0
         is_enough = document["problems"] >= MIN_PROBLEMS and document["verdict"] != UNKNOWN
-        if is_enough and high < self.smallest_reliability:
+        if self.smallest_reliability and is_enough and high < self.smallest_reliability:
             raise BadInput(f"{line}. Refused before training; stage.smallest_reliability=0 trains on them anyway")
         if document["verdict"] != SIGNAL:
             log.warning("%s", line)

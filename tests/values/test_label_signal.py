@@ -207,6 +207,8 @@ def test_labels_without_signal_are_refused_unless_that_is_switched_off(
         ran(rows, tmp_path)
     assert ran(rows, tmp_path, smallest_reliability=0.0)["verdict"] == NONE
     assert "the labels' verdict is 'none'" in caplog.text
+    below = [row(f"p{number}/0", [1, 2]) for number in range(30)]  # closer to one another than noise makes them
+    assert ran(below, tmp_path, smallest_reliability=0.0)["read"]["high"] < 0
     with pytest.raises(BadInput, match="there is nothing to learn"):
         ran([row(f"p{number}/0", [0, 0]) for number in range(20)], tmp_path)
     with pytest.raises(BadInput, match="smallest_reliability must be"):
