@@ -25,7 +25,7 @@ from espalier.analysis.summary import all_differences, summarize
 from espalier.data.jsonl import write_json
 from espalier.pipeline.stage import StageContext
 
-_COUNTED = ("trajectories", "states", "completions", "step_values", "step_scores")
+_COUNTED = ("trajectories", "states", "completions", "step_values", "label_signal", "step_scores")
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Report:
             pairs=_read_metas(sorted(files.root.glob("pairs/*.meta.json"))),
         )
         page = render_report(data)
-        write_json(files.root / "summary.json", summarize(seconds, evaluations, prm, differences))
+        write_json(files.root / "summary.json", summarize(seconds, evaluations, prm, differences, data.metas))
         context.counts.update(policies=len(evaluations), examples=len(examples), stages=len(seconds))
         return page
 

@@ -210,6 +210,8 @@ def _flow(metas: Sequence[Meta], pairs: Sequence[Meta]) -> Markup:
         ("states", "states", "intermediate states"),
         ("states", "distinct_states", "distinct states"),
         ("completions", "rows", "completions"),
+        ("label_signal", "reliability", "reliability of the labels between states"),
+        ("label_signal", "within_trajectory", "reliability of the labels along a solution"),
     ]
     figures = [(counts.get(file, {}).get(key), text) for file, key, text in wanted]
     figures += [(meta.counts.get("rows"), f"{meta.name.replace('_', ' ')} pairs") for meta in pairs]

@@ -4,11 +4,11 @@ Policies are compared problem by problem, so the interval of a difference is pai
 the two accuracies' own intervals suggest.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from espalier.analysis.run_files import QUALITY, Interval, PolicyEvaluation, RewardModelQuality
+from espalier.analysis.run_files import QUALITY, Interval, Meta, PolicyEvaluation, RewardModelQuality
 from espalier.data.records import BadInput
 from espalier.pipeline.evaluation.evaluate import interval
 
@@ -45,14 +45,16 @@ def summarize(
     evaluations: Mapping[str, PolicyEvaluation],
     prm: RewardModelQuality,
     differences: Differences,
+    metas: Sequence[Meta] = (),
 ) -> dict[str, Any]:
-    """Return the content of summary.json."""
+    """Return the content of summary.json; `label_signal`: what that stage counted, where the run has it."""
     return {
         "seconds": dict(seconds),
         "accuracy": {
             policy: {name: asdict(value) for name, value in evaluation.accuracy.items()}
             for policy, evaluation in evaluations.items()
         },
+        "label_signal": next((meta.counts for meta in metas if meta.name == "label_signal"), None),
         "prm": {
             f"{kind}_{name}": None if (value := getattr(getattr(prm, kind), name)) is None else asdict(value)
             for kind in ("inner", "terminal")

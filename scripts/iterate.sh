@@ -15,6 +15,7 @@
 # objective=NAME        another of conf/objective/ for training (dpo_positive has its own); objective.penalty=50 and
 #                       the like are its settings
 # steps=cut_points      process_dpo: states at improbable tokens (scripts/process_rewards.sh)
+# smallest_reliability=0.2   process_dpo: labels less reliable than that are refused (scripts/process_rewards.sh)
 # max_failed_share=0.02 the share of requests that may be refused (scripts/process_rewards.sh)
 # stride=N              every round takes N problems further on; 0 the same ones again
 #
@@ -23,12 +24,13 @@
 set -euo pipefail
 settings="method task policy run num_rounds num_problems stride num_samples num_completions max_tokens max_length \
   held_out_share folds seed build exp reward_exp start_from candidates rule metric prm_replay policy_replay prm_from \
-  split num_dev num_dev_samples dev_temperature objective steps cut_threshold cuts_per_step max_failed_share"
+  split num_dev num_dev_samples dev_temperature objective steps cut_threshold cuts_per_step max_failed_share \
+  smallest_reliability"
 method=process_dpo task=word_arithmetic policy='' run='' num_rounds=2 num_problems=1000 stride=0 num_samples=8
 num_completions=4 max_tokens=128 max_length=512 held_out_share='' folds=2 seed=0 build='' exp='' start_from='' candidates=''
 reward_exp=exp/reward/word_arithmetic rule='' metric=mean prm_replay=0.1 policy_replay=0.0 prm_from=policy
 split=dev num_dev=200 num_dev_samples=16 dev_temperature=0.35 objective='' steps=task cut_threshold=0.9 cuts_per_step=1
-max_failed_share=0.02
+max_failed_share=0.02 smallest_reliability=0.2
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
@@ -67,7 +69,8 @@ for ((round = 0; round < num_rounds; round++)); do
       max_length="$max_length" held_out_share="$held_out_share" seed="$round_seed" exp="$reward_exp" rounds="$run" \
       round="$round" replay_share="$prm_replay" prm_start="${prm_starts[$prm_from]}" \
       folds="$folds" other_start="${other_starts[$prm_from]}" steps="$steps" \
-      cut_threshold="$cut_threshold" cuts_per_step="$cuts_per_step" max_failed_share="$max_failed_share" "${extra[@]}"
+      cut_threshold="$cut_threshold" cuts_per_step="$cuts_per_step" max_failed_share="$max_failed_share" \
+      smallest_reliability="$smallest_reliability" "${extra[@]}"
     known=(stage.scores="$data/step_scores.jsonl")
     last_prm=$out/prm/model last_other=$out/prm_other/model
   else

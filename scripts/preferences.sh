@@ -8,19 +8,22 @@
 # pairs=step      step-DPO: two next steps from one shared state          -> $run/step_dpo
 # pairs=partial   partial solutions by their values                       -> $run/partial_dpo
 # pairs=dpo_positive   correct over incorrect, 64 per problem             -> $run/dpo_positive, by the objective of that name
+# largest_wrong_share=0.4   pairs of which clearly more are in the wrong order end the run before training
+#                 (pairs/check_pairs); 1 trains on them anyway
 # objective=NAME  another of conf/objective/; its settings are objective.beta=0.1 and the like
 # Safe to run again from the top.
 set -euo pipefail
-settings="task policy run pairs max_length seed exp objective"
-task=word_arithmetic policy='' run='' pairs=process max_length=512 seed=0 exp='' objective=''
+settings="task policy run pairs max_length seed exp objective largest_wrong_share"
+task=word_arithmetic policy='' run='' pairs=process max_length=512 seed=0 exp='' objective='' largest_wrong_share=0.4
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
 data=$run/process_rewards
 exp=${exp:-$(experiment dpo)}
+scores=()
 case $pairs in
 outcome) name=dpo known=(seed="$seed") ;;
-process) name=process_dpo known=(seed="$seed" stage.scores="$data/step_scores.jsonl") ;;
+process) name=process_dpo scores=(stage.scores="$data/step_scores.jsonl") known=(seed="$seed" "${scores[@]}") ;;
 step) name=step_dpo known=(seed="$seed" stage.values="$data/step_values.jsonl") ;;
 partial) name=partial_dpo known=(seed="$seed" stage.values="$data/step_values.jsonl") ;;
 dpo_positive) name=dpo_positive known=(seed="$seed") objective=${objective:-dpo_positive} ;;
@@ -31,6 +34,9 @@ choose_objective
 
 stage "build_${pairs}_pairs" "$python" run_stage.py -cn "pairs/${pairs}_preferences" input="$data/trajectories.jsonl" \
   output="$run/pairs/$pairs.jsonl" "${known[@]}"
+stage "check_${pairs}_pairs" "$python" run_stage.py -cn pairs/check_pairs input="$run/pairs/$pairs.jsonl" \
+  output="$run/pairs/$pairs.check.json" stage.values="$data/step_values.jsonl" "${scores[@]}" \
+  stage.largest_wrong_share="$largest_wrong_share"
 stage "train_$name" "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/$name" model.path="$policy" \
   seed="$seed" examples.path="$run/pairs/$pairs.jsonl" examples.max_length="$max_length" \
   "${chosen_objective[@]}"

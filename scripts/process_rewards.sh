@@ -8,6 +8,8 @@
 #                    that share; every trajectory is scored by the one that has not seen its problem
 # folds=1            one reward model; pairs/process_preferences makes pairs of the held-out problems alone (a tenth)
 # steps=cut_points   steps end at tokens sampled with a probability below cut_threshold, after every cuts_per_step of them
+# smallest_reliability=0.2   labels whose reliability is clearly below it end the run before anything is trained on them
+#                         (values/label_signal); 0 trains on them anyway
 # max_failed_share=0.02   the share of problems, and of states, that may be refused (too long, say): they are listed in
 #                         X.failed.jsonl, and left out from there on
 # first=N leaves out the first N problems. As part of scripts/iterate.sh: round=K rounds=RUN replay_share=0.1 trains the
@@ -16,11 +18,12 @@
 # Safe to run again from the top: finished stages are kept, a broken one goes on where it was.
 set -euo pipefail
 settings="task policy run num_problems num_samples num_completions max_tokens max_length held_out_share seed exp \
-  first rounds round replay_share folds prm_start other_start steps cut_threshold cuts_per_step max_failed_share"
+  first rounds round replay_share folds prm_start other_start steps cut_threshold cuts_per_step max_failed_share \
+  smallest_reliability"
 task=word_arithmetic policy='' run='' num_problems=1000 num_samples=8 num_completions=4 max_tokens=128
 max_length=512 held_out_share='' seed=0 exp=''
 first=0 rounds='' round=0 replay_share=0.1 folds=2 prm_start='' other_start='' steps=task cut_threshold=0.9 cuts_per_step=1
-max_failed_share=0.02
+max_failed_share=0.02 smallest_reliability=0.2
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
@@ -47,6 +50,8 @@ stage complete_states "$python" service_api_caller_v1.py -cn api/vllm/completion
   requests.states="$out/states.jsonl" params.n="$num_completions" "${ask[@]}"
 stage estimate_values "$python" run_stage.py -cn values/estimate_values input="$out/completions.jsonl" \
   output="$out/step_values.jsonl" stage.trajectories="$out/trajectories.jsonl" stage.states="$out/states.jsonl"
+stage label_signal "$python" run_stage.py -cn values/label_signal input="$out/step_values.jsonl" \
+  output="$out/label_signal.json" stage.smallest_reliability="$smallest_reliability"
 values=$out/step_values.jsonl
 if [[ -n $rounds ]]; then
   values=$out/replayed_step_values.jsonl

@@ -444,6 +444,22 @@ def test_one_fold_trains_one_reward_model_and_holds_a_tenth_out(script: Callable
     assert script("policy=a", "run=b", "folds=3", name="process_rewards.sh", code=2) == []
 
 
+def test_labels_and_pairs_are_checked_before_anything_is_trained_on_them(
+    script: Callable[..., list[list[str]]],
+) -> None:
+    commands = script("policy=a", "run=b", "smallest_reliability=0", name="process_rewards.sh")
+    names = [c[2] if c[0] == "run_stage.py" else c[0] for c in commands]
+    (check,) = [c for c in commands if "values/label_signal" in c]
+    assert "stage.smallest_reliability=0" in check
+    assert names.index("values/label_signal") + 1 == names.index("trainer_base_ds_mul.py")
+    commands = script("policy=a", "run=b", "pairs=process", name="preferences.sh")
+    names = [c[2] if c[0] == "run_stage.py" else c[0] for c in commands]
+    assert names == ["pairs/process_preferences", "pairs/check_pairs", "trainer_base_ds_mul.py"]
+    assert "stage.scores=b/process_rewards/step_scores.jsonl" in commands[1]
+    commands = script("policy=a", "run=b", "pairs=step", name="preferences.sh")
+    assert not any(part.startswith("stage.scores") for c in commands for part in c)
+
+
 def test_a_broken_stage_is_done_again_and_nothing_else(
     script: Callable[..., list[list[str]]], tiny_policy: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,149 @@
+"""StepValues → JSON: whether the labels carry signal, with the numbers and the remedy, before training on them.
+
+`verdict` is "carries signal", "weak" or "none" by the rule that the document holds, `remedy` one line with the numbers
+(empty where there is signal), `figures` those of `values.label_signal` with 95 % intervals over problems, `steps` a row
+per step index. Weak labels are warned of. Labels whose reliability is below `smallest_reliability`, interval and all,
+end the stage with exit code 2.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from espalier.data.jsonl import read_records
+from espalier.data.records import BadInput, StepValues
+from espalier.pipeline.evaluation.intervals import Interval
+from espalier.pipeline.prm.step_score_metrics import figure_intervals
+from espalier.pipeline.stage import StageContext
+from espalier.values.label_signal import (
+    NONE,
+    RULE,
+    SIGNAL,
+    WEAK_AUC,
+    WEAK_BELOW,
+    CountedState,
+    completions_for,
+    counted_states,
+    signal_sums,
+    verdict,
+)
+from espalier.values.value_prior import ValuePrior, fit_prior
+
+log = logging.getLogger("stage")
+
+DRAWS = 2_000
+MIN_PROBLEMS = 20  # intervals over fewer problems are too narrow to refuse anything
+UNKNOWN = "not known"
+
+
+@dataclass(frozen=True)
+class LabelSignal:
+    """The input is step values with the counts of their completions."""
+
+    smallest_reliability: float = 0.2
+    """labels are refused where the 95 % interval of the lower of `reliability` and `within_trajectory` is all below it
+    (20 problems or more); 0 refuses nothing. At 0.2 five times as many labels are needed as without noise"""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.smallest_reliability < 1:
+            raise BadInput(
+                f"stage.smallest_reliability must be from 0 (refuses nothing) to below 1, got "
+                f"{self.smallest_reliability}"
+            )
+
+    def inputs(self) -> list[str]:
+        """None beside the step values."""
+        return []
+
+    def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
+        """Return the document. Raises BadInput where the labels are refused."""
+        states, num_few = counted_states(read_records(StepValues, input_path))
+        document = describe_signal(states)
+        document["states_with_fewer_than_two_completions"] = num_few
+        context.counts.update(states=len(states), verdict=document["verdict"])
+        for name in ("reliability", "within_trajectory", "expected_auc", "share_zero"):
+            if document["figures"].get(name):
+                context.counts[name] = document["figures"][name]["mean"]
+        line = f"{input_path}: the labels' verdict is '{document['verdict']}': {document['remedy']}"
+        high = document["read"]["high"] if document["read"] else 0.0
+        is_enough = document["problems"] >= MIN_PROBLEMS and document["verdict"] != UNKNOWN
+        if self.smallest_reliability and is_enough and high < self.smallest_reliability:
+            raise BadInput(f"{line}. Refused before training; stage.smallest_reliability=0 trains on them anyway")
+        if document["verdict"] != SIGNAL:
+            log.warning("%s", line)
+        return document
+
+
+def describe_signal(states: Sequence[CountedState]) -> dict[str, Any]:
+    """Return the document on these states; its verdict is "not known" where no two of them can be compared."""
+    sums = signal_sums(states)
+    figures: dict[str, Any] = figure_intervals(sums.table, sums.figures, draws=DRAWS) if states else {}
+    known = [figures[name] for name in ("reliability", "within_trajectory") if figures.get(name)]
+    read: Interval | None = min(known, key=lambda one: one["mean"]) if known else None
+    numbers = [state.num_completions for state in states]
+    document = {
+        "verdict": UNKNOWN,
+        "remedy": "",
+        "rule": RULE,
+        "read": read,
+        "problems": len(sums.table),
+        "states": len(states),
+        "completions_per_state": fmean(numbers) if numbers else None,
+        "figures": figures,
+        "steps": sums.step_figures() if states else [],
+    }
+    if read is None:
+        document["verdict"] = NONE if len(states) > 1 else UNKNOWN
+        document["remedy"] = _remedy_alike(figures) if len(states) > 1 else (
+            "no two states have two completions or more: sample params.n=2 or more per state"
+        )  # fmt: skip
+        return document
+    prior = fit_prior(figures["mean_value"]["mean"], figures["value_variance"]["mean"])
+    figures["expected_auc"] = _expected_auc(figures, fmean(numbers))
+    document["verdict"] = verdict(read["mean"], read["low"], read["high"], figures["expected_auc"]["mean"])
+    if document["verdict"] != SIGNAL:
+        document["remedy"] = _remedy(figures, read, fmean(numbers), prior, document["steps"])
+    return document
+
+
+def _expected_auc(figures: dict[str, Any], num_completions: float) -> Interval:
+    """Return the expected AUC of the labels, its interval by the ends of the interval of the values' variance."""
+    variance = figures["value_variance"]
+    priors = {name: fit_prior(figures["mean_value"]["mean"], variance[name]) for name in ("mean", "low", "high")}
+    k = max(2, round(num_completions))
+    row = {name: round(prior.expected_auc(k), 5) if prior else 0.5 for name, prior in priors.items()}
+    return {**row, "n": variance["n"]}
+
+
+def _remedy_alike(figures: dict[str, Any]) -> str:
+    mean = figures["mean_value"]["mean"]
+    rest = "train the policy first, or take easier problems" if mean < 0.5 else "take harder problems"
+    return f"all labels are {mean:g}, so that there is nothing to learn: {rest}"
+
+
+def _remedy(
+    figures: dict[str, Any], read: Interval, num: float, prior: ValuePrior | None, steps: Sequence[dict[str, Any]]
+) -> str:
+    mean, zero, one = (figures[name]["mean"] for name in ("mean_value", "share_zero", "share_one"))
+    for_r = completions_for(WEAK_BELOW, read["mean"], num)
+    for_auc = prior.completions_for(WEAK_AUC) if prior else None
+    facts = (
+        f"success from a state is {100 * mean:.0f} %, {100 * zero:.0f} % of states have 0 of {num:.3g} right and "
+        f"{100 * one:.0f} % all; reliability {read['mean']:.2f} [{read['low']:.2f}, {read['high']:.2f}], expected AUC "
+        f"{figures['expected_auc']['mean']:.2f}"
+    )
+    if for_r is None or for_auc is None:
+        more = "values do not differ beyond the completions' noise, so no number of completions is known to be enough"
+    else:
+        more = f"complete more per state (K >= {max(for_r, for_auc)}: reliability {WEAK_BELOW:g} and AUC {WEAK_AUC:g})"
+    ways = [more]
+    least = 0.05 * sum(row["states"] for row in steps)  # fewer states than that show no reliability
+    late = [row for row in steps if row["states"] >= least and (row["reliability"] or 0) >= WEAK_BELOW]
+    if mean < 0.5 and late:
+        first = max(late, key=lambda row: row["reliability"])
+        ways.append(f"spend them on late states (after step {first['step']} the reliability is "
+                    f"{first['reliability']:.2f}) or on states of solutions that succeeded")  # fmt: skip
+    ways.append("train the policy first" if mean < 0.5 else "take harder problems")
+    return f"{facts}: {', or '.join(ways)}"

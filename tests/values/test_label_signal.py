@@ -1,0 +1,223 @@
+"""Whether labels carry signal: reliabilities by hand and against known values, the verdict, the stage, the refusal."""
+
+import itertools
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from espalier.data.jsonl import write_records
+from espalier.data.records import BadInput, StepValues
+from espalier.pipeline.stage import StageContext
+from espalier.pipeline.values.label_signal import LabelSignal, describe_signal
+from espalier.values.label_signal import NONE, SIGNAL, WEAK, completions_for, counted_states, signal_sums, verdict
+from espalier.values.value_prior import ValuePrior, fit_prior
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+QUICK_START = ROOT / "experiments" / "quickstart" / "process_rewards" / "step_values.jsonl"
+
+
+def row(name: str, rights: list[int], num: int = 4, ids: list[int] | None = None) -> StepValues:
+    """A trajectory, one token per step, whose inner states have `rights` of `num` completions right."""
+    size = len(rights) + 1
+    return StepValues(
+        name, name.partition("/")[0], "Q", [f"{step}\n" for step in range(size)], [9],
+        ids or [int(name.partition("/")[2]) * 100 + step for step in range(size)], list(range(1, size + 1)),
+        [*(one / num for one in rights), 0.0], [*rights, 0], [*(num for _ in rights), 1], False,
+    )  # fmt: skip
+
+
+def figures_of(rows: list[StepValues]) -> dict[str, float]:
+    sums = signal_sums(counted_states(rows)[0])
+    return {name: float(value) for name, value in sums.figures(sums.table.sum(axis=0)).items()}
+
+
+def simulated(values: list[list[float]], num: int, seed: int = 0, per_problem: int = 1) -> list[StepValues]:
+    """One trajectory per row of true values, `num` completions of each state."""
+    rng = random.Random(seed)
+    return [
+        row(f"p{place // per_problem}/{place % per_problem}",
+            [sum(rng.random() < value for _ in range(num)) for value in one], num)
+        for place, one in enumerate(values)
+    ]  # fmt: skip
+
+
+def test_the_reliability_of_four_states_by_hand() -> None:
+    """Labels 0, 1/2, 1/2, 1: variance (1/4 + 0 + 0 + 1/4) / 3 = 1/6; noise (0 + 1/12 + 1/12 + 0) / 4 = 1/24."""
+    figures = figures_of([row("p/0", [0, 2]), row("q/0", [2, 4])])
+    assert figures["mean_value"] == pytest.approx(1 / 2)
+    assert figures["share_zero"] == figures["share_one"] == pytest.approx(1 / 4)
+    assert figures["noise_variance"] == pytest.approx(1 / 24)
+    assert figures["value_variance"] == pytest.approx(1 / 8)
+    assert figures["reliability"] == pytest.approx(3 / 4)
+    # around the means of the steps, 1/4 and 3/4: 4 x 1/16 over 2 degrees of freedom; noise (1/24 + 1/24) / 2
+    assert figures["within_step"] == pytest.approx((1 / 8 - 1 / 24) / (1 / 8))
+    # along p and q alike: 2 x 1/16 over 1; noise half of 0 + 1/12
+    assert figures["within_trajectory"] == pytest.approx((1 / 8 - 1 / 24) / (1 / 8))
+    assert np.isnan(figures["siblings"])
+
+
+def test_siblings_are_states_after_one_state() -> None:
+    """After the shared first step 4 of 4 and 0 of 4: variance 1/2, without noise; the first state counts once."""
+    rows = [row("p/0", [2, 4], ids=[1, 2, 3]), row("p/1", [2, 0], ids=[1, 7, 8])]
+    states, _ = counted_states(rows)
+    assert [state.label for state in states] == [0.5, 1.0, 0.0]
+    assert states[0].trajectories == ("p/0", "p/1")
+    assert figures_of(rows)["siblings"] == pytest.approx(1.0)
+
+
+def test_the_sums_of_a_drawn_problem_are_those_of_two_problems() -> None:
+    rows = [row("p/0", [0, 2]), row("q/0", [2, 4]), row("r/0", [1, 1])]
+    sums = signal_sums(counted_states(rows)[0])
+    drawn = sums.figures(np.asarray([2.0, 1.0, 0.0]) @ sums.table)
+    again = figures_of([row("p/0", [0, 2]), row("p2/0", [0, 2]), row("q/0", [2, 4])])
+    for name, value in again.items():
+        assert float(drawn[name]) == pytest.approx(value, nan_ok=True, abs=1e-12), name
+
+
+def test_the_split_half_auc_is_that_of_all_ways_to_halve() -> None:
+    states, _ = counted_states([row("p/0", [0, 1]), row("q/0", [3, 2]), row("r/0", [4, 2])])
+    won = pairs = 0.0
+    bits_of = {right: set(itertools.permutations([1] * right + [0] * (4 - right))) for right in range(5)}
+    halves = {right: [(sum(bits[:2]), sum(bits[2:])) for bits in ways] for right, ways in bits_of.items()}
+    for one, other in itertools.permutations(states, 2):
+        ways = list(itertools.product(halves[one.num_correct], halves[other.num_correct]))
+        for (first, rest), (lower, nothing) in ways:
+            if rest and not nothing:
+                pairs += 1 / len(ways)
+                won += ((first > lower) + (first == lower) / 2) / len(ways)
+    assert figures_of([row("p/0", [0, 1]), row("q/0", [3, 2]), row("r/0", [4, 2])])["split_half_auc"] == pytest.approx(
+        won / pairs
+    )
+
+
+def test_the_estimated_reliability_is_the_share_of_the_variance_that_is_the_values() -> None:
+    rng = random.Random(1)
+    values = [[rng.random(), rng.random()] for _ in range(2_000)]  # variance 1/12, mean of V (1 - V) 1/6
+    for num in (2, 4, 8):
+        figures = figures_of(simulated(values, num))
+        known = (1 / 12) / (1 / 12 + 1 / 6 / num)
+        assert figures["reliability"] == pytest.approx(known, abs=0.05)
+        assert figures["within_step"] == pytest.approx(known, abs=0.05)
+        assert figures["within_trajectory"] == pytest.approx(known, abs=0.05)
+
+
+def test_values_that_change_between_problems_alone_have_no_reliability_along_a_solution() -> None:
+    rng = random.Random(2)
+    figures = figures_of(simulated([[value] * 4 for value in (rng.random() for _ in range(1_500))], 4))
+    assert figures["reliability"] == pytest.approx(2 / 3, abs=0.05)
+    assert figures["within_trajectory"] == pytest.approx(0.0, abs=0.05)
+
+
+def test_spearman_brown() -> None:
+    assert completions_for(0.5, 2 / 3, 4) == 2
+    assert completions_for(0.5, 0.2, 4) == 16
+    assert completions_for(0.8, 0.5, 4) == 16
+    assert completions_for(0.5, -0.01, 4) is None
+
+
+def test_the_expected_auc_is_that_of_drawn_values() -> None:
+    rng = np.random.default_rng(0)
+    for alpha, beta, num in ((1.0, 1.0, 4), (0.3, 1.2, 4), (5.0, 40.0, 8)):
+        values = rng.beta(alpha, beta, 200_000)
+        labels = rng.binomial(num, values)
+        good = np.bincount(labels[values > alpha / (alpha + beta)], minlength=num + 1)
+        bad = np.bincount(labels[values <= alpha / (alpha + beta)], minlength=num + 1)
+        drawn = good @ (np.cumsum(bad) - bad / 2) / (good.sum() * bad.sum())
+        assert ValuePrior(alpha, beta).expected_auc(num) == pytest.approx(drawn, abs=0.005)
+
+
+def test_which_of_two_counts_is_better_under_a_uniform_distribution() -> None:
+    """P(V1 > V2) of Beta(2, 1) and Beta(1, 2), densities 2v and 2 - 2v: the integral of 2v (2v - v^2) is 5/6."""
+    prior = ValuePrior(1.0, 1.0)
+    assert prior.higher([(1, 1)], [(0, 1)])[0, 0] == pytest.approx(5 / 6, abs=1e-4)
+    assert prior.higher([(1, 1)], [(1, 1)])[0, 0] == pytest.approx(1 / 2, abs=1e-9)
+    assert prior.count_probs(3) == pytest.approx([0.25] * 4)
+    fitted = fit_prior(1 / 2, 1 / 12)
+    assert fitted is not None
+    assert (fitted.alpha, fitted.beta) == pytest.approx((1, 1))
+    assert fit_prior(0.3, 0.0) is None
+
+
+def test_the_verdicts_rule() -> None:
+    assert verdict(0.7, 0.6, 0.8, 0.9) == SIGNAL
+    assert verdict(0.7, 0.6, 0.8, 0.8) == WEAK  # the order is uncertain
+    assert verdict(0.4, 0.3, 0.5, 0.9) == WEAK
+    assert verdict(0.6, 0.1, 0.8, 0.9) == WEAK
+    assert verdict(0.1, 0.02, 0.18, 0.9) == NONE
+    assert verdict(0.3, -0.1, 0.6, 0.9) == NONE
+
+
+def described(rows: list[StepValues]) -> dict[str, Any]:
+    return describe_signal(counted_states(rows)[0])
+
+
+def test_equal_values_and_values_of_6_and_12_per_cent_carry_no_signal_and_spread_ones_do() -> None:
+    rng = random.Random(3)
+    equal = described(simulated([[0.3] * 4] * 400, 4))
+    assert equal["verdict"] == NONE
+    off = described(simulated([[rng.choice((0.06, 0.12)) for _ in range(8)] for _ in range(400)], 4))
+    assert off["verdict"] == NONE
+    assert off["figures"]["reliability"]["mean"] == pytest.approx(0.0009 / (0.0009 + 0.0810 / 4), abs=0.05)
+    assert "0 of 4 right" in off["remedy"]
+    assert "train the policy first" in off["remedy"]
+    spread = described(simulated([[rng.random() for _ in range(4)] for _ in range(400)], 4))
+    assert spread["verdict"] == SIGNAL
+    assert spread["remedy"] == ""
+
+
+def test_a_few_good_states_among_many_without_a_success_are_weak() -> None:
+    """Solutions that are right so far succeed with 0.4 per hard step to come, others with 0.01 (8 to 10 operations)."""
+    rng = random.Random(4)
+    values = []
+    for _ in range(800):
+        hard = [rng.random() < 0.5 for _ in range(9)]
+        is_right, one = True, []
+        for step in range(8):
+            is_right = is_right and (not hard[step] or rng.random() < 0.4)
+            one.append(0.4 ** sum(hard[step + 1 :]) if is_right else 0.01)
+        values.append(one)
+    document = described(simulated(values, 4, per_problem=8))
+    assert document["figures"]["share_zero"]["mean"] > 0.75
+    assert document["verdict"] == WEAK
+    assert "complete more per state" in document["remedy"]
+
+
+@pytest.mark.skipif(not QUICK_START.is_file(), reason="no finished quick start in this checkout")
+def test_the_quick_starts_labels_carry_signal(tmp_path: Path) -> None:
+    context = StageContext(None, tmp_path / "o.json", 1.0)
+    document = LabelSignal().run(str(QUICK_START), context)
+    assert document["verdict"] == SIGNAL
+    assert document["figures"]["reliability"]["mean"] == pytest.approx(0.912, abs=0.01)
+    assert [one["step"] for one in document["steps"]] == [1, 2, 3, 4, 5, 6]
+
+
+def ran(rows: list[StepValues], folder: Path, **settings: float) -> dict[str, Any]:
+    write_records(folder / "v.jsonl", rows)
+    return LabelSignal(**settings).run(str(folder / "v.jsonl"), StageContext(None, folder / "o.json", 1.0))
+
+
+def test_labels_without_signal_are_refused_unless_that_is_switched_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = simulated([[0.1] * 8] * 300, 4)
+    with pytest.raises(BadInput, match=r"'none'.*Refused before training; stage.smallest_reliability=0"):
+        ran(rows, tmp_path)
+    assert ran(rows, tmp_path, smallest_reliability=0.0)["verdict"] == NONE
+    assert "the labels' verdict is 'none'" in caplog.text
+    below = [row(f"p{number}/0", [1, 2]) for number in range(30)]  # closer to one another than noise makes them
+    assert ran(below, tmp_path, smallest_reliability=0.0)["read"]["high"] < 0
+    with pytest.raises(BadInput, match="there is nothing to learn"):
+        ran([row(f"p{number}/0", [0, 0]) for number in range(20)], tmp_path)
+    with pytest.raises(BadInput, match="smallest_reliability must be"):
+        LabelSignal(1.0)
+
+
+def test_few_problems_and_single_completions_are_warned_of_not_refused(tmp_path: Path) -> None:
+    assert ran([row(f"p{number}/0", [0, 0]) for number in range(19)], tmp_path)["verdict"] == NONE
+    document = ran([row(f"p{number}/0", [number % 2, 1], num=1) for number in range(40)], tmp_path)
+    assert document["verdict"] == "not known"
+    assert document["states_with_fewer_than_two_completions"] == 80
+    assert "params.n=2" in document["remedy"]
