@@ -41,7 +41,7 @@ def spent(path: Path) -> tuple[float, float]:
 def is_budget_spent(path: Path, config: RLConfig, done: int) -> bool:
     """Say whether a run ends after `done` iterations: at an evaluation, when all budgets that are set are spent."""
     tokens, seconds = config.stop_after_tokens, config.stop_after_seconds
-    if tokens <= 0 and seconds <= 0 or done % max(1, config.evaluation.every):
+    if (tokens <= 0 and seconds <= 0) or done % max(1, config.evaluation.every):
         return False
     spent_tokens, spent_seconds = spent(path)
     is_over = spent_tokens >= tokens and spent_seconds >= seconds

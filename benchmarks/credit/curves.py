@@ -8,6 +8,7 @@ its accuracy is that of the start. Nothing is read beyond the last evaluation. P
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 COSTS = ("tokens", "seconds", "updates")
@@ -51,7 +52,7 @@ def reach(points: Sequence[Point], cost: str) -> float:
 def accuracy_at(points: Sequence[Point], cost: str, at: float) -> float | None:
     """Return the accuracy at a cost; None beyond the last evaluation."""
     line = line_of(points, cost)
-    for (x0, y0), (x1, y1) in zip(line, line[1:], strict=False):
+    for (x0, y0), (x1, y1) in pairwise(line):
         if at <= x1:
             return y0 if x1 == x0 else y0 + (y1 - y0) * (at - x0) / (x1 - x0)
     return line[0][1] if at <= line[0][0] else None
@@ -63,7 +64,7 @@ def mean_accuracy(points: Sequence[Point], cost: str, up_to: float) -> float | N
     if last is None or up_to <= 0:
         return None
     line = [*(point for point in line_of(points, cost) if point[0] < up_to), (up_to, last)]
-    area = sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in zip(line, line[1:], strict=False))
+    area = sum((x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in pairwise(line))
     return area / up_to
 
 
@@ -72,7 +73,7 @@ def cost_of(points: Sequence[Point], cost: str, accuracy: float) -> float | None
     line = line_of(points, cost)
     if line[0][1] >= accuracy:
         return 0.0
-    for (x0, y0), (x1, y1) in zip(line, line[1:], strict=False):
+    for (x0, y0), (x1, y1) in pairwise(line):
         if y1 >= accuracy:
             return x0 + (x1 - x0) * (accuracy - y0) / (y1 - y0)
     return None

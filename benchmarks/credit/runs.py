@@ -23,7 +23,7 @@ from benchmarks.credit.plan import PROCESS_REWARDS, Cell, Plan, Run, settings_of
 from benchmarks.processes.forked import ROOT
 from benchmarks.result import machine
 from benchmarks.rl.policy import make_policy
-from espalier.data.jsonl import write_json
+from espalier.data.jsonl import open_atomic
 from espalier.data.records import BadInput
 from espalier.runtime.run_dir import code_commit
 from espalier.sampling.child_process import die_with_parent
@@ -33,8 +33,8 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHO
 
 @dataclass(frozen=True)
 class Record:
-    """What is kept of a finished run. `settings` are those of `settings_of`; `policy` is a digest of the weights that it
-    began from; `load` is the machine's when it ended (of two runs side by side it is about 2)."""
+    """What is kept of a finished run. `settings` are those of `settings_of`; `policy` is a digest of the weights that
+    it began from; `load` is the machine's when it ended (of two runs side by side it is about 2)."""
 
     cell: str
     method: str
@@ -83,7 +83,7 @@ class Places:
         run = self.folder / cell.name / "process_rewards"
         if not (run / "prm" / "model").is_dir():
             run.mkdir(parents=True, exist_ok=True)
-            limits = [setting.removeprefix("params.") for setting in cell.settings if setting.startswith("params.max_tokens")]
+            limits = [row.removeprefix("params.") for row in cell.settings if row.startswith("params.max_tokens=")]
             command = ["bash", "scripts/process_rewards.sh", "folds=1", "exp=exp/reward/word_arithmetic", f"run={run}",
                        f"policy={self.policy(cell)}", *limits, *cell.task]  # fmt: skip
             with (run / "programs.log").open("ab") as log:
@@ -150,7 +150,9 @@ def record(plan: Plan, places: Places, run: Run) -> Record:
     )  # fmt: skip
     path = places.record_path(run)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, asdict(kept))
+    row = asdict(kept) | {"points": [[*asdict(point).values()] for point in kept.points]}
+    with open_atomic(path) as file:
+        file.write(json.dumps(row) + "\n")
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     return kept
 
@@ -173,7 +175,7 @@ def read_record(path: Path) -> Record:
     """Return a stored record. Raises BadInput on a file that is none."""
     try:
         row: dict[str, Any] = json.loads(path.read_text())
-        return Record(**{**row, "points": [Point(**point) for point in row["points"]]})
+        return Record(**{**row, "points": [Point(*point) for point in row["points"]]})
     except (ValueError, TypeError, KeyError) as error:
         raise BadInput(f"{path}: not the record of a run ({error!r}): move it away and run it again") from None
 
@@ -200,4 +202,4 @@ def check_policies(records: Iterable[Record], cell: Cell, policy: Path) -> None:
     other = next((row for row in records if row.cell == cell.name and row.policy != own), None)
     if other is not None:
         raise BadInput(f"{policy}: stored runs of cell {cell.name} began from other weights ({other.policy}, these are "
-                       f"{own}): give that policy by --policy {cell.name}=FOLDER, or move the cell's records away")  # fmt: skip
+                       f"{own}): give that one by --policy {cell.name}=FOLDER, or move the records away")  # fmt: skip

@@ -1,4 +1,4 @@
-"""Runs side by side, one per core, until the time is over: which one is next, and what becomes of those that are cut."""
+"""Runs side by side, one per core, until the time is over: which is next, and what becomes of those that are cut."""
 
 import time
 from collections.abc import Callable, Sequence

@@ -29,8 +29,7 @@ def make_policy(
     demonstrations, base = folder / "demonstrations.jsonl", folder / "base"
     few = ["task.num_demonstrations=2000"] if num_steps < 100 else []
     if not demonstrations.is_file():
-        run_program(log, "run_stage.py", "-cn", "problems/make_demonstrations", f"output={demonstrations}", *few,
-                    *task)
+        run_program(log, "run_stage.py", "-cn", "problems/make_demonstrations", f"output={demonstrations}", *few, *task)
     if not base.is_dir():
         run_program(log, "run_stage.py", "-cn", "training/make_policy", f"input={demonstrations}", f"output={base}")
     train(folder / "sft", base, demonstrations, log, experiment, [f"max_steps={num_steps}"])

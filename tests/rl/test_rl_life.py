@@ -186,8 +186,12 @@ def test_a_run_ends_after_its_patience_and_a_resume_counts_on(
 
 
 def test_a_run_ends_at_the_first_evaluation_behind_its_budgets(tmp_path: Path) -> None:
-    rows = [{"step": 1, "sampling/tokens": 60.0, "seconds/iteration": 2.0}, {"step": 1, "eval/accuracy": 0.5},
-            {"step": 2, "sampling/tokens": 60.0, "seconds/iteration": 2.0}, {"step": 2, "seconds/evaluate": 9.0}]
+    rows = [
+        {"step": 1, "sampling/tokens": 60.0, "seconds/iteration": 2.0},
+        {"step": 1, "eval/accuracy": 0.5},
+        {"step": 2, "sampling/tokens": 60.0, "seconds/iteration": 2.0},
+        {"step": 2, "seconds/evaluate": 9.0},
+    ]
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
