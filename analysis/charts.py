@@ -79,7 +79,8 @@ def frame(x: Axis, y: Axis, x_label: str, y_label: str) -> Markup:
         parts.append(tag("line", x1=x.start, x2=x.end, y1=at, y2=at, class_="grid"))
         parts.append(tag("text", f"{value:.4g}", x=x.start - 8, y=at + 4, class_="tick end"))
     for value in x.ticks():
-        parts.append(tag("text", f"{value:.4g}", x=x.place(value), y=y.start + 17, class_="tick mid"))
+        shown = f"{value:,.0f}" if value >= 10_000 else f"{value:.4g}"
+        parts.append(tag("text", shown, x=x.place(value), y=y.start + 17, class_="tick mid"))
     parts.append(tag("line", x1=x.start, x2=x.end, y1=y.start, y2=y.start, class_="axis"))
     parts.append(tag("text", x_label, x=x.end, y=y.start + 33, class_="tick end"))
     parts.append(tag("text", y_label, x=x.start, y=y.end - 9, class_="tick"))

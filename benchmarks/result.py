@@ -55,8 +55,8 @@ def write_result(
 ) -> Path:
     """Write `<name>.json` in `folder`.
 
-    `detail` says how the runs were made, `more_versions` is what they ran beside ours. `tables` (title, columns, rows) are
-    shown in docs/benchmarks.md below the figures.
+    `detail` says how the runs were made, `more_versions` is what they ran beside ours. `tables` (title, columns, rows)
+    are shown in docs/benchmarks.md below the figures.
     """
     path = folder / f"{name}.json"
     found = {**versions(), **(more_versions or {})}

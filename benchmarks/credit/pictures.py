@@ -10,7 +10,8 @@ from benchmarks.credit.intervals import mean_over_seeds
 from benchmarks.credit.plan import FAMILIES, Plan
 from espalier.analysis.curve_figure import Series, curve_figure, map_figure
 
-NAMES = [family.replace("_", " ") for family in FAMILIES]
+NAMES = ("outcome", "critic", "Monte-Carlo", "process reward model", "group prefixes", "exact")
+"""Of FAMILIES, in the legend."""
 DRAWN = ("tokens", "seconds")
 
 
@@ -41,7 +42,7 @@ def draw(plan: Plan, found: Mapping[str, Mapping[str, Sequence[Row]]], folder: P
             if not curves:
                 continue
             what = "generated tokens" if cost == "tokens" else "seconds of iterations on one core"
-            title = f"{name}: accuracy on held-out problems, means over (seeds), bands of 95 %"
+            title = f"{name}: accuracy on held-out problems, mean over seeds (how many), 95 % bands"
             svg = curve_figure(title, NAMES, [series_of(row, cost) for row in curves], what, "per cent")
             written.append(_write(folder / f"{name}-{cost}.svg", svg))
     points = map_points(plan, found)

@@ -61,7 +61,7 @@ def spend(
                 else:
                     finish(run)
                     spent.finished.append(run)
-            if running:
+            if len(running) == len(cores) or (running and not waiting):
                 wait(1.0)
     finally:
         for run, job in running.values():
