@@ -21,13 +21,14 @@ import argparse
 import math
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.credit.comparison import summarise, tuned_rates
 from benchmarks.credit.pictures import draw
 from benchmarks.credit.plan import Cell, Method, Plan, Run, benchmark_runs, chosen, read_plan, tuning_runs
-from benchmarks.credit.runs import Places, Record, check_policies, read_records, record, start
+from benchmarks.credit.runs import ENVIRONMENT, Places, Record, check_policies, read_records, record, start
 from benchmarks.credit.schedule import Spent, spend
 from benchmarks.processes.forked import ROOT
 from benchmarks.processes.sides import load_before
@@ -77,8 +78,8 @@ def asked_runs(
     return benchmark_runs(cells, methods, arguments.seeds, rates)
 
 
-def work(plan: Plan, places: Places, runs: Sequence[Run], cores: Sequence[int], hours: float) -> Spent:
-    """Make what the runs need, then spend the time on them."""
+def work(plan: Plan, places: Places, runs: Sequence[Run], cores: Sequence[int], end: float) -> Spent:
+    """Make what the runs need, then spend the time on them, until the monotonic clock says `end`."""
     for cell in {run.cell.name: run.cell for run in runs}.values():
         places.policy(cell)
         if any(run.cell == cell and run.method.needs_process_rewards for run in runs):
@@ -90,7 +91,7 @@ def work(plan: Plan, places: Places, runs: Sequence[Run], cores: Sequence[int], 
         print(f"{run.cell.name} {run.name}: {kept.points[0].accuracy:.3f} to {last.accuracy:.3f} in {last.updates:g} "
               f"updates, {last.tokens:,.0f} tokens, {last.seconds:.0f} s", file=sys.stderr, flush=True)  # fmt: skip
 
-    spent = spend(runs, cores, hours, lambda run, core: start(plan, places, run, core), finish)
+    spent = spend(runs, cores, end, lambda run, core: start(plan, places, run, core), finish)
     for run in spent.failed:
         log = places.run_dir(run).parent / f"{places.run_dir(run).name}.log"
         print(f"error: {run.cell.name} {run.name} failed: see {log}", file=sys.stderr)
@@ -131,19 +132,22 @@ def run(arguments: argparse.Namespace) -> int:
         places_by_cell(arguments.process_rewards, plan, "--process-rewards"),
     )  # fmt: skip
     records, stale = read_records(plan, places.results)
-    load, code = load_before(), 0
+    load, code, end = load_before(), 0, time.monotonic() + 3600 * arguments.hours
+    os.environ.update(ENVIRONMENT)
     if arguments.hours > 0:
         runs = missing(asked_runs(arguments, plan, cells, methods, records), records)
         for cell in {one.cell.name: one.cell for one in runs}.values():
             check_policies(records, cell, places.policy(cell))
-        code = int(bool(work(plan, places, runs, arguments.cores, arguments.hours).failed))
+        code = int(bool(work(plan, places, runs, arguments.cores, end).failed))
         records, stale = read_records(plan, places.results)
     for line in stale:
         print(f"warning: left out: {line}", file=sys.stderr)
     figures, tables, found = summarise(plan, records, len(arguments.seeds), HOW)
     tuned = {f"{cell} {method}": rate for (cell, method), rate in tuned_rates(plan, records).items()}
+    loads = [row.load for row in records]
     commits = sorted({row.commit for row in records})
-    detail = {"tuned": tuned, "left_out": stale, "load_before": load, "commits": commits}
+    detail = {"tuned": tuned, "left_out": stale, "load_before": load, "commits": commits,
+              "loads": [min(loads), max(loads)] if loads else []}  # fmt: skip
     print(write_result("credit", figures, detail, tables=tables, folder=places.results))
     for path in draw(plan, found, arguments.pictures):
         print(path)

@@ -31,7 +31,8 @@ class Method:
 
 @dataclass(frozen=True)
 class Cell:
-    """A task and the policy that runs start from; `tokens` and `seconds` are what every run gets at least."""
+    """A task and the policy that runs start from; `tokens` and `seconds` are what every run gets at least;
+    `process_rewards` are settings of scripts/process_rewards.sh."""
 
     name: str
     task: tuple[str, ...]
@@ -41,6 +42,7 @@ class Cell:
     seconds: float
     tuning_tokens: int
     target: float
+    process_rewards: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from espalier.runtime.run_dir import code_commit
 from espalier.sampling.child_process import die_with_parent
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
+"""Of every program: one thread each, so that a policy that is made anew is the same bits."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +85,13 @@ class Places:
         if not (run / "prm" / "model").is_dir():
             run.mkdir(parents=True, exist_ok=True)
             limits = [row.removeprefix("params.") for row in cell.settings if row.startswith("params.max_tokens=")]
-            command = ["bash", "scripts/process_rewards.sh", "folds=1", "exp=exp/reward/word_arithmetic", f"run={run}",
-                       f"policy={self.policy(cell)}", *limits, *cell.task]  # fmt: skip
-            with (run / "programs.log").open("ab") as log:
-                subprocess.run(command, stdout=log, stderr=log, cwd=ROOT, check=True, env={**os.environ, **ENVIRONMENT})
+            command = ["bash", "scripts/process_rewards.sh", "folds=1", f"run={run}", f"policy={self.policy(cell)}",
+                       *limits, *cell.task, *cell.process_rewards]  # fmt: skip
+            log = run / "programs.log"
+            with log.open("ab") as file:
+                code = subprocess.run(command, stdout=file, stderr=file, cwd=ROOT, check=False).returncode
+            if code:
+                raise SystemExit(f"the process rewards of cell {cell.name} ended with exit code {code}: see {log}")
         return run
 
 
@@ -103,7 +107,7 @@ class ProgramJob:
         with log.open("ab") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "main.py", *settings], stdout=file, stderr=file, stdin=subprocess.DEVNULL, cwd=ROOT,
-                start_new_session=True, preexec_fn=prepare, env={**os.environ, **ENVIRONMENT},
+                start_new_session=True, preexec_fn=prepare,
             )  # fmt: skip
 
     def poll(self) -> int | None:
@@ -130,8 +134,7 @@ def start(plan: Plan, places: Places, run: Run, core: int) -> ProgramJob:
         prm = str(places.process_rewards_of(run.cell))
         settings = [setting.replace(PROCESS_REWARDS, prm) for setting in settings]
     folder = places.run_dir(run)
-    every = next(s.partition("=")[2] for s in reversed(settings) if s.startswith("evaluation.every="))
-    own = [f"output_dir={folder}", f"model.path={places.policy(run.cell)}", f"checkpoints.save_every={every}"]
+    own = [f"output_dir={folder}", f"model.path={places.policy(run.cell)}"]
     return ProgramJob([*settings, *own], core, folder.parent / f"{folder.name}.log")
 
 

@@ -30,20 +30,19 @@ class Spent:
 def spend(
     runs: Sequence[Run],
     cores: Sequence[int],
-    hours: float,
+    end: float,
     start: Callable[[Run, int], Job],
     finish: Callable[[Run], None],
     now: Callable[[], float] = time.monotonic,
     wait: Callable[[float], None] = time.sleep,
 ) -> Spent:
-    """Work through the runs in their order, one per core at a time, and stop what runs when the time is over.
+    """Work through the runs in their order, one per core at a time, and stop what runs when `now` is `end`.
 
     A run that is begun late is cut, not left out: to pass a long one by would put quick methods ahead in seeds. After a
     failure the method's other runs on that cell are left alone.
     """
     waiting, spent = list(runs), Spent()
     running: dict[int, tuple[Run, Job]] = {}
-    end = now() + 3600 * hours
     try:
         while (waiting or running) and now() < end:
             for core in cores:

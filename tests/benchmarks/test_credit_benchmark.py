@@ -126,9 +126,7 @@ class FakeJob:
         self.is_stopped = True
 
 
-def spend_on(
-    seconds: Sequence[float], hours: float, codes: Sequence[int] = ()
-) -> tuple[list[list[int]], list[FakeJob]]:
+def spend_on(seconds: Sequence[float], end: float, codes: Sequence[int] = ()) -> tuple[list[list[int]], list[FakeJob]]:
     """Runs of so many seconds on two cores: (seeds finished, failed, cut, started), the jobs."""
     clock, started, jobs = [0.0], [], []
 
@@ -142,23 +140,23 @@ def spend_on(
 
     methods = [Method(f"m{i % 2}", "outcome", "") for i in range(len(seconds))]
     runs = [Run(EASY, methods[i], i, 1e-4) for i in range(len(seconds))]
-    spent = spend(runs, [0, 1], hours, start, lambda run: None, lambda: clock[0], wait)
+    spent = spend(runs, [0, 1], end, start, lambda run: None, lambda: clock[0], wait)
     return [[run.seed for run in rows] for rows in (spent.finished, spent.failed, spent.cut)] + [started], jobs
 
 
 def test_two_cores_take_the_next_run_as_soon_as_they_are_free() -> None:
-    (finished, failed, cut, started), _ = spend_on([10, 3, 3, 3], hours=1)
+    (finished, failed, cut, started), _ = spend_on([10, 3, 3, 3], end=3600)
     assert (finished, failed, cut, started) == ([1, 2, 3, 0], [], [], [0, 1, 2, 3])
 
 
 def test_what_runs_when_the_time_is_over_is_stopped_and_nothing_is_begun_then() -> None:
-    (finished, _, cut, started), jobs = spend_on([4, 9, 9, 9], hours=8 / 3600)
+    (finished, _, cut, started), jobs = spend_on([4, 9, 9, 9], end=8)
     assert (finished, cut, started) == ([0], [1, 2], [0, 1, 2])
     assert [job.is_stopped for job in jobs] == [False, True, True]
 
 
 def test_after_a_failure_the_method_is_left_alone_and_the_others_go_on() -> None:
-    (finished, failed, _, started), _ = spend_on([2, 5, 5, 5, 5, 5], hours=1, codes=[1, 0, 0, 0, 0, 0])
+    (finished, failed, _, started), _ = spend_on([2, 5, 5, 5, 5, 5], end=3600, codes=[1, 0, 0, 0, 0, 0])
     assert (finished, failed, started) == ([1, 3, 5], [0], [0, 1, 3, 5])
 
 
