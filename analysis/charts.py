@@ -71,16 +71,19 @@ def value_axis(values: Sequence[float], start: float, end: float) -> Axis:
     return Axis(low - margin, high + margin, start, end)
 
 
+def _tick(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10_000 else f"{value:.4g}"
+
+
 def frame(x: Axis, y: Axis, x_label: str, y_label: str) -> Markup:
     """Return grid lines, ticks and the two axis labels of a chart whose y axis points up."""
     parts = []
     for value in y.ticks():
         at = y.place(value)
         parts.append(tag("line", x1=x.start, x2=x.end, y1=at, y2=at, class_="grid"))
-        parts.append(tag("text", f"{value:.4g}", x=x.start - 8, y=at + 4, class_="tick end"))
+        parts.append(tag("text", _tick(value), x=x.start - 8, y=at + 4, class_="tick end"))
     for value in x.ticks():
-        shown = f"{value:,.0f}" if value >= 10_000 else f"{value:.4g}"
-        parts.append(tag("text", shown, x=x.place(value), y=y.start + 17, class_="tick mid"))
+        parts.append(tag("text", _tick(value), x=x.place(value), y=y.start + 17, class_="tick mid"))
     parts.append(tag("line", x1=x.start, x2=x.end, y1=y.start, y2=y.start, class_="axis"))
     parts.append(tag("text", x_label, x=x.end, y=y.start + 33, class_="tick end"))
     parts.append(tag("text", y_label, x=x.start, y=y.end - 9, class_="tick"))

@@ -84,10 +84,10 @@ def map_figure(
 
     y None is not reached: an empty ring above `most`, the largest y that was run for.
     """
-    x = axis([at for _, _, at, _ in points], _LEFT + 20, _RIGHT, is_log=True)
+    x = axis([at for _, _, at, _ in points], _LEFT + 26, _RIGHT, is_log=True)
     y = axis([most, *(up for *_, up in points if up)], _BASE, _TOP + 26, is_log=True)
     parts = [frame(x, y, x_label, y_label)]
-    parts.append(tag("text", "not reached", x=_RIGHT + 10, y=_TOP + 10, class_="tick"))
+    parts.append(tag("text", "not reached", x=_RIGHT + 10, y=_TOP - 2, class_="tick"))
     for group in sorted({group for _, group, *_ in points}):
         lowest: dict[float, float] = {}
         for _, own, at, up in points:
@@ -100,7 +100,7 @@ def map_figure(
             parts.append(_mark(group, x.place(at), y.place(up), name))
         else:
             kind = f"ring c{min(group, NUM_SERIES)}"
-            height = y.place(up) if up else _TOP + 6.0
+            height = y.place(up) if up else _TOP - 6.0
             parts.append(tag("circle", tag("title", name), cx=x.place(at), cy=height, r=5, class_=kind))
     return _paper(title, groups, {group for _, group, *_ in points}, parts)
 
