@@ -164,14 +164,16 @@ def test_after_a_failure_the_method_is_left_alone_and_the_others_go_on() -> None
 def test_every_row_of_the_plan_is_a_config_whose_estimator_takes_its_settings() -> None:
     plan = read_plan(PLAN)
     assert len(plan.methods) >= 10
-    for cell in plan.cells.values():
-        for method in plan.methods.values():
-            settings = settings_of(plan, Run(cell, method, 0, 1e-4))
-            own = ["output_dir=x", "model.path=x", *(row.replace("{process_rewards}", "x") for row in settings[2:])]
-            config = compose_config(RLConfig, settings[1], own)
-            check_component(config.advantage)
-            assert (config.stop_after_tokens, config.stop_after_seconds) == (cell.tokens, cell.seconds)
-            assert config.update.learning_rate == 1e-4
+    first = next(iter(plan.cells.values()))
+    rows = [(first, method) for method in plan.methods.values()]
+    for cell, method in [*rows, *((cell, plan.methods["grpo"]) for cell in plan.cells.values() if cell != first)]:
+        settings = settings_of(plan, Run(cell, method, 0, 1e-4))
+        own = ["output_dir=x", "model.path=x", *(row.replace("{process_rewards}", "x") for row in settings[2:])]
+        config = compose_config(RLConfig, settings[1], own)
+        check_component(config.advantage)
+        assert (config.stop_after_tokens, config.stop_after_seconds) == (cell.tokens, cell.seconds)
+        assert config.update.learning_rate == 1e-4
+        assert config.checkpoints.save_every == config.evaluation.every
 
 
 def test_a_row_of_the_plan_that_says_what_does_not_exist_is_refused(tmp_path: Path) -> None:
