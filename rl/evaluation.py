@@ -1,5 +1,5 @@
-"""Greedy accuracy on the dev problems, and when it says that a run is over: a function of metrics.jsonl, so that a
-resume counts on."""
+"""Accuracy on the dev problems, and when a run is over, by that or by what it cost: functions of metrics.jsonl, so that
+a resume counts on."""
 
 import asyncio
 import json
@@ -32,8 +32,26 @@ def evaluations_since_best(accuracies: Sequence[float]) -> int:
     return len(accuracies) - 1 - accuracies.index(max(accuracies)) if accuracies else 0
 
 
+def spent(path: Path) -> tuple[float, float]:
+    """Sum (generated tokens, seconds) over the iterations in a metrics.jsonl; evaluations count in neither."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    return sum(row.get("sampling/tokens", 0.0) for row in rows), sum(row.get("seconds/iteration", 0.0) for row in rows)
+
+
+def is_budget_spent(path: Path, config: RLConfig, done: int) -> bool:
+    """Say whether a run ends after `done` iterations: at an evaluation, when all budgets that are set are spent."""
+    tokens, seconds = config.stop_after_tokens, config.stop_after_seconds
+    if (tokens <= 0 and seconds <= 0) or done % max(1, config.evaluation.every):
+        return False
+    spent_tokens, spent_seconds = spent(path)
+    is_over = spent_tokens >= tokens and spent_seconds >= seconds
+    if is_over:
+        log.info("stopping after iteration %d: %d tokens, %.0f seconds", done, spent_tokens, spent_seconds)
+    return is_over
+
+
 @dataclass
-class GreedyEvaluation:
+class Evaluation:
     """Of the policy that the engine serves, by what samples its rollouts."""
 
     config: RLConfig
@@ -48,15 +66,17 @@ class GreedyEvaluation:
         """Return the metrics of the policy of `version`; on every rank. Raises BadInput where the server refuses too
         many problems."""
         dev = self.problems[: self.config.evaluation.num_problems]
-        greedy = replace(self.source.params, n=1, temperature=0.0)
+        num = self.config.evaluation.samples
+        params = replace(self.source.params, n=num) if num else replace(self.source.params, n=1, temperature=0.0)
         with self.clock.phase("evaluate"):
             name, sampler = f"dev-{version}", self.source.sampler
-            groups, refused = from_main_rank(lambda: self.loop.run(sampler.draw(dev, greedy, name, version)))
+            groups, refused = from_main_rank(lambda: self.loop.run(sampler.draw(dev, params, name, version)))
         values = self.clock.take("evaluate")
         check_refused(refused, len(dev), self.config.rollout.max_refused_share)
         described = describe_rollouts(groups)
         accuracy = described["rollout/accuracy"]
-        log.info("iteration %d: greedy accuracy %.3f on %d dev problems", version, accuracy, len(groups))
+        how = f"{num} samples" if num else "greedy"
+        log.info("iteration %d: accuracy %.3f (%s) on %d dev problems", version, accuracy, how, len(groups))
         kept = ("accuracy", "response_length", "truncated", "unparseable")
         values |= {f"eval/{name}": described[f"rollout/{name}"] for name in kept}
         values["eval/refused"] = float(len(refused))

@@ -130,6 +130,8 @@ class Sampler:
     concurrency: int
     stall_seconds: float
     check_server: Callable[[], None] = lambda: None
+    generated_tokens: int = field(init=False, default=0)
+    """Tokens that the engine has generated for it so far, whatever they were for."""
     _watch: StallWatch = field(init=False)
 
     def __post_init__(self) -> None:
@@ -179,13 +181,18 @@ class Sampler:
         except ServerGone as error:
             raise crashed(error, self.check_server) from None
 
+    async def _ask(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+        samples = await self.client.sample(request, params)
+        self.generated_tokens += sum(len(sample.token_ids) for sample in samples)
+        return samples
+
     async def _group(
         self, problem: Problem, params: SamplingParams, name: str, policy_version: int
     ) -> RolloutGroup | Refusal:
         prompt = encode_prompt(self.task, self.tokenizer, problem)
         request = SampleRequest(f"{name}/{problem.id}", prompt.text, prompt.ids, problem_id=problem.id)
         try:
-            samples = await self.client.sample(request, params)
+            samples = await self._ask(request, params)
         except NotAnswered as error:  # to leave it out would favour what is answered soon
             raise ServerGone(f"problem {problem.id}: {error}") from None
         except Refused as error:
@@ -211,7 +218,7 @@ class Sampler:
         ids = state.prompt_ids + state.prefix_ids
         request = SampleRequest(request_id, state.prompt + state.prefix, ids, problem_id=state.problem_id)
         try:
-            samples = await self.client.sample(request, params)
+            samples = await self._ask(request, params)
         except NotAnswered as error:
             raise ServerGone(f"state {state.id}: {error}") from None
         except Refused as error:

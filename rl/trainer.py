@@ -18,7 +18,7 @@ from pathlib import Path
 from espalier.data.records import BadInput
 from espalier.rl.delivery.delivery import Delivery, sample_canaries
 from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext
-from espalier.rl.evaluation import GreedyEvaluation, read_accuracies
+from espalier.rl.evaluation import Evaluation, is_budget_spent, read_accuracies
 from espalier.rl.experience import make_experience, token_rewards
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.learner import RunState, write_model
@@ -57,7 +57,7 @@ class Trainer:
     update: Update
     watch: Watch
     delivery: Delivery
-    evaluation: GreedyEvaluation
+    evaluation: Evaluation
     metrics: IterationMetrics
     loop: asyncio.Runner
     pad_id: int
@@ -68,6 +68,7 @@ class Trainer:
     def iterate(self, iteration: int) -> dict[str, float]:
         """Make one iteration (from 0); return its metrics."""
         started, done = time.monotonic(), iteration + 1
+        generated = self.rollout_source.sampler.generated_tokens
         groups = self.rollout_source(iteration)
         experience = self.make_experience(groups, iteration)
         estimate, experience = self.estimate(groups, experience, iteration)
@@ -78,6 +79,7 @@ class Trainer:
         self._write_samples(done, groups, experience, estimate)
         values = self._measured(groups, experience, estimate, updated)
         values["epoch"] = done * self.config.rollout.num_problems / len(self.problems.train)
+        values["sampling/tokens"] = float(self.rollout_source.sampler.generated_tokens - generated)
         return values | {"seconds/iteration": time.monotonic() - started}
 
     def make_experience(self, groups: Sequence[RolloutGroup], iteration: int) -> Experience:
@@ -185,7 +187,7 @@ class Trainer:
                 if is_new and config.evaluation.every > 0:
                     self._evaluate(0)
                 for iteration in range(first, self._last_iteration):
-                    if self.evaluation.is_patience_over(iteration):
+                    if self.evaluation.is_patience_over(iteration) or self._is_budget_spent(iteration):
                         break
                     values = self.iterate(iteration)
                     self.tracking.log(iteration + 1, values)
@@ -207,6 +209,10 @@ class Trainer:
     def _last_iteration(self) -> int:
         total, stop = self.config.num_iterations, self.config.stop_after
         return min(total, stop) if stop > 0 else total
+
+    def _is_budget_spent(self, done: int) -> bool:
+        """Say whether the iterations so far end the training by what they cost."""
+        return from_main_rank(lambda: is_budget_spent(self.tracking.path, self.config, done))
 
     async def _start(self, version: int, weights: Weights) -> None:
         """Open the client, prove delivery on the canaries, and serve the policy of this version."""

@@ -21,7 +21,7 @@ from espalier.rl.delivery.delivery import Delivery
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import LiveEngine, OwnEngine, VLLMEngine
 from espalier.rl.estimator_context import AdvantageEstimator
-from espalier.rl.evaluation import GreedyEvaluation
+from espalier.rl.evaluation import Evaluation
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.kl import KLController
 from espalier.rl.learner import Learner
@@ -135,7 +135,7 @@ def assemble(
         update=Update(config, [policy] if critic is None else [policy, critic]),
         watch=watch,
         delivery=delivery,
-        evaluation=GreedyEvaluation(config, problems.dev, source, loop, metrics.clock),
+        evaluation=Evaluation(config, problems.dev, source, loop, metrics.clock),
         metrics=metrics,
         loop=loop,
         pad_id=int(sampler.tokenizer.pad_token_id),

@@ -1,4 +1,4 @@
-"""The SFT policy that every part starts from: word arithmetic's imperfect teacher, as in the quick start."""
+"""The SFT policy that runs start from: an imperfect teacher's, as in the quick start, unless another task is said."""
 
 import subprocess
 import sys
@@ -18,18 +18,21 @@ def run_program(log: Path, program: str, *settings: str) -> None:
         raise SystemExit(f"{program} {' '.join(settings[:4])} ... ended with exit code {code}: see {log}")
 
 
-def make_policy(folder: Path, num_steps: int) -> Path:
-    """Return `folder/sft/model` after `num_steps` steps; what is there already is kept."""
+def make_policy(
+    folder: Path, num_steps: int, experiment: str = "exp/sft/word_arithmetic", task: Sequence[str] = ()
+) -> Path:
+    """Return `folder/sft/model` after `num_steps` steps of `experiment` on demonstrations of the task that the settings
+    `task` say; what is there already is kept."""
     model, log = folder / "sft" / "model", folder / "programs.log"
     if model.is_dir():
         return model
     demonstrations, base = folder / "demonstrations.jsonl", folder / "base"
     few = ["task.num_demonstrations=2000"] if num_steps < 100 else []
     if not demonstrations.is_file():
-        run_program(log, "run_stage.py", "-cn", "problems/make_demonstrations", f"output={demonstrations}", *few)
+        run_program(log, "run_stage.py", "-cn", "problems/make_demonstrations", f"output={demonstrations}", *few, *task)
     if not base.is_dir():
         run_program(log, "run_stage.py", "-cn", "training/make_policy", f"input={demonstrations}", f"output={base}")
-    train(folder / "sft", base, demonstrations, log, "exp/sft/word_arithmetic", [f"max_steps={num_steps}"])
+    train(folder / "sft", base, demonstrations, log, experiment, [f"max_steps={num_steps}"])
     return model
 
 

@@ -2,16 +2,15 @@
 
     bash scripts/bench.sh rl                            all parts
     bash scripts/bench.sh rl trl loop                   some of them
-    bash scripts/bench.sh rl credit --methods ppo vineppo --seeds 0 1 2
     bash scripts/bench.sh rl loop --quick               does it run? prints, writes no result
 
 Parts: `trl` (an iteration of GRPO beside TRL's GRPOTrainer; the same loss on the same rollouts), `loop` (what an
-iteration spends on weights and on itself; the same run with a server restart in every iteration), `credit` (methods
-beside one another from one SFT policy, over seeds; state values of PPO's critic and of K completions). `kills_exact`
-is read from what `bash scripts/faults.sh rl_kills` wrote.
+iteration spends on weights and on itself; the same run with a server restart in every iteration). `kills_exact` is
+read from what `bash scripts/faults.sh rl_kills` wrote. The stored part `credit` (methods at equal updates, with SFT,
+RestEM and DPO-positive) was made by an earlier form of this benchmark and stays; its successor is
+`bash scripts/bench.sh credit`.
 
-On two quiet cores `trl` takes 3 minutes, `loop` 6, `credit` about two hours for all methods and three seeds; it goes on
-where it was stopped (`--folder`), and shows every run that is finished there.
+On two quiet cores `trl` takes 3 minutes, `loop` 6.
 """
 
 import argparse
@@ -30,11 +29,11 @@ from typing import Any
 from benchmarks.processes.forked import ROOT
 from benchmarks.processes.sides import Side, load_before
 from benchmarks.result import RESULTS, figure, write_result
-from benchmarks.rl import credit, same_loss
+from benchmarks.rl import same_loss
 from benchmarks.rl.policy import make_policy
 
 HOW = "bash scripts/bench.sh rl"
-PARTS = ("trl", "loop", "credit")
+PARTS = ("trl", "loop")
 EXPERIMENT = "exp/ppo/grpo_word_arithmetic"
 # Of TRL on two cores: the whole batch generated at once, then micro-batches of this many rows (its exact settings).
 PEER_MICRO_BATCH = 64
@@ -51,20 +50,17 @@ PHASES = ("rollout", "completions", "reward", "forward", "update")
 
 @dataclass(frozen=True)
 class Plan:
-    """Sizes: SFT steps, problems an iteration, rounds, iterations of `loop` and of `credit`, evaluation problems."""
+    """Sizes: SFT steps, problems an iteration, rounds, iterations of `loop`."""
 
     sft_steps: int
     num_problems: int
     rounds: int
     loop_iterations: int
     restarts: int
-    credit_iterations: int
-    num_eval: int
-    value_problems: int
 
 
-FULL = Plan(500, 64, 5, 12, 4, 24, 1000, 48)
-QUICK = Plan(20, 8, 1, 2, 1, 2, 20, 2)
+FULL = Plan(500, 64, 5, 12, 4)
+QUICK = Plan(20, 8, 1, 2, 1)
 
 Found = tuple[dict[str, Any], dict[str, Any], list[dict[str, Any]]]
 
@@ -205,12 +201,6 @@ def overhead(row: dict[str, float]) -> float:
     return 1 - sum(row.get(f"seconds/{phase}", 0.0) for phase in PHASES) / row["seconds/iteration"]
 
 
-def measure_credit(arguments: argparse.Namespace, plan: Plan, policy: Path, folder: Path) -> Found:
-    """Return differences of accuracies, errors of values."""
-    runs = credit.Credit(folder, policy, plan.credit_iterations, plan.num_eval, plan.value_problems)
-    return credit.measure(runs, arguments.methods, arguments.seeds, f"{HOW} credit")
-
-
 def lower(value: float, values: Sequence[float], goal: float, unit: str, how: str) -> dict[str, Any]:
     """Return a figure of which less is better."""
     ends = {"low": float(f"{min(values):.3g}"), "high": float(f"{max(values):.3g}")}
@@ -224,7 +214,7 @@ def merge(name: str, found: Found) -> Path:
     figures, detail, tables = found
     path = RESULTS / "rl.json"
     stored = json.loads(path.read_text()) if path.is_file() else {}
-    parts = {part: row for part, row in stored.get("detail", {}).items() if part in PARTS and part != name}
+    parts = {part: row for part, row in stored.get("detail", {}).items() if part != name}
     known = {key for row in parts.values() for key in row["figures"]}
     kept = {key: row for key, row in stored.get("figures", {}).items() if key in known}
     kills = RESULTS / "rl_kills.json"
@@ -246,8 +236,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--trl-python", default=str(ROOT / ".venv-bench" / "bin" / "python"))
     parser.add_argument("--peer-micro-batch", type=int, default=PEER_MICRO_BATCH)
     parser.add_argument("--peer-options", type=json.loads, default={}, help="JSON: more options of TRL's GRPOConfig")
-    parser.add_argument("--methods", nargs="*", default=list(credit.METHODS), choices=credit.METHODS)
-    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     arguments = parser.parse_args()
     unknown = [name for name in arguments.parts if name not in PARTS]
     if unknown:
@@ -263,12 +251,10 @@ def main() -> None:
     plan = QUICK if arguments.quick else FULL
     base = (arguments.folder / ("quick" if arguments.quick else "full")).resolve()
     policy = make_policy(base, plan.sft_steps)
-    measures = {"trl": measure_trl, "loop": measure_loop, "credit": measure_credit}
+    measures = {"trl": measure_trl, "loop": measure_loop}
     for name in arguments.parts or PARTS:
         load = load_before()
-        folder = base / name
-        if name != "credit":  # a run directory would be taken for a finished run
-            folder = folder / str(os.getpid())
+        folder = base / name / str(os.getpid())  # a run directory would be taken for a finished run
         folder.mkdir(parents=True, exist_ok=True)
         figures, detail, tables = measures[name](arguments, plan, policy, folder)
         detail |= {"load_before": load, "threads": arguments.threads}

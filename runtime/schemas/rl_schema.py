@@ -66,12 +66,14 @@ class RLUpdateConfig:
 
 @dataclass
 class RLEvaluationConfig:
-    """The evaluation by greedy answers to problems of dev, and when it ends the run."""
+    """The evaluation by answers to problems of dev, and when it ends the run."""
 
     every: int = 0
     """iterations from one evaluation to the next, one before the first; 0: none"""
     num_problems: int = 200
     """problems of dev that are asked"""
+    samples: int = 0
+    """answers per problem, sampled as rollouts are, whose mean is the accuracy; 0: one greedy answer"""
     patience: int = 0
     """evaluations in a row without a new best after which training ends, schedules unchanged; 0: never"""
 
@@ -185,6 +187,12 @@ class RLConfig:
     """iterations of the run: rollouts, rewards, advantages, update, delivery"""
     stop_after: int = 0
     """above 0: training ends after this iteration, schedules unchanged"""
+    stop_after_tokens: int = 0
+    """above 0: training ends at the first evaluation behind so many generated tokens (sampling/tokens), and so many
+    seconds where stop_after_seconds is set too"""
+    stop_after_seconds: float = 0.0
+    """above 0: training ends at the first evaluation behind so many seconds of iterations, and so many tokens where
+    stop_after_tokens is set too"""
     reward: Any = MISSING
     """how good a rollout is, and each of its steps"""
     advantage: Any = MISSING

@@ -17,14 +17,15 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.rewards.score import Score
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.spo import SPO
-from espalier.rl.evaluation import evaluations_since_best, read_accuracies
+from espalier.rl.evaluation import evaluations_since_best, is_budget_spent, read_accuracies
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.samples import samples_path, write_samples
 from espalier.rl.trainer import Trainer
 from espalier.rl.types import Estimate, Experience, Rollout, RolloutGroup
-from espalier.runtime.schemas import CriticConfig, KLConfig
+from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
 from espalier.sampling.client import ServerGone
 from tests.support.rl_cases import critic_of, make_trainer, on_repeatable, read_metrics
+from tests.support.root_config import root_config
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -182,6 +183,42 @@ def test_a_run_ends_after_its_patience_and_a_resume_counts_on(
     assert len(set(read_accuracies(tmp_path / "run" / "metrics.jsonl"))) == 1
     make().run()  # from the checkpoint after iteration 2: the patience is over already
     assert [row["step"] for row in read_metrics(tmp_path / "run") if "rollout/reward" in row] == [1, 2]
+
+
+def test_a_run_ends_at_the_first_evaluation_behind_its_budgets(tmp_path: Path) -> None:
+    rows = [
+        {"step": 1, "sampling/tokens": 60.0, "seconds/iteration": 2.0},
+        {"step": 1, "eval/accuracy": 0.5},
+        {"step": 2, "sampling/tokens": 60.0, "seconds/iteration": 2.0},
+        {"step": 2, "seconds/evaluate": 9.0},
+    ]
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def is_over(tokens: int, seconds: float, done: int = 2) -> bool:
+        config = root_config(RLConfig(), evaluation_every=2, stop_after_tokens=tokens, stop_after_seconds=seconds)
+        return is_budget_spent(path, config, done)
+
+    assert is_over(120, 0.0)
+    assert not is_over(121, 0.0)
+    assert not is_over(120, 0.0, done=1)  # no evaluation there
+    assert is_over(0, 4.0)
+    assert not is_over(120, 4.5)  # both have to be spent
+    assert not is_over(0, 0.0)
+
+
+def test_what_an_iteration_generates_is_counted_whatever_it_is_for(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, server: RepeatableServer, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {**SMALL, "num_iterations": 2, "stop_after_tokens": 1, "evaluation_samples": 4}
+    estimator = SPO(completions_per_state=2, num_segments=2)
+    made = make_trainer(tiny_policy, task, tokenizer, tmp_path, "", estimator=estimator, **settings)
+    on_repeatable(made, server).run()
+    rows = [row for row in read_metrics(tmp_path) if "sampling/tokens" in row]
+    assert [row["step"] for row in rows] == [1, 2]  # one token is spent after iteration 1, the evaluation is after 2
+    for row in rows:
+        assert row["estimate/completion_tokens"] > 0
+        assert row["sampling/tokens"] == row["rollout/drawn_tokens"] + row["estimate/completion_tokens"]
 
 
 def test_stop_after_ends_early_with_the_schedule_of_the_whole_run(

@@ -1,11 +1,14 @@
 """How well states are valued: PPO's value network and Monte-Carlo estimates of K completions, beside the truth.
 
+    bash scripts/bench.sh value_error experiments/credit/word_arithmetic/ppo-*      finished runs of PPO
+
 States are the step ends of rollouts on held-out problems, by the policy that the critic was last fitted to. The truth
 is the mean of `NUM_TRUE` completions, independent of those the estimates are made of. Two figures: mean absolute
 error, and how often of two steps from one state the better comes first (pairs whose true values differ by `MARGIN`
 or more; a tie of the estimate counts one half).
 """
 
+import argparse
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -13,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from benchmarks.result import figure, write_result
 from espalier.analysis.analyzers.action_ranking import pair_points, siblings
 from espalier.analysis.analyzers.critic_estimates import critic_values_at
 from espalier.data.records import State, Trajectory
@@ -102,3 +106,28 @@ def measure(run: Path, num_problems: int, log: Path) -> dict[str, Any]:
         share, found["pairs"] = ranked_first(values, truth, families)
         found[name] = {"error": round(mean_error(values, truth), 4), "better_first": round(share, 4)}
     return found
+
+
+def main() -> None:
+    """Measure the runs, write the figure and the mean errors."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("runs", nargs="+", type=Path, help="directories of finished PPO runs")
+    parser.add_argument("--problems", type=int, default=48)
+    arguments = parser.parse_args()
+    runs = [run for run in arguments.runs if (run / "critic").is_dir()]
+    if not runs:
+        parser.error("none of these directories has a critic/: give finished runs of PPO")
+    errors = [measure(run, arguments.problems, run / "value_error.log") for run in runs]
+    ratios = [row["critic"]["error"] / max(row["k9"]["error"], 1e-9) for row in errors]
+    how = "bash scripts/bench.sh value_error RUN ..."
+    rows = [[name, round(fmean(row[name]["error"] for row in errors), 4),
+             round(fmean(row[name]["better_first"] for row in errors), 3)]
+            for name in ("critic", *(f"k{k}" for k in KS))]  # fmt: skip
+    table = {"title": f"State values beside the mean of {NUM_TRUE} completions, means over {len(runs)} runs.",
+             "columns": ["estimate", "mean absolute error", "better of two steps first"], "rows": rows}  # fmt: skip
+    figures = {"value_error_critic_over_k9": figure(ratios, goal=1.0, how=how)}
+    print(write_result("value_error", figures, {"runs": errors}, tables=[table]))
+
+
+if __name__ == "__main__":
+    main()

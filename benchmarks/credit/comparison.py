@@ -1,0 +1,188 @@
+"""Stored runs of a cell → learning rates that tuning chose, one table per cost, figures. Pure functions.
+
+Methods are compared by their mean accuracy up to a cost that every run of the cell has reached: seed by seed with the
+baseline, with Student's 95 % interval, and p corrected by Holm over the methods of the table.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+from typing import Any
+
+from benchmarks.credit.curves import COSTS, Point, accuracy_at, cost_of, mean_accuracy, median_cost, reach
+from benchmarks.credit.intervals import Mean, holm, mean_over_seeds, paired
+from benchmarks.credit.plan import Cell, Plan, best_rate
+from benchmarks.credit.runs import Record
+from benchmarks.result import count
+
+SIGNIFICANT = 0.05
+GIVEN = " (reward model given)"
+
+
+@dataclass(frozen=True)
+class Curves:
+    """A method's curves on a cell by seed. `is_tuned`: whether its learning rate won a whole tuning."""
+
+    method: str
+    family: str
+    learning_rate: float
+    is_tuned: bool
+    seeds: Mapping[int, list[Point]]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method at one cost: accuracy there, mean accuracy up to there, the latter minus the baseline's (None for the
+    baseline itself), its p after Holm; the median cost of the target accuracy, and how many runs reached it."""
+
+    curves: Curves
+    accuracy: Mean
+    mean: Mean
+    difference: Mean | None
+    p: float | None
+    to_target: float | None
+    num_reached: int
+
+
+def given(points: Sequence[Point], tokens: float, seconds: float) -> list[Point]:
+    """Return the curve without what was spent before the first update."""
+    return [replace(point, tokens=point.tokens - tokens, seconds=point.seconds - seconds) for point in points]
+
+
+def tuned_rates(plan: Plan, records: Sequence[Record]) -> dict[tuple[str, str], float]:
+    """Return the learning rate by (cell, method) where every rate of the plan has its tuning run; what is spent before
+    the first update is the same for all of them and left out."""
+    areas: dict[tuple[str, str], dict[float, float]] = {}
+    for row in records:
+        if row.is_tuning and row.learning_rate in plan.learning_rates:
+            points = given(row.points, row.tokens_before, row.seconds_before)
+            area = mean_accuracy(points, "tokens", plan.cells[row.cell].tuning_tokens)
+            if area is not None:
+                areas.setdefault((row.cell, row.method), {})[row.learning_rate] = area
+    return {key: best_rate(found) for key, found in areas.items() if len(found) == len(plan.learning_rates)}
+
+
+def curves_of(plan: Plan, cell: Cell, records: Sequence[Record]) -> list[Curves]:
+    """Return the curves of every method with runs, in the plan's order: those of the tuned learning rate, or, where
+    there is none, of the one with the most runs. A method with a reward model comes a second time without its cost."""
+    tuned, found = tuned_rates(plan, records), []
+    for method in plan.methods.values():
+        own = [row for row in records if (row.cell, row.method) == (cell.name, method.name) and not row.is_tuning]
+        rates = sorted({row.learning_rate for row in own})
+        best = tuned.get((cell.name, method.name))
+        if best is None and rates:
+            best = max(rates, key=lambda rate: sum(row.learning_rate == rate for row in own))
+        rows = [row for row in own if row.learning_rate == best]
+        if not rows or best is None:
+            continue
+        is_tuned = (cell.name, method.name) in tuned
+        seeds = {row.seed: row.points for row in rows}
+        found.append(Curves(method.name, method.family, best, is_tuned, seeds))
+        if any(row.tokens_before > 0 for row in rows):
+            free = {row.seed: given(row.points, row.tokens_before, row.seconds_before) for row in rows}
+            found.append(Curves(method.name + GIVEN, method.family, best, is_tuned, free))
+    return found
+
+
+def common_cost(cell: Cell, curves: Sequence[Curves], cost: str) -> float:
+    """Return the cost at which a cell is compared: its budget, or less where a run ended before that."""
+    reached = min(reach(points, cost) for row in curves for points in row.seeds.values())
+    budget = {"tokens": float(cell.tokens), "seconds": cell.seconds}.get(cost, 0.0)
+    return min(reached, budget) if budget > 0 else reached
+
+
+def compare(cell: Cell, curves: Sequence[Curves], baseline: str, cost: str, at: float) -> list[Row]:
+    """Return a row per method at the cost `at`, which every run has reached."""
+    means = {row.method: _by_seed(row, lambda points: mean_accuracy(points, cost, at)) for row in curves}
+    differences = {name: paired(means[name], means[baseline]) for name in means
+                   if name != baseline and baseline in means}  # fmt: skip
+    ps = holm({name: row.p for name, row in differences.items() if row is not None and row.p is not None})
+    rows = []
+    for row in curves:
+        costs = [cost_of(points, cost, cell.target) for points in row.seeds.values()]
+        accuracies = _by_seed(row, lambda points: accuracy_at(points, cost, at))
+        rows.append(Row(
+            row, mean_over_seeds([*accuracies.values()]), mean_over_seeds([*means[row.method].values()]),
+            differences.get(row.method), ps.get(row.method), median_cost(costs),
+            sum(found is not None for found in costs),
+        ))  # fmt: skip
+    return rows
+
+
+def _by_seed(row: Curves, read: Any) -> dict[int, float]:
+    found = {seed: read(points) for seed, points in row.seeds.items()}
+    return {seed: value for seed, value in found.items() if value is not None}
+
+
+def start_of(curves: Sequence[Curves]) -> float:
+    """Return the mean accuracy before the first update."""
+    return fmean(points[0].accuracy for row in curves for points in row.seeds.values())
+
+
+def table(cell: Cell, rows: Sequence[Row], baseline: str, cost: str, at: float) -> dict[str, Any]:
+    """Return the table of one cost as docs/benchmarks.md shows it."""
+    start = start_of([row.curves for row in rows])
+    title = (
+        f"{cell.name} (right at the start: {_percent(start)} %): accuracy in per cent at {at:,.0f} {cost}, the mean up "
+        f"to there, and that minus {baseline}'s, seed by seed; 95 % intervals (none below 3 seeds), p after Holm; the "
+        f"median of {cost} to {_percent(cell.target)} %."
+    )
+    columns = ["method", "family", "seeds", "learning rate", f"at {at:,.0f} {cost}", "mean up to there",
+               f"minus {baseline}", "p", f"{cost} to {_percent(cell.target)} %", "runs that reached it"]  # fmt: skip
+    return {"title": title, "columns": columns, "rows": [_cells(row) for row in rows]}
+
+
+def _cells(row: Row) -> list[Any]:
+    curves = row.curves
+    rate = f"{curves.learning_rate:g}" + ("" if curves.is_tuned else " (not tuned)")
+    return [
+        curves.method,
+        curves.family,
+        len(curves.seeds),
+        rate,
+        _interval(row.accuracy),
+        _interval(row.mean),
+        "" if row.difference is None else _interval(row.difference, "+"),
+        "" if row.p is None else f"{row.p:.3f}",
+        "not reached" if row.to_target is None else f"{row.to_target:,.0f}",
+        f"{row.num_reached} of {len(curves.seeds)}",
+    ]
+
+
+def _interval(mean: Mean, sign: str = "") -> str:
+    shown = _percent(mean.value, sign)
+    return shown if mean.low is None else f"{shown} [{_percent(mean.low, sign)}, {_percent(mean.high or 0.0, sign)}]"
+
+
+def _percent(share: float, sign: str = "") -> str:
+    return f"{100 * share:{sign}.1f}" if abs(share) >= 0.01 or share == 0 or sign else f"{100 * share:.2g}"
+
+
+def summarise(
+    plan: Plan, records: Sequence[Record], seeds: int, how: str
+) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, dict[str, list[Row]]]]:
+    """Return (figures, tables, the rows by cell and cost) of all cells that have runs. `seeds`: how many every
+    method is meant to have."""
+    figures: dict[str, Any] = {}
+    tables, found = [], dict[str, dict[str, list[Row]]]()
+    for cell in plan.cells.values():
+        curves = curves_of(plan, cell, records)
+        if not curves:
+            continue
+        found[cell.name] = {}
+        for cost in COSTS:
+            at = common_cost(cell, curves, cost)
+            rows = compare(cell, curves, plan.baseline, cost, at) if at > 0 else []
+            found[cell.name][cost] = rows
+            if not rows:
+                continue
+            tables.append(table(cell, rows, plan.baseline, cost, at))
+            if cost != "updates":
+                ahead = [row for row in rows if row.p is not None and row.p < SIGNIFICANT and row.difference is not None
+                         and row.difference.value > 0 and row.curves.family not in ("outcome", "exact")]  # fmt: skip
+                figures[f"{cell.name}_step_credit_ahead_per_{cost.removesuffix('s')}"] = count(
+                    len(ahead), 1, f"methods, of {len(rows)}", how=how
+                )
+    done = sum(not row.is_tuning for row in records)
+    figures["runs_finished"] = count(done, len(plan.cells) * len(plan.methods) * seeds, "runs", how=how)
+    return figures, tables, found

@@ -1,0 +1,158 @@
+"""The table of cells and methods (plan.yaml), and the runs that follow from it."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from espalier.data.records import BadInput
+
+FAMILIES = ("outcome", "critic", "monte_carlo", "process_model", "group_prefixes", "exact")
+PROCESS_REWARDS = "{process_rewards}"
+
+
+@dataclass(frozen=True)
+class Method:
+    """A config of `main.py` with settings of its own; its learning rate is tuned."""
+
+    name: str
+    family: str
+    config: str
+    settings: tuple[str, ...] = ()
+
+    @property
+    def needs_process_rewards(self) -> bool:
+        """Whether it reads the cell's process reward model."""
+        return any(PROCESS_REWARDS in setting for setting in self.settings)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A task and the policy that runs start from; `tokens` and `seconds` are what every run gets at least;
+    `process_rewards` are settings of scripts/process_rewards.sh."""
+
+    name: str
+    task: tuple[str, ...]
+    sft: Mapping[str, Any]
+    settings: tuple[str, ...]
+    tokens: int
+    seconds: float
+    tuning_tokens: int
+    target: float
+    process_rewards: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of plan.yaml."""
+
+    baseline: str
+    learning_rates: tuple[float, ...]
+    tuning_seed: int
+    settings: tuple[str, ...]
+    cells: Mapping[str, Cell]
+    methods: Mapping[str, Method]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run: of the benchmark, or of tuning."""
+
+    cell: Cell
+    method: Method
+    seed: int
+    learning_rate: float
+    is_tuning: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of its directory and of its record, below those of the cell."""
+        return f"{'tuning/' if self.is_tuning else ''}{self.method.name}-{self.learning_rate:g}-{self.seed}"
+
+    @property
+    def tokens(self) -> int:
+        """Generated tokens that it gets at least."""
+        return self.cell.tuning_tokens if self.is_tuning else self.cell.tokens
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of iterations that it gets at least."""
+        return 0.0 if self.is_tuning else self.cell.seconds
+
+
+def read_plan(path: Path) -> Plan:
+    """Return the plan of a YAML file. Raises BadInput where a row has an unknown field, lacks one, or names what does
+    not exist."""
+    raw = yaml.safe_load(path.read_text())
+    cells = {name: _row(path, Cell, "cells", name, row) for name, row in raw.pop("cells").items()}
+    methods = {name: _row(path, Method, "methods", name, row) for name, row in raw.pop("methods").items()}
+    for method in methods.values():
+        if method.family not in FAMILIES:
+            raise BadInput(f"{path}: methods.{method.name}.family must be one of {', '.join(FAMILIES)}, got "
+                           f"'{method.family}'")  # fmt: skip
+    if raw["baseline"] not in methods:
+        raise BadInput(f"{path}: baseline must be one of the methods, got '{raw['baseline']}'")
+    rates = tuple(float(rate) for rate in raw["learning_rates"])
+    return Plan(raw["baseline"], rates, int(raw["tuning_seed"]), tuple(raw["settings"]), cells, methods)
+
+
+def _row(path: Path, kind: Any, table: str, name: str, row: Mapping[str, Any]) -> Any:
+    known = {field.name for field in fields(kind)}
+    unknown = sorted(row.keys() - known)
+    if unknown:
+        raise BadInput(f"{path}: {table}.{name} has no field '{unknown[0]}': choose from {', '.join(sorted(known))}")
+    values = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
+    try:
+        return kind(name=name, **values)
+    except TypeError as error:
+        raise BadInput(f"{path}: {table}.{name}: {error}") from None
+
+
+def settings_of(plan: Plan, run: Run) -> list[str]:
+    """Return what the run is started with, but for where its files lie: what a stored record must agree with."""
+    return [
+        *("-cn", run.method.config, *plan.settings, *run.cell.task, *run.cell.settings, *run.method.settings),
+        *(f"seed={run.seed}", f"update.learning_rate={run.learning_rate:g}"),
+        *(f"stop_after_tokens={run.tokens}", f"stop_after_seconds={run.seconds:g}"),
+    ]
+
+
+def benchmark_runs(
+    cells: Sequence[Cell], methods: Sequence[Method], seeds: Sequence[int], rates: Mapping[tuple[str, str], float]
+) -> list[Run]:
+    """Return the runs in the order in which time is spent on them: every method on every cell has a seed before any has
+    the next one. Those without a tuned rate, by (cell, method), are left out."""
+    return [
+        Run(cell, method, seed, rates[cell.name, method.name])
+        for seed in seeds
+        for cell in cells
+        for method in methods
+        if (cell.name, method.name) in rates
+    ]
+
+
+def tuning_runs(plan: Plan, cells: Sequence[Cell], methods: Sequence[Method]) -> list[Run]:
+    """Return one run per learning rate, all rates of a method on a cell one behind the other."""
+    return [
+        Run(cell, method, plan.tuning_seed, rate, is_tuning=True)
+        for cell in cells
+        for method in methods
+        for rate in plan.learning_rates
+    ]
+
+
+def best_rate(areas: Mapping[float, float]) -> float:
+    """Return the learning rate with the highest mean accuracy up to the tuning budget; of equal ones the smallest."""
+    return min(areas, key=lambda rate: (-areas[rate], rate))
+
+
+def chosen(names: Iterable[str] | None, known: Mapping[str, Any], option: str) -> list[Any]:
+    """Return the rows of these names, all where none is named. Raises BadInput on a name that is not there."""
+    asked = list(names or known)
+    unknown = [name for name in asked if name not in known]
+    if unknown:
+        raise BadInput(f"{option}: there is no '{unknown[0]}' in plan.yaml: choose from {json.dumps(list(known))}")
+    return [known[name] for name in asked]

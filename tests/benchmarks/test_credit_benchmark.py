@@ -1,0 +1,281 @@
+"""The benchmark of credit methods: statistics and curves by hand, the order of runs, records, tables and pictures."""
+
+import dataclasses
+import json
+import math
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks.credit.comparison import GIVEN, common_cost, compare, curves_of, summarise, tuned_rates
+from benchmarks.credit.credit import missing
+from benchmarks.credit.curves import Point, accuracy_at, cost_of, mean_accuracy, median_cost, points_of
+from benchmarks.credit.intervals import holm, mean_over_seeds, paired, t_quantile, t_within
+from benchmarks.credit.pictures import draw, map_points
+from benchmarks.credit.plan import Cell, Method, Plan, Run, benchmark_runs, read_plan, settings_of, tuning_runs
+from benchmarks.credit.runs import Places, Record, check_policies, digest, read_records, record
+from benchmarks.credit.schedule import spend
+from benchmarks.result import machine
+from espalier.data.records import BadInput
+from espalier.runtime.entrypoint import check_component, compose_config
+from espalier.runtime.schemas import RLConfig
+
+PLAN = Path(__file__).parent.parent.parent / "benchmarks" / "credit" / "plan.yaml"
+EASY = Cell("easy", ("task=word_arithmetic",), {}, ("evaluation.every=2",), 100, 10.0, 50, 0.8)
+HARD = replace(EASY, name="hard")
+GRPO, VINE = Method("grpo", "outcome", "exp/ppo/grpo"), Method("vine", "monte_carlo", "exp/ppo/vine")
+PRM = Method("prm", "process_model", "exp/ppo/prm", ("advantage.path={process_rewards}/prm/model",))
+SMALL = Plan("grpo", (1e-4, 1e-5), 1000, ("server=none",), {"easy": EASY, "hard": HARD},
+             {"grpo": GRPO, "vine": VINE, "prm": PRM})  # fmt: skip
+
+
+def test_students_distribution_agrees_with_closed_forms_and_the_printed_table() -> None:
+    assert t_within(1.0, 1) == pytest.approx(0.5)  # Cauchy: 2 atan(t) / pi
+    assert t_within(math.sqrt(2), 2) == pytest.approx(math.sqrt(0.5))  # t / sqrt(2 + t^2)
+    assert t_within(0.0, 5) == 0.0
+    table = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 9: 2.262, 30: 2.042}
+    assert {degrees: round(t_quantile(degrees), 3) for degrees in table} == table
+
+
+def test_an_interval_over_three_seeds_is_students_and_two_seeds_give_none() -> None:
+    found = mean_over_seeds([1.0, 2.0, 3.0])  # standard deviation 1
+    assert (found.value, found.high) == pytest.approx((2.0, 2.0 + 4.302653 / math.sqrt(3)))
+    assert found.low == pytest.approx(2.0 - 4.302653 / math.sqrt(3))
+    assert found.p == pytest.approx(1 - math.sqrt(12 / 14))  # t = 2 sqrt(3): t^2 = 12
+    assert mean_over_seeds([0.5, 0.7]) == dataclasses.replace(found, value=0.6, low=None, high=None, p=None, n=2)
+    assert mean_over_seeds([0.1, 0.1, 0.1]).p == 0.0
+
+
+def test_a_difference_is_taken_seed_by_seed() -> None:
+    found = paired({0: 0.5, 1: 0.7, 4: 0.9}, {0: 0.4, 1: 0.6, 2: 0.1})
+    assert found is not None
+    assert found.value == pytest.approx(0.1)
+    assert found.n == 2
+    assert paired({0: 0.5}, {1: 0.5}) is None
+
+
+def test_holm_multiplies_the_smallest_p_most_and_never_falls() -> None:
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx({"a": 0.03, "c": 0.06, "b": 0.06})
+    assert holm({"a": 0.7, "b": 0.6}) == {"b": 1.0, "a": 1.0}
+    assert holm({}) == {}
+
+
+ROWS = [
+    {"step": 0, "eval/accuracy": 0.2, "seconds/evaluate": 99.0},
+    {"step": 1, "sampling/tokens": 30.0, "seconds/iteration": 2.0},
+    {"step": 2, "sampling/tokens": 10.0, "seconds/iteration": 3.0},
+    {"step": 2, "eval/accuracy": 0.6},
+    {"step": 3, "sampling/tokens": 40.0, "seconds/iteration": 5.0},
+    {"step": 3, "eval/accuracy": 1.0},
+]
+
+
+def test_a_curve_counts_tokens_and_seconds_of_iterations_alone() -> None:
+    assert points_of(ROWS) == [Point(0, 0, 0, 0.2), Point(2, 40, 5, 0.6), Point(3, 80, 10, 1.0)]
+    assert points_of(ROWS, 100, 7)[1] == Point(2, 140, 12, 0.6)
+
+
+def test_a_curve_is_read_between_its_evaluations_and_never_behind_the_last() -> None:
+    points = points_of(ROWS)
+    assert accuracy_at(points, "tokens", 20) == pytest.approx(0.4)
+    assert accuracy_at(points, "seconds", 10) == pytest.approx(1.0)
+    assert accuracy_at(points, "tokens", 81) is None
+    # 40 tokens at 0.4 in the mean, 20 at 0.7
+    assert mean_accuracy(points, "tokens", 60) == pytest.approx((40 * 0.4 + 20 * 0.7) / 60)
+    assert mean_accuracy(points, "tokens", 81) is None
+    assert cost_of(points, "tokens", 0.7) == pytest.approx(50)
+    assert cost_of(points, "updates", 0.1) == 0.0
+    assert cost_of([Point(0, 0, 0, 0.2), Point(1, 5, 5, 0.3)], "tokens", 0.7) is None
+
+
+def test_what_is_spent_before_the_first_update_teaches_nothing() -> None:
+    points = points_of(ROWS, tokens_before=100)
+    assert accuracy_at(points, "tokens", 50) == pytest.approx(0.2)
+    assert mean_accuracy(points, "tokens", 120) == pytest.approx((100 * 0.2 + 20 * 0.3) / 120)
+    assert cost_of(points, "tokens", 0.4) == pytest.approx(120)
+
+
+def test_runs_that_did_not_get_there_cost_more_than_any_that_did() -> None:
+    assert median_cost([3.0, None, 5.0]) == 5.0
+    assert median_cost([3.0, 4.0, None, 8.0]) == 6.0
+    assert median_cost([3.0, None, None]) is None
+    assert median_cost([3.0, 4.0, None, None]) is None  # the lower middle one alone says too little
+
+
+def test_every_method_has_a_seed_on_every_cell_before_any_has_the_next() -> None:
+    rates = {(cell, method): 1e-4 for cell in ("easy", "hard") for method in ("grpo", "vine")}
+    runs = benchmark_runs([EASY, HARD], [GRPO, VINE, PRM], [0, 1], rates)  # prm is not tuned
+    names = [(run.seed, run.cell.name, run.method.name) for run in runs]
+    assert names == [(0, "easy", "grpo"), (0, "easy", "vine"), (0, "hard", "grpo"), (0, "hard", "vine"),
+                     (1, "easy", "grpo"), (1, "easy", "vine"), (1, "hard", "grpo"), (1, "hard", "vine")]  # fmt: skip
+    assert missing(runs, [stored("easy", "grpo", 0, [0.2]), stored("hard", "vine", 1, [0.2])]) == runs[1:7]
+
+
+class FakeJob:
+    """Ends after so many seconds of a clock that only waits move."""
+
+    def __init__(self, clock: list[float], seconds: float, code: int):
+        self.clock, self.end, self.code, self.is_stopped = clock, clock[0] + seconds, code, False
+
+    def poll(self) -> int | None:
+        return self.code if self.clock[0] >= self.end else None
+
+    def stop(self) -> None:
+        self.is_stopped = True
+
+
+def spend_on(seconds: Sequence[float], end: float, codes: Sequence[int] = ()) -> tuple[list[list[int]], list[FakeJob]]:
+    """Runs of so many seconds on two cores: (seeds finished, failed, cut, started), the jobs."""
+    clock, started, jobs = [0.0], [], []
+
+    def start(run: Run, core: int) -> FakeJob:
+        started.append(run.seed)
+        jobs.append(FakeJob(clock, seconds[run.seed], (codes or [0] * len(seconds))[run.seed]))
+        return jobs[-1]
+
+    def wait(step: float) -> None:
+        clock[0] += step
+
+    methods = [Method(f"m{i % 2}", "outcome", "") for i in range(len(seconds))]
+    runs = [Run(EASY, methods[i], i, 1e-4) for i in range(len(seconds))]
+    spent = spend(runs, [0, 1], end, start, lambda run: None, lambda: clock[0], wait)
+    return [[run.seed for run in rows] for rows in (spent.finished, spent.failed, spent.cut)] + [started], jobs
+
+
+def test_two_cores_take_the_next_run_as_soon_as_they_are_free() -> None:
+    (finished, failed, cut, started), _ = spend_on([10, 3, 3, 3], end=3600)
+    assert (finished, failed, cut, started) == ([1, 2, 3, 0], [], [], [0, 1, 2, 3])
+
+
+def test_what_runs_when_the_time_is_over_is_stopped_and_nothing_is_begun_then() -> None:
+    (finished, _, cut, started), jobs = spend_on([4, 9, 9, 9], end=8)
+    assert (finished, cut, started) == ([0], [1, 2], [0, 1, 2])
+    assert [job.is_stopped for job in jobs] == [False, True, True]
+
+
+def test_after_a_failure_the_method_is_left_alone_and_the_others_go_on() -> None:
+    (finished, failed, _, started), _ = spend_on([2, 5, 5, 5, 5, 5], end=3600, codes=[1, 0, 0, 0, 0, 0])
+    assert (finished, failed, started) == ([1, 3, 5], [0], [0, 1, 3, 5])
+
+
+def test_every_row_of_the_plan_is_a_config_whose_estimator_takes_its_settings() -> None:
+    plan = read_plan(PLAN)
+    assert len(plan.methods) >= 10
+    first = next(iter(plan.cells.values()))
+    rows = [(first, method) for method in plan.methods.values()]
+    for cell, method in [*rows, *((cell, plan.methods["grpo"]) for cell in plan.cells.values() if cell != first)]:
+        settings = settings_of(plan, Run(cell, method, 0, 1e-4))
+        own = ["output_dir=x", "model.path=x", *(row.replace("{process_rewards}", "x") for row in settings[2:])]
+        config = compose_config(RLConfig, settings[1], own)
+        check_component(config.advantage)
+        assert (config.stop_after_tokens, config.stop_after_seconds) == (cell.tokens, cell.seconds)
+        assert config.update.learning_rate == 1e-4
+        assert config.checkpoints.save_every == config.evaluation.every
+
+
+def test_a_row_of_the_plan_that_says_what_does_not_exist_is_refused(tmp_path: Path) -> None:
+    text = PLAN.read_text()
+    for old, new, message in (
+        ("family: critic", "family: critics", "family must be one of outcome, critic"),
+        ("baseline: grpo", "baseline: gropo", "baseline must be one of the methods"),
+        ("tuning_tokens:", "tuning_token:", "has no field 'tuning_token'"),
+    ):
+        (tmp_path / "plan.yaml").write_text(text.replace(old, new, 1))
+        with pytest.raises(BadInput, match=message):
+            read_plan(tmp_path / "plan.yaml")
+
+
+def stored(
+    cell: str, method: str, seed: int, accuracies: Sequence[float], rate: float = 1e-4, *, tokens_before: float = 0,
+    tokens: float = 100, is_tuning: bool = False,
+) -> Record:  # fmt: skip
+    """A record whose evaluations lie evenly over so many tokens and 10 seconds."""
+    last = max(1, len(accuracies) - 1)
+    points = [Point(i, tokens_before + i * tokens / last, i * 10 / last, value) for i, value in enumerate(accuracies)]
+    run = Run(SMALL.cells[cell], SMALL.methods[method], seed, rate, is_tuning)
+    return Record(cell, method, seed, rate, is_tuning, settings_of(SMALL, run), "d", points, tokens_before, 0.0, 2.0,
+                  "m", "c", "2026-11-23")  # fmt: skip
+
+
+def test_the_learning_rate_with_the_largest_area_up_to_the_tuning_budget_is_chosen() -> None:
+    rows = [stored("easy", "grpo", 1000, [0.2, 0.4, 0.4], 1e-4, is_tuning=True),
+            stored("easy", "grpo", 1000, [0.2, 0.3, 0.9], 1e-5, is_tuning=True),  # better, but behind 50 tokens
+            stored("easy", "vine", 1000, [0.2, 0.4, 0.4], 1e-4, is_tuning=True),  # one rate of two
+            stored("easy", "prm", 1000, [0.2, 0.2, 0.2], 1e-4, tokens_before=500, is_tuning=True),
+            stored("easy", "prm", 1000, [0.2, 0.3, 0.3], 1e-5, tokens_before=500, is_tuning=True)]  # fmt: skip
+    assert tuned_rates(SMALL, rows) == {("easy", "grpo"): 1e-4, ("easy", "prm"): 1e-5}
+    assert [run.learning_rate for run in tuning_runs(SMALL, [EASY], [GRPO])] == [1e-4, 1e-5]
+    assert tuning_runs(SMALL, [EASY], [GRPO])[0].tokens == 50
+
+
+def test_methods_are_compared_at_a_cost_that_every_run_has_reached() -> None:
+    gains = {0: 0.1, 1: 0.2, 2: 0.3}
+    rows = [stored("easy", "grpo", seed, [0.2, 0.2]) for seed in gains]
+    rows += [stored("easy", "vine", seed, [0.2, 0.2 + 2 * gain], tokens=80) for seed, gain in gains.items()]
+    curves = curves_of(SMALL, EASY, rows)
+    assert common_cost(EASY, curves, "tokens") == 80  # the budget is 100, vine has spent 80
+    assert common_cost(EASY, curves, "seconds") == 10
+    _, vine = compare(EASY, curves, "grpo", "tokens", 80)
+    assert vine.difference is not None
+    assert vine.difference.value == pytest.approx(0.2)  # half of 2 * 0.2: the mean along a straight line
+    assert vine.accuracy.value == pytest.approx(0.6)
+    assert vine.p == pytest.approx(1 - math.sqrt(12 / 14))  # one method: Holm changes nothing
+    assert (vine.num_reached, vine.to_target) == (1, None)
+    assert not vine.curves.is_tuned
+
+
+def test_a_reward_model_is_shown_with_and_without_what_it_cost() -> None:
+    rows = [stored("easy", "grpo", 0, [0.2, 0.4]), stored("easy", "prm", 0, [0.2, 0.8], tokens_before=60)]
+    _, paid, free = compare(EASY, curves_of(SMALL, EASY, rows), "grpo", "tokens", 100)
+    assert free.curves.method == "prm" + GIVEN
+    assert paid.accuracy.value == pytest.approx(0.2 + 0.6 * 0.4)
+    assert free.accuracy.value == pytest.approx(0.8)
+    assert paid.to_target == pytest.approx(160)
+    assert free.to_target == pytest.approx(100)
+
+
+def test_figures_tables_and_pictures_come_from_records_and_say_how_many_seeds(tmp_path: Path) -> None:
+    rows = [stored("easy", "grpo", seed, [0.2, 0.3 + seed / 100]) for seed in range(3)]
+    rows += [stored("easy", "vine", seed, [0.2, 0.85 + seed / 50]) for seed in range(3)]
+    rows += [stored("hard", "grpo", 0, [0.01, 0.02]), stored("hard", "vine", 0, [0.0, 0.9])]
+    figures, tables, found = summarise(SMALL, rows, 5, "how")
+    assert figures["easy_step_credit_ahead_per_token"]["value"] == 1
+    assert figures["hard_step_credit_ahead_per_token"]["value"] == 0  # one seed shows nothing
+    assert (figures["runs_finished"]["value"], figures["runs_finished"]["goal"]) == (8, 2 * 3 * 5)
+    easy, hard = tables[0]["rows"], tables[3]["rows"]
+    assert easy[0][:4] == ["grpo", "outcome", 3, "0.0001 (not tuned)"]
+    assert easy[1][6].startswith("+28.0 [")  # half of 0.55, 0.56, 0.57
+    assert easy[0][8:] == ["not reached", "0 of 3"]
+    assert easy[1][8:] == ["90", "3 of 3"]  # 0.8 of 0.2 to 0.87: 100 * 0.6 / 0.67
+    assert (hard[1][4], hard[1][7]) == ("90.0", "")
+    paths = draw(SMALL, found, tmp_path)
+    drawn = {f"{cell}-{cost}.svg" for cell in ("easy", "hard") for cost in ("tokens", "seconds")}
+    assert {path.name for path in paths} == drawn | {"map.svg"}
+    for path in paths:
+        ElementTree.parse(path)
+    assert "vine (3)" in (tmp_path / "easy-tokens.svg").read_text()
+    assert ("easy: grpo", 0, 0.2, None) in [(n, g, round(x, 6), y) for n, g, x, y in map_points(SMALL, found)]
+
+
+def test_a_record_is_kept_read_again_and_left_out_when_the_plan_has_changed(tmp_path: Path) -> None:
+    policy, results = tmp_path / "policy", tmp_path / "results"
+    policy.mkdir()
+    (policy / "model.safetensors").write_bytes(b"weights")
+    places = Places(tmp_path / "runs", results, {"easy": policy}, {})
+    run = Run(EASY, GRPO, 3, 1e-4)
+    (places.run_dir(run) / "checkpoints").mkdir(parents=True)
+    (places.run_dir(run) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    kept = record(SMALL, places, run)
+    assert not (places.run_dir(run) / "checkpoints").exists()
+    assert (kept.points, kept.machine) == (points_of(ROWS), machine())
+    assert read_records(SMALL, results) == ([kept], [])
+    changed = replace(SMALL, settings=("server=none", "engine.concurrency=8"))
+    assert read_records(changed, results)[0] == []
+    assert "other settings" in read_records(changed, results)[1][0]
+    check_policies([kept], EASY, policy)
+    (policy / "model.safetensors").write_bytes(b"others")
+    with pytest.raises(BadInput, match=f"began from other weights .{kept.policy}, these are {digest(policy)}"):
+        check_policies([kept], EASY, policy)
