@@ -91,7 +91,10 @@ class GoldLikelihood:
 
     def state_values(self, groups: Sequence[RolloutGroup], context: EstimatorContext) -> list[list[float]]:
         """Read V of the states before each step of every rollout, as long as they leave room for an answer."""
-        tokenizer, prefixes, counted, numbers = context.sampler.tokenizer, [], [], []
+        tokenizer = context.sampler.tokenizer
+        prefixes: list[list[int]] = []
+        counted: list[list[int]] = []
+        numbers: list[tuple[int, int]] = []
         for group in groups:
             answers = answer_tokens(
                 group.problem, self.answer_template, tokenizer, context.decode, counts_end=self.counts_end

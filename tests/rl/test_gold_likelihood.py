@@ -1,8 +1,10 @@
 """The likelihood of the gold answer as value: against the network's own logits, row by row."""
 
 import asyncio
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -111,18 +113,20 @@ def test_values_are_the_policys_probability_of_the_gold_answer_after_each_step(
         return float(torch.tensor(total / (len(answer.counted) if per_token else 1)).exp())
 
     known = [[value(0, k) for k in range(3)], [value(1, k) for k in range(2)]]
-    assert len({round(number, 6) for number in (known[0][0], known[0][1], known[0][2], known[1][1])}) == 4
+    distinct = [known[0][0], known[0][1], known[0][2], known[1][1]]
+    assert len({round(math.log(number), 3) for number in distinct}) == 4
+    largest = max(distinct)
     experience = make_experience([group])
-    progress = GoldLikelihood("#### {gold}", weight=2.0, per_token=per_token)([group], experience, context)
-    assert progress.state_values[0] == pytest.approx([*known[0], 1.0], abs=1e-4)
-    assert progress.state_values[1] == pytest.approx([*known[1], 0.0], abs=1e-4)
+    progress = GoldLikelihood("#### {gold}", weight=1 / largest, per_token=per_token)([group], experience, context)
+    assert progress.state_values[0] == pytest.approx([*known[0], 1.0], rel=1e-3)
+    assert progress.state_values[1] == pytest.approx([*known[1], 0.0], rel=1e-3)
     steps = first_tokens(group, progress.advantages)
-    v = known[0]
-    assert steps[0] == pytest.approx([1 + 2 * (v[1] - v[0]), 1 + 2 * (v[2] - v[1]), 1.0], abs=1e-3)
-    assert steps[1] == pytest.approx([-1 + 2 * (known[1][1] - known[1][0]), -1.0], abs=1e-3)
+    first, second, third = (number / largest for number in known[0])
+    assert steps[0] == pytest.approx([1 + second - first, 1 + third - second, 1.0], abs=1e-3)
+    assert steps[1] == pytest.approx([-1 + (known[1][1] - known[1][0]) / largest, -1.0], abs=1e-3)
     as_value = GoldLikelihood("#### {gold}", form="value", per_token=per_token)([group], experience, context)
-    steps = first_tokens(group, as_value.advantages)
-    assert steps[0] == pytest.approx([v[1] - v[0], v[2] - v[1], 1 - v[2]], abs=1e-3)
+    changes = [after - before for before, after in pairwise([*known[0], 1.0])]
+    assert first_tokens(group, as_value.advantages)[0] == pytest.approx(changes, abs=1e-3 * largest)
 
 
 def test_the_likeliest_of_several_gold_answers_counts(context: EstimatorContext) -> None:
