@@ -27,6 +27,7 @@ def check_combinations(config: RLConfig) -> None:
     check_kl(config.kl)
     check_numbers(config)
     check_schedules(config)
+    check_filter(config)
     check_estimator(config)
     check_step_rewards(config)
     check_value_scale(config)
@@ -72,6 +73,16 @@ def check_schedules(config: RLConfig) -> None:
                     config.update.warmup_steps, steps)  # fmt: skip
 
 
+def check_filter(config: RLConfig) -> None:
+    """A filter that would keep all, or more than there are."""
+    found = component_settings(config.filter)
+    if found is None:
+        return
+    kept, drawn = found[1]["num_kept"], config.rollout.group_size
+    _check(1 <= kept < drawn, f"filter.num_kept={kept} must be at least 1 and below rollout.group_size={drawn}: raise "
+           "rollout.group_size, or set filter=none")  # fmt: skip
+
+
 def check_estimator(config: RLConfig) -> None:
     """The estimator beside the critic, the KL penalty, whitening and the size of a group."""
     found = component_settings(config.advantage)
@@ -96,11 +107,15 @@ def check_estimator(config: RLConfig) -> None:
 
 
 def check_step_rewards(config: RLConfig) -> None:
-    """Process rewards for an estimator that values whole responses."""
+    """Process rewards for an estimator that values whole responses; none for one that reads nothing else."""
     estimator, reward = component_settings(config.advantage), reward_range(config.reward)
-    if estimator is None or reward is None or reward.to_come is None:
+    if estimator is None or reward is None:
         return
     kind = estimator[0]
+    if reward.to_come is None:
+        _check(not getattr(kind, "needs_step_rewards", False), f"advantage {kind.__name__} reads process rewards, and "
+               f"reward {_name(config.reward)} has none: choose reward=process or process_alone")  # fmt: skip
+        return
     _check(getattr(kind, "takes_step_rewards", True), f"advantage {kind.__name__} values whole responses, and reward "
            f"{_name(config.reward)} has process rewards at step ends: choose a reward without, or "
            "advantage=gae, remax or reinforce_plus_plus")  # fmt: skip
@@ -113,8 +128,8 @@ def check_value_scale(config: RLConfig) -> None:
         return
     low, high = reward.total
     _check(estimator[1]["form"] != "value" or (low >= 0 and high <= 1), "advantage.form=value sets process scores from "
-           f"0 to 1 beside rewards, and reward {_name(config.reward)} gives {low:g} to {high:g}: choose "
-           "advantage.form=progress or minimum, or a reward from 0 to 1")  # fmt: skip
+           f"0 to 1 beside rewards, and reward {_name(config.reward)} gives {low:g} to {high:g}: choose another "
+           "advantage.form, progress say, or a reward from 0 to 1")  # fmt: skip
 
 
 def check_critic_range(config: RLConfig) -> None:

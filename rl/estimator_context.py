@@ -9,9 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from espalier.data.batches.packing import pad_rows
 from espalier.data.records import Completion, Problem, State, Trajectory
 from espalier.data.steps import Decode
 from espalier.rewards.score import Reward, Score
+from espalier.rl.experience import RowScorer
 from espalier.rl.iteration_metrics import Clock
 from espalier.rl.rollout import Sampler, score
 from espalier.rl.types import Estimate, Experience, RolloutGroup
@@ -33,9 +35,13 @@ class EstimatorContext:
     policy_version: int
     """What the engine serves now."""
     clock: Clock
-    """Counts the phases completions and reward, on all ranks alike."""
+    """Counts the phases completions, reward and prefill, on all ranks alike."""
     policy: Any
     """The network before the update. A pass over it is collective; it trains nothing."""
+    micro_batch_size: int = 64
+    """Rows of one pass over `policy`, of every rank."""
+    precision: str = "fp32"
+    """Of such a pass, as of the update's: bf16 or fp32."""
 
     @property
     def decode(self) -> Decode:
@@ -63,10 +69,34 @@ class EstimatorContext:
         with self.clock.phase("reward"):
             return from_main_rank(lambda: self.reward(list(trajectories)))
 
+    def continuation_logprobs(
+        self, prefixes: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]
+    ) -> list[float]:
+        """Sum the log-probs, in nats, of each continuation behind its prefix (token ids, neither of them empty) by
+        `policy` at the rollouts' temperature: one number per pair, nothing sampled.
+
+        Pairs that are equal are computed once; the ranks share the rows, and all get all sums. Raises ValueError on a
+        pair without a prefix or a continuation.
+        """
+        pairs = [(tuple(prefix), tuple(rest)) for prefix, rest in zip(prefixes, continuations, strict=True)]
+        if not all(prefix and rest for prefix, rest in pairs):
+            raise ValueError("a log-prob is of a token behind another: a prefix or a continuation is empty")
+        distinct = list(dict.fromkeys(pairs))
+        if not distinct:
+            return []
+        rows, starts = [[*prefix, *rest] for prefix, rest in distinct], [len(prefix) for prefix, _ in distinct]
+        ids, attention_mask, mask = pad_rows(rows, starts, int(self.sampler.tokenizer.pad_token_id))
+        scorer = RowScorer((ids, attention_mask, mask), self.micro_batch_size, self.precision)
+        with self.clock.phase("prefill"):
+            logprobs = scorer.logprobs(self.policy, self.params.temperature)[0]
+        sums = dict(zip(distinct, logprobs.double().sum(-1).tolist(), strict=True))
+        return [sums[pair] for pair in pairs]
+
 
 class AdvantageEstimator(Protocol):
     """Built from conf/advantage/. One that refuses process rewards says so by `takes_step_rewards = False`, one that
-    sets process scores beside rewards by `has_process_scores = True` (rl/combinations.py)."""
+    reads them by `needs_step_rewards = True`, one that sets process scores beside rewards by `has_process_scores =
+    True` (rl/combinations.py)."""
 
     needs_critic: bool
     """Whether it reads `experience.values`."""

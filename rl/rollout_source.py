@@ -14,6 +14,7 @@ from espalier.rl.delivery.delivery import Delivery
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.metrics import agrees, describe_rewards
 from espalier.rl.rollout import Refusal, Sampler, check_refused, draw_problems, score
+from espalier.rl.rollout_filters import RolloutFilter
 from espalier.rl.types import RolloutGroup
 from espalier.runtime.distributed import from_main_rank
 from espalier.runtime.schemas import RLConfig
@@ -68,7 +69,8 @@ class SampledGroups:
     """A `RolloutSource`: as many rollouts of each drawn problem as `params.n`, by one version of the policy.
 
     Groups whose rewards agree are replaced, where that is asked for, by groups of other problems; where too few differ
-    in the end, groups that agree fill up. Raises BadInput where there are too few problems.
+    in the end, groups that agree fill up. Of what is left a filter, where there is one, keeps some of every group.
+    Raises BadInput where there are too few problems.
     """
 
     config: RLConfig
@@ -79,6 +81,7 @@ class SampledGroups:
     delivery: Delivery
     loop: asyncio.Runner
     metrics: IterationMetrics
+    rollout_filter: RolloutFilter | None = None
 
     def __post_init__(self) -> None:
         draw_problems(self.problems, self.config.rollout.num_problems, 0, 0)
@@ -112,6 +115,11 @@ class SampledGroups:
         measured["rollout/drawn_tokens"] = float(sum(lengths))
         if config.rollout.dynamic_sampling_rounds > 0:
             groups = sorted(groups, key=agrees)[: config.rollout.num_problems]  # stable: the order of drawing stays
+        if self.rollout_filter is not None:
+            right = [rollout.trajectory.is_correct for group in groups for rollout in group.rollouts]
+            measured["rollout/unfiltered_accuracy"] = sum(right) / len(right)
+            with clock.phase("reward"):
+                groups = self.rollout_filter(groups)
         measured["rollout/trained_zero_variance"] = sum(agrees(group) for group in groups) / len(groups)
         return groups, measured
 

@@ -119,9 +119,16 @@ class Trainer:
         learn them."""
         source, clock = self.rollout_source, self.metrics.clock
         with clock.phase("advantage"):
-            policy = self.policy.engine.model
             context = EstimatorContext(
-                self.loop, source.sampler, source.reward, source.params, iteration, clock, policy
+                self.loop,
+                source.sampler,
+                source.reward,
+                source.params,
+                iteration,
+                clock,
+                policy=self.policy.engine.model,
+                micro_batch_size=self.config.update.micro_batch_size,
+                precision=self.config.precision,
             )
             estimate = self.estimator(groups, experience, context)
             estimate = from_main_rank(lambda: estimate)  # one answer, whatever a rank draws or rounds

@@ -29,6 +29,7 @@ from espalier.rl.policy import Policy
 from espalier.rl.policy_loss import PolicyLoss
 from espalier.rl.probes.watch import Watch, check_probes
 from espalier.rl.rollout import Sampler, check_params
+from espalier.rl.rollout_filters import RolloutFilter
 from espalier.rl.rollout_source import SampledGroups, choose_problems
 from espalier.rl.trainer import Trainer
 from espalier.rl.training_engines import check_engines, has_noise, make_training_engine, without_dropout
@@ -66,7 +67,8 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
     critic = make_critic(config)
     reference = make_reference(config, engine)
     reward = build(config.reward)
-    for part in (reward, estimator):
+    rollout_filter = make_filter(config, estimator)
+    for part in (reward, estimator, rollout_filter):
         if isinstance(part, HoldsModels):
             for name, found in part.networks().items():
                 check_vocabulary(model, int(found.config.vocab_size), name)
@@ -96,6 +98,7 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
             config.probes.on_fault == "stop",
         ),
         window,
+        rollout_filter,
     )
 
 
@@ -110,6 +113,7 @@ def assemble(
     params: SamplingParams,
     weight_sync: WeightSync,
     window: int | None = None,
+    rollout_filter: RolloutFilter | None = None,
 ) -> Trainer:
     """Put a run together. `engine` trains the policy; `reference` is None without a KL penalty; `window`: the tokens
     that the engines take (None: any). Raises BadInput on settings that do not exist, and where too few problems fit."""
@@ -125,7 +129,7 @@ def assemble(
     )
     delivery = Delivery(weight_sync, policy, loop, metrics)
     policy.watch = watch = Watch(config, engine.model, params, sampler.tokenizer, delivery)
-    source = SampledGroups(config, problems.train, sampler, params, reward, delivery, loop, metrics)
+    source = SampledGroups(config, problems.train, sampler, params, reward, delivery, loop, metrics, rollout_filter)
     return Trainer(
         config=config,
         problems=problems,
@@ -261,6 +265,18 @@ def check_same_tokenizer(tokenizer: Any, path: str, name: str) -> None:
     if differences:
         raise BadConfig(f"{path}: the {name} has another tokenizer than the policy: {differences[0]}: it would read "
                         "other texts than were sampled: train it on this policy's tokens")  # fmt: skip
+
+
+def make_filter(config: RLConfig, estimator: AdvantageEstimator) -> RolloutFilter | None:
+    """Return the filter of rollouts, None where the config has none. Raises BadConfig where it keeps fewer of a group
+    than the estimator compares."""
+    if not config.filter:
+        return None
+    rollout_filter: RolloutFilter = build(config.filter)
+    if rollout_filter.num_kept < estimator.smallest_group:
+        raise BadConfig(f"filter.num_kept must be at least {estimator.smallest_group}, got {rollout_filter.num_kept}: "
+                        "a rollout needs others to compare")  # fmt: skip
+    return rollout_filter
 
 
 def make_critic(config: RLConfig) -> "Critic | None":

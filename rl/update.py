@@ -16,10 +16,15 @@ from espalier.rl.types import Estimate, Experience
 from espalier.runtime.schemas import RLConfig
 
 
+def rollouts_per_group(config: RLConfig) -> int:
+    """Return how many rollouts of a problem are trained on: those that are drawn, or that the filter keeps."""
+    return int(config.filter["num_kept"]) if config.filter else config.rollout.group_size
+
+
 def steps_per_iteration(config: RLConfig) -> int:
     """Return optimizer steps of an iteration with all its rollouts."""
     return config.update.num_epochs * math.ceil(
-        config.rollout.num_problems * config.rollout.group_size / config.update.minibatch_size
+        config.rollout.num_problems * rollouts_per_group(config) / config.update.minibatch_size
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from espalier.data.records import BadInput
 from espalier.models.scalar_head import load_process_reward
 from espalier.rewards.process import score_trajectories
-from espalier.rl.credit.process_credit import FORMS, process_advantages, state_values
+from espalier.rl.credit.process_credit import FORMS, check_value_scale, process_advantages, state_values
 from espalier.rl.credit.state_cutters import at_least_one_step
 from espalier.rl.credit.token_maps import spread_steps
 from espalier.rl.estimator_context import EstimatorContext
@@ -54,11 +54,8 @@ class ProcessValueAdvantage:
 
         Raises BadInput where the form "value" meets a reward outside 0 to 1.
         """
-        rewards = [reward for group in groups for reward in group.rewards]
-        if self.form == "value" and not all(-1e-6 <= reward <= 1 + 1e-6 for reward in rewards):
-            raise BadInput(f"advantage.form=value sets process scores from 0 to 1 beside rewards, and these are "
-                           f"{min(rewards):g} to {max(rewards):g}: choose advantage.form=progress or minimum, or a "
-                           "reward from 0 to 1")  # fmt: skip
+        if self.form == "value":
+            check_value_scale([reward for group in groups for reward in group.rewards])
         trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
         scores = from_main_rank(
             lambda: score_trajectories(self.model, trajectories, pad_id=0, batch_tokens=self.batch_tokens)

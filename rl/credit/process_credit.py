@@ -15,10 +15,19 @@ steps but the last, and the reward itself as V_S. What a step is credited with:
 
 from collections.abc import Sequence
 
+from espalier.data.records import BadInput
 from espalier.rl.advantages.rloo import leave_one_out
 from espalier.rl.credit.step_credit import fill_values, prompt_values, step_advantages
 
 FORMS = ("value", "progress", "minimum")
+
+
+def check_value_scale(rewards: Sequence[float]) -> None:
+    """Raise BadInput unless all rewards are from 0 to 1, as values are that the form "value" sets beside them."""
+    if not all(-1e-6 <= reward <= 1 + 1e-6 for reward in rewards):
+        raise BadInput(f"advantage.form=value sets process scores from 0 to 1 beside rewards, and these are "
+                       f"{min(rewards):g} to {max(rewards):g}: choose another advantage.form, progress say, or a "
+                       "reward from 0 to 1")  # fmt: skip
 
 
 def lowest_to_come(scores: Sequence[float]) -> list[float]:

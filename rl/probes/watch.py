@@ -188,7 +188,8 @@ class Watch:
             ask = self.engines.logprobs_of if self.engines is not None else None
             is_received = self.engines is not None and self.engines.is_received()
             return diagnose(case, self._rescore, ask, left, ", ".join(reasons), is_received)
-        if reasons or self.config.rollout.dynamic_sampling_rounds > 0:  # chosen rollouts are no sample of the policy
+        is_chosen = self.config.rollout.dynamic_sampling_rounds > 0 or bool(self.config.filter)
+        if reasons or is_chosen:  # chosen rollouts are no sample of the policy
             return None
         return self._compare_draws(experience, max(_SURPRISE, rounding.mean), found)
 

@@ -197,6 +197,8 @@ class RLConfig:
     """how good a rollout is, and each of its steps"""
     advantage: Any = MISSING
     """the estimator: grpo, rloo, gae, vineppo, …"""
+    filter: Any = None
+    """which of a group's rollouts are trained on (conf/filter); null: all that are drawn"""
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     update: RLUpdateConfig = field(default_factory=RLUpdateConfig)
     kl: KLConfig = field(default_factory=KLConfig)

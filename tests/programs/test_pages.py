@@ -30,13 +30,13 @@ COMMANDS = {page.name: sorted(set(commands(page)), key=str) for page in PAGES}
 DOCS = ROOT / "docs"
 # Settings of these begin with their name: where their keys stand.
 OF_CONFIGS = {"objective": "objective", "examples": "examples", "advantage": "advantage", "client": "client",
-              "server": "server", "requests": "requests", "params": "api/vllm_params", "model": "model",
-              "lora": "lora"}  # fmt: skip
+              "server": "server", "requests": "requests", "filter": "filter", "params": "api/vllm_params",
+              "model": "model", "lora": "lora"}  # fmt: skip
 ROOTS = (schemas.RLConfig, schemas.TrainConfig, schemas.SampleConfig, schemas.StageConfig)
 OF_SCHEMAS = {topic for root in ROOTS for topic in topics_of(root)}
-CONFIGS = {"exp", "sft", "dpo", "ppo", "reward", "stage", "objective", "advantage", "api", "requests"}
+CONFIGS = {"exp", "sft", "dpo", "ppo", "reward", "stage", "objective", "advantage", "filter", "api", "requests"}
 STAGE_FOLDERS = {path.name for path in (CONF / "stage").iterdir()} - {"prm"}  # prm/model is of a run
-GROUPS = {"task", "advantage", "objective", "reward", "critic", "kl", "lora", "deepspeed", "client", "server"}
+GROUPS = {"task", "advantage", "filter", "objective", "reward", "critic", "kl", "lora", "deepspeed", "client", "server"}
 ENDINGS = {"log", "json", "jsonl", "py", "md"}  # critic.json is a file
 
 

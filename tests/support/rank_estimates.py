@@ -17,8 +17,10 @@ from espalier.data.records import Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_policy, load_tokenizer
 from espalier.rewards.score import Score
+from espalier.rl.advantages.gold_likelihood import GoldLikelihood
 from espalier.rl.advantages.process_values import ProcessValueAdvantage
 from espalier.rl.advantages.remax import ReMaxAdvantage
+from espalier.rl.advantages.shared_prefixes import SharedPrefixes
 from espalier.rl.advantages.spo import SPO
 from espalier.rl.advantages.vineppo import VinePPO
 from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext
@@ -62,20 +64,23 @@ def main() -> None:
         "spo": SPO(completions_per_state=2, prompt_value="sampled", num_segments=3),
         "remax": ReMaxAdvantage(),
         "process_values": process_values,
+        "shared_prefixes": SharedPrefixes(),
+        "gold_likelihood": GoldLikelihood("#### {gold}", weight=100.0),
     }
     with process_group(timeout_seconds=60), asyncio.Runner() as loop:
         client = MainRankClient(tokenizer, num_lines=2)
         sampler = Sampler(client, task, tokenizer, concurrency=4, stall_seconds=60)
         clock = Clock()
-        context = EstimatorContext(loop, sampler, share_of_ones, PARAMS, 0, clock, policy=None)
-        groups = context.rollout(task.problems("train")[:2], PARAMS, "rl-0")
         network = load_policy(str(policy), "eager")
+        params = replace(PARAMS, max_tokens=40)
+        context = EstimatorContext(loop, sampler, share_of_ones, params, 0, clock, policy=network, micro_batch_size=4)
+        groups = context.rollout(task.problems("train")[:2], params, "rl-0")
         experience, _ = make_experience(
             groups, network, pad_id=0, micro_batch_size=4, precision="fp32", temperature=1.0, clock=clock
         )
         experience = replace(experience, rewards=token_rewards(groups, experience.response_mask))
         estimates = {name: estimator(groups, experience, context) for name, estimator in estimators.items()}
-        assert set(clock.take()) == {"seconds/completions", "seconds/reward"}
+        assert set(clock.take()) == {"seconds/completions", "seconds/reward", "seconds/prefill"}
     found = {name: (e.advantages, e.metrics, e.state_values) for name, e in estimates.items()}
     torch.save(found, out / f"{rank()}.pt")
 

@@ -1,0 +1,58 @@
+"""A problem's gold answer as token ids, to be set behind a state of a solution."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from espalier.data.prompts import encode_text
+from espalier.data.records import BadInput, Problem
+from espalier.data.steps import Decode
+from espalier.data.token_text import read_tokens
+
+MARK = "{gold}"
+
+
+@dataclass(frozen=True)
+class AnswerTokens:
+    """An answer as token ids: `given` announce it, `counted` are it."""
+
+    given: list[int]
+    counted: list[int]
+
+    def __len__(self) -> int:
+        """All of them."""
+        return len(self.given) + len(self.counted)
+
+
+def check_template(template: str) -> None:
+    """Raise BadInput unless the template holds {gold} once."""
+    if template.count(MARK) != 1:
+        raise BadInput(f"advantage.answer_template must hold {MARK} once, got {template!r}")
+
+
+def answer_tokens(
+    problem: Problem, template: str, tokenizer: Any, decode: Decode, *, counts_end: bool
+) -> list[AnswerTokens]:
+    """Tokenise each of the gold answers in the template, as they stand behind a newline.
+
+    Tokens before the one that holds the gold answer's first character are given; with `counts_end` the end token is
+    counted too. Raises BadInput where there is no gold answer.
+    """
+    golds = [gold for gold in (problem.gold if isinstance(problem.gold, list) else [problem.gold]) if gold]
+    if not golds:
+        raise BadInput(f"problem '{problem.id}' has no gold answer, whose likelihood advantage=gold_likelihood reads")
+    head, tail = template.split(MARK)
+    place = f"the answer of problem '{problem.id}'"
+    line = encode_text(tokenizer, "\n", place, is_complete=True)
+    end = [int(tokenizer.eos_token_id)] if counts_end else []
+    found = []
+    for text in (head + gold + tail for gold in golds):
+        ids = encode_text(tokenizer, "\n" + text, place, is_complete=True)
+        # by itself a text may get a space before it (SentencePiece)
+        ids = ids[len(line) :] if ids[: len(line)] == line else encode_text(tokenizer, text, place, is_complete=True)
+        read = read_tokens(line, ids, decode)
+        if read.text != text:
+            raise BadInput(f"{place} is {text!r}, and its tokens read as {read.text!r}: change "
+                           "advantage.answer_template")  # fmt: skip
+        num_given = sum(stop <= len(head) for stop in read.ends[1:])
+        found.append(AnswerTokens(ids[:num_given], ids[num_given:] + end))
+    return found
