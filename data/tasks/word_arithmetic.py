@@ -13,6 +13,8 @@ only arithmetic slips to correct, which preference learning at this size does no
 
 import hashlib
 import random
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +22,15 @@ from espalier.data.answers.grade import Gold, Grade
 from espalier.data.answers.numbers import grade_marked_number
 from espalier.data.records import BadInput, Demonstration, Problem
 from espalier.data.splitters import split_lines
+from espalier.data.tasks.enumerable import Position
 
 NAMES = ("Mia", "Tom", "Ana", "Ben", "Zoe", "Max", "Eva", "Leo")
 THINGS = ("apples", "books", "coins", "pens", "cards", "shells", "stamps", "beads")
 SPLITS = ("train", "dev", "test")
 
 Operation = tuple[str, int]
+_LINE = re.compile(r"(\w+): (\d+) ([-+*/]) (\d+) = (\d+)\s*")
+_ANSWER = re.compile(r"#### (\d+)\s*")
 
 
 def apply_operation(value: int, operation: Operation) -> int:
@@ -179,3 +184,20 @@ class WordArithmetic:
     def grade(self, gold: Gold, response: str, num_options: int = 0) -> Grade:
         """By the number after the last `####`."""
         return grade_marked_number(str(gold), response)
+
+    def position(self, problem: Problem, steps: Sequence[str]) -> Position | None:
+        """Return (operations done, total as written); a line must name the verb of its operation, `#### N` is last."""
+        operations = [(verb, amount) for verb, amount in problem.info["operations"]]
+        truth = written = int(problem.info["start"])
+        for number, step in enumerate(steps):
+            if number == len(operations):
+                answer = _ANSWER.fullmatch(step)
+                if answer is None or len(steps) > number + 1:
+                    return None
+                written = int(answer[1])
+                return Position((number + 1, written), written == truth, is_finished=True)
+            line = _LINE.fullmatch(step)
+            if line is None or line[1] != operations[number][0]:
+                return None
+            truth, written = apply_operation(truth, operations[number]), int(line[5])
+        return Position((len(steps), written), written == truth)
