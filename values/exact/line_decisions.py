@@ -7,7 +7,7 @@ grammar, and after the final answer, is merged with nothing. A response is grade
 one that has no room for an end token is wrong.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from espalier.data.records import Problem
 from espalier.data.steps import Decoder
@@ -55,8 +55,10 @@ class LineDecisions:
             problem, prompt_ids = self.questions[number]
             steps = self.task.split_steps(added_text(prompt_ids, ids, self.decode))
             position = self.task.position(problem, steps) if self.merges else None
-            is_alone = position is None or position.is_finished
-            self._read[prefix] = DecisionState(len(steps), prefix if is_alone else (number, position.key), prefix)
+            key: Hashable = prefix
+            if position is not None and not position.is_finished:
+                key = (number, position.key)
+            self._read[prefix] = DecisionState(len(steps), key, prefix)
         state = self._read[prefix]
         return DecisionState(state.depth, prefix, prefix) if is_asked else state
 

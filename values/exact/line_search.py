@@ -17,8 +17,10 @@ from espalier.data.steps import Decoder
 from espalier.values.exact.cached_rows import CachedRows, check_cache, join_rows
 
 _BATCH_STATES = 192
-# Beginnings of less than this share of the allowed loss are not looked at one by one.
-_NEGLIGIBLE = 1e-5
+# What one token may always give up of a line's allowed loss: too little to be looked at one by one.
+_NEGLIGIBLE = 1e-3
+# Of what may still be given up of a line, what one token may use up: so that later tokens have about the same.
+_SHARE = 1 / 8
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class _Partials:
 class LineSearch:
     """Finds lines under `network` (a transformers model), which it calls in evaluation mode and float32.
 
-    `max_expansions`: beginnings that are followed from one state, at most; where it is reached, more than `line_mass`
-    is given up. Raises BadInput on settings out of range, and where the network's cache is not exact.
+    `max_width`: beginnings of one state that are followed beside one another, at most; where it is reached, more than
+    `line_mass` may be given up. Raises BadInput on settings out of range, and where the network's cache is not exact.
     """
 
     def __init__(
@@ -67,15 +69,15 @@ class LineSearch:
         end_ids: Sequence[int],
         temperature: float,
         line_mass: float,
-        max_expansions: int,
+        max_width: int,
     ):
         if not 0 < line_mass < 1:
             raise BadInput(f"line_mass must be between 0 and 1, got {line_mass:g}")
-        if max_expansions < 1 or temperature <= 0:
-            raise BadInput(f"max_expansions must be at least 1 and temperature above 0, got {max_expansions} and "
+        if max_width < 1 or temperature <= 0:
+            raise BadInput(f"max_width must be at least 1 and temperature above 0, got {max_width} and "
                            f"{temperature:g}")  # fmt: skip
         self.network, self.temperature = network, temperature
-        self.line_mass, self.max_expansions = line_mass, max_expansions
+        self.line_mass, self.max_width = line_mass, max_width
         pieces = [decode.piece(token) for token in range(int(network.config.vocab_size))]
         self._is_end = np.isin(np.arange(len(pieces)), list(end_ids))
         self._has_newline = np.array(["\n" in piece for piece in pieces])
@@ -118,10 +120,10 @@ class LineSearch:
         num = len(starts)
         partials = _Partials(np.arange(num), np.ones(num), [()] * num, np.ones(num, dtype=bool), logits, rows)
         rooms = np.array([start.room for start in starts])
-        lost, expanded = np.zeros(num), np.zeros(num, dtype=int)
+        lost = np.zeros(num)
         lines: list[list[Line]] = [[] for _ in starts]
         while True:
-            row, token, mass = self._likely(partials, lost, expanded)
+            row, token, mass = self._likely(partials, lost)
             going = []
             for at, (r, t) in enumerate(zip(row.tolist(), token.tolist(), strict=True)):
                 state, ids = int(partials.state[r]), (*partials.ids[r], t)
@@ -139,14 +141,14 @@ class LineSearch:
             blank = partials.is_blank[row] & self._is_blank[token]
             partials = _Partials(partials.state[row], mass, ids_of, blank, logits, rows)
 
-    def _likely(
-        self, partials: _Partials, lost: np.ndarray, expanded: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (row, token, probability so far) of the next tokens that are followed; counts into `lost` and
-        `expanded`, of every state, what they say."""
+    def _likely(self, partials: _Partials, lost: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return (row, token, probability so far) of the next tokens that are followed; adds to `lost`, of every state,
+        what is not."""
         probs = torch.softmax(partials.logits.double() / self.temperature, dim=-1).cpu().numpy()
         masses = partials.mass[:, None] * probs
-        row, token = np.nonzero(masses > self.line_mass * _NEGLIGIBLE)
+        allowed = np.maximum((self.line_mass - lost) * _SHARE, self.line_mass * _NEGLIGIBLE)
+        looked_at = allowed / np.maximum(1, np.bincount(partials.state, minlength=len(lost))) / probs.shape[1]
+        row, token = np.nonzero(masses > looked_at[partials.state][:, None])  # the others are together within `allowed`
         mass, state = masses[row, token], partials.state[row]
         before = np.bincount(partials.state, partials.mass, len(lost))
         order = np.lexsort((mass, state))  # of every state the least probable first
@@ -154,14 +156,11 @@ class LineSearch:
         sums, counts = np.cumsum(mass), np.bincount(state, minlength=len(lost))
         starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
         sums -= np.concatenate([[0.0], sums])[starts][state]
-        # one half of what may still be lost, so that later tokens have a share too
-        negligible = before - np.bincount(state, mass, len(lost))
-        allowed = (self.line_mass - lost) / 2 - negligible
+        allowed -= before - np.bincount(state, mass, len(lost))
         rank = counts[state] - 1 - (np.arange(len(mass)) - starts[state])  # 0: the most probable
-        is_kept = (sums > allowed[state]) & (rank < (self.max_expansions - expanded)[state])
+        is_kept = (sums > allowed[state]) & (rank < self.max_width)
         row, token, mass, state = row[is_kept], token[is_kept], mass[is_kept], state[is_kept]
         lost += before - np.bincount(state, mass, len(lost))
-        expanded += np.bincount(state, minlength=len(lost))
         return row, token, mass
 
     def _read(self, prefixes: Sequence[tuple[int, ...]]) -> tuple[torch.Tensor, CachedRows]:
@@ -176,6 +175,6 @@ class LineSearch:
             owners.append(own)
         parts = [CachedRows.empty(len(numbers)) if rows is None else rows.pick(torch.tensor(numbers))
                  for rows, numbers, _ in by_source.values()]  # fmt: skip
-        owners = torch.tensor([own for _, _, owners in by_source.values() for own in owners])
-        joined = join_rows(parts).pick(owners.argsort())
+        order = torch.tensor([own for _, _, owners in by_source.values() for own in owners]).argsort()
+        joined = join_rows(parts).pick(order)
         return joined.extend(self.network, [ids[num:] for ids, num in zip(prefixes, known, strict=True)])

@@ -25,12 +25,12 @@ class ExactSettings:
     max_tokens: int
     """The longest response, as of the sampler."""
     temperature: float = 1.0
-    line_mass: float = 1e-3
+    line_mass: float = 5e-3
     """Of every next line less than this probability is given up."""
-    state_mass: float = 1e-4
+    state_mass: float = 1e-3
     """A state that is reached from the asked ones with less probability is not followed."""
-    max_expansions: int = 512
-    """Beginnings of a line that are followed from one state, at most."""
+    max_width: int = 16
+    """Beginnings of a line that are followed from one state beside one another, at most."""
     merges: bool = True
     """Whether prefixes of equal position are one state; without it every prefix is its own: exact, for few steps."""
     merge_pairs: int = 0
@@ -76,7 +76,7 @@ def exact_values(
         end_ids_of(policy, tokenizer),
         settings.temperature,
         settings.line_mass,
-        settings.max_expansions,
+        settings.max_width,
     )
     asked: dict[tuple[str, Ids], dict[Ids, None]] = {}  # question → the distinct prefixes in order
     for trajectory in trajectories:
