@@ -71,7 +71,7 @@ def value_axis(values: Sequence[float], start: float, end: float) -> Axis:
     return Axis(low - margin, high + margin, start, end)
 
 
-def _frame(x: Axis, y: Axis, x_label: str, y_label: str) -> Markup:
+def frame(x: Axis, y: Axis, x_label: str, y_label: str) -> Markup:
     """Return grid lines, ticks and the two axis labels of a chart whose y axis points up."""
     parts = []
     for value in y.ticks():
@@ -91,7 +91,7 @@ def loss_chart(curves: LossCurves, label: str) -> Markup:
     points = [*curves.train, *curves.evaluation]
     x = Axis(0, max(1, *(step for step, _ in points)), 46, 410)
     y = value_axis([loss for _, loss in points], 188, 24)
-    parts = [_frame(x, y, "step", "loss (log scale)" if y.is_log else "loss")]
+    parts = [frame(x, y, "step", "loss (log scale)" if y.is_log else "loss")]
     for name, kind, rows in (("train", "c0", curves.train), ("eval", "c2", curves.evaluation)):
         path = " ".join(f"{x.place(step):.1f},{y.place(loss):.1f}" for step, loss in rows)
         parts.append(tag("polyline", points=path, class_=f"line {kind}"))
@@ -152,7 +152,7 @@ def calibration_chart(bins: Sequence[Bin], label: str) -> Markup:
     """Return mean score against mean value of every bin, with the diagonal; below, how many steps each bin holds."""
     x, y = Axis(0, 1, 46, 410), Axis(0, 1, 330, 24)
     diagonal = tag("line", x1=x.place(0), x2=x.place(1), y1=y.place(0), y2=y.place(1), class_="diagonal")
-    parts = [_frame(x, y, "PRM score", "Monte-Carlo value"), diagonal]
+    parts = [frame(x, y, "PRM score", "Monte-Carlo value"), diagonal]
     path = " ".join(f"{x.place(row.score):.1f},{y.place(row.value):.1f}" for row in bins)
     parts.append(tag("polyline", points=path, class_="line c2 thin"))
     most = max(row.count for row in bins)

@@ -1,0 +1,1 @@
+"""Credit estimators beside the exact values of the states that they credit."""
