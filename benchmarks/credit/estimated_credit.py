@@ -227,9 +227,7 @@ class CreditBench:
             "bound_width": round(fmean(widths), 4),
             "merge_error": round(fmean(error.total_variation for error in self.merge_errors), 4),
             "most_merge_error": round(max(error.most for error in self.merge_errors), 4),
-            "success": round(
-                fmean(reward for one in self.draws for group in one.groups for reward in group.rewards), 4
-            ),
+            "success": round(fmean(rewards), 4),
         }
 
 
