@@ -226,6 +226,7 @@ class CreditBench:
             "mean_gap": round(fmean(gaps), 4),
             "bound_width": round(fmean(widths), 4),
             "merge_error": round(fmean(error.total_variation for error in self.merge_errors), 4),
+            "merge_value_gap": round(fmean(error.value_gap for error in self.merge_errors), 4),
             "most_merge_error": round(max(error.most for error in self.merge_errors), 4),
             "success": round(fmean(rewards), 4),
         }

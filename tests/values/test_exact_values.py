@@ -320,3 +320,10 @@ def test_the_position_of_word_arithmetic_is_what_was_done_and_written() -> None:
     assert position(problem, [*right, "#### 13"]) == Position((3, 13), False, is_finished=True)
     assert position(problem, ["buys: 6 + 2 = 8\n"]) is None
     assert position(problem, ["doubles: 12\n"]) is None
+
+
+def test_a_trajectory_longer_than_max_tokens_is_refused(small: tuple[Any, Any]) -> None:
+    model, tokenizer = small
+    trajectory = trajectory_of(tokenizer, "Mia", [70, 71, 1], [3])
+    with pytest.raises(BadInput, match="has 3 tokens"):
+        exact_values(model, tokenizer, HoldsLetter(), {"p": Problem("p", "", "")}, [trajectory], ExactSettings(2))

@@ -31,12 +31,14 @@ class CachedRows:
     def pick(self, rows: torch.Tensor) -> "CachedRows":
         """Return the rows of these numbers [M], without the places that none of them has."""
         mask = self.mask.index_select(0, rows)
-        places = mask.any(0)
-        if bool(places.all()):
-            return CachedRows([(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.layers], mask)
-        kept = places.nonzero().squeeze(1)
-        layers = [tuple(part.index_select(2, kept).index_select(0, rows) for part in layer) for layer in self.layers]
-        return CachedRows([(keys, values) for keys, values in layers], mask.index_select(1, kept))
+        kept = mask.any(0).nonzero().squeeze(1)
+        is_whole = len(kept) == mask.shape[1]
+
+        def pick(part: torch.Tensor) -> torch.Tensor:
+            places = part if is_whole else part.index_select(2, kept.to(part.device))
+            return places.index_select(0, rows.to(part.device))
+
+        return CachedRows([(pick(keys), pick(values)) for keys, values in self.layers], mask.index_select(1, kept))
 
     @torch.no_grad()
     def extend(self, model: Any, added: Sequence[Sequence[int]]) -> "tuple[torch.Tensor, CachedRows]":
@@ -56,7 +58,7 @@ class CachedRows:
             past_key_values=cache,
             use_cache=True,
         )[0]
-        last = hidden[torch.arange(len(added)), (lengths - 1).to(device)]
+        last = hidden[torch.arange(len(added), device=device), (lengths - 1).to(device)]
         logits = model.get_output_embeddings()(last).float()
         return logits, CachedRows([(layer.keys, layer.values) for layer in cache.layers], mask)
 

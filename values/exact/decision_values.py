@@ -49,6 +49,11 @@ class Branch:
     probability: float
     to: DecisionState | float
 
+    @property
+    def place(self) -> NodeId | float:
+        """What the state is found by, or the outcome."""
+        return self.to.node if isinstance(self.to, DecisionState) else self.to
+
 
 # States → the decisions in each; what their probabilities lack to 1 is not followed.
 Decide = Callable[[Sequence[DecisionState]], list[list[Branch]]]
@@ -109,8 +114,7 @@ def _follow(nodes: Nodes, by_depth: dict[int, list[NodeId]], followed: Sequence[
         node, branches = nodes[identity], found[state.prefix]
         if sum(branch.probability for branch in branches) > 1 + 1e-6:
             raise ValueError(f"probabilities of the decisions in state {identity} sum to more than 1")
-        node.branches = [(one.probability, one.to.node if isinstance(one.to, DecisionState) else one.to)
-                         for one in branches]  # fmt: skip
+        node.branches = [(one.probability, one.place) for one in branches]
         for branch in branches:
             if not isinstance(branch.to, DecisionState):
                 continue

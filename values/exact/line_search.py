@@ -16,7 +16,7 @@ from espalier.data.records import BadInput
 from espalier.data.steps import Decoder
 from espalier.values.exact.cached_rows import CachedRows, check_cache, join_rows
 
-_BATCH_STATES = 192
+_BATCH_STATES = 96
 # What one token may always give up of a line's allowed loss: too little to be looked at one by one.
 _NEGLIGIBLE = 1e-3
 # Of what may still be given up of a line, what one token may use up: so that later tokens have about the same.

@@ -57,7 +57,7 @@ def measure_merges(nodes: Nodes, decide: Decide, num_pairs: int, seed: int = 0) 
     for state, branches in zip(distinct, decide(distinct), strict=True):
         own = nodes[state.node].branches or []
         gaps[state] = (
-            total_variation(_by_place(own), _by_place(_edges(branches))),
+            total_variation(_by_place(own), _by_place([(one.probability, one.place) for one in branches])),
             abs(value_of(own, nodes).mid - _value(branches, nodes).mid),
         )
     variations = [gaps[state][0] for state in drawn]
@@ -67,10 +67,6 @@ def measure_merges(nodes: Nodes, decide: Decide, num_pairs: int, seed: int = 0) 
         max(variations),
         sum(gaps[state][1] for state in drawn) / len(drawn),
     )
-
-
-def _edges(branches: list[Branch]) -> list[tuple[float, NodeId | float]]:
-    return [(one.probability, one.to.node if isinstance(one.to, DecisionState) else one.to) for one in branches]
 
 
 def _by_place(edges: list[tuple[float, NodeId | float]]) -> dict[object, float]:
@@ -83,4 +79,5 @@ def _by_place(edges: list[tuple[float, NodeId | float]]) -> dict[object, float]:
 
 def _value(branches: list[Branch], nodes: Nodes) -> ExactValue:
     """Return the value by merged states; a state that was not met before counts as not followed."""
-    return value_of([edge for edge in _edges(branches) if isinstance(edge[1], float) or edge[1] in nodes], nodes)
+    edges = [(one.probability, one.place) for one in branches]
+    return value_of([edge for edge in edges if isinstance(edge[1], float) or edge[1] in nodes], nodes)

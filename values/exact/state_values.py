@@ -64,8 +64,8 @@ def exact_values(
 ) -> ExactValues:
     """Return the values of all states of the trajectories (by their `step_ends`) under `policy`; `problems` by id.
 
-    Raises BadInput for a task that cannot be enumerated, a trajectory without token ids, and a network whose weights
-    lie in parts on several ranks.
+    Raises BadInput for a task that cannot be enumerated, a trajectory without token ids or of more than `max_tokens`,
+    and a network whose weights lie in parts on several ranks.
     """
     if is_cut(policy):
         raise BadInput("exact values need the whole network on one rank: set deepspeed=none or zero2")
@@ -82,6 +82,9 @@ def exact_values(
     for trajectory in trajectories:
         prefixes = asked.setdefault((trajectory.problem_id, tuple(trajectory.prompt_ids)), {})
         prefixes |= dict.fromkeys(state_prefixes(trajectory))
+        if len(trajectory.response_ids) > settings.max_tokens:
+            raise BadInput(f"trajectory '{trajectory.id}' has {len(trajectory.response_ids)} tokens: exact values need the "
+                           f"max_tokens that it was sampled with, got {settings.max_tokens}")  # fmt: skip
     questions = list(asked)
     found: dict[tuple[str, Ids, Ids], ExactValue] = {}
     num_states, errors = 0, []
