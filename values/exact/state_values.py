@@ -10,10 +10,12 @@ from espalier.data.tasks.enumerable import EnumerableTask
 from espalier.data.tasks.task import Task
 from espalier.models.inputs import network
 from espalier.models.packing_check import is_cut
-from espalier.values.exact.decision_values import DecisionState, ExactValue, solve
+from espalier.values.exact.decision_values import ExactValue, solve
 from espalier.values.exact.line_decisions import Ids, LineDecisions
 from espalier.values.exact.line_search import LineSearch
 from espalier.values.exact.merge_error import NO_MERGES, MergeError, measure_merges
+
+Question = tuple[str, Ids]  # problem id, prompt tokens
 
 _CHUNK = 8  # problems that are solved together: what is kept of their states is in memory at once
 
@@ -69,54 +71,46 @@ def exact_values(
     """
     if is_cut(policy):
         raise BadInput("exact values need the whole network on one rank: set deepspeed=none or zero2")
-    decode = Decoder(tokenizer)
-    search = LineSearch(
-        network(policy),
-        decode,
-        end_ids_of(policy, tokenizer),
-        settings.temperature,
-        settings.line_mass,
-        settings.max_width,
-    )
-    asked: dict[tuple[str, Ids], dict[Ids, None]] = {}  # question → the distinct prefixes in order
-    for trajectory in trajectories:
-        prefixes = asked.setdefault((trajectory.problem_id, tuple(trajectory.prompt_ids)), {})
-        prefixes |= dict.fromkeys(state_prefixes(trajectory))
-        if len(trajectory.response_ids) > settings.max_tokens:
-            raise BadInput(f"trajectory '{trajectory.id}' has {len(trajectory.response_ids)} tokens: exact values need the "
-                           f"max_tokens that it was sampled with, got {settings.max_tokens}")  # fmt: skip
+    decode, limits = Decoder(tokenizer), (settings.temperature, settings.line_mass, settings.max_width)
+    search = LineSearch(network(policy), decode, end_ids_of(policy, tokenizer), *limits)
+    asked = asked_prefixes(trajectories, settings.max_tokens)
     questions = list(asked)
-    found: dict[tuple[str, Ids, Ids], ExactValue] = {}
+    found: dict[tuple[Question, Ids], ExactValue] = {}
     num_states, errors = 0, []
     for first in range(0, len(questions), _CHUNK):
         chunk = questions[first : first + _CHUNK]
-        decisions = LineDecisions(
-            enumerable(task),
-            [(problems[identity], prompt) for identity, prompt in chunk],
-            decode,
-            search,
-            settings.max_tokens,
-            settings.merges,
-        )
-        states: dict[tuple[str, Ids, Ids], DecisionState] = {
-            (*question, ids): decisions.state((number, ids), is_asked=True)
-            for number, question in enumerate(chunk)
-            for ids in asked[question]
-        }
+        named = [(problems[identity], prompt) for identity, prompt in chunk]
+        decisions = LineDecisions(enumerable(task), named, decode, search, settings.max_tokens, settings.merges)
+        states = {(question, ids): decisions.state((number, ids), is_asked=True)
+                  for number, question in enumerate(chunk) for ids in asked[question]}  # fmt: skip
         nodes = solve(list(states.values()), decisions, settings.state_mass)
         found |= {place: nodes[state.node].value for place, state in states.items()}
         num_states += sum(node.branches is not None for node in nodes.values())
+        errors.append(measure_merges(nodes, decisions, settings.merge_pairs, first))
         search.forget()
-        if settings.merge_pairs:
-            errors.append(measure_merges(nodes, decisions, settings.merge_pairs, first))
-            search.forget()
     rows = []
     for trajectory in trajectories:
-        question = (trajectory.problem_id, tuple(trajectory.prompt_ids))
         outcome = float(trajectory.is_correct)
-        own = [found[(*question, ids)] for ids in state_prefixes(trajectory)]
+        own = [found[question_of(trajectory), ids] for ids in state_prefixes(trajectory)]
         rows.append([*own, ExactValue(outcome, outcome)])
     return ExactValues(rows, num_states, mean_error(errors))
+
+
+def question_of(trajectory: Trajectory) -> Question:
+    """Return what states are of: the problem as it was asked."""
+    return trajectory.problem_id, tuple(trajectory.prompt_ids)
+
+
+def asked_prefixes(trajectories: Sequence[Trajectory], max_tokens: int) -> dict[Question, dict[Ids, None]]:
+    """Return the distinct prefixes of every question, in order. Raises BadInput as `exact_values`."""
+    asked: dict[Question, dict[Ids, None]] = {}
+    for trajectory in trajectories:
+        if len(trajectory.response_ids) > max_tokens:
+            raise BadInput(f"trajectory '{trajectory.id}' has {len(trajectory.response_ids)} tokens: exact values need "
+                           f"the max_tokens that it was sampled with, got {max_tokens}")  # fmt: skip
+        prefixes = asked.setdefault(question_of(trajectory), {})
+        prefixes |= dict.fromkeys(state_prefixes(trajectory))
+    return asked
 
 
 def state_prefixes(trajectory: Trajectory) -> list[Ids]:
