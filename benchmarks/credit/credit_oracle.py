@@ -13,7 +13,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,6 +28,7 @@ from benchmarks.rl.policy import make_policy, run_program
 from espalier.rl.combinations import component_settings
 from espalier.runtime.entrypoint import build, compose_config
 from espalier.runtime.schemas import RLConfig
+from espalier.sampling.data_parallel_engines import DataParallelEngines
 
 HOW = "bash scripts/bench.sh credit_oracle"
 CONFIGS = ROOT / "conf" / "advantage"
@@ -135,7 +136,9 @@ def main() -> None:
     rows = [row for row in read_rows() if not arguments.only or row.name in arguments.only]
     table, oracles, left_out = [], {}, {}
     for policy, path in policies.items():
-        with CreditBench(path.resolve(), plan, folder / "engine.log") as bench:
+        model, log = str(path.resolve()), str(folder / "engine.log")
+        engine = DataParallelEngines(model=model, log=log, num_engines=1, dtype="float32")
+        with CreditBench(path.resolve(), plan, engine) as bench:
             for row in rows:
                 config = config_of(row, path, arguments.prm and arguments.prm.resolve())
                 if isinstance(config, str):
@@ -148,7 +151,7 @@ def main() -> None:
     within = sum(found["within"] for found in oracles.values())
     asked = sum(found["simulated"] for found in oracles.values())
     figures = {"oracle_within_three_errors": count(within, round(0.98 * asked), "states", how=HOW)}
-    detail = {"plan": vars(plan), "oracle": oracles, "left_out": left_out}
+    detail = {"plan": asdict(plan), "oracle": oracles, "left_out": left_out}
     shown = [
         {"title": "Estimated credit beside exact credit, on the same rollouts.", "columns": COLUMNS, "rows": table}
     ]

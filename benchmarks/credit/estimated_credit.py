@@ -5,6 +5,7 @@ import time
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from math import nan
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
@@ -35,13 +36,14 @@ from espalier.rl.iteration_metrics import Clock
 from espalier.rl.rollout import Sampler, score
 from espalier.rl.types import Experience, RolloutGroup
 from espalier.sampling.client import Client, Sample, SampleRequest, SamplingParams
-from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.values.exact.decision_values import ExactValue
 from espalier.values.exact.merge_error import MergeError
 from espalier.values.exact.state_values import ExactSettings, exact_values
 from espalier.values.monte_carlo import states_of
 
 MAX_TOKENS = 96
+# Finer than those of advantage=exact.
+FINE = ExactSettings(MAX_TOKENS, 1.0, line_mass=2e-3, state_mass=5e-4, max_width=24, merge_pairs=16)
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,8 @@ class Plan:
     """Completions of each of them."""
     operations: tuple[int, int] = (2, 5)
     """The fewest and the most operations of a problem."""
+    truth: ExactSettings = FINE
+    """Of the exact values that estimates are compared with."""
 
 
 class CountingClient:
@@ -122,11 +126,10 @@ def decisions_of(task: WordArithmetic, group: RolloutGroup, trajectory: Trajecto
 class CreditBench:
     """One policy behind an engine, rollouts drawn from it, and their exact values; a context manager."""
 
-    def __init__(self, model: Path, plan: Plan, log: Path):
+    def __init__(self, model: Path, plan: Plan, client: Client):
         self.plan, self.tokenizer = plan, load_tokenizer(str(model))
         self.network = load_policy(str(model), "eager").eval()
-        engine = DataParallelEngines(model=str(model), log=str(log), num_engines=1, dtype="float32")
-        self.client = CountingClient(engine)
+        self.client = CountingClient(client)
         self.params = SamplingParams(plan.group_size, 1.0, MAX_TOKENS, return_logprobs=True)
         least, most = plan.operations
         self.task = WordArithmetic(min_operations=least, max_operations=most)
@@ -160,9 +163,8 @@ class CreditBench:
         experience = replace(experience, rewards=token_rewards(groups, experience.response_mask))
         trajectories = [at_least_one_step(rollout.trajectory) for group in groups for rollout in group.rollouts]
         self.rollout_tokens += sum(len(trajectory.response_ids) for trajectory in trajectories)
-        settings = ExactSettings(MAX_TOKENS, 1.0, line_mass=2e-3, state_mass=5e-4, max_width=24, merge_pairs=16)
         by_id = {problem.id: problem for problem in problems}
-        found = exact_values(self.network, self.tokenizer, self.task, by_id, trajectories, settings)
+        found = exact_values(self.network, self.tokenizer, self.task, by_id, trajectories, self.plan.truth)
         self.merge_errors.append(found.merge_error)
         advantages = [step_advantages([value.mid for value in row]) for row in found.values]
         spread = spread_steps([one.step_ends for one in trajectories], advantages, experience.response_mask)
@@ -193,7 +195,7 @@ class CreditBench:
         return {
             "bias": bias,
             "deviation": variance**0.5,
-            "rank_correlation": fmean(correlations),
+            "rank_correlation": fmean(correlations) if correlations else nan,
             "sign_error": sign_error(steps)[0],
             "cosines": cosines,
             "tokens_per_token": (self.client.num_tokens - tokens) / self.rollout_tokens,
