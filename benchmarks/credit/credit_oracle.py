@@ -33,7 +33,7 @@ from espalier.sampling.data_parallel_engines import DataParallelEngines
 HOW = "bash scripts/bench.sh credit_oracle"
 CONFIGS = ROOT / "conf" / "advantage"
 FIGURE = ROOT / "docs" / "credit_oracle.svg"
-FULL = Plan(num_problems=8, group_size=8, num_draws=3, num_simulated=40, completions=1000)
+FULL = Plan(num_problems=6, group_size=8, num_draws=3, num_simulated=40, completions=1000)
 QUICK = Plan(num_problems=3, group_size=4, num_draws=2, num_simulated=6, completions=200)
 COLUMNS = ["policy", "estimator", "bias", "standard deviation", "rank correlation", "wrong sign", "cosine", "low",
            "high", "tokens per rollout token", "seconds"]  # fmt: skip
