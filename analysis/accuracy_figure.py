@@ -17,7 +17,7 @@ from espalier.data.records import BadInput
 from espalier.pipeline.stage import StageContext
 
 _WIDTH, _MARGIN, _HEAD = 720, 24, 64
-STYLE = Markup(
+PAPER_STYLE = Markup(
     "text{font:14px system-ui,-apple-system,'Segoe UI',Roboto,'Liberation Sans',Arial,sans-serif;fill:#1c2420}"
     ".tick{font-size:12px;fill:#66706a}.row{font-weight:600}.num{font-size:13px}.end{text-anchor:end}"
     ".mid{text-anchor:middle}.grid{stroke:#e4e3dc}.hover{fill:none}.range{stroke-width:3;stroke-linecap:round}"
@@ -65,7 +65,7 @@ def figure(rows: list[tuple[str, list[tuple[int, str, Interval]]]], policies: li
     attributes: Mapping[str, str | int] = {"x": _MARGIN, "y": _HEAD, "width": _WIDTH - 2 * _MARGIN, "height": height}
     return tag(
         "svg",
-        tag("style", STYLE),
+        tag("style", PAPER_STYLE),
         tag("rect", width=_WIDTH, height=_HEAD + height + 12, rx=8, fill="#faf9f5"),
         tag("text", f"Accuracy on {number:,} test problems, with 95 % intervals", x=_MARGIN, y=26, class_="row"),
         join(legend),

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from espalier.analysis.accuracy_figure import STYLE
+from espalier.analysis.accuracy_figure import PAPER_STYLE
 from espalier.analysis.charts import NUM_SERIES, Line, line_chart, marker
 from espalier.analysis.markup import Markup, join, tag
 from espalier.data.jsonl import open_atomic
 
 _COLOURS = ("#7d8790", "#c4812a", "#2c7a57", "#5b69bd", "#a2557f")
 _LINES = "".join(f"polyline.c{series}{{stroke:{colour};fill:none}}" for series, colour in enumerate(_COLOURS))
-_LINE_STYLE = Markup(f"{STYLE}polyline{{stroke-width:2;stroke-linejoin:round}}.axis{{stroke:#66706a}}{_LINES}")
+_LINE_STYLE = Markup(f"{PAPER_STYLE}polyline{{stroke-width:2;stroke-linejoin:round}}.axis{{stroke:#66706a}}{_LINES}")
 _WIDTH, _PANEL_WIDTH, _PANEL_HEIGHT, _HEAD, _MARGIN = 900, 424, 240, 72, 24
 
 

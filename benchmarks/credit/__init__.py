@@ -1,1 +1,1 @@
-"""Learning curves of credit methods at equal generated tokens, equal seconds and equal updates."""
+"""Credit estimators: learning curves at equal tokens, seconds and updates, and beside the exact values of states."""

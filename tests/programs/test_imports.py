@@ -11,7 +11,7 @@ MAY_IMPORT = {
     "data": set(),
     "models": {"data"},
     "runtime": set(),
-    "values": {"data"},
+    "values": {"data", "models"},
     "sampling": {"data", "runtime", "values"},
     "rewards": {"data", "models"},
     "pipeline": {"data", "models", "rewards", "runtime", "values"},

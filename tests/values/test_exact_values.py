@@ -1,0 +1,329 @@
+"""Exact values: a tree by hand, brute force over all paths, simulation, and a network against its plain passes."""
+
+import math
+import random
+from collections.abc import Hashable, Sequence
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from espalier.data.answers.grade import Gold, Grade
+from espalier.data.records import BadInput, Demonstration, Problem, Trajectory
+from espalier.data.splitters import split_lines
+from espalier.data.steps import Decoder
+from espalier.data.tasks.enumerable import Position
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.load import load_policy, load_tokenizer
+from espalier.models.tiny import build_tiny
+from espalier.values.exact.decision_values import Branch, DecisionState, ExactValue, solve
+from espalier.values.exact.line_search import LineSearch, LineStart
+from espalier.values.exact.merge_error import measure_merges, total_variation
+from espalier.values.exact.state_values import ExactSettings, enumerable, exact_values
+
+# state → decisions: (probability, the letter that is written)
+Table = dict[str, list[tuple[float, str]]]
+
+
+def path_state(path: str, key: Hashable = None) -> DecisionState:
+    return DecisionState(len(path), path if key is None else key, path)
+
+
+def walk(table: Table, length: int, reward: Any, key: Any = lambda path: path) -> Any:
+    """Decide by a table of the last letter: responses of `length` letters, graded as a whole."""
+
+    def decide(states: Sequence[DecisionState]) -> list[list[Branch]]:
+        rows = []
+        for state in states:
+            path = str(state.prefix)
+            rows.append([
+                Branch(p, float(reward(path + letter)) if len(path) + 1 == length
+                       else path_state(path + letter, key(path + letter)))
+                for p, letter in table[path[-1:]]
+            ])  # fmt: skip
+        return rows
+
+    return decide
+
+
+def random_table(letters: str, seed: int) -> Table:
+    rng = random.Random(seed)
+    rows = {}
+    for last in ["", *letters]:
+        weights = [rng.random() for _ in letters]
+        rows[last] = [(weight / sum(weights), letter) for weight, letter in zip(weights, letters, strict=True)]
+    return rows
+
+
+def brute_force(table: Table, length: int, reward: Any, path: str) -> float:
+    """Sum over all paths of their probability times their reward."""
+    total = 0.0
+    for rest in product("abc", repeat=length - len(path)):
+        whole, probability = path, 1.0
+        for letter in rest:
+            probability *= {name: p for p, name in table[whole[-1:]]}[letter]
+            whole += letter
+        total += probability * reward(whole)
+    return total
+
+
+def test_values_of_a_tree_by_hand() -> None:
+    """Left (0.25) succeeds in 1 of 2, right (0.75) in 1 of 5: 0.125 + 0.15 = 0.275."""
+    table = {"": [(0.25, "l"), (0.75, "r")], "l": [(0.5, "g"), (0.5, "b")], "r": [(0.2, "g"), (0.8, "b")]}
+    asked = [path_state(""), path_state("l"), path_state("r")]
+    nodes = solve(asked, walk(table, 2, lambda path: path.endswith("g")))
+    assert [nodes[state.node].value.mid for state in asked] == pytest.approx([0.275, 0.5, 0.2])
+    assert nodes[asked[0].node].value.low == pytest.approx(nodes[asked[0].node].value.high)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_state_has_the_value_of_brute_force_over_all_paths(seed: int) -> None:
+    table, length = random_table("abc", seed), 4
+
+    def reward(path: str) -> bool:
+        return path.count("a") == 2 or path.startswith("bc")
+
+    paths = ["".join(letters) for size in range(length) for letters in product("abc", repeat=size)]
+    nodes = solve([path_state(path) for path in paths], walk(table, length, reward))
+    for path in paths:
+        assert nodes[len(path), path].value.mid == pytest.approx(brute_force(table, length, reward, path), abs=1e-12)
+
+
+def test_merged_states_have_the_values_of_the_tree_where_the_policy_reads_the_key_alone() -> None:
+    """The policy reads the last letter, the reward the number of a's: both are in the key."""
+    table, length = random_table("abc", 7), 6
+    tree = solve([path_state("")], walk(table, length, lambda path: path.count("a") == 2))
+    merging = walk(table, length, lambda path: path.count("a") == 2, key=lambda path: (path[-1:], path.count("a")))
+    merged = solve([path_state("")], merging)
+    assert merged[0, ""].value.mid == pytest.approx(tree[0, ""].value.mid, abs=1e-12)
+    assert len(merged) < len(tree) / 5
+    assert measure_merges(merged, merging, 50).total_variation == 0.0
+
+
+def test_simulated_outcomes_agree_within_three_standard_errors() -> None:
+    table, length, num = random_table("abc", 3), 5, 10_000
+    nodes = solve([path_state("")], walk(table, length, lambda path: "cc" in path))
+    rng, right = random.Random(1), 0
+    for _ in range(num):
+        path = ""
+        while len(path) < length:
+            row = table[path[-1:]]
+            path += rng.choices([letter for _, letter in row], [p for p, _ in row])[0]
+        right += "cc" in path
+    value = nodes[0, ""].value.mid
+    assert abs(right / num - value) < 3 * math.sqrt(value * (1 - value) / num)
+
+
+def test_states_that_are_not_followed_widen_the_bounds_by_their_probability() -> None:
+    """The state "r" is reached by 0.1, less than 0.2: of 0.9 x 0.5 known success, 0.1 is open."""
+    table = {"": [(0.9, "l"), (0.1, "r")], "l": [(0.5, "g"), (0.5, "b")], "r": [(1.0, "g")]}
+    nodes = solve([path_state("")], walk(table, 2, lambda path: path.endswith("g")), state_mass=0.2)
+    assert nodes[0, ""].value.low == pytest.approx(0.45)
+    assert nodes[0, ""].value.high == pytest.approx(0.55)
+    assert nodes[1, "r"].value == ExactValue(0.0, 1.0)
+
+
+def test_probabilities_above_one_and_decisions_that_lead_nowhere_are_refused() -> None:
+    with pytest.raises(ValueError, match="more than 1"):
+        solve([path_state("")], lambda states: [[Branch(0.7, 1.0), Branch(0.7, 0.0)]])
+    with pytest.raises(ValueError, match="leads to depth 0"):
+        solve([path_state("")], lambda states: [[Branch(1.0, path_state("", "elsewhere"))]])
+
+
+def test_the_merge_error_is_the_total_variation_between_merged_prefixes() -> None:
+    """ "ax" goes on to g by 0.8 and "bx" by 0.5, merged under "x": variation 0.3, values 0.8 and 0.5."""
+    chances = {"": [(0.6, "a"), (0.4, "b")], "ax": [(0.8, "g"), (0.2, "h")], "bx": [(0.5, "g"), (0.5, "h")]}
+
+    def decide(states: Sequence[DecisionState]) -> list[list[Branch]]:
+        rows = []
+        for state in states:
+            path = str(state.prefix)
+            if len(path) == 2:
+                rows.append([Branch(p, float(letter == "g")) for p, letter in chances[path]])
+            else:
+                rows.append([Branch(p, path_state(path + letter, (path + letter)[1:] or None))
+                             for p, letter in chances.get(path, [(1.0, "x")])])  # fmt: skip
+        return rows
+
+    nodes = solve([path_state("")], decide)
+    assert nodes[2, "x"].representative == "ax"
+    error = measure_merges(nodes, decide, 10)
+    assert (error.total_variation, error.most, error.value_gap) == pytest.approx((0.3, 0.3, 0.3))
+    assert nodes[0, ""].value.mid == pytest.approx(0.8)  # the tree's value is 0.6 x 0.8 + 0.4 x 0.5
+
+
+def test_the_total_variation_counts_what_is_not_followed_as_one_decision() -> None:
+    assert total_variation({"a": 0.5, "b": 0.5}, {"a": 0.5, "b": 0.3}) == pytest.approx(0.2)
+    assert total_variation({"a": 1.0}, {"b": 1.0}) == pytest.approx(1.0)
+
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+
+
+class HoldsLetter:
+    """A task of one problem: a response is right if it holds an a, an e or an i."""
+
+    name = "holds_letter"
+
+    @staticmethod
+    def holds(text: str) -> bool:
+        return any(letter in "aei" for letter in text)
+
+    def problems(self, split: str) -> list[Problem]:
+        return []
+
+    def demonstrations(self, split: str) -> list[Demonstration]:
+        return []
+
+    def prompt(self, problem: Problem) -> str:
+        return problem.question
+
+    def split_steps(self, response: str) -> list[str]:
+        return split_lines(response)
+
+    def grade(self, gold: Gold, response: str, num_options: int = 0) -> Grade:
+        return Grade(None, self.holds(response))
+
+    def position(self, problem: Problem, steps: Sequence[str]) -> Position | None:
+        is_right = self.holds("".join(steps))
+        return Position((len(steps), is_right), is_right)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    """A network of random weights, made sharper so that its tokens differ in probability; and its tokenizer."""
+    folder = tmp_path_factory.mktemp("small") / "model"
+    build_tiny(
+        folder, ["Mia has 5.\n"], hidden_size=16, num_layers=2, num_heads=2, vocab_size=262, max_length=64, seed=5
+    )
+    model, tokenizer = load_policy(str(folder)), load_tokenizer(str(folder))
+    others = torch.ones(262, dtype=torch.bool)
+    others[written_tokens(tokenizer)] = False
+    with torch.no_grad():
+        model.get_input_embeddings().weight.add_(0.02)  # all states have this in common, which the last rows read
+        head = model.get_output_embeddings().weight
+        head.mul_(15.0)
+        head[1], head[others] = 3 / 16, -40 / 16
+    return model.eval(), tokenizer
+
+
+def written_tokens(tokenizer: Any) -> list[int]:
+    """The end token and 20 others; no others are probable."""
+    return [1, *(tokenizer(letter).input_ids[0] for letter in "\n abcdefghijklm.:+-#")]
+
+
+def trajectory_of(tokenizer: Any, prompt: str, ids: Sequence[int], step_ends: Sequence[int]) -> Trajectory:
+    decode, ends = Decoder(tokenizer), list(step_ends)
+    steps = [decode(ids[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    prompt_ids = tokenizer(prompt).input_ids
+    return Trajectory("p/0", "p", prompt, decode(ids), steps, prompt_ids, list(ids), ends, "stop", "", "", False)
+
+
+def plain_probs(model: Any, rows: Sequence[Sequence[int]]) -> torch.Tensor:
+    """[N, V] after rows of one length, by passes without a cache."""
+    with torch.no_grad():
+        parts = [model(input_ids=torch.tensor(list(rows[at : at + 4096]))).logits[:, -1]
+                 for at in range(0, len(rows), 4096)]  # fmt: skip
+    return torch.softmax(torch.cat(parts).double(), -1)
+
+
+def test_the_value_of_a_prompt_is_that_of_brute_force_over_all_responses(small: tuple[Any, Any]) -> None:
+    """Responses of at most four tokens, the last an end token: 20 x 20 x 20 beginnings by plain passes."""
+    model, tokenizer = small
+    decode, prompt, letters = Decoder(tokenizer), tokenizer("Mia has 5").input_ids, written_tokens(tokenizer)[1:]
+    truth = total = 0.0
+    reached: dict[tuple[int, ...], float] = {(): 1.0}
+    for _ in range(4):
+        probs = plain_probs(model, [[*prompt, *ids] for ids in reached])
+        for (ids, probability), ended in zip(reached.items(), probs[:, 1].tolist(), strict=True):
+            truth += probability * ended * HoldsLetter.holds(decode(ids))
+            total += probability * ended
+        rows = zip(reached.items(), probs[:, letters].tolist(), strict=True)
+        reached = {(*ids, token): mass * p for (ids, mass), row in rows for token, p in zip(letters, row, strict=True)}
+    assert 0.05 < truth < total - 0.05
+    trajectory = trajectory_of(tokenizer, "Mia has 5", [1], [1])
+    settings = ExactSettings(4, line_mass=0.01, state_mass=0.0, max_width=100_000, merges=False)
+    found = exact_values(model, tokenizer, HoldsLetter(), {"p": Problem("p", "", "")}, [trajectory], settings)
+    value, outcome = found.values[0]
+    assert value.low - 1e-6 <= truth <= value.high + 1e-6
+    assert value.high - value.low < 0.021
+    assert outcome == ExactValue(0.0, 0.0)
+
+
+def test_sampled_responses_agree_within_three_standard_errors(small: tuple[Any, Any]) -> None:
+    """10,000 responses of at most 6 tokens, drawn from the network without a cache; merged states."""
+    model, tokenizer = small
+    num, room = 10_000, 5
+    prompt = tokenizer("Mia has 5").input_ids
+    draws = torch.Generator().manual_seed(0)
+    ids = torch.tensor([prompt] * num)
+    for _ in range(room):
+        probs = plain_probs(model, ids.tolist())
+        ids = torch.cat([ids, torch.multinomial(probs, 1, generator=draws)], dim=1)
+    decode, right = Decoder(tokenizer), 0
+    for row in ids[:, len(prompt) :].tolist():
+        right += 1 in row and HoldsLetter.holds(decode(row[: row.index(1)]))
+    trajectory = trajectory_of(tokenizer, "Mia has 5", [1], [1])
+    settings = ExactSettings(room, line_mass=0.02, state_mass=1e-3, max_width=200)
+    found = exact_values(model, tokenizer, HoldsLetter(), {"p": Problem("p", "", "")}, [trajectory], settings)
+    value, rate = found.values[0][0], right / num
+    error = 3 * math.sqrt(rate * (1 - rate) / num)
+    assert 0.02 < rate < 0.98
+    assert value.low - error <= rate <= value.high + error
+
+
+def test_lines_have_the_probabilities_of_a_pass_over_the_whole(small: tuple[Any, Any]) -> None:
+    """Also from keys and values that an earlier call kept."""
+    model, tokenizer = small
+    decode = Decoder(tokenizer)
+    search = LineSearch(model, decode, [1], temperature=0.7, line_mass=0.3, max_width=60)
+    prompts = [tuple(tokenizer(text).input_ids) for text in ("Mia", "Mia has 5 apples.")]
+    before = search([LineStart(ids, 4) for ids in prompts])
+    longer = [(*ids, lines[0].ids[0]) for ids, lines in zip(prompts, before, strict=True)]
+    after = search([LineStart(ids, 3) for ids in longer])
+    for start, lines in zip([*prompts, *longer], [*before, *after], strict=True):
+        assert len(lines) > 3
+        for line in lines[:5]:
+            row = torch.tensor([[*start, *line.ids]])
+            with torch.no_grad():
+                logs = torch.log_softmax(model(input_ids=row).logits[0].double() / 0.7, -1)
+            places = range(len(start) - 1, row.shape[1] - 1)
+            logprob = sum(float(logs[at, row[0, at + 1]]) for at in places)
+            assert math.log(line.probability) == pytest.approx(logprob, abs=1e-4)
+
+
+def test_less_than_the_allowed_mass_of_a_line_is_given_up(small: tuple[Any, Any]) -> None:
+    model, tokenizer = small
+    search = LineSearch(model, Decoder(tokenizer), [1], 1.0, line_mass=0.1, max_width=100_000)
+    lines = search([LineStart(tuple(tokenizer("Mia").input_ids), 2)])[0]
+    assert 0.9 <= sum(line.probability for line in lines) <= 1 + 1e-9
+    assert {line.ending for line in lines} <= {"line", "end", "cut"}
+
+
+def test_a_task_without_positions_is_refused() -> None:
+    class Other:
+        name = "other"
+
+    with pytest.raises(BadInput, match="other has no `position`"):
+        enumerable(Other())  # type: ignore[arg-type]
+
+
+def test_the_position_of_word_arithmetic_is_what_was_done_and_written() -> None:
+    problem = Problem("p", "", "14", {"start": 6, "operations": [["doubles", 0], ["buys", 2]]})
+    position = WordArithmetic().position
+    assert position(problem, []) == Position((0, 6), True)
+    assert position(problem, ["doubles: 6 + 2 = 8\n"]) == Position((1, 8), False)
+    assert position(problem, ["doubles: 6 * 2 = 12\n"]) == Position((1, 12), True)
+    right = ["doubles: 6 * 2 = 12\n", "buys: 12 + 2 = 14\n"]
+    assert position(problem, [*right, "#### 14"]) == Position((3, 14), True, is_finished=True)
+    assert position(problem, [*right, "#### 13"]) == Position((3, 13), False, is_finished=True)
+    assert position(problem, ["buys: 6 + 2 = 8\n"]) is None
+    assert position(problem, ["doubles: 12\n"]) is None
+
+
+def test_a_trajectory_longer_than_max_tokens_is_refused(small: tuple[Any, Any]) -> None:
+    model, tokenizer = small
+    trajectory = trajectory_of(tokenizer, "Mia", [70, 71, 1], [3])
+    with pytest.raises(BadInput, match="has 3 tokens"):
+        exact_values(model, tokenizer, HoldsLetter(), {"p": Problem("p", "", "")}, [trajectory], ExactSettings(2))

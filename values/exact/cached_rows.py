@@ -1,0 +1,100 @@
+"""Rows of tokens with the keys and values that a network has computed of them, so that each token is computed once."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+from transformers import DynamicCache
+
+from espalier.data.records import BadInput
+
+_MAX_GAP = 1e-3  # between log-probs with and without a cache, in nats
+
+
+@dataclass(frozen=True)
+class CachedRows:
+    """N rows of T places; where `mask` [N, T] bool is false there is no token, at any place of a row.
+
+    `layers`: keys and values [N, H, T, D] of every layer; none at all of rows without a place.
+    """
+
+    layers: list[tuple[torch.Tensor, torch.Tensor]]
+    mask: torch.Tensor
+
+    @classmethod
+    def empty(cls, num_rows: int) -> "CachedRows":
+        """Return rows without tokens."""
+        return cls([], torch.zeros(num_rows, 0, dtype=torch.bool))
+
+    def pick(self, rows: torch.Tensor) -> "CachedRows":
+        """Return the rows of these numbers [M], without the places that none of them has."""
+        mask = self.mask.index_select(0, rows)
+        kept = mask.any(0).nonzero().squeeze(1)
+        is_whole = len(kept) == mask.shape[1]
+
+        def pick(part: torch.Tensor) -> torch.Tensor:
+            places = part if is_whole else part.index_select(2, kept.to(part.device))
+            return places.index_select(0, rows.to(part.device))
+
+        return CachedRows([(pick(keys), pick(values)) for keys, values in self.layers], mask.index_select(1, kept))
+
+    @torch.no_grad()
+    def extend(self, model: Any, added: Sequence[Sequence[int]]) -> "tuple[torch.Tensor, CachedRows]":
+        """Append at least one token to every row: (logits [N, V] behind its last token in float32, the longer rows)."""
+        lengths = torch.tensor([len(row) for row in added])
+        longest = int(lengths.max())
+        device = next(model.parameters()).device
+        ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in added])
+        more = torch.arange(longest) < lengths[:, None]
+        mask = torch.cat([self.mask, more], dim=1)
+        positions = (self.mask.sum(1)[:, None] + torch.arange(longest)).to(device)
+        cache = DynamicCache(self.layers) if self.layers else DynamicCache()
+        hidden = model.base_model(
+            input_ids=ids.to(device),
+            attention_mask=mask.long().to(device),
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+        )[0]
+        last = hidden[torch.arange(len(added), device=device), (lengths - 1).to(device)]
+        logits = model.get_output_embeddings()(last).float()
+        return logits, CachedRows([(layer.keys, layer.values) for layer in cache.layers], mask)
+
+
+def join_rows(parts: Sequence[CachedRows]) -> CachedRows:
+    """Return the rows of all parts, in order."""
+    longest = max(part.mask.shape[1] for part in parts)
+    mask = torch.cat([pad(part.mask, (0, longest - part.mask.shape[1])) for part in parts])
+    model_layers = next((part.layers for part in parts if part.layers), [])
+    layers = []
+    for number, (keys, values) in enumerate(model_layers):
+        both = []
+        for kind, like in enumerate((keys, values)):
+            rows = [
+                pad(part.layers[number][kind], (0, 0, 0, longest - part.mask.shape[1]))
+                if part.layers
+                else like.new_zeros(len(part.mask), like.shape[1], longest, like.shape[3])
+                for part in parts
+            ]
+            both.append(torch.cat(rows))
+        layers.append((both[0], both[1]))
+    return CachedRows(layers, mask)
+
+
+@torch.no_grad()
+def check_cache(model: Any, ids: Sequence[int]) -> None:
+    """Raise BadInput where the network gives other probabilities from cached keys and values, in rows of unequal
+    lengths, than in a pass over the whole (layers with a state, scaled logits)."""
+    cut = max(1, len(ids) // 2)
+    device = next(model.parameters()).device
+    _, rows = CachedRows.empty(2).extend(model, [ids[:cut], ids[:1]])
+    if len(ids) < 2:
+        return
+    found, _ = rows.extend(model, [ids[cut:], ids[1:]])
+    truth = model(input_ids=torch.tensor([list(ids)], device=device)).logits[0, -1].float()
+    gap = float((torch.log_softmax(found, -1) - torch.log_softmax(truth, -1)).abs().max())
+    if not gap <= _MAX_GAP:
+        raise BadInput(f"exact values: {type(model).__name__} gives other probabilities from cached keys and values "
+                       f"(a gap of {gap:.2g} nats): choose another estimator for this network")  # fmt: skip
