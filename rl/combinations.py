@@ -28,6 +28,7 @@ def check_combinations(config: RLConfig) -> None:
     check_numbers(config)
     check_schedules(config)
     check_estimator(config)
+    check_tree(config)
     check_step_rewards(config)
     check_value_scale(config)
     check_critic_range(config)
@@ -93,6 +94,22 @@ def check_estimator(config: RLConfig) -> None:
     _check(settings.get("completes_agreeing_groups") is not False or config.rollout.group_size >= 2,
            "advantage.completes_agreeing_groups=false leaves groups out whose rewards agree, and those of "
            "rollout.group_size=1 always do: set it to true")  # fmt: skip
+
+
+def check_tree(config: RLConfig) -> None:
+    """Branches that are none, and a tree that the estimator does not read."""
+    branches, steps = list(config.rollout.branches), config.rollout.segment_steps
+    _check(all(number >= 2 for number in branches), f"rollout.branches must be numbers of at least 2, got {branches}: "
+           "one child is the rollout itself")  # fmt: skip
+    _check(steps >= 1, f"rollout.segment_steps must be at least 1, got {steps}")
+    found = component_settings(config.advantage)
+    if found is None:
+        return
+    name, reads = found[0].__name__, getattr(found[0], "reads_branches", False)
+    _check(reads or not branches, f"{name} takes rollouts for independent, and rollout.branches={branches} makes trees "
+           "of them: choose advantage=tree, or set rollout.branches=[]")  # fmt: skip
+    _check(not reads or bool(branches), f"{name} compares the branches of a tree: set rollout.branches, [2, 2] for "
+           "instance")  # fmt: skip
 
 
 def check_step_rewards(config: RLConfig) -> None:

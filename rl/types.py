@@ -15,15 +15,41 @@ from espalier.rl.old_logprobs import OldLogprobs
 
 
 @dataclass(frozen=True)
+class Branch:
+    """Where a rollout leaves another one: it was sampled from that one's first `num_tokens` response tokens."""
+
+    parent: int
+    """index of the other rollout within its group"""
+    num_tokens: int
+
+
+@dataclass(frozen=True)
 class Rollout:
     """A trajectory, the engine's log-probs of its response tokens, and the policy version that drew it.
 
-    Version v is the policy after v iterations.
+    Version v is the policy after v iterations. The tokens that a branch shares with the rollout it leaves are trained
+    there: everywhere in rl/ they count as context, which was not drawn again.
     """
 
     trajectory: Trajectory
     logprobs: list[float]
     policy_version: int
+    branch: Branch | None = None
+
+    @property
+    def num_shared(self) -> int:
+        """Count the response tokens that it did not draw itself."""
+        return 0 if self.branch is None else self.branch.num_tokens
+
+    @property
+    def context_ids(self) -> list[int]:
+        """List the tokens that it was sampled from: the prompt, and what a branch shares."""
+        return [*self.trajectory.prompt_ids, *self.trajectory.response_ids[: self.num_shared]]
+
+    @property
+    def drawn_ids(self) -> list[int]:
+        """List the response tokens that it drew itself: those it is trained on."""
+        return self.trajectory.response_ids[self.num_shared :]
 
 
 @dataclass(frozen=True)

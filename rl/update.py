@@ -17,10 +17,9 @@ from espalier.runtime.schemas import RLConfig
 
 
 def steps_per_iteration(config: RLConfig) -> int:
-    """Return optimizer steps of an iteration with all its rollouts."""
-    return config.update.num_epochs * math.ceil(
-        config.rollout.num_problems * config.rollout.group_size / config.update.minibatch_size
-    )
+    """Return optimizer steps of an iteration with all its rollouts, every branch of a tree among them."""
+    rollouts = config.rollout.num_problems * config.rollout.group_size * math.prod(config.rollout.branches)
+    return config.update.num_epochs * math.ceil(rollouts / config.update.minibatch_size)
 
 
 @dataclass
