@@ -12,7 +12,7 @@ from typing import Any
 
 from espalier.rewards.score import ScoreRange, StatesRange
 from espalier.rl.kl import check_kl
-from espalier.rl.losses import VALUE_RANGES
+from espalier.rl.losses import VALUE_RANGES, check_value_loss
 from espalier.rl.update import steps_per_iteration
 from espalier.runtime.entrypoint import BadConfig, check_component, find_component
 from espalier.runtime.schemas import RLConfig
@@ -140,6 +140,7 @@ def check_critic_range(config: RLConfig) -> None:
     if critic is None:
         return
     _check(critic.form in VALUE_RANGES, f"critic.form must be one of {', '.join(VALUE_RANGES)}, got '{critic.form}'")
+    check_value_loss(critic.loss, critic.form, critic.clip_range)
     lowest, highest = VALUE_RANGES[critic.form]
     says = f"critic.form={critic.form} says values from {lowest:g} to {highest:g}"
     reward = reward_range(config.reward)

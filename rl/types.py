@@ -75,7 +75,7 @@ class Experience:
     [N, T]: outcomes at last tokens, process rewards at step ends, and the KL penalty where it is part of the reward.
     `values` [N, T]: the critic's value of the state a token is chosen in, None where there is no critic. `advantages`
     [N, T] are None until they are estimated; `returns` [N, T], the targets of a critic, stay None where there is no
-    critic.
+    critic. `return_weights` [N, T]: how much each of them counts, 0 where nothing is learnt; None: all alike.
     """
 
     ids: torch.Tensor
@@ -88,6 +88,7 @@ class Experience:
     values: torch.Tensor | None = None
     advantages: torch.Tensor | None = None
     returns: torch.Tensor | None = None
+    return_weights: torch.Tensor | None = None
 
     @property
     def old_logprobs(self) -> torch.Tensor:
@@ -107,6 +108,7 @@ class Estimate:
     `metrics` are means over the iteration. `state_values`: for every rollout the values V_0 .. V_S of its states
     (V_S the terminal one, whose value is the rollout's reward), empty for estimators that value no states. `to_come`
     [N, T], where there is a critic: the rewards that came after each token, discounted as the estimator does.
+    `return_weights` [N, T], at least 0: how much each return counts; None: all alike.
     """
 
     advantages: torch.Tensor
@@ -114,3 +116,4 @@ class Estimate:
     metrics: dict[str, float] = field(default_factory=dict)
     state_values: list[list[float]] = field(default_factory=list)
     to_come: torch.Tensor | None = None
+    return_weights: torch.Tensor | None = None

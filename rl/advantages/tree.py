@@ -20,6 +20,7 @@ from espalier.data.records import BadInput
 from espalier.rl.advantages.grpo import group_advantages
 from espalier.rl.advantages.rloo import leave_one_out
 from espalier.rl.credit.rollout_trees import Segment, segment_shares, segment_values, segments_by_state
+from espalier.rl.credit.step_credit import check_whole_rewards
 from espalier.rl.credit.token_maps import spread_steps
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.types import Estimate, Experience, RolloutGroup
@@ -49,8 +50,7 @@ class TreeAdvantage:
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
         """Give every drawn token the advantage of its segment. Raises BadInput where the reward has process terms."""
-        if any(score.steps for group in groups for score in group.scores):
-            raise BadInput("a tree values whole responses: choose a reward without process terms")
+        check_whole_rewards(groups)
         ends: list[list[int]] = []
         rows: list[list[float]] = []
         values: list[list[float]] = []
@@ -73,8 +73,8 @@ class TreeAdvantage:
                 values.append([*(before for _, _, before in parts), reward])
         metrics = {
             "num_leaves": len(rows) / len(groups),
-            "num_states": float(len(agreeing)),
-            "states_that_agree": sum(agreeing) / len(agreeing),
+            "num_siblings": float(len(agreeing)),
+            "siblings_that_agree": sum(agreeing) / len(agreeing),
         }
         return Estimate(spread_steps(ends, rows, experience.response_mask), metrics=metrics, state_values=values)
 

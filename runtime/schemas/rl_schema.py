@@ -132,6 +132,9 @@ class CriticConfig:
     form: str = "linear"
     """a value is the head's output (linear: any number) or its sigmoid (probability: 0 to 1, as process reward models
     are trained); a run whose returns leave that range is refused"""
+    loss: str = "squared"
+    """of a value and its target: squared, or cross_entropy (with form=probability and clip_range=0), as process reward
+    models are trained"""
     optimizer: Any = MISSING
     """the optimizer and its settings, but for the learning rate"""
     learning_rate: float = 1e-5

@@ -84,7 +84,7 @@ def test_advantages_of_a_tree_by_hand() -> None:
     torch.testing.assert_close(found.advantages[4], torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, -0.5]))
     assert found.state_values[0] == [pytest.approx(5 / 12), 0.75, 0.5, 1.0]
     assert found.state_values[2] == [0.75, 1.0, 1.0]
-    assert found.metrics == {"num_leaves": 7.0, "num_states": 5.0, "states_that_agree": 0.2}  # V(abgh)'s children
+    assert found.metrics == {"num_leaves": 7.0, "num_siblings": 5.0, "siblings_that_agree": 0.2}  # V(abgh)'s children
 
     # against the other children alone: 3/4 against (1/2 + 0) / 2; of two children twice the difference to their mean
     found = TreeAdvantage("others", node_weights="equal")([GROUP], experience, NO_CONTEXT)
