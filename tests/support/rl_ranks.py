@@ -1,8 +1,8 @@
 """A small RL run for `test_rl_ranks.py`: `rl_ranks.py POLICY RUN_DIR [one_pass [asking] | vineppo | prm_value]
-[KEY=VALUE ...]`, alone or behind a launcher: PPO, VinePPO, a process reward model trained along, or with `one_pass` GRPO, whose update makes the only pass, unless it is
-`asking`: that reads the old policy's log-probs first, and asks the sampler for more. Its sampler answers by the request
-alone, so that no rounding changes what is learnt from; the engine that is asked for log-probs serves what was
-delivered. Keys are those of main.py."""
+[KEY=VALUE ...]`, alone or behind a launcher: PPO, VinePPO, a process reward model trained along, or with `one_pass`
+GRPO, whose update makes the only pass, unless it is `asking`: that reads the old policy's log-probs first, and asks the
+sampler for more. Its sampler answers by the request alone, so that no rounding changes what is learnt from; the engine
+that is asked for log-probs serves what was delivered. Keys are those of main.py."""
 
 import sys
 from dataclasses import replace
