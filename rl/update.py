@@ -13,13 +13,17 @@ import torch
 from espalier.rl.learner import Learner, UpdateSums
 from espalier.rl.losses import whiten
 from espalier.rl.types import Estimate, Experience
-from espalier.runtime.schemas import RLConfig
+from espalier.runtime.schemas import RLConfig, RolloutConfig
+
+
+def most_rollouts(config: RolloutConfig) -> int:
+    """Count the rollouts of an iteration, every branch of its trees among them."""
+    return config.num_problems * config.group_size * math.prod(config.branches)
 
 
 def steps_per_iteration(config: RLConfig) -> int:
-    """Return optimizer steps of an iteration with all its rollouts, every branch of a tree among them."""
-    rollouts = config.rollout.num_problems * config.rollout.group_size * math.prod(config.rollout.branches)
-    return config.update.num_epochs * math.ceil(rollouts / config.update.minibatch_size)
+    """Return optimizer steps of an iteration with all its rollouts."""
+    return config.update.num_epochs * math.ceil(most_rollouts(config.rollout) / config.update.minibatch_size)
 
 
 @dataclass
