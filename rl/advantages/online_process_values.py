@@ -24,7 +24,7 @@ from espalier.data.records import BadInput
 from espalier.rl.credit.completion_plans import CompletionPlan
 from espalier.rl.credit.monte_carlo_credit import describe_states, mean_rewards
 from espalier.rl.credit.process_credit import credit_rollouts
-from espalier.rl.credit.state_targets import choose_states, inner_states, state_targets
+from espalier.rl.credit.state_targets import Place, choose_states, inner_states, state_targets
 from espalier.rl.credit.step_credit import check_whole_rewards
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.types import Estimate, Experience, RolloutGroup
@@ -68,10 +68,8 @@ class OnlineProcessValueAdvantage:
                 raise BadInput(f"advantage.{need}")
         self.plan = CompletionPlan(completions_per_state)
         self.form, self.weight, self.refresh_every = form, weight, refresh_every
-        self.num_states, self.by_disagreement = (
-            completions_per_refresh // completions_per_state,
-            states == "disagreeing",
-        )
+        self.num_states = completions_per_refresh // completions_per_state
+        self.by_disagreement = states == "disagreeing"
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
         """Give every response token the advantage of its step, and the critic its targets. Raises BadInput where the
@@ -93,19 +91,20 @@ class OnlineProcessValueAdvantage:
             "step_score": sum(score for score, _ in pairs) / max(1, len(pairs)),
             "brier": sum((score - reward) ** 2 for score, reward in pairs) / max(1, len(pairs)),
         }
-        is_refreshed = self.num_states > 0 and context.policy_version % self.refresh_every == 0
+        is_refreshed = context.policy_version % self.refresh_every == 0
         number = self.num_states if is_refreshed else 0
         chosen = choose_states(groups, states, scores, number, self.by_disagreement)
-        by_key = {state_key(state.problem_id, state.prefix_ids): state for state in chosen.values()}
-        completions = self.plan.complete(list(chosen.values()), context)
-        values = mean_rewards(by_key, completions, context)
-        completed = {
-            place: (values[state_key(state.problem_id, state.prefix_ids)], len(completions[state.id]))
-            for place, state in chosen.items()
-        }
-        if completed:
-            metrics |= describe_states([rollout.trajectory for rollout in rollouts], completions, values)
+        completed: dict[Place, tuple[float, int]] = {}
+        if chosen:
+            by_key = {state_key(state.problem_id, state.prefix_ids): state for state in chosen.values()}
+            completions = self.plan.complete(list(chosen.values()), context)
+            values = mean_rewards(by_key, completions, context)
+            completed = {
+                place: (values[key], len(completions[state.id]))
+                for (place, state), key in zip(chosen.items(), by_key, strict=True)
+            }
             gaps = [abs(float(scores[place]) - value) for place, (value, _) in completed.items()]
+            metrics |= describe_states([rollout.trajectory for rollout in rollouts], completions, values)
             metrics["completed_error"] = sum(gaps) / len(gaps)
         returns, weights = state_targets(states, rewards, completed, experience.response_mask)
         return replace(estimate, returns=returns, return_weights=weights, metrics=metrics)
