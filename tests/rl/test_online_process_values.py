@@ -144,13 +144,16 @@ def targets_of_four() -> Experience:
     )
 
 
-def fit(model: Any, config: CriticConfig, micro_batch_size: int, num_steps: int, lr: float) -> list[dict[str, float]]:
-    engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=lr), torch.device("cpu"), 1e9)
-    critic = Critic(engine, replace(config, learning_rate=lr), "fp32", micro_batch_size, num_steps)
+def fit(
+    model: Any, optimizer: Any, config: CriticConfig, micro_batch_size: int, num_steps: int
+) -> list[dict[str, float]]:
+    critic = Critic(
+        TorchEngine(model, optimizer, torch.device("cpu"), 1e9), config, "fp32", micro_batch_size, num_steps
+    )
     found = []
     for number in range(num_steps):
         sums = Sums()
-        critic.step(targets_of_four(), torch.arange(4), number, sums)  # type: ignore[arg-type]
+        critic.step(targets_of_four(), torch.arange(4), number, sums)
         found.append(sums.means())
     return found
 
@@ -176,15 +179,17 @@ def test_a_step_is_the_gradient_of_the_weighted_loss_over_states(loss: str, tiny
     for size in (1, 4):
         torch.manual_seed(0)
         stepped: Any = load_critic(str(tiny_policy), "policy", "eager")
-        (means,) = fit(stepped, CriticConfig(form="probability", loss=loss, clip_range=0.0), size, 1, 1.0)
+        config = CriticConfig(form="probability", loss=loss, clip_range=0.0, learning_rate=1.0)
+        (means,) = fit(stepped, torch.optim.SGD(stepped.parameters(), lr=1.0), config, size, 1)
         assert means["value_loss"] == pytest.approx(float(total.detach()), rel=1e-5)
-        torch.testing.assert_close(flat(stepped.parameters()), expected, rtol=0, atol=5e-6)
+        torch.testing.assert_close(flat(stepped.parameters()), expected, rtol=0, atol=1e-5)
 
 
 def test_the_loss_falls_to_the_targets_own_entropy(tiny_policy: Path) -> None:
     torch.manual_seed(0)
     model: Any = load_critic(str(tiny_policy), "policy", "eager")
-    losses = [row["value_loss"] for row in fit(model, CriticConfig(**LIKELIHOOD), 4, 60, 0.5)]
+    adam, config = torch.optim.AdamW(model.parameters(), lr=3e-3), CriticConfig(learning_rate=3e-3, **LIKELIHOOD)
+    losses = [row["value_loss"] for row in fit(model, adam, config, 4, 60)]
     entropy = sum(w * -(r * math.log(r) + (1 - r) * math.log(1 - r)) for w, r in ((4, 0.25), (5, 0.8))) / 11
     assert entropy < losses[-1] < entropy + 0.3 * (losses[0] - entropy)
 
@@ -199,14 +204,15 @@ def test_losses_that_do_not_fit_are_refused() -> None:
     ):
         with pytest.raises(BadInput, match=words):
             check_value_loss(loss, form, clip)
-    for changes, words in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"form": "minimum"}, "form must be one of value, progress"),
         ({"states": "all"}, "states must be one of uncertain, disagreeing"),
         ({"refresh_every": 0}, "refresh_every must be at least 1"),
         ({"completions_per_refresh": 3}, r"at least completions_per_state \(4\), got 3"),
-    ):
+    ]
+    for changes, words in refused:
         with pytest.raises(BadInput, match=words):
-            OnlineProcessValueAdvantage(**changes)  # type: ignore[arg-type]
+            OnlineProcessValueAdvantage(**changes)
     by_steps = replace(GROUP, scores=[Score(1.0, [0.1, 0.2, 0.3]) for _ in GROUP.rollouts])
     with pytest.raises(BadInput, match="without process terms"):
         OnlineProcessValueAdvantage()([by_steps], scored_experience([GROUP], SCORES), a_context())
@@ -228,7 +234,7 @@ def test_a_run_is_resumed_bit_for_bit_and_its_model_is_a_process_reward_model(
 ) -> None:
     def make(folder: str, dies_at: str = "") -> Any:
         estimator = OnlineProcessValueAdvantage(completions_per_refresh=6, completions_per_state=3, refresh_every=2)
-        critic = CriticConfig(learning_rate=1e-2, warmup_steps=2, schedule="linear", **LIKELIHOOD)
+        critic = CriticConfig(learning_rate=3e-3, warmup_steps=2, schedule="linear", **LIKELIHOOD)
         return make_trainer(
             tiny_policy, task, tokenizer, tmp_path / folder, dies_at, estimator, num_lines=2, critic=critic,
             num_iterations=3, num_epochs=1, evaluation_every=0, save_every=2,
@@ -246,7 +252,7 @@ def test_a_run_is_resumed_bit_for_bit_and_its_model_is_a_process_reward_model(
     rows = read_metrics(tmp_path / "whole")
     assert [row.get("estimate/num_completions") for row in rows] == [6.0, None, 6.0]
     assert all(row["update/value_grad_norm"] > 0 for row in rows)
-    assert rows[-1]["update/value_learning_rate"] < 1e-2
+    assert rows[-1]["update/value_learning_rate"] < 3e-3
     assert rows[-1]["estimate/brier"] < rows[0]["estimate/brier"]  # nearly no answer of this sampler is right
     whole.save_model()
     saved: Any = load_process_reward(str(tmp_path / "whole" / "critic"))
@@ -254,4 +260,4 @@ def test_a_run_is_resumed_bit_for_bit_and_its_model_is_a_process_reward_model(
     with torch.no_grad():
         score = torch.sigmoid(saved.eval()(input_ids=ids).logits[:, :-1, 0])  # at every token
         value = critic_values(critic_of(whole).engine.model.eval(), ids, torch.ones_like(ids), "probability")[:, 1:]
-    torch.testing.assert_close(score, value)
+    torch.testing.assert_close(score, value, rtol=1e-4, atol=1e-5)

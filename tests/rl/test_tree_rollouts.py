@@ -184,12 +184,13 @@ def test_settings_and_rewards_that_a_tree_cannot_have_are_refused() -> None:
     grpo = {"_target_": "espalier.rl.advantages.grpo.GRPO", "divide_by_std": True}
     check_tree(root_config(RLConfig, advantage=tree, branches=[2, 3]))
     check_tree(root_config(RLConfig, advantage=grpo))
-    for changes, words in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"advantage": tree}, "TreeAdvantage compares the branches of a tree: set rollout.branches"),
         ({"advantage": grpo, "branches": [2]}, "GRPO takes rollouts for independent"),
         ({"advantage": tree, "branches": [2, 1]}, "at least 2, got .2, 1.: one child is the rollout itself"),
         ({"advantage": tree, "branches": [2], "segment_steps": 0}, "segment_steps must be at least 1"),
-    ):
+    ]
+    for changes, words in refused:
         with pytest.raises(BadConfig, match=words):
             check_tree(root_config(RLConfig, **changes))
     # 3 problems of 2 rollouts and at most 2 x 3 times as many leaves, in minibatches of 10
