@@ -117,7 +117,7 @@ def line_chart(lines: Sequence[tuple[int, str, Line]], x_label: str, y_label: st
     low, high = min(x for x, _ in points), max(x for x, _ in points)
     x = Axis(low, high if high > low else low + 1, 46, 410)
     y = value_axis([value for _, value in points], 188, 24)
-    parts = [_frame(x, y, x_label, f"{y_label} (log scale)" if y.is_log else y_label)]
+    parts = [frame(x, y, x_label, f"{y_label} (log scale)" if y.is_log else y_label)]
     for series, name, line in lines:
         places = [(x.place(at), y.place(value)) for at, value in line]
         path = " ".join(f"{at:.1f},{value:.1f}" for at, value in places)

@@ -19,6 +19,7 @@ import torch
 from espalier.checks.check import CheckFailed, Skipped
 from espalier.models.load import check_model_folder
 from espalier.rl.trainer_from_config import make_client, make_trainer, serving
+from espalier.rl.update import most_rollouts
 from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import RLConfig, SampleConfig, TrackingConfig, TrainConfig
 from espalier.sampling.client import SampleRequest, SamplingParams
@@ -59,16 +60,18 @@ def rehearse_rl(config: RLConfig, tokenizer: Any) -> str:
 def in_small(config: RLConfig, run_dir: Path) -> RLConfig:
     """Return the run with one iteration of a few problems, in another folder, without evaluations and checkpoints."""
     number = min(_NUM_PROBLEMS, config.rollout.num_problems)
-    rollouts = number * config.rollout.group_size
+    rollout = replace(config.rollout, num_problems=number, dynamic_sampling_rounds=0)
+    small = replace(config, rollout=rollout)
     server, client = dict(config.server or {}), dict(config.client)
     if "log" in server:
         server["log"] = str(run_dir / "server.log")
     if "log" in client:
         client["log"] = str(run_dir / "engine.log")
     return replace(
-        config, output_dir=str(run_dir), server=server, client=client, num_iterations=1, stop_after=0,
-        rollout=replace(config.rollout, num_problems=number, dynamic_sampling_rounds=0),
-        update=replace(config.update, minibatch_size=min(config.update.minibatch_size, rollouts), warmup_steps=0),
+        small, output_dir=str(run_dir), server=server, client=client, num_iterations=1, stop_after=0,
+        update=replace(
+            config.update, minibatch_size=min(config.update.minibatch_size, most_rollouts(small)), warmup_steps=0
+        ),
         critic=config.critic and replace(config.critic, warmup_steps=0, num_warmup_iterations=0),
         evaluation=replace(config.evaluation, every=0, patience=0),
         checkpoints=replace(config.checkpoints, save_every=0, keep_best=0, export_every=0),

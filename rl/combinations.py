@@ -12,7 +12,7 @@ from typing import Any
 
 from espalier.rewards.score import ScoreRange, StatesRange
 from espalier.rl.kl import check_kl
-from espalier.rl.losses import VALUE_RANGES
+from espalier.rl.losses import VALUE_RANGES, check_value_loss
 from espalier.rl.update import steps_per_iteration
 from espalier.runtime.entrypoint import BadConfig, check_component, find_component
 from espalier.runtime.schemas import RLConfig
@@ -29,6 +29,7 @@ def check_combinations(config: RLConfig) -> None:
     check_schedules(config)
     check_filter(config)
     check_estimator(config)
+    check_tree(config)
     check_step_rewards(config)
     check_value_scale(config)
     check_critic_range(config)
@@ -81,6 +82,8 @@ def check_filter(config: RLConfig) -> None:
     kept, drawn = found[1]["num_kept"], config.rollout.group_size
     _check(1 <= kept < drawn, f"filter.num_kept={kept} must be at least 1 and below rollout.group_size={drawn}: raise "
            "rollout.group_size, or set filter=none")  # fmt: skip
+    _check(not config.rollout.branches, "a filter keeps some rollouts of a group, and a tree needs all its branches: set "
+           "filter=none or rollout.branches=[]")  # fmt: skip
 
 
 def check_estimator(config: RLConfig) -> None:
@@ -104,6 +107,22 @@ def check_estimator(config: RLConfig) -> None:
     _check(settings.get("completes_agreeing_groups") is not False or config.rollout.group_size >= 2,
            "advantage.completes_agreeing_groups=false leaves groups out whose rewards agree, and those of "
            "rollout.group_size=1 always do: set it to true")  # fmt: skip
+
+
+def check_tree(config: RLConfig) -> None:
+    """Branches that are none, and a tree that the estimator does not read."""
+    branches, steps = list(config.rollout.branches), config.rollout.segment_steps
+    _check(all(number >= 2 for number in branches), f"rollout.branches must be numbers of at least 2, got {branches}: "
+           "one child is the rollout itself")  # fmt: skip
+    _check(steps >= 1, f"rollout.segment_steps must be at least 1, got {steps}")
+    found = component_settings(config.advantage)
+    if found is None:
+        return
+    name, reads = found[0].__name__, getattr(found[0], "reads_branches", False)
+    _check(reads or not branches, f"{name} takes rollouts for independent, and rollout.branches={branches} makes trees "
+           "of them: choose advantage=tree, or set rollout.branches=[]")  # fmt: skip
+    _check(not reads or bool(branches), f"{name} compares the branches of a tree: set rollout.branches, [2, 2] for "
+           "instance")  # fmt: skip
 
 
 def check_step_rewards(config: RLConfig) -> None:
@@ -138,6 +157,7 @@ def check_critic_range(config: RLConfig) -> None:
     if critic is None:
         return
     _check(critic.form in VALUE_RANGES, f"critic.form must be one of {', '.join(VALUE_RANGES)}, got '{critic.form}'")
+    check_value_loss(critic.loss, critic.form, critic.clip_range)
     lowest, highest = VALUE_RANGES[critic.form]
     says = f"critic.form={critic.form} says values from {lowest:g} to {highest:g}"
     reward = reward_range(config.reward)

@@ -20,7 +20,7 @@ from espalier.models.packing_check import packs_rows
 from espalier.models.scalar_head import critic_form
 from espalier.rl.experience import RowScorer, empty_loss, micro_batches, most_passes, own_rows
 from espalier.rl.learner import write_model
-from espalier.rl.losses import VALUE_RANGES, explained_variance, value_loss
+from espalier.rl.losses import VALUE_RANGES, check_value_loss, cross_entropy_loss, explained_variance, value_loss
 from espalier.rl.types import Estimate, Experience
 from espalier.runtime.distributed import is_main_rank
 from espalier.runtime.schemas import CriticConfig
@@ -66,6 +66,7 @@ class Critic:
         form = self.config.form
         if form not in VALUE_RANGES:
             raise BadInput(f"critic.form must be one of {', '.join(VALUE_RANGES)}, got '{form}'")
+        check_value_loss(self.config.loss, form, self.config.clip_range)
         inner = network(self.engine.model)
         saved = critic_form(inner.config)
         if saved not in (None, form):
@@ -119,7 +120,10 @@ class Critic:
         config = self.config
         rate = learning_rate(number, config.learning_rate, config.warmup_steps, config.schedule, self.num_steps)
         self.engine.model.train()
-        count = max(1, int(experience.response_mask[rows].sum()))
+        weights = experience.return_weights
+        count = max(1.0, float((experience.response_mask if weights is None else weights)[rows].sum()))
+        if weights is not None:
+            rows = rows[weights[rows].any(dim=1)]
         sums.add({"value_loss": (0.0, 0.0), "value_clip_share": (0.0, 0.0)})  # on every rank, also on one without rows
         cuts = list(
             micro_batches(
@@ -129,20 +133,22 @@ class Critic:
         num_passes = most_passes(len(cuts))
         self.engine.start_step(num_passes)
         for cut, length in cuts:
-            total, clipped, tokens = self._loss(experience, cut, length)
+            total, clipped, counted = self._loss(experience, cut, length)
             if not math.isfinite(float(total.detach())):
                 raise NotFinite(f"the value loss is {float(total.detach())} on rollouts {cut.tolist()[:8]}")
             self.engine.backward(total / count)
-            sums.add({"value_loss": (float(total.detach()), tokens), "value_clip_share": (clipped, tokens)})
+            sums.add({"value_loss": (float(total.detach()), counted), "value_clip_share": (clipped, counted)})
         for _ in range(num_passes - len(cuts)):
             self.engine.backward(empty_loss(self.engine.model, experience.ids, experience.attention_mask))
-        norm = self.engine.step(rate)
+        norm = self.engine.step(rate) if num_passes else 0.0  # no rank has anything to learn from
         if not math.isfinite(norm):
             raise NotFinite(f"the critic's gradient norm is {norm}: try a lower critic.learning_rate")
         sums.add({"value_grad_norm": (norm, 1)})
         return {"value_learning_rate": rate}
 
-    def _loss(self, experience: Experience, cut: torch.Tensor, length: int) -> tuple[torch.Tensor, int, int]:
+    def _loss(self, experience: Experience, cut: torch.Tensor, length: int) -> tuple[torch.Tensor, int, float]:
+        """Return (summed loss [] of rows `cut`, tokens the clip decides, tokens, each counted by its weight)."""
+
         def take(tensor: Any) -> torch.Tensor:
             part: torch.Tensor = tensor[cut, :length].to(self.engine.device)
             return part
@@ -151,9 +157,17 @@ class Critic:
             ids, attention_mask, mask = (
                 take(tensor) for tensor in (experience.ids, experience.attention_mask, experience.response_mask)
             )
-            values = critic_values(self.engine.model, ids, attention_mask, self.config.form, mask)
+            weights = None if experience.return_weights is None else take(experience.return_weights)
+            mask = mask if weights is None else mask & (weights > 0)
+            is_likelihood = self.config.loss == "cross_entropy"
+            form = "linear" if is_likelihood else self.config.form  # of which the loss takes the sigmoid itself
+            values = critic_values(self.engine.model, ids, attention_mask, form, mask)
         old, returns = take(experience.values), take(experience.returns)
-        return value_loss(values, old, returns, mask, self.config.clip_range)
+        counted = float(mask.sum() if weights is None else weights[mask].sum())
+        if is_likelihood:
+            return cross_entropy_loss(values, returns, mask, weights), 0, counted
+        total, clipped, _ = value_loss(values, old, returns, mask, self.config.clip_range, weights)
+        return total, clipped, counted
 
 
 def check_returns(form: str, returns: torch.Tensor, mask: torch.Tensor) -> None:

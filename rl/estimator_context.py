@@ -96,7 +96,7 @@ class EstimatorContext:
 class AdvantageEstimator(Protocol):
     """Built from conf/advantage/. One that refuses process rewards says so by `takes_step_rewards = False`, one that
     reads them by `needs_step_rewards = True`, one that sets process scores beside rewards by `has_process_scores =
-    True` (rl/combinations.py)."""
+    True`, one that reads the branches of a tree by `reads_branches = True` (rl/combinations.py)."""
 
     needs_critic: bool
     """Whether it reads `experience.values`."""

@@ -176,13 +176,14 @@ def make_experience(
     """Return the tensors of all rollouts, in order, and what scores them; `policy`, the network before the update,
     scores them where its log-probs are read first."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    rows = [[*rollout.trajectory.prompt_ids, *rollout.trajectory.response_ids] for rollout in rollouts]
-    starts = [len(rollout.trajectory.prompt_ids) for rollout in rollouts]
+    rows = [[*rollout.context_ids, *rollout.drawn_ids] for rollout in rollouts]
+    starts = [len(rollout.context_ids) for rollout in rollouts]
     ids, attention_mask, response_mask = pad_rows(rows, starts, pad_id)
     rollout_logprobs = torch.zeros(ids.shape)
     for number, (start, rollout) in enumerate(zip(starts, rollouts, strict=True)):
         # not by the mask, which `rl.probes.checks.check_layout` compares with the rollouts
-        rollout_logprobs[number, start : start + len(rollout.logprobs)] = torch.tensor(rollout.logprobs)
+        drawn = rollout.logprobs[rollout.num_shared :]
+        rollout_logprobs[number, start : start + len(drawn)] = torch.tensor(drawn)
     scorer = RowScorer((ids, attention_mask, response_mask), micro_batch_size, precision)
     old = OldLogprobs.to_score(ids.shape, partial(scorer.logprobs, policy, temperature), clock or Clock())
     return Experience(ids, attention_mask, response_mask, rollout_logprobs, old), scorer

@@ -7,10 +7,14 @@ multiply every token's loss: see `token_weights`.
 import math
 
 import torch
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from espalier.data.records import BadInput
 
 NORMALISERS = ("token", "sequence", "constant")
 # What a critic can say, by its form: what is not within it cannot be learnt.
 VALUE_RANGES = {"linear": (-math.inf, math.inf), "probability": (0.0, 1.0)}
+VALUE_LOSSES = ("squared", "cross_entropy")
 
 
 def token_weights(mask: torch.Tensor, normaliser: str, max_tokens: int) -> tuple[torch.Tensor, float]:
@@ -87,18 +91,45 @@ def value_loss(
     returns: torch.Tensor,
     mask: torch.Tensor,
     clip_range: float,
+    weights: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, int, int]:
     """Sum 1/2 max((V - R)^2, (V_clipped - R)^2) over tokens: (loss [], tokens the clip decides, tokens).
 
     All tensors are [B, T]. V_clipped is V kept within `clip_range` of the value before the update (PPO's published
-    code); 0 clips nothing.
+    code); 0 clips nothing. `weights`, where given, multiply every token's loss.
     """
     found, before, targets = values[mask], old_values[mask], returns[mask]
     error = (found - targets).square()
-    if clip_range <= 0:
-        return 0.5 * error.sum(), 0, int(mask.sum())
-    clipped = (before + (found - before).clamp(-clip_range, clip_range) - targets).square()
-    return 0.5 * torch.maximum(error, clipped).sum(), int((clipped > error).sum()), int(mask.sum())
+    num_clipped = 0
+    if clip_range > 0:
+        clipped = (before + (found - before).clamp(-clip_range, clip_range) - targets).square()
+        num_clipped, error = int((clipped > error).sum()), torch.maximum(error, clipped)
+    if weights is not None:
+        error = error * weights[mask]
+    return 0.5 * error.sum(), num_clipped, int(mask.sum())
+
+
+def check_value_loss(loss: str, form: str, clip_range: float) -> None:
+    """Raise BadInput on a loss that does not exist, or that a critic of this form and clip cannot have."""
+    if loss not in VALUE_LOSSES:
+        raise BadInput(f"critic.loss must be one of {', '.join(VALUE_LOSSES)}, got '{loss}'")
+    if loss == "cross_entropy" and form != "probability":
+        raise BadInput(f"critic.loss=cross_entropy fits shares from 0 to 1, and critic.form={form}: set "
+                       "critic.form=probability, or critic.loss=squared")  # fmt: skip
+    if loss == "cross_entropy" and clip_range:
+        raise BadInput(f"critic.loss=cross_entropy has no clip, and critic.clip_range={clip_range:g}: set "
+                       "critic.clip_range=0")  # fmt: skip
+
+
+def cross_entropy_loss(
+    logits: torch.Tensor, targets: torch.Tensor, mask: torch.Tensor, weights: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Sum w (-R log p - (1 - R) log(1 - p)), p = sigmoid(logit), over the tokens of `mask`: []; all tensors are [B, T].
+
+    For targets R in [0, 1]. With R the mean of w outcomes of 0 or 1 it is the negative log-likelihood of all of them.
+    """
+    losses = binary_cross_entropy_with_logits(logits[mask], targets[mask], reduction="none")
+    return losses.sum() if weights is None else (losses * weights[mask]).sum()
 
 
 def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:

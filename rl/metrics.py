@@ -33,7 +33,7 @@ def describe_rollouts(groups: Sequence[RolloutGroup]) -> dict[str, float]:
         "rollout/solved_once": sum(any(row) for row in right) / len(right),
         "rollout/solved_always": sum(all(row) for row in right) / len(right),
         "rollout/logprob": sum(sum(rollout.logprobs) for rollout in rollouts) / num,
-        "rollout/tokens": float(sum(lengths)),
+        "rollout/tokens": float(sum(len(rollout.drawn_ids) for rollout in rollouts)),
     }
 
 

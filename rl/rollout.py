@@ -18,7 +18,7 @@ from espalier.data.records import BadInput, Completion, Problem, State
 from espalier.data.tasks.task import Task
 from espalier.rewards.score import Reward
 from espalier.rl.probes.checks import REWARD, Fault, ProbeFailed, crashed
-from espalier.rl.types import Rollout, RolloutGroup
+from espalier.rl.types import Branch, Rollout, RolloutGroup
 from espalier.sampling.client import (
     Client,
     NotAnswered,
@@ -120,6 +120,16 @@ def score(groups: Sequence[RolloutGroup], reward: Reward) -> list[RolloutGroup]:
     return [replace(group, scores=[next(rest) for _ in group.rollouts]) for group in groups]
 
 
+@dataclass(frozen=True)
+class Cut:
+    """A state on a rollout of `problem` from which others are sampled; `parent`: the rollout's index in its group."""
+
+    problem: Problem
+    rollout: Rollout
+    parent: int
+    state: State
+
+
 @dataclass
 class Sampler:
     """Asks `client` (open, and bound to the running event loop) for rollouts of `task`."""
@@ -168,6 +178,11 @@ class Sampler:
         pairs = zip(states, params, strict=True)
         return await self._all([partial(self._completions, *pair, round_number) for pair in pairs])
 
+    async def branch(self, cuts: Sequence[Cut], num: int, params: SamplingParams) -> list[list[Rollout]]:
+        """Return `num` rollouts from every cut, in order; ids are `{state}/{k}`. They may use what the cut leaves of
+        `params.max_tokens`. Raises ServerGone, BadInput."""
+        return await self._all([partial(self._branches, cut, num, params) for cut in cuts])
+
     async def _all(self, calls: Sequence[Callable[[], Awaitable[R]]]) -> list[R]:
         """Return the results in order, `concurrency` at a time; whatever is left undone is cancelled."""
         gate = asyncio.Semaphore(self.concurrency)
@@ -205,16 +220,45 @@ class Sampler:
         return RolloutGroup(problem, rollouts, scores=[])
 
     def _make_rollout(
-        self, problem: Problem, request: SampleRequest, policy_version: int, index: int, answered: Sample
+        self,
+        problem: Problem,
+        request: SampleRequest,
+        policy_version: int,
+        index: int,
+        answered: Sample,
+        branch: Branch | None = None,
     ) -> Rollout:
         if answered.logprobs is None or len(answered.logprobs) != len(answered.token_ids):
             raise BadInput(f"the sampler gave no log-probs for {request.id}: choose a client that does")
         trajectory = make_trajectory(self.task, self.tokenizer, problem, request, index, answered)
         assert trajectory.logprobs is not None
-        return Rollout(trajectory, trajectory.logprobs, policy_version)
+        return Rollout(trajectory, trajectory.logprobs, policy_version, branch)
+
+    async def _branches(self, cut: Cut, num: int, params: SamplingParams) -> list[Rollout]:
+        state, shared = cut.state, cut.rollout.logprobs[: len(cut.state.prefix_ids)]
+        left = replace(params, n=num, max_tokens=params.max_tokens - len(shared))
+        samples = await self._sample_from(state, state.id, left)
+        # the whole response is graded and cut into steps, behind the problem's own prompt
+        request = SampleRequest(state.id, state.prompt, state.prompt_ids, problem_id=state.problem_id)
+        branch = Branch(cut.parent, len(shared))
+
+        def make(k: int, sample: Sample) -> Rollout:
+            whole = replace(
+                sample,
+                text=state.prefix + sample.text,
+                token_ids=[*state.prefix_ids, *sample.token_ids],
+                logprobs=None if sample.logprobs is None else [*shared, *sample.logprobs],
+            )
+            return self._make_rollout(cut.problem, request, cut.rollout.policy_version, k, whole, branch)
+
+        return await asyncio.to_thread(lambda: [make(k, sample) for k, sample in enumerate(samples)])
 
     async def _completions(self, state: State, params: SamplingParams, round_number: int) -> list[Completion]:
         request_id = round_id(state.id, round_number)
+        samples = await self._sample_from(state, request_id, params)
+        return await asyncio.to_thread(make_completions, self.task, self.tokenizer, state, request_id, samples)
+
+    async def _sample_from(self, state: State, request_id: str, params: SamplingParams) -> list[Sample]:
         ids = state.prompt_ids + state.prefix_ids
         request = SampleRequest(request_id, state.prompt + state.prefix, ids, problem_id=state.problem_id)
         try:
@@ -224,4 +268,4 @@ class Sampler:
         except Refused as error:
             raise BadInput(f"state {state.id} cannot be completed: {error}") from None
         self._watch.saw_result()
-        return await asyncio.to_thread(make_completions, self.task, self.tokenizer, state, request_id, samples)
+        return samples

@@ -15,6 +15,7 @@ from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.metrics import agrees, describe_rewards
 from espalier.rl.rollout import Refusal, Sampler, check_refused, draw_problems, score
 from espalier.rl.rollout_filters import RolloutFilter
+from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.types import RolloutGroup
 from espalier.runtime.distributed import from_main_rank
 from espalier.runtime.schemas import RLConfig
@@ -82,6 +83,8 @@ class SampledGroups:
     loop: asyncio.Runner
     metrics: IterationMetrics
     rollout_filter: RolloutFilter | None = None
+    tree: TreeRollouts | None = None
+    """None: the rollouts of a group are independent."""
 
     def __post_init__(self) -> None:
         draw_problems(self.problems, self.config.rollout.num_problems, 0, 0)
@@ -111,7 +114,7 @@ class SampledGroups:
         measured = describe_rewards(groups) | self.delivery.take_proof()
         measured["rollout/num_groups"] = float(len(groups))
         measured["rollout/refused"] = float(len(refused))
-        lengths = [len(rollout.trajectory.response_ids) for group in groups for rollout in group.rollouts]
+        lengths = [len(rollout.drawn_ids) for group in groups for rollout in group.rollouts]
         measured["rollout/drawn_tokens"] = float(sum(lengths))
         if config.rollout.dynamic_sampling_rounds > 0:
             groups = sorted(groups, key=agrees)[: config.rollout.num_problems]  # stable: the order of drawing stays
@@ -132,10 +135,12 @@ class SampledGroups:
         await sync.check_version(version)
         proof = asyncio.create_task(self.delivery.prove())  # first in the engine's line
         try:
-            drawn = await self.sampler.draw(problems, self.params, name, version)
+            groups, refused = await self.sampler.draw(problems, self.params, name, version)
+            if self.tree is not None:
+                groups = await self.tree.grow(groups, self.sampler, self.params)
             await proof
         finally:
             proof.cancel()
             await asyncio.gather(proof, return_exceptions=True)  # its error may be that of the rollouts
         await asyncio.gather(sync.check_version(version), sync.ask_marker())
-        return drawn
+        return groups, refused

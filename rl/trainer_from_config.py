@@ -33,6 +33,7 @@ from espalier.rl.rollout_filters import RolloutFilter
 from espalier.rl.rollout_source import SampledGroups, choose_problems
 from espalier.rl.trainer import Trainer
 from espalier.rl.training_engines import check_engines, has_noise, make_training_engine, without_dropout
+from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.update import Update, steps_per_iteration
 from espalier.runtime.distributed import device, from_main_rank, is_main_rank
 from espalier.runtime.entrypoint import BadConfig, build
@@ -129,7 +130,10 @@ def assemble(
     )
     delivery = Delivery(weight_sync, policy, loop, metrics)
     policy.watch = watch = Watch(config, engine.model, params, sampler.tokenizer, delivery)
-    source = SampledGroups(config, problems.train, sampler, params, reward, delivery, loop, metrics, rollout_filter)
+    tree = TreeRollouts(config.rollout.branches, config.rollout.segment_steps) if config.rollout.branches else None
+    source = SampledGroups(
+        config, problems.train, sampler, params, reward, delivery, loop, metrics, rollout_filter, tree
+    )
     return Trainer(
         config=config,
         problems=problems,

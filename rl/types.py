@@ -15,15 +15,41 @@ from espalier.rl.old_logprobs import OldLogprobs
 
 
 @dataclass(frozen=True)
+class Branch:
+    """Where a rollout leaves another one: it was sampled from that one's first `num_tokens` response tokens."""
+
+    parent: int
+    """index of the other rollout within its group"""
+    num_tokens: int
+
+
+@dataclass(frozen=True)
 class Rollout:
     """A trajectory, the engine's log-probs of its response tokens, and the policy version that drew it.
 
-    Version v is the policy after v iterations.
+    Version v is the policy after v iterations. The tokens that a branch shares with the rollout it leaves are trained
+    there: everywhere in rl/ they count as context, which was not drawn again.
     """
 
     trajectory: Trajectory
     logprobs: list[float]
     policy_version: int
+    branch: Branch | None = None
+
+    @property
+    def num_shared(self) -> int:
+        """Count the response tokens that it did not draw itself."""
+        return 0 if self.branch is None else self.branch.num_tokens
+
+    @property
+    def context_ids(self) -> list[int]:
+        """List the tokens that it was sampled from: the prompt, and what a branch shares."""
+        return [*self.trajectory.prompt_ids, *self.trajectory.response_ids[: self.num_shared]]
+
+    @property
+    def drawn_ids(self) -> list[int]:
+        """List the response tokens that it drew itself: those it is trained on."""
+        return self.trajectory.response_ids[self.num_shared :]
 
 
 @dataclass(frozen=True)
@@ -49,7 +75,7 @@ class Experience:
     [N, T]: outcomes at last tokens, process rewards at step ends, and the KL penalty where it is part of the reward.
     `values` [N, T]: the critic's value of the state a token is chosen in, None where there is no critic. `advantages`
     [N, T] are None until they are estimated; `returns` [N, T], the targets of a critic, stay None where there is no
-    critic.
+    critic. `return_weights` [N, T]: how much each of them counts, 0 where nothing is learnt; None: all alike.
     """
 
     ids: torch.Tensor
@@ -62,6 +88,7 @@ class Experience:
     values: torch.Tensor | None = None
     advantages: torch.Tensor | None = None
     returns: torch.Tensor | None = None
+    return_weights: torch.Tensor | None = None
 
     @property
     def old_logprobs(self) -> torch.Tensor:
@@ -81,6 +108,7 @@ class Estimate:
     `metrics` are means over the iteration. `state_values`: for every rollout the values V_0 .. V_S of its states
     (V_S the terminal one, whose value is the rollout's reward), empty for estimators that value no states. `to_come`
     [N, T], where there is a critic: the rewards that came after each token, discounted as the estimator does.
+    `return_weights` [N, T], at least 0: how much each return counts; None: all alike.
     """
 
     advantages: torch.Tensor
@@ -88,3 +116,4 @@ class Estimate:
     metrics: dict[str, float] = field(default_factory=dict)
     state_values: list[list[float]] = field(default_factory=list)
     to_come: torch.Tensor | None = None
+    return_weights: torch.Tensor | None = None

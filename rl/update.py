@@ -16,16 +16,16 @@ from espalier.rl.types import Estimate, Experience
 from espalier.runtime.schemas import RLConfig
 
 
-def rollouts_per_group(config: RLConfig) -> int:
-    """Return how many rollouts of a problem are trained on: those that are drawn, or that the filter keeps."""
-    return int(config.filter["num_kept"]) if config.filter else config.rollout.group_size
+def most_rollouts(config: RLConfig) -> int:
+    """Count the rollouts that an iteration trains on at most: every branch of its trees, or what the filter keeps."""
+    rollout = config.rollout
+    per_group = int(config.filter["num_kept"]) if config.filter else rollout.group_size * math.prod(rollout.branches)
+    return rollout.num_problems * per_group
 
 
 def steps_per_iteration(config: RLConfig) -> int:
     """Return optimizer steps of an iteration with all its rollouts."""
-    return config.update.num_epochs * math.ceil(
-        config.rollout.num_problems * rollouts_per_group(config) / config.update.minibatch_size
-    )
+    return config.update.num_epochs * math.ceil(most_rollouts(config) / config.update.minibatch_size)
 
 
 @dataclass
@@ -43,7 +43,8 @@ class Update:
             advantages = whiten(advantages, experience.response_mask, self.config.update.whitening == "standard")
         for learner in self.learners:
             learner.check(experience, estimate)
-        return replace(experience, advantages=advantages, returns=estimate.returns)
+        fitted = {"returns": estimate.returns, "return_weights": estimate.return_weights}
+        return replace(experience, advantages=advantages, **fitted)
 
     def __call__(self, experience: Experience, iteration: int) -> dict[str, float]:
         """Train on the experience of `iteration` (from 0); means over its tokens and steps, and learning rates."""

@@ -6,6 +6,7 @@ rl/credit/process_credit.py.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,9 +14,7 @@ import torch
 from espalier.data.records import BadInput
 from espalier.models.scalar_head import load_process_reward
 from espalier.rewards.process import score_trajectories
-from espalier.rl.credit.process_credit import FORMS, check_value_scale, process_advantages, state_values
-from espalier.rl.credit.state_cutters import at_least_one_step
-from espalier.rl.credit.token_maps import spread_steps
+from espalier.rl.credit.process_credit import FORMS, credit_rollouts
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.distributed import from_main_rank
@@ -54,26 +53,15 @@ class ProcessValueAdvantage:
 
         Raises BadInput where the form "value" meets a reward outside 0 to 1.
         """
-        if self.form == "value":
-            check_value_scale([reward for group in groups for reward in group.rewards])
         trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
         scores = from_main_rank(
             lambda: score_trajectories(self.model, trajectories, pad_id=0, batch_tokens=self.batch_tokens)
         )
-        rest = iter(scores)
-        rows: list[list[float]] = []
-        values: list[list[float]] = []
-        for group in groups:
-            own = [next(rest) for _ in group.rollouts]
-            found = state_values(own, group.rewards, self.form)
-            has_tokens = [bool(rollout.trajectory.response_ids) for rollout in group.rollouts]
-            values += [row if is_one else row[-1:] for row, is_one in zip(found, has_tokens, strict=True)]
-            rows += process_advantages(own, group.rewards, self.form, self.weight)
-        ends = [at_least_one_step(trajectory).step_ends for trajectory in trajectories]
         every = [score for row in scores for score in row]
         last = [row[-1] for row in scores if row]
         metrics = {
             "step_score": sum(every) / max(1, len(every)),
             "last_score": sum(last) / max(1, len(last)),
         }
-        return Estimate(spread_steps(ends, rows, experience.response_mask), metrics=metrics, state_values=values)
+        estimate = credit_rollouts(groups, scores, self.form, self.weight, experience.response_mask)
+        return replace(estimate, metrics=metrics)

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from espalier.data.records import BadInput, Completion, State, Trajectory
 from espalier.rl.credit.completion_plans import CompletionPlan
 from espalier.rl.credit.state_cutters import StateCutter
-from espalier.rl.credit.step_credit import PROMPT_VALUES, fill_values, prompt_values, step_advantages
+from espalier.rl.credit.step_credit import (
+    PROMPT_VALUES,
+    check_whole_rewards,
+    fill_values,
+    prompt_values,
+    step_advantages,
+)
 from espalier.rl.credit.token_maps import spread_steps
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.types import Estimate, Experience, RolloutGroup
@@ -42,8 +48,7 @@ class MonteCarloCredit:
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
         """Give every response token the advantage of its step. Raises BadInput where the reward has process terms."""
-        if any(score.steps for group in groups for score in group.scores):
-            raise BadInput("Monte-Carlo values are of whole responses: choose a reward without process terms")
+        check_whole_rewards(groups)
         split = [[self.cutter(rollout, context.decode) for rollout in group.rollouts] for group in groups]
         states = self.plan.states(groups, split, first_step=0 if self.prompt_value == "sampled" else 1)
         completions = self.plan.complete(list(states.values()), context)

@@ -15,9 +15,14 @@ steps but the last, and the reward itself as V_S. What a step is credited with:
 
 from collections.abc import Sequence
 
+import torch
+
 from espalier.data.records import BadInput
 from espalier.rl.advantages.rloo import leave_one_out
+from espalier.rl.credit.state_cutters import at_least_one_step
 from espalier.rl.credit.step_credit import fill_values, prompt_values, step_advantages
+from espalier.rl.credit.token_maps import spread_steps
+from espalier.rl.types import Estimate, RolloutGroup
 
 FORMS = ("value", "progress", "minimum")
 
@@ -74,3 +79,30 @@ def process_advantages(
         [gain + weight * (low - (sum(lowest) - own) / (len(lowest) - 1)) for low in lowest_to_come(row)] or [gain]
         for row, gain, own in zip(scores, above, lowest, strict=True)
     ]
+
+
+def credit_rollouts(
+    groups: Sequence[RolloutGroup],
+    scores: Sequence[Sequence[float]],
+    form: str,
+    weight: float,
+    response_mask: torch.Tensor,
+) -> Estimate:
+    """Give every response token the advantage of its step, and value the states; `scores[n]` are those of rollout n
+    after each step.
+
+    Raises BadInput where the form "value" meets a reward outside 0 to 1.
+    """
+    if form == "value":
+        check_value_scale([reward for group in groups for reward in group.rewards])
+    rest = iter(scores)
+    rows: list[list[float]] = []
+    values: list[list[float]] = []
+    for group in groups:
+        own = [next(rest) for _ in group.rollouts]
+        found = state_values(own, group.rewards, form)
+        has_tokens = [bool(rollout.trajectory.response_ids) for rollout in group.rollouts]
+        values += [row if is_one else row[-1:] for row, is_one in zip(found, has_tokens, strict=True)]
+        rows += process_advantages(own, group.rewards, form, weight)
+    ends = [at_least_one_step(rollout.trajectory).step_ends for group in groups for rollout in group.rollouts]
+    return Estimate(spread_steps(ends, rows, response_mask), state_values=values)

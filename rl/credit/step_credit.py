@@ -3,9 +3,18 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+from espalier.data.records import BadInput
 from espalier.rl.advantages.rloo import leave_one_out
+from espalier.rl.types import RolloutGroup
 
 PROMPT_VALUES = ("group", "leave_one_out", "sampled")
+
+
+def check_whole_rewards(groups: Sequence[RolloutGroup]) -> None:
+    """Raise BadInput where the reward has process terms, for values that are means of the rewards of whole
+    responses."""
+    if any(score.steps for group in groups for score in group.scores):
+        raise BadInput("Monte-Carlo values are of whole responses: choose a reward without process terms")
 
 
 def fill_values(values: Sequence[float | None], outcome: float) -> list[float]:

@@ -90,10 +90,7 @@ class Watch:
         """Return rollouts that the policy of `version` is to learn from, and their layout; metrics. Raises
         ProbeFailed."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        rows = [
-            ExpectedRow(r.trajectory.prompt_ids, r.trajectory.response_ids, r.trajectory.finish_reason)
-            for r in rollouts
-        ]
+        rows = [ExpectedRow(r.context_ids, r.drawn_ids, r.trajectory.finish_reason) for r in rollouts]
         lag = max((abs(version - rollout.policy_version) for rollout in rollouts), default=0)
         fault = check_layout(
             rows,

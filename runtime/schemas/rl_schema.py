@@ -10,12 +10,17 @@ from espalier.runtime.schemas.shared_topics import EngineConfig, TrackingConfig
 
 @dataclass
 class RolloutConfig:
-    """The rollouts of one iteration: `num_problems` x `group_size`."""
+    """The rollouts of one iteration: `num_problems` x `group_size`, and what branches off from them."""
 
     num_problems: int = 64
     """problems of one iteration"""
     group_size: int = 8
-    """rollouts of one problem"""
+    """rollouts of one problem that are sampled from its prompt"""
+    branches: list[int] = field(default_factory=list)
+    """a tree of rollouts: children of every state where rollouts are cut, level by level below the prompt ([3, 2]: 6
+    times as many rollouts at most, each with its own part of the tokens); empty: independent rollouts"""
+    segment_steps: int = 1
+    """steps from one level of the tree to the next"""
     dynamic_sampling_rounds: int = 0
     """times per iteration that groups whose rewards agree are replaced by groups of other problems (DAPO's dynamic
     sampling)"""
@@ -129,6 +134,9 @@ class CriticConfig:
     form: str = "linear"
     """a value is the head's output (linear: any number) or its sigmoid (probability: 0 to 1, as process reward models
     are trained); a run whose returns leave that range is refused"""
+    loss: str = "squared"
+    """of a value and its target: squared, or cross_entropy (with form=probability and clip_range=0), as process reward
+    models are trained"""
     optimizer: Any = MISSING
     """the optimizer and its settings, but for the learning rate"""
     learning_rate: float = 1e-5

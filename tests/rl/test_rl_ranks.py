@@ -112,6 +112,17 @@ def test_completions_of_states_on_two_ranks_train_as_those_of_one(tiny_policy: P
     assert_same_weights(tmp_path / "one", tmp_path / "two", 1e-4, ("model",))
 
 
+def test_a_process_reward_model_trained_along_on_two_ranks_equals_that_of_one(
+    tiny_policy: Path, tmp_path: Path
+) -> None:
+    run(tiny_policy, tmp_path / "one", 1, "prm_value")
+    run(tiny_policy, tmp_path / "two", 2, "prm_value")
+    rows = read_metrics(tmp_path / "one")
+    assert all(row["update/value_grad_norm"] > 0 and row["estimate/num_completions"] == 6 for row in rows)
+    assert_same_metrics(tmp_path / "one", tmp_path / "two", 1e-4)
+    assert_same_weights(tmp_path / "one", tmp_path / "two", 1e-4)
+
+
 ADAPTERS = ("lora=lora", "lora.rank=4", "ema.decay=0.75")
 MERGED = ("model", "model_ema", "critic")
 

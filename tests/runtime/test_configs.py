@@ -164,7 +164,7 @@ def test_every_rl_experiment_fits_together_and_has_a_critic_where_it_is_chosen()
         config = OmegaConf.to_object(composed)
         assert isinstance(config, RLConfig)
         check_combinations(config)
-        assert (config.critic is not None) == ("advantages.gae" in str(config.advantage["_target_"])), path
+        assert (config.critic is not None) == find_component(config.advantage["_target_"]).needs_critic, path
         assert config.critic is None or config.critic.model["path"] in ("M", "given")
 
 

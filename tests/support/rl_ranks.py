@@ -1,8 +1,8 @@
-"""A small RL run for `test_rl_ranks.py`: `rl_ranks.py POLICY RUN_DIR [one_pass [asking] | vineppo] [KEY=VALUE ...]`,
-alone or behind a launcher: PPO, VinePPO, or with `one_pass` GRPO, whose update makes the only pass, unless it is
-`asking`: that reads the old policy's log-probs first, and asks the sampler for more. Its sampler answers by the request
-alone, so that no rounding changes what is learnt from; the engine that is asked for log-probs serves what was
-delivered. Keys are those of main.py."""
+"""A small RL run for `test_rl_ranks.py`: `rl_ranks.py POLICY RUN_DIR [one_pass [asking] | vineppo | prm_value]
+[KEY=VALUE ...]`, alone or behind a launcher: PPO, VinePPO, a process reward model trained along, or with `one_pass`
+GRPO, whose update makes the only pass, unless it is `asking`: that reads the old policy's log-probs first, and asks the
+sampler for more. Its sampler answers by the request alone, so that no rounding changes what is learnt from; the engine
+that is asked for log-probs serves what was delivered. Keys are those of main.py."""
 
 import sys
 from dataclasses import replace
@@ -16,6 +16,7 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.grpo import GRPO
+from espalier.rl.advantages.online_process_values import OnlineProcessValueAdvantage
 from espalier.rl.advantages.vineppo import VinePPO
 from espalier.rl.types import Estimate
 from espalier.runtime.distributed import process_group, rank
@@ -41,7 +42,7 @@ class AskingGRPO(GRPO):
 
 
 def main() -> None:
-    """Three iterations with a critic, a KL penalty and whitening, or of GRPO or VinePPO; models at the end."""
+    """Three iterations with a critic, a KL penalty and whitening, or of another estimator; models at the end."""
     torch.set_num_threads(1)
     policy, run_dir = Path(sys.argv[1]), Path(sys.argv[2])
     fixed = ["optimizer.eps=1e-4", f"output_dir={run_dir}", f"model.path={policy}"]  # noise is no direction to Adam
@@ -53,6 +54,11 @@ def main() -> None:
         kind: dict[str, Any] = {"minibatch_size": 12, "estimator": (AskingGRPO if "asking" in sys.argv else GRPO)(True)}
         if "vineppo" in sys.argv:
             kind = {"minibatch_size": 6, "estimator": VinePPO(completions_per_state=2, prompt_value="sampled")}
+        elif "prm_value" in sys.argv:
+            kind = {"minibatch_size": 6, "num_lines": 2}
+            kind |= {"estimator": OnlineProcessValueAdvantage(completions_per_refresh=6, completions_per_state=2)}
+            likelihood = {"form": "probability", "loss": "cross_entropy", "clip_range": 0.0}
+            kind |= {"critic": CriticConfig(learning_rate=1e-3, **likelihood)}
         elif not is_one_pass:
             kind = {"minibatch_size": 6, "estimator": GAE(gamma=1.0, lam=0.95)}
             kind |= {"critic": CriticConfig(learning_rate=1e-3), "kl": KLConfig(coefficient=0.05, kind="k3")}
