@@ -3,7 +3,7 @@ is reported before anything starts."""
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +30,7 @@ from espalier.rl.policy_loss import PolicyLoss
 from espalier.rl.probes.watch import Watch, check_probes
 from espalier.rl.rollout import Sampler, check_params
 from espalier.rl.rollout_source import SampledGroups, choose_problems
+from espalier.rl.samples import Samples, kept_random_state
 from espalier.rl.trainer import Trainer
 from espalier.rl.training_engines import check_engines, has_noise, make_training_engine, without_dropout
 from espalier.rl.update import Update, steps_per_iteration
@@ -66,7 +67,8 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
     critic = make_critic(config)
     reference = make_reference(config, engine)
     reward = build(config.reward)
-    for part in (reward, estimator):
+    further = make_further_estimators(config, params)
+    for part in (reward, estimator, *further.values()):
         if isinstance(part, HoldsModels):
             for name, found in part.networks().items():
                 check_vocabulary(model, int(found.config.vocab_size), name)
@@ -96,6 +98,7 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
             config.probes.on_fault == "stop",
         ),
         window,
+        further,
     )
 
 
@@ -110,9 +113,11 @@ def assemble(
     params: SamplingParams,
     weight_sync: WeightSync,
     window: int | None = None,
+    further: Mapping[str, AdvantageEstimator] | None = None,
 ) -> Trainer:
     """Put a run together. `engine` trains the policy; `reference` is None without a KL penalty; `window`: the tokens
-    that the engines take (None: any). Raises BadInput on settings that do not exist, and where too few problems fit."""
+    that the engines take (None: any); `further`: the estimators of `samples.estimators`. Raises BadInput on settings
+    that do not exist, and where too few problems fit."""
     metrics, loop = IterationMetrics(), asyncio.Runner()
     problems = choose_problems(sampler.task, sampler.tokenizer, window, params.max_tokens)
     kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)
@@ -137,6 +142,7 @@ def assemble(
         delivery=delivery,
         evaluation=GreedyEvaluation(config, problems.dev, source, loop, metrics.clock),
         metrics=metrics,
+        samples=Samples(Path(config.output_dir), config.samples, further or {}),
         loop=loop,
         pad_id=int(sampler.tokenizer.pad_token_id),
         window=window,
@@ -261,6 +267,16 @@ def check_same_tokenizer(tokenizer: Any, path: str, name: str) -> None:
     if differences:
         raise BadConfig(f"{path}: the {name} has another tokenizer than the policy: {differences[0]}: it would read "
                         "other texts than were sampled: train it on this policy's tokens")  # fmt: skip
+
+
+def make_further_estimators(config: RLConfig, params: SamplingParams) -> dict[str, AdvantageEstimator]:
+    """Return the estimators of `samples.estimators` by name; what is built after them is what it is without them.
+    Raises BadSampling where a group is too small for one."""
+    with kept_random_state():
+        found = {name: build(node) for name, node in config.samples.estimators.items()}
+    for estimator in found.values():
+        check_params(params, config.rollout.group_size, estimator.smallest_group)
+    return found
 
 
 def make_critic(config: RLConfig) -> "Critic | None":
