@@ -58,7 +58,10 @@ class DocumentSettings:
 
 def rows(kind: type, topic: str = "") -> Iterator[tuple[str, ...]]:
     """Return the rows of a class's settings; a topic without a text of its own has a section below."""
-    defaults = {field.name: field.default for field in fields(kind)}
+    defaults = {
+        field.name: field.default if field.default_factory is MISSING else field.default_factory()
+        for field in fields(kind)
+    }
     for field in texts_of(kind):
         if field.meaning:
             value = defaults[field.name]
