@@ -83,7 +83,7 @@ function toggle(box, isOpen) {
 }
 
 function rolloutBox(rollout, gold, at) {
-  const button = make("button", "head", badge(rollout.right), strips(rollout));
+  const button = make("button", "head", badge(rollout.right), make("code", "", "/" + rollout.id.split("/").pop()), strips(rollout));
   button.type = "button";
   button.setAttribute("aria-expanded", "false");
   button.append(make("span", "muted", `reward ${show(rollout.reward)}, ${rollout.steps.length} steps, ${rollout.tokens} tokens`));

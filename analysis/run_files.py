@@ -144,7 +144,11 @@ class RunFiles:
 
     def rl_runs(self) -> list[Path]:
         """List the folders of reinforcement learning, here and one below, that have samples."""
-        return [folder for folder in [self.root, *sorted(self.root.glob("*"))] if any(folder.glob("samples/*.jsonl"))]
+        return [
+            folder
+            for folder in [self.root, *sorted(self.root.glob("*"))]
+            if any(folder.glob("samples/iteration-*.jsonl"))
+        ]
 
     def check(self) -> None:
         """Raises BadInput, with the remedy, where a file is missing that the report cannot do without."""
