@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from espalier.analysis.credit_run import OWN, CreditRun, Disagreement, PairCount, scale_of
+from espalier.analysis.credit_run import CreditRun, Disagreement, PairCount, scale_of
 from espalier.analysis.embedded import BLOCK_CHARACTERS, Cap, pack
 from espalier.analysis.markup import Markup, join, printable, tag
 from espalier.analysis.script_page import render_script_page
@@ -197,7 +197,7 @@ def _controls() -> Markup:
 def size_sentences(data: CreditData, packed: PackedGroups) -> list[str]:
     """Say what the page holds and what the further estimators cost."""
     size = sum(map(len, packed.blocks))
-    sentences = [f"This page holds {len(data.run.rollouts):,} rollouts in {size / 1e6:.1f} MB."]
+    sentences = [f"This page holds {len(data.run.rollouts):,} rollouts in {size / 1e6:.2f} MB."]
     costs = data.run.costs
     if costs.get("samples/completions"):
         sentences.append(f"For comparison the further estimators had {costs['samples/completions']:,.0f} completions "
@@ -212,10 +212,9 @@ def render_credit(data: CreditData) -> str:
     """Return the whole document."""
     packed = pack_groups(data)
     first, *rest = size_sentences(data, packed)
-    own = data.run.estimators[OWN]
     main = [
         tag("h1", "Credit, step by step"),
-        tag("p", f"{own}. {first}", class_="lead"),
+        tag("p", first, class_="lead"),
         *(tag("p", sentence) for sentence in rest),
         _key_figures(data),
         _disagreements(data),
