@@ -21,7 +21,7 @@ from espalier.data.records import Completion
 from espalier.pipeline.values.step_statistics import impossible_patterns
 from espalier.values.monte_carlo import StateKey
 
-_BLOCK_CHARACTERS = 400_000
+BLOCK_CHARACTERS = 400_000
 
 
 def pack(value: Any) -> str:
@@ -75,7 +75,7 @@ class Embedded:
         is_new_problem: bool,
     ) -> None:
         """One more trajectory; a problem begins a new block where the last one is full."""
-        if is_new_problem and self._size > _BLOCK_CHARACTERS:
+        if is_new_problem and self._size > BLOCK_CHARACTERS:
             self.close_block()
         detail = self._detail(row, found, completions)
         self._add_to_index(row, found)

@@ -1,8 +1,6 @@
-"use strict";
-// The inspector: finds, filters and sorts by the index, unpacks a block when a trajectory in it is opened.
-// Text reaches the page as text only (textContent); what is chosen is in the address after #.
+// The inspector, behind blocks.js: finds, filters and sorts by the index, opens trajectories.
 
-const PAGE = 50, KEPT_BLOCKS = 12;
+const PAGE = 50;
 const SORTS = {
   file: ["order of the file", null],
   suspicious: ["most suspicions", at => -bits(index.kinds[at])],
@@ -15,42 +13,11 @@ const SORTS = {
   shortest: ["shortest", at => index.length[at]],
   steps: ["most steps", at => -index.steps[at]],
 };
-const blocks = new Map();
 let index, kinds, found = [], shown = PAGE, searches = 0;
 let choice = { q: "", in: "ids", kinds: [], right: "", sort: "file", t: "" };
 
-const byId = name => document.getElementById(name);
 const bits = mask => { let count = 0; for (; mask; mask &= mask - 1) count++; return count; };
-const show = number => number === null || number === undefined ? "–" : number.toFixed(2);
-const colour = value => value === null ? "unknown" : "v" + Math.min(4, Math.max(0, Math.floor(value * 5)));
-
-function make(name, className, ...children) {
-  const element = document.createElement(name);
-  if (className) element.className = className;
-  element.append(...children);
-  return element;
-}
-
-async function unpack(name) {
-  const packed = atob(byId(name).textContent), bytes = new Uint8Array(packed.length);
-  for (let at = 0; at < packed.length; at++) bytes[at] = packed.charCodeAt(at);
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  return JSON.parse(await new Response(stream).text());
-}
-
-async function block(number) {
-  const known = blocks.get(number) || await unpack("block-" + number);
-  blocks.delete(number);
-  blocks.set(number, known);
-  if (blocks.size > KEPT_BLOCKS) blocks.delete(blocks.keys().next().value);
-  return known;
-}
-
 // --- one trajectory ----------------------------------------------------------------------------------------
-
-function badge(isRight) {
-  return make("span", "badge " + (isRight ? "good" : "bad"), isRight ? "✓ right" : "✗ wrong");
-}
 
 function completionList(rows) {
   if (!rows.length) return make("p", "completions muted", "completions left out: the page would be too large");
@@ -207,16 +174,7 @@ function more() {
 // --- what is chosen ----------------------------------------------------------------------------------------
 
 function remember() {
-  const written = new URLSearchParams();
-  for (const [name, value] of Object.entries(choice)) {
-    const text = Array.isArray(value) ? value.join(",") : value;
-    if (text !== "" && text !== { in: "ids", sort: "file" }[name]) written.set(name, text);
-  }
-  try {
-    history.replaceState(null, "", "#" + written);
-  } catch (error) {
-    // a page shown inside another (a notebook) has no address to change
-  }
+  putIntoAddress(choice, { in: "ids", sort: "file" });
 }
 
 function recall() {
@@ -258,11 +216,7 @@ function controls() {
     });
     byId("chips").append(chip);
   });
-  let waiting = 0;
-  byId("q").addEventListener("input", () => {
-    clearTimeout(waiting);
-    waiting = setTimeout(() => { choice.q = byId("q").value; chosen(); }, 250);
-  });
+  whenTyped(byId("q"), () => { choice.q = byId("q").value; chosen(); });
   for (const name of ["in", "right", "sort"]) {
     byId(name).addEventListener("change", () => { choice[name] = byId(name).value; chosen(); });
   }
@@ -281,12 +235,8 @@ function chosen() {
   find();
 }
 
-async function start() {
-  if (typeof DecompressionStream === "undefined") throw new Error("this browser is too old: it has no DecompressionStream (2023)");
+openPage(async () => {
   ({ index, kinds } = await unpack("index"));
   controls();
   await arrive();
-  document.body.dataset.ready = "true";
-}
-
-start().catch(error => { byId("status").textContent = "cannot show the trajectories: " + error.message; });
+}, "the trajectories");

@@ -1,29 +1,18 @@
-"""The inspector's page: statistics of every step as charts, then the trajectories themselves.
+"""The inspector's page: statistics of every step as charts, then the trajectories themselves."""
 
-One file without a network. The only script that may run is the page's own (the policy names its hash), and every
-text of a model is in packed blocks (`analysis.embedded`) or is escaped.
-"""
-
-import base64
-import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
-from espalier.analysis.embedded import Embedded, block, pack
+from espalier.analysis.embedded import Embedded
 from espalier.analysis.flags import KINDS, Suspicion
 from espalier.analysis.inspected import Inspected
 from espalier.analysis.markup import Markup, join, printable, tag
-from espalier.analysis.page import STYLE
+from espalier.analysis.script_page import render_script_page
 from espalier.analysis.sections import note, section, table, tiles
 from espalier.analysis.step_figures import figures, length_tables
 from espalier.pipeline.values.step_statistics import impossible_patterns
-
-_SCRIPT = Path(__file__).with_name("inspector.js")
-_OWN_STYLE = Path(__file__).with_name("inspector.css")
 
 
 @dataclass(frozen=True)
@@ -149,37 +138,16 @@ def _statistics(data: InspectorData) -> Markup:
 
 def render_inspector(data: InspectorData) -> str:
     """Return the whole document."""
-    script = _SCRIPT.read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
-    style = STYLE.read_text(encoding="utf-8") + _OWN_STYLE.read_text(encoding="utf-8")
-    head = tag(
-        "head",
-        tag("meta", charset="utf-8"),
-        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        tag("meta", http_equiv="Content-Security-Policy", content=policy),
-        tag("link", rel="icon", href="data:,"),
-        tag("title", f"Espalier: {data.name}"),
-        tag("style", Markup(style)),
-    )
     sentences = enumerate(size_sentences(data))
     paragraphs = [tag("p", text, class_="lead" if number == 0 else "cut") for number, text in sentences]
-    main = tag(
-        "main",
+    main = [
         tag("h1", "Steps, read one by one"),
         *paragraphs,
         _key_figures(data),
         section("flags", "What is suspicious", _suspicion_table(data)),
         _statistics(data),
         section("trajectories", "Trajectories", _controls()),
-    )
-    brand = tag("div", tag("b", "Espalier"), tag("span", data.name, class_="muted"), class_="brand")
-    names = ("flags", "statistics", "trajectories")
-    links = tag("nav", *(tag("a", name, href=f"#{name}") for name in names), aria_label="sections")
-    header = tag("header", brand, links)
-    kinds = [[key, *texts] for key, texts in KINDS.items()]
-    index: Mapping[str, Any] = {"kinds": kinds, "index": data.embedded.index}
-    blocks = [block("index", pack(index))]
-    blocks += [block(f"block-{number}", packed) for number, packed in enumerate(data.embedded.blocks)]
-    body = tag("body", header, main, *blocks, tag("script", Markup(script)))
-    return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+    ]
+    index = {"kinds": [[key, *texts] for key, texts in KINDS.items()], "index": data.embedded.index}
+    links = ("flags", "statistics", "trajectories")
+    return render_script_page(data.name, main, links, ["inspector.js"], index, data.embedded.blocks)

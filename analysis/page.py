@@ -19,7 +19,8 @@ _LEAF = "M12 22V3M12 18H3V13M12 18h9v-5M12 11H5V7M12 11h7V7"
 
 @dataclass(frozen=True)
 class ReportData:
-    """Everything the page shows."""
+    """Everything the page shows. `credit_pages`: run of reinforcement learning → address of its page of step credit, ""
+    where it was not made."""
 
     name: str
     evaluations: Mapping[str, PolicyEvaluation]
@@ -31,6 +32,7 @@ class ReportData:
     seconds: Mapping[str, float]
     metas: Sequence[Meta]
     pairs: Sequence[Meta]
+    credit_pages: Mapping[str, str]
 
 
 def _headline(data: ReportData) -> Markup:
@@ -79,7 +81,10 @@ def render_report(data: ReportData) -> str:
         sections.seconds_section(data.seconds),
         sections.counts_section(data.metas, data.pairs),
     ]
-    names = ("accuracy", "losses", "calibration", "examples", "seconds", "counts")
+    names = ["accuracy", "losses", "calibration", "examples", "seconds", "counts"]
+    if data.credit_pages:
+        parts.append(sections.credit_section(data.credit_pages))
+        names.append("credit")
     logo = tag("svg", tag("path", d=_LEAF), viewBox="0 0 24 24", class_="logo", aria_hidden="true")
     brand = tag("div", logo, tag("b", "Espalier"), tag("span", data.name, class_="muted"), class_="brand")
     links = tag("nav", *(tag("a", name, href=f"#{name}") for name in names), aria_label="sections")

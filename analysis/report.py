@@ -3,11 +3,14 @@
     python run_stage.py -cn pages/report output=RUN/report.html stage.run_dir=RUN
 
 `seconds.jsonl` and the X.meta.json files are read but are no inputs whose hashes must stay: the shell goes
-on appending seconds whenever the quick start is run again, and that must not make a finished report stale.
+on appending seconds whenever the quick start is run again, and that must not make a finished report stale. The same
+holds for pages of step credit (credit.html in a run of reinforcement learning within RUN), which it links to.
 """
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 from espalier.analysis.example_trajectories import read_examples
 from espalier.analysis.page import ReportData, render_report
@@ -66,6 +69,7 @@ class Report:
             seconds=seconds,
             metas=_read_metas([files.rewards(f"{name}.meta.json") for name in _COUNTED]),
             pairs=_read_metas(sorted(files.root.glob("pairs/*.meta.json"))),
+            credit_pages=_credit_pages(files, context.output.parent),
         )
         page = render_report(data)
         write_json(files.root / "summary.json", summarize(seconds, evaluations, prm, differences, data.metas))
@@ -77,6 +81,13 @@ def _read_all_losses(files: RunFiles) -> dict[str, LossCurves]:
     paths = {run: files.metrics(run) for run in files.training_runs()}
     losses = {run: read_losses(path) for run, path in paths.items() if path.is_file()}
     return {run: curves for run, curves in losses.items() if curves.train or curves.evaluation}
+
+
+def _credit_pages(files: RunFiles, folder: Path) -> dict[str, str]:
+    """Return by the name of a run of reinforcement learning the address of its page, as seen from `folder`."""
+    pages = {run: run / "credit.html" for run in files.rl_runs()}
+    addresses = {run: quote(os.path.relpath(page, folder)) if page.is_file() else "" for run, page in pages.items()}
+    return {run.resolve().name: address for run, address in addresses.items()}
 
 
 def _read_metas(paths: list[Path]) -> list[Meta]:

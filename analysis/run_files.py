@@ -6,6 +6,7 @@
     RUN/process_rewards/{trajectories,step_values,step_scores}.jsonl
     RUN/process_rewards/*.meta.json, RUN/pairs/*.meta.json   counts and provenance
     RUN/seconds.jsonl                                      {"stage", "seconds"}, one line a run of a stage
+    RUN/{rl run}/samples/, RUN/{rl run}/credit.html        main.py, and analysis.credit
 
 Evaluations of the three policies, prm.json and seconds.jsonl must be there; the rest may be missing.
 """
@@ -135,9 +136,19 @@ class RunFiles:
         return [*POLICIES, *sorted(names - set(POLICIES))]
 
     def training_runs(self) -> list[str]:
-        """Return the four training runs of every quick start, then others that left metrics, by name."""
+        """Return the four training runs of every quick start, then others that left metrics, by name; those of
+        reinforcement learning have no such loss."""
         names = {path.parent.name for path in self.root.glob("*/metrics.jsonl")}
+        names -= {path.name for path in self.rl_runs()}
         return [*TRAINING_RUNS, *sorted(names - set(TRAINING_RUNS))]
+
+    def rl_runs(self) -> list[Path]:
+        """List the folders of reinforcement learning, here and one below, that have samples."""
+        return [
+            folder
+            for folder in [self.root, *sorted(self.root.glob("*"))]
+            if any(folder.glob("samples/iteration-*.jsonl"))
+        ]
 
     def check(self) -> None:
         """Raises BadInput, with the remedy, where a file is missing that the report cannot do without."""

@@ -250,3 +250,17 @@ def counts_section(metas: Sequence[Meta], pairs: Sequence[Meta]) -> Markup:
         *missing,
         two_columns(_provenance([*metas, *pairs]), every),
     )
+
+
+def credit_section(pages: Mapping[str, str]) -> Markup:
+    """Return a link to the page of step credit of every run of reinforcement learning, or the command that makes it."""
+    made = [
+        tag("p", tag("a", f"The step credit of {name}", href=address)) for name, address in pages.items() if address
+    ]
+    missing = [
+        note(f"{name} has samples and no page of them: run_stage.py -cn pages/inspect_credit stage.run_dir={name} "
+             f"output={name}/credit.html")
+        for name, address in pages.items()
+        if not address
+    ]  # fmt: skip
+    return section("credit", "Reinforcement learning", *made, *missing)

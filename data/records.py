@@ -169,6 +169,10 @@ class SampledRollout:
     gold: Gold
     answer: str | None
     is_correct: bool
+    estimator_values: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    """by the name of a further estimator (`samples.estimators`) what `step_values` are of the run's own"""
+    estimator_advantages: dict[str, list[float]] = dataclasses.field(default_factory=dict)
+    """by its name each step's advantage, before whitening; it is not trained with"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,7 +6,7 @@ Every check takes the config of a run, raises BadConfig in one line that names t
 
 import inspect
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from typing import Any
 
@@ -33,6 +33,7 @@ def check_combinations(config: RLConfig) -> None:
     check_step_rewards(config)
     check_value_scale(config)
     check_critic_range(config)
+    check_samples(config)
 
 
 def check_numbers(config: RLConfig) -> None:
@@ -82,8 +83,8 @@ def check_filter(config: RLConfig) -> None:
     kept, drawn = found[1]["num_kept"], config.rollout.group_size
     _check(1 <= kept < drawn, f"filter.num_kept={kept} must be at least 1 and below rollout.group_size={drawn}: raise "
            "rollout.group_size, or set filter=none")  # fmt: skip
-    _check(not config.rollout.branches, "a filter keeps some rollouts of a group, and a tree needs all its branches: set "
-           "filter=none or rollout.branches=[]")  # fmt: skip
+    _check(not config.rollout.branches, "a filter keeps some rollouts of a group, and a tree needs all its branches: "
+           "set filter=none or rollout.branches=[]")  # fmt: skip
 
 
 def check_estimator(config: RLConfig) -> None:
@@ -109,46 +110,74 @@ def check_estimator(config: RLConfig) -> None:
            "rollout.group_size=1 always do: set it to true")  # fmt: skip
 
 
+def estimators_of(config: RLConfig) -> Iterator[tuple[str, Any, dict[str, Any]]]:
+    """Return (its key, its class, its settings) of the run's estimator and of the further ones."""
+    nodes = {"advantage": config.advantage}
+    nodes |= {f"samples.estimators.{name}": node for name, node in config.samples.estimators.items()}
+    for key, node in nodes.items():
+        found = component_settings(node)
+        if found is not None:
+            yield key, *found
+
+
 def check_tree(config: RLConfig) -> None:
     """Branches that are none, and a tree that the estimator does not read."""
     branches, steps = list(config.rollout.branches), config.rollout.segment_steps
     _check(all(number >= 2 for number in branches), f"rollout.branches must be numbers of at least 2, got {branches}: "
            "one child is the rollout itself")  # fmt: skip
     _check(steps >= 1, f"rollout.segment_steps must be at least 1, got {steps}")
-    found = component_settings(config.advantage)
-    if found is None:
-        return
-    name, reads = found[0].__name__, getattr(found[0], "reads_branches", False)
-    _check(reads or not branches, f"{name} takes rollouts for independent, and rollout.branches={branches} makes trees "
-           "of them: choose advantage=tree, or set rollout.branches=[]")  # fmt: skip
-    _check(not reads or bool(branches), f"{name} compares the branches of a tree: set rollout.branches, [2, 2] for "
-           "instance")  # fmt: skip
+    for key, kind, _ in estimators_of(config):
+        reads = getattr(kind, "reads_branches", False)
+        _check(reads or not branches, f"{key}: {kind.__name__} takes rollouts for independent, and rollout.branches="
+               f"{branches} makes trees of them: choose advantage=tree, or set rollout.branches=[]")  # fmt: skip
+        _check(not reads or bool(branches), f"{key}: {kind.__name__} compares the branches of a tree: set "
+               "rollout.branches, [2, 2] for instance")  # fmt: skip
 
 
 def check_step_rewards(config: RLConfig) -> None:
-    """Process rewards for an estimator that values whole responses; none for one that reads nothing else."""
-    estimator, reward = component_settings(config.advantage), reward_range(config.reward)
-    if estimator is None or reward is None:
+    """Process rewards for estimators that value whole responses; none for those that read nothing else."""
+    reward = reward_range(config.reward)
+    if reward is None:
         return
-    kind = estimator[0]
-    if reward.to_come is None:
-        _check(not getattr(kind, "needs_step_rewards", False), f"advantage {kind.__name__} reads process rewards, and "
-               f"reward {_name(config.reward)} has none: choose reward=process or process_alone")  # fmt: skip
-        return
-    _check(getattr(kind, "takes_step_rewards", True), f"advantage {kind.__name__} values whole responses, and reward "
-           f"{_name(config.reward)} has process rewards at step ends: choose a reward without, or "
-           "advantage=gae, remax or reinforce_plus_plus")  # fmt: skip
+    for key, kind, _ in estimators_of(config):
+        if reward.to_come is None:
+            _check(not getattr(kind, "needs_step_rewards", False), f"{key} {kind.__name__} reads process rewards, and "
+                   f"reward {_name(config.reward)} has none: choose reward=process or process_alone")  # fmt: skip
+        else:
+            _check(getattr(kind, "takes_step_rewards", True), f"{key} {kind.__name__} values whole responses, and "
+                   f"reward {_name(config.reward)} has process rewards at step ends: choose a reward without, or "
+                   f"{key}=gae, remax or reinforce_plus_plus")  # fmt: skip
 
 
 def check_value_scale(config: RLConfig) -> None:
     """Process scores as values beside rewards of another scale."""
-    estimator, reward = component_settings(config.advantage), reward_range(config.reward)
-    if estimator is None or reward is None or not getattr(estimator[0], "has_process_scores", False):
+    reward = reward_range(config.reward)
+    if reward is None:
         return
     low, high = reward.total
-    _check(estimator[1]["form"] != "value" or (low >= 0 and high <= 1), "advantage.form=value sets process scores from "
-           f"0 to 1 beside rewards, and reward {_name(config.reward)} gives {low:g} to {high:g}: choose another "
-           "advantage.form, progress say, or a reward from 0 to 1")  # fmt: skip
+    for key, kind, settings in estimators_of(config):
+        is_value = getattr(kind, "has_process_scores", False) and settings["form"] == "value"
+        _check(not is_value or (low >= 0 and high <= 1), f"{key}.form=value sets process scores from "
+               f"0 to 1 beside rewards, and reward {_name(config.reward)} gives {low:g} to {high:g}: choose "
+               f"another {key}.form, progress say, or a reward from 0 to 1")  # fmt: skip
+
+
+def check_samples(config: RLConfig) -> None:
+    """Further estimators that have nothing to say, or no critic to say it by."""
+    samples = config.samples
+    _check(samples.rollouts_per_problem >= 0,
+           f"samples.rollouts_per_problem must be 0 (all) or more, got {samples.rollouts_per_problem}")  # fmt: skip
+    for name, node in samples.estimators.items():
+        found = component_settings(node)
+        if found is None:
+            raise BadConfig(f"samples.estimators.{name} must be an advantage config (a _target_ with its settings, as "
+                            "in conf/advantage/): choose estimators=from_groups or with_completions")  # fmt: skip
+        _check(not found[0].needs_critic or config.critic is not None,
+               f"samples.estimators.{name}: {found[0].__name__} reads a critic, and the run has none: leave it out, or "
+               "choose advantage=gae with a critic")  # fmt: skip
+    _check(not samples.estimators or (samples.every > 0 and samples.num_problems > 0),
+           "samples.estimators are asked about rollouts that are written down, and samples.every="
+           f"{samples.every} with samples.num_problems={samples.num_problems} writes none")  # fmt: skip
 
 
 def check_critic_range(config: RLConfig) -> None:

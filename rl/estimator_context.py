@@ -42,6 +42,10 @@ class EstimatorContext:
     """Rows of one pass over `policy`, of every rank."""
     precision: str = "fp32"
     """Of such a pass, as of the update's: bf16 or fp32."""
+    num_completions: int = 0
+    """Rollouts and completions that it has had sampled."""
+    num_completion_tokens: int = 0
+    """Their response tokens."""
 
     @property
     def decode(self) -> Decode:
@@ -54,6 +58,7 @@ class EstimatorContext:
             groups = from_main_rank(
                 lambda: self.loop.run(self.sampler.rollout(problems, params, name, self.policy_version))
             )
+        self._count([rollout.trajectory for group in groups for rollout in group.rollouts])
         with self.clock.phase("reward"):
             return from_main_rank(lambda: score(groups, self.reward))
 
@@ -62,7 +67,9 @@ class EstimatorContext:
     ) -> list[list[Completion]]:
         """Sample the graded completions of every state, `params[i].n` of state i. Raises ServerGone, BadInput."""
         with self.clock.phase("completions"):
-            return from_main_rank(lambda: self.loop.run(self.sampler.complete(states, params, round_number)))
+            rows = from_main_rank(lambda: self.loop.run(self.sampler.complete(states, params, round_number)))
+        self._count([completion for row in rows for completion in row])
+        return rows
 
     def score(self, trajectories: Iterable[Trajectory]) -> list[Score]:
         """Score by the run's reward; rank 0 alone reads the trajectories."""
@@ -91,6 +98,10 @@ class EstimatorContext:
             logprobs = scorer.logprobs(self.policy, self.params.temperature)[0]
         sums = dict(zip(distinct, logprobs.double().sum(-1).tolist(), strict=True))
         return [sums[pair] for pair in pairs]
+
+    def _count(self, sampled: Sequence[Trajectory | Completion]) -> None:
+        self.num_completions += len(sampled)
+        self.num_completion_tokens += sum(len(one.response_ids) for one in sampled)
 
 
 class AdvantageEstimator(Protocol):

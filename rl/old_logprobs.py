@@ -52,6 +52,16 @@ class OldLogprobs:
         self.score()
         return self._entropies
 
+    def first(self, num: int) -> "OldLogprobs":
+        """Return those of the first `num` rows, which share nothing with these: what is scored there stays unknown
+        here, and its seconds are not counted."""
+        made = OldLogprobs(self._logprobs[:num].clone(), self._entropies[:num].clone())
+        made._has = self._has[:num].clone()
+        score = self._score
+        if score is not None:
+            made._score = lambda rows: [whole[:num] for whole in score(rows)]
+        return made
+
     def score(self, rows: torch.Tensor | None = None) -> None:
         """Score those of `rows` [R] (None: all) that are not known by a pass of their own; called on every rank."""
         every = torch.arange(len(self._has))

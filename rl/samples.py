@@ -2,19 +2,112 @@
 
 `<run>/samples/iteration-000012.jsonl` holds `data.records.SampledRollout` rows; a file that exists is complete, and
 an iteration that is done again after a resume writes it again.
+
+Further estimators (`samples.estimators`) are asked about the groups that are written down, and about nothing else.
+Nothing is trained with their answers: a run with them ends with the same bits as one without.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import torch
 
 from espalier.data.jsonl import write_records
 from espalier.data.records import SampledRollout
+from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext
 from espalier.rl.types import Estimate, Experience, Rollout, RolloutGroup
+from espalier.runtime.distributed import device
+from espalier.runtime.schemas import SamplesConfig
 
 
 def samples_path(run_dir: Path, iteration: int) -> Path:
     """Say where the rollouts of iteration `iteration` (from 1) stand."""
     return run_dir / "samples" / f"iteration-{iteration:06d}.jsonl"
+
+
+@dataclass(frozen=True)
+class StepCredit:
+    """What an estimator says of the S steps of a rollout: the value of the state that each starts from (empty where it
+    values none), and the mean advantage of its tokens."""
+
+    values: list[float]
+    advantages: list[float]
+
+
+@dataclass
+class Samples:
+    """What a run writes down of its iterations. `estimators`: the further ones by their names."""
+
+    run_dir: Path
+    config: SamplesConfig
+    estimators: Mapping[str, AdvantageEstimator]
+
+    def is_due(self, done: int) -> bool:
+        """Say whether the rollouts of iteration `done` (from 1) are written down."""
+        return self.config.every > 0 and self.config.num_problems > 0 and done % self.config.every == 0
+
+    def ask(
+        self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext
+    ) -> dict[str, list[StepCredit]]:
+        """Return by the name of every further estimator one answer per rollout of the groups that are written down;
+        called on every rank, before the update.
+
+        Each gets these groups and copies of their rows alone, and the random state is put back: what is learnt does not
+        depend on what is asked here.
+        """
+        written = groups[: self.config.num_problems]
+        rollouts = [rollout for group in written for rollout in group.rollouts]
+        found = {}
+        for name, estimator in self.estimators.items():
+            rows = first_rows(experience, len(rollouts))
+            with kept_random_state():
+                estimate = estimator(written, rows, context)
+            values = rows.values if estimator.needs_critic else None
+            rows = replace(rows, values=values, advantages=estimate.advantages)
+            found[name] = [step_credit(rollout, row, rows, estimate) for row, rollout in enumerate(rollouts)]
+        return found
+
+    def write(
+        self,
+        done: int,
+        groups: Sequence[RolloutGroup],
+        experience: Experience,
+        estimate: Estimate,
+        further: Mapping[str, Sequence[StepCredit]],
+    ) -> None:
+        """Write down the rollouts of iteration `done` (from 1); on rank 0 alone."""
+        config = self.config
+        write_samples(
+            self.run_dir, done, groups, experience, estimate, config.num_problems, config.rollouts_per_problem, further
+        )
+
+
+@contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Put torch's random state back at the end of the block, the device's too."""
+    with torch.random.fork_rng(devices=[device()] if device().type == "cuda" else []):
+        yield
+
+
+def first_rows(experience: Experience, num: int) -> Experience:
+    """Return copies of the first `num` rows of all tensors, without advantages and returns: nothing that is done to
+    them reaches the experience."""
+
+    def cut(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        return None if tensor is None else tensor[:num].clone()
+
+    return Experience(
+        experience.ids[:num].clone(),
+        experience.attention_mask[:num].clone(),
+        experience.response_mask[:num].clone(),
+        experience.rollout_logprobs[:num].clone(),
+        experience.old.first(num),
+        reference_logprobs=cut(experience.reference_logprobs),
+        rewards=cut(experience.rewards),
+        values=cut(experience.values),
+    )
 
 
 def write_samples(
@@ -24,25 +117,33 @@ def write_samples(
     experience: Experience,
     estimate: Estimate,
     num_problems: int,
+    rollouts_per_problem: int = 1,
+    further: Mapping[str, Sequence[StepCredit]] | None = None,
 ) -> None:
-    """The first rollout of each of the first `num_problems` groups. `iteration` counts from 1."""
+    """Write the first `rollouts_per_problem` rollouts (0: all) of each of the first `num_problems` groups.
+
+    `iteration` counts from 1; `further` holds by an estimator's name one answer per rollout of these groups, those that
+    are not written included.
+    """
     rows, first = [], 0
     for group in groups[:num_problems]:
-        rows.append(_row(group, first, iteration, experience, estimate))
+        for place in range(min(rollouts_per_problem or len(group.rollouts), len(group.rollouts))):
+            row = first + place
+            own = step_credit(group.rollouts[place], row, experience, estimate)
+            rows.append(
+                _row(group, place, iteration, own, {name: found[row] for name, found in (further or {}).items()})
+            )
         first += len(group.rollouts)
     path = samples_path(run_dir, iteration)
     path.parent.mkdir(exist_ok=True)
     write_records(path, rows)
 
 
-def _row(group: RolloutGroup, row: int, iteration: int, experience: Experience, estimate: Estimate) -> SampledRollout:
-    rollout, score = group.rollouts[0], group.scores[0]
+def _row(
+    group: RolloutGroup, place: int, iteration: int, own: StepCredit, further: Mapping[str, StepCredit]
+) -> SampledRollout:
+    rollout, score = group.rollouts[place], group.scores[place]
     trajectory = rollout.trajectory
-    assert experience.advantages is not None
-    start = len(trajectory.prompt_ids)
-    advantages = experience.advantages[row, start : start + len(trajectory.response_ids)]
-    starts = [0, *trajectory.step_ends[:-1]][: len(trajectory.step_ends)]
-    spans = zip(starts, trajectory.step_ends, strict=True)
     return SampledRollout(
         id=trajectory.id,
         problem_id=trajectory.problem_id,
@@ -50,8 +151,8 @@ def _row(group: RolloutGroup, row: int, iteration: int, experience: Experience, 
         policy_version=rollout.policy_version,
         prompt=trajectory.prompt,
         steps=trajectory.steps,
-        step_values=values_at_step_starts(rollout, row, experience, estimate),
-        step_advantages=[round(float(advantages[begin:end].mean()), 6) for begin, end in spans],
+        step_values=own.values,
+        step_advantages=own.advantages,
         step_rewards=[round(value, 6) for value in score.steps],
         reward=round(score.total, 6),
         reward_parts={name: round(value, 6) for name, value in score.parts.items()},
@@ -60,7 +161,21 @@ def _row(group: RolloutGroup, row: int, iteration: int, experience: Experience, 
         gold=trajectory.gold,
         answer=trajectory.answer,
         is_correct=trajectory.is_correct,
+        estimator_values={name: credit.values for name, credit in further.items()},
+        estimator_advantages={name: credit.advantages for name, credit in further.items()},
     )
+
+
+def step_credit(rollout: Rollout, row: int, experience: Experience, estimate: Estimate) -> StepCredit:
+    """Return what row `row` of the experience, with its advantages, says of the rollout's steps."""
+    assert experience.advantages is not None
+    trajectory = rollout.trajectory
+    start = len(trajectory.prompt_ids)
+    advantages = experience.advantages[row, start : start + len(trajectory.response_ids)]
+    starts = [0, *trajectory.step_ends[:-1]][: len(trajectory.step_ends)]
+    spans = zip(starts, trajectory.step_ends, strict=True)
+    means = [round(float(advantages[begin:end].mean()), 6) for begin, end in spans]
+    return StepCredit(values_at_step_starts(rollout, row, experience, estimate), means)
 
 
 def values_at_step_starts(rollout: Rollout, row: int, experience: Experience, estimate: Estimate) -> list[float]:

@@ -20,7 +20,7 @@ from espalier.rl.delivery.delivery import Delivery, sample_canaries
 from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext
 from espalier.rl.evaluation import Evaluation, is_budget_spent, read_accuracies
 from espalier.rl.experience import make_experience, token_rewards
-from espalier.rl.iteration_metrics import IterationMetrics
+from espalier.rl.iteration_metrics import Clock, IterationMetrics
 from espalier.rl.learner import RunState, write_model
 from espalier.rl.metrics import describe_experience, describe_kl, describe_rollouts, speeds
 from espalier.rl.policy import Policy
@@ -28,7 +28,7 @@ from espalier.rl.probes.canary import Weights
 from espalier.rl.probes.reward_falls import RewardWatch
 from espalier.rl.probes.watch import Watch
 from espalier.rl.rollout_source import Problems, RolloutSource
-from espalier.rl.samples import write_samples
+from espalier.rl.samples import Samples, StepCredit
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.rl.update import Update
 from espalier.runtime.distributed import from_main_rank, is_main_rank
@@ -59,6 +59,7 @@ class Trainer:
     delivery: Delivery
     evaluation: Evaluation
     metrics: IterationMetrics
+    samples: Samples
     loop: asyncio.Runner
     pad_id: int
     window: int | None = None
@@ -72,11 +73,13 @@ class Trainer:
         groups = self.rollout_source(iteration)
         experience = self.make_experience(groups, iteration)
         estimate, experience = self.estimate(groups, experience, iteration)
+        further = self.ask_further(groups, experience, iteration)
         updated = self.learn(experience, iteration)
         self.delivery.send(self.policy.next_weights(), done)
         if self._is_anything_due(done):
             self.delivery.prove_now()
-        self._write_samples(done, groups, experience, estimate)
+        if is_main_rank() and self.samples.is_due(done):
+            self.samples.write(done, groups, experience, estimate, further)
         values = self._measured(groups, experience, estimate, updated)
         values["epoch"] = done * self.config.rollout.num_problems / len(self.problems.train)
         values["sampling/tokens"] = float(self.rollout_source.sampler.generated_tokens - generated)
@@ -117,24 +120,43 @@ class Trainer:
     ) -> tuple[Estimate, Experience]:
         """Return (the estimator's answer, the experience with its advantages). Raises BadInput where a learner cannot
         learn them."""
-        source, clock = self.rollout_source, self.metrics.clock
+        clock = self.metrics.clock
         with clock.phase("advantage"):
-            context = EstimatorContext(
-                self.loop,
-                source.sampler,
-                source.reward,
-                source.params,
-                iteration,
-                clock,
-                policy=self.policy.engine.model,
-                micro_batch_size=self.config.update.micro_batch_size,
-                precision=self.config.precision,
-            )
-            estimate = self.estimator(groups, experience, context)
+            estimate = self.estimator(groups, experience, self._context(iteration, clock))
             estimate = from_main_rank(lambda: estimate)  # one answer, whatever a rank draws or rounds
             if clock.has("completions"):  # they may have driven the marker out of the cache
                 self.delivery.ask_marker()
             return estimate, self.update.assign(experience, estimate)
+
+    def ask_further(
+        self, groups: Sequence[RolloutGroup], experience: Experience, iteration: int
+    ) -> dict[str, list[StepCredit]]:
+        """Return what further estimators say of the rollouts that are written down; nothing is trained with it."""
+        if not self.samples.estimators or not self.samples.is_due(iteration + 1):
+            return {}
+        with self.metrics.clock.phase("samples"):
+            context = self._context(iteration, Clock())  # all seconds are those of this phase
+            further = self.samples.ask(groups, experience, context)
+            if context.num_completions:
+                self.delivery.ask_marker()
+        counts = {"completions": context.num_completions, "completion_tokens": context.num_completion_tokens}
+        self.metrics.add({name: float(count) for name, count in counts.items()}, "samples/")
+        return further
+
+    def _context(self, iteration: int, clock: Clock) -> EstimatorContext:
+        """Return what estimators of this iteration may ask."""
+        source = self.rollout_source
+        return EstimatorContext(
+            self.loop,
+            source.sampler,
+            source.reward,
+            source.params,
+            iteration,
+            clock,
+            policy=self.policy.engine.model,
+            micro_batch_size=self.config.update.micro_batch_size,
+            precision=self.config.precision,
+        )
 
     def learn(self, experience: Experience, iteration: int) -> dict[str, float]:
         """Return every learner's steps; the update's metrics. Raises ProbeFailed where the policy has run away."""
@@ -154,18 +176,6 @@ class Trainer:
         own_pass = experience.attention_mask[experience.old.in_own_pass]
         values = self.metrics.take() | {"forward/tokens": float(own_pass.sum())}
         return values | speeds(values, experience, self.config.update.num_epochs)
-
-    def _write_samples(
-        self, done: int, groups: Sequence[RolloutGroup], experience: Experience, estimate: Estimate
-    ) -> None:
-        config = self.config
-        if (
-            is_main_rank()
-            and config.samples.every > 0
-            and config.samples.num_problems > 0
-            and done % config.samples.every == 0
-        ):
-            write_samples(self.run_dir, done, groups, experience, estimate, config.samples.num_problems)
 
     # --- the life of a run --------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@ is reported before anything starts."""
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +31,7 @@ from espalier.rl.probes.watch import Watch, check_probes
 from espalier.rl.rollout import Sampler, check_params
 from espalier.rl.rollout_filters import RolloutFilter
 from espalier.rl.rollout_source import SampledGroups, choose_problems
+from espalier.rl.samples import Samples, kept_random_state
 from espalier.rl.trainer import Trainer
 from espalier.rl.training_engines import check_engines, has_noise, make_training_engine, without_dropout
 from espalier.rl.tree_rollouts import TreeRollouts
@@ -69,7 +70,8 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
     reference = make_reference(config, engine)
     reward = build(config.reward)
     rollout_filter = make_filter(config, estimator)
-    for part in (reward, estimator, rollout_filter):
+    further = make_further_estimators(config, params)
+    for part in (reward, estimator, rollout_filter, *further.values()):
         if isinstance(part, HoldsModels):
             for name, found in part.networks().items():
                 check_vocabulary(model, int(found.config.vocab_size), name)
@@ -100,6 +102,7 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
         ),
         window,
         rollout_filter,
+        further,
     )
 
 
@@ -115,9 +118,11 @@ def assemble(
     weight_sync: WeightSync,
     window: int | None = None,
     rollout_filter: RolloutFilter | None = None,
+    further: Mapping[str, AdvantageEstimator] | None = None,
 ) -> Trainer:
     """Put a run together. `engine` trains the policy; `reference` is None without a KL penalty; `window`: the tokens
-    that the engines take (None: any). Raises BadInput on settings that do not exist, and where too few problems fit."""
+    that the engines take (None: any); `further`: the estimators of `samples.estimators`. Raises BadInput on settings
+    that do not exist, and where too few problems fit."""
     metrics, loop = IterationMetrics(), asyncio.Runner()
     problems = choose_problems(sampler.task, sampler.tokenizer, window, params.max_tokens)
     kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)
@@ -145,6 +150,7 @@ def assemble(
         delivery=delivery,
         evaluation=Evaluation(config, problems.dev, source, loop, metrics.clock),
         metrics=metrics,
+        samples=Samples(Path(config.output_dir), config.samples, further or {}),
         loop=loop,
         pad_id=int(sampler.tokenizer.pad_token_id),
         window=window,
@@ -281,6 +287,16 @@ def make_filter(config: RLConfig, estimator: AdvantageEstimator) -> RolloutFilte
         raise BadConfig(f"filter.num_kept must be at least {estimator.smallest_group}, got {rollout_filter.num_kept}: "
                         "a rollout needs others to compare")  # fmt: skip
     return rollout_filter
+
+
+def make_further_estimators(config: RLConfig, params: SamplingParams) -> dict[str, AdvantageEstimator]:
+    """Return the estimators of `samples.estimators` by name; what is built after them is what it is without them.
+    Raises BadSampling where a group is too small for one."""
+    with kept_random_state():
+        found = {name: build(node) for name, node in config.samples.estimators.items()}
+    for estimator in found.values():
+        check_params(params, config.rollout.group_size, estimator.smallest_group)
+    return found
 
 
 def make_critic(config: RLConfig) -> "Critic | None":

@@ -104,7 +104,12 @@ class SamplesConfig:
     every: int = 1
     """iterations from one file to the next; 0: none"""
     num_problems: int = 8
-    """problems of which the first rollout is written down"""
+    """problems of which rollouts are written down"""
+    rollouts_per_problem: int = 1
+    """the first rollouts of each of these problems; 0: all"""
+    estimators: dict[str, Any] = field(default_factory=dict)
+    """name → an advantage config (conf/advantage/): what further estimators say of these problems' rollouts, for
+    comparison; nothing is trained with it"""
 
 
 @dataclass

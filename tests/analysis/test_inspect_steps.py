@@ -309,7 +309,7 @@ def test_caps_leave_the_least_suspicious_out_and_say_so(write: Write, tmp_path: 
 def test_a_full_page_leaves_completions_out_but_no_trajectory(
     write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("espalier.analysis.embedded._BLOCK_CHARACTERS", 1)
+    monkeypatch.setattr("espalier.analysis.embedded.BLOCK_CHARACTERS", 1)
     rows = [trajectory(f"p{k}/0", ["a\n", "b"]) for k in range(3)]
     page, counts = page_of(write(rows, {f"p{k}/0#1": [True] for k in range(3)}, max_megabytes=0.0001), tmp_path)
     blocks = blocks_of(page)

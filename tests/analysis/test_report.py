@@ -224,6 +224,18 @@ def test_page_refers_to_nothing_outside_itself(run: Path) -> None:
     }
 
 
+def test_the_page_of_step_credit_is_linked_to_where_a_run_has_one(run: Path) -> None:
+    assert 'id="credit"' not in page_of(run)
+    for name in ("grpo & co", "vineppo"):
+        write_records(run / name / "samples" / "iteration-000001.jsonl", [])
+        write_records(run / name / "metrics.jsonl", [{"step": 1, "rollout/reward": 0.5}])
+    (run / "grpo & co" / "credit.html").write_text("")
+    page = page_of(run)
+    assert '<a href="grpo%20%26%20co/credit.html">The step credit of grpo &amp; co</a>' in page
+    assert "vineppo has samples and no page of them" in page
+    assert "No losses to show" not in page
+
+
 def test_what_a_run_lacks_is_said_in_a_sentence(run: Path) -> None:
     shutil.rmtree(run / "pairs")
     shutil.rmtree(run / "dpo")

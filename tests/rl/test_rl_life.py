@@ -16,6 +16,7 @@ from espalier.data.records import Problem, SampledRollout, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.rewards.score import Score
 from espalier.rl.advantages.gae import GAE
+from espalier.rl.advantages.rloo import RLOO
 from espalier.rl.advantages.spo import SPO
 from espalier.rl.evaluation import evaluations_since_best, is_budget_spent, read_accuracies
 from espalier.rl.old_logprobs import OldLogprobs
@@ -109,12 +110,15 @@ def test_every_phase_of_an_iteration_is_timed_and_every_metric_is_defined(
 ) -> None:
     for kind, (estimator, settings) in KINDS.items():
         few = {**SMALL, "num_iterations": 2}
-        trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / kind, "", estimator, **few, **settings)
+        further = {"rloo": RLOO()} if kind == "ppo" else {}
+        trainer = make_trainer(
+            tiny_policy, task, tokenizer, tmp_path / kind, "", estimator, further=further, **few, **settings
+        )
         on_repeatable(trainer, server).run()
     rows = [json.loads(line) for kind in KINDS for line in (tmp_path / kind / "metrics.jsonl").read_text().splitlines()]
     names = {name for row in rows for name in row} - {"step"}
     phases = ["rollout", "reward", "forward", "completions", "advantage", "update", "weight_sync", "evaluate", "save"]
-    phases += ["probes", "iteration"]
+    phases += ["probes", "samples", "iteration"]
     assert {name for name in names if name.startswith("seconds/")} == {f"seconds/{phase}" for phase in phases}
     speeds = {name.split("/")[1] for name in names if name.startswith("tokens_per_second/")}
     assert speeds == {"rollout", "forward", "completions", "update", "evaluate"}

@@ -97,7 +97,8 @@ def test_every_stage_is_found_by_its_folder_and_name(path: Path) -> None:
     ("base", "group"),
     [("train", "model"), ("train", "objective"), ("train", "examples"), ("train", "optimizer"),
      ("train", "deepspeed"), ("train", "lora"), ("sample", "task"), ("sample", "client"), ("sample", "server"),
-     ("sample", "requests"), ("rl", "advantage"), ("rl", "reward"), ("rl", "critic"), ("rl", "kl")],
+     ("sample", "requests"), ("rl", "advantage"), ("rl", "reward"), ("rl", "critic"), ("rl", "kl"),
+     ("rl", "estimators")],
 )  # fmt: skip
 def test_every_option_of_a_group_composes_and_binds(base: str, group: str) -> None:
     for path in sorted((CONF / group).glob("*.yaml")):

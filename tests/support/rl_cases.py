@@ -173,6 +173,7 @@ def make_trainer(
     estimator: AdvantageEstimator | None = None,
     num_lines: int = 0,
     window: int | None = None,
+    further: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Trainer:
     """Six iterations by a sampler whose answers are a function of the request's id."""
@@ -209,6 +210,7 @@ def make_trainer(
         PARAMS,
         WeightSync(FakeEngine(tiny_policy), precision="fp32", dtype=torch.float32),
         window,
+        further,
     )
 
 

@@ -1,8 +1,9 @@
-"""A small RL run for `test_rl_ranks.py`: `rl_ranks.py POLICY RUN_DIR [one_pass [asking] | vineppo | prm_value]
-[KEY=VALUE ...]`, alone or behind a launcher: PPO, VinePPO, a process reward model trained along, or with `one_pass`
-GRPO, whose update makes the only pass, unless it is `asking`: that reads the old policy's log-probs first, and asks the
-sampler for more. Its sampler answers by the request alone, so that no rounding changes what is learnt from; the engine
-that is asked for log-probs serves what was delivered. Keys are those of main.py."""
+"""A small RL run for `test_rl_ranks.py`: `rl_ranks.py POLICY RUN_DIR [one_pass [asking | further] | vineppo |
+prm_value] [KEY=VALUE ...]`, alone or behind a launcher: PPO, VinePPO, a process reward model trained along, or with
+`one_pass` GRPO, whose update makes the only pass, unless it is `asking`: that reads the old policy's log-probs first,
+and asks the sampler for more; with `further` that is asked about samples alone. Its sampler answers by the request
+alone, so that no rounding changes what is learnt from; the engine that is asked for log-probs serves what was
+delivered. Keys are those of main.py."""
 
 import sys
 from dataclasses import replace
@@ -62,6 +63,7 @@ def main() -> None:
         elif not is_one_pass:
             kind = {"minibatch_size": 6, "estimator": GAE(gamma=1.0, lam=0.95)}
             kind |= {"critic": CriticConfig(learning_rate=1e-3), "kl": KLConfig(coefficient=0.05, kind="k3")}
+        kind["further"] = {"asking": AskingGRPO(True)} if "further" in sys.argv else {}
         trainer = make_trainer(
             policy, task, tokenizer, run_dir, "", whitening="none" if is_one_pass else "standard", **kind,
             loss_aggregation="sequence", num_iterations=3, rollout_num_problems=3, num_epochs=1, evaluation_every=0,
