@@ -83,6 +83,7 @@ def describe_signal(states: Sequence[CountedState]) -> dict[str, Any]:
     known = [figures[name] for name in ("reliability", "within_trajectory") if figures.get(name)]
     read: Interval | None = min(known, key=lambda one: one["mean"]) if known else None
     numbers = [state.num_completions for state in states]
+    steps = sums.step_figures() if states else []
     document = {
         "verdict": UNKNOWN,
         "remedy": "",
@@ -92,7 +93,7 @@ def describe_signal(states: Sequence[CountedState]) -> dict[str, Any]:
         "states": len(states),
         "completions_per_state": fmean(numbers) if numbers else None,
         "figures": figures,
-        "steps": sums.step_figures() if states else [],
+        "steps": steps,
     }
     if read is None:
         document["verdict"] = NONE if len(states) > 1 else UNKNOWN
@@ -104,7 +105,7 @@ def describe_signal(states: Sequence[CountedState]) -> dict[str, Any]:
     figures["expected_auc"] = _expected_auc(figures, fmean(numbers))
     document["verdict"] = verdict(read["mean"], read["low"], read["high"], figures["expected_auc"]["mean"])
     if document["verdict"] != SIGNAL:
-        document["remedy"] = _remedy(figures, read, fmean(numbers), prior, document["steps"])
+        document["remedy"] = _remedy(figures, read, fmean(numbers), prior, steps)
     return document
 
 
