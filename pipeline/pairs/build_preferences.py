@@ -61,14 +61,19 @@ def problem_ids(path: str) -> set[str]:
     return ids
 
 
-def read_steps(values: str, scores: str) -> dict[str, tuple[str, list[float]]]:
-    """Trajectory id → (problem id, one number a step), from StepValues or StepScores, whichever is named. Trajectories
-    of which a value is not known are left out and counted.
+def read_steps(values: str, scores: str, labels: str = "") -> dict[str, tuple[str, list[float]]]:
+    """Trajectory id → (problem id, one number a step), from the values or the labels of StepValues, or from StepScores,
+    whichever is named. Trajectories of which a value is not known are left out and counted; a missing label is nan.
 
-    Raises BadInput where both or none are.
+    Raises BadInput where more than one or none is.
     """
-    if bool(values) == bool(scores):
-        raise BadInput("name one of stage.values (StepValues) and stage.scores (StepScores)")
+    if bool(values) + bool(scores) + bool(labels) != 1:
+        raise BadInput("name one of stage.values and stage.labels (StepValues) and stage.scores (StepScores)")
+    if labels:
+        return {
+            row.id: (row.problem_id, [math.nan if label is None else label for label in row.labels])
+            for row in read_records(StepValues, labels)
+        }
     if values:
         rows = without_gaps(read_records(StepValues, values), values)
         return {row.id: (row.problem_id, numbers) for row, numbers in rows}
@@ -96,7 +101,9 @@ def note_seen(groups: Groups, scores: str, context: StageContext, is_excluded: b
     return seen
 
 
-def numbers_of_steps(trajectory: Trajectory, found: Mapping[str, tuple[str, list[float]]], path: str) -> list[float]:
+def numbers_of_steps(
+    trajectory: Trajectory, found: Mapping[str, tuple[str, list[float]]], path: str, may_lack: bool = False
+) -> list[float]:
     """Return the numbers of a trajectory's steps. Raises BadInput where they are missing or another trajectory's."""
     if trajectory.id not in found:
         raise BadInput(f"{path}: no scores for trajectory '{trajectory.id}': score these trajectories")
@@ -106,7 +113,7 @@ def numbers_of_steps(trajectory: Trajectory, found: Mapping[str, tuple[str, list
             f"{path}: '{trajectory.id}' has {len(numbers)} steps of problem '{problem}', its trajectory "
             f"{len(trajectory.steps)} of '{trajectory.problem_id}': score these trajectories"
         )
-    if not all(map(math.isfinite, numbers)):
+    if not all(math.isfinite(number) or (may_lack and math.isnan(number)) for number in numbers):
         raise BadInput(f"{path}: '{trajectory.id}' has a score that is no finite number: score again")
     return numbers
 
@@ -195,13 +202,15 @@ class ProcessPreferences(ProcessRule, ProblemPart):
 
 @dataclass(frozen=True, kw_only=True)
 class StepPreferences(ProblemPart):
-    """From a shared state, by Monte-Carlo `values` (a StepValues file) or a reward model's `scores` (StepScores).
+    """From a shared state, by Monte-Carlo `values` or the `labels` of them (a StepValues file), or by a reward model's
+    `scores` (StepScores).
 
-    `which`: best_over_worst or all next steps that differ by more than `margin`. Trajectories that are not in the
-    file take no part and are counted as `unknown`.
+    `which`: best_over_worst or all next steps that differ by more than `margin`; steps without a label make no pair.
+    Trajectories that are not in the file take no part and are counted as `unknown`.
     """
 
     values: str = ""
+    labels: str = ""
     scores: str = ""
     margin: float = 0.5
     which: str = "best_over_worst"
@@ -213,12 +222,12 @@ class StepPreferences(ProblemPart):
         check_counts(max_pairs=self.max_pairs)
 
     def inputs(self) -> list[str]:
-        """Return the step values, or the step scores."""
-        return [path for path in (self.values, self.scores) if path]
+        """Return the step values or the step scores."""
+        return [path for path in (self.values, self.labels, self.scores) if path]
 
     def run(self, input_path: str, context: StageContext) -> list[PreferencePair]:
         """Return pairs in the order of their problems' ids."""
-        groups, values = _with_values(self, input_path)
+        groups, values = _with_values(self, input_path, self.labels)
         if self.scores:
             note_seen(groups, self.scores, context)
         pairs: list[PreferencePair] = []
@@ -254,9 +263,10 @@ class PartialPreferences(PartialRule, ProblemPart):
         return report(pairs, groups, context)
 
 
-def _with_values(stage: Any, input_path: str) -> tuple[Groups, dict[str, list[float]]]:
+def _with_values(stage: Any, input_path: str, labels: str = "") -> tuple[Groups, dict[str, list[float]]]:
     """Return the trajectories that have values, and the values of theirs."""
-    numbers = read_steps(stage.values, stage.scores)
+    numbers = read_steps(stage.values, stage.scores, labels)
     groups = read_groups(input_path, stage, known=numbers)
-    path = stage.values or stage.scores
-    return groups, {t.id: numbers_of_steps(t, numbers, path) for group in groups.by_problem.values() for t in group}
+    path = stage.values or stage.scores or labels
+    rows = [trajectory for group in groups.by_problem.values() for trajectory in group]
+    return groups, {row.id: numbers_of_steps(row, numbers, path, bool(labels)) for row in rows}

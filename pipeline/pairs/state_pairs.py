@@ -11,6 +11,7 @@ ones, without them or apart. Values are shares here, not counts of K: a gap of 2
 Left out: pairs of prefixes with a loss on their ends alone; a step pair is that, with one past for both sides.
 """
 
+import math
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -40,7 +41,8 @@ def step_pairs(
     which: str = "best_over_worst",
     max_pairs: int = 0,
 ) -> list[PreferencePair]:
-    """Return next steps of every state that two trajectories share and then leave differently, values by trajectory id.
+    """Return next steps of every state that two trajectories share and then leave differently, values by trajectory id
+    (nan: this step takes no part).
 
     `which`: the best over the worst of each state, or all that differ by more than `margin`. Of more than
     `max_pairs` (0: no cap) those with the widest gaps stay. In the order of the states, as they were reached first.
@@ -50,6 +52,8 @@ def step_pairs(
         starts = [0, *trajectory.step_ends][: len(trajectory.step_ends)]
         rows = zip(starts, trajectory.step_ends, values[trajectory.id], strict=True)
         for step, (start, end, value) in enumerate(rows):
+            if math.isnan(value):
+                continue
             prefix = tuple(trajectory.response_ids[:start])
             children[prefix].setdefault(tuple(trajectory.response_ids[start:end]), (trajectory, step, value))
     pairs: list[tuple[tuple[int, ...], Option, Option]] = []

@@ -20,7 +20,8 @@ class CutStates:
     The terminal state is never cut: its value is the outcome. States that several trajectories share are written
     once, under the id of the first that reached them. `order` is "tree" (depth first over the token ids of a
     problem: what shares most is sent together) or "trajectory". `shard` of `num_shards` cuts that part of the
-    problems. States at improbable tokens are those of trajectories that `pipeline.values.split_steps` has split there.
+    problems. `solutions` "right" cuts the states of right trajectories alone, as `values/label_by_contrast` reads them.
+    States at improbable tokens are those of trajectories that `pipeline.values.split_steps` has split there.
     """
 
     first_step: int = 1
@@ -38,6 +39,7 @@ class CutStates:
     shard: int = 0
     num_shards: int = 1
     order: str = "tree"
+    solutions: str = "all"
 
     def inputs(self) -> list[str]:
         """None beside the trajectories."""
@@ -63,10 +65,14 @@ class CutStates:
         """Return the states. Raises BadInput on settings out of range and on trajectories without token ids."""
         if self.order not in ("tree", "trajectory"):
             raise BadInput(f"order must be tree or trajectory, got '{self.order}'")
+        if self.solutions not in ("all", "right"):
+            raise BadInput(f"stage.solutions must be all or right, got '{self.solutions}'")
         check_shard(self.shard, self.num_shards, "stage")
         sampler = self._sampler()
         rows = read_records(Trajectory, input_path)
         trajectories = [row for row in rows if shard_of(f"states/{row.problem_id}", self.num_shards) == self.shard]
+        if self.solutions == "right":
+            trajectories = [row for row in trajectories if row.is_correct]
         distinct: dict[StateKey, State] = {}
         num_states = 0
         for trajectory in trajectories:

@@ -1,0 +1,168 @@
+"""Labels by contrast: hand-made trees, a simulated task whose truth is known, and the stages on files."""
+
+import math
+import random
+
+import pytest
+
+from espalier.data.jsonl import read_records, write_records
+from espalier.data.records import BadInput, State, StepValues, Trajectory
+from espalier.pipeline.pairs.state_pairs import step_pairs
+from espalier.pipeline.stage import StageContext
+from espalier.pipeline.values.cut_states import CutStates
+from espalier.pipeline.values.label_by_contrast import LabelByContrast
+from espalier.values.contrast import Branch, Contrast, contrast_labels, count_behind, prior_of
+from espalier.values.first_error import states_on_right_ways
+from espalier.values.monte_carlo import Count
+from espalier.values.value_prior import ValuePrior
+
+FLAT = ValuePrior(1.0, 1.0)
+
+
+def solution(identity: str, ways: str, is_correct: bool, problem: str = "p") -> Trajectory:
+    """Return a solution of one token and one step per letter."""
+    return Trajectory(
+        id=identity,
+        problem_id=problem,
+        prompt="?",
+        response=ways,
+        steps=list(ways),
+        prompt_ids=[1],
+        response_ids=[ord(letter) for letter in ways],
+        step_ends=list(range(1, len(ways) + 1)),
+        finish_reason="stop",
+        gold="",
+        answer="",
+        is_correct=is_correct,
+    )
+
+
+def labels_of(branches: list[Branch], rule: Contrast) -> list[list[float | None]]:
+    """Label as the stage does."""
+    return contrast_labels(
+        branches, count_behind(branches), states_on_right_ways([branch.solution for branch in branches]), rule
+    )
+
+
+def test_the_probability_of_half_the_value_is_that_of_two_beta_posteriors() -> None:
+    """Against 200,000 draws: 0 of 8 beside 6 of 8, from a flat prior."""
+    rng = random.Random(0)
+    draws = [rng.betavariate(1, 9) < 0.5 * rng.betavariate(7, 3) for _ in range(200_000)]
+    found = Contrast(FLAT).prob_below(Count(0, 8), Count(6, 8))
+    assert found == pytest.approx(sum(draws) / len(draws), abs=0.005)
+
+
+def test_samples_count_for_the_states_behind_the_one_they_were_sampled_from_alone() -> None:
+    branches = [Branch(solution("a", "xyz", True), 0), Branch(solution("a#1/0", "xyw", False), 1)]
+    counts = {ids: count for (_, ids), count in count_behind(branches).items()}
+    assert counts[(ord("x"),)] == Count(1, 1)  # the second was sampled because the first was right
+    assert counts[(ord("x"), ord("y"))] == Count(1, 2)
+
+
+def test_a_step_beside_a_far_better_one_is_wrong_and_so_is_what_follows() -> None:
+    branches = [Branch(solution(f"r{k}", "rab", True), 0) for k in range(6)]
+    branches += [Branch(solution(f"w{k}", "wab", False), 0) for k in range(6)]
+    labels = labels_of(branches, Contrast(FLAT))
+    assert labels[0] == [1.0, 1.0, 1.0]
+    assert labels[-1] == [0.0, 0.0, 0.0]
+
+
+def test_a_step_of_which_little_is_known_has_no_label_but_the_outcome_has() -> None:
+    branches = [Branch(solution("r", "rab", True), 0), Branch(solution("w", "wab", False), 0)]
+    assert labels_of(branches, Contrast(FLAT))[1] == [None, None, 0.0]
+
+
+def test_a_wrong_solution_is_right_as_far_as_it_went_with_a_right_one() -> None:
+    branches = [Branch(solution("r", "rab", True), 0), Branch(solution("r#2/0", "rac", False), 2)]
+    assert labels_of(branches, Contrast(FLAT))[1] == [1.0, 1.0, 0.0]
+
+
+def test_where_nothing_is_right_nothing_but_the_outcome_is_labelled() -> None:
+    branches = [Branch(solution(f"w{k}", "ab" if k % 2 else "cb", False), 0) for k in range(40)]
+    assert labels_of(branches, Contrast(FLAT)) == [[None, 0.0]] * 40
+
+
+def test_settings_out_of_range_are_refused() -> None:
+    with pytest.raises(BadInput, match=r"stage\.drop"):
+        Contrast(FLAT, drop=1.0)
+    with pytest.raises(BadInput, match=r"stage\.confidence"):
+        Contrast(FLAT, confidence=0.5)
+
+
+def test_the_prior_has_the_mean_of_the_counts() -> None:
+    prior = prior_of([Count(0, 8)] * 6 + [Count(8, 8)] * 2 + [Count(1, 1)] * 50)
+    assert prior.alpha / (prior.alpha + prior.beta) == pytest.approx(0.25)
+
+
+def simulated(rng: random.Random, number: int, prefix: str, k: int) -> list[Trajectory]:
+    """Go on from `prefix` to six decisions, each right (r) with probability 0.45: right solutions are all r."""
+    found = []
+    for index in range(k):
+        ways = prefix + "".join("r" if rng.random() < 0.45 else "w" for _ in range(6 - len(prefix)))
+        found.append(solution(f"p{number}/{index}", ways, ways == "rrrrrr", f"p{number}"))
+    return found
+
+
+def test_labels_agree_with_the_truth_where_one_solution_in_a_hundred_is_right(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """0.45 ** 6 = 0.8 %: shares of 8 completions are nearly all 0, and the labels that contrast gives are right."""
+    rng = random.Random(1)
+    trajectories = [row for number in range(200) for row in simulated(rng, number, "", 16)]
+    path = tmp_path / "trajectories.jsonl"
+    write_records(path, trajectories)
+    context = StageContext(None, tmp_path / "states.jsonl", 60)
+    states = list(CutStates(solutions="right").run(str(path), context))
+    assert {state.trajectory_id for state in states} <= {row.id for row in trajectories if row.is_correct}
+    write_records(tmp_path / "states.jsonl", states)
+    completed = []
+    for state in states:
+        rows = simulated(rng, int(state.problem_id[1:]), state.prefix, 8)
+        completed += [Trajectory(**{**vars(row), "id": f"{state.id}/{index}"}) for index, row in enumerate(rows)]
+    write_records(tmp_path / "solutions.jsonl", completed)
+    stage = LabelByContrast(str(path), str(tmp_path / "states.jsonl"))
+    context = StageContext(None, tmp_path / "labelled.jsonl", 60)
+    records = list(stage.run(str(tmp_path / "solutions.jsonl"), context))
+    judged = [
+        (label, set(row.steps[: place + 1]) == {"r"})
+        for row in records
+        for place, label in enumerate(row.labels[:-1])
+        if label is not None
+    ]
+    wrong = [label for label, is_right in judged if label != float(is_right)]
+    assert len(judged) > 200
+    assert len(wrong) / len(judged) < 0.03
+    kept = {row.id: [math.nan if label is None else label for label in row.labels] for row in records}
+    pairs = []
+    for problem in {row.problem_id for row in completed}:
+        pairs += step_pairs([row for row in completed if row.id in kept and row.problem_id == problem], kept, 0.5)
+    assert len(pairs) > 20
+    assert all(pair.chosen == "r" and pair.rejected == "w" for pair in pairs)
+
+
+def test_too_few_labels_are_refused_before_anything_is_trained(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    write_records(tmp_path / "t.jsonl", [solution("w", "ab", False)])
+    write_records(tmp_path / "s.jsonl", list[State]())
+    write_records(tmp_path / "c.jsonl", list[Trajectory]())
+    stage = LabelByContrast(str(tmp_path / "t.jsonl"), str(tmp_path / "s.jsonl"))
+    with pytest.raises(BadInput, match="sample more problems"):
+        stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60))
+
+
+def test_a_solution_of_no_state_is_refused_by_its_id(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    write_records(tmp_path / "t.jsonl", [solution("w", "ab", False)])
+    write_records(tmp_path / "s.jsonl", list[State]())
+    write_records(tmp_path / "c.jsonl", [solution("other#1/0", "ab", False)])
+    stage = LabelByContrast(str(tmp_path / "t.jsonl"), str(tmp_path / "s.jsonl"))
+    with pytest.raises(BadInput, match="'other#1/0' continues no state"):
+        stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60))
+
+
+def test_records_of_labels_are_read_again(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    rows = [solution(f"r{k}", "rab", True) for k in range(60)] + [solution(f"w{k}", "wab", False) for k in range(60)]
+    write_records(tmp_path / "t.jsonl", rows)
+    write_records(tmp_path / "s.jsonl", list[State]())
+    write_records(tmp_path / "c.jsonl", list[Trajectory]())
+    stage = LabelByContrast(str(tmp_path / "t.jsonl"), str(tmp_path / "s.jsonl"))
+    write_records(tmp_path / "v.jsonl", stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "v", 60)))
+    found = read_records(StepValues, str(tmp_path / "v.jsonl"))
+    assert [row.labels for row in found[:1] + found[-1:]] == [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
+    assert found[-1].values[0] == 0.0
