@@ -20,11 +20,14 @@ read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
 data=$run/process_rewards
 exp=${exp:-$(experiment dpo)}
-scores=()
+scores=() values=$data/step_values.jsonl solutions=$data/trajectories.jsonl steps=(stage.values="$values")
+if [[ $pairs == step && -f $data/labelled_steps.jsonl ]]; then  # labels=contrast: steps of the completions too
+  values=$data/labelled_steps.jsonl solutions=$data/solutions.jsonl steps=(stage.labels="$values")
+fi
 case $pairs in
 outcome) name=dpo known=(seed="$seed") ;;
 process) name=process_dpo scores=(stage.scores="$data/step_scores.jsonl") known=(seed="$seed" "${scores[@]}") ;;
-step) name=step_dpo known=(seed="$seed" stage.values="$data/step_values.jsonl") ;;
+step) name=step_dpo known=(seed="$seed" "${steps[@]}") ;;
 partial) name=partial_dpo known=(seed="$seed" stage.values="$data/step_values.jsonl") ;;
 dpo_positive) name=dpo_positive known=(seed="$seed") objective=${objective:-dpo_positive} ;;
 *) echo "error: pairs must be outcome, process, step, partial or dpo_positive, got '$pairs'" >&2; exit 2 ;;
@@ -32,10 +35,10 @@ esac
 
 choose_objective
 
-stage "build_${pairs}_pairs" "$python" run_stage.py -cn "pairs/${pairs}_preferences" input="$data/trajectories.jsonl" \
+stage "build_${pairs}_pairs" "$python" run_stage.py -cn "pairs/${pairs}_preferences" input="$solutions" \
   output="$run/pairs/$pairs.jsonl" "${known[@]}"
 stage "check_${pairs}_pairs" "$python" run_stage.py -cn pairs/check_pairs input="$run/pairs/$pairs.jsonl" \
-  output="$run/pairs/$pairs.check.json" stage.values="$data/step_values.jsonl" "${scores[@]}" \
+  output="$run/pairs/$pairs.check.json" stage.values="$values" "${scores[@]}" \
   stage.largest_wrong_share="$largest_wrong_share"
 stage "train_$name" "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/$name" model.path="$policy" \
   seed="$seed" examples.path="$run/pairs/$pairs.jsonl" examples.max_length="$max_length" \

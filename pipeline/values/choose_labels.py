@@ -1,0 +1,65 @@
+"""Trajectory → one JSON document: which labels a process reward model is to learn from, by what a first sample shows.
+
+    python run_stage.py -cn values/choose_labels input=trajectories.jsonl output=labels.json
+
+Where the policy succeeds now and then, the values of all states tell right steps from wrong ones. Where success is
+rare, most states have no right completion and their values tell next to nothing; completions are spent along right
+solutions then, and steps are labelled by contrast (`values.contrast`).
+"""
+
+import logging
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+from espalier.data.jsonl import read_records
+from espalier.data.records import BadInput, Trajectory
+from espalier.pipeline.stage import StageContext
+
+log = logging.getLogger("stage")
+
+KINDS = ("values", "contrast")
+
+
+@dataclass(frozen=True)
+class ChooseLabels:
+    """Writes `{"labels", "accuracy", "num_right", "num_solved", "num_problems", "why"}`."""
+
+    labels: str = "auto"
+    """values, contrast, or auto: by the share of right trajectories"""
+    rare_below: float = 0.2
+    """share of right trajectories below which auto takes contrast"""
+    fewest_right: int = 30
+    """right trajectories below which a line says that there is little to contrast"""
+
+    def __post_init__(self) -> None:
+        if self.labels not in ("auto", *KINDS):
+            raise BadInput(f"stage.labels must be auto, {' or '.join(KINDS)}, got '{self.labels}'")
+
+    def inputs(self) -> list[str]:
+        """None beside the trajectories."""
+        return []
+
+    def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
+        """Return the choice and what it rests on. Raises BadInput where contrast is chosen and nothing is right."""
+        rows = read_records(Trajectory, input_path)
+        if not rows:
+            raise BadInput(f"{input_path}: no trajectory: sample some first")
+        right: dict[str, int] = defaultdict(int)
+        for row in rows:
+            right[row.problem_id] += row.is_correct
+        num_right, num_solved = sum(right.values()), sum(map(bool, right.values()))
+        accuracy = num_right / len(rows)
+        labels = self.labels
+        if labels == "auto":
+            labels = "contrast" if accuracy < self.rare_below else "values"
+        why = f"{accuracy:.1%} of {len(rows)} trajectories are right, {num_solved} of {len(right)} problems solved"
+        log.info("labels by %s: %s", labels, why)
+        if labels == "contrast" and not num_right:
+            raise BadInput(f"{input_path}: {why}: steps are labelled along right solutions, and there is none: sample "
+                           "more problems or train the policy first")  # fmt: skip
+        if labels == "contrast" and num_right < self.fewest_right:
+            log.warning("%d right trajectories are few to label steps by: sample more problems", num_right)
+        context.counts.update(labels=labels, accuracy=round(accuracy, 4), right=num_right, problems_solved=num_solved)
+        return {"labels": labels, "accuracy": accuracy, "num_right": num_right, "num_solved": num_solved,
+                "num_problems": len(right), "why": why}  # fmt: skip
