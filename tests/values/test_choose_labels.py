@@ -1,0 +1,89 @@
+"""Which labels a first sample calls for, and step scores beside the truth."""
+
+from dataclasses import replace
+
+import pytest
+
+from espalier.data.jsonl import write_records
+from espalier.data.records import BadInput, StepScores, Trajectory
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.pipeline.prm.compare_with_truth import CompareWithTruth
+from espalier.pipeline.stage import StageContext
+from espalier.pipeline.values.choose_labels import ChooseLabels
+
+ROW = Trajectory(
+    id="p/0",
+    problem_id="p",
+    prompt="?",
+    response="a",
+    steps=["a"],
+    prompt_ids=[1],
+    response_ids=[2],
+    step_ends=[1],
+    finish_reason="stop",
+    gold="",
+    answer="",
+    is_correct=False,
+)
+
+
+def choice(path, num_right: int, **settings: object) -> dict[str, object]:  # type: ignore[no-untyped-def]
+    """Return the choice for 100 trajectories of which so many are right."""
+    write_records(path, [replace(ROW, id=f"p/{k}", is_correct=k < num_right) for k in range(100)])
+    return ChooseLabels(**settings).run(str(path), StageContext(None, path, 60))  # type: ignore[arg-type]
+
+
+def test_rare_success_calls_for_contrast_and_other_success_for_values(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "t.jsonl"
+    assert choice(path, 19)["labels"] == "contrast"
+    assert choice(path, 20)["labels"] == "values"
+    assert choice(path, 19, labels="values")["labels"] == "values"
+
+
+def test_contrast_without_a_right_trajectory_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(BadInput, match="there is none: sample more problems"):
+        choice(tmp_path / "t.jsonl", 0)
+
+
+def test_few_right_trajectories_are_warned_of(tmp_path, caplog) -> None:  # type: ignore[no-untyped-def]
+    choice(tmp_path / "t.jsonl", 5)
+    assert "5 right trajectories are few" in caplog.text
+
+
+def test_an_unknown_kind_of_labels_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"stage\.labels must be auto"):
+        ChooseLabels(labels="best")
+
+
+def solved(index: int, steps: list[str]) -> Trajectory:
+    """Return a response to dev problem `index`, a token per step."""
+    problem = WordArithmetic(num_dev=2).problems("dev")[index]
+    ids = list(range(10, 10 + len(steps)))
+    ends = list(range(1, len(steps) + 1))
+    return replace(ROW, id=f"{problem.id}/0", problem_id=problem.id, response="".join(steps), steps=steps,
+                   response_ids=ids, step_ends=ends)  # fmt: skip
+
+
+def test_scores_that_follow_the_truth_have_an_auc_of_one_and_their_index_less(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """One true solution, and one whose first line is outside the grammar: right steps score 0.9, wrong ones 0.1."""
+    task = WordArithmetic(num_dev=2)
+    true = [line + "\n" for line in task.demonstrations("dev")[0].completion.split("\n")]
+    true[-1] = true[-1].rstrip("\n")
+    rows = [solved(0, true), solved(1, ["nothing\n"] * (len(true) - 1) + ["#### 1"])]
+    write_records(tmp_path / "t.jsonl", rows)
+    scores = [
+        StepScores(row.id, row.problem_id, [value] * len(row.steps))
+        for row, value in zip(rows, (0.9, 0.1), strict=True)
+    ]
+    write_records(tmp_path / "s.jsonl", scores)
+    stage = CompareWithTruth(str(tmp_path / "s.jsonl"))
+    found = stage.run(str(tmp_path / "t.jsonl"), StageContext(task, tmp_path / "out.json", 60))
+    assert found["inner_auc"]["mean"] == 1.0
+    assert found["index_auc"]["mean"] == 0.5
+    assert found["right_share"] == 0.5
+    assert found["num_steps"] == 2 * (len(true) - 1)
+
+
+def test_a_task_that_knows_no_truth_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(BadInput, match="only an enumerable task"):
+        CompareWithTruth("s").run("t", StageContext(None, tmp_path / "out.json", 60))
