@@ -19,6 +19,7 @@ from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.advantages.rloo import RLOO
 from espalier.rl.advantages.vineppo import VinePPO
 from espalier.rl.combinations import check_combinations, check_samples
+from espalier.rl.iteration_metrics import Clock
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.rollout import BadSampling
 from espalier.rl.samples import Samples, samples_path, write_samples
@@ -40,7 +41,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Careless(GRPO):
-    """Writes into what it is given, reads the old log-probs and draws random numbers, in numpy's way of no care."""
+    """Writes into what it is given, reads the old log-probs and draws random numbers."""
 
     num_asked = 0
 
@@ -132,8 +133,6 @@ def test_old_logprobs_of_the_first_rows_are_scored_apart() -> None:
     def score(rows: torch.Tensor) -> list[torch.Tensor]:
         asked.append(rows.tolist())
         return [torch.arange(4.0)[:, None].expand(4, 2).clone(), torch.ones(4, 2)]
-
-    from espalier.rl.iteration_metrics import Clock
 
     whole = OldLogprobs.to_score((4, 2), score, Clock())
     whole.fill(torch.tensor([0]), torch.full((1, 2), 9.0), torch.ones(1, 2))
