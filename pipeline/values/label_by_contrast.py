@@ -37,7 +37,8 @@ class LabelByContrast:
     confidence: float = 0.9
     """how sure a label must be: the posterior probability of that"""
     max_per_step: int = 2
-    """solutions kept per next step of a state, the first sampled (0: all): siblings share most of their tokens"""
+    """solutions kept per next step of a state behind the prompt, the first sampled (0: all): siblings share most of
+    their tokens"""
     fewest_labels: int = 50
     """labels of each kind behind the branches below which the stage refuses: there is nothing to learn"""
 
@@ -53,7 +54,8 @@ class LabelByContrast:
         right = states_on_right_ways([branch.solution for branch in branches])
         rule = Contrast(prior_of(counts.values()), self.drop, self.confidence)
         labels = contrast_labels(branches, counts, right, rule)
-        self._count(branches, labels, context)
+        num_right = sum(row.is_correct for row in read_records(Trajectory, self.trajectories))
+        self._count(branches, labels, num_right, context)
         kept = _first_of_each_step(branches, self.max_per_step)
         context.counts["kept"] = len(kept)
         return [_record(branches[place], labels[place], counts) for place in kept]
@@ -74,7 +76,11 @@ class LabelByContrast:
         return branches
 
     def _count(
-        self, branches: Sequence[Branch], labels: Sequence[Sequence[float | None]], context: StageContext
+        self,
+        branches: Sequence[Branch],
+        labels: Sequence[Sequence[float | None]],
+        num_right: int,
+        context: StageContext,
     ) -> None:
         """Put into the counts what the labels are of, and refuse too few of them."""
         numbers: dict[float | None, int] = defaultdict(int)
@@ -82,7 +88,6 @@ class LabelByContrast:
             for end, label in zip(branch.solution.step_ends[:-1], row, strict=False):
                 if end > branch.start:
                     numbers[label] += 1
-        num_right = sum(branch.solution.is_correct for branch in branches if not branch.start)
         context.counts.update(
             solutions=len(branches), right_trajectories=num_right, steps_wrong=numbers[0.0], steps_right=numbers[1.0],
             steps_unlabelled=numbers[None],

@@ -111,7 +111,8 @@ LOGITS = {"": {"a": 0.4, "b": -0.3, "e": 0.1}, "a": {"c": 0.7, "d": -0.2}, "b": 
 
 def log_policy() -> tuple[list[torch.Tensor], dict[tuple[str, str], torch.Tensor]]:
     """(logits per state, log-prob of every decision in its state, with its graph); float64."""
-    leaves, found = [], {}
+    leaves: list[torch.Tensor] = []
+    found: dict[tuple[str, str], torch.Tensor] = {}
     for state, logits in LOGITS.items():
         leaf = torch.tensor(list(logits.values()), dtype=torch.float64, requires_grad=True)
         leaves.append(leaf)
