@@ -43,14 +43,8 @@ class Update:
             advantages = whiten(advantages, experience.response_mask, self.config.update.whitening == "standard")
         for learner in self.learners:
             learner.check(experience, estimate)
-<<<<<<< HEAD
         weights = estimate.return_weights
         return replace(experience, advantages=advantages, returns=estimate.returns, return_weights=weights)
-=======
-        return replace(
-            experience, advantages=advantages, returns=estimate.returns, return_weights=estimate.return_weights
-        )
->>>>>>> tree
 
     def __call__(self, experience: Experience, iteration: int) -> dict[str, float]:
         """Train on the experience of `iteration` (from 0); means over its tokens and steps, and learning rates."""
