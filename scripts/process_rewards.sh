@@ -53,10 +53,10 @@ fi
 stage choose_labels "$python" run_stage.py -cn values/choose_labels input="$out/trajectories.jsonl" \
   output="$out/labels.json" stage.labels="$labels"
 labels=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["labels"])' "$out/labels.json")
-cut=() estimate=() learn=()
+cut=() estimate=()
 if [[ $labels == contrast ]]; then
   num_completions=${num_completions:-8}
-  cut=(stage.solutions=right stage.first_step=0) estimate=(stage.estimator=smoothed) learn=(num_epochs=2)
+  cut=(stage.solutions=right stage.first_step=0) estimate=(stage.estimator=smoothed)
 fi
 num_completions=${num_completions:-4}
 stage cut_states "$python" run_stage.py -cn values/cut_states input="$out/trajectories.jsonl" output="$out/states.jsonl" \
@@ -85,12 +85,12 @@ if [[ -n $rounds ]]; then
 fi
 stage train_prm "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/prm" model.path="${prm_start:-$policy}" \
   seed="$seed" examples.path="$values" examples.max_length="$max_length" examples.part=train \
-  examples.held_out_share="$held_out_share" "${learn[@]}"
+  examples.held_out_share="$held_out_share"
 scorers=(stage.model="$run/prm/model")
 if [[ $folds == 2 ]]; then
   stage train_prm_other "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/prm_other" \
     model.path="${other_start:-$policy}" seed="$seed" examples.path="$values" examples.max_length="$max_length" \
-    examples.part=held_out examples.held_out_share="$held_out_share" eval_examples=null "${learn[@]}"
+    examples.part=held_out examples.held_out_share="$held_out_share" eval_examples=null
   scorers+=(stage.other_model="$run/prm_other/model")
 fi
 stage score_steps "$python" run_stage.py -cn prm/score_steps input="$out/trajectories.jsonl" \
