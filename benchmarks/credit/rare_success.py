@@ -1,0 +1,206 @@
+"""Process rewards where success is rare: what the reward model knows, and what pairs by it teach.
+
+    bash scripts/bench.sh rare_success                              all cells, seeds 0 to 2: hours
+    bash scripts/bench.sh rare_success --cells long --seeds 0 --policy long=MODEL
+    bash scripts/bench.sh rare_success --seeds                      the figures of the runs that are kept
+
+A cell is a task and a policy; a run of it is scripts/process_rewards.sh on problems of its own (seed s takes the s-th
+lot), scripts/preferences.sh for outcome, process and step pairs, and scripts/evaluate.sh on held-out problems. The
+outcome pairs come from as many more problems as cost the tokens that the others spent on completions: all three learn
+from equally many generated tokens and take equally many optimizer steps. Truth is the task's own
+(`prm/compare_with_truth`). A finished run is one record in benchmarks/results/rare_success/; stages that are done are
+kept, so that a cut run goes on.
+"""
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.credit.intervals import mean_over_seeds
+from benchmarks.processes.forked import ROOT
+from benchmarks.result import RESULTS, machine, write_result
+from benchmarks.rl.policy import make_policy, run_program
+from espalier.data.jsonl import iter_rows, write_json
+from espalier.runtime.run_dir import code_commit
+
+HOW = "bash scripts/bench.sh rare_success"
+RECORDS = RESULTS / "rare_success"
+PAIRS = ("outcome", "process", "step")
+NAMES = {"outcome": "dpo", "process": "process_dpo", "step": "step_dpo"}
+GOAL_AUC = 0.85
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`sft`: experiment and steps of the policy; `num_problems` of a run; `max_tokens` of a response."""
+
+    task: str
+    sft: tuple[str, int]
+    num_problems: int
+    max_tokens: int
+
+
+CELLS = {
+    "long": Cell("long_arithmetic", ("exp/sft/long_arithmetic", 1600), 300, 128),
+    "rare": Cell("long_arithmetic_rare", ("exp/sft/long_arithmetic", 3200), 1000, 224),
+    "rule_logic": Cell("rule_logic", ("exp/sft/rule_logic", 600), 300, 128),
+}
+
+
+def tokens_of(*paths: Path) -> int:
+    """Count the generated tokens in files of trajectories or completions."""
+    return sum(len(row["response_ids"]) for path in paths for _, row in iter_rows(path))
+
+
+def script(run: Path, name: str, *settings: str) -> None:
+    """Run one of scripts/; raises SystemExit where it fails."""
+    run.mkdir(parents=True, exist_ok=True)
+    log = run / "programs.log"
+    with log.open("ab") as file:
+        command = ["bash", f"scripts/{name}.sh", f"run={run}", *settings]
+        code = subprocess.run(command, stdout=file, stderr=file, cwd=ROOT, check=False).returncode
+    if code:
+        raise SystemExit(f"scripts/{name}.sh in {run} ended with exit code {code}: see {log}")
+
+
+def train_on_outcomes(cell: Cell, policy: Path, run: Path, seed: int, ratio: float) -> None:
+    """Sample `ratio` times the problems of the run, pair right over wrong, and train: `run/dpo`."""
+    log, folder = run / "programs.log", run / "outcome"
+    number = math.ceil(cell.num_problems * ratio)
+    sampled, pairs = folder / "trajectories.jsonl", run / "pairs" / "outcome.jsonl"
+    task = [f"task={cell.task}", f"task.num_train={number * (seed + 1)}"]
+    run_program(
+        log, "service_api_caller_v1.py", "-cn", "api/vllm/trajectories", f"output={sampled}", f"policy={policy}", *task,
+        f"requests.first={number * seed}", f"requests.limit={number}", "params.n=8",
+        f"params.max_tokens={cell.max_tokens}", f"seed={seed}",
+    )  # fmt: skip
+    run_program(log, "run_stage.py", "-cn", "pairs/outcome_preferences", f"input={sampled}", f"output={pairs}",
+                f"seed={seed}")  # fmt: skip
+    own = Path("exp/dpo") / cell.task
+    experiment = str(own) if (ROOT / "conf" / f"{own}.yaml").is_file() else "exp/dpo/word_arithmetic"
+    run_program(log, "trainer_base_ds_mul.py", "-cn", experiment, f"output_dir={run / 'dpo'}", f"model.path={policy}",
+                f"seed={seed}", f"examples.path={pairs}", "examples.max_length=512")  # fmt: skip
+
+
+def measure(name: str, seed: int, policy: Path, run: Path, num_test: int) -> dict[str, Any]:
+    """Make one run, or what is missing of it, and return its record."""
+    cell = CELLS[name]
+    limits = [f"task={cell.task}", f"max_tokens={cell.max_tokens}", f"seed={seed}"]
+    train = f"task.num_train={cell.num_problems * (seed + 1)}"
+    script(run, "process_rewards", *limits, train, f"policy={policy}", f"num_problems={cell.num_problems}",
+           f"first={cell.num_problems * seed}")  # fmt: skip
+    data = run / "process_rewards"
+    sampled, completed = tokens_of(data / "trajectories.jsonl"), tokens_of(data / "completions.jsonl")
+    train_on_outcomes(cell, policy, run, seed, (sampled + completed) / sampled)
+    for pairs in PAIRS[1:]:
+        script(run, "preferences", f"task={cell.task}", f"seed={seed}", f"policy={policy}", f"pairs={pairs}")
+    policies = {"sft": (policy, 8)} | {NAMES[pairs]: (run / NAMES[pairs] / "model", 1) for pairs in PAIRS}
+    accuracies = {}
+    for one, (model, samples) in policies.items():
+        script(run, "evaluate", *limits, f"name={one}", f"policy={model}", f"num_samples={samples}",
+               f"num_problems={num_test}")  # fmt: skip
+        accuracies[one] = json.loads((run / "evaluation" / one / "evaluation.json").read_text())["accuracy"]
+    folder = run / "evaluation" / "sft"
+    run_program(run / "programs.log", "run_stage.py", "-cn", "prm/compare_with_truth", f"task={cell.task}",
+                f"input={folder / 'samples.jsonl'}", f"output={folder / 'truth.json'}", "stage.split=test",
+                f"stage.scores={folder / 'step_scores.jsonl'}")  # fmt: skip
+    return {
+        "cell": name,
+        "seed": seed,
+        "labels": json.loads((data / "labels.json").read_text()),
+        "tokens": sampled + completed,
+        "accuracy": accuracies,
+        "truth": json.loads((folder / "truth.json").read_text()),
+        "machine": machine(),
+        "commit": code_commit(),
+    }
+
+
+def figures_of(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return a cell's figures over its seeds: the AUC against the truth, best of 8 above majority, and process and step
+    pairs above outcome pairs (greedy accuracy, seed by seed)."""
+
+    def greedy(record: dict[str, Any], name: str) -> float:
+        return float(record["accuracy"][name]["greedy"]["mean"])
+
+    def best_of_8(record: dict[str, Any]) -> float:
+        rows = record["accuracy"]["sft"]
+        return float(rows["best_of_8_minimum"]["mean"] - rows["majority_8"]["mean"])
+
+    found = {
+        "inner_auc": ([row["truth"]["inner_auc"]["mean"] for row in records], GOAL_AUC, "AUC"),
+        "best_of_8_minus_majority": ([best_of_8(row) for row in records], 0.0, "accuracy"),
+    }
+    for pairs in PAIRS[1:]:
+        gains = [greedy(row, NAMES[pairs]) - greedy(row, NAMES["outcome"]) for row in records]
+        found[f"{pairs}_minus_outcome"] = (gains, 0.0, "accuracy")
+    figures = {}
+    for key, (values, goal, unit) in found.items():
+        mean = mean_over_seeds(values)
+        figures[key] = {
+            "value": round(mean.value, 4),
+            "low": None if mean.low is None else round(mean.low, 4),
+            "high": None if mean.high is None else round(mean.high, 4),
+            "unit": f"{unit}, {mean.n} seed{'s' * (mean.n > 1)}", "goal": goal, "better": "higher",
+            "met": mean.value >= goal, "how": HOW,
+        }  # fmt: skip
+    return figures
+
+
+def write(records: Sequence[dict[str, Any]]) -> None:
+    """Write the figures and the table of all records."""
+    figures, rows = {}, []
+    for name in CELLS:
+        mine = sorted((row for row in records if row["cell"] == name), key=lambda row: int(row["seed"]))
+        if mine:
+            figures |= {f"{name}_{key}": figure for key, figure in figures_of(mine).items()}
+        for row in mine:
+            accuracy = row["accuracy"]
+            shares = [accuracy["sft"]["mean"], accuracy["sft"]["majority_8"], accuracy["sft"]["best_of_8_minimum"]]
+            shares += [accuracy[one]["greedy"] for one in ("sft", *NAMES.values())]
+            rows.append([
+                name, row["seed"], row["labels"]["labels"], f"{row['tokens'] / 1e6:.2f}",
+                f"{row['truth']['inner_auc']['mean']:.3f}", f"{row['truth']['index_auc']['mean']:.3f}",
+                *(f"{100 * share['mean']:.1f}" for share in shares),
+            ])  # fmt: skip
+    columns = ["cell", "seed", "labels", "M tokens", "AUC", "AUC of the index", "right, %", "majority of 8",
+               "best of 8", "greedy: SFT", "outcome pairs", "process pairs", "step pairs"]  # fmt: skip
+    table = {"title": "Where success is rare", "columns": columns, "rows": rows}
+    write_result("rare_success", figures, {"records": "benchmarks/results/rare_success"}, tables=[table])
+
+
+def main() -> None:
+    """Make the runs that are asked for and have no record; write the figures of all."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cells", nargs="+", choices=list(CELLS), default=list(CELLS))
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
+    parser.add_argument("--policy", nargs="*", default=[], help="CELL=MODEL, made elsewhere")
+    parser.add_argument("--folder", default="experiments/rare_success")
+    parser.add_argument("--num-test", type=int, default=500)
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    given = dict(row.split("=", 1) for row in arguments.policy)
+    RECORDS.mkdir(parents=True, exist_ok=True)
+    for seed in arguments.seeds:
+        for name in arguments.cells:
+            path = RECORDS / f"{name}-{seed}.json"
+            if path.is_file():
+                continue
+            folder, cell = Path(arguments.folder).resolve() / name, CELLS[name]
+            policy = Path(given[name]).resolve() if name in given else make_policy(
+                folder, cell.sft[1], cell.sft[0], [f"task={cell.task}"]
+            )  # fmt: skip
+            write_json(path, measure(name, seed, policy, folder / f"seed-{seed}", arguments.num_test))
+            print(f"{name}, seed {seed}: {path}", file=sys.stderr)
+    write([json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))])
+
+
+if __name__ == "__main__":
+    main()
