@@ -51,14 +51,14 @@ def write_result(
     *,
     more_versions: dict[str, str] | None = None,
     tables: list[dict[str, Any]] | None = None,
-    folder: Path = RESULTS,
+    folder: Path | None = None,
 ) -> Path:
-    """Write `<name>.json` in `folder`.
+    """Write `<name>.json` in `folder` (`RESULTS`).
 
     `detail` says how the runs were made, `more_versions` is what they ran beside ours. `tables` (title, columns, rows)
     are shown in docs/benchmarks.md below the figures.
     """
-    path = folder / f"{name}.json"
+    path = (folder or RESULTS) / f"{name}.json"
     found = {**versions(), **(more_versions or {})}
     stamp = {"machine": machine(), "commit": code_commit(), "date": time.strftime("%Y-%m-%d"), "versions": found}
     write_json(path, {**stamp, "detail": detail, "figures": figures, **({"tables": tables} if tables else {})})
