@@ -10,7 +10,6 @@
 # steps=cut_points   steps end at tokens sampled with a probability below cut_threshold, after every cuts_per_step of them
 # labels=auto     what the reward model learns from: values (of all states), contrast (steps beside the best step from the
 #                 same state, along right solutions: where success is rare), or auto: by the share of right trajectories
-# num_completions=4  completions of every state (labels=contrast: 8)
 # smallest_reliability=0.2   labels whose reliability is clearly below it end the run before anything is trained on them
 #                         (values/label_signal); 0 trains on them anyway
 # max_failed_share=0.02   the share of problems, and of states, that may be refused (too long, say): they are listed in
@@ -23,7 +22,7 @@ set -euo pipefail
 settings="task policy run num_problems num_samples num_completions max_tokens max_length held_out_share seed exp \
   first rounds round replay_share folds prm_start other_start steps cut_threshold cuts_per_step max_failed_share \
   smallest_reliability labels"
-task=word_arithmetic policy='' run='' num_problems=1000 num_samples=8 num_completions='' max_tokens=128
+task=word_arithmetic policy='' run='' num_problems=1000 num_samples=8 num_completions=4 max_tokens=128
 max_length=512 held_out_share='' seed=0 exp=''
 first=0 rounds='' round=0 replay_share=0.1 folds=2 prm_start='' other_start='' steps=task cut_threshold=0.9 cuts_per_step=1
 max_failed_share=0.02 smallest_reliability=0.2 labels=auto
@@ -53,12 +52,11 @@ fi
 stage choose_labels "$python" run_stage.py -cn values/choose_labels input="$out/trajectories.jsonl" \
   output="$out/labels.json" stage.labels="$labels"
 labels=$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["labels"])' "$out/labels.json")
-cut=() estimate=()
+cut=() estimate=() learn=()
 if [[ $labels == contrast ]]; then
-  num_completions=${num_completions:-8}
   cut=(stage.solutions=right stage.first_step=0) estimate=(stage.estimator=smoothed)
+  learn=(num_epochs=2)  # many examples that share most of their tokens: more passes learn them by heart
 fi
-num_completions=${num_completions:-4}
 stage cut_states "$python" run_stage.py -cn values/cut_states input="$out/trajectories.jsonl" output="$out/states.jsonl" \
   "${cut[@]}"
 stage complete_states "$python" service_api_caller_v1.py -cn api/vllm/completions output="$out/completions.jsonl" \
@@ -85,12 +83,12 @@ if [[ -n $rounds ]]; then
 fi
 stage train_prm "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/prm" model.path="${prm_start:-$policy}" \
   seed="$seed" examples.path="$values" examples.max_length="$max_length" examples.part=train \
-  examples.held_out_share="$held_out_share"
+  examples.held_out_share="$held_out_share" "${learn[@]}"
 scorers=(stage.model="$run/prm/model")
 if [[ $folds == 2 ]]; then
   stage train_prm_other "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/prm_other" \
     model.path="${other_start:-$policy}" seed="$seed" examples.path="$values" examples.max_length="$max_length" \
-    examples.part=held_out examples.held_out_share="$held_out_share" eval_examples=null
+    examples.part=held_out examples.held_out_share="$held_out_share" eval_examples=null "${learn[@]}"
   scorers+=(stage.other_model="$run/prm_other/model")
 fi
 stage score_steps "$python" run_stage.py -cn prm/score_steps input="$out/trajectories.jsonl" \

@@ -48,7 +48,7 @@ class Cell:
 
 
 CELLS = {
-    "long": Cell("long_arithmetic", ("exp/sft/long_arithmetic", 1600), 300, 128),
+    "long": Cell("long_arithmetic", ("exp/sft/long_arithmetic", 1600), 600, 128),
     "rare": Cell("long_arithmetic_rare", ("exp/sft/long_arithmetic", 3200), 1000, 224),
     "rule_logic": Cell("rule_logic", ("exp/sft/rule_logic", 600), 300, 128),
 }
