@@ -19,6 +19,7 @@ from espalier.pipeline.stage import StageContext
 log = logging.getLogger("stage")
 
 KINDS = ("values", "contrast")
+FEW_RIGHT = 30  # fewer right trajectories give little to contrast
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,6 @@ class ChooseLabels:
     """values, contrast, or auto: by the share of right trajectories"""
     rare_below: float = 0.2
     """share of right trajectories below which auto takes contrast"""
-    fewest_right: int = 30
-    """right trajectories below which a line says that there is little to contrast"""
 
     def __post_init__(self) -> None:
         if self.labels not in ("auto", *KINDS):
@@ -58,7 +57,7 @@ class ChooseLabels:
         if labels == "contrast" and not num_right:
             raise BadInput(f"{input_path}: {why}: steps are labelled along right solutions, and there is none: sample "
                            "more problems or train the policy first")  # fmt: skip
-        if labels == "contrast" and num_right < self.fewest_right:
+        if labels == "contrast" and num_right < FEW_RIGHT:
             log.warning("%d right trajectories are few to label steps by: sample more problems", num_right)
         context.counts.update(labels=labels, accuracy=round(accuracy, 4), right=num_right, problems_solved=num_solved)
         return {"labels": labels, "accuracy": accuracy, "num_right": num_right, "num_solved": num_solved,

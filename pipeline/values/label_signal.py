@@ -1,9 +1,9 @@
 """StepValues → JSON: whether the labels carry signal, with the numbers and the remedy, before training on them.
 
 `verdict` is "carries signal", "weak" or "none" by the rule that the document holds, `remedy` one line with the numbers
-(empty where there is signal), `figures` those of `values.label_signal` with 95 % intervals over problems, `steps` a row
-per step index. Weak labels are warned of. Labels whose reliability is below `smallest_reliability`, interval and all,
-end the stage with exit code 2.
+(empty where there is signal), `figures` those of `values.label_reliability` with 95 % intervals over problems, `steps` a
+row per step index. Weak labels are warned of. Labels whose reliability is below `smallest_reliability`, interval and
+all, end the stage with exit code 2.
 """
 
 import logging
@@ -17,7 +17,7 @@ from espalier.data.records import BadInput, StepValues
 from espalier.pipeline.evaluation.intervals import Interval
 from espalier.pipeline.prm.step_score_metrics import figure_intervals
 from espalier.pipeline.stage import StageContext
-from espalier.values.label_signal import (
+from espalier.values.label_reliability import (
     NONE,
     RULE,
     SIGNAL,

@@ -14,7 +14,7 @@ from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.advantages.lambda_grpo import LambdaGRPO
 from espalier.rl.advantages.rloo import RLOO
 from espalier.rl.advantages.shared_prefixes import SharedPrefixes
-from espalier.rl.credit.prefix_tree import passers
+from espalier.rl.credit.common_prefixes import passers
 from espalier.rl.types import Rollout, RolloutGroup
 from tests.rl.test_advantages import NO_SAMPLER, make_experience, make_group, make_rollout, moments
 

@@ -11,7 +11,7 @@ from espalier.pipeline.pairs.state_pairs import step_pairs
 from espalier.pipeline.stage import StageContext
 from espalier.pipeline.values.cut_states import CutStates
 from espalier.pipeline.values.label_by_contrast import LabelByContrast
-from espalier.values.contrast import Branch, Contrast, contrast_labels, count_behind, prior_of
+from espalier.values.contrast import Continuation, Contrast, contrast_labels, count_behind, prior_of
 from espalier.values.first_error import states_on_right_ways
 from espalier.values.monte_carlo import Count
 from espalier.values.value_prior import ValuePrior
@@ -37,10 +37,13 @@ def solution(identity: str, ways: str, is_correct: bool, problem: str = "p") -> 
     )
 
 
-def labels_of(branches: list[Branch], rule: Contrast) -> list[list[float | None]]:
+def labels_of(continuations: list[Continuation], rule: Contrast) -> list[list[float | None]]:
     """Label as the stage does."""
     return contrast_labels(
-        branches, count_behind(branches), states_on_right_ways([branch.solution for branch in branches]), rule
+        continuations,
+        count_behind(continuations),
+        states_on_right_ways([continuation.solution for continuation in continuations]),
+        rule,
     )
 
 
@@ -53,33 +56,33 @@ def test_the_probability_of_half_the_value_is_that_of_two_beta_posteriors() -> N
 
 
 def test_samples_count_for_the_states_behind_the_one_they_were_sampled_from_alone() -> None:
-    branches = [Branch(solution("a", "xyz", True), 0), Branch(solution("a#1/0", "xyw", False), 1)]
-    counts = {ids: count for (_, ids), count in count_behind(branches).items()}
+    continuations = [Continuation(solution("a", "xyz", True), 0), Continuation(solution("a#1/0", "xyw", False), 1)]
+    counts = {ids: count for (_, ids), count in count_behind(continuations).items()}
     assert counts[(ord("x"),)] == Count(1, 1)  # the second was sampled because the first was right
     assert counts[(ord("x"), ord("y"))] == Count(1, 2)
 
 
 def test_a_step_beside_a_far_better_one_is_wrong_and_so_is_what_follows() -> None:
-    branches = [Branch(solution(f"r{k}", "rab", True), 0) for k in range(6)]
-    branches += [Branch(solution(f"w{k}", "wab", False), 0) for k in range(6)]
-    labels = labels_of(branches, Contrast(FLAT))
+    continuations = [Continuation(solution(f"r{k}", "rab", True), 0) for k in range(6)]
+    continuations += [Continuation(solution(f"w{k}", "wab", False), 0) for k in range(6)]
+    labels = labels_of(continuations, Contrast(FLAT))
     assert labels[0] == [1.0, 1.0, 1.0]
     assert labels[-1] == [0.0, 0.0, 0.0]
 
 
 def test_a_step_of_which_little_is_known_has_no_label_but_the_outcome_has() -> None:
-    branches = [Branch(solution("r", "rab", True), 0), Branch(solution("w", "wab", False), 0)]
-    assert labels_of(branches, Contrast(FLAT))[1] == [None, None, 0.0]
+    continuations = [Continuation(solution("r", "rab", True), 0), Continuation(solution("w", "wab", False), 0)]
+    assert labels_of(continuations, Contrast(FLAT))[1] == [None, None, 0.0]
 
 
 def test_a_wrong_solution_is_right_as_far_as_it_went_with_a_right_one() -> None:
-    branches = [Branch(solution("r", "rab", True), 0), Branch(solution("r#2/0", "rac", False), 2)]
-    assert labels_of(branches, Contrast(FLAT))[1] == [1.0, 1.0, 0.0]
+    continuations = [Continuation(solution("r", "rab", True), 0), Continuation(solution("r#2/0", "rac", False), 2)]
+    assert labels_of(continuations, Contrast(FLAT))[1] == [1.0, 1.0, 0.0]
 
 
 def test_where_nothing_is_right_nothing_but_the_outcome_is_labelled() -> None:
-    branches = [Branch(solution(f"w{k}", "ab" if k % 2 else "cb", False), 0) for k in range(40)]
-    assert labels_of(branches, Contrast(FLAT)) == [[None, 0.0]] * 40
+    continuations = [Continuation(solution(f"w{k}", "ab" if k % 2 else "cb", False), 0) for k in range(40)]
+    assert labels_of(continuations, Contrast(FLAT)) == [[None, 0.0]] * 40
 
 
 def test_settings_out_of_range_are_refused() -> None:

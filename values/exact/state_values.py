@@ -10,7 +10,7 @@ from espalier.data.tasks.enumerable import EnumerableTask
 from espalier.data.tasks.task import Task
 from espalier.models.inputs import network
 from espalier.models.packing_check import is_cut
-from espalier.values.exact.decision_values import ExactValue, solve
+from espalier.values.exact.decision_values import ExactValue, evaluate_policy
 from espalier.values.exact.line_decisions import Ids, LineDecisions
 from espalier.values.exact.line_search import LineSearch
 from espalier.values.exact.merge_error import NO_MERGES, MergeError, measure_merges
@@ -83,9 +83,9 @@ def exact_values(
         decisions = LineDecisions(enumerable(task), named, decode, search, settings.max_tokens, settings.merges)
         states = {(question, ids): decisions.state((number, ids), is_asked=True)
                   for number, question in enumerate(chunk) for ids in asked[question]}  # fmt: skip
-        nodes = solve(list(states.values()), decisions, settings.state_mass)
+        nodes = evaluate_policy(list(states.values()), decisions, settings.state_mass)
         found |= {place: nodes[state.node].value for place, state in states.items()}
-        num_states += sum(node.branches is not None for node in nodes.values())
+        num_states += sum(node.transitions is not None for node in nodes.values())
         errors.append(measure_merges(nodes, decisions, settings.merge_pairs, first))
         search.forget()
     rows = []
