@@ -312,9 +312,9 @@ def parse_record(kind: type[R], row: Mapping[str, Any], place: str) -> R:
     Raises BadInput on an unknown, missing or ill-typed field, and where the kind's own check does.
     """
     fields = _fields(kind)  # type: ignore[arg-type]
-    for name in row:
-        if name not in fields:
-            raise BadInput(f"{place}: {kind.__name__} has no field '{name}' (it has {', '.join(fields)})")
+    if unknown := [name for name in row if name not in fields]:
+        raise BadInput(f"{place}: {kind.__name__} has no field '{unknown[0]}' (it has {', '.join(fields)}): correct "
+                       "the row, or name the file that holds such rows")  # fmt: skip
     for name, (hint, is_required) in fields.items():
         if name not in row:
             if is_required:

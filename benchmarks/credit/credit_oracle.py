@@ -148,6 +148,14 @@ def parse() -> argparse.Namespace:
     unknown = [name for name in arguments.only if name not in known]
     if unknown:
         parser.error(f"there is no row '{unknown[0]}': choose from {', '.join(known)}")
+    for text in arguments.policies:
+        name, _, path = text.partition("=")
+        if not name or not (Path(path) / "config.json").is_file():
+            parser.error(f"--policies {text}: give NAME=FOLDER with a model folder")
+    if arguments.prm is not None and not (arguments.prm / "config.json").is_file():
+        parser.error(
+            f"--prm {arguments.prm}: no such model folder: give that of a process reward model (RUN/prm/model)"
+        )
     return arguments
 
 

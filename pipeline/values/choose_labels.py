@@ -34,6 +34,8 @@ class ChooseLabels:
     def __post_init__(self) -> None:
         if self.labels not in ("auto", *KINDS):
             raise BadInput(f"stage.labels must be auto, {' or '.join(KINDS)}, got '{self.labels}'")
+        if not 0 <= self.rare_below <= 1:
+            raise BadInput(f"stage.rare_below is a share of trajectories, from 0 to 1, got {self.rare_below:g}")
 
     def inputs(self) -> list[str]:
         """None beside the trajectories."""

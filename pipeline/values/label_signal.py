@@ -66,13 +66,16 @@ class LabelSignal:
         for name in ("reliability", "within_trajectory", "expected_auc", "share_zero"):
             if document["figures"].get(name):
                 context.counts[name] = document["figures"][name]["mean"]
-        line = f"{input_path}: the labels' verdict is '{document['verdict']}': {document['remedy']}"
+        line = f"{input_path}: the labels' verdict is '{document['verdict']}'"
         high = document["read"]["high"] if document["read"] else 0.0
         is_enough = document["problems"] >= MIN_PROBLEMS and document["verdict"] != UNKNOWN
         if self.smallest_reliability and is_enough and high < self.smallest_reliability:
-            raise BadInput(f"{line}. Refused before training; stage.smallest_reliability=0 trains on them anyway")
+            why = document["remedy"] or f"their reliability is at most {high:.2f} (the upper end of its interval)"
+            raise BadInput(
+                f"{line}: {why}. Refused before training; stage.smallest_reliability=0 trains on them anyway"
+            )
         if document["verdict"] != SIGNAL:
-            log.warning("%s", line)
+            log.warning("%s: %s", line, document["remedy"])
         return document
 
 

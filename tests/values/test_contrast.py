@@ -2,14 +2,19 @@
 
 import math
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from espalier.data.jsonl import read_records, write_records
-from espalier.data.records import BadInput, State, StepValues, Trajectory
+from espalier.data.records import BadInput, Completion, State, StepValues, Trajectory
+from espalier.data.tasks.rule_logic import RuleLogic
+from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.pipeline.pairs.state_pairs import step_pairs
 from espalier.pipeline.stage import StageContext
 from espalier.pipeline.values.cut_states import CutStates
+from espalier.pipeline.values.join_completions import JoinCompletions
 from espalier.pipeline.values.label_by_contrast import LabelByContrast
 from espalier.values.contrast import Continuation, Contrast, contrast_labels, count_behind, prior_of
 from espalier.values.first_error import states_on_right_ways
@@ -169,3 +174,46 @@ def test_records_of_labels_are_read_again(tmp_path) -> None:  # type: ignore[no-
     found = read_records(StepValues, str(tmp_path / "v.jsonl"))
     assert [row.labels for row in found[:1] + found[-1:]] == [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
     assert found[-1].values[0] == 0.0
+
+
+def state_of(row: Trajectory, step: int) -> State:
+    """Return the state after `step` steps of a solution whose steps are tokens."""
+    return State(f"{row.id}#{step}", row.problem_id, row.id, step, row.prompt, row.response[:step], row.prompt_ids,
+                 row.response_ids[:step], "")  # fmt: skip
+
+
+def test_states_of_other_trajectories_are_refused_and_so_are_states_without_completions(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    own, other = solution("own", "ab", True), solution("other", "ab", True)
+    write_records(tmp_path / "t.jsonl", [own])
+    write_records(tmp_path / "c.jsonl", list[Trajectory]())
+    stage = LabelByContrast(str(tmp_path / "t.jsonl"), str(tmp_path / "s.jsonl"))
+    for row, message in ((other, "'other#1' is of no trajectory of"), (own, "no completion of 1 states")):
+        write_records(tmp_path / "s.jsonl", [state_of(row, 1)])
+        with pytest.raises(BadInput, match=message):
+            stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60))
+
+
+def test_right_states_of_trajectories_that_are_all_wrong_are_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    write_records(tmp_path / "t.jsonl", [solution("w", "ab", False)])
+    with pytest.raises(BadInput, match="none of 1 trajectories is right"):
+        CutStates(solutions="right").run(str(tmp_path / "t.jsonl"), StageContext(None, tmp_path / "s.jsonl", 60))
+
+
+def test_completions_are_joined_by_the_steps_of_their_task_and_of_no_other(
+    tiny_policy: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    first, rest = "buys: 1 + 2 = 3\n", "#### 3"
+    prompt_ids, ids, more = (tokenizer(text).input_ids for text in ("How many?\n", first, rest))
+    write_records(tmp_path / "s.jsonl", [State("p/0#1", "p", "p/0", 1, "How many?\n", first, prompt_ids, ids, "3")])
+    write_records(tmp_path / "c.jsonl", [Completion("p/0#1/0", "p/0#1", "p", rest, more, "stop", "3", True)])
+    stage = JoinCompletions(str(tmp_path / "s.jsonl"), str(tiny_policy))
+
+    def joined(task: Any) -> list[Trajectory]:
+        return list(stage.run(str(tmp_path / "c.jsonl"), StageContext(task, tmp_path / "o.jsonl", 60)))
+
+    assert joined(WordArithmetic())[0].steps == [first, rest]
+    assert joined(WordArithmetic())[0].step_ends == [len(ids), len(ids) + len(more)]
+    with pytest.raises(BadInput, match="1 of 1 completions begin within a step of task rule_logic"):
+        joined(RuleLogic())
+    with pytest.raises(BadInput, match="set task=NAME"):
+        joined(None)

@@ -327,3 +327,10 @@ def test_a_trajectory_longer_than_max_tokens_is_refused(small: tuple[Any, Any]) 
     trajectory = trajectory_of(tokenizer, "Mia", [70, 71, 1], [3])
     with pytest.raises(BadInput, match="has 3 tokens"):
         exact_values(model, tokenizer, HoldsLetter(), {"p": Problem("p", "", "")}, [trajectory], ExactSettings(2))
+
+
+def test_a_trajectory_of_a_problem_that_is_not_given_is_refused(small: tuple[Any, Any]) -> None:
+    model, tokenizer = small
+    trajectory = trajectory_of(tokenizer, "Mia", [70, 71, 1], [3])
+    with pytest.raises(BadInput, match="its problem 'p' is not among the 0 that are given"):
+        exact_values(model, tokenizer, HoldsLetter(), {}, [trajectory], ExactSettings(8))

@@ -66,11 +66,14 @@ def exact_values(
 ) -> ExactValues:
     """Return the values of all states of the trajectories (by their `step_ends`) under `policy`; `problems` by id.
 
-    Raises BadInput for a task that cannot be enumerated, a trajectory without token ids or of more than `max_tokens`,
-    and a network whose weights lie in parts on several ranks.
+    Raises BadInput for a task that cannot be enumerated, a trajectory of another problem, without token ids or of more
+    than `max_tokens`, and a network whose weights lie in parts on several ranks.
     """
     if is_cut(policy):
         raise BadInput("exact values need the whole network on one rank: set deepspeed=none or zero2")
+    if foreign := [row for row in trajectories if row.problem_id not in problems]:
+        raise BadInput(f"trajectory '{foreign[0].id}': its problem '{foreign[0].problem_id}' is not among the "
+                       f"{len(problems)} that are given: give those of the split that was sampled")  # fmt: skip
     decode, limits = Decoder(tokenizer), (settings.temperature, settings.line_mass, settings.max_width)
     search = LineSearch(network(policy), decode, end_ids_of(policy, tokenizer), *limits)
     asked = asked_prefixes(trajectories, settings.max_tokens)
