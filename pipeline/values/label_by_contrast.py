@@ -62,10 +62,6 @@ class LabelByContrast:
 
     def _continuations(self, input_path: str) -> list[Continuation]:
         trajectories, solutions = read_records(Trajectory, self.trajectories), read_records(Trajectory, input_path)
-<<<<<<< HEAD
-        starts = {state.id: len(state.prefix_ids) for state in read_records(State, self.states)}
-        continuations = [Continuation(trajectory, 0) for trajectory in trajectories]
-=======
         states, known = read_records(State, self.states), {trajectory.id for trajectory in trajectories}
         if foreign := [state.id for state in states if state.trajectory_id not in known]:
             raise BadInput(f"{self.states}: state '{foreign[0]}' is of no trajectory of {self.trajectories}: name the "
@@ -74,8 +70,7 @@ class LabelByContrast:
             raise BadInput(f"{input_path}: no completion of {len(states)} states: complete and join them first "
                            "(values/join_completions)")  # fmt: skip
         starts = {state.id: len(state.prefix_ids) for state in states}
-        branches = [Branch(trajectory, 0) for trajectory in trajectories]
->>>>>>> newcomer
+        continuations = [Continuation(trajectory, 0) for trajectory in trajectories]
         for solution in solutions:
             state = solution.id.rpartition("/")[0]
             start = starts.get(state, starts.get(state.rpartition("@")[0]))
