@@ -53,14 +53,16 @@ class ChooseLabels:
         accuracy = num_right / len(rows)
         labels = self.labels
         if labels == "auto":
-            labels = "contrast" if accuracy < self.rare_below else "values"
+            is_rare = accuracy < self.rare_below
+            labels = "contrast" if is_rare and num_right >= FEW_RIGHT else "values"
+            if is_rare and labels == "values":
+                log.warning("success is rare, and %d right trajectories are too few to label steps by contrast: sample "
+                            "more problems, or train the policy first", num_right)  # fmt: skip
         why = f"{accuracy:.1%} of {len(rows)} trajectories are right, {num_solved} of {len(right)} problems solved"
         log.info("labels by %s: %s", labels, why)
         if labels == "contrast" and not num_right:
             raise BadInput(f"{input_path}: {why}: steps are labelled along right solutions, and there is none: sample "
                            "more problems or train the policy first")  # fmt: skip
-        if labels == "contrast" and num_right < FEW_RIGHT:
-            log.warning("%d right trajectories are few to label steps by: sample more problems", num_right)
         context.counts.update(labels=labels, accuracy=round(accuracy, 4), right=num_right, problems_solved=num_solved)
         return {"labels": labels, "accuracy": accuracy, "num_right": num_right, "num_solved": num_solved,
                 "num_problems": len(right), "why": why}  # fmt: skip

@@ -28,26 +28,26 @@ ROW = Trajectory(
 
 
 def choice(path, num_right: int, **settings: object) -> dict[str, object]:  # type: ignore[no-untyped-def]
-    """Return the choice for 100 trajectories of which so many are right."""
-    write_records(path, [replace(ROW, id=f"p/{k}", is_correct=k < num_right) for k in range(100)])
+    """Return the choice for 200 trajectories of which so many are right."""
+    write_records(path, [replace(ROW, id=f"p/{k}", is_correct=k < num_right) for k in range(200)])
     return ChooseLabels(**settings).run(str(path), StageContext(None, path, 60))  # type: ignore[arg-type]
 
 
 def test_rare_success_calls_for_contrast_and_other_success_for_values(tmp_path) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "t.jsonl"
-    assert choice(path, 19)["labels"] == "contrast"
-    assert choice(path, 20)["labels"] == "values"
-    assert choice(path, 19, labels="values")["labels"] == "values"
+    assert choice(path, 39)["labels"] == "contrast"
+    assert choice(path, 40)["labels"] == "values"
+    assert choice(path, 39, labels="values")["labels"] == "values"
 
 
-def test_contrast_without_a_right_trajectory_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_too_few_right_trajectories_to_contrast_are_warned_of(tmp_path, caplog) -> None:  # type: ignore[no-untyped-def]
+    assert choice(tmp_path / "t.jsonl", 5)["labels"] == "values"
+    assert "5 right trajectories are too few to label steps by contrast" in caplog.text
+
+
+def test_contrast_that_is_asked_for_without_a_right_trajectory_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(BadInput, match="there is none: sample more problems"):
-        choice(tmp_path / "t.jsonl", 0)
-
-
-def test_few_right_trajectories_are_warned_of(tmp_path, caplog) -> None:  # type: ignore[no-untyped-def]
-    choice(tmp_path / "t.jsonl", 5)
-    assert "5 right trajectories are few" in caplog.text
+        choice(tmp_path / "t.jsonl", 0, labels="contrast")
 
 
 def test_an_unknown_kind_of_labels_is_refused() -> None:
