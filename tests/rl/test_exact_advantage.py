@@ -18,6 +18,8 @@ from espalier.rl.experience import make_experience
 from espalier.rl.types import Rollout, RolloutGroup
 from espalier.sampling.client import SamplingParams
 from espalier.sampling.requests import decode
+from espalier.values.exact import state_values
+from espalier.values.exact.merge_error import MergeError
 from espalier.values.exact.state_values import ExactSettings, exact_values
 
 LIMITS: dict[str, Any] = {"line_mass": 0.3, "state_mass": 0.2, "max_width": 4, "merges": True}
@@ -82,3 +84,19 @@ def test_what_is_not_known_exactly_is_refused(case: Case, task: WordArithmetic) 
             estimator([replace(groups[0], scores=scores)], experience, context_of(case, task))
     with pytest.raises(BadInput, match=r"set params\.stop"):
         estimator(groups, experience, context_of(case, task, replace(PARAMS, stop=["\n\n"])))
+
+
+@pytest.mark.parametrize(("error", "num_warnings"), [(0.05, 0), (0.2, 1)])
+def test_merged_prefixes_that_differ_are_warned_of(
+    error: float,
+    num_warnings: int,
+    case: Case,
+    task: WordArithmetic,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    measured = MergeError(1, error, error, 0.0)
+    monkeypatch.setattr(state_values, "measure_merges", lambda *_: measured)
+    estimate = ExactAdvantage(**LIMITS, merge_pairs=1)(case[2], case[3], context_of(case, task))
+    assert estimate.metrics["merge_error"] == error
+    assert caplog.text.count("set advantage.merges=false") == num_warnings
