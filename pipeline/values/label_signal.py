@@ -1,8 +1,8 @@
 """StepValues → JSON: whether the labels carry signal, with the numbers and the remedy, before training on them.
 
 `verdict` is "carries signal", "weak" or "none" by the rule that the document holds, `remedy` one line with the numbers
-(empty where there is signal), `figures` those of `values.label_reliability` with 95 % intervals over problems, `steps` a
-row per step index. Weak labels are warned of. Labels whose reliability is below `smallest_reliability`, interval and
+(empty where there is signal), `figures` those of `values.label_reliability` with 95 % intervals over problems, `steps`
+a row per step index. Weak labels are warned of. Labels whose reliability is below `smallest_reliability`, interval and
 all, end the stage with exit code 2.
 """
 
