@@ -100,6 +100,19 @@ def test_a_missing_key_is_named_and_nothing_is_written(tmp_path: Path, tiny_poli
     assert not output.exists() or not output.read_text()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["labels=best"], "labels must be auto, values or contrast, got 'best'"),
+     (["labels=contrast", "steps=cut_points"], "leave out steps=cut_points")],
+)  # fmt: skip
+def test_labels_that_cannot_be_made_are_refused_before_anything_is_sampled(
+    words: list[str], said: str, tmp_path: Path
+) -> None:
+    printed = run("bash", "scripts/process_rewards.sh", "policy=none", f"run={tmp_path}/run", *words, code=2)
+    assert said in printed
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_the_script_goes_on_without_prompts_that_are_refused_and_again_for_nothing(
     tiny_policy: Path, tmp_path: Path
