@@ -31,7 +31,16 @@ read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
 [[ $folds == 1 || $folds == 2 ]] || { echo "error: folds must be 1 or 2, got '$folds'" >&2; exit 2; }
 [[ $steps == task || $steps == cut_points ]] || { echo "error: steps must be task or cut_points" >&2; exit 2; }
+[[ $labels == auto || $labels == values || $labels == contrast ]] || {
+  echo "error: labels must be auto, values or contrast, got '$labels'" >&2
+  exit 2
+}
 # both read other steps, or other rounds' labels, than those of the task's splitter and of this round
+if [[ $labels == contrast && ( $steps == cut_points || -n $rounds ) ]]; then
+  echo "error: labels=contrast labels the task's own steps, of one round: leave out steps=cut_points and rounds, or set \
+labels=values" >&2
+  exit 2
+fi
 if [[ $labels == auto && ( $steps == cut_points || -n $rounds ) ]]; then labels=values; fi
 shares=('' 0.1 0.5)
 held_out_share=${held_out_share:-${shares[$folds]}}

@@ -14,6 +14,11 @@ settings="task run seed num_problems num_test max_tokens configs"
 task=word_arithmetic run=experiments/quickstart seed=0 num_problems=1000 num_test=1000 max_tokens=128 configs=exp
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
+if [[ ! -f conf/$configs/sft/$task.yaml ]]; then
+  echo "error: the quick start needs conf/$configs/sft/$task.yaml, which is not there: choose task=word_arithmetic, \
+long_arithmetic or rule_logic" >&2
+  exit 2
+fi
 mkdir -p "$run"
 common=(task="$task" run="$run" seed="$seed" "${extra[@]}")
 sft=$run/sft/model

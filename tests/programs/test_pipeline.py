@@ -100,6 +100,25 @@ def test_a_missing_key_is_named_and_nothing_is_written(tmp_path: Path, tiny_poli
     assert not output.exists() or not output.read_text()
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(["labels=best"], "labels must be auto, values or contrast, got 'best'"),
+     (["labels=contrast", "steps=cut_points"], "leave out steps=cut_points")],
+)  # fmt: skip
+def test_labels_that_cannot_be_made_are_refused_before_anything_is_sampled(
+    words: list[str], said: str, tmp_path: Path
+) -> None:
+    printed = run("bash", "scripts/process_rewards.sh", "policy=none", f"run={tmp_path}/run", *words, code=2)
+    assert said in printed
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_quick_start_names_the_tasks_that_it_has_settings_for(tmp_path: Path) -> None:
+    printed = run("bash", "scripts/quickstart.sh", "task=long_arithmetic_rare", f"run={tmp_path}/run", code=2)
+    assert "choose task=word_arithmetic, long_arithmetic or rule_logic" in printed
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_the_script_goes_on_without_prompts_that_are_refused_and_again_for_nothing(
     tiny_policy: Path, tmp_path: Path
