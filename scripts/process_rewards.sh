@@ -32,7 +32,10 @@ read_settings "$@"
 [[ $folds == 1 || $folds == 2 ]] || { echo "error: folds must be 1 or 2, got '$folds'" >&2; exit 2; }
 [[ $steps == task || $steps == cut_points ]] || { echo "error: steps must be task or cut_points" >&2; exit 2; }
 # both read other steps, or other rounds' labels, than those of the task's splitter and of this round
-if [[ $labels == auto && ( $steps == cut_points || -n $rounds ) ]]; then labels=values; fi
+if [[ $steps == cut_points || -n $rounds ]]; then
+  [[ $labels != contrast ]] || { echo "error: labels=contrast has no steps=cut_points and no rounds: set labels=values" >&2; exit 2; }
+  labels=values
+fi
 shares=('' 0.1 0.5)
 held_out_share=${held_out_share:-${shares[$folds]}}
 mkdir -p "$run"

@@ -60,6 +60,10 @@ class ChooseLabels:
                            "more problems or train the policy first")  # fmt: skip
         if labels == "contrast" and num_right < self.fewest_right:
             log.warning("%d right trajectories are few to label steps by: sample more problems", num_right)
+        num_options = max(row.num_options for row in rows)
+        if labels == "contrast" and num_options:
+            log.warning("of %d options one in %d answers is right by luck, and contrast takes every step of a right "
+                        "solution for right: values (labels=values) know better", num_options, num_options)  # fmt: skip
         context.counts.update(labels=labels, accuracy=round(accuracy, 4), right=num_right, problems_solved=num_solved)
         return {"labels": labels, "accuracy": accuracy, "num_right": num_right, "num_solved": num_solved,
                 "num_problems": len(right), "why": why}  # fmt: skip

@@ -62,15 +62,15 @@ class LabelByContrast:
 
     def _branches(self, input_path: str) -> list[Branch]:
         trajectories, solutions = read_records(Trajectory, self.trajectories), read_records(Trajectory, input_path)
-        starts = {state.id: len(state.prefix_ids) for state in read_records(State, self.states)}
+        starts = {state.id: state for state in read_records(State, self.states)}
         branches = [Branch(trajectory, 0) for trajectory in trajectories]
         for solution in solutions:
             state = solution.id.rpartition("/")[0]
             start = starts.get(state, starts.get(state.rpartition("@")[0]))
-            if start is None:
+            if start is None or solution.response_ids[: len(start.prefix_ids)] != start.prefix_ids:
                 raise BadInput(f"{input_path}: solution '{solution.id}' continues no state of {self.states}: join the "
                                "completions of these states (values/join_completions)")  # fmt: skip
-            branches.append(Branch(solution, start))
+            branches.append(Branch(solution, len(start.prefix_ids)))
         for branch in branches:
             check_ends(branch.solution.steps, branch.solution.step_ends, branch.solution.id)
         return branches
