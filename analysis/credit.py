@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from espalier.analysis.credit_page import CreditData, render_credit
-from espalier.analysis.credit_run import count_pairs, find_disagreements, read_credit_run, sample_files
+from espalier.analysis.credit_run import count_opposite_signs, find_disagreements, read_credit_run, sample_files
 from espalier.analysis.embedded import Cap
 from espalier.data.records import BadInput
 from espalier.pipeline.stage import StageContext
@@ -47,7 +47,7 @@ class InspectCredit:
             name=Path(self.run_dir).resolve().name,
             run=run,
             limit=self.min_advantage,
-            pairs=count_pairs(run, self.min_advantage),
+            pairs=count_opposite_signs(run, self.min_advantage),
             disagreements=found,
             num_listed=min(len(found), self.max_disagreements),
             cap=Cap(0, 0, self.max_characters, 0.0),

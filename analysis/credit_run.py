@@ -131,7 +131,7 @@ def find_disagreements(run: CreditRun, limit: float) -> list[Disagreement]:
     return sorted(found, key=lambda one: -one.size)
 
 
-def count_pairs(run: CreditRun, limit: float) -> list[PairCount]:
+def count_opposite_signs(run: CreditRun, limit: float) -> list[PairCount]:
     """Count for every pair of estimators the steps, those of which both are sure, and those with opposite signs."""
     counts = []
     for first, second in combinations(run.estimators, 2):

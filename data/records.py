@@ -209,9 +209,8 @@ class StepValues:
     """share of the problem's trajectories that are right"""
 
     def __post_init__(self) -> None:
-        labels = self.labels or list(self.values)
-        object.__setattr__(self, "labels", labels)
-        object.__setattr__(self, "weights", self.weights or [float(label is not None) for label in labels])
+        object.__setattr__(self, "labels", self.labels or list(self.values))
+        object.__setattr__(self, "weights", self.weights or [float(label is not None) for label in self.labels])
         for name in ("values", "num_correct", "num_completions", "labels", "weights", "low", "high"):
             number = len(getattr(self, name))
             if number != len(self.steps) and (number or name not in ("low", "high")):
@@ -302,13 +301,9 @@ def _fits(value: Any, hint: Any) -> bool:
         return isinstance(value, list) and set(map(type, value)) <= {float, int}
     if origin is list:
         return isinstance(value, list) and all(_fits(item, args[0]) for item in value)
-    if origin is dict:
-        return isinstance(value, dict)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
+    if hint in (float, int):
+        return isinstance(value, int | hint) and not isinstance(value, bool)
+    return isinstance(value, origin or hint)
 
 
 def parse_record(kind: type[R], row: Mapping[str, Any], place: str) -> R:
@@ -317,9 +312,9 @@ def parse_record(kind: type[R], row: Mapping[str, Any], place: str) -> R:
     Raises BadInput on an unknown, missing or ill-typed field, and where the kind's own check does.
     """
     fields = _fields(kind)  # type: ignore[arg-type]
-    for name in row:
-        if name not in fields:
-            raise BadInput(f"{place}: {kind.__name__} has no field '{name}' (it has {', '.join(fields)})")
+    if unknown := [name for name in row if name not in fields]:
+        raise BadInput(f"{place}: {kind.__name__} has no field '{unknown[0]}' (it has {', '.join(fields)}): correct "
+                       "the row, or name the file that holds such rows")  # fmt: skip
     for name, (hint, is_required) in fields.items():
         if name not in row:
             if is_required:

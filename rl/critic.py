@@ -199,7 +199,7 @@ def describe_values(experience: Experience) -> dict[str, float]:
     return {
         "value": float(values.mean()),
         "return": float(returns.mean()),
-        "explained_variance": explained_variance(values, returns),
+        "explained_variance": explained_variance(values, returns) or 0.0,
         "error": float((values - returns).abs().mean()),
         "outcome_error": float((values - to_come).abs().mean()),
     }

@@ -132,10 +132,11 @@ def cross_entropy_loss(
     return losses.sum() if weights is None else (losses * weights[mask]).sum()
 
 
-def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float:
-    """1 - Var(R - V) / Var(R) of [R] each: 1 is a perfect critic, 0 one that says the mean; 0 where R is constant."""
+def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float | None:
+    """Return 1 - Var(R - V) / Var(R) of [N] each: 1 is perfect but for a constant, 0 as good as one number for all
+    states, below 0 worse; None where R is constant."""
     variance = float(returns.double().var(correction=0))
-    return 1 - float((returns - values).double().var(correction=0)) / variance if variance > 1e-12 else 0.0
+    return 1 - float((returns - values).double().var(correction=0)) / variance if variance > 1e-12 else None
 
 
 def whiten(values: torch.Tensor, mask: torch.Tensor, shifts_mean: bool = True) -> torch.Tensor:

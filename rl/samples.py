@@ -37,7 +37,7 @@ class StepCredit:
 
 
 @dataclass
-class Samples:
+class RolloutLog:
     """What a run writes down of its iterations. `estimators`: the further ones by their names."""
 
     run_dir: Path

@@ -28,7 +28,7 @@ from espalier.rl.probes.canary import Weights
 from espalier.rl.probes.reward_falls import RewardWatch
 from espalier.rl.probes.watch import Watch
 from espalier.rl.rollout_source import Problems, RolloutSource
-from espalier.rl.samples import Samples, StepCredit
+from espalier.rl.samples import RolloutLog, StepCredit
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.rl.update import Update
 from espalier.runtime.distributed import from_main_rank, is_main_rank
@@ -59,7 +59,7 @@ class Trainer:
     delivery: Delivery
     evaluation: Evaluation
     metrics: IterationMetrics
-    samples: Samples
+    samples: RolloutLog
     loop: asyncio.Runner
     pad_id: int
     window: int | None = None

@@ -14,7 +14,6 @@ from espalier.models.inputs import network
 from espalier.models.load import BadModel, load_reference, load_tokenizer, max_length_of
 from espalier.models.row_limits import longest_row
 from espalier.models.tokenizer_checks import tokenizer_differences
-from espalier.models.without_adapters import PolicyWithoutAdapters
 from espalier.rewards.score import HoldsModels, Reward
 from espalier.rl.combinations import check_combinations
 from espalier.rl.delivery.delivery import Delivery
@@ -31,7 +30,7 @@ from espalier.rl.probes.watch import Watch, check_probes
 from espalier.rl.rollout import Sampler, check_params
 from espalier.rl.rollout_filters import RolloutFilter
 from espalier.rl.rollout_source import SampledGroups, choose_problems
-from espalier.rl.samples import Samples, kept_random_state
+from espalier.rl.samples import RolloutLog, kept_random_state
 from espalier.rl.trainer import Trainer
 from espalier.rl.training_engines import check_engines, has_noise, make_training_engine, without_dropout
 from espalier.rl.tree_rollouts import TreeRollouts
@@ -150,7 +149,7 @@ def assemble(
         delivery=delivery,
         evaluation=Evaluation(config, problems.dev, source, loop, metrics.clock),
         metrics=metrics,
-        samples=Samples(Path(config.output_dir), config.samples, further or {}),
+        samples=RolloutLog(Path(config.output_dir), config.samples, further or {}),
         loop=loop,
         pad_id=int(sampler.tokenizer.pad_token_id),
         window=window,
@@ -231,8 +230,7 @@ def engines_of(client: RLClient, server: "VLLMServer | None") -> list[LiveEngine
     if isinstance(client, HasEngines):
         return [OwnEngine(client.engine(number)) for number in range(client.num_engines)]
     check_server = server.check if server is not None else lambda: None
-    num_servers = len(client.urls) if server is None else 1
-    return [VLLMEngine(client, check_server, number) for number in range(num_servers)]
+    return [VLLMEngine(client, check_server, number) for number in range(len(client.urls) if server is None else 1)]
 
 
 def served_dtype(server: "VLLMServer | None", client: RLClient) -> str:
@@ -301,8 +299,7 @@ def make_further_estimators(config: RLConfig, params: SamplingParams) -> dict[st
 
 def make_critic(config: RLConfig) -> "Critic | None":
     """Return the critic with its own engine, None where the config has none."""
-    settings = config.critic
-    if settings is None:
+    if (settings := config.critic) is None:
         return None
     from espalier.rl.critic import Critic
 
@@ -317,6 +314,8 @@ def make_reference(config: RLConfig, engine: Engine) -> Any | None:
     if config.kl.coefficient <= 0:
         return None
     if config.lora:
+        from espalier.models.without_adapters import PolicyWithoutAdapters
+
         return PolicyWithoutAdapters(engine.model)
     return without_dropout(load_reference(config.model["path"], config.model["attention"])).to(device())
 

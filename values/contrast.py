@@ -29,7 +29,7 @@ _FLAT = ValuePrior(0.5, 0.5)
 
 
 @dataclass(frozen=True)
-class Branch:
+class Continuation:
     """A solution sampled from a state: from its first `start` response tokens on (0: from the prompt)."""
 
     solution: Trajectory
@@ -45,17 +45,17 @@ class Branch:
         return state_key(self.solution.problem_id, self.solution.response_ids[:end])
 
 
-def count_behind(branches: Sequence[Branch]) -> dict[StateKey, Count]:
+def count_behind(continuations: Sequence[Continuation]) -> dict[StateKey, Count]:
     """Count the samples that passed through each state behind the one they were sampled from: all of them are drawn
     from that state or earlier ones by the policy, so none of them was chosen for its outcome."""
     right: dict[StateKey, int] = defaultdict(int)
     total: dict[StateKey, int] = defaultdict(int)
-    for branch in branches:
-        for end in branch.solution.step_ends:
-            if end > branch.start:
-                key = branch.key(end)
+    for continuation in continuations:
+        for end in continuation.solution.step_ends:
+            if end > continuation.start:
+                key = continuation.key(end)
                 total[key] += 1
-                right[key] += branch.solution.is_correct
+                right[key] += continuation.solution.is_correct
     return {key: Count(right[key], number) for key, number in total.items()}
 
 
@@ -103,30 +103,33 @@ def prior_of(counts: Collection[Count]) -> ValuePrior:
 
 
 def contrast_labels(
-    branches: Sequence[Branch], counts: Mapping[StateKey, Count], on_right_ways: Collection[StateKey], rule: Contrast
+    continuations: Sequence[Continuation],
+    counts: Mapping[StateKey, Count],
+    on_right_ways: Collection[StateKey],
+    rule: Contrast,
 ) -> list[list[float | None]]:
-    """Return the labels of every solution's steps, in the order of `branches`.
+    """Return the labels of every solution's steps, in the order of `continuations`.
 
     `counts` are those of `count_behind`; `on_right_ways` the states that right solutions passed through
     (`values.first_error.states_on_right_ways`).
     """
-    best = _best_beside(branches, counts, rule.prior)
+    best = _best_beside(continuations, counts, rule.prior)
     labels: list[list[float | None]] = []
-    for branch in branches:
-        solution = branch.solution
+    for continuation in continuations:
+        solution = continuation.solution
         if solution.is_correct:
             labels.append([1.0] * len(solution.steps))
             continue
         row: list[float | None] = []
-        first, is_lost = branch.first_end, False
+        first, is_lost = continuation.first_end, False
         for end in solution.step_ends:
             found: float | None = None
-            if branch.key(end) in on_right_ways:
+            if continuation.key(end) in on_right_ways:
                 found, is_lost = 1.0, False
             elif is_lost:
                 found = 0.0
-            elif end == first and branch.key(branch.start) in best:
-                found = rule.label(counts[branch.key(end)], best[branch.key(branch.start)])
+            elif end == first and continuation.key(continuation.start) in best:
+                found = rule.label(counts[continuation.key(end)], best[continuation.key(continuation.start)])
                 is_lost = found == 0.0
             row.append(found)
         if row:
@@ -136,7 +139,7 @@ def contrast_labels(
 
 
 def _best_beside(
-    branches: Sequence[Branch], counts: Mapping[StateKey, Count], prior: ValuePrior
+    continuations: Sequence[Continuation], counts: Mapping[StateKey, Count], prior: ValuePrior
 ) -> dict[StateKey, Count]:
     """Return the counts of the best step from every state that has any right sample behind it, by posterior mean."""
     best: dict[StateKey, Count] = {}
@@ -144,10 +147,10 @@ def _best_beside(
     def mean(count: Count) -> float:
         return (count.num_correct + prior.alpha) / (count.num_completions + prior.alpha + prior.beta)
 
-    for branch in branches:
-        if branch.first_end is None:
+    for continuation in continuations:
+        if continuation.first_end is None:
             continue
-        count, state = counts[branch.key(branch.first_end)], branch.key(branch.start)
+        count, state = counts[continuation.key(continuation.first_end)], continuation.key(continuation.start)
         if count.num_correct and (state not in best or mean(count) > mean(best[state])):
             best[state] = count
     return best

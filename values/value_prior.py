@@ -1,8 +1,8 @@
 """What counts of right completions say of true values, under a Beta distribution of the values over states.
 
 The distribution is fitted by its mean and variance, the variance already free of the completions' own noise
-(`values.label_signal`). Given it, c of K right completions make the posterior Beta(alpha + c, beta + K - c), and "how
-likely is this state better than that one" is an integral. It is computed on a grid of logits, on which every Beta
+(`values.label_reliability`). Given it, c of K right completions make the posterior Beta(alpha + c, beta + K - c), and
+"how likely is this state better than that one" is an integral. It is computed on a grid of logits, on which every Beta
 density is smooth and bounded: t = log(v / (1 - v)) has the log-density alpha log s(t) + beta log s(-t), s the logistic
 function.
 """

@@ -3,7 +3,7 @@
 VinePPO's figures for its critic and its own estimates (Kazemnejad et al. 2024): mean absolute error, the share within
 0.05, both by the place in the solution; and the explained variance, 1 - Var(reference - estimate) / Var(reference).
 
-The reference is a mean of K completions itself: its variance p (1 - p) / (K - 1) stands in every squared error.
+The reference is a mean of K completions itself: its variance p (1 - p) / (K - 1) is part of every squared error.
 `squared_error_without_noise` has it taken off, an unbiased estimate of the squared distance from the true values
 (it can be below 0 where that is small); None where a state has other than its own two or more completions.
 """
@@ -11,8 +11,10 @@ The reference is a mean of K completions itself: its variance p (1 - p) / (K - 1
 import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, pvariance
+from statistics import fmean
 from typing import Any
+
+import torch
 
 from espalier.analysis.analyzers.estimated_states import (
     EstimatedState,
@@ -23,6 +25,7 @@ from espalier.analysis.analyzers.estimated_states import (
 from espalier.analysis.analyzers.figure import Panel, write_figure
 from espalier.pipeline.evaluation.intervals import resampled_mean
 from espalier.pipeline.stage import StageContext
+from espalier.rl.losses import explained_variance
 
 TOLERANCE = 0.05
 
@@ -34,14 +37,6 @@ def reference_noise(states: Sequence[EstimatedState]) -> float | None:
     if not all(is_counted):
         return None
     return fmean(state.value * (1 - state.value) / (state.num_completions - 1) for state in states)
-
-
-def explained_variance(estimates: Sequence[float], values: Sequence[float]) -> float | None:
-    """Return 1 - Var(value - estimate) / Var(value): 1 is perfect but for a constant, 0 as good as one number for all
-    states, below 0 worse; None where the values are all alike."""
-    spread = pvariance(values)
-    gaps = [value - estimate for value, estimate in zip(values, estimates, strict=True)]
-    return 1 - pvariance(gaps) / spread if spread > 1e-12 else None
 
 
 def slope(xs: Sequence[float], ys: Sequence[float]) -> float | None:
@@ -78,14 +73,15 @@ def error_figures(states: Sequence[EstimatedState], name: str) -> dict[str, Any]
     gaps = [state.estimates[name] - state.value for state in states]
     errors, problems = [abs(gap) for gap in gaps], [state.problem_id for state in states]
     noise, squared = reference_noise(states), fmean(gap * gap for gap in gaps)
-    explained = explained_variance([state.estimates[name] for state in states], [state.value for state in states])
+    estimates = torch.tensor([state.estimates[name] for state in states], dtype=torch.float64)
+    values = torch.tensor([state.value for state in states], dtype=torch.float64)
     return {
         "error": resampled_mean(list(zip(problems, errors, strict=True))),
         "bias": resampled_mean(list(zip(problems, gaps, strict=True))),
         "within_0.05": _round(fmean(error <= TOLERANCE + 1e-9 for error in errors)),
         "squared_error": _round(squared),
         "squared_error_without_noise": None if noise is None else _round(squared - noise),
-        "explained_variance": _round(explained),
+        "explained_variance": _round(explained_variance(estimates, values)),
         "growth": _round(slope([state.step / state.num_steps for state in states], errors)),
         "growth_per_step": _round(slope([state.step for state in states], errors)),
         "by_step": errors_by(states, name, lambda state: state.step),

@@ -6,7 +6,7 @@ Rollouts of word_arithmetic are drawn several times from policies at stages of t
 checkpoints of GRPO, unless others are given); every estimator credits them, and its advantages are compared with the
 exact ones of the same steps (`values/exact/`). The rows are benchmarks/credit/estimators.yaml and all other configs of
 conf/advantage/; those that need a critic, or a reward model that is not given, are left out by name. The engine
-computes in float32, as the exact values do.
+computes in float32, as the exact values do. A policy that was measured is kept in --folder.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from espalier.sampling.data_parallel_engines import DataParallelEngines
 HOW = "bash scripts/bench.sh credit_oracle"
 CONFIGS = ROOT / "conf" / "advantage"
 FIGURE = ROOT / "docs" / "credit_oracle.svg"
-FULL = Plan(num_problems=6, group_size=8, num_draws=3, num_simulated=40, completions=1000)
+FULL = Plan(num_problems=6, group_size=8, num_draws=3, num_simulated=24, completions=400)
 QUICK = Plan(num_problems=3, group_size=4, num_draws=2, num_simulated=6, completions=200)
 COLUMNS = ["policy", "estimator", "bias", "standard deviation", "rank correlation", "wrong sign", "cosine", "low",
            "high", "tokens per rollout token", "seconds"]  # fmt: skip
@@ -96,6 +96,32 @@ def table_row(policy: str, name: str, found: dict[str, Any]) -> list[Any]:
     return [policy, name, *(round(number, 3) for number in numbers), round(found["seconds"], 2)]
 
 
+def measure_policy(
+    name: str, policy: Path, rows: Sequence[Row], plan: Plan, prm: Path | None, folder: Path
+) -> dict[str, Any]:
+    """Return `{table, oracle, left_out}` of one policy; kept in `folder`, and read from there where the same was
+    asked before."""
+    asked = json.loads(json.dumps({"policy": str(policy), "rows": list(map(asdict, rows)), "plan": asdict(plan),
+                                   "prm": str(prm)}))  # fmt: skip
+    path = folder / f"{name.replace(' ', '-')}.json"
+    if path.is_file() and (kept := json.loads(path.read_text()))["asked"] == asked:
+        return dict(kept["found"])
+    found: dict[str, Any] = {"table": [], "left_out": {}}
+    engine = DataParallelEngines(model=str(policy), log=str(folder / "engine.log"), num_engines=1, dtype="float32")
+    with CreditBench(policy, plan, engine) as bench:
+        for row in rows:
+            config = config_of(row, policy, prm)
+            if isinstance(config, str):
+                found["left_out"][row.name] = config
+                continue
+            found["table"].append(table_row(name, row.name, bench.measure(build(config.advantage))))
+            print(json.dumps(found["table"][-1]), file=sys.stderr, flush=True)
+        found["oracle"] = bench.oracle()
+        print(name, json.dumps(found["oracle"]), file=sys.stderr, flush=True)
+    path.write_text(json.dumps({"asked": asked, "found": found}) + "\n")
+    return found
+
+
 def points_of(table: Sequence[Sequence[Any]]) -> list[Point]:
     """Return a point per estimator: means over the policies."""
     names = list(dict.fromkeys(row[1] for row in table))
@@ -127,6 +153,14 @@ def parse() -> argparse.Namespace:
     unknown = [name for name in arguments.only if name not in known]
     if unknown:
         parser.error(f"there is no row '{unknown[0]}': choose from {', '.join(known)}")
+    for text in arguments.policies:
+        name, _, path = text.partition("=")
+        if not name or not (Path(path) / "config.json").is_file():
+            parser.error(f"--policies {text}: give NAME=FOLDER with a model folder")
+    if arguments.prm is not None and not (arguments.prm / "config.json").is_file():
+        parser.error(
+            f"--prm {arguments.prm}: no such model folder: give that of a process reward model (RUN/prm/model)"
+        )
     return arguments
 
 
@@ -139,22 +173,13 @@ def main() -> None:
     policies = {name: Path(path) for name, _, path in (text.partition("=") for text in arguments.policies)}
     policies = policies or make_policies(folder, arguments.iterations)
     rows = [row for row in read_rows() if not arguments.only or row.name in arguments.only]
-    table, oracles, left_out = [], {}, {}
-    for policy, path in policies.items():
-        model, log = str(path.resolve()), str(folder / "engine.log")
-        engine = DataParallelEngines(model=model, log=log, num_engines=1, dtype="float32")
-        with CreditBench(path.resolve(), plan, engine) as bench:
-            for row in rows:
-                config = config_of(row, path, arguments.prm and arguments.prm.resolve())
-                if isinstance(config, str):
-                    left_out[row.name] = config
-                    continue
-                table.append(table_row(policy, row.name, bench.measure(build(config.advantage))))
-                print(json.dumps(table[-1]), file=sys.stderr, flush=True)
-            oracles[policy] = bench.oracle()
-            print(policy, json.dumps(oracles[policy]), file=sys.stderr, flush=True)
-    within = sum(found["within"] for found in oracles.values())
-    asked = sum(found["simulated"] for found in oracles.values())
+    prm = arguments.prm and arguments.prm.resolve()
+    found = {name: measure_policy(name, path.resolve(), rows, plan, prm, folder) for name, path in policies.items()}
+    table = [row for one in found.values() for row in one["table"]]
+    oracles = {name: one["oracle"] for name, one in found.items()}
+    left_out = {name: reason for one in found.values() for name, reason in one["left_out"].items()}
+    within = sum(one["within"] for one in oracles.values())
+    asked = sum(one["simulated"] for one in oracles.values())
     figures = {"oracle_within_three_errors": count(within, round(0.98 * asked), "states", how=HOW)}
     detail = {"plan": asdict(plan), "oracle": oracles, "left_out": left_out}
     shown = [

@@ -30,7 +30,7 @@ from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, PreferencePair, StepScores, StepValues
 from espalier.pipeline.evaluation.intervals import Interval, resampled_mean
 from espalier.pipeline.stage import StageContext
-from espalier.values.label_signal import counted_states, signal_sums
+from espalier.values.label_reliability import counted_states, signal_sums
 from espalier.values.value_prior import CountPair, ValuePrior, fit_prior
 
 log = logging.getLogger("stage")

@@ -19,6 +19,7 @@ from espalier.pipeline.stage import StageContext
 log = logging.getLogger("stage")
 
 KINDS = ("values", "contrast")
+FEW_RIGHT = 30  # fewer right trajectories give little to contrast
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,12 @@ class ChooseLabels:
     """values, contrast, or auto: by the share of right trajectories"""
     rare_below: float = 0.2
     """share of right trajectories below which auto takes contrast"""
-    fewest_right: int = 30
-    """right trajectories below which a line says that there is little to contrast"""
 
     def __post_init__(self) -> None:
         if self.labels not in ("auto", *KINDS):
             raise BadInput(f"stage.labels must be auto, {' or '.join(KINDS)}, got '{self.labels}'")
+        if not 0 <= self.rare_below <= 1:
+            raise BadInput(f"stage.rare_below is a share of trajectories, from 0 to 1, got {self.rare_below:g}")
 
     def inputs(self) -> list[str]:
         """None beside the trajectories."""
@@ -58,7 +59,7 @@ class ChooseLabels:
         if labels == "contrast" and not num_right:
             raise BadInput(f"{input_path}: {why}: steps are labelled along right solutions, and there is none: sample "
                            "more problems or train the policy first")  # fmt: skip
-        if labels == "contrast" and num_right < self.fewest_right:
+        if labels == "contrast" and num_right < FEW_RIGHT:
             log.warning("%d right trajectories are few to label steps by: sample more problems", num_right)
         num_options = max(row.num_options for row in rows)
         if labels == "contrast" and num_options:

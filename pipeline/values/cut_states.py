@@ -62,7 +62,8 @@ class CutStates:
         )
 
     def run(self, input_path: str, context: StageContext) -> Iterable[State]:
-        """Return the states. Raises BadInput on settings out of range and on trajectories without token ids."""
+        """Return the states. Raises BadInput on settings out of range, on trajectories without token ids, and where
+        right ones are asked for and there is none."""
         if self.order not in ("tree", "trajectory"):
             raise BadInput(f"order must be tree or trajectory, got '{self.order}'")
         if self.solutions not in ("all", "right"):
@@ -72,6 +73,9 @@ class CutStates:
         rows = read_records(Trajectory, input_path)
         trajectories = [row for row in rows if shard_of(f"states/{row.problem_id}", self.num_shards) == self.shard]
         if self.solutions == "right":
+            if rows and not any(row.is_correct for row in rows):
+                raise BadInput(f"{input_path}: none of {len(rows)} trajectories is right, and stage.solutions=right "
+                               "cuts no other: sample more problems or train the policy first")  # fmt: skip
             trajectories = [row for row in trajectories if row.is_correct]
         distinct: dict[StateKey, State] = {}
         num_states = 0

@@ -1,7 +1,7 @@
 """Completion → Trajectory: the state's prefix and the completion as one solution, with its steps.
 
-    python run_stage.py -cn values/join_completions input=completions.jsonl output=solutions.jsonl \\
-      stage.states=states.jsonl stage.policy=MODEL
+    python run_stage.py -cn values/join_completions task=TASK input=completions.jsonl \\
+      output=solutions.jsonl stage.states=states.jsonl stage.policy=MODEL
 
 What was paid for as completions is read like any sampled solution then: scored, inspected, paired, or labelled step by
 step (`values/label_by_contrast`). Ids are those of the completions, `{trajectory}#{step}/{k}`.
@@ -35,20 +35,26 @@ class JoinCompletions:
         return [self.states, *([str(path)] if path.is_file() else [])]
 
     def run(self, input_path: str, context: StageContext) -> Iterable[Trajectory]:
-        """Return one solution per completion. Raises BadInput without a task, and for a completion of no state."""
+        """Return one solution per completion. Raises BadInput without a task, for a completion of no state, and
+        where the task's steps are not those of the states."""
         from espalier.models.load import load_tokenizer
 
         if context.task is None:
             raise BadInput("steps are split as the task splits them: set task=NAME")
         decode = Decoder(load_tokenizer(self.policy))
         states = {state.id: state for state in read_records(State, self.states)}
-        solutions = []
+        solutions, num_inside = [], 0
         for completion in read_records(Completion, input_path):
             if completion.state_id not in states:
                 raise BadInput(f"{input_path}: completion '{completion.id}': {self.states} has no state "
                                f"'{completion.state_id}'")  # fmt: skip
             whole = finished(states[completion.state_id], completion)
             solutions.append(with_steps(whole, context.task, decode))
+            start = len(states[completion.state_id].prefix_ids)
+            num_inside += start > 0 and start not in solutions[-1].step_ends
+        if 2 * num_inside > len(solutions):
+            raise BadInput(f"{self.states}: {num_inside} of {len(solutions)} completions begin within a step of task "
+                           f"{context.task.name}: set task=NAME to the task that split the states' steps")  # fmt: skip
         context.counts["solutions"] = len(solutions)
         context.counts["right"] = sum(solution.is_correct for solution in solutions)
         return solutions

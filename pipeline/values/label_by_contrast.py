@@ -16,7 +16,7 @@ from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, State, StepValues, Trajectory
 from espalier.data.steps import check_ends
 from espalier.pipeline.stage import StageContext
-from espalier.values.contrast import Branch, Contrast, contrast_labels, count_behind, prior_of
+from espalier.values.contrast import Continuation, Contrast, contrast_labels, count_behind, prior_of
 from espalier.values.first_error import states_on_right_ways
 from espalier.values.monte_carlo import Count, StateKey
 from espalier.values.step_values import UNKNOWN, counted, step_values
@@ -40,7 +40,7 @@ class LabelByContrast:
     """solutions kept per next step of a state behind the prompt, the first sampled (0: all): siblings share most of
     their tokens"""
     fewest_labels: int = 50
-    """labels of each kind behind the branches below which the stage refuses: there is nothing to learn"""
+    """labels of each kind, of the continuations' steps, below which the stage refuses: there is nothing to learn"""
 
     def inputs(self) -> list[str]:
         """Return both files."""
@@ -49,51 +49,58 @@ class LabelByContrast:
     def run(self, input_path: str, context: StageContext) -> Iterable[StepValues]:
         """Return one record per solution that is kept, the trajectories' own first. Raises BadInput where files do not
         belong together, and where there are too few labels of a kind."""
-        branches = self._branches(input_path)
-        counts = count_behind(branches)
-        right = states_on_right_ways([branch.solution for branch in branches])
+        continuations = self._continuations(input_path)
+        counts = count_behind(continuations)
+        right = states_on_right_ways([continuation.solution for continuation in continuations])
         rule = Contrast(prior_of(counts.values()), self.drop, self.confidence)
-        labels = contrast_labels(branches, counts, right, rule)
+        labels = contrast_labels(continuations, counts, right, rule)
         num_right = sum(row.is_correct for row in read_records(Trajectory, self.trajectories))
-        self._count(branches, labels, num_right, context)
-        kept = _first_of_each_step(branches, self.max_per_step)
+        self._count(continuations, labels, num_right, context)
+        kept = _first_of_each_step(continuations, self.max_per_step)
         context.counts["kept"] = len(kept)
-        return [_record(branches[place], labels[place], counts) for place in kept]
+        return [_record(continuations[place], labels[place], counts) for place in kept]
 
-    def _branches(self, input_path: str) -> list[Branch]:
+    def _continuations(self, input_path: str) -> list[Continuation]:
         trajectories, solutions = read_records(Trajectory, self.trajectories), read_records(Trajectory, input_path)
-        starts = {state.id: state for state in read_records(State, self.states)}
-        branches = [Branch(trajectory, 0) for trajectory in trajectories]
+        states, known = read_records(State, self.states), {trajectory.id for trajectory in trajectories}
+        if foreign := [state.id for state in states if state.trajectory_id not in known]:
+            raise BadInput(f"{self.states}: state '{foreign[0]}' is of no trajectory of {self.trajectories}: name the "
+                           "trajectories that the states were cut from")  # fmt: skip
+        if states and not solutions:
+            raise BadInput(f"{input_path}: no completion of {len(states)} states: complete and join them first "
+                           "(values/join_completions)")  # fmt: skip
+        starts = {state.id: state.prefix_ids for state in states}
+        continuations = [Continuation(trajectory, 0) for trajectory in trajectories]
         for solution in solutions:
             state = solution.id.rpartition("/")[0]
             start = starts.get(state, starts.get(state.rpartition("@")[0]))
-            if start is None or solution.response_ids[: len(start.prefix_ids)] != start.prefix_ids:
+            if start is None or solution.response_ids[: len(start)] != start:
                 raise BadInput(f"{input_path}: solution '{solution.id}' continues no state of {self.states}: join the "
                                "completions of these states (values/join_completions)")  # fmt: skip
-            branches.append(Branch(solution, len(start.prefix_ids)))
-        for branch in branches:
-            check_ends(branch.solution.steps, branch.solution.step_ends, branch.solution.id)
-        return branches
+            continuations.append(Continuation(solution, len(start)))
+        for continuation in continuations:
+            check_ends(continuation.solution.steps, continuation.solution.step_ends, continuation.solution.id)
+        return continuations
 
     def _count(
         self,
-        branches: Sequence[Branch],
+        continuations: Sequence[Continuation],
         labels: Sequence[Sequence[float | None]],
         num_right: int,
         context: StageContext,
     ) -> None:
         """Put into the counts what the labels are of, and refuse too few of them."""
         numbers: dict[float | None, int] = defaultdict(int)
-        for branch, row in zip(branches, labels, strict=True):
-            for end, label in zip(branch.solution.step_ends[:-1], row, strict=False):
-                if end > branch.start:
+        for continuation, row in zip(continuations, labels, strict=True):
+            for end, label in zip(continuation.solution.step_ends[:-1], row, strict=False):
+                if end > continuation.start:
                     numbers[label] += 1
         context.counts.update(
-            solutions=len(branches), right_trajectories=num_right, steps_wrong=numbers[0.0], steps_right=numbers[1.0],
-            steps_unlabelled=numbers[None],
+            solutions=len(continuations), right_trajectories=num_right, steps_wrong=numbers[0.0],
+            steps_right=numbers[1.0], steps_unlabelled=numbers[None],
         )  # fmt: skip
         log.info(
-            "%d right trajectories; steps behind the branches: %d right, %d wrong, %d without a label",
+            "%d right trajectories; steps of the continuations: %d right, %d wrong, %d without a label",
             num_right, numbers[1.0], numbers[0.0], numbers[None],
         )  # fmt: skip
         if min(numbers[0.0], numbers[1.0]) < self.fewest_labels:
@@ -102,25 +109,26 @@ class LabelByContrast:
                            "more problems or more completions per state, or train the policy first")  # fmt: skip
 
 
-def _first_of_each_step(branches: Sequence[Branch], limit: int) -> list[int]:
+def _first_of_each_step(continuations: Sequence[Continuation], limit: int) -> list[int]:
     """Return the places of the first `limit` solutions (0: all) of every next step of every state."""
     taken: dict[StateKey, int] = defaultdict(int)
     kept = []
-    for place, branch in enumerate(branches):
-        end = branch.first_end
+    for place, continuation in enumerate(continuations):
+        end = continuation.first_end
         if end is None:
             continue
-        taken[branch.key(end)] += 1
-        if not limit or taken[branch.key(end)] <= limit or not branch.start:
+        taken[continuation.key(end)] += 1
+        if not limit or taken[continuation.key(end)] <= limit or not continuation.start:
             kept.append(place)
     return kept
 
 
-def _record(branch: Branch, labels: list[float | None], counts: dict[StateKey, Count]) -> StepValues:
-    """Return the values that samples behind the branch's state give, and the labels."""
-    solution = branch.solution
+def _record(continuation: Continuation, labels: list[float | None], counts: dict[StateKey, Count]) -> StepValues:
+    """Return the values that samples behind the continuation's state give, and the labels."""
+    solution = continuation.solution
     inner = [
-        counted(counts[branch.key(end)]) if branch.key(end) in counts else UNKNOWN for end in solution.step_ends[:-1]
+        counted(counts[continuation.key(end)]) if continuation.key(end) in counts else UNKNOWN
+        for end in solution.step_ends[:-1]
     ]
     weights = [float(label is not None) for label in labels]
     return replace(step_values(solution, inner), labels=labels, weights=weights)

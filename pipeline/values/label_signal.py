@@ -1,9 +1,9 @@
 """StepValues → JSON: whether the labels carry signal, with the numbers and the remedy, before training on them.
 
 `verdict` is "carries signal", "weak" or "none" by the rule that the document holds, `remedy` one line with the numbers
-(empty where there is signal), `figures` those of `values.label_signal` with 95 % intervals over problems, `steps` a row
-per step index. Weak labels are warned of. Labels whose reliability is below `smallest_reliability`, interval and all,
-end the stage with exit code 2.
+(empty where there is signal), `figures` those of `values.label_reliability` with 95 % intervals over problems, `steps`
+a row per step index. Weak labels are warned of. Labels whose reliability is below `smallest_reliability`, interval and
+all, end the stage with exit code 2.
 """
 
 import logging
@@ -17,7 +17,7 @@ from espalier.data.records import BadInput, StepValues
 from espalier.pipeline.evaluation.intervals import Interval
 from espalier.pipeline.prm.step_score_metrics import figure_intervals
 from espalier.pipeline.stage import StageContext
-from espalier.values.label_signal import (
+from espalier.values.label_reliability import (
     NONE,
     RULE,
     SIGNAL,
@@ -66,13 +66,16 @@ class LabelSignal:
         for name in ("reliability", "within_trajectory", "expected_auc", "share_zero"):
             if document["figures"].get(name):
                 context.counts[name] = document["figures"][name]["mean"]
-        line = f"{input_path}: the labels' verdict is '{document['verdict']}': {document['remedy']}"
+        line = f"{input_path}: the labels' verdict is '{document['verdict']}'"
         high = document["read"]["high"] if document["read"] else 0.0
         is_enough = document["problems"] >= MIN_PROBLEMS and document["verdict"] != UNKNOWN
         if self.smallest_reliability and is_enough and high < self.smallest_reliability:
-            raise BadInput(f"{line}. Refused before training; stage.smallest_reliability=0 trains on them anyway")
+            why = document["remedy"] or f"their reliability is at most {high:.2f} (the upper end of its interval)"
+            raise BadInput(
+                f"{line}: {why}. Refused before training; stage.smallest_reliability=0 trains on them anyway"
+            )
         if document["verdict"] != SIGNAL:
-            log.warning("%s", line)
+            log.warning("%s: %s", line, document["remedy"])
         return document
 
 

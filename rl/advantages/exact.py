@@ -6,6 +6,7 @@ reference that the other estimators are measured against (`bash scripts/bench.sh
 training. The terminal value is the rollout's outcome.
 """
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 
@@ -17,6 +18,10 @@ from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.distributed import from_main_rank
 from espalier.values.exact.state_values import ExactSettings, ExactValues, enumerable, exact_values
+
+log = logging.getLogger("rl")
+# Beyond this total variation between merged prefixes their values are no longer to be called exact.
+_MAX_MERGE_ERROR = 0.1
 
 
 class ExactAdvantage:
@@ -60,12 +65,16 @@ class ExactAdvantage:
         found: ExactValues = from_main_rank(
             lambda: exact_values(context.policy, sampler.tokenizer, sampler.task, problems, trajectories, settings)
         )
+        error = found.merge_error.total_variation
+        if error > _MAX_MERGE_ERROR:
+            log.warning("advantage=exact: decisions after merged prefixes differ by %.2f (total variation): this policy "
+                        "does not go by positions alone; advantage.merges=false takes none together", error)  # fmt: skip
         values = [[value.mid for value in row] for row in found.values]
         widths = [value.high - value.low for row in found.values for value in row[:-1]]
         metrics = {
             "num_states": float(found.num_states),
             "bound_width": sum(widths) / max(1, len(widths)),
-            "merge_error": found.merge_error.total_variation,
+            "merge_error": error,
         }
         steps = [step_advantages(row) for row in values]
         advantages = spread_steps([one.step_ends for one in trajectories], steps, experience.response_mask)

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 
 from espalier.data.records import BadInput
 from espalier.rl.advantages.rloo import leave_one_out
-from espalier.rl.credit.answer_tokens import answer_tokens, check_template
+from espalier.rl.credit.answer_tokens import answer_tokens, check_answer_template
 from espalier.rl.credit.process_credit import check_value_scale
 from espalier.rl.credit.state_cutters import at_least_one_step
 from espalier.rl.credit.step_credit import fill_values, step_advantages
@@ -57,7 +57,7 @@ class GoldLikelihood:
     ):
         if form not in FORMS:
             raise BadInput(f"advantage.form must be one of {', '.join(FORMS)}, got '{form}'")
-        check_template(answer_template)
+        check_answer_template(answer_template)
         self.answer_template, self.form, self.weight = answer_template, form, weight
         self.per_token, self.counts_end = per_token, counts_end
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from espalier.rl.advantages.grpo import group_advantages
-from espalier.rl.credit.prefix_tree import passers, response_rows
+from espalier.rl.credit.common_prefixes import passers, response_rows
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 

@@ -24,7 +24,7 @@ gradient on random trees of 3, 6 and 10 binary steps, in groups of 8, was 1.01, 
 from collections.abc import Sequence
 
 from espalier.data.records import BadInput
-from espalier.rl.credit.prefix_tree import passers, response_rows
+from espalier.rl.credit.common_prefixes import passers, response_rows
 from espalier.rl.credit.state_cutters import at_least_one_step
 from espalier.rl.credit.token_maps import spread_steps
 from espalier.rl.estimator_context import EstimatorContext

@@ -23,7 +23,7 @@ class AnswerTokens:
         return len(self.given) + len(self.counted)
 
 
-def check_template(template: str) -> None:
+def check_answer_template(template: str) -> None:
     """Raise BadInput unless the template holds {gold} once."""
     if template.count(MARK) != 1:
         raise BadInput(f"advantage.answer_template must hold {MARK} once, got {template!r}")

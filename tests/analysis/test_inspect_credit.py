@@ -17,7 +17,7 @@ from espalier.analysis.credit_run import (
     OWN,
     Disagreement,
     PairCount,
-    count_pairs,
+    count_opposite_signs,
     find_disagreements,
     read_credit_run,
     scale_of,
@@ -78,7 +78,7 @@ def test_disagreements_are_opposite_signs_that_are_both_sure_the_largest_first(t
     assert [one.size for one in find_disagreements(run, 0.05)] == [0.5, 0.25, 0.05]
     assert find_disagreements(run, 0.6) == []
     # seven steps; all but the two of q/0 are sure, two of these opposite
-    assert count_pairs(run, 0.1) == [PairCount((OWN, "vineppo"), 7, 5, 2)]
+    assert count_opposite_signs(run, 0.1) == [PairCount((OWN, "vineppo"), 7, 5, 2)]
 
 
 def test_every_pair_of_estimators_is_compared(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_every_pair_of_estimators_is_compared(tmp_path: Path) -> None:
     run = read_credit_run(write(tmp_path, [row]))
     found = {one.estimators: one.size for one in find_disagreements(run, 0.1)}
     assert found == {(OWN, "exact"): 0.5, ("rloo", "exact"): 0.5}
-    assert [(one.estimators, one.num_steps) for one in count_pairs(run, 0.1)][2] == ((OWN, "none"), 0)
+    assert [(one.estimators, one.num_steps) for one in count_opposite_signs(run, 0.1)][2] == ((OWN, "none"), 0)
 
 
 def test_a_colour_is_full_where_95_in_100_advantages_are_no_larger() -> None:

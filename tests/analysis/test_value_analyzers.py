@@ -9,7 +9,7 @@ import torch
 
 from espalier.analysis.analyzers.action_ranking import MeasureActionRanking, best_points, pair_points
 from espalier.analysis.analyzers.estimated_states import estimated_states
-from espalier.analysis.analyzers.value_error import MeasureValueError, explained_variance, slope
+from espalier.analysis.analyzers.value_error import MeasureValueError, slope
 from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput, StepScores, StepValues
 from espalier.models.scalar_head import load_critic
@@ -73,10 +73,7 @@ def test_value_errors_by_step_and_along_the_way_are_those_by_hand(files: tuple[s
     assert len(figure.findall(".//{*}polyline")) == 2
 
 
-def test_explained_variance_is_not_defined_where_the_values_are_alike() -> None:
-    assert explained_variance([0.1, 0.9], [0.5, 0.5]) is None
-    assert explained_variance([0.3, 0.7], [0.5, 0.9]) == pytest.approx(1.0)  # wrong by a constant
-    assert explained_variance([0.5, 0.5], [0.0, 1.0]) == pytest.approx(0.0)
+def test_a_slope_is_not_defined_where_the_places_are_alike() -> None:
     assert slope([1.0, 1.0], [0.0, 5.0]) is None
 
 

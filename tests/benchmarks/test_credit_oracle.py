@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.credit.cosine_figure import draw
-from benchmarks.credit.credit_oracle import COLUMNS, CONFIGS, Row, config_of, points_of, read_rows, table_row
+from benchmarks.credit.credit_oracle import COLUMNS, CONFIGS, Row, config_of, parse, points_of, read_rows, table_row
 from benchmarks.credit.estimated_credit import CreditBench, Plan
 from benchmarks.credit.measures import (
     StepCredit,
@@ -122,3 +122,13 @@ def test_a_bench_measures_an_estimator_and_the_oracle_without_an_engine(tiny_pol
     table = [table_row("SFT", "truth", found), table_row("SFT", "sampled", sampled)]
     assert len(table[0]) == len(COLUMNS)
     assert draw(points_of(table)).count("<circle") == 2
+
+
+@pytest.mark.parametrize("words", [["--policies", "SFT=nowhere"], ["--policies", "nowhere"], ["--prm", "nowhere"]])
+def test_a_model_folder_that_is_none_is_refused_before_an_engine_starts(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["credit_oracle", *words])
+    with pytest.raises(SystemExit, match="2"):
+        parse()
+    assert f"{' '.join(words)}: " in capsys.readouterr().err

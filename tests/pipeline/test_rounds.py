@@ -569,7 +569,7 @@ def test_preference_learning_composes_for_every_kind_of_pair(
 ) -> None:
     register_schemas()
     (tmp_path / "run").mkdir()
-    build_pairs, train = script(f"pairs={pairs}", "policy=a", f"run={tmp_path}/run", name="preferences.sh")
+    build_pairs, _, train = script(f"pairs={pairs}", "policy=a", f"run={tmp_path}/run", name="preferences.sh")
     config = typed(build_pairs)
     build(config.stage)
     assert typed(train).examples["path"] == config.output

@@ -14,7 +14,7 @@ from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.advantages.lambda_grpo import LambdaGRPO
 from espalier.rl.advantages.rloo import RLOO
 from espalier.rl.advantages.shared_prefixes import SharedPrefixes
-from espalier.rl.credit.prefix_tree import passers
+from espalier.rl.credit.common_prefixes import passers
 from espalier.rl.types import Rollout, RolloutGroup
 from tests.rl.test_advantages import NO_SAMPLER, make_experience, make_group, make_rollout, moments
 
@@ -193,8 +193,9 @@ def test_values_from_shared_prefixes_have_the_exact_gradient_and_vary_less_with_
         torch.testing.assert_close(mean, exact, rtol=0, atol=1e-6)
         variances.append(variance)
     assert variances[1] < 0.9 * variances[0]  # one or two rollouts alone make a noisy baseline
-    # as published: (n - 1) / n of what is there, n the rollouts that pass: 2/3 at the prompt, less further on
+    # as published (n - 1) / n of it, n the rollouts that pass: E[n - 1 where n > 0] / E[n] of the exact gradient
     biased, _ = words.estimated(SharedPrefixes(leave_one_out=False), 3)
-    at = dict(zip(words.prefixes, (biased / exact).tolist(), strict=True))
-    assert at[""] == pytest.approx(2 / 3, abs=1e-5)
-    assert all(at[prefix] < 0.6 for prefix in words.prefixes if prefix)
+    through = [sum(words.share[word] for word in words.words if word.startswith(prefix)) for prefix in words.prefixes]
+    kept = torch.tensor([1 - (1 - (1 - share) ** 3) / (3 * share) for share in through], dtype=torch.float64)
+    assert kept.max() == pytest.approx(2 / 3)
+    torch.testing.assert_close(biased, exact * kept, rtol=0, atol=1e-6)

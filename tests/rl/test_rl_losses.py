@@ -141,7 +141,8 @@ def test_explained_variance_of_a_perfect_a_constant_and_an_inverted_critic() -> 
     assert explained_variance(returns, returns) == 1.0
     assert explained_variance(torch.ones(3), returns) == pytest.approx(0.0)
     assert explained_variance(-returns, returns) == pytest.approx(-3.0)
-    assert explained_variance(returns, torch.ones(3)) == 0.0
+    assert explained_variance(returns - 2, returns) == 1.0  # wrong by a constant
+    assert explained_variance(returns, torch.ones(3)) is None
 
 
 def test_whitened_advantages_have_mean_zero_and_sample_variance_one_over_the_mask() -> None:

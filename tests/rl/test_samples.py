@@ -22,7 +22,7 @@ from espalier.rl.combinations import check_combinations, check_samples
 from espalier.rl.iteration_metrics import Clock
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.rollout import BadSampling
-from espalier.rl.samples import Samples, samples_path, values_at_step_starts, write_samples
+from espalier.rl.samples import RolloutLog, samples_path, values_at_step_starts, write_samples
 from espalier.rl.trainer_from_config import make_further_estimators
 from espalier.rl.types import Estimate, Experience, Rollout, RolloutGroup
 from espalier.runtime.entrypoint import BadConfig, compose_config
@@ -78,8 +78,8 @@ def groups_and_experience() -> tuple[list[RolloutGroup], Experience]:
     return groups, experience
 
 
-def samples_of(tmp_path: Path, estimators: dict[str, Any], **settings: Any) -> Samples:
-    return Samples(tmp_path, SamplesConfig(**settings), estimators)
+def samples_of(tmp_path: Path, estimators: dict[str, Any], **settings: Any) -> RolloutLog:
+    return RolloutLog(tmp_path, SamplesConfig(**settings), estimators)
 
 
 def test_further_estimators_stand_beside_the_runs_own(tmp_path: Path) -> None:

@@ -55,6 +55,11 @@ def test_an_unknown_kind_of_labels_is_refused() -> None:
         ChooseLabels(labels="best")
 
 
+def test_a_share_above_one_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"stage\.rare_below is a share"):
+        ChooseLabels(rare_below=20)
+
+
 def solved(index: int, steps: list[str]) -> Trajectory:
     """Return a response to dev problem `index`, a token per step."""
     problem = WordArithmetic(num_dev=2).problems("dev")[index]

@@ -2,16 +2,21 @@
 
 import math
 import random
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from espalier.data.jsonl import read_records, write_records
-from espalier.data.records import BadInput, State, StepValues, Trajectory
+from espalier.data.records import BadInput, Completion, State, StepValues, Trajectory
+from espalier.data.tasks.rule_logic import RuleLogic
+from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.pipeline.pairs.state_pairs import step_pairs
 from espalier.pipeline.stage import StageContext
 from espalier.pipeline.values.cut_states import CutStates
+from espalier.pipeline.values.join_completions import JoinCompletions
 from espalier.pipeline.values.label_by_contrast import LabelByContrast
-from espalier.values.contrast import Branch, Contrast, contrast_labels, count_behind, prior_of
+from espalier.values.contrast import Continuation, Contrast, contrast_labels, count_behind, prior_of
 from espalier.values.first_error import states_on_right_ways
 from espalier.values.monte_carlo import Count
 from espalier.values.value_prior import ValuePrior
@@ -37,10 +42,13 @@ def solution(identity: str, ways: str, is_correct: bool, problem: str = "p") -> 
     )
 
 
-def labels_of(branches: list[Branch], rule: Contrast) -> list[list[float | None]]:
+def labels_of(continuations: list[Continuation], rule: Contrast) -> list[list[float | None]]:
     """Label as the stage does."""
     return contrast_labels(
-        branches, count_behind(branches), states_on_right_ways([branch.solution for branch in branches]), rule
+        continuations,
+        count_behind(continuations),
+        states_on_right_ways([continuation.solution for continuation in continuations]),
+        rule,
     )
 
 
@@ -53,33 +61,33 @@ def test_the_probability_of_half_the_value_is_that_of_two_beta_posteriors() -> N
 
 
 def test_samples_count_for_the_states_behind_the_one_they_were_sampled_from_alone() -> None:
-    branches = [Branch(solution("a", "xyz", True), 0), Branch(solution("a#1/0", "xyw", False), 1)]
-    counts = {ids: count for (_, ids), count in count_behind(branches).items()}
+    continuations = [Continuation(solution("a", "xyz", True), 0), Continuation(solution("a#1/0", "xyw", False), 1)]
+    counts = {ids: count for (_, ids), count in count_behind(continuations).items()}
     assert counts[(ord("x"),)] == Count(1, 1)  # the second was sampled because the first was right
     assert counts[(ord("x"), ord("y"))] == Count(1, 2)
 
 
 def test_a_step_beside_a_far_better_one_is_wrong_and_so_is_what_follows() -> None:
-    branches = [Branch(solution(f"r{k}", "rab", True), 0) for k in range(6)]
-    branches += [Branch(solution(f"w{k}", "wab", False), 0) for k in range(6)]
-    labels = labels_of(branches, Contrast(FLAT))
+    continuations = [Continuation(solution(f"r{k}", "rab", True), 0) for k in range(6)]
+    continuations += [Continuation(solution(f"w{k}", "wab", False), 0) for k in range(6)]
+    labels = labels_of(continuations, Contrast(FLAT))
     assert labels[0] == [1.0, 1.0, 1.0]
     assert labels[-1] == [0.0, 0.0, 0.0]
 
 
 def test_a_step_of_which_little_is_known_has_no_label_but_the_outcome_has() -> None:
-    branches = [Branch(solution("r", "rab", True), 0), Branch(solution("w", "wab", False), 0)]
-    assert labels_of(branches, Contrast(FLAT))[1] == [None, None, 0.0]
+    continuations = [Continuation(solution("r", "rab", True), 0), Continuation(solution("w", "wab", False), 0)]
+    assert labels_of(continuations, Contrast(FLAT))[1] == [None, None, 0.0]
 
 
 def test_a_wrong_solution_is_right_as_far_as_it_went_with_a_right_one() -> None:
-    branches = [Branch(solution("r", "rab", True), 0), Branch(solution("r#2/0", "rac", False), 2)]
-    assert labels_of(branches, Contrast(FLAT))[1] == [1.0, 1.0, 0.0]
+    continuations = [Continuation(solution("r", "rab", True), 0), Continuation(solution("r#2/0", "rac", False), 2)]
+    assert labels_of(continuations, Contrast(FLAT))[1] == [1.0, 1.0, 0.0]
 
 
 def test_where_nothing_is_right_nothing_but_the_outcome_is_labelled() -> None:
-    branches = [Branch(solution(f"w{k}", "ab" if k % 2 else "cb", False), 0) for k in range(40)]
-    assert labels_of(branches, Contrast(FLAT)) == [[None, 0.0]] * 40
+    continuations = [Continuation(solution(f"w{k}", "ab" if k % 2 else "cb", False), 0) for k in range(40)]
+    assert labels_of(continuations, Contrast(FLAT)) == [[None, 0.0]] * 40
 
 
 def test_settings_out_of_range_are_refused() -> None:
@@ -178,3 +186,46 @@ def test_a_solution_that_begins_otherwise_than_its_state_is_refused(tmp_path) ->
     stage = LabelByContrast(str(tmp_path / "t.jsonl"), str(tmp_path / "s.jsonl"))
     with pytest.raises(BadInput, match="'a#1/0' continues no state"):
         stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60))
+
+
+def state_of(row: Trajectory, step: int) -> State:
+    """Return the state after `step` steps of a solution whose steps are tokens."""
+    return State(f"{row.id}#{step}", row.problem_id, row.id, step, row.prompt, row.response[:step], row.prompt_ids,
+                 row.response_ids[:step], "")  # fmt: skip
+
+
+def test_states_of_other_trajectories_are_refused_and_so_are_states_without_completions(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    own, other = solution("own", "ab", True), solution("other", "ab", True)
+    write_records(tmp_path / "t.jsonl", [own])
+    write_records(tmp_path / "c.jsonl", list[Trajectory]())
+    stage = LabelByContrast(str(tmp_path / "t.jsonl"), str(tmp_path / "s.jsonl"))
+    for row, message in ((other, "'other#1' is of no trajectory of"), (own, "no completion of 1 states")):
+        write_records(tmp_path / "s.jsonl", [state_of(row, 1)])
+        with pytest.raises(BadInput, match=message):
+            stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60))
+
+
+def test_right_states_of_trajectories_that_are_all_wrong_are_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    write_records(tmp_path / "t.jsonl", [solution("w", "ab", False)])
+    with pytest.raises(BadInput, match="none of 1 trajectories is right"):
+        CutStates(solutions="right").run(str(tmp_path / "t.jsonl"), StageContext(None, tmp_path / "s.jsonl", 60))
+
+
+def test_completions_are_joined_by_the_steps_of_their_task_and_of_no_other(
+    tiny_policy: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    first, rest = "buys: 1 + 2 = 3\n", "#### 3"
+    prompt_ids, ids, more = (tokenizer(text).input_ids for text in ("How many?\n", first, rest))
+    write_records(tmp_path / "s.jsonl", [State("p/0#1", "p", "p/0", 1, "How many?\n", first, prompt_ids, ids, "3")])
+    write_records(tmp_path / "c.jsonl", [Completion("p/0#1/0", "p/0#1", "p", rest, more, "stop", "3", True)])
+    stage = JoinCompletions(str(tmp_path / "s.jsonl"), str(tiny_policy))
+
+    def joined(task: Any) -> list[Trajectory]:
+        return list(stage.run(str(tmp_path / "c.jsonl"), StageContext(task, tmp_path / "o.jsonl", 60)))
+
+    assert joined(WordArithmetic())[0].steps == [first, rest]
+    assert joined(WordArithmetic())[0].step_ends == [len(ids), len(ids) + len(more)]
+    with pytest.raises(BadInput, match="1 of 1 completions begin within a step of task rule_logic"):
+        joined(RuleLogic())
+    with pytest.raises(BadInput, match="set task=NAME"):
+        joined(None)

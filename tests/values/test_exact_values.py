@@ -17,7 +17,7 @@ from espalier.data.tasks.enumerable import Position
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_policy, load_tokenizer
 from espalier.models.tiny import build_tiny
-from espalier.values.exact.decision_values import Branch, DecisionState, ExactValue, solve
+from espalier.values.exact.decision_values import DecisionState, ExactValue, Transition, evaluate_policy
 from espalier.values.exact.line_search import LineSearch, LineStart
 from espalier.values.exact.merge_error import measure_merges, total_variation
 from espalier.values.exact.state_values import ExactSettings, enumerable, exact_values
@@ -33,12 +33,12 @@ def path_state(path: str, key: Hashable = None) -> DecisionState:
 def walk(table: Table, length: int, reward: Any, key: Any = lambda path: path) -> Any:
     """Decide by a table of the last letter: responses of `length` letters, graded as a whole."""
 
-    def decide(states: Sequence[DecisionState]) -> list[list[Branch]]:
+    def decide(states: Sequence[DecisionState]) -> list[list[Transition]]:
         rows = []
         for state in states:
             path = str(state.prefix)
             rows.append([
-                Branch(p, float(reward(path + letter)) if len(path) + 1 == length
+                Transition(p, float(reward(path + letter)) if len(path) + 1 == length
                        else path_state(path + letter, key(path + letter)))
                 for p, letter in table[path[-1:]]
             ])  # fmt: skip
@@ -72,7 +72,7 @@ def test_values_of_a_tree_by_hand() -> None:
     """Left (0.25) succeeds in 1 of 2, right (0.75) in 1 of 5: 0.125 + 0.15 = 0.275."""
     table = {"": [(0.25, "l"), (0.75, "r")], "l": [(0.5, "g"), (0.5, "b")], "r": [(0.2, "g"), (0.8, "b")]}
     asked = [path_state(""), path_state("l"), path_state("r")]
-    nodes = solve(asked, walk(table, 2, lambda path: path.endswith("g")))
+    nodes = evaluate_policy(asked, walk(table, 2, lambda path: path.endswith("g")))
     assert [nodes[state.node].value.mid for state in asked] == pytest.approx([0.275, 0.5, 0.2])
     assert nodes[asked[0].node].value.low == pytest.approx(nodes[asked[0].node].value.high)
 
@@ -85,7 +85,7 @@ def test_every_state_has_the_value_of_brute_force_over_all_paths(seed: int) -> N
         return path.count("a") == 2 or path.startswith("bc")
 
     paths = ["".join(letters) for size in range(length) for letters in product("abc", repeat=size)]
-    nodes = solve([path_state(path) for path in paths], walk(table, length, reward))
+    nodes = evaluate_policy([path_state(path) for path in paths], walk(table, length, reward))
     for path in paths:
         assert nodes[len(path), path].value.mid == pytest.approx(brute_force(table, length, reward, path), abs=1e-12)
 
@@ -93,9 +93,9 @@ def test_every_state_has_the_value_of_brute_force_over_all_paths(seed: int) -> N
 def test_merged_states_have_the_values_of_the_tree_where_the_policy_reads_the_key_alone() -> None:
     """The policy reads the last letter, the reward the number of a's: both are in the key."""
     table, length = random_table("abc", 7), 6
-    tree = solve([path_state("")], walk(table, length, lambda path: path.count("a") == 2))
+    tree = evaluate_policy([path_state("")], walk(table, length, lambda path: path.count("a") == 2))
     merging = walk(table, length, lambda path: path.count("a") == 2, key=lambda path: (path[-1:], path.count("a")))
-    merged = solve([path_state("")], merging)
+    merged = evaluate_policy([path_state("")], merging)
     assert merged[0, ""].value.mid == pytest.approx(tree[0, ""].value.mid, abs=1e-12)
     assert len(merged) < len(tree) / 5
     assert measure_merges(merged, merging, 50).total_variation == 0.0
@@ -103,7 +103,7 @@ def test_merged_states_have_the_values_of_the_tree_where_the_policy_reads_the_ke
 
 def test_simulated_outcomes_agree_within_three_standard_errors() -> None:
     table, length, num = random_table("abc", 3), 5, 10_000
-    nodes = solve([path_state("")], walk(table, length, lambda path: "cc" in path))
+    nodes = evaluate_policy([path_state("")], walk(table, length, lambda path: "cc" in path))
     rng, right = random.Random(1), 0
     for _ in range(num):
         path = ""
@@ -118,7 +118,7 @@ def test_simulated_outcomes_agree_within_three_standard_errors() -> None:
 def test_states_that_are_not_followed_widen_the_bounds_by_their_probability() -> None:
     """The state "r" is reached by 0.1, less than 0.2: of 0.9 x 0.5 known success, 0.1 is open."""
     table = {"": [(0.9, "l"), (0.1, "r")], "l": [(0.5, "g"), (0.5, "b")], "r": [(1.0, "g")]}
-    nodes = solve([path_state("")], walk(table, 2, lambda path: path.endswith("g")), state_mass=0.2)
+    nodes = evaluate_policy([path_state("")], walk(table, 2, lambda path: path.endswith("g")), state_mass=0.2)
     assert nodes[0, ""].value.low == pytest.approx(0.45)
     assert nodes[0, ""].value.high == pytest.approx(0.55)
     assert nodes[1, "r"].value == ExactValue(0.0, 1.0)
@@ -126,27 +126,27 @@ def test_states_that_are_not_followed_widen_the_bounds_by_their_probability() ->
 
 def test_probabilities_above_one_and_decisions_that_lead_nowhere_are_refused() -> None:
     with pytest.raises(ValueError, match="more than 1"):
-        solve([path_state("")], lambda states: [[Branch(0.7, 1.0), Branch(0.7, 0.0)]])
+        evaluate_policy([path_state("")], lambda states: [[Transition(0.7, 1.0), Transition(0.7, 0.0)]])
     with pytest.raises(ValueError, match="leads to depth 0"):
-        solve([path_state("")], lambda states: [[Branch(1.0, path_state("", "elsewhere"))]])
+        evaluate_policy([path_state("")], lambda states: [[Transition(1.0, path_state("", "elsewhere"))]])
 
 
 def test_the_merge_error_is_the_total_variation_between_merged_prefixes() -> None:
     """ "ax" goes on to g by 0.8 and "bx" by 0.5, merged under "x": variation 0.3, values 0.8 and 0.5."""
     chances = {"": [(0.6, "a"), (0.4, "b")], "ax": [(0.8, "g"), (0.2, "h")], "bx": [(0.5, "g"), (0.5, "h")]}
 
-    def decide(states: Sequence[DecisionState]) -> list[list[Branch]]:
+    def decide(states: Sequence[DecisionState]) -> list[list[Transition]]:
         rows = []
         for state in states:
             path = str(state.prefix)
             if len(path) == 2:
-                rows.append([Branch(p, float(letter == "g")) for p, letter in chances[path]])
+                rows.append([Transition(p, float(letter == "g")) for p, letter in chances[path]])
             else:
-                rows.append([Branch(p, path_state(path + letter, (path + letter)[1:] or None))
+                rows.append([Transition(p, path_state(path + letter, (path + letter)[1:] or None))
                              for p, letter in chances.get(path, [(1.0, "x")])])  # fmt: skip
         return rows
 
-    nodes = solve([path_state("")], decide)
+    nodes = evaluate_policy([path_state("")], decide)
     assert nodes[2, "x"].representative == "ax"
     error = measure_merges(nodes, decide, 10)
     assert (error.total_variation, error.most, error.value_gap) == pytest.approx((0.3, 0.3, 0.3))
@@ -327,3 +327,10 @@ def test_a_trajectory_longer_than_max_tokens_is_refused(small: tuple[Any, Any]) 
     trajectory = trajectory_of(tokenizer, "Mia", [70, 71, 1], [3])
     with pytest.raises(BadInput, match="has 3 tokens"):
         exact_values(model, tokenizer, HoldsLetter(), {"p": Problem("p", "", "")}, [trajectory], ExactSettings(2))
+
+
+def test_a_trajectory_of_a_problem_that_is_not_given_is_refused(small: tuple[Any, Any]) -> None:
+    model, tokenizer = small
+    trajectory = trajectory_of(tokenizer, "Mia", [70, 71, 1], [3])
+    with pytest.raises(BadInput, match="its problem 'p' is not among the 0 that are given"):
+        exact_values(model, tokenizer, HoldsLetter(), {}, [trajectory], ExactSettings(8))

@@ -12,7 +12,7 @@ from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput, StepValues
 from espalier.pipeline.stage import StageContext
 from espalier.pipeline.values.label_signal import LabelSignal, describe_signal
-from espalier.values.label_signal import NONE, SIGNAL, WEAK, completions_for, counted_states, signal_sums, verdict
+from espalier.values.label_reliability import NONE, SIGNAL, WEAK, completions_for, counted_states, signal_sums, verdict
 from espalier.values.value_prior import ValuePrior, fit_prior
 
 ROOT = Path(__file__).resolve().parent.parent.parent

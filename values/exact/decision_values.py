@@ -43,7 +43,7 @@ class DecisionState:
 
 
 @dataclass(frozen=True)
-class Branch:
+class Transition:
     """A decision: its probability, and the state it leads to or the outcome (0 to 1) that it ends with."""
 
     probability: float
@@ -56,18 +56,18 @@ class Branch:
 
 
 # States → the decisions in each; what their probabilities lack to 1 is not followed.
-Decide = Callable[[Sequence[DecisionState]], list[list[Branch]]]
+Decide = Callable[[Sequence[DecisionState]], list[list[Transition]]]
 
 
 @dataclass
-class Node:
+class DecisionNode:
     """States of equal key, and what was found from the one that stands for them."""
 
     weight: float = 0.0
     """Sum over the asked states of the probability that they lead here; at least 1 for an asked one."""
     prefixes: dict[Hashable, float] = field(default_factory=dict)
     """Prefix → what of the weight came by it."""
-    branches: list[tuple[float, NodeId | float]] | None = None
+    transitions: list[tuple[float, NodeId | float]] | None = None
     """None: not followed."""
     value: ExactValue = ExactValue(0.0, 1.0)
 
@@ -77,16 +77,16 @@ class Node:
         return max(self.prefixes, key=lambda prefix: self.prefixes[prefix])
 
 
-Nodes = dict[NodeId, Node]
+Nodes = dict[NodeId, DecisionNode]
 
 
-def solve(asked: Sequence[DecisionState], decide: Decide, state_mass: float = 0.0) -> Nodes:
+def evaluate_policy(asked: Sequence[DecisionState], decide: Decide, state_mass: float = 0.0) -> Nodes:
     """Return every state that the asked ones lead to, with its value, those included.
 
     A state that fewer than `state_mass` of an asked one's probability leads to is not followed. Raises ValueError where
     a decision does not lead deeper, or probabilities of decisions sum to more than 1.
     """
-    nodes: Nodes = defaultdict(Node)
+    nodes: Nodes = defaultdict(DecisionNode)
     by_depth: dict[int, list[NodeId]] = defaultdict(list)
     for state in asked:
         if state.node not in nodes:
@@ -100,37 +100,37 @@ def solve(asked: Sequence[DecisionState], decide: Decide, state_mass: float = 0.
     for depth in sorted(by_depth, reverse=True):
         for identity in by_depth[depth]:
             node = nodes[identity]
-            if node.branches is not None:
-                node.value = value_of(node.branches, nodes)
+            if node.transitions is not None:
+                node.value = value_of(node.transitions, nodes)
     return dict(nodes)
 
 
 def _follow(nodes: Nodes, by_depth: dict[int, list[NodeId]], followed: Sequence[NodeId], decide: Decide) -> None:
-    """Add the branches of nodes of one depth, and the nodes they lead to."""
+    """Add the transitions of nodes of one depth, and the nodes they lead to."""
     chosen = {identity: DecisionState(*identity, nodes[identity].representative) for identity in followed}
     distinct = list({state.prefix: state for state in chosen.values()}.values())
     found = dict(zip((state.prefix for state in distinct), decide(distinct), strict=True))
     for identity, state in chosen.items():
-        node, branches = nodes[identity], found[state.prefix]
-        if sum(branch.probability for branch in branches) > 1 + 1e-6:
+        node, transitions = nodes[identity], found[state.prefix]
+        if sum(transition.probability for transition in transitions) > 1 + 1e-6:
             raise ValueError(f"probabilities of the decisions in state {identity} sum to more than 1")
-        node.branches = [(one.probability, one.place) for one in branches]
-        for branch in branches:
-            if not isinstance(branch.to, DecisionState):
+        node.transitions = [(one.probability, one.place) for one in transitions]
+        for transition in transitions:
+            if not isinstance(transition.to, DecisionState):
                 continue
-            if branch.to.depth <= state.depth:
-                raise ValueError(f"a decision of state {identity} leads to depth {branch.to.depth}")
-            if branch.to.node not in nodes:
-                by_depth[branch.to.depth].append(branch.to.node)
-            below, weight = nodes[branch.to.node], node.weight * branch.probability
+            if transition.to.depth <= state.depth:
+                raise ValueError(f"a decision of state {identity} leads to depth {transition.to.depth}")
+            if transition.to.node not in nodes:
+                by_depth[transition.to.depth].append(transition.to.node)
+            below, weight = nodes[transition.to.node], node.weight * transition.probability
             below.weight += weight
-            below.prefixes[branch.to.prefix] = below.prefixes.get(branch.to.prefix, 0.0) + weight
+            below.prefixes[transition.to.prefix] = below.prefixes.get(transition.to.prefix, 0.0) + weight
 
 
-def value_of(branches: Sequence[tuple[float, NodeId | float]], nodes: Nodes) -> ExactValue:
+def value_of(transitions: Sequence[tuple[float, NodeId | float]], nodes: Nodes) -> ExactValue:
     """Return the value of a state by its decisions, (probability, state or outcome) each."""
     low = high = followed = 0.0
-    for probability, to in branches:
+    for probability, to in transitions:
         value = ExactValue(to, to) if isinstance(to, float) else nodes[to].value
         low += probability * value.low
         high += probability * value.high

@@ -13,7 +13,7 @@ from espalier.data.records import Problem
 from espalier.data.steps import Decoder
 from espalier.data.tasks.enumerable import EnumerableTask
 from espalier.data.token_text import added_text
-from espalier.values.exact.decision_values import Branch, DecisionState
+from espalier.values.exact.decision_values import DecisionState, Transition
 from espalier.values.exact.line_search import Line, LineSearch, LineStart
 
 Ids = tuple[int, ...]
@@ -41,12 +41,12 @@ class LineDecisions:
         self.max_tokens, self.merges = max_tokens, merges
         self._read: dict[Prefix, DecisionState] = {}
 
-    def __call__(self, states: Sequence[DecisionState]) -> list[list[Branch]]:
+    def __call__(self, states: Sequence[DecisionState]) -> list[list[Transition]]:
         """Return the decisions in each state, those that lead to one place together."""
         prefixes: list[Prefix] = [state.prefix for state in states]  # type: ignore[misc]
         starts = [LineStart((*self.questions[number][1], *ids), self.max_tokens - len(ids)) for number, ids in prefixes]
         found = self.search(starts)
-        return [self._branches(prefix, lines) for prefix, lines in zip(prefixes, found, strict=True)]
+        return [self._transitions(prefix, lines) for prefix, lines in zip(prefixes, found, strict=True)]
 
     def state(self, prefix: Prefix, is_asked: bool = False) -> DecisionState:
         """Return the state after a prefix; an asked one is a state of its own, so that its next decision is exact."""
@@ -62,19 +62,19 @@ class LineDecisions:
         state = self._read[prefix]
         return DecisionState(state.depth, prefix, prefix) if is_asked else state
 
-    def _branches(self, prefix: Prefix, lines: Sequence[Line]) -> list[Branch]:
+    def _transitions(self, prefix: Prefix, lines: Sequence[Line]) -> list[Transition]:
         """Group the lines by where they lead; the most probable spelling stands for its group."""
         number, before = prefix
-        groups: dict[object, list[Branch]] = {}
+        groups: dict[object, list[Transition]] = {}
         for line in lines:
             ids = (*before, *line.ids)
             if line.ending == "line":
                 state = self.state((number, ids))
-                groups.setdefault(state.node, []).append(Branch(line.probability, state))
+                groups.setdefault(state.node, []).append(Transition(line.probability, state))
             elif line.ending == "end" or not self.merges:
                 outcome = float(line.ending == "end" and self._is_right(number, ids[:-1]))
-                groups.setdefault(outcome, []).append(Branch(line.probability, outcome))
-        return [Branch(sum(one.probability for one in group), group[0].to) for group in groups.values()]
+                groups.setdefault(outcome, []).append(Transition(line.probability, outcome))
+        return [Transition(sum(one.probability for one in group), group[0].to) for group in groups.values()]
 
     def _is_right(self, number: int, ids: Ids) -> bool:
         problem, prompt_ids = self.questions[number]

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from espalier.values.exact.decision_values import (
-    Branch,
     Decide,
     DecisionState,
     ExactValue,
     NodeId,
     Nodes,
+    Transition,
     value_of,
 )
 
@@ -42,7 +42,7 @@ def measure_merges(nodes: Nodes, decide: Decide, num_pairs: int, seed: int = 0) 
     `decide` and `nodes` are those of the solved problem."""
     pairs, weights = [], []
     for identity, node in nodes.items():
-        if node.branches is None:
+        if node.transitions is None:
             continue
         chosen = node.representative
         for prefix, weight in node.prefixes.items():
@@ -54,11 +54,11 @@ def measure_merges(nodes: Nodes, decide: Decide, num_pairs: int, seed: int = 0) 
     drawn = random.Random(seed).choices(pairs, weights, k=num_pairs)
     distinct = list(dict.fromkeys(drawn))
     gaps = {}
-    for state, branches in zip(distinct, decide(distinct), strict=True):
-        own = nodes[state.node].branches or []
+    for state, transitions in zip(distinct, decide(distinct), strict=True):
+        own = nodes[state.node].transitions or []
         gaps[state] = (
-            total_variation(_by_place(own), _by_place([(one.probability, one.place) for one in branches])),
-            abs(value_of(own, nodes).mid - _value(branches, nodes).mid),
+            total_variation(_by_place(own), _by_place([(one.probability, one.place) for one in transitions])),
+            abs(value_of(own, nodes).mid - _value(transitions, nodes).mid),
         )
     variations = [gaps[state][0] for state in drawn]
     return MergeError(
@@ -77,7 +77,7 @@ def _by_place(edges: list[tuple[float, NodeId | float]]) -> dict[object, float]:
     return sums
 
 
-def _value(branches: list[Branch], nodes: Nodes) -> ExactValue:
+def _value(transitions: list[Transition], nodes: Nodes) -> ExactValue:
     """Return the value by merged states; a state that was not met before counts as not followed."""
-    edges = [(one.probability, one.place) for one in branches]
+    edges = [(one.probability, one.place) for one in transitions]
     return value_of([edge for edge in edges if isinstance(edge[1], float) or edge[1] in nodes], nodes)

@@ -10,7 +10,7 @@ from espalier.data.tasks.enumerable import EnumerableTask
 from espalier.data.tasks.task import Task
 from espalier.models.inputs import network
 from espalier.models.packing_check import is_cut
-from espalier.values.exact.decision_values import ExactValue, solve
+from espalier.values.exact.decision_values import ExactValue, evaluate_policy
 from espalier.values.exact.line_decisions import Ids, LineDecisions
 from espalier.values.exact.line_search import LineSearch
 from espalier.values.exact.merge_error import NO_MERGES, MergeError, measure_merges
@@ -66,11 +66,14 @@ def exact_values(
 ) -> ExactValues:
     """Return the values of all states of the trajectories (by their `step_ends`) under `policy`; `problems` by id.
 
-    Raises BadInput for a task that cannot be enumerated, a trajectory without token ids or of more than `max_tokens`,
-    and a network whose weights lie in parts on several ranks.
+    Raises BadInput for a task that cannot be enumerated, a trajectory of another problem, without token ids or of more
+    than `max_tokens`, and a network whose weights lie in parts on several ranks.
     """
     if is_cut(policy):
         raise BadInput("exact values need the whole network on one rank: set deepspeed=none or zero2")
+    if foreign := [row for row in trajectories if row.problem_id not in problems]:
+        raise BadInput(f"trajectory '{foreign[0].id}': its problem '{foreign[0].problem_id}' is not among the "
+                       f"{len(problems)} that are given: give those of the split that was sampled")  # fmt: skip
     decode, limits = Decoder(tokenizer), (settings.temperature, settings.line_mass, settings.max_width)
     search = LineSearch(network(policy), decode, end_ids_of(policy, tokenizer), *limits)
     asked = asked_prefixes(trajectories, settings.max_tokens)
@@ -83,9 +86,9 @@ def exact_values(
         decisions = LineDecisions(enumerable(task), named, decode, search, settings.max_tokens, settings.merges)
         states = {(question, ids): decisions.state((number, ids), is_asked=True)
                   for number, question in enumerate(chunk) for ids in asked[question]}  # fmt: skip
-        nodes = solve(list(states.values()), decisions, settings.state_mass)
+        nodes = evaluate_policy(list(states.values()), decisions, settings.state_mass)
         found |= {place: nodes[state.node].value for place, state in states.items()}
-        num_states += sum(node.branches is not None for node in nodes.values())
+        num_states += sum(node.transitions is not None for node in nodes.values())
         errors.append(measure_merges(nodes, decisions, settings.merge_pairs, first))
         search.forget()
     rows = []

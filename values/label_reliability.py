@@ -16,7 +16,7 @@ differences:
 
 With K completions the reliability r is T / (T + N / K), T the variance of the values, N the mean of V (1 - V): so a
 reliability of 1/2 takes K (1 - r) / r completions (Spearman-Brown). A few states of high value can make the reliability
-high while most states have no right completion and none can be told from another. So two figures are of the order:
+high while most states have no right completion and cannot be ordered. So two figures are of the order:
 `split_half_auc`, how well half of the completions tell states whose other half has any success (AUC over pairs of
 different states, averaged exactly over all ways to halve them; 0.5 is chance), and `expected_auc`, how well the labels
 tell states of a true value above the mean from the rest, under a Beta distribution of values (`values.value_prior`).
