@@ -33,9 +33,11 @@ def evaluations_since_best(accuracies: Sequence[float]) -> int:
 
 
 def spent(path: Path) -> tuple[float, float]:
-    """Sum (generated tokens, seconds) over the iterations in a metrics.jsonl; evaluations count in neither."""
+    """Sum (generated tokens, seconds) over the iterations in a metrics.jsonl; evaluations count in neither, nor does
+    what further estimators took (`samples.estimators`), with whose answers nothing is trained."""
     rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-    return sum(row.get("sampling/tokens", 0.0) for row in rows), sum(row.get("seconds/iteration", 0.0) for row in rows)
+    seconds = sum(row.get("seconds/iteration", 0.0) - row.get("seconds/samples", 0.0) for row in rows)
+    return sum(row.get("sampling/tokens", 0.0) for row in rows), seconds
 
 
 def is_budget_spent(path: Path, config: RLConfig, done: int) -> bool:

@@ -186,7 +186,8 @@ def values_at_step_starts(rollout: Rollout, row: int, experience: Experience, es
     """
     trajectory = rollout.trajectory
     num_steps = len(trajectory.step_ends)
-    if estimate.state_values and len(estimate.state_values[row]) == num_steps + 1:
+    is_same = not estimate.value_ends or estimate.value_ends[row] == trajectory.step_ends
+    if is_same and estimate.state_values and len(estimate.state_values[row]) == num_steps + 1:
         return [round(value, 6) for value in estimate.state_values[row][:-1]]
     if experience.values is None or num_steps == 0:
         return []

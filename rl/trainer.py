@@ -69,11 +69,14 @@ class Trainer:
     def iterate(self, iteration: int) -> dict[str, float]:
         """Make one iteration (from 0); return its metrics."""
         started, done = time.monotonic(), iteration + 1
-        generated = self.rollout_source.sampler.generated_tokens
+        sampler = self.rollout_source.sampler
+        generated = sampler.generated_tokens
         groups = self.rollout_source(iteration)
         experience = self.make_experience(groups, iteration)
         estimate, experience = self.estimate(groups, experience, iteration)
+        generated_before = sampler.generated_tokens
         further = self.ask_further(groups, experience, iteration)
+        generated += sampler.generated_tokens - generated_before  # nothing is trained with these: no cost of the run
         updated = self.learn(experience, iteration)
         self.delivery.send(self.policy.next_weights(), done)
         if self._is_anything_due(done):
@@ -82,7 +85,7 @@ class Trainer:
             self.samples.write(done, groups, experience, estimate, further)
         values = self._measured(groups, experience, estimate, updated)
         values["epoch"] = done * self.config.rollout.num_problems / len(self.problems.train)
-        values["sampling/tokens"] = float(self.rollout_source.sampler.generated_tokens - generated)
+        values["sampling/tokens"] = float(sampler.generated_tokens - generated)
         return values | {"seconds/iteration": time.monotonic() - started}
 
     def make_experience(self, groups: Sequence[RolloutGroup], iteration: int) -> Experience:

@@ -108,7 +108,8 @@ class Estimate:
     `metrics` are means over the iteration. `state_values`: for every rollout the values V_0 .. V_S of its states
     (V_S the terminal one, whose value is the rollout's reward), empty for estimators that value no states. `to_come`
     [N, T], where there is a critic: the rewards that came after each token, discounted as the estimator does.
-    `return_weights` [N, T], at least 0: how much each return counts; None: all alike.
+    `return_weights` [N, T], at least 0: how much each return counts; None: all alike. `value_ends`: the step ends that
+    `state_values` stand at, where they may be other ones than the trajectories'; empty: those.
     """
 
     advantages: torch.Tensor
@@ -117,3 +118,4 @@ class Estimate:
     state_values: list[list[float]] = field(default_factory=list)
     to_come: torch.Tensor | None = None
     return_weights: torch.Tensor | None = None
+    value_ends: list[list[int]] = field(default_factory=list)

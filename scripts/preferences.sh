@@ -21,7 +21,8 @@ read_settings "$@"
 data=$run/process_rewards
 exp=${exp:-$(experiment dpo)}
 scores=() values=$data/step_values.jsonl solutions=$data/trajectories.jsonl steps=(stage.values="$values")
-if [[ $pairs == step && -f $data/labelled_steps.jsonl ]]; then  # labels=contrast: steps of the completions too
+# labels=contrast: steps of the completions too
+if [[ $pairs == step && -f $data/labels.json ]] && grep -q '"labels": *"contrast"' "$data/labels.json"; then
   values=$data/labelled_steps.jsonl solutions=$data/solutions.jsonl steps=(stage.labels="$values")
 fi
 case $pairs in

@@ -47,7 +47,11 @@ def costs(iterations: Mapping[int, Values], place: str) -> list[Cost]:
         for name in ("rollout/drawn_tokens", "seconds/iteration"):
             if name not in row:
                 raise BadInput(f"{place}: iteration {step} has no {name}: the run was made by an older version")
-    tokens = [row["rollout/drawn_tokens"] + row.get("estimate/completion_tokens", 0.0) for row in rows]
+    # runs of older versions have no sampling/tokens, in which greedy baselines count too
+    tokens = [
+        row.get("sampling/tokens", row["rollout/drawn_tokens"] + row.get("estimate/completion_tokens", 0.0))
+        for row in rows
+    ]
     seconds = [row["seconds/iteration"] for row in rows]
     return [Cost(*pair) for pair in zip(accumulate(tokens, initial=0.0), accumulate(seconds, initial=0.0), strict=True)]
 

@@ -66,7 +66,12 @@ def config_of(row: Row, policy: Path, prm: Path | None) -> RLConfig | str:
              *(f"advantage.{name}={value}" for name, value in settings.items())]  # fmt: skip
     config = compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", words)
     found = component_settings(config.advantage)
-    return "needs a critic" if found is not None and found[0].needs_critic else config
+    kind = None if found is None else found[0]
+    for name, reason in (("needs_critic", "needs a critic"), ("reads_branches", "needs a tree of rollouts"),
+                         ("needs_step_rewards", "needs process rewards")):  # fmt: skip
+        if getattr(kind, name, False):
+            return reason
+    return config
 
 
 def make_policies(folder: Path, num_iterations: int) -> dict[str, Path]:

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.credit.intervals import mean_over_seeds
+from benchmarks.credit.runs import tokens_of
 from benchmarks.processes.forked import ROOT
 from benchmarks.result import RESULTS, machine, write_result
 from benchmarks.rl.policy import make_policy, run_program
-from espalier.data.jsonl import iter_rows, write_json
+from espalier.data.jsonl import write_json
 from espalier.runtime.run_dir import code_commit
 
 HOW = "bash scripts/bench.sh rare_success"
@@ -52,11 +53,6 @@ CELLS = {
     "rare": Cell("long_arithmetic_rare", ("exp/sft/long_arithmetic", 3200), 1000, 224),
     "rule_logic": Cell("rule_logic", ("exp/sft/rule_logic", 600), 300, 128),
 }
-
-
-def tokens_of(*paths: Path) -> int:
-    """Count the generated tokens in files of trajectories or completions."""
-    return sum(len(row["response_ids"]) for path in paths for _, row in iter_rows(path))
 
 
 def script(run: Path, name: str, *settings: str) -> None:

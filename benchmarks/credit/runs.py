@@ -23,7 +23,7 @@ from benchmarks.credit.plan import PROCESS_REWARDS, Cell, Plan, Run, settings_of
 from benchmarks.processes.forked import ROOT
 from benchmarks.result import machine
 from benchmarks.rl.policy import make_policy
-from espalier.data.jsonl import open_atomic
+from espalier.data.jsonl import iter_rows, open_atomic
 from espalier.data.records import BadInput
 from espalier.runtime.run_dir import code_commit
 from espalier.sampling.child_process import die_with_parent
@@ -165,12 +165,18 @@ def digest(model: Path) -> str:
     return hashlib.sha256((model / "model.safetensors").read_bytes()).hexdigest()[:16]
 
 
+def tokens_of(*paths: Path) -> int:
+    """Count the generated tokens in files of trajectories or completions."""
+    return sum(len(row["response_ids"]) for path in paths for _, row in iter_rows(path))
+
+
 def cost_of_process_rewards(run: Path) -> tuple[float, float]:
     """Return (generated tokens, seconds) that a run of scripts/process_rewards.sh took until its model was trained."""
-    metas = [run / "process_rewards" / f"{name}.meta.json" for name in ("trajectories", "completions")]
-    tokens = sum(json.loads(path.read_text())["counts"]["generated_tokens"] for path in metas)
+    # not by the counts of a stage's last run, which may have gone on with a cut one
+    tokens = tokens_of(*(run / "process_rewards" / f"{name}.jsonl" for name in ("trajectories", "completions")))
     stages = [json.loads(line) for line in (run / "seconds.jsonl").read_text().splitlines()]
-    counted = ("sample_trajectories", "cut_states", "complete_states", "estimate_values", "train_prm")
+    counted = ("sample_trajectories", "choose_labels", "cut_states", "complete_states", "estimate_values",
+               "join_completions", "label_by_contrast", "label_signal", "train_prm")  # fmt: skip
     return float(tokens), float(sum(row["seconds"] for row in stages if row["stage"] in counted))
 
 

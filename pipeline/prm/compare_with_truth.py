@@ -77,6 +77,9 @@ class CompareWithTruth:
             if problem is None:
                 raise BadInput(f"trajectory '{row.id}': the task's split {self.split} has no problem "
                                f"'{row.problem_id}': set stage.split and task as they were sampled")  # fmt: skip
+            if problem.question not in row.prompt or problem.gold != row.gold:
+                raise BadInput(f"trajectory '{row.id}' answers another problem than the task's '{row.problem_id}': set "
+                               "task and task.* as they were sampled")  # fmt: skip
             if scored.is_seen:
                 continue
             for number, (end, score) in enumerate(zip(row.step_ends[:-1], scored.scores, strict=False), 1):

@@ -63,6 +63,10 @@ class ChooseLabels:
         if labels == "contrast" and not num_right:
             raise BadInput(f"{input_path}: {why}: steps are labelled along right solutions, and there is none: sample "
                            "more problems or train the policy first")  # fmt: skip
+        num_options = max(row.num_options for row in rows)
+        if labels == "contrast" and num_options:
+            log.warning("of %d options one in %d answers is right by luck, and contrast takes every step of a right "
+                        "solution for right: values (labels=values) know better", num_options, num_options)  # fmt: skip
         context.counts.update(labels=labels, accuracy=round(accuracy, 4), right=num_right, problems_solved=num_solved)
         return {"labels": labels, "accuracy": accuracy, "num_right": num_right, "num_solved": num_solved,
                 "num_problems": len(right), "why": why}  # fmt: skip

@@ -69,15 +69,15 @@ class LabelByContrast:
         if states and not solutions:
             raise BadInput(f"{input_path}: no completion of {len(states)} states: complete and join them first "
                            "(values/join_completions)")  # fmt: skip
-        starts = {state.id: len(state.prefix_ids) for state in states}
+        starts = {state.id: state.prefix_ids for state in states}
         continuations = [Continuation(trajectory, 0) for trajectory in trajectories]
         for solution in solutions:
             state = solution.id.rpartition("/")[0]
             start = starts.get(state, starts.get(state.rpartition("@")[0]))
-            if start is None:
+            if start is None or solution.response_ids[: len(start)] != start:
                 raise BadInput(f"{input_path}: solution '{solution.id}' continues no state of {self.states}: join the "
                                "completions of these states (values/join_completions)")  # fmt: skip
-            continuations.append(Continuation(solution, start))
+            continuations.append(Continuation(solution, len(start)))
         for continuation in continuations:
             check_ends(continuation.solution.steps, continuation.solution.step_ends, continuation.solution.id)
         return continuations

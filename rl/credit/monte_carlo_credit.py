@@ -60,8 +60,10 @@ class MonteCarloCredit:
                 rows.append(values_along(trajectory, reward, prompt, values))
         flat = [trajectory for trajectories in split for trajectory in trajectories]
         steps = [step_advantages(row) for row in rows]
-        advantages = spread_steps([trajectory.step_ends for trajectory in flat], steps, experience.response_mask)
-        return Estimate(advantages, metrics=describe_states(flat, completions, values), state_values=rows)
+        ends = [trajectory.step_ends for trajectory in flat]
+        advantages = spread_steps(ends, steps, experience.response_mask)
+        metrics = describe_states(flat, completions, values)
+        return Estimate(advantages, metrics=metrics, state_values=rows, value_ends=ends)
 
 
 def mean_rewards(

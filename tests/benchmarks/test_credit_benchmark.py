@@ -16,7 +16,7 @@ from benchmarks.credit.curves import Point, accuracy_at, cost_of, mean_accuracy,
 from benchmarks.credit.intervals import holm, mean_over_seeds, paired, t_quantile, t_within
 from benchmarks.credit.pictures import draw, map_points
 from benchmarks.credit.plan import Cell, Method, Plan, Run, benchmark_runs, read_plan, settings_of, tuning_runs
-from benchmarks.credit.runs import Places, Record, check_policies, digest, read_records, record
+from benchmarks.credit.runs import Places, Record, check_policies, cost_of_process_rewards, digest, read_records, record
 from benchmarks.credit.schedule import spend
 from benchmarks.result import machine
 from espalier.data.records import BadInput
@@ -279,3 +279,22 @@ def test_a_record_is_kept_read_again_and_left_out_when_the_plan_has_changed(tmp_
     (policy / "model.safetensors").write_bytes(b"others")
     with pytest.raises(BadInput, match=f"began from other weights .{kept.policy}, these are {digest(policy)}"):
         check_policies([kept], EASY, policy)
+
+
+def test_the_cost_of_process_rewards_is_all_that_was_sampled_and_all_stages_up_to_the_model(tmp_path: Path) -> None:
+    """Also of a sampling that was cut and went on, whose counts are those of its last part."""
+    data = tmp_path / "process_rewards"
+    data.mkdir()
+    for name, rows in (("trajectories", [[1, 2], [3]]), ("completions", [[4, 5, 6]])):
+        (data / f"{name}.jsonl").write_text("".join(json.dumps({"response_ids": ids}) + "\n" for ids in rows))
+        (data / f"{name}.meta.json").write_text(json.dumps({"counts": {"generated_tokens": 1}}))
+    stages = (
+        "sample_trajectories",
+        "choose_labels",
+        "join_completions",
+        "label_by_contrast",
+        "train_prm",
+        "score_steps",
+    )
+    (tmp_path / "seconds.jsonl").write_text("".join(json.dumps({"stage": s, "seconds": 2}) + "\n" for s in stages))
+    assert cost_of_process_rewards(tmp_path) == (6.0, 10.0)

@@ -82,6 +82,8 @@ def test_every_estimator_has_a_row_and_two_rows_differ_in_name() -> None:
 
 def test_rows_that_cannot_be_run_say_why_and_others_have_their_settings(tiny_policy: Path) -> None:
     assert config_of(Row("gae", "gae"), tiny_policy, None) == "needs a critic"
+    assert config_of(Row("tree", "tree"), tiny_policy, None) == "needs a tree of rollouts"  # without one it is RLOO
+    assert config_of(Row("pure", "pure"), tiny_policy, None) == "needs process rewards"
     assert "--prm" in str(config_of(Row("prm", "process_values"), tiny_policy, None))
     config = config_of(Row("v", "vineppo", {"completions_per_state": 3}), tiny_policy, None)
     assert isinstance(config, RLConfig)

@@ -460,6 +460,27 @@ def test_labels_and_pairs_are_checked_before_anything_is_trained_on_them(
     assert not any(part.startswith("stage.scores") for c in commands for part in c)
 
 
+def test_contrast_is_refused_where_its_labels_would_not_be_what_is_trained_on(
+    script: Callable[..., list[list[str]]],
+) -> None:
+    for settings in (["steps=cut_points"], ["rounds=r", "round=1"]):
+        assert script("policy=a", "run=b", "labels=contrast", *settings, name="process_rewards.sh", code=2) == []
+
+
+def test_step_pairs_are_of_the_labels_that_the_run_has_chosen(
+    script: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    """Not of a file that an earlier choice has left there."""
+    data = tmp_path / "run" / "process_rewards"
+    data.mkdir(parents=True)
+    (data / "labelled_steps.jsonl").write_text("")
+    for labels, name in (("values", "stage.values"), ("contrast", "stage.labels")):
+        write_json(data / "labels.json", {"labels": labels, "why": "contrast"})
+        build_pairs, *_ = script("policy=a", f"run={tmp_path}/run", "pairs=step", name="preferences.sh")
+        file = {"values": "step_values", "contrast": "labelled_steps"}[labels]
+        assert f"{name}={data}/{file}.jsonl" in build_pairs
+
+
 def test_a_broken_stage_is_done_again_and_nothing_else(
     script: Callable[..., list[list[str]]], tiny_policy: Path, tmp_path: Path
 ) -> None:
@@ -548,7 +569,7 @@ def test_preference_learning_composes_for_every_kind_of_pair(
 ) -> None:
     register_schemas()
     (tmp_path / "run").mkdir()
-    build_pairs, train = script(f"pairs={pairs}", "policy=a", f"run={tmp_path}/run", name="preferences.sh")
+    build_pairs, _, train = script(f"pairs={pairs}", "policy=a", f"run={tmp_path}/run", name="preferences.sh")
     config = typed(build_pairs)
     build(config.stage)
     assert typed(train).examples["path"] == config.output

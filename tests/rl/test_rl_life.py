@@ -18,7 +18,7 @@ from espalier.rewards.score import Score
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.rloo import RLOO
 from espalier.rl.advantages.spo import SPO
-from espalier.rl.evaluation import evaluations_since_best, is_budget_spent, read_accuracies
+from espalier.rl.evaluation import evaluations_since_best, is_budget_spent, read_accuracies, spent
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.samples import samples_path, write_samples
 from espalier.rl.trainer import Trainer
@@ -223,6 +223,24 @@ def test_what_an_iteration_generates_is_counted_whatever_it_is_for(
     for row in rows:
         assert row["estimate/completion_tokens"] > 0
         assert row["sampling/tokens"] == row["rollout/drawn_tokens"] + row["estimate/completion_tokens"]
+
+
+def test_what_further_estimators_cost_ends_no_run_sooner(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, server: RepeatableServer, tmp_path: Path
+) -> None:
+    """Nothing is trained with their completions: neither these tokens nor these seconds are in the budget."""
+    settings: dict[str, Any] = {**SMALL, "num_iterations": 2, "samples_every": 1}
+    further = {"spo": SPO(completions_per_state=2, num_segments=2)}
+    made = make_trainer(tiny_policy, task, tokenizer, tmp_path, "", further=further, **settings)
+    on_repeatable(made, server).run()
+    rows = [row for row in read_metrics(tmp_path) if "sampling/tokens" in row]
+    assert len(rows) == 2
+    for row in rows:
+        assert row["samples/completion_tokens"] > 0
+        assert row["sampling/tokens"] == row["rollout/drawn_tokens"]
+    path = tmp_path / "budget.jsonl"
+    path.write_text(json.dumps({"step": 1, "seconds/iteration": 5.0, "seconds/samples": 3.0}) + "\n")
+    assert spent(path) == (0.0, 2.0)
 
 
 def test_stop_after_ends_early_with_the_schedule_of_the_whole_run(

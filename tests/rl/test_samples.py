@@ -22,7 +22,7 @@ from espalier.rl.combinations import check_combinations, check_samples
 from espalier.rl.iteration_metrics import Clock
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.rollout import BadSampling
-from espalier.rl.samples import RolloutLog, samples_path, write_samples
+from espalier.rl.samples import RolloutLog, samples_path, values_at_step_starts, write_samples
 from espalier.rl.trainer_from_config import make_further_estimators
 from espalier.rl.types import Estimate, Experience, Rollout, RolloutGroup
 from espalier.runtime.entrypoint import BadConfig, compose_config
@@ -261,6 +261,18 @@ def test_a_group_too_small_for_a_further_estimator_is_refused() -> None:
     config = config_of("estimators=from_groups", "rollout.group_size=1", "advantage=remax")
     with pytest.raises(BadSampling, match=r"rollout\.group_size must be at least 2"):
         make_further_estimators(config, dataclasses.replace(PARAMS, n=1))
+
+
+def test_values_of_other_steps_than_the_trajectorys_are_not_written_at_its_steps() -> None:
+    """As many segments as steps, cut elsewhere: tokens 1 | 2 3, the steps are tokens 1 2 | 3."""
+    groups, experience = groups_and_experience()
+    rollout = groups[0].rollouts[0]
+    experience = dataclasses.replace(experience, values=None)
+    found = {}
+    for ends in ([1, 3], [2, 3]):
+        estimate = Estimate(experience.response_mask * 1.0, state_values=[[0.5, 0.7, 1.0]] * 6, value_ends=[ends] * 6)
+        found[ends[0]] = values_at_step_starts(rollout, 0, experience, estimate)
+    assert found == {1: [], 2: [0.5, 0.7]}
 
 
 def test_samples_of_older_runs_can_be_read(tmp_path: Path) -> None:

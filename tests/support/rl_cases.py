@@ -210,7 +210,7 @@ def make_trainer(
         PARAMS,
         WeightSync(FakeEngine(tiny_policy), precision="fp32", dtype=torch.float32),
         window,
-        further,
+        further=further,
     )
 
 

@@ -66,7 +66,7 @@ def solved(index: int, steps: list[str]) -> Trajectory:
     ids = list(range(10, 10 + len(steps)))
     ends = list(range(1, len(steps) + 1))
     return replace(ROW, id=f"{problem.id}/0", problem_id=problem.id, response="".join(steps), steps=steps,
-                   response_ids=ids, step_ends=ends)  # fmt: skip
+                   response_ids=ids, step_ends=ends, prompt=f"{problem.question}\n", gold=problem.gold)  # fmt: skip
 
 
 def test_scores_that_follow_the_truth_have_an_auc_of_one_and_their_index_less(tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -92,3 +92,21 @@ def test_scores_that_follow_the_truth_have_an_auc_of_one_and_their_index_less(tm
 def test_a_task_that_knows_no_truth_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(BadInput, match="only an enumerable task"):
         CompareWithTruth("s").run("t", StageContext(None, tmp_path / "out.json", 60))
+
+
+def test_another_problem_of_the_same_id_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """Ids count the problems of a split: those of a task with other settings are other problems."""
+    row = solved(0, ["nothing\n", "#### 1"])
+    write_records(tmp_path / "t.jsonl", [row])
+    write_records(tmp_path / "s.jsonl", [StepScores(row.id, row.problem_id, [0.1, 0.1])])
+    stage = CompareWithTruth(str(tmp_path / "s.jsonl"))
+    other = WordArithmetic(num_dev=2, min_operations=6, max_operations=7)
+    with pytest.raises(BadInput, match="answers another problem than the task's 'wa-dev-0'"):
+        stage.run(str(tmp_path / "t.jsonl"), StageContext(other, tmp_path / "out.json", 60))
+
+
+def test_contrast_of_multiple_choice_answers_is_warned_of(tmp_path, caplog) -> None:  # type: ignore[no-untyped-def]
+    path = tmp_path / "t.jsonl"
+    write_records(path, [replace(ROW, id=f"p/{k}", is_correct=k < 10, num_options=10) for k in range(100)])
+    ChooseLabels().run(str(path), StageContext(None, path, 60))
+    assert "of 10 options one in 10 answers is right by luck" in caplog.text

@@ -176,6 +176,18 @@ def test_records_of_labels_are_read_again(tmp_path) -> None:  # type: ignore[no-
     assert found[-1].values[0] == 0.0
 
 
+def test_a_solution_that_begins_otherwise_than_its_state_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """States of trajectories that were sampled again have the same ids and other tokens."""
+    write_records(tmp_path / "t.jsonl", [solution("a", "xyz", True)])
+    state = State(id="a#1", problem_id="p", trajectory_id="a", step=1, prompt="?", prefix="x", prompt_ids=[1],
+                  prefix_ids=[ord("x")], gold="")  # fmt: skip
+    write_records(tmp_path / "s.jsonl", [state])
+    write_records(tmp_path / "c.jsonl", [solution("a#1/0", "qyz", True)])
+    stage = LabelByContrast(str(tmp_path / "t.jsonl"), str(tmp_path / "s.jsonl"))
+    with pytest.raises(BadInput, match="'a#1/0' continues no state"):
+        stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60))
+
+
 def state_of(row: Trajectory, step: int) -> State:
     """Return the state after `step` steps of a solution whose steps are tokens."""
     return State(f"{row.id}#{step}", row.problem_id, row.id, step, row.prompt, row.response[:step], row.prompt_ids,
