@@ -20,13 +20,14 @@ from espalier.models.packing_check import packs_rows
 from espalier.models.scalar_head import critic_form
 from espalier.rl.experience import RowScorer, empty_loss, micro_batches, most_passes, own_rows
 from espalier.rl.learner import write_model
-from espalier.rl.losses import VALUE_RANGES, check_value_loss, cross_entropy_loss, explained_variance, value_loss
+from espalier.rl.losses import VALUE_RANGES, check_value_loss, cross_entropy_loss, value_loss
 from espalier.rl.types import Estimate, Experience
 from espalier.runtime.distributed import is_main_rank
 from espalier.runtime.schemas import CriticConfig
 from espalier.training.engine import BadCheckpoint, Engine, autocast
 from espalier.training.schedule import check_schedule, learning_rate
 from espalier.training.sums import NotFinite, Sums
+from espalier.values.explained_variance import explained_variance
 
 _ROUNDING = 1e-4
 

@@ -132,13 +132,6 @@ def cross_entropy_loss(
     return losses.sum() if weights is None else (losses * weights[mask]).sum()
 
 
-def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> float | None:
-    """Return 1 - Var(R - V) / Var(R) of [N] each: 1 is perfect but for a constant, 0 as good as one number for all
-    states, below 0 worse; None where R is constant."""
-    variance = float(returns.double().var(correction=0))
-    return 1 - float((returns - values).double().var(correction=0)) / variance if variance > 1e-12 else None
-
-
 def whiten(values: torch.Tensor, mask: torch.Tensor, shifts_mean: bool = True) -> torch.Tensor:
     """Compute (values - mean) / std [N, T] over the masked tokens of the whole iteration.
 

@@ -25,7 +25,7 @@ from espalier.analysis.analyzers.estimated_states import (
 from espalier.analysis.analyzers.figure import Panel, write_figure
 from espalier.pipeline.evaluation.intervals import resampled_mean
 from espalier.pipeline.stage import StageContext
-from espalier.rl.losses import explained_variance
+from espalier.values.explained_variance import explained_variance
 
 TOLERANCE = 0.05
 

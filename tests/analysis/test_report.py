@@ -144,7 +144,7 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 def test_summary_holds_accuracies_seconds_and_the_reward_model(run: Path) -> None:
     summary = summary_of(run)
-    assert list(summary) == ["seconds", "accuracy", "prm", "differences"]
+    assert list(summary) == ["seconds", "accuracy", "label_signal", "prm", "differences"]
     assert summary["seconds"] == {"sft": 12.25, "sample": 61.5}
     assert list(summary["seconds"]) == ["sft", "sample"]
     assert list(summary["accuracy"]) == ["sft", "dpo", "process_dpo"]

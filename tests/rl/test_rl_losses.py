@@ -9,13 +9,13 @@ from espalier.data.records import BadInput
 from espalier.rl.kl import KLController, check_kl, divergence, full_divergence
 from espalier.rl.losses import (
     clipped_surrogate,
-    explained_variance,
     importance_weights,
     token_weights,
     value_loss,
     whiten,
 )
 from espalier.runtime.schemas import KLConfig
+from espalier.values.explained_variance import explained_variance
 
 POLICY = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
 REFERENCE = torch.tensor([0.25, 0.25, 0.3, 0.2], dtype=torch.float64)

@@ -108,5 +108,5 @@ def test_another_problem_of_the_same_id_is_refused(tmp_path) -> None:  # type: i
 def test_contrast_of_multiple_choice_answers_is_warned_of(tmp_path, caplog) -> None:  # type: ignore[no-untyped-def]
     path = tmp_path / "t.jsonl"
     write_records(path, [replace(ROW, id=f"p/{k}", is_correct=k < 10, num_options=10) for k in range(100)])
-    ChooseLabels().run(str(path), StageContext(None, path, 60))
+    ChooseLabels(labels="contrast").run(str(path), StageContext(None, path, 60))
     assert "of 10 options one in 10 answers is right by luck" in caplog.text
