@@ -8,7 +8,7 @@ from espalier.analysis.charts import Axis, frame
 from espalier.analysis.markup import tag
 
 _WIDTH, _HEIGHT = 720, 420
-_LINE = 15  # between two names, at least
+_LINE, _LETTER = 14, 7.5  # heights and widths of names
 
 
 @dataclass(frozen=True)
@@ -26,28 +26,27 @@ class Point:
 def draw(points: Sequence[Point]) -> str:
     """Return the SVG: names beside the points, moved apart where they would lie on one another."""
     x = Axis(0.9, max(2.0, *(point.tokens for point in points)) * 2.5, 60, _WIDTH - 24, is_log=True)
-    y = Axis(min(0.0, *(point.low for point in points)) - 0.02, 1.04, _HEIGHT - 56, 58)
+    y = Axis(min(0.4, *(point.cosine for point in points)) - 0.02, 1.03, _HEIGHT - 56, 58)
     parts = []
-    below: dict[int, float] = {}  # column of names → where the last one stands
+    taken: list[tuple[float, float, float]] = []  # names: left, right, line
     for number, point in enumerate(sorted(points, key=lambda one: -one.cosine)):
         across, up = x.place(point.tokens), y.place(point.cosine)
-        column = round(across / 60)
-        at = max(up + 4, below.get(column, 0.0) + _LINE)
-        below[column] = at
-        colour = f"c{number % 5}"
+        left, right, at = across + 22, across + 26 + _LETTER * len(point.name), up + 4
+        while any(left < end and start < right and abs(at - line) < _LINE for start, end, line in taken):
+            at += 1
+        taken.append((left, right, at))
         title = tag("title", f"{point.name}: cosine {point.cosine:.3f} [{point.low:.3f}, {point.high:.3f}], "
                              f"{point.tokens:.2f} tokens per rollout token")  # fmt: skip
         parts += [
-            tag("line", x1=across, x2=across, y1=y.place(point.low), y2=y.place(point.high), class_=f"range {colour}"),
-            tag("circle", title, cx=across, cy=up, r=4.5, class_=f"mark {colour}"),
-            tag("line", x1=across + 5, x2=across + 18, y1=up, y2=at - 4, class_="grid"),
-            tag("text", point.name, x=across + 20, y=at, class_="num"),
+            tag("line", x1=across + 5, x2=across + 20, y1=up, y2=at - 4, class_="grid"),
+            tag("circle", title, cx=across, cy=up, r=4.5, class_=f"mark c{number % 5}"),
+            tag("text", point.name, x=left, y=at, class_="num"),
         ]
     svg = tag(
         "svg",
         tag("style", PAPER_STYLE),
         tag("rect", width=_WIDTH, height=_HEIGHT, rx=8, fill="#faf9f5"),
-        tag("text", "Cosine with the exact policy gradient: mean and range over policies", x=24, y=26, class_="row"),
+        tag("text", "Cosine with the exact policy gradient: mean over policies", x=24, y=26, class_="row"),
         frame(x, y, "generated tokens per rollout token (log scale)", "cosine"),
         *parts,
         xmlns="http://www.w3.org/2000/svg",
