@@ -107,8 +107,8 @@ def test_a_run_with_a_filter_trains_on_what_it_keeps_and_says_how_right_all_were
     assert (len(seen), len(kept)) == (24, 12)
     assert row["rollout/drawn_tokens"] == sum(len(trajectory.response_ids) for trajectory in seen)
     assert row["rollout/tokens"] == sum(len(trajectory.response_ids) for trajectory in kept)
-    assert row["rollout/unfiltered_accuracy"] == sum(trajectory.is_correct for trajectory in seen) / 24
-    assert row["rollout/accuracy"] == sum(trajectory.is_correct for trajectory in kept) / 12
+    assert row["rollout/unfiltered_accuracy"] == pytest.approx(sum(t.is_correct for t in seen) / 24)
+    assert row["rollout/accuracy"] == pytest.approx(sum(t.is_correct for t in kept) / 12)
 
 
 def test_steps_of_an_iteration_are_those_of_the_rollouts_that_are_kept() -> None:
