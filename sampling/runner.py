@@ -109,6 +109,58 @@ def count_rows(path: Path) -> int:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
+class _Grading:
+    """Makes records beside the event loop, since grading can take a second where an answer needs symbolic work.
+
+    In one thread: more would not grade faster, and would keep the loop waiting for the interpreter's lock. Answers that
+    come while it works are handed over together, as the answers to one HTTP request come: a hand-over costs as much as
+    grading a plain answer.
+    """
+
+    def __init__(self, make_records: MakeRecords):
+        self._make_records = make_records
+        self._thread = ThreadPoolExecutor(1, "grading")
+        self._waiting: list[tuple[SampleRequest, list[Sample], asyncio.Future[Sequence[Any]]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def records(self, request: SampleRequest, samples: list[Sample]) -> Sequence[Any]:
+        """Return the records of an answer. Raises what making them raises."""
+        made: asyncio.Future[Sequence[Any]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, samples, made))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work())
+        return await made
+
+    async def _work(self) -> None:
+        await asyncio.sleep(0)  # what came with the same answer of the server is handed over with it
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            answers = [(request, samples) for request, samples, _ in batch]
+            outcomes = await asyncio.get_running_loop().run_in_executor(self._thread, self._make, answers)
+            for (_, _, made), outcome in zip(batch, outcomes, strict=True):
+                if made.done():
+                    continue
+                if isinstance(outcome, Exception):
+                    made.set_exception(outcome)
+                else:
+                    made.set_result(outcome)
+
+    def _make(self, answers: Sequence[tuple[SampleRequest, list[Sample]]]) -> list[Sequence[Any] | Exception]:
+        outcomes: list[Sequence[Any] | Exception] = []
+        for request, samples in answers:
+            try:
+                outcomes.append(self._make_records(request, samples))
+            except Exception as error:  # of any kind: whoever waits for these records gets it
+                outcomes.append(error)
+        return outcomes
+
+    def close(self) -> None:
+        """Let go of the thread; what it works on ends."""
+        if self._task is not None:
+            self._task.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+
 class Runner:
     """One sampling run: asks `client` for every request that the file does not hold yet.
 
@@ -152,7 +204,7 @@ class Runner:
         self._write_error: OSError | None = None
         self._last_sync = 0.0
         self._spent: BudgetSpent | None = None
-        self._grading: ThreadPoolExecutor | None = None
+        self._grading: _Grading | None = None
 
     async def run(self, requests: Sequence[SampleRequest], finished: set[str]) -> Tally:
         """Ask, write, and return what was done. Raises ServerGone, Stopped, BudgetSpent, OSError (a full
@@ -160,7 +212,7 @@ class Runner:
         waiting = deque(request for request in requests if request.id not in finished)
         self.tally = Tally(before=len(finished))
         loop = asyncio.get_running_loop()
-        self._grading = ThreadPoolExecutor(1, "grading")
+        self._grading = _Grading(self.make_records)
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal, number)
         try:
@@ -173,7 +225,7 @@ class Runner:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)
             await self.client.close()
-            self._grading.shutdown(wait=False, cancel_futures=True)
+            self._grading.close()
         if self._stop_signal:
             raise SamplingStopped(self._stop_signal)
         if self._spent is not None:
@@ -229,12 +281,8 @@ class Runner:
                 if len(samples) != self.params.n:
                     raise ServerGone(f"request '{request.id}': {len(samples)} samples came back of {self.params.n}")
                 self.tally.tokens += sum(len(sample.token_ids) for sample in samples)
-                # Grading can take a second where an answer needs symbolic work: not in the event loop. One thread: more
-                # would not grade faster, and would keep the loop waiting for the interpreter's lock.
-                records = await asyncio.get_running_loop().run_in_executor(
-                    self._grading, self.make_records, request, samples
-                )
-                self._write(file, records)
+                assert self._grading is not None
+                self._write(file, await self._grading.records(request, samples))
                 self.tally.done += 1
             watch.saw_result()
             done = self.tally.before + self.tally.done + len(self.tally.failed)

@@ -92,6 +92,29 @@ def test_every_request_is_asked_once_and_every_row_is_its_own(tmp_path: Path, co
     assert seen == list(range(1, 51))
 
 
+def test_records_that_cannot_be_made_end_the_run_and_what_came_before_is_kept(
+    tmp_path: Path, completion_server: Any
+) -> None:
+    """Answers are handed over together: the error of one is its own, and none is written in another's place."""
+    requests, path = make_requests(12), tmp_path / "c.jsonl"
+
+    def make(request: SampleRequest, samples: list[Sample]) -> list[Completion]:
+        if request.id == "p/9#1":
+            raise BadInput("another tokenizer")
+        return make_records(request, samples)
+
+    with completion_server() as server:
+        client = VLLMClient(server.base_url, patience_seconds=0.5)
+        runner = Runner(client, PARAMS, make, path, concurrency=4, stall_seconds=20.0, on_progress=lambda done, _: None)
+        with pytest.raises(BadInput, match="another tokenizer"):
+            asyncio.run(runner.run(requests, set()))
+        written = {row.id.rpartition("/")[0] for row in read_records(Completion, path)}
+        assert "p/9#1" not in written
+        assert len(written) >= 4
+        sample_all(server.base_url, requests, path)
+    check_complete(path, requests, server)
+
+
 def test_the_number_in_flight_is_bounded(tmp_path: Path, completion_server: Any) -> None:
     most = []
     with completion_server(seconds=0.01) as server:
