@@ -68,8 +68,8 @@ class ExactAdvantage:
         error = found.merge_error.total_variation
         if error > _MAX_MERGE_ERROR:
             log.warning(
-                "advantage=exact: decisions after merged prefixes differ by %.2f (total variation): the policy does not "
-                "go by positions alone: set advantage.merges=false, which merges none",
+                "advantage=exact: decisions after merged prefixes differ by %.2f (total variation): the policy "
+                "does not go by positions alone: set advantage.merges=false, which merges none",
                 error,
             )
         values = [[value.mid for value in row] for row in found.values]
