@@ -6,7 +6,7 @@ before is the same. With V' and V* the values after a step and after the best st
 over all samples drawn from that state or later ones, a step is
 
 - wrong (0) where P(V' < drop V*) is at least `confidence`,
-- right (1) where P(V' >= drop V*) is, and some sample through it was right,
+- right (1) where a right solution passed through the state behind it,
 - without a label otherwise.
 
 P is by the Beta posteriors of both counts (`values.value_prior`). Every step of a right solution is right, and so is
@@ -85,11 +85,8 @@ class Contrast:
         return self._below[pair]
 
     def label(self, one: Count, best: Count) -> float | None:
-        """Return 0, 1 or None for a step whose state has the counts `one`, beside the best step's."""
-        below = self.prob_below(one, best)
-        if below >= self.confidence:
-            return 0.0
-        return 1.0 if 1 - below >= self.confidence and one.num_correct else None
+        """Return 0 for a step whose state has the counts `one`, beside the best step's, or None: not known."""
+        return 0.0 if self.prob_below(one, best) >= self.confidence else None
 
 
 def prior_of(counts: Collection[Count]) -> ValuePrior:
