@@ -182,8 +182,8 @@ def main() -> None:
     parser.add_argument("--num-test", type=int, default=500)
     arguments = parser.parse_args()
     for row in arguments.policy:
-        cell, _, model = row.partition("=")
-        if cell not in CELLS or not (Path(model) / "config.json").is_file():
+        name, _, model = row.partition("=")
+        if name not in CELLS or not (Path(model) / "config.json").is_file():
             parser.error(f"--policy {row}: give CELL=MODEL with a cell of {', '.join(CELLS)} and a model folder")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     given = dict(row.split("=", 1) for row in arguments.policy)
