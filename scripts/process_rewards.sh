@@ -60,7 +60,8 @@ if [[ $steps == cut_points ]]; then
 fi
 stage choose_labels "$python" run_stage.py -cn values/choose_labels input="$out/trajectories.jsonl" \
   output="$out/labels.json" stage.labels="$labels"
-labels=$(sed -n 's/.*"labels": "\([a-z]*\)".*/\1/p' "$out/labels.json" || true)
+labels=$(sed -n 's/.*"labels": "\([a-z]*\)".*/\1/p' "$out/labels.json")
+[[ $labels == values || $labels == contrast ]] || { echo "error: $out/labels.json says no labels: remove it" >&2; exit 2; }
 cut=() estimate=() learn=()
 if [[ $labels == contrast ]]; then
   cut=(stage.solutions=right stage.first_step=0) estimate=(stage.estimator=smoothed)

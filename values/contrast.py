@@ -26,6 +26,7 @@ from espalier.values.monte_carlo import Count, StateKey, state_key
 from espalier.values.value_prior import CountPair, ValuePrior, fit_prior
 
 _FLAT = ValuePrior(0.5, 0.5)
+_LEAST_VARIANCE = 1e-9
 
 
 @dataclass(frozen=True)
@@ -90,13 +91,14 @@ class Contrast:
 
 
 def prior_of(counts: Collection[Count]) -> ValuePrior:
-    """Fit the prior of values to counts, those of one sample left out; Beta(1/2, 1/2) where they show no variance."""
+    """Fit the prior of values to counts, those of one sample left out. Counts that differ no more than chance does give
+    a prior of nearly equal values, beside which nothing looks wrong; Beta(1/2, 1/2) where all are right, or none."""
     several = [count for count in counts if count.num_completions > 1]
     if len(several) < 2:
         return _FLAT
     values = np.asarray([count.value for count in several])
     noise = np.asarray([count.value * (1 - count.value) / (count.num_completions - 1) for count in several])
-    return fit_prior(float(values.mean()), float(values.var(ddof=1) - noise.mean())) or _FLAT
+    return fit_prior(float(values.mean()), max(float(values.var(ddof=1) - noise.mean()), _LEAST_VARIANCE)) or _FLAT
 
 
 def contrast_labels(
@@ -126,7 +128,7 @@ def contrast_labels(
             elif is_lost:
                 found = 0.0
             elif end == first and continuation.key(continuation.start) in best:
-                found = rule.label(counts[continuation.key(end)], best[continuation.key(continuation.start)])
+                found = rule.label(counts[continuation.key(end)], counts[best[continuation.key(continuation.start)]])
                 is_lost = found == 0.0
             row.append(found)
         if row:
@@ -137,17 +139,59 @@ def contrast_labels(
 
 def _best_beside(
     continuations: Sequence[Continuation], counts: Mapping[StateKey, Count], prior: ValuePrior
-) -> dict[StateKey, Count]:
-    """Return the counts of the best step from every state that has any right sample behind it, by posterior mean."""
-    best: dict[StateKey, Count] = {}
+) -> dict[StateKey, StateKey]:
+    """Return what the best step leads to from every state that has any right sample behind it, by posterior mean."""
+    best: dict[StateKey, StateKey] = {}
 
-    def mean(count: Count) -> float:
-        return (count.num_correct + prior.alpha) / (count.num_completions + prior.alpha + prior.beta)
+    def mean(key: StateKey) -> float:
+        return (counts[key].num_correct + prior.alpha) / (counts[key].num_completions + prior.alpha + prior.beta)
 
     for continuation in continuations:
         if continuation.first_end is None:
             continue
-        count, state = counts[continuation.key(continuation.first_end)], continuation.key(continuation.start)
-        if count.num_correct and (state not in best or mean(count) > mean(best[state])):
-            best[state] = count
+        key, state = continuation.key(continuation.first_end), continuation.key(continuation.start)
+        if counts[key].num_correct and (state not in best or mean(key) > mean(best[state])):
+            best[state] = key
     return best
+
+
+@dataclass(frozen=True)
+class HeldBack:
+    """Samples that had no part in a comparison: behind steps that it calls wrong, and behind the best ones beside
+    them."""
+
+    wrong: Count
+    best: Count
+
+    def contradicts(self, drop: float) -> bool:
+        """Say whether the steps called wrong keep at least `drop` of the best ones' success: then right answers are
+        luck, or the comparison is noise. False where no sample was held back."""
+        if not (self.wrong.num_completions and self.best.num_completions):
+            return False
+        return self.wrong.value >= drop * self.best.value
+
+
+def hold_back(continuations: Sequence[Continuation], rule: Contrast) -> HeldBack:
+    """Call steps wrong by every second sample of each state, and count the others behind them.
+
+    Where the values of next steps do not differ, some look far worse than the best one all the same; the other half of
+    the samples knows nothing of that.
+    """
+    halves: tuple[list[Continuation], list[Continuation]] = ([], [])
+    number: dict[StateKey, int] = defaultdict(int)
+    for continuation in continuations:
+        state = continuation.key(continuation.start)
+        halves[number[state] % 2].append(continuation)
+        number[state] += 1
+    counts, others = count_behind(halves[0]), count_behind(halves[1])
+    wrong, best = [0, 0], [0, 0]
+    steps = {(one.key(one.start), one.key(one.first_end)) for one in halves[0] if one.first_end is not None}
+    beside = _best_beside(halves[0], counts, rule.prior)
+    for state, step in steps:
+        if state not in beside or step not in others or beside[state] not in others or counts[step].num_correct:
+            continue
+        if rule.label(counts[step], counts[beside[state]]) == 0.0:
+            for sums, count in ((wrong, others[step]), (best, others[beside[state]])):
+                sums[0] += count.num_correct
+                sums[1] += count.num_completions
+    return HeldBack(Count(*wrong), Count(*best))

@@ -16,7 +16,7 @@ from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, State, StepValues, Trajectory
 from espalier.data.steps import check_ends
 from espalier.pipeline.stage import StageContext
-from espalier.values.contrast import Continuation, Contrast, contrast_labels, count_behind, prior_of
+from espalier.values.contrast import Continuation, Contrast, contrast_labels, count_behind, hold_back, prior_of
 from espalier.values.first_error import states_on_right_ways
 from espalier.values.monte_carlo import Count, StateKey
 from espalier.values.step_values import UNKNOWN, counted, step_values
@@ -48,7 +48,7 @@ class LabelByContrast:
 
     def run(self, input_path: str, context: StageContext) -> Iterable[StepValues]:
         """Return one record per solution that is kept, the trajectories' own first. Raises BadInput where files do not
-        belong together, and where there are too few labels of a kind."""
+        belong together, there are too few labels of a kind, or samples that were held back contradict them."""
         continuations = self._continuations(input_path)
         counts = count_behind(continuations)
         right = states_on_right_ways([continuation.solution for continuation in continuations])
@@ -56,6 +56,7 @@ class LabelByContrast:
         labels = contrast_labels(continuations, counts, right, rule)
         num_right = sum(row.is_correct for row in read_records(Trajectory, self.trajectories))
         self._count(continuations, labels, num_right, context)
+        self._check(continuations, rule, context)
         kept = _first_of_each_step(continuations, self.max_per_step)
         context.counts["kept"] = len(kept)
         return [_record(continuations[place], labels[place], counts) for place in kept]
@@ -107,6 +108,21 @@ class LabelByContrast:
             raise BadInput(f"{self.trajectories}: {num_right} right trajectories gave labels of {numbers[1.0]} right "
                            f"and {numbers[0.0]} wrong steps, below stage.fewest_labels={self.fewest_labels}: sample "
                            "more problems or more completions per state, or train the policy first")  # fmt: skip
+
+    def _check(self, continuations: Sequence[Continuation], rule: Contrast, context: StageContext) -> None:
+        """Hold what half of the samples call wrong against the other half."""
+        found = hold_back(continuations, rule)
+        if not (found.wrong.num_completions and found.best.num_completions):
+            log.warning("no step that half of the samples call wrong has a sample in the other half: nothing to hold "
+                        "the labels against: take more completions per state")  # fmt: skip
+            return
+        wrong, best = found.wrong.value, found.best.value
+        context.counts.update(held_back_wrong=round(wrong, 4), held_back_best=round(best, 4))
+        if found.contradicts(self.drop):
+            raise BadInput(f"{self.trajectories}: after steps that half of the samples call wrong {wrong:.1%} of the "
+                           f"other half are right, after the best steps beside them {best:.1%}, and a wrong step is to "
+                           f"leave less than {self.drop:g} of that: right answers are luck here, or completions too "
+                           "few: take more completions per state, or labels by value (labels=values)")  # fmt: skip
 
 
 def _first_of_each_step(continuations: Sequence[Continuation], limit: int) -> list[int]:

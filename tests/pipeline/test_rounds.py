@@ -37,6 +37,7 @@ from espalier.pipeline.rounds.choose_checkpoint import ChooseCheckpoint, choose
 from espalier.pipeline.rounds.record_round import RecordRound
 from espalier.pipeline.rounds.replay_rounds import ReplayRounds, kept_share
 from espalier.pipeline.stage import StageContext, run_stage
+from espalier.pipeline.values.choose_labels import ChooseLabels
 from espalier.runtime.entrypoint import CONF, build, register_schemas
 from espalier.runtime.schemas import SampleConfig, StageConfig, TrainConfig
 from espalier.sampling.checkpoints import find_policy_checkpoints
@@ -265,7 +266,18 @@ def test_the_manifest_holds_every_round_in_order(tmp_path: Path) -> None:
 
 # --- the script ---------------------------------------------------------------------------------------------
 
-FAKE_PYTHON = '#!/usr/bin/env bash\nprintf \'%s\\x1f\' "$@" >>"$COMMANDS"\nprintf \'\\n\' >>"$COMMANDS"\n'
+# It answers one question, which the script goes on by: labels.json, where there is none, says "values".
+FAKE_PYTHON = """#!/usr/bin/env bash
+printf '%s\\x1f' "$@" >>"$COMMANDS"
+printf '\\n' >>"$COMMANDS"
+for argument; do
+  file=${argument#output=}
+  if [[ $argument == output=*/labels.json && ! -e $file ]]; then
+    mkdir -p "${file%/*}"
+    echo '{"labels": "values"}' >"$file"
+  fi
+done
+"""
 NUM_PROBLEMS = 4
 
 
@@ -458,6 +470,46 @@ def test_labels_and_pairs_are_checked_before_anything_is_trained_on_them(
     assert "stage.scores=b/process_rewards/step_scores.jsonl" in commands[1]
     commands = script("policy=a", "run=b", "pairs=step", name="preferences.sh")
     assert not any(part.startswith("stage.scores") for c in commands for part in c)
+
+
+DUMMY = Trajectory(
+    id="p/0",
+    problem_id="p",
+    prompt="?",
+    response="a",
+    steps=["a"],
+    prompt_ids=[1],
+    response_ids=[2],
+    step_ends=[1],
+    finish_reason="stop",
+    gold="",
+    answer="",
+    is_correct=False,
+)
+
+
+def test_labels_by_contrast_are_what_the_reward_models_learn(
+    script: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    """The choice is read from the file that the stage has written."""
+    register_schemas()
+    run = tmp_path / "run"
+    rows = [Trajectory(**{**vars(DUMMY), "id": f"p/{k}", "is_correct": k < 30}) for k in range(400)]
+    write_records(run / "process_rewards" / "trajectories.jsonl", rows)
+    chosen = ChooseLabels().run(str(run / "process_rewards" / "trajectories.jsonl"), context())
+    write_json(run / "process_rewards" / "labels.json", chosen)
+    commands = script("policy=a", f"run={run}", "num_completions=3", name="process_rewards.sh")
+    by_stage = {c[2]: c for c in commands if c[0] == "run_stage.py"}
+    cut, join, label = (
+        typed(by_stage[f"values/{name}"]) for name in ("cut_states", "join_completions", "label_by_contrast")
+    )
+    assert (cut.stage["solutions"], cut.stage["first_step"]) == ("right", 0)
+    assert typed(by_stage["values/estimate_values"]).stage["estimator"] == "smoothed"
+    assert (join.stage["states"], label.stage["states"], label.input) == (cut.output, cut.output, join.output)
+    assert "values/label_signal" not in by_stage
+    trains = [typed(c) for c in commands if c[0] == "trainer_base_ds_mul.py"]
+    assert [train.examples["path"] for train in trains] == [label.output] * 2
+    assert [train.num_epochs for train in trains] == [2, 2]
 
 
 def test_contrast_is_refused_where_its_labels_would_not_be_what_is_trained_on(

@@ -16,7 +16,7 @@ from espalier.pipeline.stage import StageContext
 from espalier.pipeline.values.cut_states import CutStates
 from espalier.pipeline.values.join_completions import JoinCompletions
 from espalier.pipeline.values.label_by_contrast import LabelByContrast
-from espalier.values.contrast import Continuation, Contrast, contrast_labels, count_behind, prior_of
+from espalier.values.contrast import Continuation, Contrast, contrast_labels, count_behind, hold_back, prior_of
 from espalier.values.first_error import states_on_right_ways
 from espalier.values.monte_carlo import Count
 from espalier.values.value_prior import ValuePrior
@@ -144,6 +144,59 @@ def test_labels_agree_with_the_truth_where_one_solution_in_a_hundred_is_right(tm
         pairs += step_pairs([row for row in completed if row.id in kept and row.problem_id == problem], kept, 0.5)
     assert len(pairs) > 20
     assert all(pair.chosen == "r" and pair.rejected == "w" for pair in pairs)
+
+
+def lucky(rng: random.Random, number: int, prefix: str, k: int) -> list[Trajectory]:
+    """Go on from `prefix` to six steps of two ways: right with probability 0.1 whatever they are."""
+    found = []
+    for index in range(k):
+        ways = prefix + "".join(rng.choice("ab") for _ in range(6 - len(prefix)))
+        found.append(solution(f"p{number}/{index}", ways, rng.random() < 0.1, f"p{number}"))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_labels_of_luck_are_refused(tmp_path, seed: int) -> None:  # type: ignore[no-untyped-def]
+    rng = random.Random(seed)
+    write_records(tmp_path / "t.jsonl", [row for number in range(200) for row in lucky(rng, number, "", 8)])
+    cutter = CutStates(solutions="right", first_step=0)
+    states = list(cutter.run(str(tmp_path / "t.jsonl"), StageContext(None, tmp_path / "s.jsonl", 60)))
+    completed = [
+        Trajectory(**{**vars(row), "id": f"{state.id}/{index}"})
+        for state in states
+        for index, row in enumerate(lucky(rng, int(state.problem_id[1:]), state.prefix, 4))
+    ]
+    write_records(tmp_path / "s.jsonl", states)
+    write_records(tmp_path / "c.jsonl", completed)
+    stage = LabelByContrast(str(tmp_path / "t.jsonl"), str(tmp_path / "s.jsonl"))
+    with pytest.raises(BadInput, match=r"right answers are luck here|below stage\.fewest_labels"):
+        stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60))
+
+
+def test_samples_that_were_held_back_contradict_labels_of_luck_whatever_the_prior() -> None:
+    """With a flat prior many steps look far worse than the best one; behind them a tenth is right as elsewhere."""
+    rng = random.Random(0)
+    continuations = [Continuation(row, 0) for number in range(300) for row in lucky(rng, number, "", 40)]
+    found = hold_back(continuations, Contrast(FLAT, confidence=0.6))
+    assert found.wrong.num_completions > 500
+    assert found.wrong.value == pytest.approx(0.1, abs=0.04)
+    assert found.contradicts(0.5)
+
+
+def test_counts_that_differ_by_chance_alone_give_a_prior_beside_which_nothing_is_wrong() -> None:
+    prior = prior_of([Count(1, 4)] * 8)
+    assert Contrast(prior).prob_below(Count(0, 8), Count(6, 8)) < 0.01
+
+
+def test_what_is_held_back_is_counted_by_hand() -> None:
+    """Sixteen samples of one state: the even ones make r right (6 of 6) and w wrong (0 of 2), the odd ones have one
+    right w of two."""
+    ways = [("r", True)] * 12 + [("w", False)] * 3 + [("w", True)]
+    continuations = [Continuation(solution(f"s{k}", way, is_correct), 0) for k, (way, is_correct) in enumerate(ways)]
+    found = hold_back(continuations, Contrast(ValuePrior(0.2, 0.2)))
+    assert (found.wrong, found.best) == (Count(1, 2), Count(6, 6))
+    assert found.contradicts(0.5)
+    assert not found.contradicts(0.51)
 
 
 def test_too_few_labels_are_refused_before_anything_is_trained(tmp_path) -> None:  # type: ignore[no-untyped-def]
