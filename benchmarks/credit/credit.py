@@ -78,7 +78,7 @@ def asked_runs(
     return benchmark_runs(cells, methods, arguments.seeds, rates)
 
 
-def work(plan: Plan, places: Places, runs: Sequence[Run], cores: Sequence[int], end: float) -> Spent:
+def work(places: Places, runs: Sequence[Run], cores: Sequence[int], end: float) -> Spent:
     """Make what the runs need, then spend the time on them, until the monotonic clock says `end`."""
     for cell in {run.cell.name: run.cell for run in runs}.values():
         places.policy(cell)
@@ -86,12 +86,12 @@ def work(plan: Plan, places: Places, runs: Sequence[Run], cores: Sequence[int], 
             places.process_rewards_of(cell)
 
     def finish(run: Run) -> None:
-        kept = record(plan, places, run)
+        kept = record(places, run)
         last = kept.points[-1]
         print(f"{run.cell.name} {run.name}: {kept.points[0].accuracy:.3f} to {last.accuracy:.3f} in {last.updates:g} "
               f"updates, {last.tokens:,.0f} tokens, {last.seconds:.0f} s", file=sys.stderr, flush=True)  # fmt: skip
 
-    spent = spend(runs, cores, end, lambda run, core: start(plan, places, run, core), finish)
+    spent = spend(runs, cores, end, lambda run, core: start(places, run, core), finish)
     for run in spent.failed:
         log = places.run_dir(run).parent / f"{places.run_dir(run).name}.log"
         print(f"error: {run.cell.name} {run.name} failed: see {log}", file=sys.stderr)
@@ -128,7 +128,8 @@ def run(arguments: argparse.Namespace) -> int:
     if plan.tuning_seed in arguments.seeds:
         raise BadInput(f"--seeds: {plan.tuning_seed} is the seed of tuning, which no run may have")
     places = Places(
-        arguments.folder.resolve(), arguments.results.resolve(), places_by_cell(arguments.policy, plan, "--policy"),
+        plan, arguments.folder.resolve(), arguments.results.resolve(),
+        places_by_cell(arguments.policy, plan, "--policy"),
         places_by_cell(arguments.process_rewards, plan, "--process-rewards"),
     )  # fmt: skip
     records, stale = read_records(plan, places.results)
@@ -138,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
         runs = missing(asked_runs(arguments, plan, cells, methods, records), records)
         for cell in {one.cell.name: one.cell for one in runs}.values():
             check_policies(records, cell, places.policy(cell))
-        code = int(bool(work(plan, places, runs, arguments.cores, end).failed))
+        code = int(bool(work(places, runs, arguments.cores, end).failed))
         records, stale = read_records(plan, places.results)
     for line in stale:
         print(f"warning: left out: {line}", file=sys.stderr)

@@ -30,13 +30,25 @@ class Method:
 
 
 @dataclass(frozen=True)
+class Policy:
+    """`steps` of the SFT config on demonstrations of the task, from the policy `start` or from a fresh network."""
+
+    name: str
+    task: tuple[str, ...]
+    config: str
+    steps: int
+    settings: tuple[str, ...] = ()
+    start: str = ""
+
+
+@dataclass(frozen=True)
 class Cell:
     """A task and the policy that runs start from; `tokens` and `seconds` are what every run gets at least;
     `process_rewards` are settings of scripts/process_rewards.sh."""
 
     name: str
     task: tuple[str, ...]
-    sft: Mapping[str, Any]
+    policy: str
     settings: tuple[str, ...]
     tokens: int
     seconds: float
@@ -53,6 +65,7 @@ class Plan:
     learning_rates: tuple[float, ...]
     tuning_seed: int
     settings: tuple[str, ...]
+    policies: Mapping[str, Policy]
     cells: Mapping[str, Cell]
     methods: Mapping[str, Method]
 
@@ -87,16 +100,22 @@ def read_plan(path: Path) -> Plan:
     """Return the plan of a YAML file. Raises BadInput where a row has an unknown field, lacks one, or names what does
     not exist."""
     raw = yaml.safe_load(path.read_text())
+    policies = {name: _row(path, Policy, "policies", name, row) for name, row in raw.pop("policies").items()}
     cells = {name: _row(path, Cell, "cells", name, row) for name, row in raw.pop("cells").items()}
     methods = {name: _row(path, Method, "methods", name, row) for name, row in raw.pop("methods").items()}
     for method in methods.values():
         if method.family not in FAMILIES:
             raise BadInput(f"{path}: methods.{method.name}.family must be one of {', '.join(FAMILIES)}, got "
                            f"'{method.family}'")  # fmt: skip
+    for place, name in [(f"policies.{row.name}.start", row.start) for row in policies.values() if row.start] + [
+        (f"cells.{cell.name}.policy", cell.policy) for cell in cells.values()
+    ]:
+        if name not in policies:
+            raise BadInput(f"{path}: {place} must be one of the policies, got '{name}'")
     if raw["baseline"] not in methods:
         raise BadInput(f"{path}: baseline must be one of the methods, got '{raw['baseline']}'")
     rates = tuple(float(rate) for rate in raw["learning_rates"])
-    return Plan(raw["baseline"], rates, int(raw["tuning_seed"]), tuple(raw["settings"]), cells, methods)
+    return Plan(raw["baseline"], rates, int(raw["tuning_seed"]), tuple(raw["settings"]), policies, cells, methods)
 
 
 def _row(path: Path, kind: Any, table: str, name: str, row: Mapping[str, Any]) -> Any:

@@ -24,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.credit.intervals import mean_over_seeds
-from benchmarks.credit.runs import tokens_of
+from benchmarks.credit.plan import read_plan
+from benchmarks.credit.runs import planned_policy, tokens_of
 from benchmarks.processes.forked import ROOT
 from benchmarks.result import RESULTS, machine, write_result
-from benchmarks.rl.policy import make_policy, run_program
+from benchmarks.rl.policy import run_program
 from espalier.data.jsonl import write_json
 from espalier.runtime.run_dir import code_commit
 
@@ -40,18 +41,17 @@ GOAL_AUC = 0.85
 
 @dataclass(frozen=True)
 class Cell:
-    """`sft`: experiment and steps of the policy; `num_problems` of a run; `max_tokens` of a response."""
+    """`task` also names the policy in plan.yaml; `num_problems` of a run; `max_tokens` of a response."""
 
     task: str
-    sft: tuple[str, int]
     num_problems: int
     max_tokens: int
 
 
 CELLS = {
-    "long": Cell("long_arithmetic", ("exp/sft/long_arithmetic", 1600), 600, 128),
-    "rare": Cell("long_arithmetic_rare", ("exp/sft/long_arithmetic", 3200), 1000, 224),
-    "rule_logic": Cell("rule_logic", ("exp/sft/rule_logic", 600), 300, 128),
+    "long": Cell("long_arithmetic", 600, 128),
+    "rare": Cell("long_arithmetic_rare", 1000, 224),
+    "rule_logic": Cell("rule_logic", 300, 128),
 }
 
 
@@ -137,7 +137,7 @@ def figures_of(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     for pairs in PAIRS[1:]:
         gains = [greedy(row, NAMES[pairs]) - greedy(row, NAMES["outcome"]) for row in records]
         found[f"{pairs}_minus_outcome"] = (gains, 0.0, "accuracy")
-    figures = {}
+    figures: dict[str, dict[str, Any]] = {}
     for key, (values, goal, unit) in found.items():
         mean = mean_over_seeds(values)
         figures[key] = {
@@ -152,7 +152,8 @@ def figures_of(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 def write(records: Sequence[dict[str, Any]]) -> None:
     """Write the figures and the table of all records."""
-    figures, rows = {}, []
+    figures: dict[str, dict[str, Any]] = {}
+    rows = []
     for name in CELLS:
         mine = sorted((row for row in records if row["cell"] == name), key=lambda row: int(row["seed"]))
         if mine:
@@ -178,7 +179,7 @@ def main() -> None:
     parser.add_argument("--cells", nargs="+", choices=list(CELLS), default=list(CELLS))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--policy", nargs="*", default=[], help="CELL=MODEL, made elsewhere")
-    parser.add_argument("--folder", default="experiments/rare_success")
+    parser.add_argument("--folder", default="experiments/credit", help="keeps policies and runs")
     parser.add_argument("--num-test", type=int, default=500)
     arguments = parser.parse_args()
     for row in arguments.policy:
@@ -187,6 +188,7 @@ def main() -> None:
             parser.error(f"--policy {row}: give CELL=MODEL with a cell of {', '.join(CELLS)} and a model folder")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     given = dict(row.split("=", 1) for row in arguments.policy)
+    plan = read_plan(Path(__file__).with_name("plan.yaml"))
     RECORDS.mkdir(parents=True, exist_ok=True)
     for seed in arguments.seeds:
         for name in arguments.cells:
@@ -194,9 +196,7 @@ def main() -> None:
             if path.is_file():
                 continue
             folder, cell = Path(arguments.folder).resolve() / name, CELLS[name]
-            policy = Path(given[name]).resolve() if name in given else make_policy(
-                folder, cell.sft[1], cell.sft[0], [f"task={cell.task}"]
-            )  # fmt: skip
+            policy = Path(given[name]).resolve() if name in given else planned_policy(plan, cell.task, folder.parent)
             write_json(path, measure(name, seed, policy, folder / f"seed-{seed}", arguments.num_test))
             print(f"{name}, seed {seed}: {path}", file=sys.stderr)
     write([json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))])

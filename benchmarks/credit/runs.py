@@ -53,11 +53,19 @@ class Record:
     date: str
 
 
+def planned_policy(plan: Plan, name: str, folder: Path) -> Path:
+    """Return the policy of this name in plan.yaml, made below `folder` where it is not there yet."""
+    row = plan.policies[name]
+    start = planned_policy(plan, row.start, folder) if row.start else None
+    return make_policy(folder / name, row.steps, row.config, row.task, row.settings, start)
+
+
 @dataclass(frozen=True)
 class Places:
     """`folder` holds policies and runs, `results` the records. `policies` and `process_rewards` are, by cell, what was
     made elsewhere: a model folder, and a run directory of scripts/process_rewards.sh."""
 
+    plan: Plan
     folder: Path
     results: Path
     policies: Mapping[str, Path]
@@ -75,7 +83,7 @@ class Places:
         """Return the policy that every run of the cell starts from; it is made once."""
         if cell.name in self.policies:
             return self.policies[cell.name]
-        return make_policy(self.folder / cell.name, cell.sft["steps"], cell.sft["config"], cell.task)
+        return planned_policy(self.plan, cell.policy, self.folder)
 
     def process_rewards_of(self, cell: Cell) -> Path:
         """Return the run directory with the cell's process reward model; it is made once."""
@@ -127,9 +135,9 @@ class ProgramJob:
                 continue
 
 
-def start(plan: Plan, places: Places, run: Run, core: int) -> ProgramJob:
+def start(places: Places, run: Run, core: int) -> ProgramJob:
     """Start a run, or let a cut one go on."""
-    settings = settings_of(plan, run)
+    settings = settings_of(places.plan, run)
     if run.method.needs_process_rewards:
         prm = str(places.process_rewards_of(run.cell))
         settings = [setting.replace(PROCESS_REWARDS, prm) for setting in settings]
@@ -138,7 +146,7 @@ def start(plan: Plan, places: Places, run: Run, core: int) -> ProgramJob:
     return ProgramJob([*settings, *own], core, folder.parent / f"{folder.name}.log")
 
 
-def record(plan: Plan, places: Places, run: Run) -> Record:
+def record(places: Places, run: Run) -> Record:
     """Write and return the record of a finished run; its checkpoints are of no use any more."""
     folder = places.run_dir(run)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -147,7 +155,7 @@ def record(plan: Plan, places: Places, run: Run) -> Record:
         tokens, seconds = cost_of_process_rewards(places.process_rewards_of(run.cell))
     kept = Record(
         cell=run.cell.name, method=run.method.name, seed=run.seed, learning_rate=run.learning_rate,
-        is_tuning=run.is_tuning, settings=settings_of(plan, run), policy=digest(places.policy(run.cell)),
+        is_tuning=run.is_tuning, settings=settings_of(places.plan, run), policy=digest(places.policy(run.cell)),
         points=points_of(rows, tokens, seconds), tokens_before=tokens, seconds_before=seconds,
         load=round(os.getloadavg()[0], 2), machine=machine(), commit=code_commit(), date=time.strftime("%Y-%m-%d"),
     )  # fmt: skip

@@ -19,10 +19,15 @@ def run_program(log: Path, program: str, *settings: str) -> None:
 
 
 def make_policy(
-    folder: Path, num_steps: int, experiment: str = "exp/sft/word_arithmetic", task: Sequence[str] = ()
+    folder: Path,
+    num_steps: int,
+    experiment: str = "exp/sft/word_arithmetic",
+    task: Sequence[str] = (),
+    settings: Sequence[str] = (),
+    start: Path | None = None,
 ) -> Path:
     """Return `folder/sft/model` after `num_steps` steps of `experiment` on demonstrations of the task that the settings
-    `task` say; what is there already is kept."""
+    `task` say, from the model `start` or a fresh network; what is there already is kept."""
     model, log = folder / "sft" / "model", folder / "programs.log"
     if model.is_dir():
         return model
@@ -30,9 +35,9 @@ def make_policy(
     few = ["task.num_demonstrations=2000"] if num_steps < 100 else []
     if not demonstrations.is_file():
         run_program(log, "run_stage.py", "-cn", "problems/make_demonstrations", f"output={demonstrations}", *few, *task)
-    if not base.is_dir():
+    if start is None and not base.is_dir():
         run_program(log, "run_stage.py", "-cn", "training/make_policy", f"input={demonstrations}", f"output={base}")
-    train(folder / "sft", base, demonstrations, log, experiment, [f"max_steps={num_steps}"])
+    train(folder / "sft", start or base, demonstrations, log, experiment, [f"max_steps={num_steps}", *settings])
     return model
 
 

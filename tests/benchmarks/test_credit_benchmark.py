@@ -15,7 +15,7 @@ from benchmarks.credit.credit import missing
 from benchmarks.credit.curves import Point, accuracy_at, cost_of, mean_accuracy, median_cost, points_of
 from benchmarks.credit.intervals import holm, mean_over_seeds, paired, t_quantile, t_within
 from benchmarks.credit.pictures import draw, map_points
-from benchmarks.credit.plan import Cell, Method, Plan, Run, benchmark_runs, read_plan, settings_of, tuning_runs
+from benchmarks.credit.plan import Cell, Method, Plan, Policy, Run, benchmark_runs, read_plan, settings_of, tuning_runs
 from benchmarks.credit.runs import Places, Record, check_policies, cost_of_process_rewards, digest, read_records, record
 from benchmarks.credit.schedule import spend
 from benchmarks.result import machine
@@ -24,11 +24,12 @@ from espalier.runtime.entrypoint import check_component, compose_config
 from espalier.runtime.schemas import RLConfig
 
 PLAN = Path(__file__).parent.parent.parent / "benchmarks" / "credit" / "plan.yaml"
-EASY = Cell("easy", ("task=word_arithmetic",), {}, ("evaluation.every=2",), 100, 10.0, 50, 0.8)
+EASY = Cell("easy", ("task=word_arithmetic",), "small", ("evaluation.every=2",), 100, 10.0, 50, 0.8)
 HARD = replace(EASY, name="hard")
 GRPO, VINE = Method("grpo", "outcome", "exp/ppo/grpo"), Method("vine", "monte_carlo", "exp/ppo/vine")
 PRM = Method("prm", "process_model", "exp/ppo/prm", ("advantage.path={process_rewards}/prm/model",))
-SMALL = Plan("grpo", (1e-4, 1e-5), 1000, ("server=none",), {"easy": EASY, "hard": HARD},
+SFT = Policy("small", ("task=word_arithmetic",), "exp/sft/word_arithmetic", 5)
+SMALL = Plan("grpo", (1e-4, 1e-5), 1000, ("server=none",), {"small": SFT}, {"easy": EASY, "hard": HARD},
              {"grpo": GRPO, "vine": VINE, "prm": PRM})  # fmt: skip
 
 
@@ -182,6 +183,8 @@ def test_a_row_of_the_plan_that_says_what_does_not_exist_is_refused(tmp_path: Pa
         ("family: critic", "family: critics", "family must be one of outcome, critic"),
         ("baseline: grpo", "baseline: gropo", "baseline must be one of the methods"),
         ("tuning_tokens:", "tuning_token:", "has no field 'tuning_token'"),
+        ("start: long_arithmetic", "start: short", "policies.long_arithmetic_rare.start must be one of the policies"),
+        ("policy: word_arithmetic", "policy: word", "cells.word_arithmetic.policy must be one of the policies"),
     ):
         (tmp_path / "plan.yaml").write_text(text.replace(old, new, 1))
         with pytest.raises(BadInput, match=message):
@@ -264,11 +267,11 @@ def test_a_record_is_kept_read_again_and_left_out_when_the_plan_has_changed(tmp_
     policy, results = tmp_path / "policy", tmp_path / "results"
     policy.mkdir()
     (policy / "model.safetensors").write_bytes(b"weights")
-    places = Places(tmp_path / "runs", results, {"easy": policy}, {})
+    places = Places(SMALL, tmp_path / "runs", results, {"easy": policy}, {})
     run = Run(EASY, GRPO, 3, 1e-4)
     (places.run_dir(run) / "checkpoints").mkdir(parents=True)
     (places.run_dir(run) / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    kept = record(SMALL, places, run)
+    kept = record(places, run)
     assert not (places.run_dir(run) / "checkpoints").exists()
     assert (kept.points, kept.machine) == (points_of(ROWS), machine())
     assert read_records(SMALL, results) == ([kept], [])
