@@ -7,6 +7,7 @@ out more than the last step (mathematics). All of it is an option here; the defa
 """
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -28,6 +29,10 @@ class StateSampler:
     of `seed` and its id, so that neither order nor sharding changes the draw. A state stays only from step
     `first_step` on (0 adds the prompt state, which no ratio touches) and after one of `step_types` ([]: any).
     Trajectories of fewer than `min_steps` steps give none.
+
+    `smallest_alternative`: a state stays only where the trajectory's own next step leaves at least this probability
+    for others, by its log-probs (those of the model itself, whatever the temperature): from where the policy is sure of
+    the next step, completions say nothing that the state behind it does not say.
 
     `drop_last` steps at the end are no candidates (1: the terminal one alone; 2: no state before the last step).
     `which` "middle" keeps one state of those that the ratios leave, the candidate at int(number / 2).
@@ -52,9 +57,10 @@ class StateSampler:
     rejects_malformed: bool = False
     drop_last: int = 1
     which: str = "all"
+    smallest_alternative: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("start_ratio", "end_ratio", "keep_ratio"):
+        for name in ("start_ratio", "end_ratio", "keep_ratio", "smallest_alternative"):
             if not 0 <= getattr(self, name) <= 1:
                 raise BadInput(f"{name} must be from 0 to 1, got {getattr(self, name)}")
         if self.start_ratio > self.end_ratio:
@@ -73,7 +79,8 @@ class StateSampler:
             raise BadInput(f"there is no step type '{unknown[0]}': choose from {', '.join(STEP_TYPES)}")
 
     def states(self, trajectory: Trajectory) -> list[State]:
-        """Return the chosen states in the order of their steps. Raises BadInput for a trajectory without token ids."""
+        """Return the chosen states in the order of their steps. Raises BadInput for a trajectory without token ids, and
+        without log-probs where they are read."""
         states = states_of(trajectory, first_step=0)
         if len(trajectory.steps) < self.min_steps or self._is_malformed(trajectory):
             return []
@@ -92,6 +99,8 @@ class StateSampler:
         chosen = {step for step in steps if not self.step_types or kinds[step - 1].type in self.step_types}
         if trajectory.steps:
             chosen.add(0)
+        if self.smallest_alternative:
+            chosen = {step for step in chosen if alternative(trajectory, step) >= self.smallest_alternative}
         return [
             state for state in states if state.step in chosen and state.step >= self.first_step and self._is_kept(state)
         ]
@@ -115,6 +124,17 @@ class StateSampler:
             return True
         digest = hashlib.sha256(f"state/{self.seed}/{state.id}".encode()).digest()
         return int.from_bytes(digest[:8], "big") < self.keep_ratio * 2**64
+
+
+def alternative(trajectory: Trajectory, step: int) -> float:
+    """Return the probability that the policy leaves the state after `step` steps by other tokens than the trajectory's
+    own next step. Raises BadInput for a trajectory without log-probs."""
+    logprobs = trajectory.logprobs
+    if logprobs is None or len(logprobs) != len(trajectory.response_ids):
+        raise BadInput(f"trajectory '{trajectory.id}' has no log-probs of its tokens: sample it with "
+                       "params.return_logprobs=true, or leave stage.smallest_alternative out")  # fmt: skip
+    start, end = ([0, *trajectory.step_ends][place] for place in (step, step + 1))
+    return -math.expm1(math.fsum(logprobs[start:end]))
 
 
 def _starts(text: str, steps: Sequence[str]) -> list[int]:

@@ -35,6 +35,7 @@ class CutStates:
     rejects_malformed: bool = False
     drop_last: int = 1
     which: str = "all"
+    smallest_alternative: float = 0.0
     sample_seed: int = 0
     shard: int = 0
     num_shards: int = 1
@@ -59,6 +60,7 @@ class CutStates:
             rejects_malformed=self.rejects_malformed,
             drop_last=self.drop_last,
             which=self.which,
+            smallest_alternative=self.smallest_alternative,
         )
 
     def run(self, input_path: str, context: StageContext) -> Iterable[State]:

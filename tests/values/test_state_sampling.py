@@ -1,5 +1,6 @@
 """Which states are cut: the published samplers by hand, shards without a remainder, the order of the prefix tree."""
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -53,6 +54,17 @@ def test_ratios_count_the_steps_without_the_last() -> None:
     assert steps_of(StateSampler(start_ratio=0.2)) == [2, 3, 4, 5, 6, 7, 8, 9]
     assert steps_of(StateSampler(end_ratio=0.8)) == [1, 2, 3, 4, 5, 6, 7]
     assert steps_of(StateSampler(start_ratio=1.0)) == []
+
+
+def test_states_whose_next_step_is_sure_are_left_out() -> None:
+    """Steps of two tokens, of probabilities 1, 0.9 x 0.9, 0.5 x 1 and 0.05 x 1: others have 0, 0.19, 0.5 and 0.95."""
+    steps = ["a\n", "b\n", "c\n", "d\n"]
+    two = replace(trajectory(steps), response_ids=list(range(8)), step_ends=[2, 4, 6, 8],
+                  logprobs=[0.0, 0.0, *map(math.log, (0.9, 0.9, 0.5, 1.0, 0.05, 1.0))])  # fmt: skip
+    assert steps_of(StateSampler(first_step=0, smallest_alternative=0.2), two) == [2, 3]
+    assert steps_of(StateSampler(first_step=0, smallest_alternative=0.18), two) == [1, 2, 3]
+    with pytest.raises(BadInput, match="trajectory 'p/0' has no log-probs of its tokens: sample it with params.return"):
+        steps_of(StateSampler(smallest_alternative=0.2))
 
 
 def test_a_ratio_in_decimals_means_the_whole_number_it_says() -> None:
