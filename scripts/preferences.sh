@@ -23,7 +23,7 @@ exp=${exp:-$(experiment dpo)}
 scores=() values=$data/step_values.jsonl solutions=$data/trajectories.jsonl steps=(stage.values="$values")
 # labels=contrast: steps of the completions too
 if [[ $pairs == step && -f $data/labels.json ]] && grep -q '"labels": *"contrast"' "$data/labels.json"; then
-  values=$data/labelled_steps.jsonl solutions=$data/solutions.jsonl steps=(stage.labels="$values")
+  values=$data/labelled_steps.jsonl solutions=$data/solutions.jsonl steps=(stage.labels="$values" stage.chosen=solution)
 fi
 case $pairs in
 outcome) name=dpo known=(seed="$seed") ;;

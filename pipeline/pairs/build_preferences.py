@@ -22,7 +22,7 @@ from espalier.data.records import BadInput, PreferencePair, StepScores, StepValu
 from espalier.data.splitters.react import react_steps
 from espalier.pipeline.pairs.pair_statistics import pair_statistics
 from espalier.pipeline.pairs.process_pairs import ProcessRule, Scored, make_pair, process_pairs
-from espalier.pipeline.pairs.state_pairs import WHICH, PartialRule, drawn, partial_pairs, step_pairs
+from espalier.pipeline.pairs.state_pairs import CHOSEN, WHICH, PartialRule, drawn, partial_pairs, step_pairs
 from espalier.pipeline.pairs.trajectory_groups import Groups, ProblemPart, check_choice, check_counts, read_groups
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.aggregate import aggregate, check_aggregate
@@ -206,6 +206,7 @@ class StepPreferences(ProblemPart):
     `scores` (StepScores).
 
     `which`: best_over_worst or all next steps that differ by more than `margin`; steps without a label make no pair.
+    `chosen`: step, or solution: the better step and all that follows it in a right solution.
     Trajectories that are not in the file take no part and are counted as `unknown`.
     """
 
@@ -214,11 +215,13 @@ class StepPreferences(ProblemPart):
     scores: str = ""
     margin: float = 0.5
     which: str = "best_over_worst"
+    chosen: str = "step"
     max_pairs: int = 0
 
     def __post_init__(self) -> None:
         self.check_part()
         check_choice("which", self.which, WHICH)
+        check_choice("chosen", self.chosen, CHOSEN)
         check_counts(max_pairs=self.max_pairs)
 
     def inputs(self) -> list[str]:
@@ -232,7 +235,7 @@ class StepPreferences(ProblemPart):
             note_seen(groups, self.scores, context)
         pairs: list[PreferencePair] = []
         for group in groups.by_problem.values():
-            pairs += step_pairs(group, values, self.margin, self.which, self.max_pairs)
+            pairs += step_pairs(group, values, self.margin, self.which, self.max_pairs, self.chosen)
         return report(pairs, groups, context)
 
 

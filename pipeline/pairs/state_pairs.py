@@ -1,7 +1,9 @@
 """Pairs from inside the solutions: two next steps of one shared state, or two partial solutions of one problem.
 
 **Step pairs** (Lai et al. 2024): the prompt ends mid-solution, chosen and rejected are one step each, and what is
-compared has the same past.
+compared has the same past. `chosen` "solution" lets the better side go on to the end of a right solution: the blame is
+one step's all the same, and the pull towards chosen tokens holds what follows it too; by single steps alone a policy
+unlearns steps that no pair is about.
 
 **Partial pairs** (the direct value-based pairs of Jiao et al. 2024): two prefixes from different solutions, the prompt
 is the problem's. Their forms are options: a discount for every step between the two, positions that may differ only so
@@ -32,6 +34,7 @@ FULL = ("with", "without", "apart")
 ABSORBED = ("capped", "dropped")
 DISCOUNTS = ("earlier", "later")
 WHICH = ("best_over_worst", "all")
+CHOSEN = ("step", "solution")
 
 
 def step_pairs(
@@ -40,12 +43,15 @@ def step_pairs(
     margin: float,
     which: str = "best_over_worst",
     max_pairs: int = 0,
+    chosen: str = "step",
 ) -> list[PreferencePair]:
     """Return next steps of every state that two trajectories share and then leave differently, values by trajectory id
     (nan: this step takes no part).
 
     `which`: the best over the worst of each state, or all that differ by more than `margin`. Of more than
-    `max_pairs` (0: no cap) those with the widest gaps stay. In the order of the states, as they were reached first.
+    `max_pairs` (0: no cap) those with the widest gaps stay. `chosen` "solution": the better step and all that follows
+    it in the first right solution with it; without one there is no pair. In the order of the states, as they were
+    reached first.
     """
     children: dict[tuple[int, ...], dict[tuple[int, ...], Option]] = defaultdict(dict)
     for trajectory in group:
@@ -55,30 +61,40 @@ def step_pairs(
             if math.isnan(value):
                 continue
             prefix = tuple(trajectory.response_ids[:start])
-            children[prefix].setdefault(tuple(trajectory.response_ids[start:end]), (trajectory, step, value))
+            taken = tuple(trajectory.response_ids[start:end])
+            if taken not in children[prefix] or _is_first_right(trajectory, children[prefix][taken], chosen):
+                children[prefix][taken] = trajectory, step, value
     pairs: list[tuple[tuple[int, ...], Option, Option]] = []
     for prefix, options in children.items():
         order = sorted(options.values(), key=lambda option: (-option[2], sample_order(option[0].id)))
         ends = [(order[0], order[-1])]
         compared = ends if which == "best_over_worst" else [(a, b) for a in order for b in order]
-        pairs += [(prefix, a, b) for a, b in compared if is_clear(a[2] - b[2], margin)]
+        pairs += [
+            (prefix, a, b) for a, b in compared
+            if is_clear(a[2] - b[2], margin) and (chosen == "step" or a[0].is_correct)
+        ]  # fmt: skip
     if max_pairs and len(pairs) > max_pairs:
         widest = sorted(range(len(pairs)), key=lambda place: (-(pairs[place][1][2] - pairs[place][2][2]), place))
         pairs = [pairs[place] for place in sorted(widest[:max_pairs])]
-    return [_step_pair(list(prefix), best, worst) for prefix, best, worst in pairs]
+    return [_step_pair(list(prefix), best, worst, chosen) for prefix, best, worst in pairs]
 
 
-def _step_pair(prefix: list[int], best: Option, worst: Option) -> PreferencePair:
+def _is_first_right(trajectory: Trajectory, known: Option, chosen: str) -> bool:
+    return chosen == "solution" and trajectory.is_correct and not known[0].is_correct
+
+
+def _step_pair(prefix: list[int], best: Option, worst: Option, chosen: str) -> PreferencePair:
     (good, step, good_value), (bad, bad_step, bad_value) = best, worst
+    last = step if chosen == "step" else len(good.steps) - 1
     return PreferencePair(
         id=f"{good.id}#{step}>{bad.id}#{bad_step}",
         problem_id=good.problem_id,
         kind="step",
         prompt=good.prompt + "".join(good.steps[:step]),
-        chosen=good.steps[step],
+        chosen="".join(good.steps[step : last + 1]),
         rejected=bad.steps[bad_step],
         prompt_ids=good.prompt_ids + prefix,
-        chosen_ids=good.response_ids[len(prefix) : good.step_ends[step]],
+        chosen_ids=good.response_ids[len(prefix) : good.step_ends[last]],
         rejected_ids=bad.response_ids[len(prefix) : bad.step_ends[bad_step]],
         chosen_score=good_value,
         rejected_score=bad_value,

@@ -185,6 +185,16 @@ def test_a_step_pair_joins_back_to_the_trajectories() -> None:
             assert pair.prompt + text == source.prompt + "".join(source.steps[: int(step) + 1])
 
 
+def test_the_better_step_may_go_on_to_the_end_of_a_right_solution() -> None:
+    """After 1.2 the step 3 is shared by A and C, which ends wrong and comes first here: A goes on behind it."""
+    first, second = step_pairs([C, A, B], VALUES, margin=0.4, chosen="solution")
+    assert (first.id, first.chosen_ids, first.rejected_ids) == ("p/0#1>p/1#1", [3, 4, 5], B.response_ids[2:4])
+    assert first.chosen == "3\n4.5\n"
+    assert (second.id, second.chosen_ids, second.rejected_ids) == ("p/0#2>p/2#2", [4, 5], [9])
+    wrong = replace(A, is_correct=False)
+    assert step_pairs([C, wrong, B], VALUES, margin=0.4, chosen="solution") == []
+
+
 def test_a_gap_of_just_the_margin_makes_no_step_pair() -> None:
     assert ids_of(step_pairs([A, B, C], VALUES, margin=0.5)) == ["p/0#2>p/2#2"]
     assert step_pairs([A, B, C], VALUES, margin=1.0) == []

@@ -531,6 +531,7 @@ def test_step_pairs_are_of_the_labels_that_the_run_has_chosen(
         build_pairs, *_ = script("policy=a", f"run={tmp_path}/run", "pairs=step", name="preferences.sh")
         file = {"values": "step_values", "contrast": "labelled_steps"}[labels]
         assert f"{name}={data}/{file}.jsonl" in build_pairs
+        assert ("stage.chosen=solution" in build_pairs) == (labels == "contrast")
 
 
 def test_a_broken_stage_is_done_again_and_nothing_else(
