@@ -131,8 +131,8 @@ def alternative(trajectory: Trajectory, step: int) -> float:
     own next step. Raises BadInput for a trajectory without log-probs."""
     logprobs = trajectory.logprobs
     if logprobs is None or len(logprobs) != len(trajectory.response_ids):
-        raise BadInput(f"trajectory '{trajectory.id}' has no log-probs of its tokens: sample it with "
-                       "params.return_logprobs=true, or leave stage.smallest_alternative out")  # fmt: skip
+        raise BadInput(f"trajectory '{trajectory.id}' has no log-probs of its tokens: set stage.policy to the "
+                       "model folder that it was sampled from, or sample with params.return_logprobs=true")  # fmt: skip
     start, end = ([0, *trajectory.step_ends][place] for place in (step, step + 1))
     return -math.expm1(math.fsum(logprobs[start:end]))
 

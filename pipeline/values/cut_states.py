@@ -1,7 +1,8 @@
 """Trajectory → State: the distinct intermediate states, all or a sample, in the order that serves a prefix cache."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from espalier.data.jsonl import read_records
 from espalier.data.prefix_tree import num_distinct_tokens, tree_order
@@ -21,7 +22,9 @@ class CutStates:
     once, under the id of the first that reached them. `order` is "tree" (depth first over the token ids of a
     problem: what shares most is sent together) or "trajectory". `shard` of `num_shards` cuts that part of the
     problems. `solutions` "right" cuts the states of right trajectories alone, as `values/label_by_contrast` reads them.
-    States at improbable tokens are those of trajectories that `pipeline.values.split_steps` has split there.
+    With `policy`, the model folder that the trajectories were sampled from, log-probs that `smallest_alternative`
+    reads are computed where they were not kept. States at improbable tokens are those of trajectories that
+    `pipeline.values.split_steps` has split there.
     """
 
     first_step: int = 1
@@ -36,6 +39,7 @@ class CutStates:
     drop_last: int = 1
     which: str = "all"
     smallest_alternative: float = 0.0
+    policy: str = ""
     sample_seed: int = 0
     shard: int = 0
     num_shards: int = 1
@@ -43,8 +47,9 @@ class CutStates:
     solutions: str = "all"
 
     def inputs(self) -> list[str]:
-        """None beside the trajectories."""
-        return []
+        """Return the policy's weights, where they are a local file."""
+        weights = Path(self.policy) / "model.safetensors"
+        return [str(weights)] if self.policy and weights.is_file() else []
 
     def _sampler(self) -> StateSampler:
         return StateSampler(
@@ -79,6 +84,8 @@ class CutStates:
                 raise BadInput(f"{input_path}: none of {len(rows)} trajectories is right, and stage.solutions=right "
                                "cuts no other: sample more problems or train the policy first")  # fmt: skip
             trajectories = [row for row in trajectories if row.is_correct]
+        if self.smallest_alternative and self.policy:
+            trajectories = with_logprobs(trajectories, self.policy)
         distinct: dict[StateKey, State] = {}
         num_states = 0
         for trajectory in trajectories:
@@ -95,6 +102,36 @@ class CutStates:
         context.counts["prompt_tokens"] = sum(map(len, tokens))
         context.counts["distinct_prompt_tokens"] = num_distinct_tokens(tokens)
         return states
+
+
+def with_logprobs(trajectories: Sequence[Trajectory], policy: str, batch_tokens: int = 8192) -> list[Trajectory]:
+    """Return the trajectories, those without log-probs with those of the model in the folder `policy`, in nats at
+    temperature 1; `batch_tokens` are padded tokens of one forward pass."""
+    import torch
+    from torch.nn.utils.rnn import pad_sequence
+
+    from espalier.models.load import load_policy
+    from espalier.models.logprobs import response_logprobs
+    from espalier.rewards.process import in_batches
+    from espalier.runtime.distributed import device
+
+    found = list(trajectories)
+    places = [place for place, row in enumerate(found) if row.logprobs is None]
+    rows = [found[place].prompt_ids + found[place].response_ids for place in places]
+    if not rows:
+        return found
+    model = load_policy(policy).to(device()).eval()
+    for batch in in_batches(rows, False, batch_tokens):
+        ids = pad_sequence([torch.tensor(rows[index], device=device()) for index in batch], batch_first=True)
+        lengths = torch.tensor([len(rows[index]) for index in batch], device=device())
+        mask = torch.arange(ids.shape[1], device=device()) < lengths.unsqueeze(1)
+        with torch.inference_mode():
+            logprobs = response_logprobs(model, ids, mask)[0]
+        for index, line in zip(batch, logprobs.tolist(), strict=True):
+            row = found[places[index]]
+            first = len(row.prompt_ids) - 1
+            found[places[index]] = replace(row, logprobs=line[first : first + len(row.response_ids)])
+    return found
 
 
 def in_tree_order(states: list[State]) -> list[State]:

@@ -183,7 +183,11 @@ def test_a_row_of_the_plan_that_says_what_does_not_exist_is_refused(tmp_path: Pa
         ("family: critic", "family: critics", "family must be one of outcome, critic"),
         ("baseline: grpo", "baseline: gropo", "baseline must be one of the methods"),
         ("tuning_tokens:", "tuning_token:", "has no field 'tuning_token'"),
-        ("start: long_arithmetic,", "start: short,", "policies.long_arithmetic_rare_half.start must be one of the policies"),
+        (
+            "start: long_arithmetic,",
+            "start: short,",
+            "policies.long_arithmetic_rare_half.start must be one of the policies",
+        ),
         ("policy: word_arithmetic", "policy: word", "cells.word_arithmetic.policy must be one of the policies"),
     ):
         (tmp_path / "plan.yaml").write_text(text.replace(old, new, 1))

@@ -7,14 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from espalier.data.jsonl import write_records
 from espalier.data.prefix_tree import least_prompt_tokens, num_distinct_tokens, shared_length, tree_order
 from espalier.data.records import BadInput, State, Trajectory
 from espalier.data.splits import shard_of
+from espalier.models.load import load_policy
 from espalier.pipeline.stage import StageContext
-from espalier.pipeline.values.cut_states import CutStates
+from espalier.pipeline.values.cut_states import CutStates, with_logprobs
 from espalier.values.state_sampling import StateSampler
 
 CONF = Path(__file__).resolve().parent.parent.parent / "conf"
@@ -63,8 +65,24 @@ def test_states_whose_next_step_is_sure_are_left_out() -> None:
                   logprobs=[0.0, 0.0, *map(math.log, (0.9, 0.9, 0.5, 1.0, 0.05, 1.0))])  # fmt: skip
     assert steps_of(StateSampler(first_step=0, smallest_alternative=0.2), two) == [2, 3]
     assert steps_of(StateSampler(first_step=0, smallest_alternative=0.18), two) == [1, 2, 3]
-    with pytest.raises(BadInput, match="trajectory 'p/0' has no log-probs of its tokens: sample it with params.return"):
+    with pytest.raises(BadInput, match="trajectory 'p/0' has no log-probs of its tokens: set stage"):
         steps_of(StateSampler(smallest_alternative=0.2))
+
+
+def test_log_probs_that_were_not_kept_are_those_of_the_policy(tiny_policy: Path) -> None:
+    """Row by row by the network alone; what was kept stays."""
+    kept = replace(TEN, id="p/1", logprobs=[0.0] * 10)
+    short = replace(trajectory(["a", "b"], "p/2"), prompt_ids=[7, 8, 9])
+    found = with_logprobs([TEN, kept, short], str(tiny_policy), batch_tokens=24)
+    assert found[1] == kept
+    model = load_policy(str(tiny_policy)).eval()
+    for before, after in ((TEN, found[0]), (short, found[2])):
+        ids, first = torch.tensor(before.prompt_ids + before.response_ids), len(before.prompt_ids)
+        with torch.no_grad():
+            logs = model(ids.unsqueeze(0)).logits[0].double().log_softmax(-1)
+        wanted = [float(logs[place - 1, ids[place]]) for place in range(first, len(ids))]
+        assert after == replace(before, logprobs=after.logprobs)
+        assert after.logprobs == pytest.approx(wanted, abs=1e-4)
 
 
 def test_a_ratio_in_decimals_means_the_whole_number_it_says() -> None:
