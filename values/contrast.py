@@ -16,14 +16,17 @@ here the comparison is with siblings, which share the past, and knows how sure i
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
 from espalier.data.records import BadInput, Trajectory
 from espalier.values.monte_carlo import Count, StateKey, state_key
 from espalier.values.value_prior import CountPair, ValuePrior, fit_prior
+
+Step = tuple[StateKey, StateKey]
 
 _FLAT = ValuePrior(0.5, 0.5)
 _LEAST_VARIANCE = 1e-9
@@ -112,7 +115,7 @@ def contrast_labels(
     `counts` are those of `count_behind`; `on_right_ways` the states that right solutions passed through
     (`values.first_error.states_on_right_ways`).
     """
-    best = _best_beside(continuations, counts, rule.prior)
+    best = _best_beside(counts, _steps_behind(continuations), rule.prior)
     labels: list[list[float | None]] = []
     for continuation in continuations:
         solution = continuation.solution
@@ -120,38 +123,49 @@ def contrast_labels(
             labels.append([1.0] * len(solution.steps))
             continue
         row: list[float | None] = []
-        first, is_lost = continuation.first_end, False
+        is_lost, state = False, continuation.key(0)
         for end in solution.step_ends:
             found: float | None = None
-            if continuation.key(end) in on_right_ways:
+            step = continuation.key(end)
+            if step in on_right_ways:
                 found, is_lost = 1.0, False
             elif is_lost:
                 found = 0.0
-            elif end == first and continuation.key(continuation.start) in best:
-                found = rule.label(counts[continuation.key(end)], counts[best[continuation.key(continuation.start)]])
+            elif state in best and step in counts:
+                found = rule.label(counts[step], counts[best[state]])
                 is_lost = found == 0.0
             row.append(found)
+            state = step
         if row:
             row[-1] = 0.0  # the outcome
         labels.append(row)
     return labels
 
 
+def _steps_behind(continuations: Iterable[Continuation]) -> set[Step]:
+    """Return the steps that were sampled, each as the states before and after it."""
+    steps = set()
+    for continuation in continuations:
+        for start, end in pairwise([0, *continuation.solution.step_ends]):
+            if start >= continuation.start:
+                steps.add((continuation.key(start), continuation.key(end)))
+    return steps
+
+
 def _best_beside(
-    continuations: Sequence[Continuation], counts: Mapping[StateKey, Count], prior: ValuePrior
+    counts: Mapping[StateKey, Count], steps: Iterable[Step], prior: ValuePrior
 ) -> dict[StateKey, StateKey]:
-    """Return what the best step leads to from every state that has any right sample behind it, by posterior mean."""
+    """Return what the best step leads to from every state that has any right sample behind it, by posterior mean; of
+    equal ones the one with the least key."""
     best: dict[StateKey, StateKey] = {}
 
-    def mean(key: StateKey) -> float:
-        return (counts[key].num_correct + prior.alpha) / (counts[key].num_completions + prior.alpha + prior.beta)
+    def rank(key: StateKey) -> tuple[float, StateKey]:
+        total = counts[key].num_completions + prior.alpha + prior.beta
+        return -(counts[key].num_correct + prior.alpha) / total, key
 
-    for continuation in continuations:
-        if continuation.first_end is None:
-            continue
-        key, state = continuation.key(continuation.first_end), continuation.key(continuation.start)
-        if counts[key].num_correct and (state not in best or mean(key) > mean(best[state])):
-            best[state] = key
+    for state, step in steps:
+        if counts[step].num_correct and (state not in best or rank(step) < rank(best[state])):
+            best[state] = step
     return best
 
 
@@ -186,7 +200,7 @@ def hold_back(continuations: Sequence[Continuation], rule: Contrast) -> HeldBack
     counts, others = count_behind(halves[0]), count_behind(halves[1])
     wrong, best = [0, 0], [0, 0]
     steps = {(one.key(one.start), one.key(one.first_end)) for one in halves[0] if one.first_end is not None}
-    beside = _best_beside(halves[0], counts, rule.prior)
+    beside = _best_beside(counts, steps, rule.prior)
     for state, step in steps:
         if state not in beside or step not in others or beside[state] not in others or counts[step].num_correct:
             continue

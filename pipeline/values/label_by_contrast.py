@@ -140,11 +140,15 @@ def _first_of_each_step(continuations: Sequence[Continuation], limit: int) -> li
 
 
 def _record(continuation: Continuation, labels: list[float | None], counts: dict[StateKey, Count]) -> StepValues:
-    """Return the values that samples behind the continuation's state give, and the labels."""
+    """Return the values that samples behind the continuation's state give, and the labels. Steps before that state
+    weigh nothing: they are the trajectory's, whose own record has them, and would say right thousands of times."""
     solution = continuation.solution
     inner = [
         counted(counts[continuation.key(end)]) if continuation.key(end) in counts else UNKNOWN
         for end in solution.step_ends[:-1]
     ]
-    weights = [float(label is not None) for label in labels]
+    weights = [
+        float(label is not None and end > continuation.start)
+        for label, end in zip(labels, solution.step_ends, strict=True)
+    ]
     return replace(step_values(solution, inner), labels=labels, weights=weights)

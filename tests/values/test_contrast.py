@@ -138,6 +138,10 @@ def test_labels_agree_with_the_truth_where_one_solution_in_a_hundred_is_right(tm
     wrong = [label for label, is_right in judged if label != float(is_right)]
     assert len(judged) > 200
     assert len(wrong) / len(judged) < 0.03
+    starts = {state.id: state.step for state in states}
+    for row in records:
+        before = starts.get(row.id.rpartition("/")[0], 0)  # these steps are the trajectory's own record's
+        assert row.weights == [float(label is not None and n >= before) for n, label in enumerate(row.labels)]
     kept = {row.id: [math.nan if label is None else label for label in row.labels] for row in records}
     pairs = []
     for problem in {row.problem_id for row in completed}:
