@@ -21,7 +21,13 @@ from espalier.data.jsonl import iter_rows, read_records
 from espalier.data.records import BadInput, PreferencePair, StepScores, StepValues, Trajectory
 from espalier.data.splitters.react import react_steps
 from espalier.pipeline.pairs.pair_statistics import pair_statistics
-from espalier.pipeline.pairs.process_pairs import ProcessRule, Scored, make_pair, process_pairs
+from espalier.pipeline.pairs.process_pairs import (
+    ProcessRule,
+    Scored,
+    make_pair,
+    process_pairs,
+    up_to_first_error,
+)
 from espalier.pipeline.pairs.state_pairs import CHOSEN, WHICH, PartialRule, drawn, partial_pairs, step_pairs
 from espalier.pipeline.pairs.trajectory_groups import Groups, ProblemPart, check_choice, check_counts, read_groups
 from espalier.pipeline.stage import StageContext
@@ -152,6 +158,8 @@ class ProcessPreferences(ProcessRule, ProblemPart):
     score; where nothing would be left, all steps count. `exclude` names a file whose problems make no pair of two
     right solutions (the reward model's training data, whose scores flatter). `excludes_seen` leaves out every problem
     whose scores say that the reward model was trained on it (`StepScores.is_seen`); either way a warning counts them.
+    `cut_wrong_below` (null: never) ends wrong solutions, once they are ranked, with their first step that scores below
+    it; `min_rejected_steps` counts what is left.
     """
 
     scores: str
@@ -161,11 +169,15 @@ class ProcessPreferences(ProcessRule, ProblemPart):
     drop_last: int = 0
     exclude: str = ""
     excludes_seen: bool = True
+    cut_wrong_below: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         self.check_part()
         self.check_rule()
+        if self.cut_wrong_below is not None and self.wrong_margin is not None:
+            raise BadInput("stage.cut_wrong_below cuts wrong solutions, and stage.wrong_margin would choose them: set "
+                           "one of them to null")  # fmt: skip
         check_aggregate(self.how)
         check_counts(drop_first=self.drop_first, drop_last=self.drop_last)
         for name in self.skips_types:
@@ -185,11 +197,17 @@ class ProcessPreferences(ProcessRule, ProblemPart):
         for problem, group in groups.by_problem.items():
             if self.excludes_seen and problem in seen:
                 continue
-            scored: list[Scored] = [(t, self.score(t, numbers_of_steps(t, scores, self.scores))) for t in group]
+            scored: list[Scored] = [self._scored(t, numbers_of_steps(t, scores, self.scores)) for t in group]
             made = process_pairs(scored, self, random.Random(f"{self.seed}/{problem}"))
             pairs += [p for p in made if not (problem in excluded and p.kind == "process_correct")]
         context.counts["problems_excluded"] = len(excluded & groups.by_problem.keys())
         return report(pairs, groups, context)
+
+    def _scored(self, trajectory: Trajectory, scores: Sequence[float]) -> Scored:
+        score = self.score(trajectory, scores)
+        if self.cut_wrong_below is not None:
+            trajectory = up_to_first_error(trajectory, scores, self.cut_wrong_below)
+        return trajectory, score
 
     def score(self, trajectory: Trajectory, scores: Sequence[float]) -> float:
         """Return one score of the steps that count. Raises BadAggregate as `rewards.aggregate` does."""

@@ -51,6 +51,22 @@ def make_pair(kind: str, chosen: Scored, rejected: Scored) -> PreferencePair:
     )
 
 
+def up_to_first_error(trajectory: Trajectory, scores: Sequence[float], below: float) -> Trajectory:
+    """Return a wrong trajectory up to its first step that scores below a value, whole where there is none. What follows
+    a wrong step is often right by itself, and would be blamed for it."""
+    first = next((place for place, score in enumerate(scores) if score < below), len(scores))
+    if trajectory.is_correct or first >= len(scores) - 1:
+        return trajectory
+    end, steps = trajectory.step_ends[first], trajectory.steps[: first + 1]
+    return replace(
+        trajectory,
+        response="".join(steps),
+        steps=steps,
+        response_ids=trajectory.response_ids[:end],
+        step_ends=trajectory.step_ends[: first + 1],
+    )
+
+
 def ranked(scored: Sequence[Scored]) -> list[Scored]:
     """Return highest score first; equal ones as they were sampled."""
     return sorted(scored, key=lambda row: (-row[1], sample_order(row[0].id)))
