@@ -3,7 +3,7 @@
 Where success is rare, values of single states say little: most states have no right completion, right prefixes and
 wrong ones alike. Two next steps of *one* state on the way of a right solution differ much more, because all that came
 before is the same. With V' and V* the values after a step and after the best step sampled from the same state, counted
-over all samples drawn from that state or later ones, a step is
+over the completions drawn from that state or earlier ones, a step is
 
 - wrong (0) where P(V' < drop V*) is at least `confidence`,
 - right (1) where a right solution passed through the state behind it,
@@ -38,6 +38,8 @@ class Continuation:
 
     solution: Trajectory
     start: int
+    is_completion: bool = True
+    """whether it was drawn from a state that another solution had reached"""
 
     @property
     def first_end(self) -> int | None:
@@ -50,8 +52,12 @@ class Continuation:
 
 
 def count_behind(continuations: Sequence[Continuation]) -> dict[StateKey, Count]:
-    """Count the samples that passed through each state behind the one they were sampled from: all of them are drawn
-    from that state or earlier ones by the policy, so none of them was chosen for its outcome."""
+    """Count the samples that passed through each state behind the one they were sampled from.
+
+    Give completions of states alone, not the trajectories that the states were cut from: where states are those of
+    right trajectories, each of them has had a success behind its own next step, for which it was chosen, and that step
+    would look better than its siblings whatever they are worth.
+    """
     right: dict[StateKey, int] = defaultdict(int)
     total: dict[StateKey, int] = defaultdict(int)
     for continuation in continuations:
@@ -112,10 +118,10 @@ def contrast_labels(
 ) -> list[list[float | None]]:
     """Return the labels of every solution's steps, in the order of `continuations`.
 
-    `counts` are those of `count_behind`; `on_right_ways` the states that right solutions passed through
+    `counts` are those of `count_behind` of the completions alone; `on_right_ways` the states that right solutions passed through
     (`values.first_error.states_on_right_ways`).
     """
-    best = _best_beside(counts, _steps_behind(continuations), rule.prior)
+    best = _best_beside(counts, _steps_behind(row for row in continuations if row.is_completion), rule.prior)
     labels: list[list[float | None]] = []
     for continuation in continuations:
         solution = continuation.solution

@@ -50,13 +50,14 @@ class LabelByContrast:
         """Return one record per solution that is kept, the trajectories' own first. Raises BadInput where files do not
         belong together, there are too few labels of a kind, or samples that were held back contradict them."""
         continuations = self._continuations(input_path)
-        counts = count_behind(continuations)
+        completions = [continuation for continuation in continuations if continuation.is_completion]
+        counts = count_behind(completions)
         right = states_on_right_ways([continuation.solution for continuation in continuations])
         rule = Contrast(prior_of(counts.values()), self.drop, self.confidence)
         labels = contrast_labels(continuations, counts, right, rule)
         num_right = sum(row.is_correct for row in read_records(Trajectory, self.trajectories))
         self._count(continuations, labels, num_right, context)
-        self._check(continuations, rule, context)
+        self._check(completions, rule, context)
         kept = _first_of_each_step(continuations, self.max_per_step)
         context.counts["kept"] = len(kept)
         return [_record(continuations[place], labels[place], counts) for place in kept]
@@ -71,7 +72,7 @@ class LabelByContrast:
             raise BadInput(f"{input_path}: no completion of {len(states)} states: complete and join them first "
                            "(values/join_completions)")  # fmt: skip
         starts = {state.id: state.prefix_ids for state in states}
-        continuations = [Continuation(trajectory, 0) for trajectory in trajectories]
+        continuations = [Continuation(trajectory, 0, is_completion=False) for trajectory in trajectories]
         for solution in solutions:
             state = solution.id.rpartition("/")[0]
             start = starts.get(state, starts.get(state.rpartition("@")[0]))
@@ -109,9 +110,9 @@ class LabelByContrast:
                            f"and {numbers[0.0]} wrong steps, below stage.fewest_labels={self.fewest_labels}: sample "
                            "more problems or more completions per state, or train the policy first")  # fmt: skip
 
-    def _check(self, continuations: Sequence[Continuation], rule: Contrast, context: StageContext) -> None:
+    def _check(self, completions: Sequence[Continuation], rule: Contrast, context: StageContext) -> None:
         """Hold what half of the samples call wrong against the other half."""
-        found = hold_back(continuations, rule)
+        found = hold_back(completions, rule)
         if not (found.wrong.num_completions and found.best.num_completions):
             log.warning("no step that half of the samples call wrong has a sample in the other half: nothing to hold "
                         "the labels against: take more completions per state")  # fmt: skip

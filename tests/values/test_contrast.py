@@ -2,6 +2,7 @@
 
 import math
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -221,16 +222,44 @@ def test_a_solution_of_no_state_is_refused_by_its_id(tmp_path) -> None:  # type:
         stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60))
 
 
-def test_records_of_labels_are_read_again(tmp_path) -> None:  # type: ignore[no-untyped-def]
-    rows = [solution(f"r{k}", "rab", True) for k in range(60)] + [solution(f"w{k}", "wab", False) for k in range(60)]
+def test_records_of_labels_are_read_again_and_only_completions_count(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """The 60 trajectories after r were chosen for their success: of the completions 6 of 60 are right there."""
+    rows = [solution(f"r{k}", "rab", True) for k in range(60)]
+    state = state_of(rows[0], 0)
+    done = [solution(f"{state.id}/{k}", "rab" if k < 6 else "rac", k < 6) for k in range(60)]
+    done += [solution(f"{state.id}/{k}", "wab", False) for k in range(60, 120)]
     write_records(tmp_path / "t.jsonl", rows)
-    write_records(tmp_path / "s.jsonl", list[State]())
-    write_records(tmp_path / "c.jsonl", list[Trajectory]())
-    stage = LabelByContrast(str(tmp_path / "t.jsonl"), str(tmp_path / "s.jsonl"))
+    write_records(tmp_path / "s.jsonl", [state])
+    write_records(tmp_path / "c.jsonl", done)
+    stage = LabelByContrast(str(tmp_path / "t.jsonl"), str(tmp_path / "s.jsonl"), fewest_labels=1, max_per_step=1)
     write_records(tmp_path / "v.jsonl", stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "v", 60)))
     found = read_records(StepValues, str(tmp_path / "v.jsonl"))
     assert [row.labels for row in found[:1] + found[-1:]] == [[1.0, 1.0, 1.0], [0.0, 0.0, 0.0]]
-    assert found[-1].values[0] == 0.0
+    assert (found[0].num_correct[0], found[0].num_completions[0], found[-1].values[0]) == (6, 60, 0.0)
+
+
+def test_a_success_for_which_a_state_was_chosen_makes_no_sibling_wrong(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """Both first steps are worth 0.1. Each state has one trajectory that succeeded by chance; its completions have not
+    heard of that."""
+    rng, rows, done, states = random.Random(0), [], [], []
+    for number in range(300):
+        for index in range(8):
+            rows += lucky(rng, number, "", 1)
+            rows[-1] = replace(rows[-1], id=f"p{number}/{index}")
+    for row in rows:
+        if row.is_correct:
+            states.append(state_of(row, 0))
+            done += [
+                replace(one, id=f"{states[-1].id}/{k}")
+                for k, one in enumerate(lucky(rng, int(row.problem_id[1:]), "", 8))
+            ]
+    counts = count_behind([Continuation(row, 0) for row in done])
+    continuations = [Continuation(row, 0, is_completion=False) for row in rows] + [Continuation(row, 0) for row in done]
+    labels = contrast_labels(
+        continuations, counts, states_on_right_ways(rows + done), Contrast(prior_of(counts.values()))
+    )
+    wrong = sum(label == 0.0 for row in labels for label in row[:-1])
+    assert wrong < 0.01 * sum(len(row) - 1 for row in labels)
 
 
 def test_a_solution_that_begins_otherwise_than_its_state_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
