@@ -18,7 +18,13 @@ from espalier.pipeline.pairs.build_preferences import (
     StepPreferences,
     outcome_pairs,
 )
-from espalier.pipeline.pairs.process_pairs import ProcessRule, Scored, process_pairs, rejection_sample
+from espalier.pipeline.pairs.process_pairs import (
+    ProcessRule,
+    Scored,
+    process_pairs,
+    rejection_sample,
+    up_to_first_error,
+)
 from espalier.pipeline.pairs.state_pairs import step_pairs
 from espalier.pipeline.pairs.trajectory_groups import group_distinct, sample_order
 from espalier.pipeline.stage import StageContext
@@ -151,6 +157,24 @@ def test_a_trajectory_without_steps_scores_zero_and_an_unknown_aggregate_is_refu
     assert aggregate([], "product") == 0.0
     with pytest.raises(BadAggregate, match="no aggregate 'median': there are product, minimum, last, mean"):
         aggregate([0.5], "median")
+
+
+def test_a_wrong_solution_may_end_with_its_first_step_that_scores_low(tmp_path: Path) -> None:
+    """Scores 0.9, 0.2, 0.8: the second step is the error. Right solutions and those without one stay whole."""
+    good, bad = trajectory(0, True, [1], [2], [3]), trajectory(1, False, [1], [4, 5], [6])
+    assert up_to_first_error(bad, [0.9, 0.2, 0.8], 0.5).response_ids == [1, 4, 5]
+    assert up_to_first_error(bad, [0.9, 0.6, 0.4], 0.5) == bad
+    assert up_to_first_error(good, [0.9, 0.2, 0.8], 0.5) == good
+    write_records(tmp_path / "t.jsonl", [good, bad])
+    write_records(tmp_path / "s.jsonl", [StepScores("p/0", "p", [0.9] * 3, False),
+                                         StepScores("p/1", "p", [0.9, 0.2, 0.8], False)])  # fmt: skip
+    stage = ProcessPreferences(scores=str(tmp_path / "s.jsonl"), how="minimum", cut_wrong_below=0.5)
+    (pair,) = stage.run(str(tmp_path / "t.jsonl"), context())
+    assert (pair.chosen, pair.rejected, pair.rejected_ids, pair.rejected_score) == (
+        "1\n2\n3\n", "1\n4.5\n", [1, 4, 5], 0.2,
+    )  # fmt: skip
+    with pytest.raises(BadInput, match=r"stage\.cut_wrong_below cuts wrong solutions, and stage\.wrong_margin"):
+        ProcessPreferences(scores="s", cut_wrong_below=0.5, wrong_margin=0.1)
 
 
 # --- from a state -------------------------------------------------------------------------------------------
