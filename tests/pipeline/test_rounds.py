@@ -661,6 +661,23 @@ def test_a_wrong_setting_ends_the_script_before_anything_runs(
     assert script(*bad, code=2) == []
 
 
+def test_the_quick_start_takes_the_tasks_that_have_settings_for_all_its_trainings_and_names_them(
+    script: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    conf = tmp_path / "checkout" / "conf"
+    shutil.copytree(CONF, conf)
+    for task in ("long_arithmetic", "rule_logic", "word_arithmetic"):
+        commands = script(f"task={task}", f"run={tmp_path}/{task}", name="quickstart.sh")
+        trained = [c[2] for c in commands if c[:1] == ["trainer_base_ds_mul.py"]]
+        assert trained == [f"exp/{kind}/{task}" for kind in ("sft", "reward", "reward", "dpo", "dpo")]
+    (conf / "exp" / "dpo" / "rule_logic.yaml").unlink()
+    for task in ("long_arithmetic_rare", "rule_logic"):
+        with pytest.raises(AssertionError, match=r"choose task=long_arithmetic or word_arithmetic;"):
+            script(f"task={task}", f"run={tmp_path}/refused", name="quickstart.sh")
+        assert script(f"task={task}", f"run={tmp_path}/refused", name="quickstart.sh", code=2) == []
+    assert not (tmp_path / "refused").exists()
+
+
 def test_rows_of_a_replay_keep_all_but_their_id(tmp_path: Path) -> None:
     row = PreferencePair("p/0>p/1", "p", "outcome", "Q", "a", "b", [1], [2], [3], 1.0, 0.0)
     for number, one in ((0, row), (1, replace(row, chosen_ids=[9]))):
