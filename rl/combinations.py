@@ -135,7 +135,7 @@ def check_tree(config: RLConfig) -> None:
 
 
 def check_step_rewards(config: RLConfig) -> None:
-    """Process rewards for estimators that value whole responses; none for those that read nothing else."""
+    """Process rewards for estimators that value whole responses; none, or of another form, for those that read them."""
     reward = reward_range(config.reward)
     if reward is None:
         return
@@ -147,6 +147,22 @@ def check_step_rewards(config: RLConfig) -> None:
             _check(getattr(kind, "takes_step_rewards", True), f"{key} {kind.__name__} values whole responses, and "
                    f"reward {_name(config.reward)} has process rewards at step ends: choose a reward without, or "
                    f"{key}=gae, remax or reinforce_plus_plus")  # fmt: skip
+        form = getattr(kind, "reward_form", None)
+        for place, given in process_forms("reward", config.reward):
+            _check(form is None or given == form, f"{key} {kind.__name__} reads process rewards of the form {form}, "
+                   f"and {place}.form is {given}: set {place}.form={form}, or choose another {key}")  # fmt: skip
+
+
+def process_forms(key: str, node: Any) -> Iterator[tuple[str, str]]:
+    """Return (its key, its form) of every term of a reward that gives process rewards in a form."""
+    found = component_settings(node)
+    settings = found[1] if found is not None else node if isinstance(node, Mapping) else {}
+    if "form" in settings:
+        bounds = reward_range(node)
+        if bounds is not None and bounds.to_come is not None:
+            yield key, str(settings["form"])
+    for name, part in settings.items():
+        yield from process_forms(f"{key}.{name}", part)
 
 
 def check_value_scale(config: RLConfig) -> None:

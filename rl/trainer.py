@@ -12,6 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -134,10 +135,13 @@ class Trainer:
     def ask_further(
         self, groups: Sequence[RolloutGroup], experience: Experience, iteration: int
     ) -> dict[str, list[StepCredit]]:
-        """Return what further estimators say of the rollouts that are written down; nothing is trained with it."""
+        """Return what further estimators say of the rollouts that are written down; nothing is trained with it, and the
+        engines draw on as if nothing had been asked."""
         if not self.samples.estimators or not self.samples.is_due(iteration + 1):
             return {}
-        with self.metrics.clock.phase("samples"):
+        asks = any(estimator.samples_more for estimator in self.samples.estimators.values())
+        kept = self.delivery.kept_random_state() if asks else nullcontext()
+        with self.metrics.clock.phase("samples"), kept:
             context = self._context(iteration, Clock())  # all seconds are those of this phase
             further = self.samples.ask(groups, experience, context)
             if context.num_completions:

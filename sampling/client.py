@@ -144,6 +144,12 @@ class TakesWeights(Protocol):
     async def prompt_logprobs(self, ids: list[int]) -> list[float]:
         """Return the log-prob of every token but the first, without the prefix cache."""
 
+    async def keep_random_state(self) -> None:
+        """Remember the state that unseeded samples are drawn by. Raises ServerGone."""
+
+    async def put_random_state_back(self) -> None:
+        """Draw from now on as if nothing had been drawn since. Raises ServerGone."""
+
 
 class HasEngines(ABC):
     """A sampler (`Client`) with engines of its own on this machine, each of which takes new weights."""

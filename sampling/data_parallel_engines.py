@@ -263,3 +263,11 @@ class LocalEngine:
         """Return the log-prob of every token but the first, without the prefix cache."""
         found: list[float] = await self.client.ask(self.number, "prompt_logprobs", ids)
         return found
+
+    async def keep_random_state(self) -> None:
+        """Remember the state that unseeded samples are drawn by. Raises ServerGone."""
+        await self.client.ask(self.number, "keep_random_state")
+
+    async def put_random_state_back(self) -> None:
+        """Draw from now on as if nothing had been drawn since. Raises ServerGone."""
+        await self.client.ask(self.number, "put_random_state_back")

@@ -4,6 +4,10 @@
 with other parameters is refused and a finished file costs nothing, not even a server. Finished is also a file of which
 at most `max_failed_share` of the requests failed: those are listed beside it (`data.failed_rows`) and not asked again,
 so that what later stages made of it stays true. A run with a smaller share asks them again.
+
+Its `counts` are of the whole output, however often the job was cut: `generated_tokens` are those of the answers since
+the last start and of the rows before it (`_tokens_before`). `seconds`, `sampling_seconds` and `sampling_tokens` (what
+was generated in them) are measured and summed over the job's parts; a part that was killed (`kill -9`) is missing.
 """
 
 import asyncio
@@ -16,12 +20,12 @@ import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from espalier.data.failed_rows import failed_path, write_failed
-from espalier.data.jsonl import file_sha256, write_json
+from espalier.data.jsonl import file_sha256, iter_rows, write_json
 from espalier.data.records import BadInput
 from espalier.data.token_text import PROBE_TEXT
 from espalier.runtime.entrypoint import build
@@ -42,6 +46,8 @@ log = logging.getLogger("sample")
 
 # Set by `python -m espalier.sampling.server`: a server that runs already.
 SERVER_VARIABLE = "ESPALIER_SERVER"
+
+MEASURED = ("seconds", "sampling_seconds", "sampling_tokens")  # summed over the parts of a job that was cut
 
 # What may differ between two runs of one file: where and how fast it is asked, not what is asked.
 HOW = ("client", "server", "engine", "max_failed_share", "tracking", "concurrency", "stall_seconds")  # two: of before
@@ -108,8 +114,9 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
     if rounds is not None:
         requests = rounds.go_on(requests, finished)
     output.parent.mkdir(parents=True, exist_ok=True)
-    meta = provenance(config, inputs, {}, 0.0)
+    meta = provenance(config, inputs, {}, 0.0) | {name: stored.get(name, 0) for name in MEASURED}
     write_json(meta_path, {**meta, "is_complete": False})
+    tokens_before = _tokens_before(output, meta)
     tally = Tally(before=len(finished))
     if len(finished) < len(requests):
         if finished:
@@ -118,10 +125,35 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
         def make_records(request: SampleRequest, samples: Any) -> Any:
             return source.records(task, tokenizer, request, samples)
 
-        tally, engine = _sample(config, params, make_records, requests, finished, tokenizer, check_model, rounds)
+        def on_cut(part: Tally) -> None:
+            with suppress(OSError):  # a full disk has been seen already
+                spent = _with_part(meta, part, time.monotonic() - started)
+                write_json(meta_path, {**spent, "is_complete": False})
+
+        tally, engine = _sample(
+            config, params, make_records, requests, finished, tokenizer, check_model, rounds, on_cut
+        )
         meta |= {"engine": engine} if engine else {}
-    spent = {name: stored.get(name, 0.0) for name in ("seconds", "sampling_seconds")}
-    return _finish(config, output, tally, {**meta, **spent}, time.monotonic() - started)
+    meta = _with_part(meta, tally, time.monotonic() - started)
+    return _finish(config, output, tally, tokens_before, meta, time.monotonic() - started)
+
+
+def _with_part(meta: dict[str, Any], part: Tally, seconds: float) -> dict[str, Any]:
+    """Return the provenance with what a part of the job has cost."""
+    costs = dict(zip(MEASURED, (seconds, part.seconds, part.tokens), strict=True))
+    return {**meta, **{name: round(meta[name] + cost, 2) for name, cost in costs.items()}}
+
+
+def _tokens_before(output: Path, meta: Mapping[str, Any]) -> int:
+    """Return the tokens generated for the rows that the output holds at a resume.
+
+    They are what the parts before have measured, or, where one ended with nobody to write it down, at least the tokens
+    in the rows (without what a stop string cut off). Rows of judgements hold no tokens.
+    """
+    if not output.is_file():
+        return 0
+    in_rows = sum(len(row.get("response_ids") or ()) for _, row in iter_rows(output))
+    return max(int(meta["sampling_tokens"]), in_rows)
 
 
 def _stored_meta(output: Path, meta_path: Path, config: SampleConfig, inputs: dict[str, str]) -> dict[str, Any]:
@@ -177,9 +209,10 @@ def _sample(
     tokenizer: Any,
     check_model: Callable[[str], None],
     rounds: Rounds | None,
+    on_cut: Callable[[Tally], None],
 ) -> tuple[Tally, dict[str, int]]:
     """Start the server if there is one to start, then run, in rounds where the source has several; what was done, and
-    what the engines counted while it was."""
+    what the engines counted while it was. `on_cut` gets what was done before anything is raised."""
     with ExitStack() as stack:
         client, check_server = stack.enter_context(open_client(config, tokenizer, check_model))
         progress = stack.enter_context(Progress("sample", len(requests) * params.n, "row", len(finished) * params.n,
@@ -204,6 +237,9 @@ def _sample(
             else:
                 on_round = lambda total: progress.extend(total * params.n)  # noqa: E731
                 tally = asyncio.run(run_rounds(runner, rounds, requests, finished, on_round))
+        except BaseException:
+            on_cut(runner.tally)
+            raise
         finally:
             if runner.tally.failed:
                 write_failed(Path(config.output), runner.tally.failed)
@@ -234,7 +270,9 @@ def _engine_counts(client: Client) -> dict[str, int]:
     return dataclasses.asdict(counted) if counted is not None else {}
 
 
-def _finish(config: SampleConfig, output: Path, tally: Tally, meta: dict[str, Any], seconds: float) -> int:
+def _finish(
+    config: SampleConfig, output: Path, tally: Tally, tokens_before: int, meta: dict[str, Any], seconds: float
+) -> int:
     rows = 0
     correct = unparseable = 0
     with output.open("ab+") as file:
@@ -250,14 +288,12 @@ def _finish(config: SampleConfig, output: Path, tally: Tally, meta: dict[str, An
         "unparseable": round(unparseable / max(rows, 1), 5),
         "failed": len(tally.failed),
         "unanswered": tally.unanswered,
-        "generated_tokens": tally.tokens,
+        "generated_tokens": tokens_before + tally.tokens,
     }
     failed = write_failed(output, tally.failed)
-    meta = {**meta, "counts": counts, "seconds": round(meta["seconds"] + seconds, 2),
-            "sampling_seconds": round(meta["sampling_seconds"] + tally.seconds, 2)}  # fmt: skip
     total = tally.before + tally.done + len(tally.failed)
     is_done = within_limit(len(tally.failed), total, config.max_failed_share)
-    write_json(output.with_suffix(".meta.json"), {**meta, "is_complete": is_done})
+    write_json(output.with_suffix(".meta.json"), {**meta, "counts": counts, "is_complete": is_done})
     log.info("%s: %d rows, %.1f %% right, %.1f %% without an answer that can be read, %d tokens, %.1f s", output, rows,
              100 * correct / max(rows, 1), 100 * counts["unparseable"], tally.tokens, seconds)  # fmt: skip
     if not tally.failed:

@@ -37,6 +37,14 @@ class OneProcessEngine(OfflineClient):
             raise ServerGone(f"the vLLM engine takes no weights: {one_line(error)}") from error
         return receipts
 
+    async def keep_random_state(self) -> None:
+        """Remember the state that unseeded samples are drawn by."""
+        self.engine.collective_rpc("keep_random_state")
+
+    async def put_random_state_back(self) -> None:
+        """Draw from now on as if nothing had been drawn since."""
+        self.engine.collective_rpc("put_random_state_back")
+
     async def reset_cache(self) -> bool:
         """Empty the prefix cache; whether it is. Raises ServerGone."""
         try:

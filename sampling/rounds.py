@@ -167,7 +167,7 @@ async def run_rounds(
     finished: set[str],
     on_round: Callable[[int], None] = lambda total: None,
 ) -> Tally:
-    """Ask round after round until the source has nothing left; the tally of all of them.
+    """Ask round after round until the source has nothing left; the tally of all of them, which is the runner's too.
 
     `requests` are those of the rounds begun so far. `on_round` gets the number of requests known so far.
     A refused request is asked again by the next run, not by this one. Raises what `Runner.run` raises.
@@ -185,17 +185,16 @@ async def run_rounds(
     try:
         while True:
             on_round(len(requests))
-            tally = await runner.run(requests, settled)
-            total.done += tally.done
-            total.tokens += tally.tokens
-            total.failed += tally.failed
-            total.seconds += tally.seconds
+            try:
+                await runner.run(requests, settled)
+            finally:
+                total.add(runner.tally)
             settled.update(request.id for request in requests)
             fresh = rounds.advance()
             if not fresh:
                 return total
             requests = requests + fresh
     finally:
-        runner.client, runner.on_progress = client, show
+        runner.client, runner.on_progress, runner.tally = client, show, total
         if held.is_open:
             await client.close()

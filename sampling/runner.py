@@ -55,6 +55,14 @@ class Tally:
     unanswered: int = 0
     seconds: float = 0.0
 
+    def add(self, part: "Tally") -> None:
+        """Add what another run did; `before` stays."""
+        self.done += part.done
+        self.tokens += part.tokens
+        self.failed += part.failed
+        self.unanswered += part.unanswered
+        self.seconds += part.seconds
+
 
 def finished_requests(path: Path, requests: Iterable[SampleRequest], num_samples: int) -> set[str]:
     """Return ids of the requests whose rows are all in the file; the file is cut to hold nothing else.
@@ -219,8 +227,10 @@ class Runner:
             await self._open()
             began = time.monotonic()
             with self.path.open("ab", buffering=0) as file:  # no buffer that a close could write once more
-                await self._work(waiting, file)
-            self.tally.seconds = time.monotonic() - began
+                try:
+                    await self._work(waiting, file)
+                finally:
+                    self.tally.seconds = time.monotonic() - began
         finally:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.remove_signal_handler(number)

@@ -14,6 +14,8 @@ import torch
 import xxhash
 from safetensors import safe_open
 
+from espalier.sampling.random_state import KeepsRandomState
+
 NAME = "espalier-weights"  # of the trainer's file in memory (rl.delivery.weights_file)
 
 
@@ -38,7 +40,7 @@ def check_link(path: Path) -> None:
                          "container (the same process ids)")  # fmt: skip
 
 
-class ReceivesWeights:
+class ReceivesWeights(KeepsRandomState):
     """Mixed into vLLM's worker."""
 
     model_runner: Any

@@ -16,6 +16,8 @@
 #                       the like are its settings
 # steps=cut_points      process_dpo: states at improbable tokens (scripts/process_rewards.sh)
 # smallest_reliability=0.2   process_dpo: labels less reliable than that are refused (scripts/process_rewards.sh)
+# largest_wrong_share=0.4   process_dpo: pairs of which clearly more are in the wrong order end the run before training
+#                       (scripts/preferences.sh)
 # max_failed_share=0.02 the share of requests that may be refused (scripts/process_rewards.sh)
 # stride=N              every round takes N problems further on; 0 the same ones again
 #
@@ -25,12 +27,12 @@ set -euo pipefail
 settings="method task policy run num_rounds num_problems stride num_samples num_completions max_tokens max_length \
   held_out_share folds seed build exp reward_exp start_from candidates rule metric prm_replay policy_replay prm_from \
   split num_dev num_dev_samples dev_temperature objective steps cut_threshold cuts_per_step max_failed_share \
-  smallest_reliability"
+  smallest_reliability largest_wrong_share"
 method=process_dpo task=word_arithmetic policy='' run='' num_rounds=2 num_problems=1000 stride=0 num_samples=8
 num_completions=4 max_tokens=128 max_length=512 held_out_share='' folds=2 seed=0 build='' exp='' start_from='' candidates=''
 reward_exp=exp/reward/word_arithmetic rule='' metric=mean prm_replay=0.1 policy_replay=0.0 prm_from=policy
 split=dev num_dev=200 num_dev_samples=16 dev_temperature=0.35 objective='' steps=task cut_threshold=0.9 cuts_per_step=1
-max_failed_share=0.02 smallest_reliability=0.2
+max_failed_share=0.02 smallest_reliability=0.2 largest_wrong_share=0.4
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
@@ -81,6 +83,10 @@ for ((round = 0; round < num_rounds; round++)); do
   fi
   stage "${build##*/}" "$python" run_stage.py -cn "$build" input="$data/trajectories.jsonl" output="$examples" \
     seed="$round_seed" "${known[@]}"
+  if [[ $method == process_dpo ]]; then
+    stage check_pairs "$python" run_stage.py -cn pairs/check_pairs input="$examples" output="$out/examples.check.json" \
+      stage.values="$data/step_values.jsonl" "${known[@]}" stage.largest_wrong_share="$largest_wrong_share"
+  fi
   stage replay_examples "$python" run_stage.py -cn rounds/replay_rounds input="$examples" output="$out/replayed.jsonl" \
     stage.run_dir="$run" stage.round="$round" stage.file=examples.jsonl stage.kind="$kind" \
     stage.share="$policy_replay" seed="$round_seed"

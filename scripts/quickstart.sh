@@ -14,9 +14,17 @@ settings="task run seed num_problems num_test max_tokens configs"
 task=word_arithmetic run=experiments/quickstart seed=0 num_problems=1000 num_test=1000 max_tokens=128 configs=exp
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
-if [[ ! -f conf/$configs/sft/$task.yaml ]]; then
-  echo "error: the quick start needs conf/$configs/sft/$task.yaml, which is not there: choose task=word_arithmetic, \
-long_arithmetic or rule_logic" >&2
+ready=() # tasks with settings for all three trainings
+for file in conf/"$configs"/sft/*.yaml; do
+  name=$(basename "$file" .yaml)
+  if [[ -f conf/task/$name.yaml && -f conf/$configs/reward/$name.yaml && -f conf/$configs/dpo/$name.yaml ]]; then
+    ready+=("$name")
+  fi
+done
+if [[ " ${ready[*]} " != *" $task "* ]]; then
+  printf -v names '%s, ' "${ready[@]:0:${#ready[@]}-1}"
+  echo "error: the quick start needs conf/$configs/sft/$task.yaml, and the same in reward/ and dpo/: choose \
+task=${names%, } or ${ready[-1]}; docs/data.md says how the policies of other embedded tasks are made" >&2
   exit 2
 fi
 mkdir -p "$run"

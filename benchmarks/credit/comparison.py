@@ -124,8 +124,8 @@ def table(cell: Cell, rows: Sequence[Row], baseline: str, cost: str, at: float) 
     start = start_of([row.curves for row in rows])
     title = (
         f"{cell.name} (right at the start: {_percent(start)} %): accuracy in per cent at {at:,.0f} {cost}, the mean up "
-        f"to there, and that minus {baseline}'s, seed by seed; 95 % intervals (none below 3 seeds), p after Holm; the "
-        f"median of {cost} to {_percent(cell.target)} %."
+        f"to there, and that minus {baseline}'s, seed by seed; 95 % intervals (none below 3 seeds or where all agree), "
+        f"p after Holm; the median of {cost} to {_percent(cell.target)} %."
     )
     columns = ["method", "family", "seeds", "learning rate", f"at {at:,.0f} {cost}", "mean up to there",
                f"minus {baseline}", "p", f"{cost} to {_percent(cell.target)} %", "runs that reached it"]  # fmt: skip

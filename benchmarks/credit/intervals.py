@@ -1,4 +1,5 @@
-"""Intervals and tests over seeds: Student's t on differences taken seed by seed, Holm's correction. Pure functions.
+"""Intervals and tests over seeds: Student's t on differences taken seed by seed (the sign test where they are all the
+same), Holm's correction. Pure functions.
 
 The distribution of t with a whole number of degrees of freedom is a finite sum (Abramowitz & Stegun 1964, 26.7.3 and
 26.7.4), so no table and no library is needed.
@@ -11,12 +12,14 @@ from statistics import fmean, stdev
 
 SMALLEST = 3
 """Seeds below which there is no interval and no test."""
+ROUNDING = 1e-9
+"""Of their size: differences that agree to that are equal, and what is left is the last bits of what they are of."""
 
 
 @dataclass(frozen=True)
 class Mean:
     """A mean over seeds with its 95 % interval; `low`, `high` and `p` (two-sided, of a mean of 0) are None where there
-    are fewer than `SMALLEST` seeds."""
+    are fewer than `SMALLEST` seeds, `low` and `high` also where all seeds agree."""
 
     value: float
     low: float | None
@@ -52,14 +55,19 @@ def t_quantile(degrees: int, within: float = 0.95) -> float:
 
 
 def mean_over_seeds(values: Sequence[float]) -> Mean:
-    """Return the mean, its 95 % interval and the p of the t-test against 0."""
+    """Return the mean, its 95 % interval and the p of the t-test against 0.
+
+    Values that agree to `ROUNDING` of their size have no spread for a t-test, which would be sure of anything: they get
+    no interval, and the p of the sign test, 2 / 2^n, than which n signs allow none smaller; 1 where all are 0.
+    """
     n, mean = len(values), fmean(values)
     if n < SMALLEST:
         return Mean(mean, None, None, None, n)
+    if max(values) - min(values) <= ROUNDING * max(map(abs, values)):
+        return Mean(mean, None, None, 2.0 ** (1 - n) if mean else 1.0, n)
     error = stdev(values) / math.sqrt(n)
     half = t_quantile(n - 1) * error
-    p = 1 - t_within(abs(mean) / error, n - 1) if error > 0 else float(mean == 0)
-    return Mean(mean, mean - half, mean + half, p, n)
+    return Mean(mean, mean - half, mean + half, 1 - t_within(abs(mean) / error, n - 1), n)
 
 
 def paired(one: Mapping[int, float], other: Mapping[int, float]) -> Mean | None:

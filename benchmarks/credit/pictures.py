@@ -6,7 +6,7 @@ from statistics import fmean
 
 from benchmarks.credit.comparison import Curves, Row, start_of
 from benchmarks.credit.curves import accuracy_at, reach
-from benchmarks.credit.intervals import mean_over_seeds
+from benchmarks.credit.intervals import SMALLEST, mean_over_seeds
 from benchmarks.credit.plan import FAMILIES, Plan
 from espalier.analysis.curve_figure import Series, curve_figure, map_figure
 
@@ -17,18 +17,18 @@ DRAWN = ("tokens", "seconds")
 
 def series_of(curves: Curves, cost: str) -> Series:
     """Return the mean curve over seeds, as far as all of them were run, at the costs where any was evaluated; with its
-    band from three seeds on."""
+    band from three seeds on, of no width where all seeds agree (at the start they do)."""
     end = min(reach(points, cost) for points in curves.seeds.values())
     costs = sorted({float(getattr(point, cost)) for points in curves.seeds.values() for point in points} | {end})
     kept = [at for at in costs if at <= end]
     means = [mean_over_seeds([accuracy_at(points, cost, at) or 0.0 for points in curves.seeds.values()]) for at in kept]
-    has_band = all(mean.low is not None for mean in means)
+    has_band = len(curves.seeds) >= SMALLEST
     return Series(
         f"{curves.method} ({len(curves.seeds)})",
         FAMILIES.index(curves.family),
         [(at, 100 * mean.value) for at, mean in zip(kept, means, strict=True)],
-        [100 * max(mean.low or 0.0, 0.0) for mean in means] if has_band else (),
-        [100 * min(mean.high or 0.0, 1.0) for mean in means] if has_band else (),
+        [100 * max(mean.value if mean.low is None else mean.low, 0.0) for mean in means] if has_band else (),
+        [100 * min(mean.value if mean.high is None else mean.high, 1.0) for mean in means] if has_band else (),
     )
 
 

@@ -65,7 +65,10 @@ class RepeatableServer:
         return web.json_response({"weight_version": self.version})
 
     async def _load(self, request: web.Request) -> web.Response:
-        folder = Path((await request.json())["kwargs"]["folder"])
+        body = await request.json()
+        if body["method"] != "receive_weights":  # a random state to keep: there is none
+            return web.json_response({"results": ["True"]})
+        folder = Path(body["kwargs"]["folder"])
         try:
             data = (folder / "model.safetensors").read_bytes()
         except OSError as error:  # who asked was killed meanwhile, and its folder is gone

@@ -30,11 +30,14 @@ from espalier.pipeline.pairs.process_pairs import (
 )
 from espalier.pipeline.pairs.state_pairs import CHOSEN, WHICH, PartialRule, drawn, partial_pairs, step_pairs
 from espalier.pipeline.pairs.trajectory_groups import Groups, ProblemPart, check_choice, check_counts, read_groups
+from espalier.pipeline.prm.seen_problems import note_seen
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.aggregate import aggregate, check_aggregate
 from espalier.values.step_values import without_gaps
 
 log = logging.getLogger("stage")
+
+FLATTERED = "are ranked by scores that flatter"  # problems that the reward model was trained on
 
 
 def outcome_pairs(group: Sequence[Trajectory], max_pairs: int, rng: random.Random) -> list[PreferencePair]:
@@ -84,27 +87,6 @@ def read_steps(values: str, scores: str, labels: str = "") -> dict[str, tuple[st
         rows = without_gaps(read_records(StepValues, values), values)
         return {row.id: (row.problem_id, numbers) for row, numbers in rows}
     return {row.id: (row.problem_id, row.scores) for row in read_records(StepScores, scores)}
-
-
-def note_seen(groups: Groups, scores: str, context: StageContext, is_excluded: bool = False) -> set[str]:
-    """Return the problems that the reward model behind the scores was trained on; said with their number, and so are
-    those of which the scores do not say it."""
-    flags: dict[str, list[bool | None]] = {}
-    for row in read_records(StepScores, scores):
-        flags.setdefault(row.problem_id, []).append(row.is_seen)
-    mine = {problem: flags.get(problem, []) for problem in groups.by_problem}
-    seen = {problem for problem, is_seen in mine.items() if True in is_seen}
-    unknown = sum(None in is_seen for is_seen in mine.values())
-    context.counts.update(problems_seen_by_the_reward_model=len(seen))
-    if seen:
-        consequence = "make no pair" if is_excluded else "are ranked by scores that flatter"
-        log.warning("%s: %d of %d problems were in the reward model's training set and %s", scores, len(seen),
-                    len(mine), consequence)  # fmt: skip
-    if unknown:
-        context.counts.update(problems_perhaps_seen=unknown)
-        log.warning("%s: of %d of %d problems nobody knows whether the reward model was trained on them: score again "
-                    "with a model that has training_problems.json", scores, unknown, len(mine))  # fmt: skip
-    return seen
 
 
 def numbers_of_steps(
@@ -192,7 +174,8 @@ class ProcessPreferences(ProcessRule, ProblemPart):
         scores = read_steps("", self.scores)
         excluded = problem_ids(self.exclude) if self.exclude else set()
         groups = read_groups(input_path, self)
-        seen = note_seen(groups, self.scores, context, self.excludes_seen)
+        consequence = "make no pair" if self.excludes_seen else FLATTERED
+        seen = note_seen(groups.by_problem, self.scores, context, consequence)
         pairs: list[PreferencePair] = []
         for problem, group in groups.by_problem.items():
             if self.excludes_seen and problem in seen:
@@ -250,7 +233,7 @@ class StepPreferences(ProblemPart):
         """Return pairs in the order of their problems' ids."""
         groups, values = _with_values(self, input_path, self.labels)
         if self.scores:
-            note_seen(groups, self.scores, context)
+            note_seen(groups.by_problem, self.scores, context, FLATTERED)
         pairs: list[PreferencePair] = []
         for group in groups.by_problem.values():
             pairs += step_pairs(group, values, self.margin, self.which, self.max_pairs, self.chosen)
@@ -277,7 +260,7 @@ class PartialPreferences(PartialRule, ProblemPart):
         """Return pairs in the order of their problems' ids."""
         groups, values = _with_values(self, input_path)
         if self.scores:
-            note_seen(groups, self.scores, context)
+            note_seen(groups.by_problem, self.scores, context, FLATTERED)
         pairs: list[PreferencePair] = []
         for problem, group in groups.by_problem.items():
             pairs += partial_pairs(group, values, self, random.Random(f"{self.seed}/{problem}"))

@@ -21,6 +21,7 @@ from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, Problem, StepScores, Trajectory
 from espalier.pipeline.evaluation.intervals import resampled
 from espalier.pipeline.prm.prm_calibration import auc
+from espalier.pipeline.prm.seen_problems import note_seen
 from espalier.pipeline.stage import StageContext
 
 
@@ -36,7 +37,8 @@ class JudgedStep:
 
 @dataclass(frozen=True)
 class CompareWithTruth:
-    """Problems that the reward model was trained on take no part; `split` is the one that the trajectories answer."""
+    """Problems that the reward model was trained on take no part and are counted; those of which the scores do not say
+    it take part, counted and warned of. `split` is the one that the trajectories answer."""
 
     scores: str
     """the step scores of the trajectories"""
@@ -57,7 +59,9 @@ class CompareWithTruth:
                            "long_arithmetic or rule_logic")  # fmt: skip
         scores = {row.id: row for row in read_records(StepScores, self.scores)}
         problems = {problem.id: problem for problem in context.task.problems(self.split)}
-        steps = self._judge(read_records(Trajectory, input_path), scores, problems, context)
+        rows = read_records(Trajectory, input_path)
+        note_seen({row.problem_id for row in rows}, self.scores, context, "take no part")
+        steps = self._judge(rows, scores, problems, context)
         if not steps:
             raise BadInput(f"{input_path}: no inner step of a problem that the reward model has not seen")
         return measures(steps, context)

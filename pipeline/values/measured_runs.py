@@ -11,7 +11,8 @@ START_SECONDS = 30.0  # of a server, where nothing was measured
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """A measured sampling run; `seconds` are those of sampling alone."""
+    """A measured sampling run; `seconds` are those of sampling alone, `tokens` what was generated in them (not all of
+    the output's where a part of the job was killed)."""
 
     is_completing: bool
     tokens: float
@@ -25,9 +26,8 @@ def read_run(path: str, start_seconds: float) -> MeasuredRun:
     row = json.loads(Path(path).read_bytes())
     sampling = row.get("sampling_seconds") or max(spent - (start_seconds or START_SECONDS), 0.1 * spent)
     source = str((row.get("config") or {}).get("requests", {}).get("_target_", ""))
-    return MeasuredRun(
-        "Completion" in source, counts["generated_tokens"], float(sampling), max(0.0, spent - float(sampling))
-    )
+    tokens = float(row.get("sampling_tokens") or counts["generated_tokens"])
+    return MeasuredRun("Completion" in source, tokens, float(sampling), max(0.0, spent - float(sampling)))
 
 
 def read_cost(path: str) -> tuple[dict[str, float], float]:

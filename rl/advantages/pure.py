@@ -40,6 +40,7 @@ class PURE:
     samples_more = False
     smallest_group = 2
     needs_step_rewards = True
+    reward_form = "minimum"
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
         """Give every response token the advantage of its step. Raises BadInput where the reward has no process

@@ -8,10 +8,10 @@ children the first is (b - 1) / b of the second. With `divide_by_std` it is divi
 children's values, as GRPO does for a group.
 
 Siblings are independent samples from one state, so with "others" and no division the expected gradient of a segment is
-that of its state. A state deep in the tree stands for its share of the policy's way only: with `node_weights` "leaves"
-a segment's advantage is divided by the branches above it, which makes the expected sum over the tree b_1 times the
-policy gradient, b_1 the first rollouts of the problem; "equal" counts every token alike, as the papers do, and deep
-states more.
+that of its state. A state deep in the tree stands for its share of the policy's way only. With `node_weights` "leaves"
+a segment's advantage is divided by the branches above it (b_2 x .. x b_l on level l), which makes the expected sum over
+the tree b_1 times the policy gradient, b_1 the first rollouts of the problem. "equal" divides by nothing, as the papers
+do: every token counts alike, and what a state adds to the gradient counts b_2 x .. x b_l times.
 """
 
 from collections.abc import Sequence

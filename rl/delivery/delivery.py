@@ -6,7 +6,8 @@ What a delivery's proof says is measured by the iteration that samples from it (
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -66,6 +67,13 @@ class Delivery:
     def ask_marker(self) -> None:
         """Have every engine cache a prompt that must not be cached any more after the next delivery."""
         from_main_rank(lambda: self.loop.run(self.sync.ask_marker()))
+
+    @contextmanager
+    def kept_random_state(self) -> Iterator[None]:
+        """Have every engine draw behind the block as if nothing had been asked within it; on every rank."""
+        from_main_rank(lambda: self.loop.run(self.sync.keep_random_state()))
+        yield
+        from_main_rank(lambda: self.loop.run(self.sync.put_random_state_back()))
 
     async def prove(self) -> None:
         """On rank 0 alone: prove the last delivery, if it was not. Raises StaleWeights, ProbeFailed."""

@@ -37,7 +37,13 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from espalier.rl.delivery.weight_update_engine import LiveEngine, StaleWeights, StampedEngine, check_receipt
+from espalier.rl.delivery.weight_update_engine import (
+    DrawingEngine,
+    LiveEngine,
+    StaleWeights,
+    StampedEngine,
+    check_receipt,
+)
 from espalier.rl.delivery.weights_file import WeightsFile, digests
 from espalier.rl.probes.canary import (
     Canary,
@@ -172,6 +178,14 @@ class WeightSync:
     async def ask_marker(self) -> None:
         """Have every engine cache a prompt that must not be cached any more after the next delivery."""
         await self._cached()
+
+    async def keep_random_state(self) -> None:
+        """Have every engine remember what it draws by, where it has a random state of its own. Raises ServerGone."""
+        await each(engine.keep_random_state() for engine in self.engines if isinstance(engine, DrawingEngine))
+
+    async def put_random_state_back(self) -> None:
+        """Have every engine draw as if nothing had been asked since. Raises ServerGone."""
+        await each(engine.put_random_state_back() for engine in self.engines if isinstance(engine, DrawingEngine))
 
     def look(self, model: Any, version: int, weights: Weights | None = None) -> dict[str, float]:
         """Return what the next delivery is proven by: `weights` (None: the `model`'s own), which `model` computes with,

@@ -82,6 +82,17 @@ class StampedEngine(LiveEngine, Protocol):
         """Return how many of a prompt's tokens came from the prefix cache, which then holds it; None where unknown."""
 
 
+@runtime_checkable
+class DrawingEngine(LiveEngine, Protocol):
+    """One whose samples without a seed are drawn by a random state of its own."""
+
+    async def keep_random_state(self) -> None:
+        """Remember that state."""
+
+    async def put_random_state_back(self) -> None:
+        """Draw from now on as if nothing had been drawn since."""
+
+
 class CacheProbe(ABC):
     """Finds out how long a prompt must be for the prefix cache to keep a block of it, and asks for such."""
 
@@ -186,6 +197,14 @@ class VLLMEngine(CacheProbe):
         rows = (await self._post("/v1/completions", body))["choices"][0]["prompt_logprobs"]
         return [float(row[str(token)]["logprob"]) for token, row in zip(ids[1:], rows[1:], strict=True)]
 
+    async def keep_random_state(self) -> None:
+        """POST /collective_rpc keep_random_state."""
+        await self._post("/collective_rpc", {"method": "keep_random_state"})
+
+    async def put_random_state_back(self) -> None:
+        """POST /collective_rpc put_random_state_back."""
+        await self._post("/collective_rpc", {"method": "put_random_state_back"})
+
     async def _post(self, path: str, body: dict[str, Any]) -> Any:
         return await self._ask(path, lambda path: self._connection.post_once(path, body))
 
@@ -249,6 +268,14 @@ class OwnEngine(CacheProbe):
     async def prompt_logprobs(self, ids: list[int]) -> list[float]:
         """Make one request with `prompt_logprobs`, which bypasses the prefix cache."""
         return await self._or_crash(self.client.prompt_logprobs(ids))
+
+    async def keep_random_state(self) -> None:
+        """Of the engine's worker. Raises ServerGone."""
+        await self._or_crash(self.client.keep_random_state())
+
+    async def put_random_state_back(self) -> None:
+        """Of the engine's worker. Raises ServerGone."""
+        await self._or_crash(self.client.put_random_state_back())
 
     async def _or_crash(self, asked: Awaitable[R]) -> R:
         try:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.credit.comparison import GIVEN, common_cost, compare, curves_of, summarise, tuned_rates
+from benchmarks.credit.comparison import GIVEN, Curves, common_cost, compare, curves_of, summarise, tuned_rates
 from benchmarks.credit.credit import missing
 from benchmarks.credit.curves import Point, accuracy_at, cost_of, mean_accuracy, median_cost, points_of
 from benchmarks.credit.intervals import holm, mean_over_seeds, paired, t_quantile, t_within
-from benchmarks.credit.pictures import draw, map_points
+from benchmarks.credit.pictures import draw, map_points, series_of
 from benchmarks.credit.plan import Cell, Method, Plan, Policy, Run, benchmark_runs, read_plan, settings_of, tuning_runs
 from benchmarks.credit.runs import Places, Record, check_policies, cost_of_process_rewards, digest, read_records, record
 from benchmarks.credit.schedule import spend
@@ -47,7 +47,28 @@ def test_an_interval_over_three_seeds_is_students_and_two_seeds_give_none() -> N
     assert found.low == pytest.approx(2.0 - 4.302653 / math.sqrt(3))
     assert found.p == pytest.approx(1 - math.sqrt(12 / 14))  # t = 2 sqrt(3): t^2 = 12
     assert mean_over_seeds([0.5, 0.7]) == dataclasses.replace(found, value=0.6, low=None, high=None, p=None, n=2)
-    assert mean_over_seeds([0.1, 0.1, 0.1]).p == 0.0
+
+
+def test_seeds_that_agree_exactly_have_no_interval_and_the_p_of_their_signs() -> None:
+    """Of the 2^n ways to give n differences their signs two are all of one sign: 2 / 8, 2 / 32."""
+    found = mean_over_seeds([0.1, 0.1, 0.1])
+    assert (found.p, found.low, found.high) == (0.25, None, None)
+    assert mean_over_seeds([-0.1] * 5).p == 0.0625
+    assert mean_over_seeds([0.0, 0.0, 0.0]).p == 1.0
+    rounded = paired({0: 0.4, 1: 0.6, 2: 0.9}, {0: 0.3, 1: 0.5, 2: 0.8})  # 0.1 up to the last bits
+    assert rounded is not None
+    assert (rounded.p, rounded.low) == (0.25, None)
+    above = mean_over_seeds([0.1, 0.1, 0.11])
+    assert above.p is not None
+    assert above.p < 0.25, "a spread, however small, is the t-test's"
+
+
+def test_a_band_has_no_width_where_the_seeds_agree_and_is_drawn_all_the_same() -> None:
+    """They all start from one policy."""
+    seeds = {k: [Point(0, 0, 0, 0.2), Point(1, 10, 1, 0.4 + k / 10)] for k in range(3)}
+    series = series_of(Curves("grpo", "outcome", 1e-4, True, seeds), "tokens")
+    assert (series.low[0], series.high[0]) == pytest.approx((20.0, 20.0))
+    assert series.low[1] < 49 < 51 < series.high[1]
 
 
 def test_a_difference_is_taken_seed_by_seed() -> None:

@@ -13,6 +13,7 @@ from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.pipeline.stage import StageContext
+from espalier.pipeline.values.measured_runs import read_cost, read_run
 from espalier.pipeline.values.plan import Plan, state_growth
 
 # 10 tokens in steps that end at 2, 5 and 10; the second shares the first state, a third is the first again.
@@ -134,6 +135,16 @@ def test_rates_of_solutions_and_of_completions_are_kept_apart(
     sample, complete = found["stages"]
     assert sample["seconds"] == round(12 + sample["generated_tokens"] / 10)
     assert complete["seconds"] == round(12 + complete["generated_tokens"] / 20)
+
+
+def test_the_rate_is_of_the_tokens_that_were_measured_with_the_seconds(tmp_path: Path) -> None:
+    """Of 200 tokens 150 fell into a part of the job that was killed: its seconds are not among the 20 s either."""
+    path = meta(tmp_path / "t.meta.json")
+    row = json.loads(Path(path).read_text())
+    Path(path).write_text(json.dumps({**row, "sampling_seconds": 20.0, "sampling_tokens": 50}))
+    run = read_run(path, 0.0)
+    assert run.tokens / run.seconds == 50 / 20
+    assert read_cost(path)[0]["generated_tokens"] == 200
 
 
 def test_a_long_pilot_is_read_evenly_not_from_its_head(tmp_path: Path, task: WordArithmetic, tiny_policy: Path) -> None:

@@ -472,6 +472,28 @@ def test_labels_and_pairs_are_checked_before_anything_is_trained_on_them(
     assert not any(part.startswith("stage.scores") for c in commands for part in c)
 
 
+def test_every_round_checks_its_own_pairs_before_the_policy_learns_them(
+    script: Callable[..., list[list[str]]],
+) -> None:
+    """A round of dpo_positive has no values: its pairs are right over wrong by their outcomes."""
+    settings = ["policy=a", "run=b", "num_rounds=2", "largest_wrong_share=0.3"]
+    commands = script("method=process_dpo", *settings)
+    names = [c[2] for c in commands]
+    checks = [place for place, name in enumerate(names) if name == "pairs/check_pairs"]
+    assert [names[place - 1 : place + 3] for place in checks] == [
+        ["pairs/process_preferences", "pairs/check_pairs", "rounds/replay_rounds", "exp/dpo/word_arithmetic"]
+    ] * 2
+    for number, place in enumerate(checks):
+        data = f"b/round{number}/process_rewards"
+        assert commands[place][3:] == [
+            f"input=b/round{number}/examples.jsonl", f"output=b/round{number}/examples.check.json",
+            f"stage.values={data}/step_values.jsonl", f"stage.scores={data}/step_scores.jsonl",
+            "stage.largest_wrong_share=0.3",
+        ]  # fmt: skip
+    for method in ("dpo_positive", "restem"):
+        assert not any("pairs/check_pairs" in c for c in script(f"method={method}", *settings))
+
+
 DUMMY = Trajectory(
     id="p/0",
     problem_id="p",
@@ -638,6 +660,23 @@ def test_a_wrong_setting_ends_the_script_before_anything_runs(
     bad: list[str], script: Callable[..., list[list[str]]]
 ) -> None:
     assert script(*bad, code=2) == []
+
+
+def test_the_quick_start_takes_the_tasks_that_have_settings_for_all_its_trainings_and_names_them(
+    script: Callable[..., list[list[str]]], tmp_path: Path
+) -> None:
+    conf = tmp_path / "checkout" / "conf"
+    shutil.copytree(CONF, conf)
+    for task in ("long_arithmetic", "rule_logic", "word_arithmetic"):
+        commands = script(f"task={task}", f"run={tmp_path}/{task}", name="quickstart.sh")
+        trained = [c[2] for c in commands if c[:1] == ["trainer_base_ds_mul.py"]]
+        assert trained == [f"exp/{kind}/{task}" for kind in ("sft", "reward", "reward", "dpo", "dpo")]
+    (conf / "exp" / "dpo" / "rule_logic.yaml").unlink()
+    for task in ("long_arithmetic_rare", "rule_logic"):
+        with pytest.raises(AssertionError, match=r"choose task=long_arithmetic or word_arithmetic;"):
+            script(f"task={task}", f"run={tmp_path}/refused", name="quickstart.sh")
+        assert script(f"task={task}", f"run={tmp_path}/refused", name="quickstart.sh", code=2) == []
+    assert not (tmp_path / "refused").exists()
 
 
 def test_rows_of_a_replay_keep_all_but_their_id(tmp_path: Path) -> None:

@@ -113,12 +113,6 @@ def test_labels_that_cannot_be_made_are_refused_before_anything_is_sampled(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_quick_start_names_the_tasks_that_it_has_settings_for(tmp_path: Path) -> None:
-    printed = run("bash", "scripts/quickstart.sh", "task=long_arithmetic_rare", f"run={tmp_path}/run", code=2)
-    assert "choose task=word_arithmetic, long_arithmetic or rule_logic" in printed
-    assert not (tmp_path / "run").exists()
-
-
 @pytest.mark.slow
 def test_the_script_goes_on_without_prompts_that_are_refused_and_again_for_nothing(
     tiny_policy: Path, tmp_path: Path

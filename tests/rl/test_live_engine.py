@@ -14,7 +14,7 @@ from espalier.rl.delivery.weight_update_engine import StaleWeights, VLLMEngine
 from espalier.rl.delivery.weights_file import WeightsFile
 from espalier.rl.probes.canary import Canary
 from espalier.rl.probes.checks import CACHE, WEIGHTS
-from espalier.sampling.client import ServerGone
+from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.vllm_client import VLLMClient
 from espalier.training.engine import named_weights
 
@@ -60,6 +60,26 @@ def test_every_tensor_is_on_the_receipt_and_the_stamp_is_shown(real_server: Any,
             await sync.check_version(4)
 
     with_engine(real_server, model, use, VLLMEngine)
+
+
+def test_a_server_draws_the_same_again_once_its_random_state_is_put_back(real_server: Any, tiny_policy: Path) -> None:
+    """One request at a time, each behind an empty cache."""
+
+    async def use(sync: WeightSync, engine: VLLMEngine) -> None:
+        request = SampleRequest("p", "", list(range(5, 30)))
+        params = SamplingParams(n=4, temperature=1.0, max_tokens=16)
+
+        async def draw() -> list[list[int]]:
+            await engine.reset_cache()
+            return [sample.token_ids for sample in await engine.client.sample(request, params)]
+
+        await sync.keep_random_state()
+        first, other = await draw(), await draw()
+        assert first != other
+        await sync.put_random_state_back()
+        assert await draw() == first
+
+    with_engine(real_server, load_policy(str(tiny_policy), "eager"), use, VLLMEngine)
 
 
 def test_an_engine_keeps_a_copy_of_what_it_read(real_server: Any, tiny_policy: Path, tmp_path: Path) -> None:

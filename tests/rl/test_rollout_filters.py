@@ -125,6 +125,12 @@ def test_steps_of_an_iteration_are_those_of_the_rollouts_that_are_kept() -> None
             r"filter\.num_kept=8 must be at least 1 and below rollout\.group_size=8",
         ),
         (["advantage=pure"], r"PURE reads process rewards, and reward OutcomeReward has none"),
+        (
+            ["advantage=pure", "reward=process"],
+            r"advantage PURE reads process rewards of the form minimum, and reward\.terms\.process\.form is progress: "
+            r"set reward\.terms\.process\.form=minimum",
+        ),
+        (["advantage=pure", "reward=process_alone", "reward.path=M"], r"set reward\.form=minimum, or choose another"),
         (["advantage=process_grpo"], r"ProcessGRPO reads process rewards"),
         (["advantage=shared_prefixes", "reward=process"], r"SharedPrefixes values whole responses"),
         (["advantage=gold_likelihood", "reward=process"], r"GoldLikelihood values whole responses"),
@@ -137,6 +143,18 @@ def test_settings_of_filters_and_estimators_that_do_not_fit_are_refused(override
     composed = compose_config(CONF, "rl", "model.path=M", "output_dir=D", *overrides, *paths)
     config: Any = OmegaConf.to_object(composed)
     with pytest.raises(BadConfig, match=message):
+        check_combinations(config)
+
+
+def test_pure_is_accepted_with_process_rewards_of_the_min_form_and_other_estimators_with_any() -> None:
+    alone = ["reward=process_alone", "reward.path=M"]
+    for overrides in (
+        ["advantage=pure", *alone, "reward.form=minimum"],
+        ["advantage=pure", "reward=process", "reward.terms.process.path=M", "reward.terms.process.form=minimum"],
+        ["advantage=process_grpo", *alone],
+    ):
+        composed = compose_config(CONF, "rl", "model.path=M", "output_dir=D", *overrides)
+        config: Any = OmegaConf.to_object(composed)
         check_combinations(config)
 
 

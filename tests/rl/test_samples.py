@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,9 +28,9 @@ from espalier.rl.trainer_from_config import make_further_estimators
 from espalier.rl.types import Estimate, Experience, Rollout, RolloutGroup
 from espalier.runtime.entrypoint import BadConfig, compose_config
 from espalier.runtime.schemas import RLConfig, SamplesConfig
-from espalier.sampling.client import ServerGone
+from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
 from tests.rl.test_rl_ranks import assert_same_weights, run
-from tests.support.rl_cases import PARAMS, make_trainer, on_repeatable, read_metrics
+from tests.support.rl_cases import PARAMS, FakeClient, FakeEngine, make_trainer, on_repeatable, read_metrics
 
 
 @pytest.fixture(autouse=True)
@@ -181,6 +182,56 @@ def test_a_run_learns_the_same_bits_whatever_else_is_estimated(
     assert [dataclasses.replace(row, estimator_values={}, estimator_advantages={}) for row in written] == own
     assert all(len(row.estimator_advantages["vineppo"]) == len(row.steps) for row in written)
     assert all(len(row.estimator_values["vineppo"]) == len(row.steps) for row in written)
+
+
+class OneStream(FakeClient):
+    """Draws by one stream whatever is asked, as an engine does for requests without a seed of their own."""
+
+    def __init__(self, tokenizer: Any):
+        super().__init__(tokenizer, num_lines=1)
+        self.rng = random.Random(0)
+        self.drawn: list[tuple[str, list[str]]] = []
+
+    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+        named = dataclasses.replace(request, id=f"{request.id}/{self.rng.random()}")
+        samples = await super().sample(named, params)
+        self.drawn.append((request.id, [sample.text for sample in samples]))
+        return samples
+
+
+class DrawingEngine(FakeEngine):
+    """Has the random state of what the client draws by."""
+
+    def __init__(self, path: Path, client: OneStream):
+        super().__init__(path)
+        self.client = client
+
+    async def keep_random_state(self) -> None:
+        self.kept = self.client.rng.getstate()
+
+    async def put_random_state_back(self) -> None:
+        self.client.rng.setstate(self.kept)
+
+
+def test_an_engine_of_one_random_stream_draws_the_same_whatever_further_estimators_ask(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    clients, weights = [], []
+    for name, further in (("plain", {}), ("asked", {"vineppo": VinePPO(completions_per_state=2)})):
+        trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / name, "", further=further, **ONE_PASS)
+        client = OneStream(tokenizer)
+        trainer.rollout_source.sampler.client = client
+        trainer.delivery.sync.engines = [DrawingEngine(tiny_policy, client)]
+        torch.manual_seed(3)
+        trainer.run()
+        clients.append(client)
+        weights.append(trainer.policy.engine.model.state_dict())
+    plain, asked = (client.drawn for client in clients)
+    assert len(asked) > len(plain) > 9
+    rest = iter(asked)
+    assert all(one in rest for one in plain), "every draw of the run, in its order, with other draws between them"
+    for name, value in weights[0].items():
+        assert torch.equal(value, weights[1][name]), name
 
 
 def test_a_resume_writes_the_same_samples(

@@ -97,6 +97,27 @@ def test_advantages_of_a_tree_by_hand() -> None:
     torch.testing.assert_close(found.advantages[0, 3:], torch.tensor([-(0.5**0.5), -(0.5**0.5), 0.5**0.5]))
 
 
+def test_equal_weights_divide_by_nothing_and_leaves_by_the_branches_above() -> None:
+    """V(c) - V(s) of every segment of the tree, and the branches above it: of those of the prompt none."""
+    segments = [
+        [("ab", 3 / 4 - 5 / 12, 1), ("cd", 1 / 2 - 3 / 4, 2), ("e", 1 - 1 / 2, 4)],
+        [("xy", 1 / 2 - 5 / 12, 1), ("z", 0 - 1 / 2, 2)],
+        [("gh", 1 - 3 / 4, 2), ("i", 1 - 1, 4)],
+        [("w", 1 - 1 / 2, 2)],
+        [("f", 0 - 1 / 2, 4)],
+        [("j", 1 - 1, 4)],
+        [("q", 0 - 5 / 12, 1)],
+    ]
+    experience = experience_of([GROUP])
+    for node_weights in ("equal", "leaves"):
+        found = TreeAdvantage("parent", node_weights=node_weights)([GROUP], experience, NO_CONTEXT).advantages
+        for row, mask, parts in zip(found, experience.response_mask, segments, strict=True):
+            expected = [advantage / (above if node_weights == "leaves" else 1)
+                        for letters, advantage, above in parts for _ in letters]  # fmt: skip
+            assert row[mask].tolist() == pytest.approx(expected)
+            assert not row[~mask].any()
+
+
 def test_a_tree_of_one_level_is_rloo() -> None:
     group = make_group([("a", None, 1.0), ("b", None, 0.0), ("c", None, 0.0)])
     found = TreeAdvantage()([group], experience_of([group]), NO_CONTEXT)

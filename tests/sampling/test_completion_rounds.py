@@ -16,7 +16,7 @@ import pytest
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.records import BadInput, Completion, State, Trajectory
 from espalier.sampling.adaptive_completions import AdaptiveCompletions
-from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.client import NotAnswered, Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.first_error_completions import FirstErrorCompletions
 from espalier.sampling.requests import CompletionRequests
 from espalier.sampling.rounds import Rounds, RoundSource, run_rounds
@@ -325,6 +325,20 @@ def test_a_search_stops_at_a_refused_state(tmp_path: Path) -> None:
     policy = Policy({}, refused=("p/1#4",))
     assert ask(source, policy, tmp_path / "c.jsonl").failed == [("p/1#4", "too long")]
     assert policy.asked == ["p/1#4"]
+
+
+def test_requests_that_were_never_answered_are_counted_in_every_round(tmp_path: Path) -> None:
+    """One state of two is out of reach in round 0; the other goes on for three more rounds."""
+
+    class OutOfReach(Policy):
+        async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+            if request.id == "p0/0#1":
+                raise NotAnswered("no answer")
+            return await super().sample(request, params)
+
+    source, policy, output = adaptive(tmp_path, [0.5, 0.5], max_completions=12, max_width=0.1)
+    tally = ask(source, OutOfReach(policy.values), output)
+    assert (tally.done, len(tally.failed), tally.unanswered) == (4, 1, 1)
 
 
 # --- a whole job --------------------------------------------------------------------------------------------

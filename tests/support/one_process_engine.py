@@ -99,6 +99,29 @@ async def follows_the_policy(client: OneProcessEngine, policy: str) -> None:
     assert told.value.fault.kind == WEIGHTS
 
 
+async def draws_as_if_nothing_was_asked(client: OneProcessEngine) -> None:
+    """Samples without a seed are the same behind others, if the random state is put back, and else are not."""
+    engine = OwnEngine(client)
+    params = SamplingParams(n=4, temperature=1.0, max_tokens=20)
+
+    async def draw() -> list[list[int]]:
+        assert await client.reset_cache()  # what comes from the cache may differ in its last bits
+        rows = [await client.sample(SampleRequest(str(k), "", ids), params) for k, ids in enumerate(PROMPTS)]
+        return [sample.token_ids for row in rows for sample in row]
+
+    await engine.keep_random_state()
+    first, other = await draw(), await draw()
+    assert first != other
+    await engine.put_random_state_back()
+    assert await draw() == first
+    seeded = SamplingParams(n=4, temperature=1.0, max_tokens=20, is_seeded=True)
+    await engine.put_random_state_back()
+    await client.sample(SampleRequest("further", "", PROMPTS[0]), seeded)
+    await engine.cached_tokens(PROMPTS[1])
+    await engine.put_random_state_back()
+    assert await draw() == first
+
+
 async def a_failure_is_told_to_all(client: OneProcessEngine) -> None:
     """What the engine raises ends every request in one line, and a delivery."""
     with tempfile.TemporaryDirectory() as folder:
@@ -128,6 +151,7 @@ async def main(policy: str) -> None:
     await same_text_as_vllm(client)
     await whoever_gives_up_leaves_nothing(client)
     await follows_the_policy(client, policy)
+    await draws_as_if_nothing_was_asked(client)
     await a_failure_is_told_to_all(client)
     await client.close()
 

@@ -1,6 +1,7 @@
 """Which labels a first sample calls for, and step scores beside the truth."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -87,6 +88,30 @@ def test_scores_that_follow_the_truth_have_an_auc_of_one_and_their_index_less(tm
     assert found["index_auc"]["mean"] == 0.5
     assert found["right_share"] == 0.5
     assert found["num_steps"] == 2 * (len(true) - 1)
+
+
+def test_problems_that_the_reward_model_may_have_seen_are_counted_and_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Two problems: one held out, and one of which the scores say nothing, then that it was trained on."""
+    rows = [solved(0, ["nothing\n", "#### 1"]), solved(1, ["nothing\n", "#### 1"])]
+    write_records(tmp_path / "t.jsonl", rows)
+    for is_seen, num_problems, counts, message in (
+        (False, 2, (0, None), ""),
+        (None, 2, (0, 1), "of 1 of 2 problems nobody knows whether the reward model was trained on them"),
+        (True, 1, (1, None), "1 of 2 problems were in the reward model's training set and take no part"),
+    ):
+        flags = (False, is_seen)
+        scores = [StepScores(r.id, r.problem_id, [0.5, 0.5], flag) for r, flag in zip(rows, flags, strict=True)]
+        write_records(tmp_path / "s.jsonl", scores)
+        caplog.clear()
+        context = StageContext(WordArithmetic(num_dev=2), tmp_path / "out.json", 60)
+        found = CompareWithTruth(str(tmp_path / "s.jsonl")).run(str(tmp_path / "t.jsonl"), context)
+        assert found["num_problems"] == num_problems
+        names = ("problems_seen_by_the_reward_model", "problems_perhaps_seen")
+        assert tuple(context.counts.get(name) for name in names) == counts
+        assert message in caplog.text
+        assert bool(message) == ("trained" in caplog.text or "training" in caplog.text)
 
 
 def test_a_task_that_knows_no_truth_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
