@@ -118,8 +118,8 @@ def contrast_labels(
 ) -> list[list[float | None]]:
     """Return the labels of every solution's steps, in the order of `continuations`.
 
-    `counts` are those of `count_behind` of the completions alone; `on_right_ways` the states that right solutions passed through
-    (`values.first_error.states_on_right_ways`).
+    `counts` are those of `count_behind` of the completions alone; `on_right_ways` the states that right solutions
+    passed through (`values.first_error.states_on_right_ways`).
     """
     best = _best_beside(counts, _steps_behind(row for row in continuations if row.is_completion), rule.prior)
     labels: list[list[float | None]] = []
