@@ -1,54 +1,94 @@
 """The measures of the credit benchmark, by hand; every estimator of conf/advantage/ has its row."""
 
+import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import permutations
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.credit.cosine_figure import draw
-from benchmarks.credit.credit_oracle import COLUMNS, CONFIGS, Row, config_of, parse, points_of, read_rows, table_row
-from benchmarks.credit.estimated_credit import CreditBench, Plan
+from benchmarks.credit import oracle_result
+from benchmarks.credit.credit_oracle import build_task, describe, main, parse, settings_of_task
+from benchmarks.credit.estimated_credit import CreditBench, Sizes
+from benchmarks.credit.estimator_parts import CONFIGS, EstimatorParts, Row, config_of, parts_of, read_rows
+from benchmarks.credit.gradient_cosines import (
+    Interval,
+    ProblemGradients,
+    Products,
+    cosine_of_batch,
+    mean_of_pairs,
+    products,
+    resamples,
+)
 from benchmarks.credit.measures import (
     StepCredit,
     bias_and_variance,
-    cosine,
     rank_correlation,
     ranks,
     sign_error,
     step_estimates,
 )
+from benchmarks.credit.oracle_check import (
+    CheckedState,
+    agreeing,
+    chance_within,
+    check_states,
+    describe_check,
+    describe_values,
+    mean_gap,
+    smallest_found_error,
+)
+from benchmarks.credit.plan import read_plan
+from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
+from espalier.models.logprobs import token_logprobs
+from espalier.rewards.outcome import OutcomeReward
 from espalier.rl.advantages.rloo import RLOO
+from espalier.rl.advantages.tree import TreeAdvantage
 from espalier.rl.advantages.vineppo import VinePPO
 from espalier.rl.credit.token_maps import spread_steps
 from espalier.rl.estimator_context import EstimatorContext
+from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.types import Estimate, Experience, RolloutGroup
-from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import RLConfig
+from espalier.values.exact.decision_values import ExactValue
 from espalier.values.exact.state_values import ExactSettings
 from tests.support.rl_cases import FakeClient
 
+COARSE = ExactSettings(96, 1.0, line_mass=0.6, state_mass=0.5, max_width=2, merge_pairs=1)
+PLAN = Path(oracle_result.__file__).with_name("plan.yaml")
+
 
 def test_a_constant_error_is_bias_and_no_variance() -> None:
-    steps = [StepCredit("d", 0.5, 0.7), StepCredit("d", 0.5, 0.7), StepCredit("alone", 0.0, 9.0)]
+    steps = [StepCredit("d", 0.5, 0.7, 0), StepCredit("d", 0.5, 0.7, 1), StepCredit("alone", 0.0, 9.0, 0)]
     assert bias_and_variance(steps) == pytest.approx((0.2, 0.0))
 
 
-def test_an_error_without_a_mean_is_variance_and_no_bias() -> None:
-    """Estimates 0.4 and 0.6 of 0.5: variance 0.02, mean right; another decision, 1 and 2 of 0, moves both.
+def test_errors_that_differ_between_draws_are_variance_and_no_bias() -> None:
+    """Errors of two draws -0.1 and 0.1: their product, -0.01, is no bias; with the mean square 0.01 variance is 0.02.
 
-    Squared bias: (2 (0 - 0.01) + 2 (2.25 - 0.25)) / 4 = 0.995; variance (2 x 0.02 + 2 x 0.5) / 4 = 0.26.
+    Another decision, errors 1 and 2: product 2, mean square 2.5. Together bias (2 (-0.01) + 2 x 2) / 4 = 0.995, and
+    variance (2 x 0.02 + 2 x 0.5) / 4 = 0.26.
     """
-    steps = [StepCredit("d", 0.5, 0.4), StepCredit("d", 0.5, 0.6)]
+    steps = [StepCredit("d", 0.5, 0.4, 0), StepCredit("d", 0.5, 0.6, 1)]
     assert bias_and_variance(steps) == pytest.approx((0.0, 0.02))
-    steps += [StepCredit("e", 0.0, 1.0), StepCredit("e", 0.0, 2.0)]
+    steps += [StepCredit("e", 0.0, 1.0, 0), StepCredit("e", 0.0, 2.0, 1)]
     assert bias_and_variance(steps) == pytest.approx((math.sqrt(0.995), 0.26))
 
 
-def test_no_decision_taken_twice_gives_no_number() -> None:
-    assert all(math.isnan(value) for value in bias_and_variance([StepCredit("d", 0.5, 0.4)]))
+def test_equal_errors_of_one_draw_are_one_error() -> None:
+    """Rollouts of a draw that pass through a state share its completions: their error is noise, not bias."""
+    steps = [StepCredit("d", 0.0, 0.3, 0)] * 5 + [StepCredit("d", 0.0, -0.3, 1)] * 5
+    assert bias_and_variance(steps) == pytest.approx((0.0, 0.18))
+
+
+def test_no_decision_of_two_draws_gives_no_number() -> None:
+    steps = [StepCredit("d", 0.5, 0.4, 0), StepCredit("d", 0.5, 0.4, 0)]
+    assert all(math.isnan(value) for value in bias_and_variance(steps))
 
 
 def test_signs_count_beyond_the_margin_and_no_credit_is_half_wrong() -> None:
@@ -65,9 +105,79 @@ def test_rank_correlation_by_hand() -> None:
     assert rank_correlation([1, 2, 3], [5, 5, 5]) == 0.0
 
 
-def test_the_cosine_of_gradients() -> None:
-    assert cosine(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])) == pytest.approx(math.sqrt(0.5))
-    assert cosine(torch.tensor([1.0, 0.0]), torch.zeros(2)) == 0.0
+def test_pairs_of_a_matrix_are_of_different_problems() -> None:
+    matrix = torch.tensor([[9.0, 1.0, 2.0], [3.0, 9.0, 4.0], [5.0, 6.0, 9.0]], dtype=torch.float64)
+    assert mean_of_pairs(matrix, torch.ones(1, 3, dtype=torch.float64)).tolist() == pytest.approx([3.5])
+    drawn = [0, 0, 2]  # the pairs (0, 2) and (2, 0), twice each: (0, 0) is one problem
+    pairs = [float(matrix[drawn[i], drawn[j]]) for i, j in permutations(range(3), 2) if drawn[i] != drawn[j]]
+    found = mean_of_pairs(matrix, torch.tensor([[2.0, 0.0, 1.0]], dtype=torch.float64))
+    assert found.tolist() == pytest.approx([sum(pairs) / len(pairs)])
+
+
+def test_the_cosine_of_a_batch_by_hand() -> None:
+    """Gradients (1, 3) and (1, 1), and policy gradients (1, 0) both. By products of different problems |E g|^2 is 4,
+    <E g, G> and |G| are 1; the mean squared norm is 6. One group has cosine 1 / sqrt(6), four 1 / sqrt(4 + 2 / 4)."""
+    own = ProblemGradients(torch.tensor([[1.0, 3.0], [1.0, 1.0]]), torch.tensor([10.0, 2.0], dtype=torch.float64))
+    exact = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    none = ProblemGradients(torch.zeros(2, 2), torch.zeros(2, dtype=torch.float64))
+    found, counts = products(own, none, exact), resamples(2, 10)
+    assert cosine_of_batch(found, 1, counts).value == pytest.approx(1 / math.sqrt(6))
+    assert cosine_of_batch(found, 4, counts).value == pytest.approx(1 / math.sqrt(4.5))
+    assert cosine_of_batch(found, math.inf, counts).value == pytest.approx(1 / 2)
+
+
+def test_a_policy_gradient_that_noise_hides_gives_no_cosine() -> None:
+    """Of policy gradients (1, 0) and (-1, 0) the product is -1, which is no squared norm."""
+    exact = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    own = ProblemGradients(torch.ones(2, 2), torch.full((2,), 2.0, dtype=torch.float64))
+    found = cosine_of_batch(products(own, own, exact), 1, resamples(2, 100))
+    assert math.isnan(found.value)
+    assert (found.low, found.high) == (-1.0, 1.0)
+
+
+def test_a_gradient_of_nothing_has_cosine_0() -> None:
+    none = ProblemGradients(torch.zeros(3, 2), torch.zeros(3, dtype=torch.float64))
+    assert cosine_of_batch(products(none, none, torch.ones(3, 2)), 64, resamples(3, 10)) == Interval(0.0, 0.0, 0.0)
+
+
+def test_exact_credit_has_the_direction_of_the_policy_gradient_whatever_its_noise() -> None:
+    """Its gradients (9, 1) and (-5, 1) have the mean squared norm 54; policy gradients (1, 0) make |E g|^2 = 1."""
+    same = ProblemGradients(torch.tensor([[9.0, 1.0], [-5.0, 1.0]]), torch.tensor([82.0, 26.0], dtype=torch.float64))
+    found = products(same, same, torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+    assert cosine_of_batch(found, math.inf, resamples(2, 10)).value == pytest.approx(1.0)
+    assert cosine_of_batch(found, 53, resamples(2, 10)).value == pytest.approx(1 / math.sqrt(2))
+
+
+def simulated(rng: torch.Generator, num: int, biased: bool) -> Products:
+    """Gradients of 20 numbers: G_i = G + noise of 1 of twice as many problems; those of rollouts of the first G_i + 2
+    more, an estimator's twice that (or that turned) + 1 more."""
+    truth = torch.zeros(20, dtype=torch.float64)
+    truth[0] = 2.0
+    turned = torch.zeros(20, dtype=torch.float64)
+    turned[1] = 2.0 if biased else 0.0
+    exact = truth + torch.randn(2 * num, 20, generator=rng, dtype=torch.float64)
+    same = exact[:num] + 2 * torch.randn(num, 20, generator=rng, dtype=torch.float64)
+    own = 2 * (same + turned) + torch.randn(num, 20, generator=rng, dtype=torch.float64)
+    gradients = [ProblemGradients(each, each.square().sum(1)) for each in (own, same)]
+    return products(*gradients, exact)
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_intervals_hold_the_true_cosine_in_nine_of_ten_samples_at_least(biased: bool) -> None:
+    """|G| is 2, |E g| 4 or sqrt(32), a gradient's noise 4 x 5 + 1 in each of 20 directions: 420 / 16 for 16 of them."""
+    size = 32.0 if biased else 16.0
+    truths = {math.inf: 8 / math.sqrt(4 * size), 16.0: 8 / math.sqrt(4 * (size + 420 / 16))}
+    rng, counts = torch.Generator().manual_seed(0), resamples(48, 400)
+    held = dict.fromkeys(truths, 0)
+    values: dict[float, list[float]] = {num: [] for num in truths}
+    for _ in range(100):
+        found = simulated(rng, 24, biased)
+        for num, truth in truths.items():
+            interval = cosine_of_batch(found, num, counts)
+            held[num] += interval.low - 1e-9 <= truth <= interval.high + 1e-9
+            values[num].append(interval.value)
+    assert min(held.values()) >= 90
+    assert sum(values[16.0]) / 100 == pytest.approx(truths[16.0], abs=0.04)
 
 
 def test_a_steps_estimate_is_the_mean_over_its_credited_tokens() -> None:
@@ -81,16 +191,31 @@ def test_every_estimator_has_a_row_and_two_rows_differ_in_name() -> None:
 
 
 def test_rows_that_cannot_be_run_say_why_and_others_have_their_settings(tiny_policy: Path) -> None:
-    assert config_of(Row("gae", "gae"), tiny_policy, None) == "needs a critic"
-    assert config_of(Row("tree", "tree"), tiny_policy, None) == "needs a tree of rollouts"  # without one it is RLOO
-    assert config_of(Row("pure", "pure"), tiny_policy, None) == "needs process rewards"
-    assert "--prm" in str(config_of(Row("prm", "process_values"), tiny_policy, None))
-    config = config_of(Row("v", "vineppo", {"completions_per_state": 3}), tiny_policy, None)
-    assert isinstance(config, RLConfig)
-    assert config.advantage["completions_per_state"] == 3
-    exact = config_of(Row("exact", "exact"), tiny_policy, None)
-    assert isinstance(exact, RLConfig)
-    build(exact.advantage)
+    def config(row: Row, prm: Path | None = None) -> RLConfig | str:
+        return config_of(row, ("task=word_arithmetic",), tiny_policy, prm)
+
+    by_name = {row.name: row for row in read_rows()}
+    assert "needs a critic" in str(config(Row("gae", "gae")))
+    assert "trained along" in str(config(by_name["ppo"]))
+    assert "branches" in str(config(Row("tree", "tree")))  # without one it is RLOO
+    assert "process rewards" in str(config(Row("pure", "pure")))
+    assert "--prm" in str(config(by_name["PRM value"]))
+    found = config(by_name["vineppo K=3"])
+    assert isinstance(found, RLConfig)
+    assert found.advantage["completions_per_state"] == 3
+    with_prm = [row for row in by_name.values() if row.prm]
+    assert len(with_prm) == 6
+    assert all(isinstance(config(row, tiny_policy), RLConfig) for row in with_prm)
+    tree = config(by_name["tree"])
+    assert isinstance(tree, RLConfig)
+    assert parts_of(tree).tree == TreeRollouts([2, 2], 1)
+
+
+def test_a_task_is_built_as_programs_build_it() -> None:
+    cells = read_plan(PLAN).cells
+    task, max_tokens = build_task(settings_of_task(cells["long_arithmetic"]))
+    assert (task.name, max_tokens) == ("long_arithmetic", 128)
+    assert build_task(settings_of_task(cells["word_arithmetic"]))[1] == 96
 
 
 class Truth(RLOO):
@@ -105,23 +230,87 @@ class Truth(RLOO):
         return Estimate(spread_steps(ends, draw.advantages, experience.response_mask))
 
 
-def test_a_bench_measures_an_estimator_and_the_oracle_without_an_engine(tiny_policy: Path) -> None:
-    """The exact advantages themselves have cosine 1, no bias and no wrong sign; VinePPO counts its tokens."""
-    coarse = ExactSettings(96, 1.0, line_mass=0.6, state_mass=0.5, max_width=2, merge_pairs=1)
-    plan = Plan(num_problems=2, group_size=2, num_draws=2, num_simulated=2, completions=3, truth=coarse)
+def plain_gradient(bench: CreditBench, draw: int, row: int, advantages: torch.Tensor) -> torch.Tensor:
+    """Of one rollout, unpadded, by a pass of its own."""
+    rollout = [one for group in bench.draws[draw].groups for one in group.rollouts][row]
+    ids = torch.tensor([[*rollout.context_ids, *rollout.drawn_ids]])
+    logprobs = token_logprobs(bench.network(input_ids=ids).logits, ids)[0][0]
+    own = advantages[row, 1 : ids.shape[1]]
+    return torch.cat([part.flatten() for part in torch.autograd.grad((own * logprobs).sum(), bench.parameters)])
+
+
+def test_a_bench_measures_estimators_and_the_oracle_without_an_engine(tiny_policy: Path, tmp_path: Path) -> None:
+    """The exact advantages themselves have cosine 1, no bias and no wrong sign; others count their tokens."""
+    sizes, task = Sizes(num_problems=3, group_size=2, num_draws=2, num_reference=4, truth=COARSE), WordArithmetic()
     client = FakeClient(load_tokenizer(str(tiny_policy)), num_lines=2)
-    with CreditBench(tiny_policy, plan, client) as bench:
-        found = bench.measure(Truth(bench))
-        assert found["cosines"] == pytest.approx([1.0, 1.0], abs=1e-6)
+    outcome = OutcomeReward()
+    with CreditBench(tiny_policy, task, task.problems("dev")[:5], sizes, client) as bench:
+        measured = bench.measure(EstimatorParts(Truth(bench), outcome))
+        found = describe("SFT", "truth", measured)
         assert (found["bias"], found["deviation"]) == pytest.approx((0.0, 0.0), abs=1e-6)
-        assert found["sign_error"] == 0.0
-        assert found["tokens_per_token"] == 0.0
-        sampled = bench.measure(VinePPO(completions_per_state=2))
+        assert (found["wrong_sign"], found["tokens_per_token"]) == (0.0, 0.0)
+        assert measured.products.rest_exact.shape == (3, 4)
+        assert torch.allclose(measured.products.rest, bench.measure_exact().products.rest)
+
+        exact, advantages = bench.exact, [bench.exact_advantages(draw) for draw in bench.draws]
+        for p in range(3):  # the mean over the two rollouts of a group
+            one, other = ((plain_gradient(bench, d, 2 * p, advantages[d])
+                           + plain_gradient(bench, d, 2 * p + 1, advantages[d])) / 2 for d in (0, 1))  # fmt: skip
+            assert torch.allclose(exact.means[p], (one + other) / 2, atol=1e-5)
+            assert float(exact.squares[p]) == pytest.approx(float((one @ one + other @ other) / 2), rel=1e-4)
+
+        sampled = describe("SFT", "sampled", bench.measure(EstimatorParts(VinePPO(2), outcome)))
         assert sampled["tokens_per_token"] > 0.5
-        assert bench.oracle()["simulated"] == 2
-    table = [table_row("SFT", "truth", found), table_row("SFT", "sampled", sampled)]
-    assert len(table[0]) == len(COLUMNS)
-    assert draw(points_of(table)).count("<circle") == 2
+        tree = EstimatorParts(TreeAdvantage(), outcome, TreeRollouts([2], 1), 2)
+        grown = describe("SFT", "tree", bench.measure(tree))
+        assert grown["bias"] is None
+        assert grown["tokens_per_token"] > 0.2
+
+        checked = check_states(bench, 2, 10_000)
+        oracle = {**describe_check(checked), **describe_values(bench)}
+        assert oracle["states"] == 6  # the states before each of three lines of two problems
+    policy = {"rows": [found, sampled, grown], "left_out": {"ppo": "why"}, "oracle": oracle}
+    for row in policy["rows"]:  # of a policy that writes nothing of the task no cosine is known
+        row["cosine_batch"] = [0.5, 0.4, 0.6]
+    result = {"sizes": asdict(sizes), "batch": 64, "policies": {"SFT": policy}}
+    picture = tmp_path / "picture.svg"
+    for name in ("one", "other", "one"):
+        path = oracle_result.write(name, result, tmp_path, picture)
+    written: dict[str, Any] = json.loads(path.read_text())
+    assert list(written["detail"]["tasks"]) == ["one", "other"]
+    assert written["figures"]["oracle_within_three_errors"]["goal"] == 12
+    assert all(len(row) == len(table["columns"]) for table in written["tables"] for row in table["rows"])
+    assert picture.read_text().count("<circle") == 6
+
+
+def test_a_share_agrees_within_three_errors_of_the_bounds() -> None:
+    """Of 100 outcomes a value of a half has standard error 0.05, and one of 0.0 that of one outcome in 100: 0.01."""
+    assert agreeing(ExactValue(0.5, 0.5), 100) == range(35, 66)
+    assert agreeing(ExactValue(0.0, 0.0), 100) == range(4)
+    assert agreeing(ExactValue(0.0, 0.1), 100) == range(20)  # 0.1 + 3 x 0.03
+    assert CheckedState("p", ExactValue(0.5, 0.5), 65, 100).is_within
+    assert not CheckedState("p", ExactValue(0.5, 0.5), 66, 100).is_within
+
+
+def test_the_power_of_the_check_is_that_of_the_binomial() -> None:
+    """4 outcomes of a value of a half have standard error 1/4: any share agrees. Of 16 it is 1/8, and 2 to 14 agree."""
+    half = ExactValue(0.5, 0.5)
+    assert chance_within(half, 4, 0.9) == pytest.approx(1.0)
+    assert chance_within(half, 16, 0.5) == pytest.approx(1 - 2 * (1 + 16) / 2**16)
+    assert chance_within(half, 16, 1.0) == 0.0
+    assert smallest_found_error([CheckedState("p", half, 2, 4)]) is None
+    error = smallest_found_error([CheckedState("p", half, 50, 100)])
+    assert error is not None
+    assert chance_within(half, 100, 0.5 - error) < 0.98 <= chance_within(half, 100, 0.5 - error + 0.005)
+
+
+def test_the_error_of_the_mean_gap_takes_a_problems_states_together() -> None:
+    """Gaps 0.1, 0.1 of one problem and -0.1 of another: mean 0.1 / 3; the sums are 0.2 - 2/30 and -0.1 - 1/30, whose
+    squares, times 2 / 1, are 8 / 225: their root over 3 states."""
+    rows = [("a", 6), ("a", 6), ("b", 4)]
+    mean, error = mean_gap([CheckedState(name, ExactValue(0.5, 0.5), right, 10) for name, right in rows])
+    assert mean == pytest.approx(0.1 / 3)
+    assert error == pytest.approx(math.sqrt(2 * (0.4**2 + 0.4**2) / 9) / 3)
 
 
 @pytest.mark.parametrize("words", [["--policies", "SFT=nowhere"], ["--policies", "nowhere"], ["--prm", "nowhere"]])
@@ -132,3 +321,11 @@ def test_a_model_folder_that_is_none_is_refused_before_an_engine_starts(
     with pytest.raises(SystemExit, match="2"):
         parse()
     assert f"{' '.join(words)}: " in capsys.readouterr().err
+
+
+def test_a_task_that_is_no_cell_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["credit_oracle", "--task", "gsm8k"])
+    assert main() == 2
+    assert "--task: there is no 'gsm8k'" in capsys.readouterr().err
