@@ -54,12 +54,12 @@ def panel(task: str, points: Sequence[Point]) -> list[str]:
         while any(left < end and start < right and abs(at - line) < _LINE for start, end, line in taken):
             at += 1
         taken.append((left, right, at))
-        title = tag("title", f"{point.name}: cosine {point.cosine:.3f} [{point.low:.3f}, {point.high:.3f}], "
+        shown = tag("title", f"{point.name}: cosine {point.cosine:.3f} [{point.low:.3f}, {point.high:.3f}], "
                              f"{point.tokens:.2f} tokens per rollout token")  # fmt: skip
         parts += [
             tag("line", x1=across, x2=across, y1=y.place(point.low), y2=y.place(point.high), class_="grid"),
             tag("line", x1=across + 5, x2=across + 20, y1=up, y2=at - 4, class_="grid"),
-            tag("circle", title, cx=across, cy=up, r=4.5, class_=f"mark c{number % 5}"),
+            tag("circle", shown, cx=across, cy=up, r=4.5, class_=f"mark c{number % 5}"),
             tag("text", point.name, x=left, y=at, class_="num"),
         ]
     title = f"{task}: cosine of a batch's gradient with the policy gradient, mean over policies"

@@ -23,9 +23,11 @@ from math import inf, isnan
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.credit.estimated_credit import CreditBench, Measured, Sizes
 from benchmarks.credit.estimator_parts import Row, config_of, parts_of, read_rows
-from benchmarks.credit.gradient_cosines import Products, cosine_of_batch, resamples
+from benchmarks.credit.gradient_cosines import Products, batch_cosines, interval_of, resamples
 from benchmarks.credit.oracle_check import check_states, describe_check, describe_values
 from benchmarks.credit.oracle_result import summarise, write
 from benchmarks.credit.plan import Cell, Plan, chosen, read_plan
@@ -39,8 +41,11 @@ from espalier.runtime.schemas import RLConfig
 from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.values.exact.state_values import ExactSettings, enumerable
 
+BASELINE = "grpo"
 BATCH = 64
 """Groups of rollouts in the batch whose cosine is stated: that of conf/exp/ppo/base_embedded.yaml."""
+LONG = 100
+"""Tokens of the longest response above which half as many problems take a core eight minutes too."""
 NUM_REFERENCE = 100
 """Problems that the policy gradient is the mean over."""
 CHECKED_PROBLEMS = 50
@@ -79,23 +84,30 @@ def make_policies(plan: Plan, cell: Cell, policies: Path, folder: Path, num_iter
     return {"SFT": sft, f"GRPO {half}": exported[0], f"GRPO {num_iterations}": exported[1]}
 
 
-def describe(policy: str, name: str, found: Measured) -> dict[str, Any]:
-    """Return what the result says of an estimator; a cosine is [value, low, high], what is not known None."""
+def describe(policy: str, name: str, found: Measured, baseline: Products | None = None) -> dict[str, Any]:
+    """Return what the result says of an estimator; a cosine is [value, low, high], what is not known None. The cosine
+    of a batch is set against that of `baseline` resample by resample."""
     counts = resamples(len(found.products.exact))
 
     def rounded(number: float | None) -> float | None:
         return None if number is None or isnan(number) else round(number, 4)
 
-    def cosine(products: Products, num_groups: float) -> list[float | None]:
-        return [rounded(number) for number in asdict(cosine_of_batch(products, num_groups, counts)).values()]
+    def rounded_interval(resampled: torch.Tensor, most: float = 1.0) -> list[float | None]:
+        return [rounded(number) for number in asdict(interval_of(resampled, most)).values()]
 
+    batch = batch_cosines(found.products, BATCH, counts)
+    above = None
+    if baseline is not None:
+        above = rounded_interval(batch - batch_cosines(baseline, BATCH, counts), most=2.0)
+    equal = batch_cosines(found.products, BATCH / (1 + found.tokens_per_token), counts)
     return {
         "policy": policy,
         "estimator": name,
         **{key: rounded(getattr(found, key)) for key in ("bias", "deviation", "rank_correlation", "wrong_sign")},
-        "cosine_expected": cosine(found.products, inf),
-        "cosine_batch": cosine(found.products, BATCH),
-        "cosine_equal_tokens": cosine(found.products, BATCH / (1 + found.tokens_per_token)),
+        "cosine_expected": rounded_interval(batch_cosines(found.products, inf, counts)),
+        "cosine_batch": rounded_interval(batch),
+        "above_baseline": above,
+        "cosine_equal_tokens": rounded_interval(equal),
         "tokens_per_token": round(found.tokens_per_token, 4),
         "seconds": round(found.seconds, 3),
     }
@@ -125,6 +137,7 @@ class Comparison:
     def measure_rows(self, name: str, policy: Path, bench: CreditBench) -> tuple[list[dict[str, Any]], dict[str, str]]:
         """Return (what is found of every row that can be run, row → why it cannot)."""
         found, left_out = [], {}
+        baseline: Products | None = None
         for row in self.rows:
             with bench.clock.phase(row.name):
                 if row.advantage == "exact":
@@ -135,7 +148,9 @@ class Comparison:
                         left_out[row.name] = config
                         continue
                     measured = bench.measure(parts_of(config))
-                found.append(describe(name, row.name, measured))
+                if row.name == BASELINE:
+                    baseline = measured.products
+                found.append(describe(name, row.name, measured, baseline))
             print(json.dumps(found[-1]), file=sys.stderr, flush=True)
         return found, left_out
 
@@ -165,7 +180,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--policies", nargs="*", default=[], metavar="NAME=FOLDER", help="stages of one policy")
     parser.add_argument("--prm", type=Path, help="a process reward model with the policies' tokenizer")
     parser.add_argument("--only", nargs="*", default=[], help="these rows alone")
-    parser.add_argument("--problems", type=int, default=32, help="of every policy, each drawn twice")
+    parser.add_argument(
+        "--problems", type=int, default=0, help="of every policy, each drawn twice; 0: 32, or 16 long ones"
+    )
     parser.add_argument("--folder", type=Path, default=Path("experiments/credit_oracle"), help="keeps what is measured")
     parser.add_argument("--credit-folder", type=Path, default=Path("experiments/credit"),
                         help="has the policies of plan.yaml, or gets them")  # fmt: skip
@@ -184,7 +201,7 @@ def parse() -> argparse.Namespace:
         parser.error(
             f"--prm {arguments.prm}: no such model folder: give that of a process reward model (RUN/prm/model)"
         )
-    if arguments.problems < 3:
+    if arguments.problems and arguments.problems < 3:
         parser.error(f"--problems {arguments.problems}: intervals need at least 3")
     return arguments
 
@@ -201,21 +218,23 @@ def run(arguments: argparse.Namespace) -> None:
     if not policies:
         policies = make_policies(plan, cell, arguments.credit_folder.resolve(), folder, arguments.iterations)
     truth = ExactSettings(max_tokens, 1.0, merge_pairs=16)
+    num = 3 if arguments.quick else arguments.problems or (16 if max_tokens > LONG else 32)
     comparison = Comparison(
         task, settings, [row for row in read_rows() if not arguments.only or row.name in arguments.only],
         arguments.prm and arguments.prm.resolve(),
-        Sizes(3, 4, 2, 6, truth) if arguments.quick else Sizes(arguments.problems, 8, 2, NUM_REFERENCE, truth),
-        2 if arguments.quick else min(arguments.problems, -(-CHECKED_PROBLEMS // len(policies))),
+        Sizes(num, 4, 2, 6, truth) if arguments.quick else Sizes(num, 8, 2, max(NUM_REFERENCE, num), truth),
+        2 if arguments.quick else -(-CHECKED_PROBLEMS // len(policies)),
         (20_000 if arguments.quick else CHECK_TOKENS) // len(policies),
         folder,
     )  # fmt: skip
-    problems, num = task.problems("dev"), comparison.sizes.num_problems
-    if num * len(policies) > len(problems):
-        raise BadInput(f"--problems {num}: {len(policies)} policies have problems of their own, and the task has "
-                       f"{len(problems)} for them")  # fmt: skip
+    problems = task.problems("dev")
+    stride = max(num, comparison.checked)
+    if stride * len(policies) > len(problems):
+        raise BadInput(f"--problems {num}: {len(policies)} policies have problems of their own, {stride} each, and the "
+                       f"task has {len(problems)}: give fewer")  # fmt: skip
     found = {
-        name: comparison.measure_policy(name, path.resolve(), [*problems[number * num :], *problems[: number * num]])
-        for number, (name, path) in enumerate(policies.items())
+        name: comparison.measure_policy(name, path.resolve(), [*problems[first:], *problems[:first]])
+        for (name, path), first in zip(policies.items(), range(0, len(problems), stride), strict=False)
     }
     result = {"commit": code_commit(), "date": time.strftime("%Y-%m-%d"), "batch": BATCH,
               "sizes": asdict(comparison.sizes), "policies": found}  # fmt: skip

@@ -36,7 +36,7 @@ from espalier.rl.types import Experience, RolloutGroup
 from espalier.sampling.client import Client, Sample, SampleRequest, SamplingParams
 from espalier.values.exact.decision_values import ExactValue
 from espalier.values.exact.merge_error import MergeError
-from espalier.values.exact.state_values import ExactSettings, exact_values
+from espalier.values.exact.state_values import ExactSettings, ExactValues, exact_values
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class CreditBench:
 
     def __init__(self, model: Path, task: EnumerableTask, problems: Sequence[Problem], sizes: Sizes, client: Client):
         self.sizes, self.task = sizes, task
-        self.problems, self.reference = problems[: sizes.num_problems], problems[: sizes.num_reference]
+        self.problems, self.reference = list(problems[: sizes.num_problems]), list(problems[: sizes.num_reference])
         self.tokenizer, self.network = load_tokenizer(str(model)), load_policy(str(model), "eager").eval()
         self.parameters = [weight for weight in self.network.parameters() if weight.requires_grad]
         self.client = CountingClient(client)
@@ -165,9 +165,7 @@ class CreditBench:
     def _with_values(self, drawn: Sequence[list[RolloutGroup]]) -> list[Draw]:
         rollouts = [[at_least_one_step(rollout.trajectory) for group in groups for rollout in group.rollouts]
                     for groups in drawn]  # fmt: skip
-        by_id = {problem.id: problem for problem in self.problems}
-        flat = [trajectory for trajectories in rollouts for trajectory in trajectories]
-        found = exact_values(self.network, self.tokenizer, self.task, by_id, flat, self.sizes.truth)
+        found = self._exact_values([trajectory for trajectories in rollouts for trajectory in trajectories])
         self.merge_error: MergeError = found.merge_error
         rest, draws = iter(found.values), []
         for groups, trajectories in zip(drawn, rollouts, strict=True):
@@ -178,6 +176,17 @@ class CreditBench:
             advantages = [step_advantages([value.mid for value in row]) for row in values]
             draws.append(Draw(scored, experience, trajectories, values, decisions, advantages))
         return draws
+
+    def _exact_values(self, trajectories: Sequence[Trajectory]) -> ExactValues:
+        by_id = {problem.id: problem for problem in self.reference}
+        return exact_values(self.network, self.tokenizer, self.task, by_id, trajectories, self.sizes.truth)
+
+    def valued_rollouts(self, num_problems: int) -> tuple[list[Trajectory], list[list[ExactValue]]]:
+        """Return a further rollout of each of the first problems, and the values of its states."""
+        params, problems = replace(self.params, n=1), self.reference[:num_problems]
+        groups = self.loop.run(self.sampler.rollout(problems, params, "check", 0))
+        trajectories = [at_least_one_step(group.rollouts[0].trajectory) for group in groups]
+        return trajectories, self._exact_values(trajectories).values
 
     def _policy_gradient(self, problem: Problem) -> torch.Tensor:
         lines = weighted_lines(self.network, self.tokenizer, self.task, problem, self.sizes.truth)

@@ -93,16 +93,15 @@ def mean_of_pairs(matrix: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
     return both / (rows.sum(1) * counts.sum(1) - (rows**2).sum(1))
 
 
-def cosine_of_batch(found: Products, num_groups: float, counts: torch.Tensor) -> Interval:
+def batch_cosines(found: Products, num_groups: float, counts: torch.Tensor) -> torch.Tensor:
     """Return the cosine of the mean gradient of `num_groups` groups (math.inf: of the expected gradient) with the
-    policy gradient; `counts` are those of `resamples`.
+    policy gradient, for every row of `counts` [R, N]: [R].
 
     It is cut to -1 .. 1, beyond which noise can take it, and nan where one of the squared norms is not above 0 by these
-    products: it may then be anything, which a resample of that kind counts as at both ends. A gradient of nothing has
-    cosine 0.
+    products. A gradient of nothing has cosine 0.
     """
     if not found.squares.any():
-        return Interval(0.0, 0.0, 0.0)
+        return torch.zeros(len(counts), dtype=torch.float64)
     rows, scale = counts[:, : len(found.rest)], found.scale
     truth, rest = mean_of_pairs(found.exact, counts), mean_of_pairs(found.rest_exact, counts)
     along = scale * truth + rest
@@ -110,7 +109,12 @@ def cosine_of_batch(found: Products, num_groups: float, counts: torch.Tensor) ->
     spread = (rows @ found.squares) / rows.sum(1) - expected
     batch = expected + (spread / num_groups if math.isfinite(num_groups) else 0.0)
     is_known = (truth > 0) & (batch > 0)
-    cosines = (along / (truth * batch).sqrt()).clamp(-1, 1)
-    low = cosines.where(is_known, -1.0)[1:].quantile(0.025)
-    high = cosines.where(is_known, 1.0)[1:].quantile(0.975)
-    return Interval(float(cosines[0]) if is_known[0] else math.nan, float(low), float(high))
+    return (along / (truth * batch).sqrt()).clamp(-1, 1).where(is_known, math.nan)
+
+
+def interval_of(resampled: torch.Tensor, most: float = 1.0) -> Interval:
+    """Return the first number of `resampled` [R + 1] with the 2.5 and 97.5 % quantiles of the others; one that is not
+    known may be anything from -`most` to `most`, and counts as at both ends."""
+    low = resampled.nan_to_num(-most)[1:].quantile(0.025)
+    high = resampled.nan_to_num(most)[1:].quantile(0.975)
+    return Interval(float(resampled[0]), float(low), float(high))

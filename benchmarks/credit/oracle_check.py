@@ -104,15 +104,15 @@ def mean_gap(states: Sequence[CheckedState]) -> tuple[float, float]:
 
 
 def check_states(bench: CreditBench, num_problems: int, tokens: int) -> list[CheckedState]:
-    """Sample completions of every state of one rollout per problem, of the first `num_problems` of the bench: equally
-    many of each state, as many as about `tokens` are enough for, and at most `MOST_COMPLETIONS`."""
-    draw, size = bench.draws[0], bench.sizes.group_size
+    """Sample a rollout of the first `num_problems` of the bench, and completions of every state of it: equally many of
+    each state, as many as about `tokens` are enough for, and at most `MOST_COMPLETIONS`."""
+    trajectories, values = bench.valued_rollouts(num_problems)
     asked: list[tuple[State, ExactValue]] = []
     left = 0
-    for row in range(0, min(num_problems, len(bench.problems)) * size, size):
-        states = states_of(draw.trajectories[row], first_step=0)
-        asked += zip(states, draw.values[row], strict=False)
-        left += sum(len(draw.trajectories[row].response_ids) - len(state.prefix_ids) for state in states)
+    for trajectory, row in zip(trajectories, values, strict=True):
+        states = states_of(trajectory, first_step=0)
+        asked += zip(states, row, strict=False)
+        left += sum(len(trajectory.response_ids) - len(state.prefix_ids) for state in states)
     completions = max(1, min(MOST_COMPLETIONS, tokens // max(1, left)))
     params = [SamplingParams(completions, 1.0, bench.params.max_tokens - len(state.prefix_ids)) for state, _ in asked]
     rows = bench.loop.run(bench.sampler.complete([state for state, _ in asked], params))

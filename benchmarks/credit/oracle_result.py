@@ -21,6 +21,7 @@ FIGURE = ROOT / "docs" / "credit_oracle.svg"
 COSINES = {
     "cosine_expected": "cosine of the expected gradient",
     "cosine_batch": "cosine of a batch",
+    "above_baseline": "above that of grpo",
     "cosine_equal_tokens": "cosine at equal tokens",
 }
 MEASURES = {
@@ -32,8 +33,10 @@ MEASURES = {
 TaskResult = Mapping[str, Any]
 
 
-def interval(numbers: Sequence[float | None]) -> str:
+def interval(numbers: Sequence[float | None] | None) -> str:
     """Write a number, where it is known, with the ends of its interval."""
+    if numbers is None:
+        return ""
     value, low, high = numbers
     return f"{'?' if value is None else f'{value:.2f}'} [{low:.2f}, {high:.2f}]"
 

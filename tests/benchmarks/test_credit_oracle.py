@@ -19,7 +19,8 @@ from benchmarks.credit.gradient_cosines import (
     Interval,
     ProblemGradients,
     Products,
-    cosine_of_batch,
+    batch_cosines,
+    interval_of,
     mean_of_pairs,
     products,
     resamples,
@@ -105,6 +106,10 @@ def test_rank_correlation_by_hand() -> None:
     assert rank_correlation([1, 2, 3], [5, 5, 5]) == 0.0
 
 
+def cosine_of_batch(found: Products, num_groups: float, counts: torch.Tensor) -> Interval:
+    return interval_of(batch_cosines(found, num_groups, counts))
+
+
 def test_pairs_of_a_matrix_are_of_different_problems() -> None:
     matrix = torch.tensor([[9.0, 1.0, 2.0], [3.0, 9.0, 4.0], [5.0, 6.0, 9.0]], dtype=torch.float64)
     assert mean_of_pairs(matrix, torch.ones(1, 3, dtype=torch.float64)).tolist() == pytest.approx([3.5])
@@ -148,6 +153,14 @@ def test_exact_credit_has_the_direction_of_the_policy_gradient_whatever_its_nois
     assert cosine_of_batch(found, 53, resamples(2, 10)).value == pytest.approx(1 / math.sqrt(2))
 
 
+def test_two_estimators_are_compared_on_the_same_problems() -> None:
+    """Their difference on resamples is 0 throughout where they are equal, however wide the interval of each."""
+    counts = resamples(48, 400)
+    cosines = batch_cosines(simulated(torch.Generator().manual_seed(1), 24, False), 16, counts)
+    assert interval_of(cosines).high - interval_of(cosines).low > 0.05
+    assert interval_of(cosines - cosines, most=2.0) == Interval(0.0, 0.0, 0.0)
+
+
 def simulated(rng: torch.Generator, num: int, biased: bool) -> Products:
     """Gradients of 20 numbers: G_i = G + noise of 1 of twice as many problems; those of rollouts of the first G_i + 2
     more, an estimator's twice that (or that turned) + 1 more."""
@@ -158,8 +171,8 @@ def simulated(rng: torch.Generator, num: int, biased: bool) -> Products:
     exact = truth + torch.randn(2 * num, 20, generator=rng, dtype=torch.float64)
     same = exact[:num] + 2 * torch.randn(num, 20, generator=rng, dtype=torch.float64)
     own = 2 * (same + turned) + torch.randn(num, 20, generator=rng, dtype=torch.float64)
-    gradients = [ProblemGradients(each, each.square().sum(1)) for each in (own, same)]
-    return products(*gradients, exact)
+    first, second = (ProblemGradients(each, each.square().sum(1)) for each in (own, same))
+    return products(first, second, exact)
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -269,9 +282,8 @@ def test_a_bench_measures_estimators_and_the_oracle_without_an_engine(tiny_polic
         checked = check_states(bench, 2, 10_000)
         oracle = {**describe_check(checked), **describe_values(bench)}
         assert oracle["states"] == 6  # the states before each of three lines of two problems
-    policy = {"rows": [found, sampled, grown], "left_out": {"ppo": "why"}, "oracle": oracle}
-    for row in policy["rows"]:  # of a policy that writes nothing of the task no cosine is known
-        row["cosine_batch"] = [0.5, 0.4, 0.6]
+    rows = [{**row, "cosine_batch": [0.5, 0.4, 0.6]} for row in (found, sampled, grown)]
+    policy = {"rows": rows, "left_out": {"ppo": "why"}, "oracle": oracle}
     result = {"sizes": asdict(sizes), "batch": 64, "policies": {"SFT": policy}}
     picture = tmp_path / "picture.svg"
     for name in ("one", "other", "one"):
