@@ -19,15 +19,13 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from math import inf, isnan
+from math import isnan
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from benchmarks.credit.estimated_credit import CreditBench, Measured, Sizes
 from benchmarks.credit.estimator_parts import Row, config_of, parts_of, read_rows
-from benchmarks.credit.gradient_cosines import Products, batch_cosines, interval_of, resamples
+from benchmarks.credit.gradient_cosines import Interval, Products, expected_cosine, jackknife, means_of_batch
 from benchmarks.credit.oracle_check import check_states, describe_check, describe_values
 from benchmarks.credit.oracle_result import summarise, write
 from benchmarks.credit.plan import Cell, Plan, chosen, read_plan
@@ -42,8 +40,8 @@ from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.values.exact.state_values import ExactSettings, enumerable
 
 BASELINE = "grpo"
-BATCH = 64
-"""Groups of rollouts in the batch whose cosine is stated: that of conf/exp/ppo/base_embedded.yaml."""
+BATCH = 8
+"""Groups of rollouts in the batch whose cosine is stated: half as many as problems, or fewer."""
 LONG = 100
 """Tokens of the longest response above which half as many problems take a core eight minutes too."""
 NUM_REFERENCE = 100
@@ -84,30 +82,29 @@ def make_policies(plan: Plan, cell: Cell, policies: Path, folder: Path, num_iter
     return {"SFT": sft, f"GRPO {half}": exported[0], f"GRPO {num_iterations}": exported[1]}
 
 
-def describe(policy: str, name: str, found: Measured, baseline: Products | None = None) -> dict[str, Any]:
+def describe(
+    policy: str, name: str, found: Measured, num_draws: int, baseline: Products | None = None
+) -> dict[str, Any]:
     """Return what the result says of an estimator; a cosine is [value, low, high], what is not known None. The cosine
-    of a batch is set against that of `baseline` resample by resample."""
-    counts = resamples(len(found.products.exact))
+    of a batch is set against that of `baseline` batch by batch."""
 
     def rounded(number: float | None) -> float | None:
         return None if number is None or isnan(number) else round(number, 4)
 
-    def rounded_interval(resampled: torch.Tensor, most: float = 1.0) -> list[float | None]:
-        return [rounded(number) for number in asdict(interval_of(resampled, most)).values()]
+    def listed(interval: Interval) -> list[float | None]:
+        return [rounded(number) for number in asdict(interval).values()]
 
-    batch = batch_cosines(found.products, BATCH, counts)
-    above = None
-    if baseline is not None:
-        above = rounded_interval(batch - batch_cosines(baseline, BATCH, counts), most=2.0)
-    equal = batch_cosines(found.products, BATCH / (1 + found.tokens_per_token), counts)
+    batch = means_of_batch(found.products, num_draws, BATCH)
+    above = None if baseline is None else batch - means_of_batch(baseline, num_draws, BATCH)
+    equal = means_of_batch(found.products, num_draws, BATCH / (1 + found.tokens_per_token))
     return {
         "policy": policy,
         "estimator": name,
         **{key: rounded(getattr(found, key)) for key in ("bias", "deviation", "rank_correlation", "wrong_sign")},
-        "cosine_expected": rounded_interval(batch_cosines(found.products, inf, counts)),
-        "cosine_batch": rounded_interval(batch),
-        "above_baseline": above,
-        "cosine_equal_tokens": rounded_interval(equal),
+        "cosine_expected": listed(expected_cosine(found.products)),
+        "cosine_batch": listed(jackknife(batch)),
+        "above_baseline": None if above is None else listed(jackknife(above, most=2.0)),
+        "cosine_equal_tokens": listed(jackknife(equal)),
         "tokens_per_token": round(found.tokens_per_token, 4),
         "seconds": round(found.seconds, 3),
     }
@@ -150,7 +147,7 @@ class Comparison:
                     measured = bench.measure(parts_of(config))
                 if row.name == BASELINE:
                     baseline = measured.products
-                found.append(describe(name, row.name, measured, baseline))
+                found.append(describe(name, row.name, measured, self.sizes.num_draws, baseline))
             print(json.dumps(found[-1]), file=sys.stderr, flush=True)
         return found, left_out
 
@@ -201,8 +198,8 @@ def parse() -> argparse.Namespace:
         parser.error(
             f"--prm {arguments.prm}: no such model folder: give that of a process reward model (RUN/prm/model)"
         )
-    if arguments.problems and arguments.problems < 3:
-        parser.error(f"--problems {arguments.problems}: intervals need at least 3")
+    if arguments.problems and arguments.problems < 2 * BATCH:
+        parser.error(f"--problems {arguments.problems}: batches of {BATCH} need at least {2 * BATCH}")
     return arguments
 
 
@@ -218,11 +215,11 @@ def run(arguments: argparse.Namespace) -> None:
     if not policies:
         policies = make_policies(plan, cell, arguments.credit_folder.resolve(), folder, arguments.iterations)
     truth = ExactSettings(max_tokens, 1.0, merge_pairs=16)
-    num = 3 if arguments.quick else arguments.problems or (16 if max_tokens > LONG else 32)
+    num = 10 if arguments.quick else arguments.problems or (16 if max_tokens > LONG else 32)
     comparison = Comparison(
         task, settings, [row for row in read_rows() if not arguments.only or row.name in arguments.only],
         arguments.prm and arguments.prm.resolve(),
-        Sizes(num, 4, 2, 6, truth) if arguments.quick else Sizes(num, 8, 2, max(NUM_REFERENCE, num), truth),
+        Sizes(num, 4, 2, num, truth) if arguments.quick else Sizes(num, 8, 2, max(NUM_REFERENCE, num), truth),
         2 if arguments.quick else -(-CHECKED_PROBLEMS // len(policies)),
         (20_000 if arguments.quick else CHECK_TOKENS) // len(policies),
         folder,

@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 
 from benchmarks.credit.estimator_parts import CriticValues, EstimatorParts
 from benchmarks.credit.exact_gradient import policy_gradient, weighted_lines, without_tail
-from benchmarks.credit.gradient_cosines import ProblemGradients, Products, products
+from benchmarks.credit.gradient_cosines import Products, products
 from benchmarks.credit.measures import StepCredit, bias_and_variance, rank_correlation, sign_error, step_estimates
 from espalier.data.records import Problem, Trajectory
 from espalier.data.tasks.enumerable import EnumerableTask
@@ -199,18 +199,15 @@ class CreditBench:
 
     def gradients(
         self, credited: Sequence[tuple[Experience, torch.Tensor]], sizes: Sequence[Sequence[int]], divisor: int
-    ) -> ProblemGradients:
-        """Return the gradients of the problems, from the advantages [N, T] of every draw; `sizes`: of each draw the
-        rollouts of every problem. Sums over a group are divided by `divisor`, its rollouts from the prompt."""
-        means = torch.zeros(len(self.problems), sum(weight.numel() for weight in self.parameters))
-        squares = torch.zeros(len(self.problems), dtype=torch.float64)
-        for (experience, advantages), of_draw in zip(credited, sizes, strict=True):
-            ends = list(accumulate(of_draw))
-            for number, (start, end) in enumerate(pairwise([0, *ends])):
-                found = self._gradient(experience, advantages, slice(start, end)) / divisor
-                means[number] += found / len(credited)
-                squares[number] += found.double().square().sum() / len(credited)
-        return ProblemGradients(means, squares)
+    ) -> torch.Tensor:
+        """Return the gradients of all groups [M, D, P], from the advantages [N, T] of each of D draws; `sizes`: of each
+        draw the rollouts of every problem. Sums over a group are divided by `divisor`, its rollouts from the prompt."""
+        num_weights = sum(weight.numel() for weight in self.parameters)
+        found = torch.zeros(len(self.problems), len(credited), num_weights)
+        for draw, ((experience, advantages), of_draw) in enumerate(zip(credited, sizes, strict=True)):
+            for number, (start, end) in enumerate(pairwise(accumulate(of_draw, initial=0))):
+                found[number, draw] = self._gradient(experience, advantages, slice(start, end)) / divisor
+        return found
 
     def _gradient(self, experience: Experience, advantages: torch.Tensor, rows: slice) -> torch.Tensor:
         """Return the gradient [P] of the sum of advantage x log-prob over the response tokens of `rows`."""
@@ -265,7 +262,7 @@ class CreditBench:
         found = products(self.exact, self.exact, self.policy_gradients)
         return Measured(0.0, 0.0, 1.0, 0.0, 0.0, seconds, found)
 
-    def _exact_gradients(self) -> ProblemGradients:
+    def _exact_gradients(self) -> torch.Tensor:
         """Return the gradients of the rollouts with exact credit."""
         credited = [(draw.experience, self.exact_advantages(draw)) for draw in self.draws]
         sizes = [[self.sizes.group_size] * len(self.problems)] * len(credited)

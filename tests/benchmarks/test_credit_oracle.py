@@ -4,26 +4,26 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import permutations
+from itertools import permutations, product
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.credit import oracle_result
+from benchmarks.credit import credit_oracle, oracle_result
 from benchmarks.credit.credit_oracle import build_task, describe, main, parse, settings_of_task
 from benchmarks.credit.estimated_credit import CreditBench, Sizes
 from benchmarks.credit.estimator_parts import CONFIGS, EstimatorParts, Row, config_of, parts_of, read_rows
 from benchmarks.credit.gradient_cosines import (
     Interval,
-    ProblemGradients,
-    Products,
-    batch_cosines,
-    interval_of,
+    draw_batches,
+    expected_cosine,
+    jackknife,
+    leave_out_means,
     mean_of_pairs,
+    means_of_batch,
     products,
-    resamples,
 )
 from benchmarks.credit.measures import (
     StepCredit,
@@ -106,10 +106,6 @@ def test_rank_correlation_by_hand() -> None:
     assert rank_correlation([1, 2, 3], [5, 5, 5]) == 0.0
 
 
-def cosine_of_batch(found: Products, num_groups: float, counts: torch.Tensor) -> Interval:
-    return interval_of(batch_cosines(found, num_groups, counts))
-
-
 def test_pairs_of_a_matrix_are_of_different_problems() -> None:
     matrix = torch.tensor([[9.0, 1.0, 2.0], [3.0, 9.0, 4.0], [5.0, 6.0, 9.0]], dtype=torch.float64)
     assert mean_of_pairs(matrix, torch.ones(1, 3, dtype=torch.float64)).tolist() == pytest.approx([3.5])
@@ -119,78 +115,100 @@ def test_pairs_of_a_matrix_are_of_different_problems() -> None:
     assert found.tolist() == pytest.approx([sum(pairs) / len(pairs)])
 
 
-def test_the_cosine_of_a_batch_by_hand() -> None:
-    """Gradients (1, 3) and (1, 1), and policy gradients (1, 0) both. By products of different problems |E g|^2 is 4,
-    <E g, G> and |G| are 1; the mean squared norm is 6. One group has cosine 1 / sqrt(6), four 1 / sqrt(4 + 2 / 4)."""
-    own = ProblemGradients(torch.tensor([[1.0, 3.0], [1.0, 1.0]]), torch.tensor([10.0, 2.0], dtype=torch.float64))
-    exact = torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-    none = ProblemGradients(torch.zeros(2, 2), torch.zeros(2, dtype=torch.float64))
-    found, counts = products(own, none, exact), resamples(2, 10)
-    assert cosine_of_batch(found, 1, counts).value == pytest.approx(1 / math.sqrt(6))
-    assert cosine_of_batch(found, 4, counts).value == pytest.approx(1 / math.sqrt(4.5))
-    assert cosine_of_batch(found, math.inf, counts).value == pytest.approx(1 / 2)
+def groups_of(rows: Sequence[Sequence[float]]) -> torch.Tensor:
+    """One group of each problem."""
+    return torch.tensor(rows)[:, None]
+
+
+def test_the_cosine_of_the_expected_gradient_by_hand() -> None:
+    """Gradients (1, 3) and (1, 1), policy gradients (1, 0): by different problems' products <E g, G> = 1, |E g|^2 = 4.
+
+    With exact credit of the same rollouts (2, 0) and (0, 0) k is 1 / 2 and the rests (0, 3), (1, 1): <E d, G> = 1 / 2,
+    |E d|^2 = 3; so <E g, G> is 1 and |E g|^2 is 1 / 4 + 1 / 2 + 3.
+    """
+    own, exact = groups_of([[1.0, 3.0], [1.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    assert expected_cosine(products(own, torch.zeros(2, 1, 2), exact), 10).value == pytest.approx(1 / 2)
+    same = groups_of([[2.0, 0.0], [0.0, 0.0]])
+    assert expected_cosine(products(own, same, exact), 10).value == pytest.approx(1 / math.sqrt(3.75))
+
+
+def test_exact_credit_has_the_direction_of_the_policy_gradient_whatever_its_noise() -> None:
+    same = groups_of([[9.0, 1.0], [-5.0, 1.0]])
+    found = products(same, same, torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+    assert expected_cosine(found, 10).value == pytest.approx(1.0)
 
 
 def test_a_policy_gradient_that_noise_hides_gives_no_cosine() -> None:
     """Of policy gradients (1, 0) and (-1, 0) the product is -1, which is no squared norm."""
-    exact = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
-    own = ProblemGradients(torch.ones(2, 2), torch.full((2,), 2.0, dtype=torch.float64))
-    found = cosine_of_batch(products(own, own, exact), 1, resamples(2, 100))
+    own, exact = torch.ones(2, 1, 2), torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    found = expected_cosine(products(own, own, exact), 100)
     assert math.isnan(found.value)
     assert (found.low, found.high) == (-1.0, 1.0)
 
 
+def test_a_batch_is_of_different_problems_and_its_cosine_by_hand() -> None:
+    """Single groups have cosines 1, 0 and -1, sums of pairs, (1, 1), (0, 0), (-1, 1), 1 / sqrt(2), 0, -1 / sqrt(2)."""
+    batches = draw_batches(5, 2, 3, num=50)
+    assert batches.shape == (50, 5, 2)
+    assert set(batches.sum(2).flatten().tolist()) == {0.0, 1.0}
+    assert set(batches.sum((1, 2)).tolist()) == {3.0}
+    with pytest.raises(ValueError, match="3 problems"):
+        draw_batches(3, 2, 3)
+    own, exact = groups_of([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]), torch.tensor([[3.0, 0.0]] * 3)
+    found = products(own, own, exact)
+    assert leave_out_means(found, 1, 1).tolist() == pytest.approx([0.0, -0.5, 0.0, 0.5], abs=0.03)
+    root = 1 / math.sqrt(2)
+    assert leave_out_means(found, 1, 2).tolist() == pytest.approx([0.0, -root, 0.0, root], abs=0.03)
+    between = means_of_batch(found, 1, 1.25).tolist()
+    assert between == pytest.approx([0.0, -0.375 - root / 4, 0.0, 0.375 + root / 4], abs=0.03)
+    assert torch.equal(means_of_batch(found, 1, 0.3), leave_out_means(found, 1, 1))
+
+
+def test_the_jackknife_of_a_mean_is_students_interval() -> None:
+    """Of 1, 2, 3, 6 / 10 the mean is 0.3 with standard error sqrt(0.14 / 3 / 4) and t(3) = 3.182."""
+    numbers = [0.1, 0.2, 0.3, 0.6]
+    means = torch.tensor([0.3, *((1.2 - number) / 3 for number in numbers)], dtype=torch.float64)
+    half = 3.18245 * math.sqrt(0.14 / 12)
+    assert asdict(jackknife(means)) == pytest.approx({"value": 0.3, "low": 0.3 - half, "high": 0.3 + half}, abs=1e-5)
+
+
 def test_a_gradient_of_nothing_has_cosine_0() -> None:
-    none = ProblemGradients(torch.zeros(3, 2), torch.zeros(3, dtype=torch.float64))
-    assert cosine_of_batch(products(none, none, torch.ones(3, 2)), 64, resamples(3, 10)) == Interval(0.0, 0.0, 0.0)
+    found = products(torch.zeros(3, 1, 2), torch.zeros(3, 1, 2), torch.ones(3, 2))
+    assert expected_cosine(found) == jackknife(means_of_batch(found, 1, 2)) == Interval(0.0, 0.0, 0.0)
 
 
-def test_exact_credit_has_the_direction_of_the_policy_gradient_whatever_its_noise() -> None:
-    """Its gradients (9, 1) and (-5, 1) have the mean squared norm 54; policy gradients (1, 0) make |E g|^2 = 1."""
-    same = ProblemGradients(torch.tensor([[9.0, 1.0], [-5.0, 1.0]]), torch.tensor([82.0, 26.0], dtype=torch.float64))
-    found = products(same, same, torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
-    assert cosine_of_batch(found, math.inf, resamples(2, 10)).value == pytest.approx(1.0)
-    assert cosine_of_batch(found, 53, resamples(2, 10)).value == pytest.approx(1 / math.sqrt(2))
+def gradients(rng: torch.Generator, num: int, is_biased: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of 20 numbers, two groups a problem: policy gradients G_i = G + noise of 1 of twice as many problems;
+    those of rollouts of the first G_i + 2 more, one in ten of them 10 times as long; an estimator's twice that (or that
+    turned) + 1 more."""
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, 20, generator=rng, dtype=torch.float64)
+
+    truth, turned = torch.zeros(2, 20, dtype=torch.float64)
+    truth[0], turned[1] = 2.0, 2.0 * is_biased
+    exact = truth + noise(2 * num)
+    slips = 1 + 9.0 * (torch.rand(num, 2, 1, generator=rng) < 0.1)
+    same = exact[:num, None] + 2 * slips * noise(num, 2)
+    return 2 * (same + turned) + noise(num, 2), same, exact
 
 
-def test_two_estimators_are_compared_on_the_same_problems() -> None:
-    """Their difference on resamples is 0 throughout where they are equal, however wide the interval of each."""
-    counts = resamples(48, 400)
-    cosines = batch_cosines(simulated(torch.Generator().manual_seed(1), 24, False), 16, counts)
-    assert interval_of(cosines).high - interval_of(cosines).low > 0.05
-    assert interval_of(cosines - cosines, most=2.0) == Interval(0.0, 0.0, 0.0)
-
-
-def simulated(rng: torch.Generator, num: int, biased: bool) -> Products:
-    """Gradients of 20 numbers: G_i = G + noise of 1 of twice as many problems; those of rollouts of the first G_i + 2
-    more, an estimator's twice that (or that turned) + 1 more."""
-    truth = torch.zeros(20, dtype=torch.float64)
-    truth[0] = 2.0
-    turned = torch.zeros(20, dtype=torch.float64)
-    turned[1] = 2.0 if biased else 0.0
-    exact = truth + torch.randn(2 * num, 20, generator=rng, dtype=torch.float64)
-    same = exact[:num] + 2 * torch.randn(num, 20, generator=rng, dtype=torch.float64)
-    own = 2 * (same + turned) + torch.randn(num, 20, generator=rng, dtype=torch.float64)
-    first, second = (ProblemGradients(each, each.square().sum(1)) for each in (own, same))
-    return products(first, second, exact)
-
-
-@pytest.mark.parametrize("biased", [False, True])
-def test_intervals_hold_the_true_cosine_in_nine_of_ten_samples_at_least(biased: bool) -> None:
-    """|G| is 2, |E g| 4 or sqrt(32), a gradient's noise 4 x 5 + 1 in each of 20 directions: 420 / 16 for 16 of them."""
-    size = 32.0 if biased else 16.0
-    truths = {math.inf: 8 / math.sqrt(4 * size), 16.0: 8 / math.sqrt(4 * (size + 420 / 16))}
-    rng, counts = torch.Generator().manual_seed(0), resamples(48, 400)
-    held = dict.fromkeys(truths, 0)
-    values: dict[float, list[float]] = {num: [] for num in truths}
-    for _ in range(100):
-        found = simulated(rng, 24, biased)
-        for num, truth in truths.items():
-            interval = cosine_of_batch(found, num, counts)
-            held[num] += interval.low - 1e-9 <= truth <= interval.high + 1e-9
-            values[num].append(interval.value)
-    assert min(held.values()) >= 90
-    assert sum(values[16.0]) / 100 == pytest.approx(truths[16.0], abs=0.04)
+@pytest.mark.parametrize("is_biased", [False, True])
+def test_intervals_hold_the_true_cosines_in_nine_of_ten_samples(is_biased: bool) -> None:
+    """That of the expected gradient is 1, or 1 / sqrt(2); that of a batch is simulated by 4,000 of them."""
+    rng = torch.Generator().manual_seed(0)
+    own, _, _ = gradients(rng, 4000 * 8, is_biased)
+    batches = own[:, 0].view(4000, 8, 20).mean(1)
+    of_batch = float((batches[:, 0] / batches.norm(dim=1)).mean())
+    expected = math.sqrt(0.5) if is_biased else 1.0
+    held = [0, 0]
+    for _ in range(60):
+        found = products(*gradients(rng, 24, is_biased))
+        for number, (interval, truth) in enumerate(
+            [(expected_cosine(found, 200), expected), (jackknife(means_of_batch(found, 2, 8)), of_batch)]
+        ):
+            held[number] += interval.low - 1e-9 <= truth <= interval.high + 1e-9
+    assert min(held) >= 54
 
 
 def test_a_steps_estimate_is_the_mean_over_its_credited_tokens() -> None:
@@ -252,30 +270,31 @@ def plain_gradient(bench: CreditBench, draw: int, row: int, advantages: torch.Te
     return torch.cat([part.flatten() for part in torch.autograd.grad((own * logprobs).sum(), bench.parameters)])
 
 
-def test_a_bench_measures_estimators_and_the_oracle_without_an_engine(tiny_policy: Path, tmp_path: Path) -> None:
+def test_a_bench_measures_estimators_and_the_oracle_without_an_engine(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The exact advantages themselves have cosine 1, no bias and no wrong sign; others count their tokens."""
+    monkeypatch.setattr(credit_oracle, "BATCH", 2)
     sizes, task = Sizes(num_problems=3, group_size=2, num_draws=2, num_reference=4, truth=COARSE), WordArithmetic()
     client = FakeClient(load_tokenizer(str(tiny_policy)), num_lines=2)
     outcome = OutcomeReward()
     with CreditBench(tiny_policy, task, task.problems("dev")[:5], sizes, client) as bench:
         measured = bench.measure(EstimatorParts(Truth(bench), outcome))
-        found = describe("SFT", "truth", measured)
+        found = describe("SFT", "truth", measured, 2)
         assert (found["bias"], found["deviation"]) == pytest.approx((0.0, 0.0), abs=1e-6)
         assert (found["wrong_sign"], found["tokens_per_token"]) == (0.0, 0.0)
         assert measured.products.rest_exact.shape == (3, 4)
         assert torch.allclose(measured.products.rest, bench.measure_exact().products.rest)
 
         exact, advantages = bench.exact, [bench.exact_advantages(draw) for draw in bench.draws]
-        for p in range(3):  # the mean over the two rollouts of a group
-            one, other = ((plain_gradient(bench, d, 2 * p, advantages[d])
-                           + plain_gradient(bench, d, 2 * p + 1, advantages[d])) / 2 for d in (0, 1))  # fmt: skip
-            assert torch.allclose(exact.means[p], (one + other) / 2, atol=1e-5)
-            assert float(exact.squares[p]) == pytest.approx(float((one @ one + other @ other) / 2), rel=1e-4)
+        for p, d in product(range(3), range(2)):  # the mean over the two rollouts of a group
+            by_hand = sum(plain_gradient(bench, d, row, advantages[d]) for row in (2 * p, 2 * p + 1)) / 2
+            assert torch.allclose(exact[p, d], by_hand, atol=1e-5)
 
-        sampled = describe("SFT", "sampled", bench.measure(EstimatorParts(VinePPO(2), outcome)))
+        sampled = describe("SFT", "sampled", bench.measure(EstimatorParts(VinePPO(2), outcome)), 2, measured.products)
         assert sampled["tokens_per_token"] > 0.5
         tree = EstimatorParts(TreeAdvantage(), outcome, TreeRollouts([2], 1), 2)
-        grown = describe("SFT", "tree", bench.measure(tree))
+        grown = describe("SFT", "tree", bench.measure(tree), 2)
         assert grown["bias"] is None
         assert grown["tokens_per_token"] > 0.2
 
