@@ -288,8 +288,8 @@ def test_a_bench_measures_estimators_and_the_oracle_without_an_engine(
 
         exact, advantages = bench.exact, [bench.exact_advantages(draw) for draw in bench.draws]
         for p, d in product(range(3), range(2)):  # the mean over the two rollouts of a group
-            by_hand = sum(plain_gradient(bench, d, row, advantages[d]) for row in (2 * p, 2 * p + 1)) / 2
-            assert torch.allclose(exact[p, d], by_hand, atol=1e-5)
+            one, other = (plain_gradient(bench, d, row, advantages[d]) for row in (2 * p, 2 * p + 1))
+            assert torch.allclose(exact[p, d], (one + other) / 2, atol=1e-5)
 
         sampled = describe("SFT", "sampled", bench.measure(EstimatorParts(VinePPO(2), outcome)), 2, measured.products)
         assert sampled["tokens_per_token"] > 0.5
