@@ -5,7 +5,7 @@
 #   bash scripts/bench.sh training                 installs TRL into .venv-bench first
 #   bash scripts/bench.sh rl [trl] [loop] [--quick]               installs TRL too
 #   bash scripts/bench.sh credit [--tune] [--cells C ...] [--methods M ...] [--seeds S ...] --hours H
-#   bash scripts/bench.sh credit_oracle [--policies NAME=FOLDER ...] [--prm FOLDER] [--quick]
+#   bash scripts/bench.sh credit_oracle [--task NAME] [--policies NAME=FOLDER ...] [--prm FOLDER] [--quick]
 #   bash scripts/bench.sh rare_success [--cells C ...] [--seeds S ...] [--policy CELL=MODEL ...]
 #   bash scripts/bench.sh silence [packing] [tokens] [doctor] [clean] [defects]
 #   bash scripts/bench.sh unchanged BEFORE [AFTER]  the same trainings on two commits, bit for bit

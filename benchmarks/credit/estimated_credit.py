@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from math import nan
@@ -14,54 +14,44 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
-from benchmarks.credit.measures import (
-    StepCredit,
-    bias_and_variance,
-    cosine,
-    rank_correlation,
-    sign_error,
-    step_estimates,
-)
-from espalier.data.records import Trajectory
-from espalier.data.tasks.word_arithmetic import WordArithmetic
+from benchmarks.credit.estimator_parts import CriticValues, EstimatorParts
+from benchmarks.credit.exact_gradient import policy_gradient, weighted_lines, without_tail
+from benchmarks.credit.gradient_cosines import Products, products
+from benchmarks.credit.measures import StepCredit, bias_and_variance, rank_correlation, sign_error, step_estimates
+from espalier.data.records import Problem, Trajectory
+from espalier.data.tasks.enumerable import EnumerableTask
 from espalier.models.load import load_policy, load_tokenizer
 from espalier.models.logprobs import response_logprobs
 from espalier.rewards.outcome import OutcomeReward
+from espalier.rewards.score import Reward
 from espalier.rl.credit.state_cutters import at_least_one_step
 from espalier.rl.credit.step_credit import step_advantages
 from espalier.rl.credit.token_maps import spread_steps
-from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext
-from espalier.rl.experience import make_experience, token_rewards
+from espalier.rl.estimator_context import EstimatorContext
+from espalier.rl.experience import RowScorer, make_experience, token_rewards
 from espalier.rl.iteration_metrics import Clock
 from espalier.rl.rollout import Sampler, score
+from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.types import Experience, RolloutGroup
 from espalier.sampling.client import Client, Sample, SampleRequest, SamplingParams
 from espalier.values.exact.decision_values import ExactValue
 from espalier.values.exact.merge_error import MergeError
-from espalier.values.exact.state_values import ExactSettings, exact_values
-from espalier.values.monte_carlo import states_of
-
-MAX_TOKENS = 96
-# Finer than those of advantage=exact.
-FINE = ExactSettings(MAX_TOKENS, 1.0, line_mass=2e-3, state_mass=5e-4, max_width=24, merge_pairs=16)
+from espalier.values.exact.state_values import ExactSettings, ExactValues, exact_values
 
 
 @dataclass(frozen=True)
-class Plan:
+class Sizes:
     """Sizes of a run."""
 
     num_problems: int
+    """Of one policy."""
     group_size: int
     num_draws: int
-    """How often rollouts of the problems are drawn."""
-    num_simulated: int
-    """States whose exact value is compared with completions."""
-    completions: int
-    """Completions of each of them."""
-    operations: tuple[int, int] = (2, 5)
-    """The fewest and the most operations of a problem."""
-    truth: ExactSettings = FINE
-    """Of the exact values that estimates are compared with."""
+    """How often rollouts of the problems are drawn, at least 2: what they have in common is bias, the rest variance."""
+    num_reference: int
+    """Problems that the policy gradient is the mean over: these and further ones."""
+    truth: ExactSettings
+    """Of the exact values that estimates are compared with; its `max_tokens` is that of the rollouts."""
 
 
 class CountingClient:
@@ -85,24 +75,10 @@ class CountingClient:
         return samples
 
 
-class PolicyGradient:
-    """The gradient of sum of advantage x log-prob over the response tokens of an experience, in float32."""
-
-    def __init__(self, model: Any, experience: Experience, temperature: float):
-        self.parameters = [weight for weight in model.parameters() if weight.requires_grad]
-        masks = (experience.attention_mask, temperature, experience.response_mask)
-        self.logprobs = pad(response_logprobs(model, experience.ids, *masks)[0], (1, 0))
-
-    def __call__(self, advantages: torch.Tensor) -> torch.Tensor:
-        """Return [P] of advantages [N, T]."""
-        total = (advantages * self.logprobs).sum()
-        found = torch.autograd.grad(total, self.parameters, retain_graph=True, allow_unused=True)
-        return torch.cat([part.flatten() for part in found if part is not None])
-
-
 @dataclass(frozen=True)
 class Draw:
-    """Rollouts with their exact credit: of every rollout its steps' decisions and advantages, and the gradient."""
+    """Rollouts of every problem, their tensors, and of every rollout the values of its states, its steps' decisions and
+    their exact advantages."""
 
     groups: list[RolloutGroup]
     experience: Experience
@@ -110,11 +86,23 @@ class Draw:
     values: list[list[ExactValue]]
     decisions: list[list[Hashable]]
     advantages: list[list[float]]
-    gradient: PolicyGradient
-    truth: torch.Tensor
 
 
-def decisions_of(task: WordArithmetic, group: RolloutGroup, trajectory: Trajectory) -> list[Hashable]:
+@dataclass(frozen=True)
+class Measured:
+    """What is found of an estimator: see docs/exact_values.md. Measures of steps are None for rollouts of its own,
+    whose exact credit is not known. `seconds` are those of 100 rollouts."""
+
+    bias: float | None
+    deviation: float | None
+    rank_correlation: float | None
+    wrong_sign: float | None
+    tokens_per_token: float
+    seconds: float
+    products: Products
+
+
+def decisions_of(task: EnumerableTask, group: RolloutGroup, trajectory: Trajectory) -> list[Hashable]:
     """Name what every step does: the positions it leaves and leads to; text where it is outside the grammar."""
     places: list[Hashable] = []
     for text in ["", *accumulate(trajectory.steps)]:
@@ -124,26 +112,36 @@ def decisions_of(task: WordArithmetic, group: RolloutGroup, trajectory: Trajecto
 
 
 class CreditBench:
-    """One policy behind an engine, rollouts drawn from it, and their exact values; a context manager."""
+    """One policy behind an engine, rollouts drawn from it on the first of `problems` with their exact values, and the
+    policy gradients of these and further ones; a context manager."""
 
-    def __init__(self, model: Path, plan: Plan, client: Client):
-        self.plan, self.tokenizer = plan, load_tokenizer(str(model))
-        self.network = load_policy(str(model), "eager").eval()
+    def __init__(self, model: Path, task: EnumerableTask, problems: Sequence[Problem], sizes: Sizes, client: Client):
+        self.sizes, self.task = sizes, task
+        self.problems, self.reference = list(problems[: sizes.num_problems]), list(problems[: sizes.num_reference])
+        self.tokenizer, self.network = load_tokenizer(str(model)), load_policy(str(model), "eager").eval()
+        self.parameters = [weight for weight in self.network.parameters() if weight.requires_grad]
         self.client = CountingClient(client)
-        self.params = SamplingParams(plan.group_size, 1.0, MAX_TOKENS, return_logprobs=True)
-        least, most = plan.operations
-        self.task = WordArithmetic(min_operations=least, max_operations=most)
-        self.sampler = Sampler(self.client, self.task, self.tokenizer, concurrency=32, stall_seconds=600)
+        self.params = SamplingParams(sizes.group_size, 1.0, sizes.truth.max_tokens, return_logprobs=True)
+        self.sampler = Sampler(self.client, task, self.tokenizer, concurrency=64, stall_seconds=600)
         self.loop = asyncio.Runner()
-        self.reward = OutcomeReward()
-        self.merge_errors: list[MergeError] = []
+        self.outcome = OutcomeReward()
+        self.clock = Clock()
 
     def __enter__(self) -> "CreditBench":
-        """Start the engine and draw."""
+        """Start the engine, draw, compute the exact values of all draws at once."""
         try:
-            self.loop.run(self.client.open())
-            self.rollout_tokens = 0
-            self.draws = [self._draw(number) for number in range(self.plan.num_draws)]
+            with self.clock.phase("engine"):
+                self.loop.run(self.client.open())
+            with self.clock.phase("rollouts"):
+                drawn = [self._sample(self.params, f"draw-{number}") for number in range(self.sizes.num_draws)]
+            self.rollout_tokens = self.client.num_tokens
+            started = time.monotonic()
+            with self.clock.phase("exact values"):
+                self.draws = self._with_values(drawn)
+            self.exact_seconds = time.monotonic() - started
+            with self.clock.phase("policy gradients"):
+                self.exact = self._exact_gradients()
+                self.policy_gradients = torch.stack([self._policy_gradient(problem) for problem in self.reference])
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -154,93 +152,135 @@ class CreditBench:
         self.loop.run(self.client.close())
         self.loop.close()
 
-    def _draw(self, number: int) -> Draw:
-        problems = self.task.problems("dev")[: self.plan.num_problems]
-        drawn = self.loop.run(self.sampler.rollout(problems, self.params, f"draw-{number}", 0))
-        groups = score(drawn, self.reward)
+    def _sample(self, params: SamplingParams, name: str, tree: TreeRollouts | None = None) -> list[RolloutGroup]:
+        groups = self.loop.run(self.sampler.rollout(self.problems, params, name, 0))
+        return groups if tree is None else self.loop.run(tree.grow(groups, self.sampler, params))
+
+    def _scored(self, groups: Sequence[RolloutGroup], reward: Reward) -> tuple[list[RolloutGroup], Experience]:
+        scored = score(groups, reward)
         options: dict[str, Any] = {"pad_id": 0, "micro_batch_size": 64, "precision": "fp32", "temperature": 1.0}
-        experience, _ = make_experience(groups, self.network, **options)
-        experience = replace(experience, rewards=token_rewards(groups, experience.response_mask))
-        trajectories = [at_least_one_step(rollout.trajectory) for group in groups for rollout in group.rollouts]
-        self.rollout_tokens += sum(len(trajectory.response_ids) for trajectory in trajectories)
-        by_id = {problem.id: problem for problem in problems}
-        found = exact_values(self.network, self.tokenizer, self.task, by_id, trajectories, self.plan.truth)
-        self.merge_errors.append(found.merge_error)
-        advantages = [step_advantages([value.mid for value in row]) for row in found.values]
-        spread = spread_steps([one.step_ends for one in trajectories], advantages, experience.response_mask)
-        gradient = PolicyGradient(self.network, experience, 1.0)
-        decisions = [decisions_of(self.task, group, at_least_one_step(rollout.trajectory))
-                     for group in groups for rollout in group.rollouts]  # fmt: skip
-        return Draw(groups, experience, trajectories, found.values, decisions, advantages, gradient, gradient(spread))
+        experience, _ = make_experience(scored, self.network, **options)
+        return scored, replace(experience, rewards=token_rewards(scored, experience.response_mask))
 
-    def measure(self, estimator: AdvantageEstimator) -> dict[str, Any]:
+    def _with_values(self, drawn: Sequence[list[RolloutGroup]]) -> list[Draw]:
+        rollouts = [[at_least_one_step(rollout.trajectory) for group in groups for rollout in group.rollouts]
+                    for groups in drawn]  # fmt: skip
+        found = self._exact_values([trajectory for trajectories in rollouts for trajectory in trajectories])
+        self.merge_error: MergeError = found.merge_error
+        rest, draws = iter(found.values), []
+        for groups, trajectories in zip(drawn, rollouts, strict=True):
+            scored, experience = self._scored(groups, self.outcome)
+            values = [next(rest) for _ in trajectories]
+            decisions = [decisions_of(self.task, group, at_least_one_step(rollout.trajectory))
+                         for group in groups for rollout in group.rollouts]  # fmt: skip
+            advantages = [step_advantages([value.mid for value in row]) for row in values]
+            draws.append(Draw(scored, experience, trajectories, values, decisions, advantages))
+        return draws
+
+    def _exact_values(self, trajectories: Sequence[Trajectory]) -> ExactValues:
+        by_id = {problem.id: problem for problem in self.reference}
+        return exact_values(self.network, self.tokenizer, self.task, by_id, trajectories, self.sizes.truth)
+
+    def valued_rollouts(self, num_problems: int) -> tuple[list[Trajectory], list[list[ExactValue]]]:
+        """Return a further rollout of each of the first problems, and the values of its states."""
+        params, problems = replace(self.params, n=1), self.reference[:num_problems]
+        groups = self.loop.run(self.sampler.rollout(problems, params, "check", 0))
+        trajectories = [at_least_one_step(group.rollouts[0].trajectory) for group in groups]
+        return trajectories, self._exact_values(trajectories).values
+
+    def _policy_gradient(self, problem: Problem) -> torch.Tensor:
+        lines = weighted_lines(self.network, self.tokenizer, self.task, problem, self.sizes.truth)
+        return policy_gradient(self.network, without_tail(lines), pad_id=0, temperature=1.0)
+
+    def exact_advantages(self, draw: Draw) -> torch.Tensor:
+        """Return the exact advantages [N, T] of a draw's response tokens."""
+        ends = [trajectory.step_ends for trajectory in draw.trajectories]
+        return spread_steps(ends, draw.advantages, draw.experience.response_mask)
+
+    def gradients(
+        self, credited: Sequence[tuple[Experience, torch.Tensor]], sizes: Sequence[Sequence[int]], divisor: int
+    ) -> torch.Tensor:
+        """Return the gradients of all groups [M, D, P], from the advantages [N, T] of each of D draws; `sizes`: of each
+        draw the rollouts of every problem. Sums over a group are divided by `divisor`, its rollouts from the prompt."""
+        num_weights = sum(weight.numel() for weight in self.parameters)
+        found = torch.zeros(len(self.problems), len(credited), num_weights)
+        for draw, ((experience, advantages), of_draw) in enumerate(zip(credited, sizes, strict=True)):
+            for number, (start, end) in enumerate(pairwise(accumulate(of_draw, initial=0))):
+                found[number, draw] = self._gradient(experience, advantages, slice(start, end)) / divisor
+        return found
+
+    def _gradient(self, experience: Experience, advantages: torch.Tensor, rows: slice) -> torch.Tensor:
+        """Return the gradient [P] of the sum of advantage x log-prob over the response tokens of `rows`."""
+        length = int(experience.attention_mask[rows].sum(-1).max())
+        own = advantages[rows, :length].float()
+        if not own.any():
+            return torch.zeros(sum(weight.numel() for weight in self.parameters))
+        ids, mask, chosen = (tensor[rows, :length] for tensor in
+                             (experience.ids, experience.attention_mask, experience.response_mask))  # fmt: skip
+        logprobs = pad(response_logprobs(self.network, ids, mask, 1.0, chosen)[0], (1, 0))
+        parts = torch.autograd.grad((own * logprobs).sum(), self.parameters, allow_unused=True)
+        pairs = zip(parts, self.parameters, strict=True)
+        return torch.cat([(torch.zeros_like(weight) if part is None else part).flatten() for part, weight in pairs])
+
+    def measure(self, parts: EstimatorParts) -> Measured:
         """Return the measures of an estimator over all draws."""
+        credited, sizes = [], []
         steps: list[StepCredit] = []
-        correlations, cosines = [], []
-        tokens, seconds = self.client.num_tokens, 0.0
-        for draw in self.draws:
-            clock = Clock()
-            context = EstimatorContext(self.loop, self.sampler, self.reward, self.params, 0, clock, self.network)
+        correlations: list[float] = []
+        before, seconds = self.client.num_tokens, 0.0
+        params = self.params if parts.tree is None else replace(self.params, n=parts.group_size)
+        for number, draw in enumerate(self.draws):
+            groups = draw.groups
+            if parts.tree is not None:
+                groups = self._sample(params, f"tree-{number}", parts.tree)
             started = time.monotonic()
-            advantages = estimator(draw.groups, draw.experience, context).advantages.float()
+            groups, experience = self._scored(groups, parts.reward)
+            if parts.critic is not None:
+                experience = replace(experience, values=self._critic_values(parts.critic, experience))
+            context = EstimatorContext(self.loop, self.sampler, parts.reward, params, 0, Clock(), self.network)
+            advantages = parts.estimator(groups, experience, context).advantages.float()
             seconds += time.monotonic() - started
-            cosines.append(cosine(draw.gradient(advantages), draw.truth))
-            for row, trajectory in enumerate(draw.trajectories):
-                own = advantages[row][draw.experience.response_mask[row]].tolist()
-                estimates, exact = step_estimates(own, trajectory.step_ends), draw.advantages[row]
-                steps += map(StepCredit, draw.decisions[row], exact, estimates)
-                if len(exact) > 2:
-                    correlations.append(rank_correlation(estimates, exact))
+            credited.append((experience, advantages))
+            sizes.append([len(group.rollouts) for group in groups])
+            if parts.tree is None:
+                self._add_steps(draw, number, advantages, steps, correlations)
+        tokens = (self.client.num_tokens - before) / self.rollout_tokens
         bias, variance = bias_and_variance(steps)
-        return {
-            "bias": bias,
-            "deviation": variance**0.5,
-            "rank_correlation": fmean(correlations) if correlations else nan,
-            "sign_error": sign_error(steps)[0],
-            "cosines": cosines,
-            "tokens_per_token": (self.client.num_tokens - tokens) / self.rollout_tokens,
-            "seconds": seconds / len(self.draws),
-        }
+        return Measured(
+            bias=None if parts.tree else bias,
+            deviation=None if parts.tree else variance**0.5,
+            rank_correlation=None if parts.tree else fmean(correlations) if correlations else nan,
+            wrong_sign=None if parts.tree else sign_error(steps)[0],
+            tokens_per_token=tokens - 1 if parts.tree else tokens,
+            seconds=self._per_100_rollouts(seconds),
+            products=products(self.gradients(credited, sizes, params.n), self.exact, self.policy_gradients),
+        )
 
-    def oracle(self) -> dict[str, Any]:
-        """Return how exact the exact values are: their bounds, the merge error, and of how many states the share of
-        right completions lies within three standard errors of the bounds."""
-        draw = self.draws[0]
-        asked = {(state.problem_id, tuple(state.prefix_ids)): (state, value)
-                 for trajectory, row in zip(draw.trajectories, draw.values, strict=True)
-                 for state, value in zip(states_of(trajectory, first_step=0), row, strict=False)}  # fmt: skip
-        every = max(1, len(asked) // self.plan.num_simulated)
-        chosen = list(asked.values())[::every][: self.plan.num_simulated]
-        params = [replace(self.params, n=self.plan.completions, return_logprobs=False,
-                          max_tokens=MAX_TOKENS - len(state.prefix_ids)) for state, _ in chosen]  # fmt: skip
-        rows = self.loop.run(self.sampler.complete([state for state, _ in chosen], params))
-        within, gaps = 0, []
-        for (_, value), sampled in zip(chosen, rows, strict=True):
-            share = fmean(row.is_correct for row in sampled)
-            gap, error = distance(share, value), standard_error(value, len(sampled))
-            within += gap <= 3 * error
-            gaps.append(abs(share - value.mid))
-        rewards = [reward for one in self.draws for group in one.groups for reward in group.rewards]
-        widths = [value.high - value.low for one in self.draws for row in one.values for value in row[:-1]]
-        return {
-            "simulated": len(chosen),
-            "within": within,
-            "mean_gap": round(fmean(gaps), 4),
-            "bound_width": round(fmean(widths), 4),
-            "merge_error": round(fmean(error.total_variation for error in self.merge_errors), 4),
-            "merge_value_gap": round(fmean(error.value_gap for error in self.merge_errors), 4),
-            "most_merge_error": round(max(error.most for error in self.merge_errors), 4),
-            "success": round(fmean(rewards), 4),
-        }
+    def measure_exact(self) -> Measured:
+        """Return the measures of the exact values themselves: what the noise of rollouts alone leaves."""
+        seconds = self._per_100_rollouts(self.exact_seconds)
+        found = products(self.exact, self.exact, self.policy_gradients)
+        return Measured(0.0, 0.0, 1.0, 0.0, 0.0, seconds, found)
 
+    def _exact_gradients(self) -> torch.Tensor:
+        """Return the gradients of the rollouts with exact credit."""
+        credited = [(draw.experience, self.exact_advantages(draw)) for draw in self.draws]
+        sizes = [[self.sizes.group_size] * len(self.problems)] * len(credited)
+        return self.gradients(credited, sizes, self.sizes.group_size)
 
-def distance(share: float, value: ExactValue) -> float:
-    """Return how far a share lies outside the bounds of a value."""
-    return max(value.low - share, share - value.high, 0.0)
+    def _per_100_rollouts(self, seconds: float) -> float:
+        return 100 * seconds / (len(self.draws) * len(self.problems) * self.sizes.group_size)
 
+    def _critic_values(self, critic: CriticValues, experience: Experience) -> torch.Tensor:
+        tensors = (experience.ids, experience.attention_mask, experience.response_mask)
+        return critic(RowScorer(tensors, 64, "fp32"))
 
-def standard_error(value: ExactValue, num: int) -> float:
-    """Return that of a share of `num` outcomes, by the value within the bounds that varies most; at least that of one
-    outcome in `num`."""
-    success = min(max(value.low, 0.5), value.high)
-    return float(max(success * (1 - success), 1 / num) / num) ** 0.5
+    def _add_steps(
+        self, draw: Draw, number: int, advantages: torch.Tensor, steps: list[StepCredit], correlations: list[float]
+    ) -> None:
+        for row, trajectory in enumerate(draw.trajectories):
+            own = advantages[row][draw.experience.response_mask[row]].tolist()
+            estimates, exact = step_estimates(own, trajectory.step_ends), draw.advantages[row]
+            steps += [StepCredit(*found, number) for found in zip(draw.decisions[row], exact, estimates, strict=True)]
+            if len(exact) > 2:
+                correlations.append(rank_correlation(estimates, exact))

@@ -2,16 +2,16 @@
 
 A *decision* is what a step does: the position it leaves and the one it leads to, of one problem. Its advantage is
 estimated once per rollout that takes it, so that its estimates have a mean, whose distance from the exact advantage is
-the bias, and a variance.
+the bias, and a variance. Estimates of one draw are not independent of one another (rollouts that pass through a state
+share its completions, a group its mean), those of different draws are.
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from statistics import fmean, variance
-
-import torch
+from itertools import combinations
+from statistics import fmean
 
 # Decisions that matter less than this do not count as right or wrong.
 MARGIN = 0.05
@@ -19,34 +19,37 @@ MARGIN = 0.05
 
 @dataclass(frozen=True)
 class StepCredit:
-    """One step of one rollout: which decision it is, its exact and its estimated advantage."""
+    """One step of one rollout: which decision it is, its exact and its estimated advantage, and the number of the draw
+    that the rollout is of."""
 
     decision: Hashable
     exact: float
     estimate: float
+    draw: int = 0
 
 
 def bias_and_variance(steps: Sequence[StepCredit]) -> tuple[float, float]:
-    """Return (root mean squared bias, mean variance) of the estimates of a decision, over decisions that were taken at
-    least twice, each weighted by how often it was.
+    """Return (root mean squared bias, mean variance) of the estimates of a decision, over decisions that were taken in
+    at least two draws, each weighted by how often it was.
 
-    Of the squared distance of a mean of n estimates from the truth, variance / n is taken off (bias of zero on average
-    for an unbiased estimator); what falls below 0 over all is 0. (nan, nan) where no decision was taken twice.
+    A decision's squared bias is the mean product of two draws' mean errors, which noise leaves as it is because draws
+    are independent; the variance is what is left of the mean squared error. What falls below 0 over all is 0.
+    (nan, nan) where no decision was taken in two draws.
     """
-    decisions: dict[Hashable, list[StepCredit]] = defaultdict(list)
+    decisions: dict[Hashable, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for step in steps:
-        decisions[step.decision].append(step)
-    squares = spread = total = 0.0
-    for taken in decisions.values():
-        if len(taken) < 2:
+        decisions[step.decision][step.draw].append(step.estimate - step.exact)
+    bias = error = total = 0.0
+    for draws in decisions.values():
+        if len(draws) < 2:
             continue
-        own = variance([step.estimate - step.exact for step in taken])
-        squares += len(taken) * (fmean(step.estimate - step.exact for step in taken) ** 2 - own / len(taken))
-        spread += len(taken) * own
-        total += len(taken)
+        errors = [gap for gaps in draws.values() for gap in gaps]
+        bias += len(errors) * fmean(one * other for one, other in combinations(map(fmean, draws.values()), 2))
+        error += sum(gap**2 for gap in errors)
+        total += len(errors)
     if not total:
         return math.nan, math.nan
-    return math.sqrt(max(0.0, squares / total)), spread / total
+    return math.sqrt(max(0.0, bias / total)), max(0.0, error - bias) / total
 
 
 def sign_error(steps: Sequence[StepCredit], margin: float = MARGIN) -> tuple[float, int]:
@@ -82,13 +85,6 @@ def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
     products = sum((a - mean) * (b - mean) for a, b in zip(first, second, strict=True))
     size = math.sqrt(sum((a - mean) ** 2 for a in first) * sum((b - mean) ** 2 for b in second))
     return products / size if size else 0.0
-
-
-def cosine(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Return the cosine of two gradients [P], summed in float64; 0 where either is 0."""
-    one, other = one.double(), other.double()
-    size = float(one.norm() * other.norm())
-    return float(one @ other) / size if size else 0.0
 
 
 def step_estimates(advantages: Sequence[float], step_ends: Sequence[int]) -> list[float]:

@@ -1,54 +1,95 @@
 """The measures of the credit benchmark, by hand; every estimator of conf/advantage/ has its row."""
 
+import json
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import permutations, product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.credit.cosine_figure import draw
-from benchmarks.credit.credit_oracle import COLUMNS, CONFIGS, Row, config_of, parse, points_of, read_rows, table_row
-from benchmarks.credit.estimated_credit import CreditBench, Plan
+from benchmarks.credit import credit_oracle, oracle_result
+from benchmarks.credit.credit_oracle import build_task, describe, main, parse, settings_of_task
+from benchmarks.credit.estimated_credit import CreditBench, Sizes
+from benchmarks.credit.estimator_parts import CONFIGS, EstimatorParts, Row, config_of, parts_of, read_rows
+from benchmarks.credit.gradient_cosines import (
+    Interval,
+    draw_batches,
+    expected_cosine,
+    jackknife,
+    leave_out_means,
+    mean_of_pairs,
+    means_of_batch,
+    products,
+)
 from benchmarks.credit.measures import (
     StepCredit,
     bias_and_variance,
-    cosine,
     rank_correlation,
     ranks,
     sign_error,
     step_estimates,
 )
+from benchmarks.credit.oracle_check import (
+    CheckedState,
+    agreeing,
+    chance_within,
+    check_states,
+    describe_check,
+    describe_values,
+    mean_gap,
+    smallest_found_error,
+)
+from benchmarks.credit.plan import read_plan
+from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
+from espalier.models.logprobs import token_logprobs
+from espalier.rewards.outcome import OutcomeReward
 from espalier.rl.advantages.rloo import RLOO
+from espalier.rl.advantages.tree import TreeAdvantage
 from espalier.rl.advantages.vineppo import VinePPO
 from espalier.rl.credit.token_maps import spread_steps
 from espalier.rl.estimator_context import EstimatorContext
+from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.types import Estimate, Experience, RolloutGroup
-from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import RLConfig
+from espalier.values.exact.decision_values import ExactValue
 from espalier.values.exact.state_values import ExactSettings
 from tests.support.rl_cases import FakeClient
 
+COARSE = ExactSettings(96, 1.0, line_mass=0.6, state_mass=0.5, max_width=2, merge_pairs=1)
+PLAN = Path(oracle_result.__file__).with_name("plan.yaml")
+
 
 def test_a_constant_error_is_bias_and_no_variance() -> None:
-    steps = [StepCredit("d", 0.5, 0.7), StepCredit("d", 0.5, 0.7), StepCredit("alone", 0.0, 9.0)]
+    steps = [StepCredit("d", 0.5, 0.7, 0), StepCredit("d", 0.5, 0.7, 1), StepCredit("alone", 0.0, 9.0, 0)]
     assert bias_and_variance(steps) == pytest.approx((0.2, 0.0))
 
 
-def test_an_error_without_a_mean_is_variance_and_no_bias() -> None:
-    """Estimates 0.4 and 0.6 of 0.5: variance 0.02, mean right; another decision, 1 and 2 of 0, moves both.
+def test_errors_that_differ_between_draws_are_variance_and_no_bias() -> None:
+    """Errors of two draws -0.1 and 0.1: their product, -0.01, is no bias; with the mean square 0.01 variance is 0.02.
 
-    Squared bias: (2 (0 - 0.01) + 2 (2.25 - 0.25)) / 4 = 0.995; variance (2 x 0.02 + 2 x 0.5) / 4 = 0.26.
+    Another decision, errors 1 and 2: product 2, mean square 2.5. Together bias (2 (-0.01) + 2 x 2) / 4 = 0.995, and
+    variance (2 x 0.02 + 2 x 0.5) / 4 = 0.26.
     """
-    steps = [StepCredit("d", 0.5, 0.4), StepCredit("d", 0.5, 0.6)]
+    steps = [StepCredit("d", 0.5, 0.4, 0), StepCredit("d", 0.5, 0.6, 1)]
     assert bias_and_variance(steps) == pytest.approx((0.0, 0.02))
-    steps += [StepCredit("e", 0.0, 1.0), StepCredit("e", 0.0, 2.0)]
+    steps += [StepCredit("e", 0.0, 1.0, 0), StepCredit("e", 0.0, 2.0, 1)]
     assert bias_and_variance(steps) == pytest.approx((math.sqrt(0.995), 0.26))
 
 
-def test_no_decision_taken_twice_gives_no_number() -> None:
-    assert all(math.isnan(value) for value in bias_and_variance([StepCredit("d", 0.5, 0.4)]))
+def test_equal_errors_of_one_draw_are_one_error() -> None:
+    """Rollouts of a draw that pass through a state share its completions: their error is noise, not bias."""
+    steps = [StepCredit("d", 0.0, 0.3, 0)] * 5 + [StepCredit("d", 0.0, -0.3, 1)] * 5
+    assert bias_and_variance(steps) == pytest.approx((0.0, 0.18))
+
+
+def test_no_decision_of_two_draws_gives_no_number() -> None:
+    steps = [StepCredit("d", 0.5, 0.4, 0), StepCredit("d", 0.5, 0.4, 0)]
+    assert all(math.isnan(value) for value in bias_and_variance(steps))
 
 
 def test_signs_count_beyond_the_margin_and_no_credit_is_half_wrong() -> None:
@@ -65,9 +106,109 @@ def test_rank_correlation_by_hand() -> None:
     assert rank_correlation([1, 2, 3], [5, 5, 5]) == 0.0
 
 
-def test_the_cosine_of_gradients() -> None:
-    assert cosine(torch.tensor([1.0, 0.0]), torch.tensor([1.0, 1.0])) == pytest.approx(math.sqrt(0.5))
-    assert cosine(torch.tensor([1.0, 0.0]), torch.zeros(2)) == 0.0
+def test_pairs_of_a_matrix_are_of_different_problems() -> None:
+    matrix = torch.tensor([[9.0, 1.0, 2.0], [3.0, 9.0, 4.0], [5.0, 6.0, 9.0]], dtype=torch.float64)
+    assert mean_of_pairs(matrix, torch.ones(1, 3, dtype=torch.float64)).tolist() == pytest.approx([3.5])
+    drawn = [0, 0, 2]  # the pairs (0, 2) and (2, 0), twice each: (0, 0) is one problem
+    pairs = [float(matrix[drawn[i], drawn[j]]) for i, j in permutations(range(3), 2) if drawn[i] != drawn[j]]
+    found = mean_of_pairs(matrix, torch.tensor([[2.0, 0.0, 1.0]], dtype=torch.float64))
+    assert found.tolist() == pytest.approx([sum(pairs) / len(pairs)])
+
+
+def groups_of(rows: Sequence[Sequence[float]]) -> torch.Tensor:
+    """One group of each problem."""
+    return torch.tensor(rows)[:, None]
+
+
+def test_the_cosine_of_the_expected_gradient_by_hand() -> None:
+    """Gradients (1, 3) and (1, 1), policy gradients (1, 0): by different problems' products <E g, G> = 1, |E g|^2 = 4.
+
+    With exact credit of the same rollouts (2, 0) and (0, 0) k is 1 / 2 and the rests (0, 3), (1, 1): <E d, G> = 1 / 2,
+    |E d|^2 = 3; so <E g, G> is 1 and |E g|^2 is 1 / 4 + 1 / 2 + 3.
+    """
+    own, exact = groups_of([[1.0, 3.0], [1.0, 1.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    assert expected_cosine(products(own, torch.zeros(2, 1, 2), exact), 10).value == pytest.approx(1 / 2)
+    same = groups_of([[2.0, 0.0], [0.0, 0.0]])
+    assert expected_cosine(products(own, same, exact), 10).value == pytest.approx(1 / math.sqrt(3.75))
+
+
+def test_exact_credit_has_the_direction_of_the_policy_gradient_whatever_its_noise() -> None:
+    same = groups_of([[9.0, 1.0], [-5.0, 1.0]])
+    found = products(same, same, torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+    assert expected_cosine(found, 10).value == pytest.approx(1.0)
+
+
+def test_a_policy_gradient_that_noise_hides_gives_no_cosine() -> None:
+    """Of policy gradients (1, 0) and (-1, 0) the product is -1, which is no squared norm."""
+    own, exact = torch.ones(2, 1, 2), torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
+    found = expected_cosine(products(own, own, exact), 100)
+    assert math.isnan(found.value)
+    assert (found.low, found.high) == (-1.0, 1.0)
+
+
+def test_a_batch_is_of_different_problems_and_its_cosine_by_hand() -> None:
+    """Single groups have cosines 1, 0 and -1, sums of pairs, (1, 1), (0, 0), (-1, 1), 1 / sqrt(2), 0, -1 / sqrt(2)."""
+    batches = draw_batches(5, 2, 3, num=50)
+    assert batches.shape == (50, 5, 2)
+    assert set(batches.sum(2).flatten().tolist()) == {0.0, 1.0}
+    assert set(batches.sum((1, 2)).tolist()) == {3.0}
+    with pytest.raises(ValueError, match="3 problems"):
+        draw_batches(3, 2, 3)
+    own, exact = groups_of([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]]), torch.tensor([[3.0, 0.0]] * 3)
+    found = products(own, own, exact)
+    assert leave_out_means(found, 1, 1).tolist() == pytest.approx([0.0, -0.5, 0.0, 0.5], abs=0.03)
+    root = 1 / math.sqrt(2)
+    assert leave_out_means(found, 1, 2).tolist() == pytest.approx([0.0, -root, 0.0, root], abs=0.03)
+    between = means_of_batch(found, 1, 1.25).tolist()
+    assert between == pytest.approx([0.0, -0.375 - root / 4, 0.0, 0.375 + root / 4], abs=0.03)
+    assert torch.equal(means_of_batch(found, 1, 0.3), leave_out_means(found, 1, 1))
+
+
+def test_the_jackknife_of_a_mean_is_students_interval() -> None:
+    """Of 1, 2, 3, 6 / 10 the mean is 0.3 with standard error sqrt(0.14 / 3 / 4) and t(3) = 3.182."""
+    numbers = [0.1, 0.2, 0.3, 0.6]
+    means = torch.tensor([0.3, *((1.2 - number) / 3 for number in numbers)], dtype=torch.float64)
+    half = 3.18245 * math.sqrt(0.14 / 12)
+    assert asdict(jackknife(means)) == pytest.approx({"value": 0.3, "low": 0.3 - half, "high": 0.3 + half}, abs=1e-5)
+
+
+def test_a_gradient_of_nothing_has_cosine_0() -> None:
+    found = products(torch.zeros(3, 1, 2), torch.zeros(3, 1, 2), torch.ones(3, 2))
+    assert expected_cosine(found) == jackknife(means_of_batch(found, 1, 2)) == Interval(0.0, 0.0, 0.0)
+
+
+def gradients(rng: torch.Generator, num: int, is_biased: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of 20 numbers, two groups a problem: policy gradients G_i = G + noise of 1 of twice as many problems;
+    those of rollouts of the first G_i + 2 more, one in ten of them 10 times as long; an estimator's twice that (or that
+    turned) + 1 more."""
+
+    def noise(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, 20, generator=rng, dtype=torch.float64)
+
+    truth, turned = torch.zeros(2, 20, dtype=torch.float64)
+    truth[0], turned[1] = 2.0, 2.0 * is_biased
+    exact = truth + noise(2 * num)
+    slips = 1 + 9.0 * (torch.rand(num, 2, 1, generator=rng) < 0.1)
+    same = exact[:num, None] + 2 * slips * noise(num, 2)
+    return 2 * (same + turned) + noise(num, 2), same, exact
+
+
+@pytest.mark.parametrize("is_biased", [False, True])
+def test_intervals_hold_the_true_cosines_in_nine_of_ten_samples(is_biased: bool) -> None:
+    """That of the expected gradient is 1, or 1 / sqrt(2); that of a batch is simulated by 4,000 of them."""
+    rng = torch.Generator().manual_seed(0)
+    own, _, _ = gradients(rng, 4000 * 8, is_biased)
+    batches = own[:, 0].view(4000, 8, 20).mean(1)
+    of_batch = float((batches[:, 0] / batches.norm(dim=1)).mean())
+    expected = math.sqrt(0.5) if is_biased else 1.0
+    held = [0, 0]
+    for _ in range(60):
+        found = products(*gradients(rng, 24, is_biased))
+        for number, (interval, truth) in enumerate(
+            [(expected_cosine(found, 200), expected), (jackknife(means_of_batch(found, 2, 8)), of_batch)]
+        ):
+            held[number] += interval.low - 1e-9 <= truth <= interval.high + 1e-9
+    assert min(held) >= 54
 
 
 def test_a_steps_estimate_is_the_mean_over_its_credited_tokens() -> None:
@@ -81,16 +222,31 @@ def test_every_estimator_has_a_row_and_two_rows_differ_in_name() -> None:
 
 
 def test_rows_that_cannot_be_run_say_why_and_others_have_their_settings(tiny_policy: Path) -> None:
-    assert config_of(Row("gae", "gae"), tiny_policy, None) == "needs a critic"
-    assert config_of(Row("tree", "tree"), tiny_policy, None) == "needs a tree of rollouts"  # without one it is RLOO
-    assert config_of(Row("pure", "pure"), tiny_policy, None) == "needs process rewards"
-    assert "--prm" in str(config_of(Row("prm", "process_values"), tiny_policy, None))
-    config = config_of(Row("v", "vineppo", {"completions_per_state": 3}), tiny_policy, None)
-    assert isinstance(config, RLConfig)
-    assert config.advantage["completions_per_state"] == 3
-    exact = config_of(Row("exact", "exact"), tiny_policy, None)
-    assert isinstance(exact, RLConfig)
-    build(exact.advantage)
+    def config(row: Row, prm: Path | None = None) -> RLConfig | str:
+        return config_of(row, ("task=word_arithmetic",), tiny_policy, prm)
+
+    by_name = {row.name: row for row in read_rows()}
+    assert "needs a critic" in str(config(Row("gae", "gae")))
+    assert "trained along" in str(config(by_name["ppo"]))
+    assert "branches" in str(config(Row("tree", "tree")))  # without one it is RLOO
+    assert "process rewards" in str(config(Row("pure", "pure")))
+    assert "--prm" in str(config(by_name["PRM value"]))
+    found = config(by_name["vineppo K=3"])
+    assert isinstance(found, RLConfig)
+    assert found.advantage["completions_per_state"] == 3
+    with_prm = [row for row in by_name.values() if row.prm]
+    assert len(with_prm) == 6
+    assert all(isinstance(config(row, tiny_policy), RLConfig) for row in with_prm)
+    tree = config(by_name["tree"])
+    assert isinstance(tree, RLConfig)
+    assert parts_of(tree).tree == TreeRollouts([2, 2], 1)
+
+
+def test_a_task_is_built_as_programs_build_it() -> None:
+    cells = read_plan(PLAN).cells
+    task, max_tokens = build_task(settings_of_task(cells["long_arithmetic"]))
+    assert (task.name, max_tokens) == ("long_arithmetic", 128)
+    assert build_task(settings_of_task(cells["word_arithmetic"]))[1] == 96
 
 
 class Truth(RLOO):
@@ -105,23 +261,87 @@ class Truth(RLOO):
         return Estimate(spread_steps(ends, draw.advantages, experience.response_mask))
 
 
-def test_a_bench_measures_an_estimator_and_the_oracle_without_an_engine(tiny_policy: Path) -> None:
-    """The exact advantages themselves have cosine 1, no bias and no wrong sign; VinePPO counts its tokens."""
-    coarse = ExactSettings(96, 1.0, line_mass=0.6, state_mass=0.5, max_width=2, merge_pairs=1)
-    plan = Plan(num_problems=2, group_size=2, num_draws=2, num_simulated=2, completions=3, truth=coarse)
+def plain_gradient(bench: CreditBench, draw: int, row: int, advantages: torch.Tensor) -> torch.Tensor:
+    """Of one rollout, unpadded, by a pass of its own."""
+    rollout = [one for group in bench.draws[draw].groups for one in group.rollouts][row]
+    ids = torch.tensor([[*rollout.context_ids, *rollout.drawn_ids]])
+    logprobs = token_logprobs(bench.network(input_ids=ids).logits, ids)[0][0]
+    own = advantages[row, 1 : ids.shape[1]]
+    return torch.cat([part.flatten() for part in torch.autograd.grad((own * logprobs).sum(), bench.parameters)])
+
+
+def test_a_bench_measures_estimators_and_the_oracle_without_an_engine(
+    tiny_policy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The exact advantages themselves have cosine 1, no bias and no wrong sign; others count their tokens."""
+    monkeypatch.setattr(credit_oracle, "BATCH", 2)
+    sizes, task = Sizes(num_problems=3, group_size=2, num_draws=2, num_reference=4, truth=COARSE), WordArithmetic()
     client = FakeClient(load_tokenizer(str(tiny_policy)), num_lines=2)
-    with CreditBench(tiny_policy, plan, client) as bench:
-        found = bench.measure(Truth(bench))
-        assert found["cosines"] == pytest.approx([1.0, 1.0], abs=1e-6)
+    outcome = OutcomeReward()
+    with CreditBench(tiny_policy, task, task.problems("dev")[:5], sizes, client) as bench:
+        measured = bench.measure(EstimatorParts(Truth(bench), outcome))
+        found = describe("SFT", "truth", measured, 2)
         assert (found["bias"], found["deviation"]) == pytest.approx((0.0, 0.0), abs=1e-6)
-        assert found["sign_error"] == 0.0
-        assert found["tokens_per_token"] == 0.0
-        sampled = bench.measure(VinePPO(completions_per_state=2))
+        assert (found["wrong_sign"], found["tokens_per_token"]) == (0.0, 0.0)
+        assert measured.products.rest_exact.shape == (3, 4)
+        assert torch.allclose(measured.products.rest, bench.measure_exact().products.rest)
+
+        exact, advantages = bench.exact, [bench.exact_advantages(draw) for draw in bench.draws]
+        for p, d in product(range(3), range(2)):  # the mean over the two rollouts of a group
+            one, other = (plain_gradient(bench, d, row, advantages[d]) for row in (2 * p, 2 * p + 1))
+            assert torch.allclose(exact[p, d], (one + other) / 2, atol=1e-5)
+
+        sampled = describe("SFT", "sampled", bench.measure(EstimatorParts(VinePPO(2), outcome)), 2, measured.products)
         assert sampled["tokens_per_token"] > 0.5
-        assert bench.oracle()["simulated"] == 2
-    table = [table_row("SFT", "truth", found), table_row("SFT", "sampled", sampled)]
-    assert len(table[0]) == len(COLUMNS)
-    assert draw(points_of(table)).count("<circle") == 2
+        tree = EstimatorParts(TreeAdvantage(), outcome, TreeRollouts([2], 1), 2)
+        grown = describe("SFT", "tree", bench.measure(tree), 2)
+        assert grown["bias"] is None
+        assert grown["tokens_per_token"] > 0.2
+
+        checked = check_states(bench, 2, 10_000)
+        oracle = {**describe_check(checked), **describe_values(bench)}
+        assert oracle["states"] == 6  # the states before each of three lines of two problems
+    rows = [{**row, "cosine_batch": [0.5, 0.4, 0.6]} for row in (found, sampled, grown)]
+    policy = {"rows": rows, "left_out": {"ppo": "why"}, "oracle": oracle}
+    result = {"sizes": asdict(sizes), "batch": 64, "policies": {"SFT": policy}}
+    picture = tmp_path / "picture.svg"
+    for name in ("one", "other", "one"):
+        path = oracle_result.write(name, result, tmp_path, picture)
+    written: dict[str, Any] = json.loads(path.read_text())
+    assert list(written["detail"]["tasks"]) == ["one", "other"]
+    assert written["figures"]["oracle_within_three_errors"]["goal"] == 12
+    assert all(len(row) == len(table["columns"]) for table in written["tables"] for row in table["rows"])
+    assert picture.read_text().count("<circle") == 6
+
+
+def test_a_share_agrees_within_three_errors_of_the_bounds() -> None:
+    """Of 100 outcomes a value of a half has standard error 0.05, and one of 0.0 that of one outcome in 100: 0.01."""
+    assert agreeing(ExactValue(0.5, 0.5), 100) == range(35, 66)
+    assert agreeing(ExactValue(0.0, 0.0), 100) == range(4)
+    assert agreeing(ExactValue(0.0, 0.1), 100) == range(20)  # 0.1 + 3 x 0.03
+    assert CheckedState("p", ExactValue(0.5, 0.5), 65, 100).is_within
+    assert not CheckedState("p", ExactValue(0.5, 0.5), 66, 100).is_within
+
+
+def test_the_power_of_the_check_is_that_of_the_binomial() -> None:
+    """4 outcomes of a value of a half have standard error 1/4: any share agrees. Of 16 it is 1/8, and 2 to 14 agree."""
+    half = ExactValue(0.5, 0.5)
+    assert chance_within(half, 4, 0.9) == pytest.approx(1.0)
+    assert chance_within(half, 16, 0.5) == pytest.approx(1 - 2 * (1 + 16) / 2**16)
+    assert chance_within(half, 16, 1.0) == 0.0
+    assert smallest_found_error([CheckedState("p", half, 2, 4)]) is None
+    error = smallest_found_error([CheckedState("p", half, 50, 100)])
+    assert error is not None
+    assert chance_within(half, 100, 0.5 - error) < 0.98 <= chance_within(half, 100, 0.5 - error + 0.005)
+
+
+def test_the_error_of_the_mean_gap_takes_a_problems_states_together() -> None:
+    """Gaps 0.1, 0.1 of one problem and -0.1 of another: mean 0.1 / 3; the sums are 0.2 - 2/30 and -0.1 - 1/30, whose
+    squares, times 2 / 1, are 8 / 225: their root over 3 states."""
+    rows = [("a", 6), ("a", 6), ("b", 4)]
+    mean, error = mean_gap([CheckedState(name, ExactValue(0.5, 0.5), right, 10) for name, right in rows])
+    assert mean == pytest.approx(0.1 / 3)
+    assert error == pytest.approx(math.sqrt(2 * (0.4**2 + 0.4**2) / 9) / 3)
 
 
 @pytest.mark.parametrize("words", [["--policies", "SFT=nowhere"], ["--policies", "nowhere"], ["--prm", "nowhere"]])
@@ -132,3 +352,11 @@ def test_a_model_folder_that_is_none_is_refused_before_an_engine_starts(
     with pytest.raises(SystemExit, match="2"):
         parse()
     assert f"{' '.join(words)}: " in capsys.readouterr().err
+
+
+def test_a_task_that_is_no_cell_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["credit_oracle", "--task", "gsm8k"])
+    assert main() == 2
+    assert "--task: there is no 'gsm8k'" in capsys.readouterr().err

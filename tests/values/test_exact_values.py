@@ -9,18 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.data.answers.grade import Gold, Grade
-from espalier.data.records import BadInput, Demonstration, Problem, Trajectory
-from espalier.data.splitters import split_lines
+from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.steps import Decoder
 from espalier.data.tasks.enumerable import Position
 from espalier.data.tasks.word_arithmetic import WordArithmetic
-from espalier.models.load import load_policy, load_tokenizer
-from espalier.models.tiny import build_tiny
 from espalier.values.exact.decision_values import DecisionState, ExactValue, Transition, evaluate_policy
 from espalier.values.exact.line_search import LineSearch, LineStart
 from espalier.values.exact.merge_error import measure_merges, total_variation
 from espalier.values.exact.state_values import ExactSettings, enumerable, exact_values
+from tests.support.exact_cases import HoldsLetter, sharp_network, written_tokens
 
 # state → decisions: (probability, the letter that is written)
 Table = dict[str, list[tuple[float, str]]]
@@ -161,56 +158,9 @@ def test_the_total_variation_counts_what_is_not_followed_as_one_decision() -> No
 # --- networks ---------------------------------------------------------------------------------------------------------
 
 
-class HoldsLetter:
-    """A task of one problem: a response is right if it holds an a, an e or an i."""
-
-    name = "holds_letter"
-
-    @staticmethod
-    def holds(text: str) -> bool:
-        return any(letter in "aei" for letter in text)
-
-    def problems(self, split: str) -> list[Problem]:
-        return []
-
-    def demonstrations(self, split: str) -> list[Demonstration]:
-        return []
-
-    def prompt(self, problem: Problem) -> str:
-        return problem.question
-
-    def split_steps(self, response: str) -> list[str]:
-        return split_lines(response)
-
-    def grade(self, gold: Gold, response: str, num_options: int = 0) -> Grade:
-        return Grade(None, self.holds(response))
-
-    def position(self, problem: Problem, steps: Sequence[str]) -> Position | None:
-        is_right = self.holds("".join(steps))
-        return Position((len(steps), is_right), is_right)
-
-
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
-    """A network of random weights, made sharper so that its tokens differ in probability; and its tokenizer."""
-    folder = tmp_path_factory.mktemp("small") / "model"
-    build_tiny(
-        folder, ["Mia has 5.\n"], hidden_size=16, num_layers=2, num_heads=2, vocab_size=262, max_length=64, seed=5
-    )
-    model, tokenizer = load_policy(str(folder)), load_tokenizer(str(folder))
-    others = torch.ones(262, dtype=torch.bool)
-    others[written_tokens(tokenizer)] = False
-    with torch.no_grad():
-        model.get_input_embeddings().weight.add_(0.02)  # all states have this in common, which the last rows read
-        head = model.get_output_embeddings().weight
-        head.mul_(15.0)
-        head[1], head[others] = 3 / 16, -40 / 16
-    return model.eval(), tokenizer
-
-
-def written_tokens(tokenizer: Any) -> list[int]:
-    """The end token and 20 others; no others are probable."""
-    return [1, *(tokenizer(letter).input_ids[0] for letter in "\n abcdefghijklm.:+-#")]
+    return sharp_network(tmp_path_factory.mktemp("small") / "model")
 
 
 def trajectory_of(tokenizer: Any, prompt: str, ids: Sequence[int], step_ends: Sequence[int]) -> Trajectory:

@@ -72,11 +72,12 @@ class LineDecisions:
                 state = self.state((number, ids))
                 groups.setdefault(state.node, []).append(Transition(line.probability, state))
             elif line.ending == "end" or not self.merges:
-                outcome = float(line.ending == "end" and self._is_right(number, ids[:-1]))
+                outcome = float(line.ending == "end" and self.is_right(number, ids[:-1]))
                 groups.setdefault(outcome, []).append(Transition(line.probability, outcome))
         return [Transition(sum(one.probability for one in group), group[0].to) for group in groups.values()]
 
-    def _is_right(self, number: int, ids: Ids) -> bool:
+    def is_right(self, number: int, ids: Ids) -> bool:
+        """Grade a whole response, without its end token, to question `number`."""
         problem, prompt_ids = self.questions[number]
         text = added_text(prompt_ids, ids, self.decode)
         return self.task.grade(problem.gold, text, len(problem.options)).is_correct
