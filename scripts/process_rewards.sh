@@ -64,7 +64,7 @@ stage choose_labels "$python" run_stage.py -cn values/choose_labels input="$out/
   output="$out/labels.json" stage.labels="$labels"
 labels=$(sed -n 's/.*"labels": "\([a-z]*\)".*/\1/p' "$out/labels.json")
 [[ $labels == values || $labels == contrast ]] || { echo "error: $out/labels.json says no labels: remove it" >&2; exit 2; }
-cut=() estimate=() learn=()
+cut=() estimate=() learn=() judged=$out/step_values.jsonl judge=()
 if [[ $labels == contrast ]]; then
   # from where the policy is sure of the next step, the next steps that are sampled are all the same
   cut=(stage.solutions=right stage.first_step=0 stage.smallest_alternative="$smallest_alternative" stage.policy="$policy")
@@ -82,7 +82,7 @@ values=$out/step_values.jsonl
 if [[ $labels == contrast ]]; then
   stage join_completions "$python" run_stage.py -cn values/join_completions input="$out/completions.jsonl" \
     output="$out/solutions.jsonl" stage.states="$out/states.jsonl" stage.policy="$policy" task="$task" "${extra[@]}"
-  values=$out/labelled_steps.jsonl
+  values=$out/labelled_steps.jsonl judged=$out/labelled_steps.jsonl judge=(stage.target=labels)
   stage label_by_contrast "$python" run_stage.py -cn values/label_by_contrast input="$out/solutions.jsonl" \
     output="$values" stage.trajectories="$out/trajectories.jsonl" stage.states="$out/states.jsonl"
 else
@@ -110,5 +110,5 @@ stage score_steps "$python" run_stage.py -cn prm/score_steps input="$out/traject
 stage inspect_steps "$python" run_stage.py -cn pages/inspect_steps input="$out/trajectories.jsonl" output="$out/inspect.html" \
   stage.values="$out/step_values.jsonl" stage.states="$out/states.jsonl" stage.completions="$out/completions.jsonl" \
   stage.scores="$out/step_scores.jsonl"
-stage prm_calibration "$python" run_stage.py -cn prm/prm_calibration input="$out/step_values.jsonl" output="$out/prm.json" \
-  stage.scores="$out/step_scores.jsonl" stage.held_out_share="$held_out_share"
+stage prm_calibration "$python" run_stage.py -cn prm/prm_calibration input="$judged" output="$out/prm.json" \
+  stage.scores="$out/step_scores.jsonl" stage.held_out_share="$held_out_share" "${judge[@]}"

@@ -23,6 +23,7 @@ from espalier.pipeline.evaluation.intervals import resampled, resampled_mean
 from espalier.pipeline.stage import StageContext
 
 NUM_BINS = 10
+TARGETS = ("values", "labels")
 
 
 def auc(scores: Sequence[float], is_positive: Sequence[bool], weights: Sequence[float] | None = None) -> float | None:
@@ -89,10 +90,17 @@ def quality(steps: Sequence[ScoredStep]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EvaluateProcessReward:
-    """Input: step values; `scores`: step scores of the same trajectories; only held-out problems count."""
+    """Input: step values; `scores`: step scores of the same trajectories; only held-out problems count. `target`: the
+    steps' values, or the labels that the model was trained on, as those of contrast are no values (solutions that were
+    not scored are left out then: completions)."""
 
     scores: str
     held_out_share: float
+    target: str = "values"
+
+    def __post_init__(self) -> None:
+        if self.target not in TARGETS:
+            raise BadInput(f"stage.target must be {' or '.join(TARGETS)}, got '{self.target}'")
 
     def inputs(self) -> list[str]:
         """Return the step scores."""
@@ -140,13 +148,17 @@ class EvaluateProcessReward:
         for row in read_records(StepValues, input_path):
             if not is_held_out(row.problem_id, self.held_out_share):
                 continue
-            numbers = f"{len(scores.get(row.id, []))} scores and {len(row.values)} values"
-            if len(scores.get(row.id, [])) != len(row.values):
+            if self.target == "labels" and row.id not in scores:
+                continue
+            values = row.values if self.target == "values" else row.labels
+            numbers = f"{len(scores.get(row.id, []))} scores and {len(values)} {self.target}"
+            if len(scores.get(row.id, [])) != len(values):
                 raise BadInput(f"{self.scores}: trajectory '{row.id}' has {numbers}: score these trajectories")
-            for step, (end, value, score) in enumerate(zip(row.step_ends, row.values, scores[row.id], strict=True), 1):
+            for step, (end, value, score) in enumerate(zip(row.step_ends, values, scores[row.id], strict=True), 1):
                 key = row.problem_id, tuple(row.response_ids[:end]), step == len(row.steps)
                 if value is not None:
                     found[key] = ScoredStep(row.problem_id, score, value)
-            num_steps, num_unknown = num_steps + len(row.values), num_unknown + row.values.count(None)
-        leave_out(input_path, num_unknown, num_steps, "steps", "lead to a state whose value is not known")
+            num_steps, num_unknown = num_steps + len(values), num_unknown + list(values).count(None)
+        if self.target == "values":
+            leave_out(input_path, num_unknown, num_steps, "steps", "lead to a state whose value is not known")
         return found

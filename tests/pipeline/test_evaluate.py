@@ -496,10 +496,12 @@ VALUES = StepValues(
 )  # fmt: skip
 
 
-def process_reward_evaluated(tmp_path: Path, values: list[StepValues], scores: list[StepScores]) -> dict:
+def process_reward_evaluated(
+    tmp_path: Path, values: list[StepValues], scores: list[StepScores], target: str = "values"
+) -> dict:
     write_records(tmp_path / "values.jsonl", values)
     write_records(tmp_path / "scores.jsonl", scores)
-    stage = EvaluateProcessReward(str(tmp_path / "scores.jsonl"), 0.5)
+    stage = EvaluateProcessReward(str(tmp_path / "scores.jsonl"), 0.5, target)
     return stage.run(str(tmp_path / "values.jsonl"), context())
 
 
@@ -535,6 +537,23 @@ def test_a_step_whose_value_is_not_known_is_no_wrong_one(tmp_path: Path, caplog:
         result = process_reward_evaluated(tmp_path, [unknown], [StepScores(VALUES.id, HELD, [0.5, 0.45, 0.95])])
     assert (result["inner"]["num_steps"], result["inner"]["value_mae"]["mean"]) == (1, 0.3)
     assert "values.jsonl: 1 of 3 steps lead to a state whose value is not known and are left out" in caplog.text
+
+
+def test_a_process_reward_model_is_judged_by_the_labels_that_it_learned_where_these_are_no_values(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By values 0.45 would be a bad score of the second step; a completion's solution has no scores."""
+    labelled = replace(VALUES, labels=[1.0, 0.0, None])
+    completion = replace(labelled, id=f"{HELD}/0#1/0")
+    with caplog.at_level("WARNING"):
+        result = process_reward_evaluated(
+            tmp_path, [labelled, completion], [StepScores(VALUES.id, HELD, [0.5, 0.45, 0.95])], "labels"
+        )
+    assert (result["inner"]["auc"]["mean"], result["inner"]["num_steps"], result["terminal"]["num_steps"]) == (1, 2, 0)
+    assert result["inner"]["value_mae"]["mean"] == pytest.approx((0.5 + 0.45) / 2, abs=1e-5)
+    assert not caplog.text
+    with pytest.raises(BadInput, match=r"stage\.target must be values or labels, got 'label'"):
+        EvaluateProcessReward("scores.jsonl", 0.5, "label")
 
 
 def test_the_weights_of_a_draw_are_repeated_rows() -> None:

@@ -532,6 +532,8 @@ def test_labels_by_contrast_are_what_the_reward_models_learn(
     trains = [typed(c) for c in commands if c[0] == "trainer_base_ds_mul.py"]
     assert [train.examples["path"] for train in trains] == [label.output] * 2
     assert [train.num_epochs for train in trains] == [2, 2]
+    judge = typed(by_stage["prm/prm_calibration"])
+    assert (judge.input, judge.stage["target"]) == (label.output, "labels")
 
 
 def test_contrast_is_refused_where_its_labels_would_not_be_what_is_trained_on(
