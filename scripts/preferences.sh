@@ -20,14 +20,18 @@ read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
 data=$run/process_rewards
 exp=${exp:-$(experiment dpo)}
-scores=() values=$data/step_values.jsonl solutions=$data/trajectories.jsonl steps=(stage.values="$values")
-# labels=contrast: steps of the completions too
-if [[ $pairs == step && -f $data/labels.json ]] && grep -q '"labels": *"contrast"' "$data/labels.json"; then
-  values=$data/labelled_steps.jsonl solutions=$data/solutions.jsonl steps=(stage.labels="$values" stage.chosen=solution)
+scores=() values=$data/step_values.jsonl solutions=$data/trajectories.jsonl steps=(stage.values="$values") errors=()
+if [[ -f $data/labels.json ]] && grep -q '"labels": *"contrast"' "$data/labels.json"; then
+  # the scores say where a solution leaves the right way; step pairs are of the completions too
+  errors=(stage.cut_wrong_below=0.5 stage.max_rejected=4 stage.max_pairs=8)
+  if [[ $pairs == step ]]; then
+    values=$data/labelled_steps.jsonl solutions=$data/solutions.jsonl
+    steps=(stage.labels="$values" stage.chosen=solution)
+  fi
 fi
 case $pairs in
 outcome) name=dpo known=(seed="$seed") ;;
-process) name=process_dpo scores=(stage.scores="$data/step_scores.jsonl") known=(seed="$seed" "${scores[@]}") ;;
+process) name=process_dpo scores=(stage.scores="$data/step_scores.jsonl") known=(seed="$seed" "${scores[@]}" "${errors[@]}") ;;
 step) name=step_dpo known=(seed="$seed" "${steps[@]}") ;;
 partial) name=partial_dpo known=(seed="$seed" stage.values="$data/step_values.jsonl") ;;
 dpo_positive) name=dpo_positive known=(seed="$seed") objective=${objective:-dpo_positive} ;;

@@ -556,6 +556,9 @@ def test_step_pairs_are_of_the_labels_that_the_run_has_chosen(
         file = {"values": "step_values", "contrast": "labelled_steps"}[labels]
         assert f"{name}={data}/{file}.jsonl" in build_pairs
         assert ("stage.chosen=solution" in build_pairs) == (labels == "contrast")
+        build_pairs, *_ = script("policy=a", f"run={tmp_path}/run", "pairs=process", name="preferences.sh")
+        assert f"input={data}/trajectories.jsonl" in build_pairs
+        assert ("stage.cut_wrong_below=0.5" in build_pairs) == (labels == "contrast")
 
 
 def test_a_broken_stage_is_done_again_and_nothing_else(
