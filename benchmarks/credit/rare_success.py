@@ -41,19 +41,19 @@ GOAL_AUC = 0.85
 
 @dataclass(frozen=True)
 class Cell:
-    """`task` also names the policy in plan.yaml; `num_problems` of a run; `max_tokens` of a response; `labels` as of
-    scripts/process_rewards.sh."""
+    """`task` also names the policy in plan.yaml; `num_problems` of a run; `max_tokens` of a response; `settings` are
+    further ones of scripts/process_rewards.sh."""
 
     task: str
     num_problems: int
     max_tokens: int
-    labels: str = "auto"
+    settings: tuple[str, ...] = ()
 
 
 CELLS = {
     "long": Cell("long_arithmetic", 1000, 128),
     "rare": Cell("long_arithmetic_rare", 800, 224),
-    "rule_logic": Cell("rule_logic", 1000, 128, "contrast"),
+    "rule_logic": Cell("rule_logic", 3000, 128, ("labels=contrast", "num_epochs=6")),
 }
 
 
@@ -93,7 +93,7 @@ def measure(name: str, seed: int, policy: Path, run: Path, num_test: int) -> dic
     limits = [f"task={cell.task}", f"max_tokens={cell.max_tokens}", f"seed={seed}"]
     train = f"task.num_train={cell.num_problems * (seed + 1)}"
     script(run, "process_rewards", *limits, train, f"policy={policy}", f"num_problems={cell.num_problems}",
-           f"first={cell.num_problems * seed}", f"labels={cell.labels}")  # fmt: skip
+           f"first={cell.num_problems * seed}", *cell.settings)  # fmt: skip
     data = run / "process_rewards"
     sampled, completed = tokens_of(data / "trajectories.jsonl"), tokens_of(data / "completions.jsonl")
     train_on_outcomes(cell, policy, run, seed, (sampled + completed) / sampled)
