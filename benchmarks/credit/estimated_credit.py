@@ -141,7 +141,9 @@ class CreditBench:
             self.exact_seconds = time.monotonic() - started
             with self.clock.phase("policy gradients"):
                 self.exact = self._exact_gradients()
-                self.policy_gradients = torch.stack([self._policy_gradient(problem) for problem in self.reference])
+                self.policy_gradients = torch.zeros(len(self.reference), self.exact.shape[2])
+                for number, problem in enumerate(self.reference):
+                    self.policy_gradients[number] = self._policy_gradient(problem)
         except BaseException:
             self.__exit__(None, None, None)
             raise
