@@ -1,8 +1,8 @@
 """Which problems a model was trained on: `training_problems.json` in its folder, hashes of their ids.
 
 A reward model flatters what it was trained on: its scores of those problems say less about a step than about its
-memory. So the folder of a model trained on steps says which problems these were, those of the model it started from
-included, and whoever scores with it can tell.
+memory. So the folder of a model trained on steps or pairs says which problems these were, those of the model of its
+kind that it started from included, and whoever scores with it can tell.
 """
 
 import hashlib
@@ -25,10 +25,11 @@ def problem_hash(problem_id: str) -> str:
 def write_training_problems(
     folder: Path, problem_ids: Iterable[str], started_from: str, is_of_reward_model: bool = False
 ) -> None:
-    """Write the file of a model trained on these problems, from a model in the folder (or hub name) `started_from`.
+    """Write the file of a model trained on these problems, from a model in the folder (or hub name) `started_from` (""
+    where that one's problems do not count).
     Nothing is written where that `is_of_reward_model` and does not say its own problems: a list without them would call
     unseen what was seen."""
-    earlier = read_training_problems(started_from)
+    earlier = read_training_problems(started_from) if started_from else None
     if earlier is None:
         if is_of_reward_model:
             log.warning("%s: a reward model that does not say what it was trained on, so neither does %s", started_from,

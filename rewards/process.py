@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from espalier.data.batches.packing import Layout, place_rows
+from espalier.data.batches.packing import Layout, in_batches, place_rows
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.steps import StepTokens, check_ends
 from espalier.models.inputs import model_inputs
@@ -18,21 +18,6 @@ from espalier.models.logits import all_logits
 from espalier.models.packing_check import packing_of
 from espalier.models.scalar_head import load_process_reward, scores_from_logits
 from espalier.rewards.score import ANYTHING, Interval, Score, ScoreRange, clipped, hull
-
-
-def in_batches(rows: Sequence[Sequence[int]], is_packed: bool, batch_tokens: int) -> list[list[int]]:
-    """Return indices in batches of at most `batch_tokens` tokens (and one row at least). Packed: in order, so that
-    trajectories of one problem share their prompt; padded: of similar length, padding counted."""
-    order = list(range(len(rows))) if is_packed else sorted(range(len(rows)), key=lambda index: len(rows[index]))
-    batches: list[list[int]] = []
-    size = 0
-    for index in order:
-        size = size + len(rows[index]) if is_packed or not batches else len(rows[index]) * (len(batches[-1]) + 1)
-        if not batches or size > batch_tokens:
-            batches.append([])
-            size = len(rows[index])
-        batches[-1].append(index)
-    return batches
 
 
 def row_logits(

@@ -12,7 +12,6 @@
 #                 same state, along right solutions: where success is rare), or auto: by the share of right trajectories
 # smallest_alternative=0.1  labels=contrast: states are completed from which the policy takes another next step with at
 #                 least this probability; 0 completes all of them
-# num_epochs=N    passes of the reward model over its examples, in place of the experiment's (2 with labels=contrast)
 # smallest_reliability=0.2   labels whose reliability is clearly below it end the run before anything is trained on them
 #                         (values/label_signal); 0 trains on them anyway
 # max_failed_share=0.02   the share of problems, and of states, that may be refused (too long, say): they are listed in
@@ -24,11 +23,11 @@
 set -euo pipefail
 settings="task policy run num_problems num_samples num_completions max_tokens max_length held_out_share seed exp \
   first rounds round replay_share folds prm_start other_start steps cut_threshold cuts_per_step max_failed_share \
-  smallest_reliability labels smallest_alternative num_epochs"
+  smallest_reliability labels smallest_alternative"
 task=word_arithmetic policy='' run='' num_problems=1000 num_samples=8 num_completions=4 max_tokens=128
 max_length=512 held_out_share='' seed=0 exp=''
 first=0 rounds='' round=0 replay_share=0.1 folds=2 prm_start='' other_start='' steps=task cut_threshold=0.9 cuts_per_step=1
-max_failed_share=0.02 smallest_reliability=0.2 labels=auto smallest_alternative=0.1 num_epochs=''
+max_failed_share=0.02 smallest_reliability=0.2 labels=auto smallest_alternative=0.1
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
@@ -70,7 +69,7 @@ if [[ $labels == contrast ]]; then
   # from where the policy is sure of the next step, the next steps that are sampled are all the same
   cut=(stage.solutions=right stage.first_step=0 stage.smallest_alternative="$smallest_alternative" stage.policy="$policy")
   estimate=(stage.estimator=smoothed)
-  num_epochs=${num_epochs:-2}  # many examples that share most of their tokens: more passes may learn them by heart
+  learn=(num_epochs=2)  # many examples that share most of their tokens: more passes may learn them by heart
 fi
 stage cut_states "$python" run_stage.py -cn values/cut_states input="$out/trajectories.jsonl" output="$out/states.jsonl" \
   "${cut[@]}"
@@ -90,7 +89,6 @@ else
   stage label_signal "$python" run_stage.py -cn values/label_signal input="$out/step_values.jsonl" \
     output="$out/label_signal.json" stage.smallest_reliability="$smallest_reliability"
 fi
-if [[ -n $num_epochs ]]; then learn=(num_epochs="$num_epochs"); fi
 if [[ -n $rounds ]]; then
   values=$out/replayed_step_values.jsonl
   stage replay_step_values "$python" run_stage.py -cn rounds/replay_rounds input="$out/step_values.jsonl" output="$values" \

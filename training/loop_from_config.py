@@ -151,7 +151,7 @@ def make_objective(config: TrainConfig, policy: Any) -> Any:
 
 def save_model(loop: Loop, tokenizer: Any) -> None:
     """model/, a standard folder; with adapters also adapter/, from which model/ is merged. A model trained on steps
-    says of which problems they were (`data.training_problems`)."""
+    or pairs says of which problems they were (`data.training_problems`)."""
     config, adapter = loop.config, loop.run_dir / "adapter"
 
     def write_adapter(folder: Path) -> None:
@@ -170,7 +170,10 @@ def save_model(loop: Loop, tokenizer: Any) -> None:
             problems = {getattr(example, "problem_id", "") for example in loop.loader.examples} - {""}
             if problems:
                 start = config.model["path"]
-                write_training_problems(folder, problems, start, is_reward_model(start))
+                is_reward = is_reward_model(start)
+                # what a policy saw before says nothing of the head of a reward model that is trained from it
+                inherits = is_reward or not is_reward_model(str(folder))
+                write_training_problems(folder, problems, start if inherits else "", is_reward)
 
     if config.lora:
         write_folder(adapter, write_adapter)

@@ -5,7 +5,8 @@
     bash scripts/bench.sh rare_success --seeds                      the figures of the runs that are kept
 
 A cell is a task and a policy; a run of it is scripts/process_rewards.sh on problems of its own (seed s takes the s-th
-lot), scripts/preferences.sh for outcome, process and step pairs, and scripts/evaluate.sh on held-out problems. The
+lot), scripts/preferences.sh for outcome, process and step pairs, and scripts/evaluate.sh on held-out problems, whose
+samples are also scored by log-ratio (prm/score_by_log_ratio) of the policy that learned from outcome pairs. The
 outcome pairs come from as many more problems as cost the tokens that the others spent on completions: all three learn
 from equally many generated tokens and take equally many optimizer steps. Truth is the task's own
 (`prm/compare_with_truth`). A finished run is one record in benchmarks/results/rare_success/; stages that are done are
@@ -53,7 +54,7 @@ class Cell:
 CELLS = {
     "long": Cell("long_arithmetic", 1000, 128),
     "rare": Cell("long_arithmetic_rare", 800, 224),
-    "rule_logic": Cell("rule_logic", 3000, 128, ("labels=contrast", "num_epochs=6")),
+    "rule_logic": Cell("rule_logic", 1000, 128, ("labels=contrast",)),
 }
 
 
@@ -105,36 +106,54 @@ def measure(name: str, seed: int, policy: Path, run: Path, num_test: int) -> dic
         script(run, "evaluate", *limits, f"name={one}", f"policy={model}", f"num_samples={samples}",
                f"num_problems={num_test}")  # fmt: skip
         accuracies[one] = json.loads((run / "evaluation" / one / "evaluation.json").read_text())["accuracy"]
-    folder = run / "evaluation" / "sft"
-    run_program(run / "programs.log", "run_stage.py", "-cn", "prm/compare_with_truth", f"task={cell.task}",
-                f"input={folder / 'samples.jsonl'}", f"output={folder / 'truth.json'}", "stage.split=test",
-                f"stage.scores={folder / 'step_scores.jsonl'}")  # fmt: skip
+    log, folder = run / "programs.log", run / "evaluation" / "sft"
+    samples, ratios = folder / "samples.jsonl", folder / "log_ratio_scores.jsonl"
+    run_program(log, "run_stage.py", "-cn", "prm/score_by_log_ratio", f"input={samples}", f"output={ratios}",
+                f"stage.policy={run / 'dpo' / 'model'}", f"stage.reference={policy}")  # fmt: skip
+    run_program(log, "run_stage.py", "-cn", "evaluation/evaluate", f"input={samples}",
+                f"output={folder / 'log_ratio.json'}", f"stage.scores={ratios}")  # fmt: skip
+    truth = {}
+    for scores in (folder / "step_scores.jsonl", ratios):
+        path = folder / f"truth_{scores.name}"
+        run_program(log, "run_stage.py", "-cn", "prm/compare_with_truth", f"task={cell.task}", f"input={samples}",
+                    f"output={path}", "stage.split=test", f"stage.scores={scores}")  # fmt: skip
+        truth[scores] = json.loads(path.read_text())
     return {
         "cell": name,
         "seed": seed,
         "labels": json.loads((data / "labels.json").read_text()),
         "tokens": sampled + completed,
         "accuracy": accuracies,
-        "truth": json.loads((folder / "truth.json").read_text()),
+        "truth": truth[folder / "step_scores.jsonl"],
+        "log_ratio": {
+            "truth": truth[ratios],
+            "accuracy": json.loads((folder / "log_ratio.json").read_text())["accuracy"],
+        },
         "machine": machine(),
         "commit": code_commit(),
     }
 
 
 def figures_of(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return a cell's figures over its seeds: the AUC against the truth, best of 8 above majority, and process and step
-    pairs above outcome pairs (greedy accuracy, seed by seed)."""
+    """Return a cell's figures over its seeds: the AUC against the truth and best of 8 above majority, by the reward
+    model and by the log-ratio of the policy that learned from outcome pairs, and process and step pairs above outcome
+    pairs (greedy accuracy, seed by seed)."""
 
     def greedy(record: dict[str, Any], name: str) -> float:
         return float(record["accuracy"][name]["greedy"]["mean"])
 
-    def best_of_8(record: dict[str, Any]) -> float:
-        rows = record["accuracy"]["sft"]
+    def best_of_8(rows: dict[str, Any]) -> float:
         return float(rows["best_of_8_minimum"]["mean"] - rows["majority_8"]["mean"])
 
     found = {
         "inner_auc": ([row["truth"]["inner_auc"]["mean"] for row in records], GOAL_AUC, "AUC"),
-        "best_of_8_minus_majority": ([best_of_8(row) for row in records], 0.0, "accuracy"),
+        "best_of_8_minus_majority": ([best_of_8(row["accuracy"]["sft"]) for row in records], 0.0, "accuracy"),
+        "log_ratio_inner_auc": ([row["log_ratio"]["truth"]["inner_auc"]["mean"] for row in records], GOAL_AUC, "AUC"),
+        "best_of_8_by_log_ratio_minus_majority": (
+            [best_of_8(row["log_ratio"]["accuracy"]) for row in records],
+            0.0,
+            "accuracy",
+        ),
     }
     for pairs in PAIRS[1:]:
         gains = [greedy(row, NAMES[pairs]) - greedy(row, NAMES["outcome"]) for row in records]
@@ -162,15 +181,22 @@ def write(records: Sequence[dict[str, Any]]) -> None:
             figures |= {f"{name}_{key}": figure for key, figure in figures_of(mine).items()}
         for row in mine:
             accuracy = row["accuracy"]
-            shares = [accuracy["sft"]["mean"], accuracy["sft"]["majority_8"], accuracy["sft"]["best_of_8_minimum"]]
+            shares = [
+                accuracy["sft"]["mean"],
+                accuracy["sft"]["majority_8"],
+                accuracy["sft"]["best_of_8_minimum"],
+                row["log_ratio"]["accuracy"]["best_of_8_minimum"],
+            ]
             shares += [accuracy[one]["greedy"] for one in ("sft", *NAMES.values())]
             rows.append([
                 name, row["seed"], row["labels"]["labels"], f"{row['tokens'] / 1e6:.2f}",
-                f"{row['truth']['inner_auc']['mean']:.3f}", f"{row['truth']['index_auc']['mean']:.3f}",
+                f"{row['truth']['inner_auc']['mean']:.3f}", f"{row['log_ratio']['truth']['inner_auc']['mean']:.3f}",
+                f"{row['truth']['index_auc']['mean']:.3f}",
                 *(f"{100 * share['mean']:.1f}" for share in shares),
             ])  # fmt: skip
-    columns = ["cell", "seed", "labels", "M tokens", "AUC", "AUC of the index", "right, %", "majority of 8",
-               "best of 8", "greedy: SFT", "outcome pairs", "process pairs", "step pairs"]  # fmt: skip
+    columns = ["cell", "seed", "labels", "M tokens", "AUC", "AUC by log-ratio", "AUC of the index", "right, %",
+               "majority of 8", "best of 8", "best of 8 by log-ratio", "greedy: SFT", "outcome pairs", "process pairs",
+               "step pairs"]  # fmt: skip
     table = {"title": "Where success is rare", "columns": columns, "rows": rows}
     write_result("rare_success", figures, {"records": "benchmarks/results/rare_success"}, tables=[table])
 

@@ -161,3 +161,18 @@ def pad_rows(rows: Sequence[Sequence[int]], starts: Sequence[int], pad_id: int) 
     response_mask = placed.attention_mask.bool()
     response_mask &= torch.arange(placed.ids.shape[1]) >= torch.tensor(starts).unsqueeze(1)
     return placed.ids, placed.attention_mask, response_mask
+
+
+def in_batches(rows: Sequence[Sequence[int]], is_packed: bool, batch_tokens: int) -> list[list[int]]:
+    """Return indices in batches of at most `batch_tokens` tokens (and one row at least). Packed: in order, so that
+    trajectories of one problem share their prompt; padded: of similar length, padding counted."""
+    order = list(range(len(rows))) if is_packed else sorted(range(len(rows)), key=lambda index: len(rows[index]))
+    batches: list[list[int]] = []
+    size = 0
+    for index in order:
+        size = size + len(rows[index]) if is_packed or not batches else len(rows[index]) * (len(batches[-1]) + 1)
+        if not batches or size > batch_tokens:
+            batches.append([])
+            size = len(rows[index])
+        batches[-1].append(index)
+    return batches

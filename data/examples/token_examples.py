@@ -77,13 +77,15 @@ class OutcomeExample:
 
 @dataclass(frozen=True)
 class PairExample:
-    """Two continuations of one prompt, as ids; `margin`: how much better the chosen one is held to be."""
+    """Two continuations of one prompt, as ids; `margin`: how much better the chosen one is held to be. `problem_id`
+    says where the pair comes from and is no part of the example."""
 
     id: str
     prompt_ids: list[int]
     chosen_ids: list[int]
     rejected_ids: list[int]
     margin: float = 0.0
+    problem_id: str = field(default="", repr=False, compare=False)
 
 
 def is_held_out(problem_id: str, share: float) -> bool:
@@ -270,7 +272,7 @@ class PreferenceExamples:
             if not getattr(pair, name):
                 raise BadInput(f"{self.path}: {name} of pair '{pair.id}' is empty: build the pairs with token ids")
         margin = pair.chosen_score - pair.rejected_score if self.has_score_margin else 0.0
-        return PairExample(pair.id, pair.prompt_ids, pair.chosen_ids, pair.rejected_ids, margin)
+        return PairExample(pair.id, pair.prompt_ids, pair.chosen_ids, pair.rejected_ids, margin, pair.problem_id)
 
 
 def pair_length(pair: PairExample) -> int:

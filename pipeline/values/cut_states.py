@@ -104,34 +104,13 @@ class CutStates:
         return states
 
 
-def with_logprobs(trajectories: Sequence[Trajectory], policy: str, batch_tokens: int = 8192) -> list[Trajectory]:
-    """Return the trajectories, those without log-probs with those of the model in the folder `policy`, in nats at
-    temperature 1; `batch_tokens` are padded tokens of one forward pass."""
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
+def with_logprobs(trajectories: Sequence[Trajectory], policy: str) -> list[Trajectory]:
+    """Return the trajectories, those without log-probs with those of the model in the folder `policy`."""
+    from espalier.models.sampled_logprobs import sampled_logprobs
 
-    from espalier.models.load import load_policy
-    from espalier.models.logprobs import response_logprobs
-    from espalier.rewards.process import in_batches
-    from espalier.runtime.distributed import device
-
-    found = list(trajectories)
-    places = [place for place, row in enumerate(found) if row.logprobs is None]
-    rows = [found[place].prompt_ids + found[place].response_ids for place in places]
-    if not rows:
-        return found
-    model = load_policy(policy).to(device()).eval()
-    for batch in in_batches(rows, False, batch_tokens):
-        ids = pad_sequence([torch.tensor(rows[index], device=device()) for index in batch], batch_first=True)
-        lengths = torch.tensor([len(rows[index]) for index in batch], device=device())
-        mask = torch.arange(ids.shape[1], device=device()) < lengths.unsqueeze(1)
-        with torch.inference_mode():
-            logprobs = response_logprobs(model, ids, mask)[0]
-        for index, line in zip(batch, logprobs.tolist(), strict=True):
-            row = found[places[index]]
-            first = len(row.prompt_ids) - 1
-            found[places[index]] = replace(row, logprobs=line[first : first + len(row.response_ids)])
-    return found
+    lacking = [row for row in trajectories if row.logprobs is None]
+    found = iter(sampled_logprobs(policy, lacking))
+    return [replace(row, logprobs=next(found)) if row.logprobs is None else row for row in trajectories]
 
 
 def in_tree_order(states: list[State]) -> list[State]:

@@ -16,7 +16,7 @@ from espalier.models.scalar_head import load_process_reward
 from espalier.pipeline.prm.score_steps import ScoreSteps, choose_models
 from espalier.pipeline.stage import StageContext
 from espalier.training.loop_from_config import save_model
-from tests.training.test_training import STEPS, make_loop
+from tests.training.test_training import PAIRS, STEPS, make_loop
 
 ROWS = [
     Trajectory(f"{p}/0", p, "Q\n", "ab", ["a", "b"], [9, 12], [20 + k, 30, 40], [1, 3], "stop", "7", "7", True)
@@ -79,10 +79,8 @@ def test_a_model_that_does_not_say_what_it_was_trained_on(tiny_policy: Path, tmp
 def test_a_trained_model_names_its_problems_and_those_of_its_start(
     tiny_policy: Path, tokenizer: Any, tmp_path: Path
 ) -> None:
-    start = tmp_path / "start"
-    start.mkdir()
-    write_training_problems(start, ["earlier"], "")
-    loop = make_loop(tiny_policy, tmp_path / "run", "process reward", model={"path": str(start)})
+    start = reward_model(tiny_policy, tmp_path / "start", 1, ["earlier"])
+    loop = make_loop(tiny_policy, tmp_path / "run", "process reward", model={"path": start})
     parts = [part for k, row in enumerate(STEPS) for part in prefix_examples(replace(row, problem_id=f"p{k % 3}"))]
     loop.loader.examples = parts
     save_model(loop, tokenizer)
@@ -91,6 +89,20 @@ def test_a_trained_model_names_its_problems_and_those_of_its_start(
     loop.loader.examples = STEPS  # of which nobody says what problems they are
     save_model(replace(loop, run_dir=tmp_path / "unknown"), tokenizer)
     assert read_training_problems(str(tmp_path / "unknown" / "model")) is None
+
+
+def test_a_policy_names_the_problems_of_its_pairs_and_no_reward_model_inherits_them(
+    tiny_policy: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    loop = make_loop(tiny_policy, tmp_path / "dpo", "dpo", model={"path": str(tiny_policy)})
+    loop.loader.examples = [replace(pair, problem_id="paired") for pair in PAIRS]
+    save_model(loop, tokenizer)
+    policy = str(tmp_path / "dpo" / "model")
+    assert read_training_problems(policy) == {problem_hash("paired")}
+    loop = make_loop(tiny_policy, tmp_path / "prm", "process reward", model={"path": policy})
+    loop.loader.examples = [p for row in STEPS for p in prefix_examples(replace(row, problem_id="mine"))]
+    save_model(loop, tokenizer)
+    assert read_training_problems(str(tmp_path / "prm" / "model")) == {problem_hash("mine")}
 
 
 def test_a_model_that_starts_from_one_that_does_not_say_its_problems_does_not_either(

@@ -73,7 +73,7 @@ def test_log_probs_that_were_not_kept_are_those_of_the_policy(tiny_policy: Path)
     """Row by row by the network alone; what was kept stays."""
     kept = replace(TEN, id="p/1", logprobs=[0.0] * 10)
     short = replace(trajectory(["a", "b"], "p/2"), prompt_ids=[7, 8, 9])
-    found = with_logprobs([TEN, kept, short], str(tiny_policy), batch_tokens=24)
+    found = with_logprobs([TEN, kept, short], str(tiny_policy))
     assert found[1] == kept
     model = load_policy(str(tiny_policy)).eval()
     for before, after in ((TEN, found[0]), (short, found[2])):

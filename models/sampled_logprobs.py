@@ -1,0 +1,48 @@
+"""Log-probs of sampled responses by the model in a folder, for what reads trajectories from files."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from espalier.data.batches.packing import in_batches
+from espalier.data.records import BadInput, Trajectory
+from espalier.models.load import load_policy
+from espalier.models.logprobs import response_logprobs
+from espalier.models.packing_check import packing_of
+from espalier.runtime.distributed import device
+
+
+def sampled_logprobs(
+    policy: str,
+    trajectories: Sequence[Trajectory],
+    batch_tokens: int = 8192,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> list[list[float]]:
+    """Return the log-probs in nats, at temperature 1, of every response token of every trajectory by the model in the
+    folder `policy`; `batch_tokens` are padded tokens of one forward pass. Trajectories with the same ids are read once;
+    `on_progress` gets the number of distinct ones done. Raises BadInput for one that is longer than the network takes.
+    """
+    keys = [(tuple(row.prompt_ids), tuple(row.response_ids)) for row in trajectories]
+    distinct = list(dict.fromkeys(keys))
+    if not distinct:
+        return []
+    model = load_policy(policy).to(device()).eval()
+    rows = [[*prompt, *response] for prompt, response in distinct]
+    try:
+        packing_of(model).choice_for(max(map(len, rows)))
+    except BadInput as error:
+        longest = max(trajectories, key=lambda row: len(row.prompt_ids) + len(row.response_ids))
+        raise BadInput(f"trajectory '{longest.id}': {error}") from None
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
+    for batch in in_batches(rows, False, batch_tokens):
+        ids = pad_sequence([torch.tensor(rows[index], device=device()) for index in batch], batch_first=True)
+        lengths = torch.tensor([len(rows[index]) for index in batch], device=device())
+        mask = torch.arange(ids.shape[1], device=device()) < lengths.unsqueeze(1)
+        with torch.inference_mode():
+            logprobs = response_logprobs(model, ids, mask)[0]
+        for index, line in zip(batch, logprobs.tolist(), strict=True):
+            prompt, response = distinct[index]
+            found[distinct[index]] = line[len(prompt) - 1 : len(prompt) - 1 + len(response)]
+        on_progress(len(found))
+    return [found[key] for key in keys]

@@ -1,0 +1,97 @@
+"""Trajectory → StepScores without a reward model: how much likelier a trained policy is to take each step than another.
+
+    python run_stage.py -cn prm/score_by_log_ratio input=trajectories.jsonl output=step_scores.jsonl \\
+      stage.policy=RUN/dpo/model stage.reference=SFT_MODEL
+
+A policy trained by DPO on whole solutions is an implicit process reward model (Rafailov et al. 2024, "From r to Q*";
+Yuan et al. 2024, "Free process rewards without process labels"): beta (log pi - log pi_ref), summed over a step's
+tokens, is that step's reward. Wrong steps are those that training has made less likely.
+
+With l_1 .. l_S the steps' log-ratios, the score after step t is sigmoid(beta x) in (0, 1), where x is the `least` of
+l_1 .. l_t (a solution is as good as its worst step so far), or their `sum`, as published.
+"""
+
+import math
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+
+from espalier.data.jsonl import read_records
+from espalier.data.records import BadInput, StepScores, Trajectory
+from espalier.data.steps import check_ends
+from espalier.data.training_problems import problem_hash, read_training_problems
+from espalier.pipeline.stage import StageContext
+
+TAKES: dict[str, Callable[[float, float], float]] = {"least": min, "sum": operator.add}
+
+
+def log_ratio_scores(
+    logprobs: Sequence[float], reference: Sequence[float], step_ends: Sequence[int], beta: float, takes: str
+) -> list[float]:
+    """Return the scores of the module from the log-probs of a response's tokens under both models."""
+    ratios = [one - other for one, other in zip(logprobs, reference, strict=True)]
+    steps = [math.fsum(ratios[start:end]) for start, end in zip([0, *step_ends], step_ends, strict=False)]
+    return [round(_sigmoid(beta * x), 6) for x in accumulate(steps, TAKES[takes])]
+
+
+def _sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+@dataclass(frozen=True)
+class ScoreByLogRatio:
+    """Two causal LMs with one tokenizer."""
+
+    policy: str
+    """the folder of the policy that was trained on pairs"""
+    reference: str
+    """the folder of the policy that it was trained from"""
+    beta: float = 0.5
+    """as in its training; it moves scores, not their order"""
+    takes: str = "least"
+    """least or sum of the log-ratios so far"""
+    batch_tokens: int = 8192
+    """padded tokens of one forward pass"""
+
+    def __post_init__(self) -> None:
+        if self.takes not in TAKES:
+            raise BadInput(f"stage.takes must be one of {', '.join(TAKES)}, got '{self.takes}'")
+        if not self.beta > 0:
+            raise BadInput(f"stage.beta must be above 0, got {self.beta}")
+
+    def inputs(self) -> list[str]:
+        """Return both models' weights, where they are local files."""
+        paths = [Path(folder) / "model.safetensors" for folder in (self.policy, self.reference)]
+        return [str(path) for path in paths if path.is_file()]
+
+    def run(self, input_path: str, context: StageContext) -> Iterable[StepScores]:
+        """Return one record per trajectory, in order. Raises BadInput where the models are one, or their tokenizers
+        differ."""
+        from espalier.models.load import load_tokenizer
+        from espalier.models.sampled_logprobs import sampled_logprobs
+
+        if Path(self.policy).resolve() == Path(self.reference).resolve():
+            raise BadInput(f"stage.policy and stage.reference are one model, {self.policy}: every log-ratio would be 0")
+        if load_tokenizer(self.policy).get_vocab() != load_tokenizer(self.reference).get_vocab():
+            raise BadInput(f"{self.policy} and {self.reference} have different tokenizers: name the policy that "
+                           "stage.policy was trained from")  # fmt: skip
+        trajectories = read_records(Trajectory, input_path)
+        for row in trajectories:
+            check_ends(row.steps, row.step_ends, row.id)
+        found = []
+        for name, policy in (("policy", self.policy), ("reference", self.reference)):
+            with context.progress(f"log-probs of the {name}", len(trajectories), "trajectory") as progress:
+                found.append(sampled_logprobs(policy, trajectories, self.batch_tokens, progress.update))
+        seen = read_training_problems(self.policy)
+        context.counts["steps"] = sum(len(row.steps) for row in trajectories)
+        return [
+            StepScores(
+                row.id,
+                row.problem_id,
+                log_ratio_scores(own, other, row.step_ends, self.beta, self.takes),
+                None if seen is None else problem_hash(row.problem_id) in seen,
+            )
+            for row, own, other in zip(trajectories, *found, strict=True)
+        ]
