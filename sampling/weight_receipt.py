@@ -1,4 +1,4 @@
-"""New weights inside the engine, with a receipt: what was read, tensor by tensor.
+"""What is mixed into vLLM's worker: new weights with a receipt of what was read, and a random state that is kept.
 
 vLLM (0.32) answers a reload with 200 whatever it found in the folder, and its own checksums of a CPU model are those of
 empty tensors (linear layers are packed after loading). `ReceivesWeights` is mixed into its worker (the flag
@@ -13,8 +13,6 @@ from typing import Any
 import torch
 import xxhash
 from safetensors import safe_open
-
-from espalier.sampling.random_state import KeepsRandomState
 
 NAME = "espalier-weights"  # of the trainer's file in memory (rl.delivery.weights_file)
 
@@ -38,6 +36,33 @@ def check_link(path: Path) -> None:
     if not is_there:
         raise ValueError(f"{target} is not the trainer's file: the engine must run as the same user in the same "
                          "container (the same process ids)")  # fmt: skip
+
+
+class KeepsRandomState:
+    """The random state of an engine, kept while it is asked for what must not change its later draws.
+
+    vLLM draws for all requests without a seed by one random state per worker, and on CPUs (0.32) moves it for requests
+    with a seed too: every sample changes all samples behind it.
+    """
+
+    device: Any
+    _kept_random_states: tuple[torch.Tensor, torch.Tensor | None] | None = None
+
+    def keep_random_state(self) -> bool:
+        """Remember torch's random state here, the device's too."""
+        on_gpu = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
+        self._kept_random_states = torch.get_rng_state(), on_gpu
+        return True
+
+    def put_random_state_back(self) -> bool:
+        """Draw from now on as if nothing had been drawn since. Raises RuntimeError where nothing was kept."""
+        if self._kept_random_states is None:
+            raise RuntimeError("no random state was kept")
+        on_cpu, on_gpu = self._kept_random_states
+        torch.set_rng_state(on_cpu)
+        if on_gpu is not None:
+            torch.cuda.set_rng_state(on_gpu, self.device)
+        return True
 
 
 class ReceivesWeights(KeepsRandomState):
