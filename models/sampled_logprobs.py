@@ -1,33 +1,33 @@
-"""Log-probs of sampled responses by the model in a folder, for what reads trajectories from files."""
+"""Log-probs of sampled responses under a causal LM, for what reads trajectories from files."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from espalier.data.batches.packing import in_batches
 from espalier.data.records import BadInput, Trajectory
-from espalier.models.load import load_policy
 from espalier.models.logprobs import response_logprobs
 from espalier.models.packing_check import packing_of
-from espalier.runtime.distributed import device
 
 
 def sampled_logprobs(
-    policy: str,
+    model: Any,
     trajectories: Sequence[Trajectory],
     batch_tokens: int = 8192,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> list[list[float]]:
-    """Return the log-probs in nats, at temperature 1, of every response token of every trajectory by the model in the
-    folder `policy`; `batch_tokens` are padded tokens of one forward pass. Trajectories with the same ids are read once;
+    """Return the log-probs in nats, at temperature 1, of every response token of every trajectory under `model`, on its
+    device; `batch_tokens` are padded tokens of one forward pass. Trajectories with the same ids are read once;
     `on_progress` gets the number of distinct ones done. Raises BadInput for one that is longer than the network takes.
     """
     keys = [(tuple(row.prompt_ids), tuple(row.response_ids)) for row in trajectories]
     distinct = list(dict.fromkeys(keys))
     if not distinct:
         return []
-    model = load_policy(policy).to(device()).eval()
+    model.eval()
+    device = next(model.parameters()).device
     rows = [[*prompt, *response] for prompt, response in distinct]
     try:
         packing_of(model).choice_for(max(map(len, rows)))
@@ -36,9 +36,9 @@ def sampled_logprobs(
         raise BadInput(f"trajectory '{longest.id}': {error}") from None
     found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
     for batch in in_batches(rows, False, batch_tokens):
-        ids = pad_sequence([torch.tensor(rows[index], device=device()) for index in batch], batch_first=True)
-        lengths = torch.tensor([len(rows[index]) for index in batch], device=device())
-        mask = torch.arange(ids.shape[1], device=device()) < lengths.unsqueeze(1)
+        ids = pad_sequence([torch.tensor(rows[index], device=device) for index in batch], batch_first=True)
+        lengths = torch.tensor([len(rows[index]) for index in batch], device=device)
+        mask = torch.arange(ids.shape[1], device=device) < lengths.unsqueeze(1)
         with torch.inference_mode():
             logprobs = response_logprobs(model, ids, mask)[0]
         for index, line in zip(batch, logprobs.tolist(), strict=True):

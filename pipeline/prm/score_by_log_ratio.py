@@ -69,8 +69,9 @@ class ScoreByLogRatio:
     def run(self, input_path: str, context: StageContext) -> Iterable[StepScores]:
         """Return one record per trajectory, in order. Raises BadInput where the models are one, or their tokenizers
         differ."""
-        from espalier.models.load import load_tokenizer
+        from espalier.models.load import load_policy, load_tokenizer
         from espalier.models.sampled_logprobs import sampled_logprobs
+        from espalier.runtime.distributed import device
 
         if Path(self.policy).resolve() == Path(self.reference).resolve():
             raise BadInput(f"stage.policy and stage.reference are one model, {self.policy}: every log-ratio would be 0")
@@ -83,7 +84,8 @@ class ScoreByLogRatio:
         found = []
         for name, policy in (("policy", self.policy), ("reference", self.reference)):
             with context.progress(f"log-probs of the {name}", len(trajectories), "trajectory") as progress:
-                found.append(sampled_logprobs(policy, trajectories, self.batch_tokens, progress.update))
+                model = load_policy(policy).to(device())
+                found.append(sampled_logprobs(model, trajectories, self.batch_tokens, progress.update))
         seen = read_training_problems(self.policy)
         context.counts["steps"] = sum(len(row.steps) for row in trajectories)
         return [

@@ -106,10 +106,12 @@ class CutStates:
 
 def with_logprobs(trajectories: Sequence[Trajectory], policy: str) -> list[Trajectory]:
     """Return the trajectories, those without log-probs with those of the model in the folder `policy`."""
+    from espalier.models.load import load_policy
     from espalier.models.sampled_logprobs import sampled_logprobs
+    from espalier.runtime.distributed import device
 
     lacking = [row for row in trajectories if row.logprobs is None]
-    found = iter(sampled_logprobs(policy, lacking))
+    found = iter(sampled_logprobs(load_policy(policy).to(device()), lacking))
     return [replace(row, logprobs=next(found)) if row.logprobs is None else row for row in trajectories]
 
 
