@@ -142,14 +142,19 @@ def process_pairs(scored: Sequence[Scored], rule: ProcessRule, rng: random.Rando
     """Return the pairs of one problem's scored solutions, by the best chosen first; kinds `process` (right over wrong),
     `process_correct` (right over right), `process_wrong` (wrong over wrong). `rng` is used by rejection sampling."""
     correct = ranked([row for row in scored if row[0].is_correct and len(row[0].steps) >= rule.min_chosen_steps])
-    wrong = ranked([row for row in scored if not row[0].is_correct and len(row[0].steps) >= rule.min_rejected_steps])
+    distinct: dict[tuple[int, ...], Scored] = {}  # cut ones may be alike
+    for row in ranked([row for row in scored if not row[0].is_correct]):
+        if len(row[0].steps) >= rule.min_rejected_steps:
+            distinct.setdefault(tuple(row[0].response_ids), row)
+    wrong = list(distinct.values())
     num_chosen = len(capped(correct, rule.max_chosen))
     takes_correct = rule.over_correct != "none" and not (rule.needs_wrong and not wrong)
     worse_of = _worse_of(correct, num_chosen, rule, rng) if takes_correct else [[] for _ in correct]
     pairs: list[PreferencePair] = []
     for place, chosen in enumerate(correct):
         if rule.over_wrong and place < num_chosen:
-            pairs += [make_pair("process", chosen, rejected) for rejected in capped(wrong, rule.max_rejected)]
+            others = [row for row in wrong if not _begins_with(chosen[0], row[0])]
+            pairs += [make_pair("process", chosen, rejected) for rejected in capped(others, rule.max_rejected)]
         pairs += [make_pair("process_correct", chosen, other) for other in capped(worse_of[place], rule.max_worse)]
     if rule.wrong_margin is not None:
         gap = rule.wrong_margin
@@ -157,6 +162,11 @@ def process_pairs(scored: Sequence[Scored], rule: ProcessRule, rng: random.Rando
     if rule.drops_losers:
         pairs = _without_losers(pairs)
     return _up_sampled(capped(pairs, rule.max_pairs), rule.up_sampling)
+
+
+def _begins_with(one: Trajectory, other: Trajectory) -> bool:
+    """Whether `other`, cut at what was taken for an error, is just how `one` begins: they show no contrast."""
+    return one.response_ids[: len(other.response_ids)] == other.response_ids
 
 
 def _worse_of(correct: list[Scored], num_chosen: int, rule: ProcessRule, rng: random.Random) -> list[list[Scored]]:

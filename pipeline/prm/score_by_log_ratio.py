@@ -7,7 +7,7 @@ A policy trained by DPO on whole solutions is an implicit process reward model (
 Yuan et al. 2024, "Free process rewards without process labels"): beta (log pi - log pi_ref), summed over a step's
 tokens, is that step's reward. Wrong steps are those that training has made less likely.
 
-With l_1 .. l_S the steps' log-ratios, the score after step t is sigmoid(beta x) in (0, 1), where x is the `least` of
+With l_1 .. l_S the steps' log-ratios, the score after step t is sigmoid(beta x) in (0, 1), where x is the `minimum` of
 l_1 .. l_t (a solution is as good as its worst step so far), or their `sum`, as published.
 """
 
@@ -24,16 +24,16 @@ from espalier.data.steps import check_ends
 from espalier.data.training_problems import problem_hash, read_training_problems
 from espalier.pipeline.stage import StageContext
 
-TAKES: dict[str, Callable[[float, float], float]] = {"least": min, "sum": operator.add}
+HOW: dict[str, Callable[[float, float], float]] = {"minimum": min, "sum": operator.add}
 
 
 def log_ratio_scores(
-    logprobs: Sequence[float], reference: Sequence[float], step_ends: Sequence[int], beta: float, takes: str
+    logprobs: Sequence[float], reference: Sequence[float], step_ends: Sequence[int], beta: float, how: str
 ) -> list[float]:
     """Return the scores of the module from the log-probs of a response's tokens under both models."""
     ratios = [one - other for one, other in zip(logprobs, reference, strict=True)]
     steps = [math.fsum(ratios[start:end]) for start, end in zip([0, *step_ends], step_ends, strict=False)]
-    return [round(_sigmoid(beta * x), 6) for x in accumulate(steps, TAKES[takes])]
+    return [round(_sigmoid(beta * x), 6) for x in accumulate(steps, HOW[how])]
 
 
 def _sigmoid(x: float) -> float:
@@ -50,14 +50,14 @@ class ScoreByLogRatio:
     """the folder of the policy that it was trained from"""
     beta: float = 0.5
     """as in its training; it moves scores, not their order"""
-    takes: str = "least"
-    """least or sum of the log-ratios so far"""
+    how: str = "minimum"
+    """minimum or sum of the steps' log-ratios so far"""
     batch_tokens: int = 8192
     """padded tokens of one forward pass"""
 
     def __post_init__(self) -> None:
-        if self.takes not in TAKES:
-            raise BadInput(f"stage.takes must be one of {', '.join(TAKES)}, got '{self.takes}'")
+        if self.how not in HOW:
+            raise BadInput(f"stage.how must be one of {', '.join(HOW)}, got '{self.how}'")
         if not self.beta > 0:
             raise BadInput(f"stage.beta must be above 0, got {self.beta}")
 
@@ -92,7 +92,7 @@ class ScoreByLogRatio:
             StepScores(
                 row.id,
                 row.problem_id,
-                log_ratio_scores(own, other, row.step_ends, self.beta, self.takes),
+                log_ratio_scores(own, other, row.step_ends, self.beta, self.how),
                 None if seen is None else problem_hash(row.problem_id) in seen,
             )
             for row, own, other in zip(trajectories, *found, strict=True)

@@ -177,6 +177,21 @@ def test_a_wrong_solution_may_end_with_its_first_step_that_scores_low(tmp_path: 
         ProcessPreferences(scores="s", cut_wrong_below=0.5, wrong_margin=0.1)
 
 
+def test_what_is_left_of_two_wrong_solutions_is_paired_once_and_never_with_a_solution_that_begins_so() -> None:
+    """Cut behind 1, 4 both wrong solutions are one; cut behind 1 the third is how the right one begins: no contrast."""
+    good = trajectory(0, True, [1], [2], [3])
+    cut = [
+        up_to_first_error(trajectory(number, False, *steps), scores, 0.5)
+        for number, steps, scores in (
+            (1, ([1], [4], [6]), [0.9, 0.2, 0.1]),
+            (2, ([1], [4], [7]), [0.9, 0.3, 0.1]),
+            (3, ([1], [5], [6]), [0.4, 0.3, 0.1]),
+        )
+    ]
+    scored = [(good, 0.9), (cut[0], 0.2), (cut[1], 0.3), (cut[2], 0.4)]
+    assert ids_of(paired(scored, max_rejected=2)) == ["p/0>p/2"]
+
+
 # --- from a state -------------------------------------------------------------------------------------------
 
 A = trajectory(0, True, [1, 2], [3], [4, 5])

@@ -23,10 +23,10 @@ def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def test_scores_are_the_least_or_the_sum_of_the_steps_log_ratios_so_far() -> None:
-    """Steps of log-ratios 0.5 + 0.5, -3 + 1 and 4: least 1, -2, -2; sums 1, -1, 3."""
+def test_scores_are_the_minimum_or_the_sum_of_the_steps_log_ratios_so_far() -> None:
+    """Steps of log-ratios 0.5 + 0.5, -3 + 1 and 4: minimum 1, -2, -2; sums 1, -1, 3."""
     logprobs, reference = [-1.0, -1.0, -4.0, -1.0, -1.0], [-1.5, -1.5, -1.0, -2.0, -5.0]
-    least = log_ratio_scores(logprobs, reference, [2, 4, 5], 0.5, "least")
+    least = log_ratio_scores(logprobs, reference, [2, 4, 5], 0.5, "minimum")
     assert least == pytest.approx([sigmoid(0.5), sigmoid(-1), sigmoid(-1)], abs=1e-6)
     total = log_ratio_scores(logprobs, reference, [2, 4, 5], 0.5, "sum")
     assert total == pytest.approx([sigmoid(0.5), sigmoid(-0.5), sigmoid(1.5)], abs=1e-6)
@@ -50,7 +50,7 @@ def moved_policy(tiny_policy: Path, tmp_path: Path) -> Path:
 def test_scores_are_those_of_the_two_networks(tiny_policy: Path, moved_policy: Path, tmp_path: Path) -> None:
     other = replace(ROW, id="q/0", problem_id="q", prompt_ids=[5, 6, 7, 8])
     write_records(tmp_path / "t.jsonl", [ROW, other, replace(ROW, id="p/1")])
-    stage = ScoreByLogRatio(str(moved_policy), str(tiny_policy), beta=1.0, takes="sum")
+    stage = ScoreByLogRatio(str(moved_policy), str(tiny_policy), beta=1.0, how="sum")
     found = list(stage.run(str(tmp_path / "t.jsonl"), StageContext(None, tmp_path / "s.jsonl", 60)))
     assert [(row.id, row.is_seen) for row in found] == [("p/0", True), ("q/0", False), ("p/1", True)]
     assert found[0].scores == found[2].scores
@@ -76,6 +76,6 @@ def test_one_model_and_foreign_tokenizers_are_refused(tiny_policy: Path, tmp_pat
     (tmp_path / "foreign" / "model.safetensors").write_bytes((tiny_policy / "model.safetensors").read_bytes())
     with pytest.raises(BadInput, match="have different tokenizers"):
         list(ScoreByLogRatio(str(tmp_path / "foreign"), str(tiny_policy)).run(str(tmp_path / "t.jsonl"), context))
-    for settings, message in (({"takes": "mean"}, "must be one of least, sum"), ({"beta": 0.0}, "must be above 0")):
+    for settings, message in (({"how": "mean"}, "must be one of minimum, sum"), ({"beta": 0.0}, "must be above 0")):
         with pytest.raises(BadInput, match=message):
             ScoreByLogRatio("a", "b", **settings)
