@@ -34,19 +34,19 @@ def choice(path, num_right: int, **settings: object) -> dict[str, object]:  # ty
     return ChooseLabels(**settings).run(str(path), StageContext(None, path, 60))  # type: ignore[arg-type]
 
 
-def test_rare_success_calls_for_contrast_and_other_success_for_values(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_rare_success_calls_for_contrast_and_other_success_for_values(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     assert choice(path, 39)["labels"] == "contrast"
     assert choice(path, 40)["labels"] == "values"
     assert choice(path, 39, labels="values")["labels"] == "values"
 
 
-def test_too_few_right_trajectories_to_contrast_are_warned_of(tmp_path, caplog) -> None:  # type: ignore[no-untyped-def]
+def test_too_few_right_trajectories_to_contrast_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert choice(tmp_path / "t.jsonl", 5)["labels"] == "values"
     assert "5 right trajectories are too few to label steps by contrast" in caplog.text
 
 
-def test_contrast_that_is_asked_for_without_a_right_trajectory_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_contrast_that_is_asked_for_without_a_right_trajectory_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is none: sample more problems"):
         choice(tmp_path / "t.jsonl", 0, labels="contrast")
 
@@ -70,7 +70,7 @@ def solved(index: int, steps: list[str]) -> Trajectory:
                    response_ids=ids, step_ends=ends, prompt=f"{problem.question}\n", gold=problem.gold)  # fmt: skip
 
 
-def test_scores_that_follow_the_truth_have_an_auc_of_one_and_their_index_less(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_scores_that_follow_the_truth_have_an_auc_of_one_and_their_index_less(tmp_path: Path) -> None:
     """One true solution, and one whose first line is outside the grammar: right steps score 0.9, wrong ones 0.1."""
     task = WordArithmetic(num_dev=2)
     true = [line + "\n" for line in task.demonstrations("dev")[0].completion.split("\n")]
@@ -114,12 +114,12 @@ def test_problems_that_the_reward_model_may_have_seen_are_counted_and_warned_of(
         assert bool(message) == ("trained" in caplog.text or "training" in caplog.text)
 
 
-def test_a_task_that_knows_no_truth_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_task_that_knows_no_truth_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="only an enumerable task"):
         CompareWithTruth("s").run("t", StageContext(None, tmp_path / "out.json", 60))
 
 
-def test_another_problem_of_the_same_id_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_another_problem_of_the_same_id_is_refused(tmp_path: Path) -> None:
     """Ids count the problems of a split: those of a task with other settings are other problems."""
     row = solved(0, ["nothing\n", "#### 1"])
     write_records(tmp_path / "t.jsonl", [row])
@@ -130,7 +130,7 @@ def test_another_problem_of_the_same_id_is_refused(tmp_path) -> None:  # type: i
         stage.run(str(tmp_path / "t.jsonl"), StageContext(other, tmp_path / "out.json", 60))
 
 
-def test_contrast_of_multiple_choice_answers_is_warned_of(tmp_path, caplog) -> None:  # type: ignore[no-untyped-def]
+def test_contrast_of_multiple_choice_answers_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "t.jsonl"
     write_records(path, [replace(ROW, id=f"p/{k}", is_correct=k < 10, num_options=10) for k in range(100)])
     ChooseLabels(labels="contrast").run(str(path), StageContext(None, path, 60))

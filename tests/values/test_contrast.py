@@ -112,7 +112,7 @@ def simulated(rng: random.Random, number: int, prefix: str, k: int) -> list[Traj
     return found
 
 
-def test_labels_agree_with_the_truth_where_one_solution_in_a_hundred_is_right(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_labels_agree_with_the_truth_where_one_solution_in_a_hundred_is_right(tmp_path: Path) -> None:
     """0.45 ** 6 = 0.8 %: shares of 8 completions are nearly all 0, and the labels that contrast gives are right."""
     rng = random.Random(1)
     trajectories = [row for number in range(200) for row in simulated(rng, number, "", 16)]
@@ -161,7 +161,7 @@ def lucky(rng: random.Random, number: int, prefix: str, k: int) -> list[Trajecto
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_labels_of_luck_are_refused(tmp_path, seed: int) -> None:  # type: ignore[no-untyped-def]
+def test_labels_of_luck_are_refused(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     write_records(tmp_path / "t.jsonl", [row for number in range(200) for row in lucky(rng, number, "", 8)])
     cutter = CutStates(solutions="right", first_step=0)
@@ -204,7 +204,7 @@ def test_what_is_held_back_is_counted_by_hand() -> None:
     assert not found.contradicts(0.51)
 
 
-def test_too_few_labels_are_refused_before_anything_is_trained(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_too_few_labels_are_refused_before_anything_is_trained(tmp_path: Path) -> None:
     write_records(tmp_path / "t.jsonl", [solution("w", "ab", False)])
     write_records(tmp_path / "s.jsonl", list[State]())
     write_records(tmp_path / "c.jsonl", list[Trajectory]())
@@ -213,7 +213,7 @@ def test_too_few_labels_are_refused_before_anything_is_trained(tmp_path) -> None
         stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60))
 
 
-def test_a_solution_of_no_state_is_refused_by_its_id(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_solution_of_no_state_is_refused_by_its_id(tmp_path: Path) -> None:
     write_records(tmp_path / "t.jsonl", [solution("w", "ab", False)])
     write_records(tmp_path / "s.jsonl", list[State]())
     write_records(tmp_path / "c.jsonl", [solution("other#1/0", "ab", False)])
@@ -222,7 +222,7 @@ def test_a_solution_of_no_state_is_refused_by_its_id(tmp_path) -> None:  # type:
         stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60))
 
 
-def test_records_of_labels_are_read_again_and_only_completions_count(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_records_of_labels_are_read_again_and_only_completions_count(tmp_path: Path) -> None:
     """The 60 trajectories after r were chosen for their success: of the completions 6 of 60 are right there."""
     rows = [solution(f"r{k}", "rab", True) for k in range(60)]
     state = state_of(rows[0], 0)
@@ -238,7 +238,7 @@ def test_records_of_labels_are_read_again_and_only_completions_count(tmp_path) -
     assert (found[0].num_correct[0], found[0].num_completions[0], found[-1].values[0]) == (6, 60, 0.0)
 
 
-def test_a_success_for_which_a_state_was_chosen_makes_no_sibling_wrong(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_success_for_which_a_state_was_chosen_makes_no_sibling_wrong(tmp_path: Path) -> None:
     """Both first steps are worth 0.1. Each state has one trajectory that succeeded by chance; its completions have not
     heard of that."""
     rng, rows, done, states = random.Random(0), [], [], []
@@ -262,7 +262,7 @@ def test_a_success_for_which_a_state_was_chosen_makes_no_sibling_wrong(tmp_path)
     assert wrong < 0.01 * sum(len(row) - 1 for row in labels)
 
 
-def test_a_solution_that_begins_otherwise_than_its_state_is_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_a_solution_that_begins_otherwise_than_its_state_is_refused(tmp_path: Path) -> None:
     """States of trajectories that were sampled again have the same ids and other tokens."""
     write_records(tmp_path / "t.jsonl", [solution("a", "xyz", True)])
     state = State(id="a#1", problem_id="p", trajectory_id="a", step=1, prompt="?", prefix="x", prompt_ids=[1],
@@ -280,7 +280,7 @@ def state_of(row: Trajectory, step: int) -> State:
                  row.response_ids[:step], "")  # fmt: skip
 
 
-def test_states_of_other_trajectories_are_refused_and_so_are_states_without_completions(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_states_of_other_trajectories_are_refused_and_so_are_states_without_completions(tmp_path: Path) -> None:
     own, other = solution("own", "ab", True), solution("other", "ab", True)
     write_records(tmp_path / "t.jsonl", [own])
     write_records(tmp_path / "c.jsonl", list[Trajectory]())
@@ -291,7 +291,7 @@ def test_states_of_other_trajectories_are_refused_and_so_are_states_without_comp
             stage.run(str(tmp_path / "c.jsonl"), StageContext(None, tmp_path / "out.jsonl", 60))
 
 
-def test_right_states_of_trajectories_that_are_all_wrong_are_refused(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_right_states_of_trajectories_that_are_all_wrong_are_refused(tmp_path: Path) -> None:
     write_records(tmp_path / "t.jsonl", [solution("w", "ab", False)])
     with pytest.raises(BadInput, match="none of 1 trajectories is right"):
         CutStates(solutions="right").run(str(tmp_path / "t.jsonl"), StageContext(None, tmp_path / "s.jsonl", 60))
