@@ -44,6 +44,7 @@ from espalier.sampling.checkpoints import find_policy_checkpoints
 from espalier.training import checkpoint
 from espalier.training.engine import TorchEngine
 from espalier.training.export_checkpoints import ExportCheckpoints
+from tests.values.test_choose_labels import ROW
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -494,29 +495,13 @@ def test_every_round_checks_its_own_pairs_before_the_policy_learns_them(
         assert not any("pairs/check_pairs" in c for c in script(f"method={method}", *settings))
 
 
-DUMMY = Trajectory(
-    id="p/0",
-    problem_id="p",
-    prompt="?",
-    response="a",
-    steps=["a"],
-    prompt_ids=[1],
-    response_ids=[2],
-    step_ends=[1],
-    finish_reason="stop",
-    gold="",
-    answer="",
-    is_correct=False,
-)
-
-
 def test_labels_by_contrast_are_what_the_reward_models_learn(
     script: Callable[..., list[list[str]]], tmp_path: Path
 ) -> None:
     """The choice is read from the file that the stage has written."""
     register_schemas()
     run = tmp_path / "run"
-    rows = [Trajectory(**{**vars(DUMMY), "id": f"p/{k}", "is_correct": k < 30}) for k in range(400)]
+    rows = [Trajectory(**{**vars(ROW), "id": f"p/{k}", "is_correct": k < 30}) for k in range(400)]
     write_records(run / "process_rewards" / "trajectories.jsonl", rows)
     chosen = ChooseLabels().run(str(run / "process_rewards" / "trajectories.jsonl"), context())
     write_json(run / "process_rewards" / "labels.json", chosen)
@@ -526,6 +511,7 @@ def test_labels_by_contrast_are_what_the_reward_models_learn(
         typed(by_stage[f"values/{name}"]) for name in ("cut_states", "join_completions", "label_by_contrast")
     )
     assert (cut.stage["solutions"], cut.stage["first_step"]) == ("right", 0)
+    assert (cut.stage["smallest_alternative"], cut.stage["policy"]) == (0.1, "a")
     assert typed(by_stage["values/estimate_values"]).stage["estimator"] == "smoothed"
     assert (join.stage["states"], label.stage["states"], label.input) == (cut.output, cut.output, join.output)
     assert "values/label_signal" not in by_stage

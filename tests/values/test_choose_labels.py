@@ -28,7 +28,7 @@ ROW = Trajectory(
 )
 
 
-def choice(path, num_right: int, **settings: object) -> dict[str, object]:  # type: ignore[no-untyped-def]
+def choice(path: Path, num_right: int, **settings: object) -> dict[str, object]:
     """Return the choice for 200 trajectories of which so many are right."""
     write_records(path, [replace(ROW, id=f"p/{k}", is_correct=k < num_right) for k in range(200)])
     return ChooseLabels(**settings).run(str(path), StageContext(None, path, 60))  # type: ignore[arg-type]
