@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from espalier.data.jsonl import file_sha256, open_atomic, write_json, write_records
 from espalier.data.records import BadInput
 from espalier.runtime.process_lifetime import exclusive
-from espalier.runtime.run_dir import provenance, same_origin
+from espalier.runtime.run_dir import input_fingerprints, provenance, same_origin
 from espalier.runtime.schemas import StageConfig
 from espalier.runtime.tracking import Progress
 
@@ -63,7 +63,8 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig) -> int:
             raise BadInput(f"{path}: is a folder: name one file in it")
         if not Path(path).is_file():
             raise BadInput(f"{path}: no such file: check the path, or run the stage that writes it")
-    inputs = {path: file_sha256(path) for path in paths}
+    models = {path: digest for path, digest in input_fingerprints(config).items() if Path(path).is_dir()}
+    inputs = models | {path: file_sha256(path) for path in paths}
     meta_path = output.with_name(output.stem + ".meta.json")
     if output.exists():
         _check_same(output, meta_path, config, inputs)

@@ -53,7 +53,8 @@ def versions() -> dict[str, str]:
 def check_run_dir(path: str, config: Any) -> Path:
     """Return the run directory, not yet made.
 
-    Raises BadConfig where the path is a file, or holds a run with another config or something else.
+    Raises BadConfig where the path is a file, or holds a run with another config, a run of files or weights that have
+    changed since, or something else.
     """
     folder = Path(path)
     if folder.exists() and not folder.is_dir():
@@ -67,6 +68,11 @@ def check_run_dir(path: str, config: Any) -> Path:
         if different:
             shown = "; ".join(f"{key}: {old!r} there, {new!r} now" for key, old, new in different[:4])
             raise BadConfig(f"{folder} holds a run with another config ({shown}): choose another output_dir")
+        origin_path = folder / "provenance.yaml"
+        stored = (yaml.safe_load(origin_path.read_text()) or {}) if origin_path.is_file() else {}
+        if changed := changed_input(stored.get("inputs", {}), input_fingerprints(config)):
+            raise BadConfig(f"{folder} holds a run that began with {changed} as it was, which has changed since: "
+                            "choose another output_dir, or remove this one")  # fmt: skip
     elif any((folder / name).exists() for name in ("model", "checkpoints", "metrics.jsonl")):
         raise BadConfig(f"{folder} holds something else (it has no config.yaml): choose another output_dir")
     return folder
@@ -99,7 +105,8 @@ def open_run_dir(path: str, config: Any) -> Path:
     stored_path = folder / "config.yaml"
     folder.mkdir(parents=True, exist_ok=True)
     if not stored_path.is_file():
-        origin = {"commit": code_commit(), "versions": versions(), "started": time.strftime("%Y-%m-%d")}
+        origin = {"commit": code_commit(), "versions": versions(), "started": time.strftime("%Y-%m-%d"),
+                  "inputs": input_fingerprints(config)}  # fmt: skip
         (folder / "provenance.yaml").write_text(yaml.safe_dump(origin))
     text = yaml.safe_dump(dataclasses.asdict(config))
     if not stored_path.is_file() or stored_path.read_text() != text:  # the length of a run may change
@@ -118,20 +125,65 @@ def changed_keys(stored: Any, mine: Any, prefix: str = "") -> list[tuple[str, An
     return [] if stored == mine else [(prefix[:-1], stored, mine)]
 
 
-def model_fingerprint(path: str, block: int = 1 << 20) -> str:
-    """Return a hash of a model folder: of every weight file its size, its first and its last MiB; "" for a hub name.
+def model_fingerprint(path: str) -> str:
+    """Return a hash of a model folder: of its config and of every weight file the size, the first and the last MiB; ""
+    for a hub name.
 
     Whole weights would take minutes at full size; a retrained model differs in its first bytes already.
     """
-    digest = hashlib.sha256()
-    files = sorted(Path(path).glob("*.safetensors")) + sorted(Path(path).glob("config.json"))
+    kinds = ("*.safetensors", "*.bin", "config.json")
+    return _fingerprint([file for kind in kinds for file in sorted(Path(path).glob(kind))])
+
+
+def input_fingerprints(config: Any) -> dict[str, str]:
+    """Return a hash, of sizes, first and last MiB, of every file and model folder that the config names and that is
+    there, by path. What lies in the output directory, and logs, are no inputs."""
+    made = dataclasses.asdict(config)
+    found = {}
+    for key, path in _strings(made):
+        if (
+            not path
+            or key in ("output", "output_dir")
+            or key.endswith("log")
+            or _is_below(path, made.get("output_dir"))
+        ):
+            continue
+        try:
+            digest = _fingerprint([Path(path)]) if Path(path).is_file() else model_fingerprint(path)
+        except (OSError, ValueError):  # no path: too long for a name, or with a zero byte
+            continue
+        if digest:
+            found[path] = digest
+    return found
+
+
+def changed_input(stored: dict[str, str], mine: dict[str, str]) -> str:
+    """Return the first path whose hash is another than the stored one, "" where none is. Paths that only one of them
+    has pass: what is named where is the config's affair."""
+    return next((path for path, digest in mine.items() if stored.get(path, digest) != digest), "")
+
+
+def _fingerprint(files: Iterable[Path], block: int = 1 << 20) -> str:
+    digest, is_empty = hashlib.sha256(), True
     for file in files:
-        size = file.stat().st_size
+        is_empty, size = False, file.stat().st_size
         with file.open("rb") as stream:
             digest.update(f"{file.name}:{size}".encode() + stream.read(block))
             stream.seek(max(0, size - block))
             digest.update(stream.read(block))
-    return digest.hexdigest() if files else ""
+    return "" if is_empty else digest.hexdigest()
+
+
+def _strings(value: Any, key: str = "") -> list[tuple[str, str]]:
+    if isinstance(value, dict):
+        return [row for name, one in value.items() for row in _strings(one, str(name))]
+    if isinstance(value, list | tuple):
+        return [row for one in value for row in _strings(one, key)]
+    return [(key, value)] if isinstance(value, str) else []
+
+
+def _is_below(path: str, folder: str | None) -> bool:
+    return bool(folder) and Path(path).absolute().is_relative_to(Path(str(folder)).absolute())
 
 
 def name_of(path: str) -> str:
@@ -162,7 +214,5 @@ def same_origin(stored: dict[str, Any], config: Any, inputs: dict[str, str], ign
     if different:
         key, old, new = different[0]
         return f"{key} was {old!r}, now {new!r}"
-    for name, digest in inputs.items():
-        if stored["inputs"].get(name) != digest:
-            return f"its input {name} has changed"
-    return ""
+    changed = changed_input(stored["inputs"], inputs)
+    return f"its input {changed} has changed" if changed else ""

@@ -115,6 +115,18 @@ def test_a_changed_input_is_refused(config: StageConfig) -> None:
     assert read_records(Demonstration, config.output) == ROWS
 
 
+def test_a_model_that_was_trained_again_is_refused(config: StageConfig, tmp_path: Path) -> None:
+    weights = tmp_path / "prm" / "model.safetensors"
+    weights.parent.mkdir()
+    weights.write_bytes(b"old")
+    made = replace(config, stage={"_target_": "Copy", "model": str(weights.parent)})
+    run_stage(Copy(), None, made)
+    assert run_stage(Copy(), None, made) == 0
+    weights.write_bytes(b"new")
+    with pytest.raises(BadInput, match=f"its input {weights.parent} has changed"):
+        run_stage(Copy(), None, made)
+
+
 def test_a_changed_file_beside_the_input_is_refused(config: StageConfig, tmp_path: Path) -> None:
     extra = tmp_path / "extra.jsonl"
     extra.write_text("{}\n")

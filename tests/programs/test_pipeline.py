@@ -73,6 +73,11 @@ def test_the_quick_start_runs_end_to_end_and_again_for_nothing(tmp_path: Path) -
     after = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*.jsonl") if path.name != "seconds.jsonl"}
     assert before == after
 
+    weights = run_dir / "process_dpo" / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1] + b"?")
+    words = ["bash", "scripts/evaluate.sh", "name=process_dpo", f"run={run_dir}", f"policy={weights.parent}"]
+    assert f"its input {weights.parent} has changed" in run(*words, "num_problems=8", *SMALL, code=2)
+
 
 @pytest.mark.server
 def test_the_chat_caller_asks_an_openai_compatible_server(real_server: Any, tiny_policy: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from espalier.runtime.run_dir import (
     changed_keys,
     check_run_dir,
     code_commit,
+    input_fingerprints,
     is_run_finished,
     open_run_dir,
     same_origin,
@@ -46,6 +47,40 @@ def test_a_new_run_stores_its_config_commit_and_versions(tmp_path: Path) -> None
     provenance = yaml.safe_load((folder / "provenance.yaml").read_text())
     assert provenance["versions"] == versions()
     assert provenance["commit"]
+
+
+def test_a_run_whose_examples_or_weights_have_changed_since_is_neither_finished_nor_gone_on_with(
+    tmp_path: Path,
+) -> None:
+    pairs, policy = tmp_path / "pairs.jsonl", tmp_path / "policy"
+    policy.mkdir()
+    pairs.write_text("1\n")
+    (policy / "model.safetensors").write_bytes(b"old weights")
+    made = config(examples={"path": str(pairs)}, model={"path": str(policy)})
+    folder = open_run_dir(str(tmp_path / "run"), made)
+    (folder / "model").mkdir()
+    assert is_run_finished(check_run_dir(str(folder), made), made)
+    for path, before, after in (
+        (pairs, b"1\n", b"2\n"),
+        (policy / "model.safetensors", b"old weights", b"new weights"),
+    ):
+        path.write_bytes(after)
+        with pytest.raises(BadConfig, match=rf"began with {pairs if path == pairs else policy} as it was"):
+            check_run_dir(str(folder), made)
+        path.write_bytes(before)
+    pairs.unlink()
+    assert check_run_dir(str(folder), made) == folder, "what is gone cannot be compared"
+
+
+def test_inputs_of_a_run_are_files_and_weights_that_are_there_but_no_output_and_no_log(tmp_path: Path) -> None:
+    (tmp_path / "run" / "model").mkdir(parents=True)
+    for name in ("run/model/model.safetensors", "demos.jsonl", "server.log"):
+        (tmp_path / name).write_text("x")
+    made = config(
+        output_dir=str(tmp_path / "run"), model={"path": "x" * 5000, "log": str(tmp_path / "server.log")},
+        examples={"path": [str(tmp_path / "demos.jsonl"), str(tmp_path / "run" / "model"), "\0", "hub/name"]},
+    )  # fmt: skip
+    assert list(input_fingerprints(made)) == [str(tmp_path / "demos.jsonl")]
 
 
 def test_the_same_config_is_accepted_and_nothing_is_written(tmp_path: Path) -> None:
