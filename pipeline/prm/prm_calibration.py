@@ -20,6 +20,7 @@ from espalier.data.jsonl import read_records
 from espalier.data.left_out import leave_out
 from espalier.data.records import BadInput, StepScores, StepValues
 from espalier.pipeline.evaluation.intervals import resampled, resampled_mean
+from espalier.pipeline.prm.seen_problems import note_unknown
 from espalier.pipeline.stage import StageContext
 
 NUM_BINS = 10
@@ -90,7 +91,8 @@ def quality(steps: Sequence[ScoredStep]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EvaluateProcessReward:
-    """Input: step values; `scores`: step scores of the same trajectories; only held-out problems count. `target`: the
+    """Input: step values; `scores`: step scores of the same trajectories; only held-out problems count (those of which
+    the scores do not say whether the model was trained on them too, counted and warned of). `target`: the
     steps' values, or the labels that the model was trained on, as those of contrast are no values (solutions that were
     not scored are left out then: completions)."""
 
@@ -120,6 +122,7 @@ class EvaluateProcessReward:
         distinct = self._scored_steps(input_path, scores)
         if not distinct:
             raise BadInput(f"{input_path}: no held-out problem (held_out_share {self.held_out_share})")
+        note_unknown({problem for problem, _, _ in distinct}, self.scores, context)
         parts = {
             name: [step for (_, _, is_last), step in distinct.items() if is_last == is_terminal]
             for name, is_terminal in (("inner", False), ("terminal", True))

@@ -536,6 +536,7 @@ def test_a_step_whose_value_is_not_known_is_no_wrong_one(tmp_path: Path, caplog:
     with caplog.at_level("WARNING"):
         result = process_reward_evaluated(tmp_path, [unknown], [StepScores(VALUES.id, HELD, [0.5, 0.45, 0.95])])
     assert (result["inner"]["num_steps"], result["inner"]["value_mae"]["mean"]) == (1, 0.3)
+    assert "of 1 of 1 problems nobody knows whether the reward model was trained on them" in caplog.text
     assert "values.jsonl: 1 of 3 steps lead to a state whose value is not known and are left out" in caplog.text
 
 
@@ -547,7 +548,7 @@ def test_a_process_reward_model_is_judged_by_the_labels_that_it_learned_where_th
     completion = replace(labelled, id=f"{HELD}/0#1/0")
     with caplog.at_level("WARNING"):
         result = process_reward_evaluated(
-            tmp_path, [labelled, completion], [StepScores(VALUES.id, HELD, [0.5, 0.45, 0.95])], "labels"
+            tmp_path, [labelled, completion], [StepScores(VALUES.id, HELD, [0.5, 0.45, 0.95], False)], "labels"
         )
     assert (result["inner"]["auc"]["mean"], result["inner"]["num_steps"], result["terminal"]["num_steps"]) == (1, 2, 0)
     assert result["inner"]["value_mae"]["mean"] == pytest.approx((0.5 + 0.45) / 2, abs=1e-5)
