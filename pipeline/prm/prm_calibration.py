@@ -109,7 +109,8 @@ class EvaluateProcessReward:
         return [self.scores]
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
-        """Give `{"inner", "terminal", "num_problems", "bins", "terminal_bins"}`: `quality` of inner and of last steps.
+        """Give `{"target", "inner", "terminal", "num_problems", "bins", "terminal_bins"}`: `quality` of inner and of
+        last steps, where "value" means the target.
 
         Raises BadInput where no problem is held out, the model was trained on one that is, or scores are missing.
         """
@@ -136,7 +137,7 @@ class EvaluateProcessReward:
         bins = {
             name: calibration_bins([s.score for s in steps], [s.value for s in steps]) for name, steps in parts.items()
         }
-        return {**result, "num_problems": context.counts["num_problems"], "bins": bins["inner"],
+        return {"target": self.target, **result, "num_problems": context.counts["num_problems"], "bins": bins["inner"],
                 "terminal_bins": bins["terminal"]}  # fmt: skip
 
     def _scored_steps(
