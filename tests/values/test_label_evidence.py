@@ -20,7 +20,7 @@ def test_a_step_that_is_right_by_one_of_twenty_samples_is_counted_as_thin() -> N
 
 def test_labels_that_rest_on_little_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     context, stage = StageContext(None, Path("out.jsonl"), 60), LabelByContrast("t", "s")
-    stage._note_evidence(RightEvidence(steps=100, by_one=50, contradicted=10), context)
+    stage._note_evidence(RightEvidence(steps=100, by_one=50, contradicted=9), context)
     assert not caplog.text
     stage._note_evidence(RightEvidence(steps=100, by_one=51, contradicted=11), context)
     assert "51 of 100 steps that are called right rest on one right solution each" in caplog.text
