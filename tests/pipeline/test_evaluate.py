@@ -496,6 +496,28 @@ VALUES = StepValues(
 )  # fmt: skip
 
 
+def test_best_of_n_by_scores_of_problems_that_were_seen_or_may_be_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_records(tmp_path / "samples.jsonl", ROWS)
+    scores = {}
+    for name, is_seen in (("clean", False), ("seen", True), ("unknown", None)):
+        scores[name] = str(tmp_path / f"{name}.jsonl")
+        write_records(scores[name], [replace(row, is_seen=is_seen) for row in SCORES])
+    asked, number = context(tmp_path / "e.json"), len({row.problem_id for row in ROWS})
+    with caplog.at_level("WARNING"):
+        Evaluate(scores=scores, aggregates=["last"]).run(str(tmp_path / "samples.jsonl"), asked)
+    counts = {key: count for key, count in asked.counts.items() if key.startswith("problems_")}
+    assert counts == {
+        "problems_seen_by_the_reward_model_clean": 0,
+        "problems_seen_by_the_reward_model_seen": number,
+        "problems_seen_by_the_reward_model_unknown": 0,
+        "problems_perhaps_seen_unknown": number,
+    }
+    assert f"{number} of {number} problems were in the reward model's training set and look better" in caplog.text
+    assert "clean.jsonl" not in caplog.text
+
+
 def process_reward_evaluated(
     tmp_path: Path, values: list[StepValues], scores: list[StepScores], target: str = "values"
 ) -> dict:
