@@ -93,8 +93,8 @@ def quality(steps: Sequence[ScoredStep]) -> dict[str, Any]:
 class EvaluateProcessReward:
     """Input: step values; `scores`: step scores of the same trajectories; only held-out problems count (those of which
     the scores do not say whether the model was trained on them too, counted and warned of). `target`: the
-    steps' values, or the labels that the model was trained on, as those of contrast are no values (solutions that were
-    not scored are left out then: completions)."""
+    steps' values, or the labels that the model was trained on, as those of contrast are no values (completions as
+    solutions that were not scored are left out then)."""
 
     scores: str
     held_out_share: float
@@ -152,7 +152,7 @@ class EvaluateProcessReward:
         for row in read_records(StepValues, input_path):
             if not is_held_out(row.problem_id, self.held_out_share):
                 continue
-            if self.target == "labels" and row.id not in scores:
+            if self.target == "labels" and row.id not in scores and "#" in row.id:  # a completion's, by its id
                 continue
             values = row.values if self.target == "values" else row.labels
             numbers = f"{len(scores.get(row.id, []))} scores and {len(values)} {self.target}"

@@ -575,6 +575,11 @@ def test_a_process_reward_model_is_judged_by_the_labels_that_it_learned_where_th
     assert (result["inner"]["auc"]["mean"], result["inner"]["num_steps"], result["terminal"]["num_steps"]) == (1, 2, 0)
     assert result["inner"]["value_mae"]["mean"] == pytest.approx((0.5 + 0.45) / 2, abs=1e-5)
     assert (result["target"], caplog.text) == ("labels", "")
+    other = replace(labelled, id=f"{HELD}/1")
+    with pytest.raises(BadInput, match=f"trajectory '{HELD}/1' has 0 scores and 3 labels: score these trajectories"):
+        process_reward_evaluated(
+            tmp_path, [labelled, other], [StepScores(VALUES.id, HELD, [0.5, 0.45, 0.95], False)], "labels"
+        )
     with pytest.raises(BadInput, match=r"stage\.target must be values or labels, got 'label'"):
         EvaluateProcessReward("scores.jsonl", 0.5, "label")
 
