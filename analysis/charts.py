@@ -173,11 +173,11 @@ def interval_chart(rows: Sequence[tuple[str, Sequence[tuple[int, str, Interval]]
     return tag("svg", *grid, *parts, width="100%", height=y + 22, class_="wide", role="img", aria_label=label)
 
 
-def calibration_chart(bins: Sequence[Bin], label: str) -> Markup:
-    """Return mean score against mean value of every bin, with the diagonal; below, how many steps each bin holds."""
+def calibration_chart(bins: Sequence[Bin], target: str, label: str) -> Markup:
+    """Return mean score against mean `target` of every bin, with the diagonal; below, how many steps each bin holds."""
     x, y = Axis(0, 1, 46, 410), Axis(0, 1, 330, 24)
     diagonal = tag("line", x1=x.place(0), x2=x.place(1), y1=y.place(0), y2=y.place(1), class_="diagonal")
-    parts = [frame(x, y, "PRM score", "Monte-Carlo value"), diagonal]
+    parts = [frame(x, y, "PRM score", target), diagonal]
     path = " ".join(f"{x.place(row.score):.1f},{y.place(row.value):.1f}" for row in bins)
     parts.append(tag("polyline", points=path, class_="line c2 thin"))
     most = max(row.count for row in bins)
@@ -185,7 +185,7 @@ def calibration_chart(bins: Sequence[Bin], label: str) -> Markup:
     for row in bins:
         at, height = x.place(row.score), max(1.5, tallest * row.count / most)
         column = x.place((min(math.floor(row.score * 10), 9) + 0.5) / 10)
-        title = tag("title", f"{row.count} steps: mean score {row.score:.3f}, mean value {row.value:.3f}")
+        title = tag("title", f"{row.count} steps: mean score {row.score:.3f}, mean {target} {row.value:.3f}")
         parts += [
             tag(
                 "circle",

@@ -57,6 +57,7 @@ def _points(value: Interval) -> Markup:
 def _key_figures(data: ReportData) -> Markup:
     outcome = data.evaluations["dpo"].accuracy["greedy"].mean
     area = data.prm.inner.auc
+    against = "" if data.prm.target == "values" else ", against their labels"
     best, which = max(
         (value.mean, f"{policy}, {sections.metric_name(name)}")
         for policy, evaluation in data.evaluations.items()
@@ -65,7 +66,7 @@ def _key_figures(data: ReportData) -> Markup:
     figures = [
         (f"{100 * outcome:.1f} %", "dpo on outcomes alone, greedy"),
         (f"{100 * best:.1f} %", f"highest accuracy: {which}"),
-        ("none" if area is None else f"{area.mean:.3f}", "AUC of the PRM on held-out inner steps"),
+        ("none" if area is None else f"{area.mean:.3f}", f"AUC of the PRM on held-out inner steps{against}"),
         (sections.duration(sum(data.seconds.values())), "for all stages"),
     ]
     return sections.tiles(figures)

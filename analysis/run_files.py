@@ -20,6 +20,7 @@ from typing import Any
 
 from espalier.data.jsonl import iter_rows
 from espalier.data.records import BadInput, parse_record
+from espalier.pipeline.prm.prm_calibration import TARGETS
 
 POLICIES = ("sft", "dpo", "process_dpo")
 TRAINING_RUNS = ("sft", "prm", "dpo", "process_dpo")
@@ -53,7 +54,7 @@ class PolicyEvaluation:
 
 @dataclass(frozen=True)
 class Bin:
-    """A calibration bin: mean score, mean Monte-Carlo value, number of steps."""
+    """A calibration bin: mean score, mean of what it is set against, number of steps."""
 
     score: float
     value: float
@@ -77,11 +78,14 @@ class StepQuality:
 
 @dataclass(frozen=True)
 class RewardModelQuality:
-    """prm.json: inner steps, and last steps, whose value is the outcome; `bins` of the inner ones."""
+    """prm.json: inner steps, and last steps, whose value is the outcome; `bins` of the inner ones. `target`: what
+    scores are set against, Monte-Carlo values or the labels that the model learned (those of contrast are no values).
+    """
 
     inner: StepQuality
     terminal: StepQuality
     bins: list[Bin]
+    target: str
 
 
 @dataclass(frozen=True)
@@ -226,7 +230,10 @@ def read_prm(path: Path) -> RewardModelQuality:
         parts[name] = StepQuality(
             figures["auc"], figures["ece"], figures["value_mae"], numbers["num_steps"], numbers["num_problems"]
         )
-    return RewardModelQuality(**parts, bins=bins)
+    target = row.get("target", "values")
+    if target not in TARGETS:
+        raise BadInput(f"{path}: 'target' must be {' or '.join(TARGETS)}: remove the file and run its stage again")
+    return RewardModelQuality(**parts, bins=bins, target=target)
 
 
 def read_seconds(path: Path) -> dict[str, float]:

@@ -149,14 +149,21 @@ def _share(value: Interval | None) -> str:
     return "none" if value is None else f"{value.mean:.3f} [{value.low:.3f}, {value.high:.3f}]"
 
 
+def _target_of(prm: RewardModelQuality) -> str:
+    return "Monte-Carlo value" if prm.target == "values" else "label"
+
+
 def _quality(prm: RewardModelQuality) -> Markup:
+    target = _target_of(prm)
     why = "tells steps to a state of value above 1/2 from the rest; 0.5 is chance"
+    if prm.target == "labels":
+        why = "tells steps labelled right from steps labelled wrong; 0.5 is chance"
     if prm.inner.auc is None:
-        why = "unknown: every step is on one side of value 1/2"
+        why = f"unknown: every step is on one side of {target.removeprefix('Monte-Carlo ')} 1/2"
     facts = [
         ("AUC", _share(prm.inner.auc), why),
         ("ECE", _share(prm.inner.ece), "expected calibration error: mean distance of the marks from the diagonal"),
-        ("MAE", _share(prm.inner.value_mae), "mean absolute error of a step's score against its Monte-Carlo value"),
+        ("MAE", _share(prm.inner.value_mae), f"mean absolute error of a step's score against its {target}"),
     ]
     items = [tag("div", tag("dt", n), tag("dd", tag("b", v), tag("span", text))) for n, v, text in facts]
     last = prm.terminal
@@ -165,23 +172,31 @@ def _quality(prm: RewardModelQuality) -> Markup:
 
 
 def calibration_section(prm: RewardModelQuality) -> Markup:
-    """Return predicted against observed value on held-out problems."""
+    """Return predicted against observed value, or label, on held-out problems."""
+    target = _target_of(prm)
+    short = target.removeprefix("Monte-Carlo ")
     rows = [[f"{b.score:.3f}", f"{b.value:.3f}", f"{b.count:,}"] for b in prm.bins]
     chart = note("No bins to draw.")
     if prm.bins:
-        chart = calibration_chart(prm.bins, "PRM score against Monte-Carlo value in bins of the score")
-    bins = tag("details", tag("summary", "The bins as a table"), table(["score", "value", "steps"], rows))
+        chart = calibration_chart(prm.bins, target, f"PRM score against {target} in bins of the score")
+    bins = tag("details", tag("summary", "The bins as a table"), table(["score", short, "steps"], rows))
     caption = (
         f"{prm.inner.num_steps:,} distinct inner steps of {prm.inner.num_problems:,} held-out problems, unseen in"
-        f" training, and apart from them {prm.terminal.num_steps:,} last steps, whose value is the outcome. On the"
+        f" training, and apart from them {prm.terminal.num_steps:,} last steps, whose {short} is the outcome. On the"
         " diagonal a score means what it says. In brackets 95 % intervals over problems."
     )
+    known = "A Monte-Carlo value is an estimate from a few completions: part of the MAE is its noise."
+    if prm.target == "labels":
+        known = (
+            "A label is what the model learned of a step, 1 right or 0 wrong, by contrast with the best step from the"
+            " same state; it is no Monte-Carlo value. Steps without a label do not count."
+        )
     return section(
         "calibration",
         "Calibration of the process reward model",
         tag("p", caption),
         two_columns(tag("div", chart, class_="card"), join([_quality(prm), bins])),
-        note("A Monte-Carlo value is an estimate from a few completions: part of the MAE is its noise."),
+        note(known),
     )
 
 

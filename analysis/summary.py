@@ -55,7 +55,8 @@ def summarize(
             for policy, evaluation in evaluations.items()
         },
         "label_signal": next((meta.counts for meta in metas if meta.name == "label_signal"), None),
-        "prm": {
+        "prm": {"target": prm.target}
+        | {
             f"{kind}_{name}": None if (value := getattr(getattr(prm, kind), name)) is None else asdict(value)
             for kind in ("inner", "terminal")
             for name in QUALITY

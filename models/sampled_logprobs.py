@@ -1,5 +1,6 @@
 """Log-probs of sampled responses under a causal LM, for what reads trajectories from files."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,8 +21,13 @@ def sampled_logprobs(
 ) -> list[list[float]]:
     """Return the log-probs in nats, at temperature 1, of every response token of every trajectory under `model`, on its
     device; `batch_tokens` are padded tokens of one forward pass. Trajectories with the same ids are read once;
-    `on_progress` gets the number of distinct ones done. Raises BadInput for one that is longer than the network takes.
+    `on_progress` gets the number of distinct ones done. Raises BadInput for one that is longer than the network takes,
+    for one without prompt tokens, behind which its first token would be read, and where a log-prob is no finite number.
     """
+    for row in trajectories:
+        if row.response_ids and not row.prompt_ids:
+            raise BadInput(f"trajectory '{row.id}' has no prompt tokens, and nothing says how likely its first token "
+                           "is: sample it with token ids")  # fmt: skip
     keys = [(tuple(row.prompt_ids), tuple(row.response_ids)) for row in trajectories]
     distinct = list(dict.fromkeys(keys))
     if not distinct:
@@ -44,5 +50,9 @@ def sampled_logprobs(
         for index, line in zip(batch, logprobs.tolist(), strict=True):
             prompt, response = distinct[index]
             found[distinct[index]] = line[len(prompt) - 1 : len(prompt) - 1 + len(response)]
+            if not all(map(math.isfinite, found[distinct[index]])):
+                row = trajectories[keys.index(distinct[index])]
+                raise BadInput(f"trajectory '{row.id}': the model gives a token of it a log-prob that is no finite "
+                               "number: name the model that sampled it, and look at its weights")  # fmt: skip
         on_progress(len(found))
     return [found[key] for key in keys]

@@ -15,7 +15,7 @@ from espalier.data.steps import Decode
 from espalier.rewards.score import Reward, Score
 from espalier.rl.experience import RowScorer
 from espalier.rl.iteration_metrics import Clock
-from espalier.rl.rollout import Sampler, score
+from espalier.rl.rollout import Sampler, named_by, score
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.distributed import from_main_rank
 from espalier.sampling.client import SamplingParams
@@ -42,6 +42,9 @@ class EstimatorContext:
     """Rows of one pass over `policy`, of every rank."""
     precision: str = "fp32"
     """Of such a pass, as of the update's: bf16 or fp32."""
+    asker: str = ""
+    """The further estimator that asks, "" the run's own: its requests are named by it, so that with `params.is_seeded`
+    two of one kind get draws of their own."""
     num_completions: int = 0
     """Rollouts and completions that it has had sampled."""
     num_completion_tokens: int = 0
@@ -56,7 +59,9 @@ class EstimatorContext:
         """Sample one scored group per problem. Raises ServerGone, BadInput, ProbeFailed."""
         with self.clock.phase("completions"):
             groups = from_main_rank(
-                lambda: self.loop.run(self.sampler.rollout(problems, params, name, self.policy_version))
+                lambda: self.loop.run(
+                    self.sampler.rollout(problems, params, named_by(self.asker, name), self.policy_version)
+                )
             )
         self._count([rollout.trajectory for group in groups for rollout in group.rollouts])
         with self.clock.phase("reward"):
@@ -67,7 +72,9 @@ class EstimatorContext:
     ) -> list[list[Completion]]:
         """Sample the graded completions of every state, `params[i].n` of state i. Raises ServerGone, BadInput."""
         with self.clock.phase("completions"):
-            rows = from_main_rank(lambda: self.loop.run(self.sampler.complete(states, params, round_number)))
+            rows = from_main_rank(
+                lambda: self.loop.run(self.sampler.complete(states, params, round_number, self.asker))
+            )
         self._count([completion for row in rows for completion in row])
         return rows
 

@@ -130,6 +130,11 @@ class Cut:
     state: State
 
 
+def named_by(asker: str, name: str) -> str:
+    """Return the name of what the run itself asks for ("") or somebody else."""
+    return f"{asker}/{name}" if asker else name
+
+
 @dataclass
 class Sampler:
     """Asks `client` (open, and bound to the running event loop) for rollouts of `task`."""
@@ -169,14 +174,15 @@ class Sampler:
         return [one for one in found if isinstance(one, RolloutGroup)], refused
 
     async def complete(
-        self, states: Sequence[State], params: Sequence[SamplingParams], round_number: int = 0
+        self, states: Sequence[State], params: Sequence[SamplingParams], round_number: int = 0, asker: str = ""
     ) -> list[list[Completion]]:
-        """Return the graded completions of every state, in order; ids are those of the offline callers.
+        """Return the graded completions of every state, in order; ids are those of the offline callers, behind
+        `{asker}/` where one is named (an id is a request's seed where `params.is_seeded`).
 
         Raises ServerGone, BadInput.
         """
         pairs = zip(states, params, strict=True)
-        return await self._all([partial(self._completions, *pair, round_number) for pair in pairs])
+        return await self._all([partial(self._completions, *pair, round_number, asker) for pair in pairs])
 
     async def branch(self, cuts: Sequence[Cut], num: int, params: SamplingParams) -> list[list[Rollout]]:
         """Return `num` rollouts from every cut, in order; ids are `{state}/{k}`. They may use what the cut leaves of
@@ -253,8 +259,10 @@ class Sampler:
 
         return await asyncio.to_thread(lambda: [make(k, sample) for k, sample in enumerate(samples)])
 
-    async def _completions(self, state: State, params: SamplingParams, round_number: int) -> list[Completion]:
-        request_id = round_id(state.id, round_number)
+    async def _completions(
+        self, state: State, params: SamplingParams, round_number: int, asker: str
+    ) -> list[Completion]:
+        request_id = named_by(asker, round_id(state.id, round_number))
         samples = await self._sample_from(state, request_id, params)
         return await asyncio.to_thread(make_completions, self.task, self.tokenizer, state, request_id, samples)
 

@@ -55,14 +55,15 @@ class RolloutLog:
         """Return by the name of every further estimator one answer per rollout of the groups that are written down;
         called on every rank, before the update.
 
-        Each gets these groups and copies of their rows alone, and the random state is put back: what is learnt does not
-        depend on what is asked here.
+        Each gets these groups and copies of their rows alone, samples of its own, and the random state is put back:
+        what is learnt does not depend on what is asked here.
         """
         written = groups[: self.config.num_problems]
         rollouts = [rollout for group in written for rollout in group.rollouts]
         found = {}
         for name, estimator in self.estimators.items():
             rows = first_rows(experience, len(rollouts))
+            context.asker = name
             with kept_random_state():
                 estimate = estimator(written, rows, context)
             values = rows.values if estimator.needs_critic else None

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import xxhash
 from safetensors import safe_open
@@ -42,24 +43,26 @@ class KeepsRandomState:
     """The random state of an engine, kept while it is asked for what must not change its later draws.
 
     vLLM draws for all requests without a seed by one random state per worker, and on CPUs (0.32) moves it for requests
-    with a seed too: every sample changes all samples behind it.
+    with a seed too: every sample changes all samples behind it. The state is torch's; its second model runner, the one
+    of GPUs, gives every such request a seed that it draws by NumPy's.
     """
 
     device: Any
-    _kept_random_states: tuple[torch.Tensor, torch.Tensor | None] | None = None
+    _kept_random_states: tuple[torch.Tensor, torch.Tensor | None, Any] | None = None
 
     def keep_random_state(self) -> bool:
-        """Remember torch's random state here, the device's too."""
+        """Remember torch's random state here, the device's too, and NumPy's."""
         on_gpu = torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
-        self._kept_random_states = torch.get_rng_state(), on_gpu
+        self._kept_random_states = torch.get_rng_state(), on_gpu, np.random.get_state()
         return True
 
     def put_random_state_back(self) -> bool:
         """Draw from now on as if nothing had been drawn since. Raises RuntimeError where nothing was kept."""
         if self._kept_random_states is None:
             raise RuntimeError("no random state was kept")
-        on_cpu, on_gpu = self._kept_random_states
+        on_cpu, on_gpu, of_numpy = self._kept_random_states
         torch.set_rng_state(on_cpu)
+        np.random.set_state(of_numpy)
         if on_gpu is not None:
             torch.cuda.set_rng_state(on_gpu, self.device)
         return True

@@ -176,6 +176,37 @@ def _best_beside(
 
 
 @dataclass(frozen=True)
+class RightEvidence:
+    """What the labels of right steps rest on: of `steps` distinct inner ones that were sampled, those that one right
+    solution alone passed through, and those that their own counts call wrong beside the best step from the state."""
+
+    steps: int
+    by_one: int
+    contradicted: int
+
+
+def right_evidence(
+    continuations: Sequence[Continuation], counts: Mapping[StateKey, Count], rule: Contrast
+) -> RightEvidence:
+    """Count, from what `contrast_labels` gets: one right solution makes a step right, whatever other samples say."""
+    passed: dict[StateKey, int] = defaultdict(int)
+    for row in continuations:
+        if row.solution.is_correct:
+            for end in row.solution.step_ends[:-1]:
+                passed[row.key(end)] += 1
+    steps = _steps_behind(row for row in continuations if row.is_completion)
+    best = _best_beside(counts, steps, rule.prior)
+    right = [(state, step) for state, step in steps if step in passed]
+    return RightEvidence(
+        steps=len(right),
+        by_one=sum(passed[step] == 1 for _, step in right),
+        contradicted=sum(
+            state in best and rule.label(counts[step], counts[best[state]]) == 0.0 for state, step in right
+        ),
+    )
+
+
+@dataclass(frozen=True)
 class HeldBack:
     """Samples that had no part in a comparison: behind steps that it calls wrong, and behind the best ones beside
     them."""

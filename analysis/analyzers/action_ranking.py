@@ -107,7 +107,7 @@ class MeasureActionRanking:
         """Return the number of states with several next steps and of pairs, and each estimator's figures. Raises
         BadInput where files do not belong together, and where no pair can be ranked."""
         paths = named_estimates(self.estimates, input_path)
-        states = estimated_states(input_path, paths)
+        states = estimated_states(input_path, paths, context)
         found = siblings(states, {key: state.parent for key, state in states.items()})
         families = [[states[key] for key in keys] for keys in found if len(keys) >= self.min_actions]
         figures = {name: ranking_figures(families, name, self.min_gap) for name in paths}

@@ -19,6 +19,8 @@ from espalier.data.left_out import leave_out
 from espalier.data.records import BadInput, StepScores, StepValues
 from espalier.data.steps import check_ends
 from espalier.pipeline.evaluation.evaluation_inputs import named_paths
+from espalier.pipeline.prm.seen_problems import note_unknown
+from espalier.pipeline.stage import StageContext
 from espalier.values.monte_carlo import StateKey, state_key
 
 Estimates = dict[str, list[float | None]]  # trajectory id → a value for every step
@@ -67,9 +69,10 @@ def _critic_files(folder: str) -> list[str]:
     return weight_files(folder)
 
 
-def read_estimates(path: str, rows: Sequence[StepValues]) -> Estimates:
+def read_estimates(path: str, rows: Sequence[StepValues], context: StageContext, name: str) -> Estimates:
     """Read StepValues or StepScores, or let the critic in a folder value the states of `rows`. Rows of problems that a
-    scorer was trained on are left out. Raises BadInput on an empty file and on a model that is no critic."""
+    scorer was trained on are left out; those of which scores do not say it are counted by the estimator's `name`, with
+    a warning. Raises BadInput on an empty file and on a model that is no critic."""
     if Path(path).is_dir():
         return _critic_estimates(path, rows)
     first = next(iter_rows(path), None)
@@ -79,6 +82,7 @@ def read_estimates(path: str, rows: Sequence[StepValues]) -> Estimates:
         return {row.id: row.values for row in read_records(StepValues, path)}
     scored = read_records(StepScores, path)
     unseen: Estimates = {row.id: [*row.scores] for row in scored if not row.is_seen}
+    note_unknown({row.problem_id for row in rows}, path, context, name)
     leave_out(path, len(scored) - len(unseen), len(scored), "trajectories", "are of problems the scorer was trained on")
     return unseen
 
@@ -97,7 +101,7 @@ def _critic_estimates(folder: str, rows: Sequence[StepValues]) -> Estimates:
     return {row.id: [*found] for row, found in zip(rows, values, strict=True)}
 
 
-def estimated_states(reference: str, paths: Mapping[str, str]) -> dict[StateKey, EstimatedState]:
+def estimated_states(reference: str, paths: Mapping[str, str], context: StageContext) -> dict[StateKey, EstimatedState]:
     """Return the distinct states that the reference and every estimator values.
 
     Raises BadInput where there is none, and where an estimate has other steps than the reference.
@@ -105,7 +109,7 @@ def estimated_states(reference: str, paths: Mapping[str, str]) -> dict[StateKey,
     rows = read_records(StepValues, reference)
     for row in rows:
         check_ends(row.steps, row.step_ends, row.id)
-    estimates = {name: read_estimates(path, rows) for name, path in paths.items()}
+    estimates = {name: read_estimates(path, rows, context, name) for name, path in paths.items()}
     states: dict[StateKey, EstimatedState] = {}
     num_inner, num_unknown = 0, 0
     for row in rows:

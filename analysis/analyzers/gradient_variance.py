@@ -205,7 +205,7 @@ class MeasureGradientVariance:
         if OUTCOME in paths:
             raise BadInput(f"stage.estimates: '{OUTCOME}' is what credit without values is called: choose another name")
         rows = read_records(StepValues, input_path)
-        problems = credit(rows, {name: read_estimates(path, rows) for name, path in paths.items()})
+        problems = credit(rows, {name: read_estimates(path, rows, context, name) for name, path in paths.items()})
         num_kept = sum(map(len, problems.values()))
         leave_out(input_path, len(rows) - num_kept, len(rows), "rollouts", "have no other one, or not all values")
         batches = deal(problems, self.num_batches, self.seed)

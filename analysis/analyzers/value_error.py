@@ -108,7 +108,7 @@ class MeasureValueError:
         """Return the number of states, the completions per state of the reference and its variance, and each
         estimator's figures. Raises BadInput where files do not belong together."""
         paths = named_estimates(self.estimates, input_path)
-        states = list(estimated_states(input_path, paths).values())
+        states = list(estimated_states(input_path, paths, context).values())
         figures = {name: error_figures(states, name) for name in paths}
         panels = [
             Panel(label, "mean absolute error",

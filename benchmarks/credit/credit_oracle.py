@@ -152,10 +152,13 @@ class Comparison:
         return found, left_out
 
     def measure_policy(self, name: str, policy: Path, problems: Sequence[Problem]) -> dict[str, Any]:
-        """Return `{rows, left_out, oracle, seconds}` of one policy; kept in `folder`, and read from there where the
-        same was asked before."""
+        """Return `{rows, left_out, oracle, seconds, commit}` of one policy; kept in `folder`, and read from there where
+        the same was asked before, be it by other code: `commit` is what measured it."""
         path, asked = self.folder / f"{name.replace(' ', '-')}.json", self.asked(policy, problems)
         if path.is_file() and (kept := json.loads(path.read_text()))["asked"] == asked:
+            commit = kept["found"].setdefault("commit", "unknown")
+            if commit != code_commit():
+                print(f"warning: {path} was measured at commit {commit}: remove it to measure again", file=sys.stderr)
             return dict(kept["found"])
         engine = engine_of(policy, self.folder / "engine.log")
         with CreditBench(policy, self.task, problems, self.sizes, engine) as bench:
@@ -165,7 +168,7 @@ class Comparison:
             oracle = {**describe_check(checked), **describe_values(bench)}
             seconds = {key.removeprefix("seconds/"): round(taken, 1) for key, taken in bench.clock.take().items()}
         print(name, json.dumps({"oracle": oracle, "seconds": seconds}), file=sys.stderr, flush=True)
-        found = {"rows": table, "left_out": left_out, "oracle": oracle, "seconds": seconds}
+        found = {"rows": table, "left_out": left_out, "oracle": oracle, "seconds": seconds, "commit": code_commit()}
         path.write_text(json.dumps({"asked": asked, "found": found}) + "\n")
         return found
 

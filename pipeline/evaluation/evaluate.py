@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
 
-from espalier.data.jsonl import write_records
+from espalier.data.jsonl import iter_rows, write_records
 from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.pipeline.evaluation.evaluation_inputs import (
     Ranking,
@@ -42,6 +42,7 @@ from espalier.pipeline.evaluation.votes import (
     weighted_vote,
     winning_answer,
 )
+from espalier.pipeline.prm.seen_problems import note_seen
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.aggregate import check_aggregate
 
@@ -111,7 +112,7 @@ class Evaluate:
         problems = read_problems(self.problems) if self.problems else {}
         if problems:
             check_known(samples, problems, self.problems)
-        rankings = list(self._rankings(samples))
+        rankings = list(self._rankings(samples, context))
         self._join_answers(samples, context)
         labelled = samples.labelled
         accuracies = _accuracies(samples, rankings) if labelled else {}
@@ -164,9 +165,11 @@ class Evaluate:
                 log.warning("%d problems %s", result[name], said)
         log.info("%s\n%s", context.output, result["table"]["plain"])
 
-    def _rankings(self, samples: Samples) -> Iterator[Ranking]:
+    def _rankings(self, samples: Samples, context: StageContext) -> Iterator[Ranking]:
         for name, path in named_paths(self.scores, "stage.scores").items():
             yield from read_rankings(path, name, self.aggregates, samples.trajectories())
+            if "scores" in next(iter_rows(path))[1]:  # outcome scores do not say it
+                note_seen(samples.groups, path, context, "look better by its scores than other problems would", name)
 
     def _orders(self) -> dict[str, Any]:
         if self.option_orders and not isinstance(self.option_orders, Mapping):

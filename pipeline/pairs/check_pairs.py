@@ -29,6 +29,7 @@ import numpy as np
 from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, PreferencePair, StepScores, StepValues
 from espalier.pipeline.evaluation.intervals import Interval, resampled_mean
+from espalier.pipeline.prm.seen_problems import note_seen
 from espalier.pipeline.stage import StageContext
 from espalier.values.label_reliability import counted_states, signal_sums
 from espalier.values.value_prior import CountPair, ValuePrior, fit_prior
@@ -122,6 +123,8 @@ class CheckPairs:
         wrong, agreement = document["wrong_order"], document["score_agreement"]
         context.counts.update(pairs=len(pairs), verdict=verdict, wrong_order=wrong and wrong["mean"])
         if self.scores:
+            problems = {pair.problem_id for pair, _ in known}
+            note_seen(problems, self.scores, context, "take no part in the agreement of scores and values")
             context.counts["score_agreement"] = agreement and agreement["mean"]
         line = f"{input_path}: the pairs' verdict is '{verdict}': {_shown(document)}"
         if verdict == HARM:
@@ -200,7 +203,8 @@ def _wrong_probabilities(
 
 def score_agreement(known: Sequence[KnownPair], path: str) -> Interval | None:
     """Return how often, at equal steps of the pairs' solutions, the side with the higher score has the higher share of
-    right completions (equal scores half; equal shares are left out), over problems that the reward model has not seen.
+    right completions (equal scores half; equal shares are left out), over problems that the reward model has not seen,
+    as far as its scores say it.
 
     None without such steps: step and partial pairs are compared by `wrong_order`. Raises BadInput where a solution has
     scores of another number of steps.

@@ -20,6 +20,7 @@ from espalier.data.jsonl import read_records
 from espalier.data.left_out import leave_out
 from espalier.data.records import BadInput, StepScores, StepValues
 from espalier.pipeline.evaluation.intervals import resampled, resampled_mean
+from espalier.pipeline.prm.seen_problems import note_unknown
 from espalier.pipeline.stage import StageContext
 
 NUM_BINS = 10
@@ -90,9 +91,10 @@ def quality(steps: Sequence[ScoredStep]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class EvaluateProcessReward:
-    """Input: step values; `scores`: step scores of the same trajectories; only held-out problems count. `target`: the
-    steps' values, or the labels that the model was trained on, as those of contrast are no values (solutions that were
-    not scored are left out then: completions)."""
+    """Input: step values; `scores`: step scores of the same trajectories; only held-out problems count (those of which
+    the scores do not say whether the model was trained on them too, counted and warned of). `target`: the
+    steps' values, or the labels that the model was trained on, as those of contrast are no values (completions as
+    solutions that were not scored are left out then)."""
 
     scores: str
     held_out_share: float
@@ -107,7 +109,8 @@ class EvaluateProcessReward:
         return [self.scores]
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
-        """Give `{"inner", "terminal", "num_problems", "bins", "terminal_bins"}`: `quality` of inner and of last steps.
+        """Give `{"target", "inner", "terminal", "num_problems", "bins", "terminal_bins"}`: `quality` of inner and of
+        last steps, where "value" means the target.
 
         Raises BadInput where no problem is held out, the model was trained on one that is, or scores are missing.
         """
@@ -120,6 +123,7 @@ class EvaluateProcessReward:
         distinct = self._scored_steps(input_path, scores)
         if not distinct:
             raise BadInput(f"{input_path}: no held-out problem (held_out_share {self.held_out_share})")
+        note_unknown({problem for problem, _, _ in distinct}, self.scores, context)
         parts = {
             name: [step for (_, _, is_last), step in distinct.items() if is_last == is_terminal]
             for name, is_terminal in (("inner", False), ("terminal", True))
@@ -133,7 +137,7 @@ class EvaluateProcessReward:
         bins = {
             name: calibration_bins([s.score for s in steps], [s.value for s in steps]) for name, steps in parts.items()
         }
-        return {**result, "num_problems": context.counts["num_problems"], "bins": bins["inner"],
+        return {"target": self.target, **result, "num_problems": context.counts["num_problems"], "bins": bins["inner"],
                 "terminal_bins": bins["terminal"]}  # fmt: skip
 
     def _scored_steps(
@@ -148,7 +152,7 @@ class EvaluateProcessReward:
         for row in read_records(StepValues, input_path):
             if not is_held_out(row.problem_id, self.held_out_share):
                 continue
-            if self.target == "labels" and row.id not in scores:
+            if self.target == "labels" and row.id not in scores and "#" in row.id:  # a completion's, by its id
                 continue
             values = row.values if self.target == "values" else row.labels
             numbers = f"{len(scores.get(row.id, []))} scores and {len(values)} {self.target}"

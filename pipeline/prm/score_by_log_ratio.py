@@ -33,7 +33,7 @@ def log_ratio_scores(
     """Return the scores of the module from the log-probs of a response's tokens under both models."""
     ratios = [one - other for one, other in zip(logprobs, reference, strict=True)]
     steps = [math.fsum(ratios[start:end]) for start, end in zip([0, *step_ends], step_ends, strict=False)]
-    return [round(_sigmoid(beta * x), 6) for x in accumulate(steps, HOW[how])]
+    return [_sigmoid(beta * x) for x in accumulate(steps, HOW[how])]  # not rounded: far ones would be equal
 
 
 def _sigmoid(x: float) -> float:
@@ -62,13 +62,13 @@ class ScoreByLogRatio:
             raise BadInput(f"stage.beta must be above 0, got {self.beta}")
 
     def inputs(self) -> list[str]:
-        """Return both models' weights, where they are local files."""
-        paths = [Path(folder) / "model.safetensors" for folder in (self.policy, self.reference)]
-        return [str(path) for path in paths if path.is_file()]
+        """Return both models' weights, where they are local files, in one piece or several."""
+        return [str(path) for folder in (self.policy, self.reference)
+                for path in sorted(Path(folder).glob("*.safetensors"))]  # fmt: skip
 
     def run(self, input_path: str, context: StageContext) -> Iterable[StepScores]:
-        """Return one record per trajectory, in order. Raises BadInput where the models are one, or their tokenizers
-        differ."""
+        """Return one record per trajectory, in order. Raises BadInput where the models are one or say the same, or
+        their tokenizers differ."""
         from espalier.models.load import load_policy, load_tokenizer
         from espalier.models.sampled_logprobs import sampled_logprobs
         from espalier.runtime.distributed import device
@@ -86,6 +86,9 @@ class ScoreByLogRatio:
             with context.progress(f"log-probs of the {name}", len(trajectories), "trajectory") as progress:
                 model = load_policy(policy).to(device())
                 found.append(sampled_logprobs(model, trajectories, self.batch_tokens, progress.update))
+        if any(found[0]) and found[0] == found[1]:
+            raise BadInput(f"{self.policy} and {self.reference} give every token the same log-prob: stage.policy is a "
+                           "copy of the reference, train it on pairs first")  # fmt: skip
         seen = read_training_problems(self.policy)
         context.counts["steps"] = sum(len(row.steps) for row in trajectories)
         return [

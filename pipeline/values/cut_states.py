@@ -47,9 +47,8 @@ class CutStates:
     solutions: str = "all"
 
     def inputs(self) -> list[str]:
-        """Return the policy's weights, where they are a local file."""
-        weights = Path(self.policy) / "model.safetensors"
-        return [str(weights)] if self.policy and weights.is_file() else []
+        """Return the policy's weights, where they are local files, in one piece or several."""
+        return sorted(map(str, Path(self.policy).glob("*.safetensors"))) if self.policy else []
 
     def _sampler(self) -> StateSampler:
         return StateSampler(

@@ -16,7 +16,16 @@ from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, State, StepValues, Trajectory
 from espalier.data.steps import check_ends
 from espalier.pipeline.stage import StageContext
-from espalier.values.contrast import Continuation, Contrast, contrast_labels, count_behind, hold_back, prior_of
+from espalier.values.contrast import (
+    Continuation,
+    Contrast,
+    RightEvidence,
+    contrast_labels,
+    count_behind,
+    hold_back,
+    prior_of,
+    right_evidence,
+)
 from espalier.values.first_error import states_on_right_ways
 from espalier.values.monte_carlo import Count, StateKey
 from espalier.values.step_values import UNKNOWN, counted, step_values
@@ -57,6 +66,7 @@ class LabelByContrast:
         labels = contrast_labels(continuations, counts, right, rule)
         num_right = sum(row.is_correct for row in read_records(Trajectory, self.trajectories))
         self._count(continuations, labels, num_right, context)
+        self._note_evidence(right_evidence(continuations, counts, rule), context)
         self._check(completions, rule, context)
         kept = _first_of_each_step(continuations, self.max_per_step)
         context.counts["kept"] = len(kept)
@@ -109,6 +119,21 @@ class LabelByContrast:
             raise BadInput(f"{self.trajectories}: {num_right} right trajectories gave labels of {numbers[1.0]} right "
                            f"and {numbers[0.0]} wrong steps, below stage.fewest_labels={self.fewest_labels}: sample "
                            "more problems or more completions per state, or train the policy first")  # fmt: skip
+
+    def _note_evidence(self, found: RightEvidence, context: StageContext) -> None:
+        """Count what labels of right steps rest on; warn where that is little."""
+        context.counts.update(
+            distinct_steps_right=found.steps,
+            right_by_one_solution=found.by_one,
+            right_beside_far_better=found.contradicted,
+        )
+        if 2 * found.by_one > found.steps:
+            log.warning("%d of %d steps that are called right rest on one right solution each: where answers can be "
+                        "right by luck, take more completions per state", found.by_one, found.steps)  # fmt: skip
+        if found.contradicted > (1 - self.confidence) * found.steps:
+            log.warning("%d of %d steps that are called right, because a right solution passed through them, leave "
+                        "less than %g of the best step's success: that solution may be luck", found.contradicted,
+                        found.steps, self.drop)  # fmt: skip
 
     def _check(self, completions: Sequence[Continuation], rule: Contrast, context: StageContext) -> None:
         """Hold what half of the samples call wrong against the other half."""

@@ -151,7 +151,8 @@ def test_summary_holds_accuracies_seconds_and_the_reward_model(run: Path) -> Non
     assert summary["accuracy"]["process_dpo"]["greedy"]["mean"] == 0.75
     assert summary["accuracy"]["sft"]["best_of_8_product"] == {"mean": 1.0, "low": 1.0, "high": 1.0, "n": 4}
     prm = summary["prm"]
-    assert list(prm) == [f"{kind}_{name}" for kind in ("inner", "terminal") for name in ("auc", "ece", "value_mae")]
+    figures = [f"{kind}_{name}" for kind in ("inner", "terminal") for name in ("auc", "ece", "value_mae")]
+    assert list(prm) == ["target", *figures]
     assert prm["inner_auc"] == {"mean": 0.9, "low": 0.45, "high": 0.95, "n": 5}
     assert prm["terminal_auc"] is None
     assert "0.900 [0.450, 0.950]" in page_of(run)
@@ -250,6 +251,21 @@ def test_what_a_run_lacks_is_said_in_a_sentence(run: Path) -> None:
     assert "None: no step values or scores" in page
     assert "No pairs to count" in page
     assert json.loads((run / "summary.json").read_text())["prm"]["inner_auc"] is None
+
+
+def test_labels_by_contrast_are_not_called_monte_carlo_values(run: Path) -> None:
+    assert "Monte-Carlo value" in page_of(run)
+    assert json.loads((run / "summary.json").read_text())["prm"]["target"] == "values"
+    path = run / "process_rewards" / "prm.json"
+    write_json(path, {**json.loads(path.read_text()), "target": "labels"})
+    page = page_of(run)
+    assert page.count("Monte-Carlo value") == page.count("it is no Monte-Carlo value") == 1
+    assert "AUC of the PRM on held-out inner steps, against their labels" in page
+    assert "tells steps labelled right from steps labelled wrong" in page
+    assert json.loads((run / "summary.json").read_text())["prm"]["target"] == "labels"
+    write_json(path, {**json.loads(path.read_text()), "target": "guesses"})
+    with pytest.raises(BadInput, match="'target' must be values or labels"):
+        page_of(run)
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def test_all_estimators_are_measured_on_the_states_that_every_one_values(
     tmp_path: Path, files: tuple[str, str], caplog: pytest.LogCaptureFixture
 ) -> None:
     write_records(tmp_path / "other.jsonl", [valued("p/1", [1, 5, 6], [0, 4], False)])
-    states = estimated_states(files[0], {"prm": files[1], "mc": str(tmp_path / "other.jsonl")})
+    states = estimated_states(files[0], {"prm": files[1], "mc": str(tmp_path / "other.jsonl")}, context(files[0]))
     assert {key[1]: dict(state.estimates) for key, state in states.items()} == {
         (1,): {"prm": 0.5, "mc": 0.0},
         (1, 5): {"prm": 0.3, "mc": 1.0},
@@ -102,9 +102,21 @@ def test_problems_that_a_scorer_was_trained_on_are_left_out(
 ) -> None:
     caplog.set_level(logging.WARNING)
     write_records(tmp_path / "seen.jsonl", [*SCORES[:2], score("q/0", [0.5, 0.2], is_seen=True)])
-    states = estimated_states(files[0], {"prm": str(tmp_path / "seen.jsonl")})
+    states = estimated_states(files[0], {"prm": str(tmp_path / "seen.jsonl")}, context(files[0]))
     assert {state.problem_id for state in states.values()} == {"p"}
     assert "1 of 3 trajectories are of problems the scorer was trained on" in caplog.text
+
+
+def test_problems_of_which_scores_do_not_say_whether_the_scorer_saw_them_are_warned_of(
+    tmp_path: Path, files: tuple[str, str], caplog: pytest.LogCaptureFixture
+) -> None:
+    known = [score("p/0", [0.5, 0.5, 0.9], False), score("p/1", [0.5, 0.3, 0.1], False), score("q/0", [0.5, 0.2])]
+    write_records(tmp_path / "known.jsonl", known)
+    asked = context(files[0])
+    MeasureValueError({"prm": str(tmp_path / "known.jsonl"), "other": files[1]}).run(files[0], asked)
+    found = {key: count for key, count in asked.counts.items() if key.startswith("problems_perhaps_seen")}
+    assert found == {"problems_perhaps_seen_prm": 1, "problems_perhaps_seen_other": 2}
+    assert "known.jsonl: of 1 of 2 problems nobody knows whether the reward model was trained on them" in caplog.text
 
 
 def test_the_better_of_two_next_steps_is_ranked_by_hand(files: tuple[str, str]) -> None:
@@ -154,7 +166,7 @@ def test_a_critics_folder_is_read_at_the_step_ends(tiny_policy: Path, tmp_path: 
         critic = load_critic(str(tiny_policy), "policy", "eager").eval()
         critic.config.critic_form = form
         critic.save_pretrained(tmp_path / form)
-        states = estimated_states(files[0], {"critic": str(tmp_path / form)})
+        states = estimated_states(files[0], {"critic": str(tmp_path / form)}, context(files[0]))
         with torch.no_grad():  # prompt 9, response 1 2 3: the states 1 and 1 2 end at the places 1 and 2
             direct = shape(critic(input_ids=torch.tensor([[9, 1, 2, 3]])).logits[0, :, 0])
         found = [states["p", prefix].estimates["critic"] for prefix in ((1,), (1, 2))]
@@ -164,4 +176,4 @@ def test_a_critics_folder_is_read_at_the_step_ends(tiny_policy: Path, tmp_path: 
 
 def test_a_reward_model_is_not_read_as_a_critic(tiny_prm: Path, files: tuple[str, str]) -> None:
     with pytest.raises(BadInput, match="is no critic that a run has saved: score the steps with prm/score_steps"):
-        estimated_states(files[0], {"prm": str(tiny_prm)})
+        estimated_states(files[0], {"prm": str(tiny_prm)}, context(files[0]))

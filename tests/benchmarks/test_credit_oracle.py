@@ -4,6 +4,7 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from benchmarks.credit.oracle_check import (
     smallest_found_error,
 )
 from benchmarks.credit.plan import read_plan
+from espalier.data.records import Problem
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_tokenizer
 from espalier.models.logprobs import token_logprobs
@@ -245,3 +247,20 @@ def test_a_task_that_is_no_cell_is_refused_in_one_line(
     monkeypatch.setattr("sys.argv", ["credit_oracle", "--task", "gsm8k"])
     assert main() == 2
     assert "--task: there is no 'gsm8k'" in capsys.readouterr().err
+
+
+def test_what_other_code_measured_is_kept_under_its_own_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model.safetensors").touch()
+    sizes = Sizes(2, 2, 2, 2, COARSE)
+    comparison = credit_oracle.Comparison(WordArithmetic(), (), [], None, sizes, 1, 10, tmp_path)
+    problems = [Problem("p", "", "1")]
+    found = {"rows": [], "left_out": {}, "oracle": {}, "seconds": {}, "commit": "old"}
+    kept = {"asked": comparison.asked(tmp_path, problems), "found": found}
+    (tmp_path / "SFT.json").write_text(json.dumps(kept))
+    for commit, said in (("old", ""), ("new", "SFT.json was measured at commit old: remove it to measure again")):
+        monkeypatch.setattr(credit_oracle, "code_commit", partial(str, commit))
+        assert comparison.measure_policy("SFT", tmp_path, problems) == found
+        assert said in (err := capsys.readouterr().err)
+        assert bool(said) == bool(err)

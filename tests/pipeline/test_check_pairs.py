@@ -139,3 +139,24 @@ def test_scores_that_order_states_by_chance_on_unseen_problems_make_pairs_weak(t
     assert (fine["score_agreement"]["mean"], fine["verdict"]) == (1.0, "in order")
     seen = [StepScores(one.id, one.problem_id, one.scores, True) for one in chance]
     assert ran(tmp_path, pairs, rows, seen)["score_agreement"] is None
+
+
+def test_agreement_of_scores_that_may_be_of_problems_that_were_seen_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of two problems one was not seen; of the other the scores say nothing, then that it was."""
+    rows, pairs = [], []
+    for name in ("p", "q"):
+        rows += [row(f"{name}/0", [3, 3], is_correct=True), row(f"{name}/1", [1, 1], is_correct=False)]
+        pairs.append(pair(f"{name}/0>{name}/1"))
+    for is_seen, message in (
+        (False, ""),
+        (None, "of 1 of 2 problems nobody knows whether the reward model was trained on them"),
+        (True, "1 of 2 problems were in the reward model's training set and take no part in the agreement"),
+    ):
+        scores = [StepScores(one.id, one.problem_id, [0.5 + one.is_correct / 4] * 3, one.problem_id == "q" and is_seen)
+                  for one in rows]  # fmt: skip
+        caplog.clear()
+        ran(tmp_path, pairs, rows, scores)
+        assert message in caplog.text
+        assert bool(message) == ("trained" in caplog.text or "training" in caplog.text)

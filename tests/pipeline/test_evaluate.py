@@ -496,6 +496,28 @@ VALUES = StepValues(
 )  # fmt: skip
 
 
+def test_best_of_n_by_scores_of_problems_that_were_seen_or_may_be_is_warned_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_records(tmp_path / "samples.jsonl", ROWS)
+    scores = {}
+    for name, is_seen in (("clean", False), ("seen", True), ("unknown", None)):
+        scores[name] = str(tmp_path / f"{name}.jsonl")
+        write_records(scores[name], [replace(row, is_seen=is_seen) for row in SCORES])
+    asked, number = context(tmp_path / "e.json"), len({row.problem_id for row in ROWS})
+    with caplog.at_level("WARNING"):
+        Evaluate(scores=scores, aggregates=["last"]).run(str(tmp_path / "samples.jsonl"), asked)
+    counts = {key: count for key, count in asked.counts.items() if key.startswith("problems_")}
+    assert counts == {
+        "problems_seen_by_the_reward_model_clean": 0,
+        "problems_seen_by_the_reward_model_seen": number,
+        "problems_seen_by_the_reward_model_unknown": 0,
+        "problems_perhaps_seen_unknown": number,
+    }
+    assert f"{number} of {number} problems were in the reward model's training set and look better" in caplog.text
+    assert "clean.jsonl" not in caplog.text
+
+
 def process_reward_evaluated(
     tmp_path: Path, values: list[StepValues], scores: list[StepScores], target: str = "values"
 ) -> dict:
@@ -536,6 +558,7 @@ def test_a_step_whose_value_is_not_known_is_no_wrong_one(tmp_path: Path, caplog:
     with caplog.at_level("WARNING"):
         result = process_reward_evaluated(tmp_path, [unknown], [StepScores(VALUES.id, HELD, [0.5, 0.45, 0.95])])
     assert (result["inner"]["num_steps"], result["inner"]["value_mae"]["mean"]) == (1, 0.3)
+    assert "of 1 of 1 problems nobody knows whether the reward model was trained on them" in caplog.text
     assert "values.jsonl: 1 of 3 steps lead to a state whose value is not known and are left out" in caplog.text
 
 
@@ -547,11 +570,16 @@ def test_a_process_reward_model_is_judged_by_the_labels_that_it_learned_where_th
     completion = replace(labelled, id=f"{HELD}/0#1/0")
     with caplog.at_level("WARNING"):
         result = process_reward_evaluated(
-            tmp_path, [labelled, completion], [StepScores(VALUES.id, HELD, [0.5, 0.45, 0.95])], "labels"
+            tmp_path, [labelled, completion], [StepScores(VALUES.id, HELD, [0.5, 0.45, 0.95], False)], "labels"
         )
     assert (result["inner"]["auc"]["mean"], result["inner"]["num_steps"], result["terminal"]["num_steps"]) == (1, 2, 0)
     assert result["inner"]["value_mae"]["mean"] == pytest.approx((0.5 + 0.45) / 2, abs=1e-5)
-    assert not caplog.text
+    assert (result["target"], caplog.text) == ("labels", "")
+    other = replace(labelled, id=f"{HELD}/1")
+    with pytest.raises(BadInput, match=f"trajectory '{HELD}/1' has 0 scores and 3 labels: score these trajectories"):
+        process_reward_evaluated(
+            tmp_path, [labelled, other], [StepScores(VALUES.id, HELD, [0.5, 0.45, 0.95], False)], "labels"
+        )
     with pytest.raises(BadInput, match=r"stage\.target must be values or labels, got 'label'"):
         EvaluateProcessReward("scores.jsonl", 0.5, "label")
 

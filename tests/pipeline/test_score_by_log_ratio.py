@@ -1,6 +1,7 @@
 """Implicit process rewards: by hand, and beside the two networks' own log-probs."""
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from espalier.data.training_problems import write_training_problems
 from espalier.models.load import load_policy
 from espalier.pipeline.prm.score_by_log_ratio import ScoreByLogRatio, log_ratio_scores
 from espalier.pipeline.stage import StageContext
+from espalier.pipeline.values.cut_states import CutStates
 
 ROW = Trajectory("p/0", "p", "Q\n", "a\nb\nc", ["a\n", "b\n", "c"], [5, 6], [7, 8, 9, 10, 11], [2, 4, 5], "stop", "7",
                  "7", True)  # fmt: skip
@@ -31,6 +33,43 @@ def test_scores_are_the_minimum_or_the_sum_of_the_steps_log_ratios_so_far() -> N
     total = log_ratio_scores(logprobs, reference, [2, 4, 5], 0.5, "sum")
     assert total == pytest.approx([sigmoid(0.5), sigmoid(-0.5), sigmoid(1.5)], abs=1e-6)
     assert log_ratio_scores([-2000.0], [0.0], [1], 1.0, "sum") == [0.0]
+
+
+def test_far_log_ratios_keep_their_order() -> None:
+    """Sigmoids of -20, -25 and -30, and of 15 and 20: equal numbers in six digits."""
+    falling = [log_ratio_scores([x], [0.0], [1], 0.5, "sum")[0] for x in (40.0, 30.0, -40.0, -50.0, -60.0)]
+    assert falling == sorted(falling, reverse=True)
+    assert len(set(falling)) == 5
+
+
+def test_a_copy_of_the_reference_and_a_network_that_breaks_are_refused(tiny_policy: Path, tmp_path: Path) -> None:
+    write_records(tmp_path / "t.jsonl", [ROW])
+    context = StageContext(None, tmp_path / "s.jsonl", 60)
+    shutil.copytree(tiny_policy, tmp_path / "copy")
+    with pytest.raises(BadInput, match="is a copy of the reference"):
+        list(ScoreByLogRatio(str(tmp_path / "copy"), str(tiny_policy)).run(str(tmp_path / "t.jsonl"), context))
+    model = load_policy(str(tiny_policy))
+    with torch.no_grad():
+        next(model.parameters())[9] = math.nan  # the embedding of the third token of the response
+    model.save_pretrained(tmp_path / "copy")
+    with pytest.raises(BadInput, match="'p/0': the model gives a token of it a log-prob that is no finite number"):
+        list(ScoreByLogRatio(str(tmp_path / "copy"), str(tiny_policy)).run(str(tmp_path / "t.jsonl"), context))
+    write_records(tmp_path / "bare.jsonl", [replace(ROW, prompt_ids=[])])
+    with pytest.raises(BadInput, match="'p/0' has no prompt tokens"):
+        list(ScoreByLogRatio(str(tmp_path / "copy"), str(tiny_policy)).run(str(tmp_path / "bare.jsonl"), context))
+
+
+def test_weights_in_several_files_are_all_of_the_provenance(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for part in (1, 2):
+            (tmp_path / name / f"model-0000{part}-of-00002.safetensors").touch()
+    stage = ScoreByLogRatio(str(tmp_path / "a"), str(tmp_path / "b"))
+    assert [str(Path(path).relative_to(tmp_path)) for path in stage.inputs()] == [
+        f"{name}/model-0000{part}-of-00002.safetensors" for name in ("a", "b") for part in (1, 2)
+    ]
+    assert len(CutStates(policy=str(tmp_path / "a")).inputs()) == 2
+    assert CutStates().inputs() == []
 
 
 @pytest.fixture

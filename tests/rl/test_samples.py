@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,6 +40,9 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+NOTHING_TO_ASK: Any = SimpleNamespace()  # a context for estimators that ask nothing
 
 
 class Careless(GRPO):
@@ -87,7 +91,7 @@ def test_further_estimators_stand_beside_the_runs_own(tmp_path: Path) -> None:
     groups, experience = groups_and_experience()
     estimators = {"rloo": RLOO(), "drgrpo": GRPO(divide_by_std=False), "gae": GAE(gamma=1.0, lam=0.0)}
     samples = samples_of(tmp_path, estimators, num_problems=1, rollouts_per_problem=0)
-    further = samples.ask(groups, experience, None)  # type: ignore[arg-type]
+    further = samples.ask(groups, experience, NOTHING_TO_ASK)
     own = experience.response_mask * 0.25
     samples.write(3, groups, dataclasses.replace(experience, advantages=own), Estimate(own), further)
     rows = read_records(SampledRollout, samples_path(tmp_path, 3))
@@ -122,7 +126,7 @@ def test_estimators_get_copies_of_the_rows_that_are_written(tmp_path: Path) -> N
         return Estimate(part.response_mask * 1.0)
 
     estimator.needs_critic = False  # type: ignore[attr-defined]
-    samples_of(tmp_path, {"one": estimator}, num_problems=1).ask(groups, experience, None)  # type: ignore[arg-type]
+    samples_of(tmp_path, {"one": estimator}, num_problems=1).ask(groups, experience, NOTHING_TO_ASK)
     assert seen == [1, 3, None]
     assert experience.rewards is not None
     assert float(experience.rewards.sum()) == 3.0
@@ -232,6 +236,28 @@ def test_an_engine_of_one_random_stream_draws_the_same_whatever_further_estimato
     assert all(one in rest for one in plain), "every draw of the run, in its order, with other draws between them"
     for name, value in weights[0].items():
         assert torch.equal(value, weights[1][name]), name
+
+
+def test_estimators_of_one_kind_get_completions_of_their_own_from_an_engine_that_draws_by_the_request(
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    """As vLLM does with params.is_seeded: equal requests have equal answers."""
+    further = {name: VinePPO(completions_per_state=8, prompt_value="sampled") for name in ("one", "two")}
+    trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path, "", num_lines=2, further=further, **ONE_PASS)
+    trainer.estimator = VinePPO(completions_per_state=8, prompt_value="sampled")
+    asked: list[str] = []
+    sample = trainer.rollout_source.sampler.client.sample
+
+    async def noting(request: SampleRequest, params: SamplingParams) -> list[Sample]:
+        asked.append(request.id)
+        return await sample(request, params)
+
+    trainer.rollout_source.sampler.client.sample = noting  # type: ignore[method-assign]
+    trainer.run()
+    completed = [name for name in asked if "#" in name]
+    assert len(set(completed)) == len(completed) > 20
+    (path,) = (tmp_path / "samples").glob("*.jsonl")
+    assert read_records(SampledRollout, path)[0].estimator_values.keys() == {"one", "two"}
 
 
 def test_a_resume_writes_the_same_samples(

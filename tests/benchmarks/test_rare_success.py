@@ -1,0 +1,33 @@
+"""The figures of process rewards where success is rare, from records."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.credit import rare_success
+
+
+def record(seed: int, inner_auc: float) -> dict[str, Any]:
+    """A run of the cell `long` of which only the AUC of the reward model is told apart."""
+    half, truth = {"mean": 0.5}, {"inner_auc": {"mean": inner_auc}, "index_auc": {"mean": 0.5}}
+    accuracy = {"mean": half, "majority_8": half, "best_of_8_minimum": half, "greedy": half}
+    return {
+        "cell": "long", "seed": seed, "labels": {"labels": "contrast"}, "tokens": 1e6, "truth": truth,
+        "accuracy": dict.fromkeys(["sft", *rare_success.NAMES.values()], accuracy),
+        "log_ratio": {"truth": truth, "accuracy": accuracy},
+    }  # fmt: skip
+
+
+def test_the_seed_that_settings_were_chosen_on_is_in_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: dict[str, Any] = {}
+
+    def write_result(name: str, figures: Any, detail: Any, tables: Any) -> None:
+        written.update(figures=figures, rows=tables[0]["rows"])
+
+    monkeypatch.setattr(rare_success, "write_result", write_result)
+    rare_success.write([record(0, 1.0), record(1, 0.7), record(2, 0.8)])
+    assert written["figures"]["long_inner_auc"]["value"] == 0.75
+    assert written["figures"]["long_inner_auc"]["unit"] == "AUC, 2 seeds"
+    assert [row[1] for row in written["rows"]] == [0, 1, 2]
+    rare_success.write([record(0, 1.0)])
+    assert written["figures"] == {}
