@@ -108,7 +108,7 @@ fi
 stage score_steps "$python" run_stage.py -cn prm/score_steps input="$out/trajectories.jsonl" \
   output="$out/step_scores.jsonl" "${scorers[@]}"
 stage inspect_steps "$python" run_stage.py -cn pages/inspect_steps input="$out/trajectories.jsonl" output="$out/inspect.html" \
-  stage.values="$out/step_values.jsonl" stage.states="$out/states.jsonl" stage.completions="$out/completions.jsonl" \
+  stage.values="$judged" stage.states="$out/states.jsonl" stage.completions="$out/completions.jsonl" \
   stage.scores="$out/step_scores.jsonl"
 stage prm_calibration "$python" run_stage.py -cn prm/prm_calibration input="$judged" output="$out/prm.json" \
   stage.scores="$out/step_scores.jsonl" stage.held_out_share="$held_out_share" "${judge[@]}"
