@@ -549,6 +549,15 @@ def test_step_pairs_are_of_the_labels_that_the_run_has_chosen(
         assert ("stage.cut_wrong_below=0.5" in build_pairs) == (labels == "contrast")
 
 
+def test_help_prints_what_a_script_does_and_its_defaults_and_starts_nothing() -> None:
+    for name, default in (("process_rewards", "num_completions=4"), ("bench", ""), ("iterate", "num_rounds=2")):
+        done = subprocess.run(["bash", str(ROOT / "scripts" / f"{name}.sh"), "--help"], capture_output=True, text=True,
+                              env={"PATH": "/usr/bin:/bin"}, timeout=60, check=True)  # fmt: skip
+        assert f"bash scripts/{name}.sh" in done.stdout
+        assert default in done.stdout
+        assert not any(word in done.stdout + done.stderr for word in ("#!", "settings=", "source", "set -euo"))
+
+
 def test_a_broken_stage_is_done_again_and_nothing_else(
     script: Callable[..., list[list[str]]], tiny_policy: Path, tmp_path: Path
 ) -> None:
