@@ -1,6 +1,12 @@
 # Sourced by every script: repository root, the venv's python, a faster allocator where it is installed, and
 # `stage NAME COMMAND ...`, which runs one stage and notes its seconds in $run/seconds.jsonl.
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+# --help prints the script's first comment and its settings' defaults, without installing anything
+if [[ ${1:-} == --help ]]; then
+  awk 'NR == 1 || /^set -/ {next} /^source / {exit} /^settings=/ {skip = 1} !skip {sub(/^# ?/, ""); print}
+    skip && /"$/ {skip = 0}' "scripts/$(basename "$0")"
+  exit 0
+fi
 bash scripts/install.sh
 python=$PWD/.venv/bin/python
 export ESPALIER_OWNER=${ESPALIER_OWNER:-$$} TOKENIZERS_PARALLELISM=false DO_NOT_TRACK=1 PYTHONPATH=$PWD
@@ -36,7 +42,7 @@ read_settings() {
   for argument in "$@"; do
     key=${argument%%=*}
     if [[ $argument != *=* ]]; then
-      echo "error: '$argument' is not key=value; the keys are: $settings" >&2
+      echo "error: '$argument' is not key=value; the keys are: $settings (--help explains them)" >&2
       exit 2
     elif [[ " $settings " == *" $key "* ]]; then
       printf -v "$key" '%s' "${argument#*=}"

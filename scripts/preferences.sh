@@ -24,10 +24,8 @@ scores=() values=$data/step_values.jsonl solutions=$data/trajectories.jsonl step
 if [[ -f $data/labels.json ]] && grep -q '"labels": *"contrast"' "$data/labels.json"; then
   # the scores say where a solution leaves the right way; step pairs are of the completions too
   errors=(stage.cut_wrong_below=0.5 stage.max_rejected=4 stage.max_pairs=8)
-  if [[ $pairs == step ]]; then
-    values=$data/labelled_steps.jsonl solutions=$data/solutions.jsonl
-    steps=(stage.labels="$values" stage.chosen=solution)
-  fi
+  values=$data/labelled_steps.jsonl steps=(stage.labels="$data/labelled_steps.jsonl" stage.chosen=solution)
+  if [[ $pairs == step ]]; then solutions=$data/solutions.jsonl; fi
 fi
 case $pairs in
 outcome) name=dpo known=(seed="$seed") ;;

@@ -17,8 +17,9 @@ from espalier.data.tasks.published import PublishedTask
 class ProblemFile(PublishedTask):
     """A file of problems as a task."""
 
-    name = "problems"
+    name = "problem_file"
     has_solutions: ClassVar[bool] = True
+    remedy: ClassVar[str] = "a line needs an id, a question and a gold"
     files: ClassVar[Mapping[str, tuple[str, ...]]] = {split: (f"{split}.jsonl",) for split in ("train", "dev", "test")}
 
     def problem(self, row: Row) -> Problem:

@@ -68,6 +68,8 @@ class PublishedTask:
     files: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     hub_splits: ClassVar[Mapping[str, str]] = {"train": "train", "dev": "validation", "test": "test"}
     has_solutions: ClassVar[bool] = False
+    remedy: ClassVar[str] = "is it the published file?"
+    """Of a file that no task takes."""
 
     def __post_init__(self) -> None:
         order = self.option_order
@@ -128,7 +130,7 @@ class PublishedTask:
         names = tasks_that_take(path) if path.is_file() else []
         if names:
             return f"no row of this file is {self.name}'s: choose task={' or '.join(names)}"
-        return f"no row of this file is {self.name}'s, nor another task's: is it the published file?"
+        return f"no row of this file is {self.name}'s, nor another task's: {self.remedy}"
 
     def read_split(self, split: str) -> Rows:
         """Return the whole split, by the plan where one names it."""

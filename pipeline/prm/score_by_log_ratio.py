@@ -83,7 +83,7 @@ class ScoreByLogRatio:
             check_ends(row.steps, row.step_ends, row.id)
         found = []
         for name, policy in (("policy", self.policy), ("reference", self.reference)):
-            with context.progress(f"log-probs of the {name}", len(trajectories), "trajectory") as progress:
+            with context.progress(f"log-probs of the {name}", len(trajectories), "solution") as progress:
                 model = load_policy(policy).to(device())
                 found.append(sampled_logprobs(model, trajectories, self.batch_tokens, progress.update))
         if any(found[0]) and found[0] == found[1]:

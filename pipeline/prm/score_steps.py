@@ -51,7 +51,7 @@ class ScoreSteps:
         trajectories = read_records(Trajectory, input_path)
         models, chosen = self._choose(trajectories)
         scores: dict[str, list[float]] = {}
-        with context.progress("score", len(trajectories), "trajectory") as progress:
+        with context.progress("score", len(trajectories), "solution") as progress:
             for place, path in enumerate(models):
                 mine = [t for t in trajectories if chosen[t.problem_id][0] == place]
                 if not mine:

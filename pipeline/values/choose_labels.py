@@ -51,14 +51,17 @@ class ChooseLabels:
             right[row.problem_id] += row.is_correct
         num_right, num_solved = sum(right.values()), sum(map(bool, right.values()))
         accuracy = num_right / len(rows)
-        labels = self.labels
+        labels, rule = self.labels, "as stage.labels says"
         if labels == "auto":
             is_rare = accuracy < self.rare_below
             labels = "contrast" if is_rare and num_right >= FEW_RIGHT else "values"
+            rule = f"{'below' if is_rare else 'not below'} stage.rare_below={self.rare_below:g}"
             if is_rare and labels == "values":
+                rule += f", but fewer than {FEW_RIGHT} trajectories"
                 log.warning("success is rare, and %d right trajectories are too few to label steps by contrast: sample "
                             "more problems, or train the policy first", num_right)  # fmt: skip
-        why = f"{accuracy:.1%} of {len(rows)} trajectories are right, {num_solved} of {len(right)} problems solved"
+        why = (f"{accuracy:.1%} of {len(rows)} trajectories are right ({rule}), {num_solved} of {len(right)} problems "
+               "solved")  # fmt: skip
         log.info("labels by %s: %s", labels, why)
         if labels == "contrast" and not num_right:
             raise BadInput(f"{input_path}: {why}: steps are labelled along right solutions, and there is none: sample "

@@ -520,6 +520,7 @@ def test_labels_by_contrast_are_what_the_reward_models_learn(
     assert [train.num_epochs for train in trains] == [2, 2]
     judge = typed(by_stage["prm/prm_calibration"])
     assert (judge.input, judge.stage["target"]) == (label.output, "labels")
+    assert typed(by_stage["pages/inspect_steps"]).stage["values"] == label.output
 
 
 def test_contrast_is_refused_where_its_labels_would_not_be_what_is_trained_on(
@@ -542,9 +543,19 @@ def test_step_pairs_are_of_the_labels_that_the_run_has_chosen(
         file = {"values": "step_values", "contrast": "labelled_steps"}[labels]
         assert f"{name}={data}/{file}.jsonl" in build_pairs
         assert ("stage.chosen=solution" in build_pairs) == (labels == "contrast")
-        build_pairs, *_ = script("policy=a", f"run={tmp_path}/run", "pairs=process", name="preferences.sh")
+        build_pairs, check, *_ = script("policy=a", f"run={tmp_path}/run", "pairs=process", name="preferences.sh")
         assert f"input={data}/trajectories.jsonl" in build_pairs
+        assert f"stage.values={data}/{file}.jsonl" in check  # what the reward model that ranked them learned from
         assert ("stage.cut_wrong_below=0.5" in build_pairs) == (labels == "contrast")
+
+
+def test_help_prints_what_a_script_does_and_its_defaults_and_starts_nothing() -> None:
+    for name, default in (("process_rewards", "num_completions=4"), ("bench", ""), ("iterate", "num_rounds=2")):
+        done = subprocess.run(["bash", str(ROOT / "scripts" / f"{name}.sh"), "--help"], capture_output=True, text=True,
+                              env={"PATH": "/usr/bin:/bin"}, timeout=60, check=True)  # fmt: skip
+        assert f"bash scripts/{name}.sh" in done.stdout
+        assert default in done.stdout
+        assert not any(word in done.stdout + done.stderr for word in ("#!", "settings=", "source", "set -euo"))
 
 
 def test_a_broken_stage_is_done_again_and_nothing_else(

@@ -41,6 +41,15 @@ def test_rare_success_calls_for_contrast_and_other_success_for_values(tmp_path: 
     assert choice(path, 39, labels="values")["labels"] == "values"
 
 
+def test_the_choice_says_by_which_rule_it_was_made(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    solved = "1 of 1 problems solved"
+    assert choice(path, 39)["why"] == f"19.5% of 200 trajectories are right (below stage.rare_below=0.2), {solved}"
+    assert choice(path, 40)["why"] == f"20.0% of 200 trajectories are right (not below stage.rare_below=0.2), {solved}"
+    assert "(below stage.rare_below=0.2, but fewer than 30 trajectories)" in str(choice(path, 29)["why"])
+    assert "(as stage.labels says)" in str(choice(path, 39, labels="values")["why"])
+
+
 def test_too_few_right_trajectories_to_contrast_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert choice(tmp_path / "t.jsonl", 5)["labels"] == "values"
     assert "5 right trajectories are too few to label steps by contrast" in caplog.text

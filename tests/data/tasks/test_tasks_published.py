@@ -283,6 +283,12 @@ def test_listed_problems_are_a_task_again_and_orders_of_options_compose(tmp_path
     ]
 
 
+def test_a_file_of_one_s_own_that_holds_no_problem_is_refused_with_what_a_line_needs(tmp_path: Path) -> None:
+    write_lines(tmp_path / "mine.jsonl", [{"question": "How much is 3 + 4?", "answer": "7"}])
+    with pytest.raises(BadInput, match=r"no row of this file is problem_file's, .* a line needs an id, a question and"):
+        ProblemFile(str(tmp_path / "mine.jsonl"), kind="number").problems("train")
+
+
 def test_demonstrations_follow_the_template(tmp_path: Path) -> None:
     task = replace(gsm8k(tmp_path, 1), template=PromptTemplate("Q: {question}\nA:", before_response=" "))
     (row,) = task.demonstrations("train")
