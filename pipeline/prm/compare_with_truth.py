@@ -12,7 +12,6 @@ prefixes there). Intervals are 95 %, bootstrapped over problems.
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ import numpy as np
 from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, Problem, StepScores, Trajectory
 from espalier.pipeline.evaluation.intervals import resampled
-from espalier.pipeline.prm.prm_calibration import auc
+from espalier.pipeline.prm.prm_calibration import auc, index_shares
 from espalier.pipeline.prm.seen_problems import note_seen
 from espalier.pipeline.stage import StageContext
 
@@ -99,7 +98,7 @@ def measures(steps: Sequence[JudgedStep], context: StageContext) -> dict[str, An
     by_index: dict[int, list[JudgedStep]] = defaultdict(list)
     for step in steps:
         by_index[step.step].append(step)
-    shares = {index: fmean(step.is_right for step in rows) for index, rows in by_index.items()}
+    shares = index_shares([step.step for step in steps], [step.is_right for step in steps])
     truth = [step.is_right for step in steps]
 
     def interval(scores: Sequence[float]) -> Any:

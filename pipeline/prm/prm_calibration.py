@@ -7,10 +7,16 @@ probability that a random positive outranks a random negative, ties half; of las
 `ece` is the expected calibration error in ten equal bins of the score against the value; `value_mae` the mean absolute
 error, which holds the noise of the values too. Intervals are 95 %, bootstrapped over problems; a calibration error is a
 mean of absolute values, so that few problems push it up, in the draws as in the figure.
+
+Later steps are wrong more often, so that the index of a step alone says much: `index_auc` is the AUC of a score that
+knows nothing else, `above_index` how far the scores' is above it. Where that may be nothing, a warning says so.
 """
 
+import logging
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -23,7 +29,10 @@ from espalier.pipeline.evaluation.intervals import resampled, resampled_mean
 from espalier.pipeline.prm.seen_problems import note_unknown
 from espalier.pipeline.stage import StageContext
 
+log = logging.getLogger("stage")
 NUM_BINS = 10
+FEWEST_PROBLEMS = 10
+"""Below which nothing is said of whether the scores know more than a step's index."""
 TARGETS = ("values", "labels")
 
 
@@ -65,11 +74,20 @@ def calibration_error(scores: np.ndarray, values: np.ndarray, weights: np.ndarra
     return float(np.abs(gaps).sum() / weights.sum()) if weights.sum() else None
 
 
+def index_shares(indices: Sequence[int], is_positive: Sequence[bool]) -> dict[int, float]:
+    """Return the share of positive rows by index: what a score says that knows the index alone."""
+    by_index: dict[int, list[bool]] = defaultdict(list)
+    for index, one in zip(indices, is_positive, strict=True):
+        by_index[index].append(one)
+    return {index: fmean(rows) for index, rows in by_index.items()}
+
+
 @dataclass(frozen=True)
 class ScoredStep:
-    """The score of a step and the value of the state it leads to."""
+    """The score of a step, its index in the solution (from 1) and the value of the state it leads to."""
 
     problem_id: str
+    index: int
     score: float
     value: float
 
@@ -87,6 +105,22 @@ def quality(steps: Sequence[ScoredStep]) -> dict[str, Any]:
         "num_steps": len(steps),
         "num_problems": len(set(problems)),
     }
+
+
+def beside_index(steps: Sequence[ScoredStep]) -> dict[str, Any]:
+    """Return `{"index_auc", "above_index"}`: the AUC of a score that knows the step's index alone, and how far that of
+    the scores is above it; as `quality` gives figures."""
+    problems, scores = [step.problem_id for step in steps], [step.score for step in steps]
+    is_good = [step.value > 0.5 for step in steps]
+    by_index = index_shares([step.index for step in steps], is_good)
+    shares = [by_index[step.index] for step in steps]
+
+    def above(weights: Any) -> float | None:
+        own, other = auc(scores, is_good, weights), auc(shares, is_good, weights)
+        return None if own is None or other is None else own - other
+
+    return {"index_auc": resampled(problems, lambda weights: auc(shares, is_good, weights)),  # type: ignore[arg-type]
+            "above_index": resampled(problems, above)}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -110,7 +144,7 @@ class EvaluateProcessReward:
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
         """Give `{"target", "inner", "terminal", "num_problems", "bins", "terminal_bins"}`: `quality` of inner and of
-        last steps, where "value" means the target.
+        last steps, where "value" means the target, and `beside_index` of the inner ones.
 
         Raises BadInput where no problem is held out, the model was trained on one that is, or scores are missing.
         """
@@ -133,12 +167,25 @@ class EvaluateProcessReward:
             figures = {key: row[key] and row[key]["mean"] for key in ("auc", "ece", "value_mae")}
             context.counts.update({f"{name}_{key}": value for key, value in figures.items()})
             context.counts[f"{name}_steps"] = row["num_steps"]
+        result["inner"] |= beside_index(parts["inner"])
+        self._note_index(result["inner"], context)
         context.counts["num_problems"] = len({step.problem_id for step in distinct.values()})
         bins = {
             name: calibration_bins([s.score for s in steps], [s.value for s in steps]) for name, steps in parts.items()
         }
         return {"target": self.target, **result, "num_problems": context.counts["num_problems"], "bins": bins["inner"],
                 "terminal_bins": bins["terminal"]}  # fmt: skip
+
+    def _note_index(self, inner: Mapping[str, Any], context: StageContext) -> None:
+        """Count the AUC of the index; warn where the scores' may be no better."""
+        index, above = inner["index_auc"], inner["above_index"]
+        context.counts["inner_index_auc"] = index and index["mean"]
+        if above is not None and above["low"] <= 0 and above["n"] >= FEWEST_PROBLEMS:
+            log.warning("%s: on held-out inner steps the scores have an AUC of %.3f, the step's index alone one of "
+                        "%.3f: take more problems, or more passes over them (num_epochs), let the reward model begin "
+                        "from a policy that pairs have taught (prm_start=), or score by log-ratio "
+                        "(prm/score_by_log_ratio)",
+                        self.scores, inner["auc"]["mean"], index["mean"])  # fmt: skip
 
     def _scored_steps(
         self, input_path: str, scores: Mapping[str, Sequence[float]]
@@ -161,7 +208,7 @@ class EvaluateProcessReward:
             for step, (end, value, score) in enumerate(zip(row.step_ends, values, scores[row.id], strict=True), 1):
                 key = row.problem_id, tuple(row.response_ids[:end]), step == len(row.steps)
                 if value is not None:
-                    found[key] = ScoredStep(row.problem_id, score, value)
+                    found[key] = ScoredStep(row.problem_id, step, score, value)
             num_steps, num_unknown = num_steps + len(values), num_unknown + list(values).count(None)
         if self.target == "values":
             leave_out(input_path, num_unknown, num_steps, "steps", "lead to a state whose value is not known")

@@ -541,6 +541,28 @@ def test_a_process_reward_model_is_judged_by_hand(tmp_path: Path) -> None:
     assert [row["count"] for row in result["terminal_bins"]] == [1]
 
 
+@pytest.mark.parametrize("knows", ["the step", "the index"])
+def test_scores_that_know_no_more_than_the_index_of_a_step_are_warned_of(
+    knows: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Step 1 is good in 3 of 4 rows, step 2 in 1 of 4: of 16 pairs of a good and a bad step 9 are ranked by the index,
+    6 tie. A score that knows the step ranks all of them."""
+    problems = [name for name in map("p{}".format, range(60)) if is_held_out(name, 0.5)][:10]
+    rows = [
+        replace(VALUES, id=f"{name}/{k}", problem_id=name, response_ids=[2 + k, 5, 9],
+                values=[float(k != 0), float(k == 1), 1.0])
+        for name in problems for k in range(4)
+    ]  # fmt: skip
+    scores = [
+        StepScores(row.id, row.problem_id, [*(row.values[:2] if knows == "the step" else [0.9, 0.1]), 1.0])  # type: ignore[list-item]
+        for row in rows
+    ]
+    inner = process_reward_evaluated(tmp_path, rows, scores)["inner"]
+    assert inner["index_auc"]["mean"] == (9 + 6 / 2) / 16
+    assert inner["above_index"]["mean"] == (0.25 if knows == "the step" else 0.0)
+    assert ("the step's index alone one of 0.750" in caplog.text) == (knows == "the index")
+
+
 def test_outcomes_that_are_easy_to_see_do_not_make_inner_steps_look_good(tmp_path: Path) -> None:
     """Inner scores are the wrong way round, last ones perfect: the AUC of both together would be 5 / 9."""
     rows = [
