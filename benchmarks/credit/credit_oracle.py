@@ -179,7 +179,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--task", default="word_arithmetic", help="a cell of plan.yaml whose task can be enumerated")
     parser.add_argument("--policies", nargs="*", default=[], metavar="NAME=FOLDER", help="stages of one policy")
     parser.add_argument("--prm", type=Path, help="a process reward model with the policies' tokenizer")
-    parser.add_argument("--only", nargs="*", default=[], help="these rows alone")
+    parser.add_argument("--only", nargs="*", default=[], help="these rows alone; prints, writes no result")
     parser.add_argument(
         "--problems", type=int, default=0, help="of every policy, each drawn twice; 0: 32, or 16 long ones"
     )
@@ -238,7 +238,7 @@ def run(arguments: argparse.Namespace) -> None:
     }
     result = {"commit": code_commit(), "date": time.strftime("%Y-%m-%d"), "batch": BATCH,
               "sizes": asdict(comparison.sizes), "policies": found}  # fmt: skip
-    if arguments.quick:
+    if arguments.quick or arguments.only:
         print(json.dumps(summarise({cell.name: result}), indent=1))
     else:
         print(write(cell.name, result))

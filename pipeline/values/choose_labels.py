@@ -42,7 +42,8 @@ class ChooseLabels:
         return []
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
-        """Return the choice and what it rests on. Raises BadInput where contrast is chosen and nothing is right."""
+        """Return the choice and what it rests on. Raises BadInput where nothing is right, unless
+        values are asked for by name."""
         rows = read_records(Trajectory, input_path)
         if not rows:
             raise BadInput(f"{input_path}: no trajectory: sample some first")
@@ -63,9 +64,10 @@ class ChooseLabels:
         why = (f"{accuracy:.1%} of {len(rows)} trajectories are right ({rule}), {num_solved} of {len(right)} problems "
                "solved")  # fmt: skip
         log.info("labels by %s: %s", labels, why)
-        if labels == "contrast" and not num_right:
-            raise BadInput(f"{input_path}: {why}: steps are labelled along right solutions, and there is none: sample "
-                           "more problems or train the policy first")  # fmt: skip
+        if not num_right and self.labels != "values":
+            raise BadInput(f"{input_path}: {why}: steps are labelled along right solutions, there is none, and values "
+                           "would be next to 0 everywhere: sample more problems, or train the policy first "
+                           "(labels=values completes all states anyway)")  # fmt: skip
         num_options = max(row.num_options for row in rows)
         if labels == "contrast" and num_options:
             log.warning("of %d options one in %d answers is right by luck, and contrast takes every step of a right "

@@ -55,9 +55,11 @@ def test_too_few_right_trajectories_to_contrast_are_warned_of(tmp_path: Path, ca
     assert "5 right trajectories are too few to label steps by contrast" in caplog.text
 
 
-def test_contrast_that_is_asked_for_without_a_right_trajectory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="there is none: sample more problems"):
-        choice(tmp_path / "t.jsonl", 0, labels="contrast")
+@pytest.mark.parametrize("labels", ["auto", "contrast"])
+def test_where_no_trajectory_is_right_nothing_is_completed_but_by_name(labels: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="there is none, and values would be next to 0 everywhere: sample more problems"):
+        choice(tmp_path / "t.jsonl", 0, labels=labels)
+    assert choice(tmp_path / "t.jsonl", 0, labels="values")["labels"] == "values"
 
 
 def test_an_unknown_kind_of_labels_is_refused() -> None:
