@@ -219,7 +219,7 @@ def read_evaluation(path: Path) -> PolicyEvaluation:
 
 
 def read_prm(path: Path) -> RewardModelQuality:
-    """Return a prm.json."""
+    """Return a prm.json. Raises BadInput on another layout and on an unknown target."""
     row = read_json(path)
     bins = [parse_record(Bin, item, f"{path}: bins") for item in _need(row, "bins", list, str(path))]
     parts = {}

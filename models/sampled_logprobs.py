@@ -21,8 +21,10 @@ def sampled_logprobs(
 ) -> list[list[float]]:
     """Return the log-probs in nats, at temperature 1, of every response token of every trajectory under `model`, on its
     device; `batch_tokens` are padded tokens of one forward pass. Trajectories with the same ids are read once;
-    `on_progress` gets the number of distinct ones done. Raises BadInput for one that is longer than the network takes,
-    for one without prompt tokens, behind which its first token would be read, and where a log-prob is no finite number.
+    `on_progress` gets the number of distinct ones done.
+
+    Raises BadInput for one that is longer than the network takes, for one without prompt tokens, behind which its first
+    token would be read, and where a log-prob is no finite number.
     """
     for row in trajectories:
         if row.response_ids and not row.prompt_ids:
