@@ -62,7 +62,7 @@ def panel(task: str, points: Sequence[Point]) -> list[str]:
             tag("circle", shown, cx=across, cy=up, r=4.5, class_=f"mark c{number % 5}"),
             tag("text", point.name, x=left, y=at, class_="num"),
         ]
-    title = f"{task}: cosine of a batch's gradient with the policy gradient, mean over policies"
+    title = f"{task}: cosine of a batch with the policy gradient, mean over policies"
     return [
         tag("text", title, x=24, y=26, class_="row"),
         frame(x, y, "generated tokens per rollout token (log scale)", "cosine"),
