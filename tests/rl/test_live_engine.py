@@ -63,11 +63,11 @@ def test_every_tensor_is_on_the_receipt_and_the_stamp_is_shown(real_server: Any,
 
 
 def test_a_server_draws_the_same_again_once_its_random_state_is_put_back(real_server: Any, tiny_policy: Path) -> None:
-    """One request at a time, each behind an empty cache."""
+    """One sample at a time, each behind an empty cache: one that arrives while a step runs takes its draws later."""
 
     async def use(sync: WeightSync, engine: VLLMEngine) -> None:
         request = SampleRequest("p", "", list(range(5, 30)))
-        params = SamplingParams(n=4, temperature=1.0, max_tokens=16)
+        params = SamplingParams(n=1, temperature=1.0, max_tokens=16)
 
         async def draw() -> list[list[int]]:
             await engine.reset_cache()
