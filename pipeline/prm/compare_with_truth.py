@@ -102,7 +102,7 @@ def measures(steps: Sequence[JudgedStep], context: StageContext) -> dict[str, An
     truth = [step.is_right for step in steps]
 
     def interval(scores: Sequence[float]) -> Any:
-        return resampled([step.problem_id for step in steps], lambda weights: auc(scores, truth, weights))  # type: ignore[arg-type]
+        return resampled([step.problem_id for step in steps], lambda weights: auc(scores, truth, weights))
 
     inner, index = interval([step.score for step in steps]), interval([shares[step.step] for step in steps])
     context.counts.update(steps=len(steps), right_share=round(float(np.mean(truth)), 4))

@@ -34,9 +34,10 @@ NUM_BINS = 10
 FEWEST_PROBLEMS = 10
 """Below which nothing is said of whether the scores know more than a step's index."""
 TARGETS = ("values", "labels")
+Numbers = Sequence[float] | np.ndarray
 
 
-def auc(scores: Sequence[float], is_positive: Sequence[bool], weights: Sequence[float] | None = None) -> float | None:
+def auc(scores: Numbers, is_positive: Sequence[bool], weights: Numbers | None = None) -> float | None:
     """Return area under the ROC curve (ties count half), every row as often as its weight says; None where one class is
     empty."""
     positive = np.asarray(is_positive, dtype=bool)
@@ -99,7 +100,7 @@ def quality(steps: Sequence[ScoredStep]) -> dict[str, Any]:
     scores, values = np.asarray([step.score for step in steps]), np.asarray([step.value for step in steps])
     is_good: Any = values > 0.5
     return {
-        "auc": resampled(problems, lambda weights: auc(scores, is_good, weights)),  # type: ignore[arg-type]
+        "auc": resampled(problems, lambda weights: auc(scores, is_good, weights)),
         "ece": resampled(problems, lambda weights: calibration_error(scores, values, weights)),
         "value_mae": resampled_mean([(step.problem_id, abs(step.score - step.value)) for step in steps]),
         "num_steps": len(steps),
@@ -115,11 +116,11 @@ def beside_index(steps: Sequence[ScoredStep]) -> dict[str, Any]:
     by_index = index_shares([step.index for step in steps], is_good)
     shares = [by_index[step.index] for step in steps]
 
-    def above(weights: Any) -> float | None:
+    def above(weights: np.ndarray) -> float | None:
         own, other = auc(scores, is_good, weights), auc(shares, is_good, weights)
         return None if own is None or other is None else own - other
 
-    return {"index_auc": resampled(problems, lambda weights: auc(shares, is_good, weights)),  # type: ignore[arg-type]
+    return {"index_auc": resampled(problems, lambda weights: auc(shares, is_good, weights)),
             "above_index": resampled(problems, above)}  # fmt: skip
 
 
@@ -182,9 +183,9 @@ class EvaluateProcessReward:
         context.counts["inner_index_auc"] = index and index["mean"]
         if above is not None and above["low"] <= 0 and above["n"] >= FEWEST_PROBLEMS:
             log.warning("%s: on held-out inner steps the scores have an AUC of %.3f, the step's index alone one of "
-                        "%.3f: take more problems, or more passes over them (num_epochs), let the reward model begin "
-                        "from a policy that pairs have taught (prm_start=), or score by log-ratio "
-                        "(prm/score_by_log_ratio)",
+                        "%.3f: take more problems, train the reward model from a policy that pairs have taught (its "
+                        "model.path; prm_start= and other_start= of scripts/process_rewards.sh) with more passes "
+                        "(num_epochs), or score by log-ratio (prm/score_by_log_ratio)",
                         self.scores, inner["auc"]["mean"], index["mean"])  # fmt: skip
 
     def _scored_steps(

@@ -8,7 +8,7 @@ from benchmarks.credit import rare_success
 
 
 def record(seed: int, inner_auc: float) -> dict[str, Any]:
-    """A run of the cell `long` of which only the AUC of the reward model is told apart."""
+    """A run of the cell `long` of which only the AUC of the reward model differs between them."""
     half, truth = {"mean": 0.5}, {"inner_auc": {"mean": inner_auc}, "index_auc": {"mean": 0.5}}
     accuracy = {"mean": half, "majority_8": half, "best_of_8_minimum": half, "greedy": half}
     return {

@@ -554,7 +554,9 @@ def test_scores_that_know_no_more_than_the_index_of_a_step_are_warned_of(
         for name in problems for k in range(4)
     ]  # fmt: skip
     scores = [
-        StepScores(row.id, row.problem_id, [*(row.values[:2] if knows == "the step" else [0.9, 0.1]), 1.0])  # type: ignore[list-item]
+        StepScores(
+            row.id, row.problem_id, [float(v or 0) for v in row.values] if knows == "the step" else [0.9, 0.1, 1.0]
+        )
         for row in rows
     ]
     inner = process_reward_evaluated(tmp_path, rows, scores)["inner"]

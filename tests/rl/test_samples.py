@@ -239,7 +239,7 @@ def test_an_engine_of_one_random_stream_draws_the_same_whatever_further_estimato
 
 
 def test_estimators_of_one_kind_get_completions_of_their_own_from_an_engine_that_draws_by_the_request(
-    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+    tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As vLLM does with params.is_seeded: equal requests have equal answers."""
     further = {name: VinePPO(completions_per_state=8, prompt_value="sampled") for name in ("one", "two")}
@@ -252,7 +252,7 @@ def test_estimators_of_one_kind_get_completions_of_their_own_from_an_engine_that
         asked.append(request.id)
         return await sample(request, params)
 
-    trainer.rollout_source.sampler.client.sample = noting  # type: ignore[method-assign]
+    monkeypatch.setattr(trainer.rollout_source.sampler.client, "sample", noting)
     trainer.run()
     completed = [name for name in asked if "#" in name]
     assert len(set(completed)) == len(completed) > 20
