@@ -12,22 +12,25 @@
 #                 same state, along right solutions: where success is rare), or auto: by the share of right trajectories
 # smallest_alternative=0.1  labels=contrast: states are completed from which the policy takes another next step with at
 #                 least this probability; 0 completes all of them
+# prm_start=MODEL, other_start=MODEL   what the reward models are trained from. By default the policy; under contrast a
+#                 policy that learned right from wrong solutions of the same problems, in $run/prm_start and
+#                 $run/prm_other_start, by the experiment start_exp (default: the task's of conf/exp/dpo)
+# exp=NAME        the reward models' experiment. By default the task's of conf/exp/reward; exp/reward/contrast under contrast
 # smallest_reliability=0.2   labels whose reliability is clearly below it end the run before anything is trained on them
 #                         (values/label_signal); 0 trains on them anyway
 # max_failed_share=0.02   the share of problems, and of states, that may be refused (too long, say): they are listed in
 #                         X.failed.jsonl, and left out from there on
 # first=N leaves out the first N problems. As part of scripts/iterate.sh: round=K rounds=RUN replay_share=0.1 trains the
-# reward model on a share of earlier rounds' values too, prm_start=MODEL and other_start=MODEL from those models instead of
-# the policy.
+# reward model on a share of earlier rounds' values too.
 # Safe to run again from the top: finished stages are kept, a broken one goes on where it was.
 set -euo pipefail
 settings="task policy run num_problems num_samples num_completions max_tokens max_length held_out_share seed exp \
   first rounds round replay_share folds prm_start other_start steps cut_threshold cuts_per_step max_failed_share \
-  smallest_reliability labels smallest_alternative"
+  smallest_reliability labels smallest_alternative start_exp"
 task=word_arithmetic policy='' run='' num_problems=1000 num_samples=8 num_completions=4 max_tokens=128
 max_length=512 held_out_share='' seed=0 exp=''
 first=0 rounds='' round=0 replay_share=0.1 folds=2 prm_start='' other_start='' steps=task cut_threshold=0.9 cuts_per_step=1
-max_failed_share=0.02 smallest_reliability=0.2 labels=auto smallest_alternative=0.1
+max_failed_share=0.02 smallest_reliability=0.2 labels=auto smallest_alternative=0.1 start_exp=''
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
@@ -47,7 +50,6 @@ if [[ $labels == auto && ( $steps == cut_points || -n $rounds ) ]]; then labels=
 shares=('' 0.1 0.5)
 held_out_share=${held_out_share:-${shares[$folds]}}
 mkdir -p "$run"
-exp=${exp:-$(experiment reward)}
 out=$run/process_rewards
 ask=(policy="$policy" task="$task" seed="$seed" params.max_tokens="$max_tokens" server.max_model_len="$max_length" \
   max_failed_share="$max_failed_share" "${extra[@]}")
@@ -64,13 +66,15 @@ stage choose_labels "$python" run_stage.py -cn values/choose_labels input="$out/
   output="$out/labels.json" stage.labels="$labels"
 labels=$(sed -n 's/.*"labels": "\([a-z]*\)".*/\1/p' "$out/labels.json")
 [[ $labels == values || $labels == contrast ]] || { echo "error: $out/labels.json says no labels: remove it" >&2; exit 2; }
-cut=() estimate=() learn=() judged=$out/step_values.jsonl judge=()
+default_exp=$(experiment reward)
+cut=() estimate=() judged=$out/step_values.jsonl judge=()
 if [[ $labels == contrast ]]; then
   # from where the policy is sure of the next step, the next steps that are sampled are all the same
   cut=(stage.solutions=right stage.first_step=0 stage.smallest_alternative="$smallest_alternative" stage.policy="$policy")
   estimate=(stage.estimator=smoothed)
-  learn=(num_epochs=2)  # many examples that share most of their tokens: more passes may learn them by heart
+  default_exp=exp/reward/contrast
 fi
+exp=${exp:-$default_exp}
 stage cut_states "$python" run_stage.py -cn values/cut_states input="$out/trajectories.jsonl" output="$out/states.jsonl" \
   "${cut[@]}"
 stage complete_states "$python" service_api_caller_v1.py -cn api/vllm/completions output="$out/completions.jsonl" \
@@ -95,14 +99,32 @@ if [[ -n $rounds ]]; then
     stage.run_dir="$rounds" stage.round="$round" stage.file=process_rewards/step_values.jsonl stage.kind=StepValues \
     stage.share="$replay_share" seed="$seed"
 fi
-stage train_prm "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/prm" model.path="${prm_start:-$policy}" \
-  seed="$seed" examples.path="$values" examples.max_length="$max_length" examples.part=train \
-  examples.held_out_share="$held_out_share" "${learn[@]}"
+# start_of NAME PART: sets $start to $run/NAME/model, the policy after pairs of that part's right and wrong solutions
+start_of() {
+  stage "build_pairs_of_$1" "$python" run_stage.py -cn pairs/outcome_preferences input="$out/trajectories.jsonl" \
+    output="$out/$1_pairs.jsonl" stage.part="$2" stage.held_out_share="$held_out_share" seed="$seed"
+  stage "train_$1" "$python" trainer_base_ds_mul.py -cn "${start_exp:-$(experiment dpo)}" output_dir="$run/$1" \
+    model.path="$policy" seed="$seed" examples.path="$out/$1_pairs.jsonl" examples.max_length="$max_length"
+  start=$run/$1/model
+}
+
+# train NAME PART START [SETTINGS]: a reward model on that part's labels
+train() {
+  local name=$1 part=$2 start=$3
+  shift 3
+  if [[ -z $start ]]; then
+    start=$policy
+    if [[ $labels == contrast ]]; then start_of "${name}_start" "$part"; fi
+  fi
+  stage "train_$name" "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/$name" model.path="$start" \
+    seed="$seed" examples.path="$values" examples.max_length="$max_length" examples.part="$part" \
+    examples.held_out_share="$held_out_share" "$@"
+}
+
+train prm train "$prm_start"
 scorers=(stage.model="$run/prm/model")
 if [[ $folds == 2 ]]; then
-  stage train_prm_other "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/prm_other" \
-    model.path="${other_start:-$policy}" seed="$seed" examples.path="$values" examples.max_length="$max_length" \
-    examples.part=held_out examples.held_out_share="$held_out_share" eval_examples=null "${learn[@]}"
+  train prm_other held_out "$other_start" eval_examples=null
   scorers+=(stage.other_model="$run/prm_other/model")
 fi
 stage score_steps "$python" run_stage.py -cn prm/score_steps input="$out/trajectories.jsonl" \

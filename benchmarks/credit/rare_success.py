@@ -56,7 +56,7 @@ class Cell:
 CELLS = {
     "long": Cell("long_arithmetic", 1000, 128),
     "rare": Cell("long_arithmetic_rare", 800, 224),
-    "rule_logic": Cell("rule_logic", 1000, 128, ("labels=contrast",)),
+    "rule_logic": Cell("rule_logic", 3000, 128, ("labels=contrast",)),
 }
 
 
