@@ -50,8 +50,8 @@ def step_pairs(
 
     `which`: the best over the worst of each state, or all that differ by more than `margin`. Of more than
     `max_pairs` (0: no cap) those with the widest gaps stay. `chosen` "solution": the better step and all that follows
-    it in the first right solution with it; without one there is no pair. In the order of the states, as they were
-    reached first.
+    it in the first right solution with it; of equally good steps one that has such a solution, and without one there is
+    no pair. In the order of the states, as they were reached first.
     """
     children: dict[tuple[int, ...], dict[tuple[int, ...], Option]] = defaultdict(dict)
     for trajectory in group:
@@ -67,16 +67,21 @@ def step_pairs(
     pairs: list[tuple[tuple[int, ...], Option, Option]] = []
     for prefix, options in children.items():
         order = sorted(options.values(), key=lambda option: (-option[2], sample_order(option[0].id)))
-        ends = [(order[0], order[-1])]
+        best = next((a for a in order if a[2] == order[0][2] and _may_be_chosen(a, chosen)), order[0])
+        ends = [(best, order[-1])]
         compared = ends if which == "best_over_worst" else [(a, b) for a in order for b in order]
         pairs += [
             (prefix, a, b) for a, b in compared
-            if is_clear(a[2] - b[2], margin) and (chosen == "step" or a[0].is_correct)
+            if is_clear(a[2] - b[2], margin) and _may_be_chosen(a, chosen)
         ]  # fmt: skip
     if max_pairs and len(pairs) > max_pairs:
         widest = sorted(range(len(pairs)), key=lambda place: (-(pairs[place][1][2] - pairs[place][2][2]), place))
         pairs = [pairs[place] for place in sorted(widest[:max_pairs])]
     return [_step_pair(list(prefix), best, worst, chosen) for prefix, best, worst in pairs]
+
+
+def _may_be_chosen(option: Option, chosen: str) -> bool:
+    return chosen == "step" or option[0].is_correct
 
 
 def _is_first_right(trajectory: Trajectory, known: Option, chosen: str) -> bool:

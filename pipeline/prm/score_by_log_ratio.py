@@ -62,9 +62,8 @@ class ScoreByLogRatio:
             raise BadInput(f"stage.beta must be above 0, got {self.beta}")
 
     def inputs(self) -> list[str]:
-        """Return both models' weights, where they are local files, in one piece or several."""
-        return [str(path) for folder in (self.policy, self.reference)
-                for path in sorted(Path(folder).glob("*.safetensors"))]  # fmt: skip
+        """Return nothing: model folders that the config names are inputs of every stage."""
+        return []
 
     def run(self, input_path: str, context: StageContext) -> Iterable[StepScores]:
         """Return one record per trajectory, in order. Raises BadInput where the models are one or say the same, or

@@ -58,7 +58,7 @@ class ChooseLabels:
             labels = "contrast" if is_rare and num_right >= FEW_RIGHT else "values"
             rule = f"{'below' if is_rare else 'not below'} stage.rare_below={self.rare_below:g}"
             if is_rare and labels == "values":
-                rule += f", but fewer than {FEW_RIGHT} trajectories"
+                rule += f", but fewer than {FEW_RIGHT} right trajectories"
                 log.warning("success is rare, and %d right trajectories are too few to label steps by contrast: sample "
                             "more problems, or train the policy first", num_right)  # fmt: skip
         why = (f"{accuracy:.1%} of {len(rows)} trajectories are right ({rule}), {num_solved} of {len(right)} problems "

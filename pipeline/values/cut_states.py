@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from espalier.data.jsonl import read_records
 from espalier.data.prefix_tree import num_distinct_tokens, tree_order
@@ -47,8 +46,8 @@ class CutStates:
     solutions: str = "all"
 
     def inputs(self) -> list[str]:
-        """Return the policy's weights, where they are local files, in one piece or several."""
-        return sorted(map(str, Path(self.policy).glob("*.safetensors"))) if self.policy else []
+        """Return nothing: model folders that the config names are inputs of every stage."""
+        return []
 
     def _sampler(self) -> StateSampler:
         return StateSampler(

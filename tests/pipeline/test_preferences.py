@@ -1,6 +1,7 @@
 """Preference pairs by outcome, by process rewards and from a shared state, by hand."""
 
 import gzip
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -232,6 +233,13 @@ def test_the_better_step_may_go_on_to_the_end_of_a_right_solution() -> None:
     assert (second.id, second.chosen_ids, second.rejected_ids) == ("p/0#2>p/2#2", [4, 5], [9])
     wrong = replace(A, is_correct=False)
     assert step_pairs([C, wrong, B], VALUES, margin=0.4, chosen="solution") == []
+
+
+def test_of_equally_good_steps_the_one_with_a_right_solution_is_chosen() -> None:
+    first = [trajectory(n, n == 7, [n], [1]) for n in (6, 7, 8, 9)]
+    values = {row.id: [float(row.id != "p/9"), math.nan] for row in first}
+    (pair,) = step_pairs(first, values, margin=0.4, chosen="solution")
+    assert pair.id == "p/7#0>p/9#0"
 
 
 def test_a_gap_of_just_the_margin_makes_no_step_pair() -> None:

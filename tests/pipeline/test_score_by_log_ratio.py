@@ -15,7 +15,6 @@ from espalier.data.training_problems import write_training_problems
 from espalier.models.load import load_policy
 from espalier.pipeline.prm.score_by_log_ratio import ScoreByLogRatio, log_ratio_scores
 from espalier.pipeline.stage import StageContext
-from espalier.pipeline.values.cut_states import CutStates
 
 ROW = Trajectory("p/0", "p", "Q\n", "a\nb\nc", ["a\n", "b\n", "c"], [5, 6], [7, 8, 9, 10, 11], [2, 4, 5], "stop", "7",
                  "7", True)  # fmt: skip
@@ -57,19 +56,6 @@ def test_a_copy_of_the_reference_and_a_network_that_breaks_are_refused(tiny_poli
     write_records(tmp_path / "bare.jsonl", [replace(ROW, prompt_ids=[])])
     with pytest.raises(BadInput, match="'p/0' has no prompt tokens"):
         list(ScoreByLogRatio(str(tmp_path / "copy"), str(tiny_policy)).run(str(tmp_path / "bare.jsonl"), context))
-
-
-def test_weights_in_several_files_are_all_of_the_provenance(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        (tmp_path / name).mkdir()
-        for part in (1, 2):
-            (tmp_path / name / f"model-0000{part}-of-00002.safetensors").touch()
-    stage = ScoreByLogRatio(str(tmp_path / "a"), str(tmp_path / "b"))
-    assert [str(Path(path).relative_to(tmp_path)) for path in stage.inputs()] == [
-        f"{name}/model-0000{part}-of-00002.safetensors" for name in ("a", "b") for part in (1, 2)
-    ]
-    assert len(CutStates(policy=str(tmp_path / "a")).inputs()) == 2
-    assert CutStates().inputs() == []
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ def test_the_choice_says_by_which_rule_it_was_made(tmp_path: Path) -> None:
     solved = "1 of 1 problems solved"
     assert choice(path, 39)["why"] == f"19.5% of 200 trajectories are right (below stage.rare_below=0.2), {solved}"
     assert choice(path, 40)["why"] == f"20.0% of 200 trajectories are right (not below stage.rare_below=0.2), {solved}"
-    assert "(below stage.rare_below=0.2, but fewer than 30 trajectories)" in str(choice(path, 29)["why"])
+    assert "(below stage.rare_below=0.2, but fewer than 30 right trajectories)" in str(choice(path, 29)["why"])
     assert "(as stage.labels says)" in str(choice(path, 39, labels="values")["why"])
 
 
