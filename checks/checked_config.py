@@ -48,7 +48,7 @@ from espalier.runtime.schemas import RLConfig, SampleConfig, TrainConfig
 from espalier.training.loop_from_config import load_data
 from espalier.training.predict import find_checkpoints
 
-_WITH_ENGINES = ("OfflineClient", "DataParallelEngines")
+_WITH_ENGINES = ("OfflineClient", "DataParallelEngines", "RayEngines")
 
 
 @dataclass(frozen=True)

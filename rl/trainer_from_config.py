@@ -212,6 +212,9 @@ def check_client(client: Any, server: "VLLMServer | None") -> None:
     if isinstance(client, HasEngines):
         if server is not None:
             raise BadConfig("this client has its engines itself: set server=none")
+        if not client.takes_weights:
+            raise BadConfig("engines on Ray take no new weights, so they cannot follow a policy: choose client=vllm "
+                            "(over HTTP) or data_parallel_engines")  # fmt: skip
     elif not isinstance(client, VLLMClient):
         raise BadConfig(
             "reinforcement learning delivers weights: choose client=vllm (over HTTP) or data_parallel_engines"

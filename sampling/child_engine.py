@@ -1,6 +1,7 @@
-"""An engine in a process of its own, seen from the program that started it: calls and answers over a socket pair.
+"""An engine in another process, seen from the program that started it: calls and answers over a socket.
 
-Messages are those of `sampling.engine_process`, which is the other end.
+Messages are those of `sampling.engine_process`, which is the other end. `ChildEngine` is one in a child process, at the
+other end of a socket pair; `sampling.ray_engines` has one on any node of a cluster.
 """
 
 import asyncio
@@ -8,7 +9,9 @@ import itertools
 import socket
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from espalier.sampling.child_process import ChildProcess
@@ -18,23 +21,17 @@ from espalier.sampling.engine_process import CANCEL, receive, send
 _DYING_SECONDS = 5.0
 
 
-class ChildEngine(ChildProcess):
-    """Args: `name` and `log` as of every child; `program`, the module to run; `settings` of its engine; `on_lost` is
-    called once where it was loaded and answers no more, unless it was closed.
+class EngineConnection(ABC):
+    """Args: `name` in messages; `settings` of its engine; `on_lost` is called once where it was loaded and answers no
+    more, unless it was closed.
 
     `num_owed`: samples that it was asked for and has not given. `gone`: why it answers no more, "" while it does.
     """
 
-    def __init__(
-        self,
-        name: str,
-        log: str,
-        program: str,
-        settings: dict[str, Any],
-        on_lost: Callable[["ChildEngine"], None] = lambda engine: None,
-    ):
-        super().__init__(name, log)
-        self.program = program
+    name: str
+    log: Path
+
+    def __init__(self, settings: dict[str, Any], on_lost: Callable[[Any], None] = lambda engine: None):
         self.settings = settings
         self.on_lost = on_lost
         self.num_owed = 0
@@ -46,17 +43,25 @@ class ChildEngine(ChildProcess):
         self._reading: asyncio.Task[None] | None = None
         self._writer: asyncio.StreamWriter | None = None
 
+    @abstractmethod
     async def start(self, environment: dict[str, str], seconds: float) -> None:
         """Start it and wait until it has loaded the model. Raises ServerGone."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-P", "-m", self.program, str(theirs.fileno())]  # not what lies around here
-            try:
-                self.begin(command, environment, [theirs.fileno()])
-            except BaseException:
-                ours.close()
-                raise
-        reader, self._writer = await asyncio.open_connection(sock=ours)
+
+    @abstractmethod
+    def stop(self) -> None:
+        """End the process."""
+
+    @abstractmethod
+    async def last_lines(self) -> str:
+        """Return the end of its log."""
+
+    @abstractmethod
+    async def why_it_ended(self) -> str:
+        """Wait until its end is known and say why, with the log's first error and its last lines."""
+
+    async def load(self, end: socket.socket, seconds: float) -> None:
+        """Talk over this socket from now on; return when the engine has loaded its model. Raises ServerGone."""
+        reader, self._writer = await asyncio.open_connection(sock=end)
         self._reading = asyncio.create_task(self._read(reader))
         _, opened = self._expect()
         send(self._writer, self.settings)
@@ -97,8 +102,8 @@ class ChildEngine(ChildProcess):
             silence = asyncio.get_running_loop().time() - self._last_sign
             if not self.num_owed or silence <= silence_seconds or await self.is_working(probe_seconds):
                 continue
-            self.give_up(self._with_log(f"{self.name} gave no answer for {silence_seconds:g} s, nor a sign of life in "
-                                        f"{probe_seconds:g} s"))  # fmt: skip
+            silent = f"gave no answer for {silence_seconds:g} s, nor a sign of life in {probe_seconds:g} s"
+            self.give_up(await self._with_log(f"{self.name} {silent}"))
 
     def give_up(self, why: str) -> None:
         """Expect nothing of it any more: all who wait, and all who come, get ServerGone with `why`."""
@@ -136,10 +141,10 @@ class ChildEngine(ChildProcess):
             async with asyncio.timeout(seconds):  # wait_for of Python 3.11 forgets a cancellation as an answer comes
                 return await asked
         except TimeoutError:
-            raise ServerGone(self._with_log(f"{self.name} {failed} in {seconds:g} s")) from None
+            raise ServerGone(await self._with_log(f"{self.name} {failed} in {seconds:g} s")) from None
 
-    def _with_log(self, message: str) -> str:
-        return f"{message}\nthe end of {self.log}:\n{self.tail()}"
+    async def _with_log(self, message: str) -> str:
+        return f"{message}\nthe end of {self.log}:\n{await self.last_lines()}"
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Hand on what it answers until it dies; then all who wait get the error."""
@@ -152,16 +157,14 @@ class ChildEngine(ChildProcess):
                 self.give_up(f"{self.name} answered what cannot be read: {one_line(wrong)}")
                 return
             self._last_sign = asyncio.get_running_loop().time()
-            self._hand_on(number, value, error)
-        if self.process is not None:
-            await asyncio.to_thread(_wait, self.process)
-        self.give_up(self.death_message())
+            await self._hand_on(number, value, error)
+        self.give_up(await self.why_it_ended())
 
-    def _hand_on(self, number: int, value: Any, error: Exception | None) -> None:
+    async def _hand_on(self, number: int, value: Any, error: Exception | None) -> None:
         """One answer to the one who waits for it, and to all where the engine itself has failed."""
         future = self._waiting.pop(number, None)
         if isinstance(error, EngineFailed):
-            error = ServerGone(self._with_log(f"{self.name}: {error}"))
+            error = ServerGone(await self._with_log(f"{self.name}: {error}"))
             self.give_up(str(error))
         elif isinstance(error, ServerGone):
             error = ServerGone(f"{self.name}: {error}")
@@ -171,6 +174,44 @@ class ChildEngine(ChildProcess):
             future.set_exception(error)
         else:
             future.set_result(value)
+
+
+class ChildEngine(ChildProcess, EngineConnection):
+    """Args: `name` and `log` as of every child; `program`, the module to run; the rest as of every connection."""
+
+    def __init__(
+        self,
+        name: str,
+        log: str,
+        program: str,
+        settings: dict[str, Any],
+        on_lost: Callable[["ChildEngine"], None] = lambda engine: None,
+    ):
+        ChildProcess.__init__(self, name, log)
+        EngineConnection.__init__(self, settings, on_lost)
+        self.program = program
+
+    async def start(self, environment: dict[str, str], seconds: float) -> None:
+        """Start it and wait until it has loaded the model. Raises ServerGone."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            command = [sys.executable, "-P", "-m", self.program, str(theirs.fileno())]  # not what lies around here
+            try:
+                self.begin(command, environment, [theirs.fileno()])
+            except BaseException:
+                ours.close()
+                raise
+        await self.load(ours, seconds)
+
+    async def last_lines(self) -> str:
+        """Return the end of its log."""
+        return self.tail()
+
+    async def why_it_ended(self) -> str:
+        """Wait until its end is known and say why, with the log's first error and its last lines."""
+        if self.process is not None:
+            await asyncio.to_thread(_wait, self.process)
+        return self.death_message()
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:

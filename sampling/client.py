@@ -152,9 +152,10 @@ class TakesWeights(Protocol):
 
 
 class HasEngines(ABC):
-    """A sampler (`Client`) with engines of its own on this machine, each of which takes new weights."""
+    """A sampler (`Client`) with engines of its own, each of which takes new weights where `takes_weights` is set."""
 
     num_engines: int
+    takes_weights: bool
     needs_all: bool
     """Whether an engine that is gone ends the run though others live."""
     model: str

@@ -1,107 +1,38 @@
-"""Several vLLM engines on this machine without a server, each in a process of its own, behind one client.
+"""Several vLLM engines on this machine without a server, each in a process of its own, behind one client
+(`sampling.engine_pool`)."""
 
-An engine's scheduling is one thread's work and its model another's: one engine on several cores leaves most of them
-waiting in turn, several engines of few threads do not. Requests and samples go over a socket pair, a pickle each way a
-request, with nothing decoded or sent before a sample is whole.
-
-Requests of one problem go to one engine, whose prefix cache then serves them all; a new problem goes to the engine that
-owes the fewest samples. Weights, stamps and proofs go to every engine.
-
-An engine that dies, fails or hangs is left out for the rest of the run, which a line of the log says, and its problems
-go to the others under the same ids and seeds. A request whose engine died under it is asked of another twice at most:
-one that kills engines does not kill them all. The run ends when no engine is left. Where `needs_all` is set (they
-follow a policy that changes) it ends when one is gone.
-"""
-
-import asyncio
-import logging
-import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from espalier.data.records import BadInput
 from espalier.sampling.child_engine import ChildEngine
-from espalier.sampling.child_process import CannotStart, engine_environment, numbered
-from espalier.sampling.client import HasEngines, Sample, SampleRequest, SamplingParams, ServerGone
-from espalier.sampling.engine_arguments import check_one_engine, num_devices, spelled
+from espalier.sampling.child_process import engine_environment, numbered
+from espalier.sampling.engine_arguments import num_devices
+from espalier.sampling.engine_pool import EnginePool, engine_name
 from espalier.sampling.placement import core_list, deal_gpus, share_of_cores
 
-log = logging.getLogger("sample")
 
-_MAX_MOVES = 2
-
-
-def engine_name(number: int, num_engines: int) -> str:
-    """Return what lines call an engine."""
-    return f"engine {number} of {num_engines}"
-
-
-class DataParallelEngines(HasEngines):
-    """Args: `model` folder; `num_engines` processes, each with as many devices as its `options` (vLLM's engine
-    arguments) say: GPUs of the visible ones, or of `gpus` among them (`gpus_each` 0: all see all;
-    `sampling.placement.deal_gpus`), else `num_threads` threads (0: an equal share of the cores; bound to cores from
-    `first_core` on where that is given) and a cache of `kv_cache_gib`. `log` gets the engine's number before its
-    ending. Times in seconds: to load the model, to answer a question about an engine; how long an engine may owe
-    samples before it is asked for a sign of life (`silence_seconds`), and has for it (`probe_seconds`).
+@dataclass(eq=False)
+class DataParallelEngines(EnginePool):
+    """Args, beside those of every pool: each engine has as many devices as its `options` say: GPUs of the visible ones,
+    or of `gpus` among them (`gpus_each` 0: all see all; `sampling.placement.deal_gpus`), else `num_threads` threads (0:
+    an equal share of the cores; bound to cores from `first_core` on where that is given).
     """
 
-    program = "espalier.sampling.engine_process"
+    gpus_each: int | None = None
+    gpus: Sequence[int | str] = ()
+    num_threads: int = 0
+    first_core: int | None = None
 
-    def __init__(
-        self,
-        model: str = "",
-        log: str = "",
-        num_engines: int = 2,
-        gpus_each: int | None = None,
-        gpus: Sequence[int | str] = (),
-        num_threads: int = 0,
-        first_core: int | None = None,
-        max_model_len: int = 512,
-        dtype: str = "bfloat16",
-        kv_cache_gib: int = 1,
-        seed: int = 0,
-        start_seconds: float = 300.0,
-        control_seconds: float = 600.0,
-        silence_seconds: float = 180.0,
-        probe_seconds: float = 30.0,
-        options: dict[str, Any] | None = None,
-    ):
-        if num_engines < 1:
-            raise BadInput(f"client.num_engines must be at least 1, got {num_engines}")
-        self.options = {name: value for name, value in spelled(options or {}).items() if value is not None}
-        check_one_engine(self.options)
-        self.model = model
-        self.log = log
-        self.num_engines = num_engines
-        self.devices = deal_gpus(num_engines, gpus_each, gpus, self.options)
-        self.num_threads = num_threads
-        self.first_core = first_core
-        self.kv_cache_gib = kv_cache_gib
-        self.seed = seed
-        self.start_seconds = start_seconds
-        self.control_seconds = control_seconds
-        self.silence_seconds = silence_seconds
-        self.probe_seconds = probe_seconds
-        self.dtype = str(self.options.get("dtype", dtype))
-        self.max_model_length = int(self.options.get("max_model_len", max_model_len))
-        self.needs_all = False  # whether an engine that is gone ends the run though others live
-        self.num_shortened = 0
-        self._engines: list[ChildEngine] = []
-        self._lost: list[ChildEngine] = []
-        self._homes: dict[str, ChildEngine] = {}
-        self._watching: list[asyncio.Task[None]] = []
-        self._ending: list[asyncio.Task[None]] = []
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.devices = deal_gpus(self.num_engines, self.gpus_each, self.gpus, self.options)
 
-    def settings(self, number: int) -> dict[str, Any]:
-        """Of one engine's `OneProcessEngine`. Its random numbers are its own: a prompt may go to any engine."""
-        return {
-            "model": self.model,
-            "max_model_len": self.max_model_length,
-            "dtype": self.dtype,
-            "seed": self.seed,
-            "options": {"seed": self.seed + number, **self.options},
-        }
+    def make_engine(self, number: int) -> ChildEngine:
+        """Return engine `number`, which is not started yet."""
+        path = numbered(Path(self.log), number)
+        name = engine_name(number, self.num_engines)
+        return ChildEngine(name, str(path), self.program, self.settings(number), self._lose)
 
     def environment(self, number: int) -> dict[str, str]:
         """Of one engine's process."""
@@ -113,161 +44,3 @@ class DataParallelEngines(HasEngines):
             first = self.first_core + number * each * threads
             bound = "|".join(core_list(first + rank * threads, threads) for rank in range(each))
         return found | {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": bound}
-
-    async def open(self) -> None:
-        """Start all at once; return when every one has loaded the model. Raises CannotStart; none stays behind then."""
-        log.info("starting %d vLLM engine%s for %s", self.num_engines, "s" * (self.num_engines > 1), self.model)
-        for number in range(self.num_engines):
-            path = numbered(Path(self.log), number)
-            name = engine_name(number, self.num_engines)
-            self._engines.append(ChildEngine(name, str(path), self.program, self.settings(number), self._lose))
-        starting = [
-            asyncio.create_task(engine.start(self.environment(number), self.start_seconds))
-            for number, engine in enumerate(self._engines)
-        ]
-        try:
-            await asyncio.gather(*starting)
-        except BaseException as error:
-            for task in starting:
-                task.cancel()
-            await asyncio.gather(*starting, return_exceptions=True)
-            await self.close()
-            if isinstance(error, ServerGone):
-                raise CannotStart(str(error)) from None
-            raise
-        times = (self.silence_seconds, self.probe_seconds)
-        self._watching = [asyncio.create_task(engine.watch(*times)) for engine in self._engines]
-
-    async def close(self) -> None:
-        """End them all."""
-        engines, self._engines = self._engines, []
-        self._lost.clear()
-        self._homes.clear()
-        for task in self._watching:
-            task.cancel()
-        await asyncio.gather(*self._watching, *self._ending, return_exceptions=True)
-        self._watching, self._ending = [], []
-        await asyncio.gather(*(engine.close() for engine in engines))
-
-    def lane_of(self, request: SampleRequest) -> int:
-        """Return one of as many lanes as there are engines: requests of a problem are in one, and several problems are
-        always in flight at once. Which engine takes them is decided when they are asked."""
-        return zlib.crc32((request.problem_id or request.id).encode(errors="surrogatepass")) % self.num_engines
-
-    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        """Return `params.n` samples of one prompt; of another engine where one is gone. Raises Refused, ServerGone."""
-        self.num_shortened += 0 < self.max_model_length - len(request.prompt_ids) < params.max_tokens
-        num_lost = 0
-        while True:
-            engine = self._engine_of(request.problem_id)
-            engine.num_owed += params.n
-            try:
-                found: list[Sample] = await engine.call("sample", request, params)
-                return found
-            except ServerGone as error:
-                num_lost += 1
-                if self.needs_all or engine not in self._lost:
-                    raise
-                if num_lost > _MAX_MOVES:
-                    raise ServerGone(
-                        f"{num_lost} engines were gone while they had request '{request.id}', which is asked of no "
-                        f"other: {error}"
-                    ) from None
-            finally:
-                engine.num_owed -= params.n
-
-    async def is_working(self) -> bool:
-        """Say whether any engine says within `probe_seconds` that it samples."""
-        asked = [engine.is_working(self.probe_seconds) for engine in self._engines]
-        return any(await asyncio.gather(*asked))
-
-    def _engine_of(self, problem_id: str) -> ChildEngine:
-        self._check_open()
-        living = [engine for engine in self._engines if not engine.gone]
-        if self._lost and self.needs_all:
-            raise ServerGone(self._lost[0].gone)
-        if not living:
-            raise ServerGone(f"no engine is left of {self.num_engines}: {self._lost[-1].gone}")
-        home = self._homes.get(problem_id)
-        if home is None or home.gone:
-            home = min(living, key=lambda engine: engine.num_owed)
-        if problem_id:
-            self._homes[problem_id] = home
-        return home
-
-    def _lose(self, engine: ChildEngine) -> None:
-        """Say who takes over, and end what is left of it."""
-        if engine not in self._engines:
-            return  # being closed
-        self._lost.append(engine)
-        num_living = sum(not engine.gone for engine in self._engines)
-        if num_living and not self.needs_all:
-            why = engine.gone.split("\n")[0]
-            log.warning("%s (%s): its problems go to the other %d", why, engine.log, num_living)
-        self._ending.append(asyncio.create_task(asyncio.to_thread(engine.stop)))
-
-    def _check_open(self) -> None:
-        if not self._engines:
-            raise RuntimeError("DataParallelEngines.open() has not been called")
-
-    # --- for a policy that changes ----------------------------------------------------------------------------------
-
-    def engine(self, number: int) -> "LocalEngine":
-        """Return engine `number`, as one that takes new weights once the client is open."""
-        return LocalEngine(self, number)
-
-    async def ask(self, number: int, name: str, *arguments: Any) -> Any:
-        """Return what that method of engine `number` returns. Raises ServerGone."""
-        self._check_open()
-        if name == "receive_weights":
-            self._homes.clear()  # their caches are emptied next
-        return await self._engines[number].ask(name, *arguments, seconds=self.control_seconds)
-
-
-class LocalEngine:
-    """One engine of several: a `sampling.client.TakesWeights`."""
-
-    def __init__(self, client: DataParallelEngines, number: int):
-        self.client = client
-        self.number = number
-        self.name = engine_name(number, client.num_engines)
-
-    @property
-    def max_model_length(self) -> int:
-        """The longest sequence that it takes, in tokens."""
-        return self.client.max_model_length
-
-    async def receive_weights(self, folder: Path) -> list[dict[str, str]]:
-        """Serve the weights in `folder`; the receipt of every worker. Raises ServerGone."""
-        found: list[dict[str, str]] = await self.client.ask(self.number, "receive_weights", folder)
-        return found
-
-    async def reset_cache(self) -> bool:
-        """Empty the prefix cache; whether it is."""
-        return bool(await self.client.ask(self.number, "reset_cache"))
-
-    async def stamp(self, version: str) -> None:
-        """Remember the version of the weights."""
-        await self.client.ask(self.number, "stamp", version)
-
-    async def served_version(self) -> str:
-        """Return the last stamp."""
-        return str(await self.client.ask(self.number, "served_version"))
-
-    async def cached_tokens(self, prompt: list[int]) -> int | None:
-        """Return how many of the prompt's tokens came from the prefix cache; None where the engine does not say."""
-        found: int | None = await self.client.ask(self.number, "cached_tokens", prompt)
-        return found
-
-    async def prompt_logprobs(self, ids: list[int]) -> list[float]:
-        """Return the log-prob of every token but the first, without the prefix cache."""
-        found: list[float] = await self.client.ask(self.number, "prompt_logprobs", ids)
-        return found
-
-    async def keep_random_state(self) -> None:
-        """Remember the state that unseeded samples are drawn by. Raises ServerGone."""
-        await self.client.ask(self.number, "keep_random_state")
-
-    async def put_random_state_back(self) -> None:
-        """Draw from now on as if nothing had been drawn since. Raises ServerGone."""
-        await self.client.ask(self.number, "put_random_state_back")

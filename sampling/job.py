@@ -35,7 +35,7 @@ from espalier.runtime.schemas import SampleConfig
 from espalier.runtime.tracking import Progress
 from espalier.sampling.child_process import CannotStart
 from espalier.sampling.client import Client, SampleRequest, SamplingParams, ServerGone, ShowsLife
-from espalier.sampling.data_parallel_engines import DataParallelEngines
+from espalier.sampling.engine_pool import EnginePool
 from espalier.sampling.input_checks import check_origin, check_unique
 from espalier.sampling.requests import CompletionRequests
 from espalier.sampling.rounds import Rounds, RoundSource, run_rounds
@@ -192,7 +192,7 @@ def open_client(
             client_arguments["base_url"] = server.base_url
             check_server = server.check
         client: Client = build(config.client, seed=config.seed, **client_arguments)
-        if isinstance(client, DataParallelEngines):
+        if isinstance(client, EnginePool):
             check_model(client.model)
             client.log = client.log or f"{config.output}.engine.log"
         if isinstance(client, VLLMClient):
@@ -229,7 +229,7 @@ def _sample(
         )
         if isinstance(client, ShowsLife):
             runner.is_working = client.is_working
-        if isinstance(client, VLLMClient | DataParallelEngines):
+        if isinstance(client, VLLMClient | EnginePool):
             runner.lane_of = client.lane_of
         try:
             if rounds is None:

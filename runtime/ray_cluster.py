@@ -1,0 +1,223 @@
+"""A Ray cluster: joined by its address, or started on this machine for as long as it is needed; and what it has.
+
+`ray` is imported here alone, inside functions.
+"""
+
+import logging
+import math
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import espalier
+
+log = logging.getLogger("ray")
+
+STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+ROOT = str(Path(espalier.__file__).resolve().parent.parent)
+_REACH_SECONDS = 10.0
+_QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+}
+
+
+class NoCluster(RuntimeError):
+    """No cluster can be had, or it has no room now; the message says what is missing."""
+
+    exit_code = 3
+
+
+class BadRoom(ValueError):
+    """No such room can be: the cluster lacks what is wanted, or the config asks for none that there is."""
+
+    exit_code = 2
+
+
+class ActorLost(RuntimeError):
+    """An actor answers no more: it, its process or its node is gone, or it failed."""
+
+    exit_code = 3
+
+
+def join(address: str) -> bool:
+    """Join the cluster at `address` ("auto": the one that this machine is a node of), or start one on this machine
+    where it is empty. Return whether it was joined now: who joined it leaves it. Raises NoCluster."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    import ray
+
+    if ray.is_initialized():
+        return False
+    if ":" in address:
+        _check_reachable(address)
+    options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+    if not address:
+        options |= {"num_cpus": len(os.sched_getaffinity(0)), "include_dashboard": False}
+    try:
+        with _own_signals():
+            ray.init(address=address or "local", **options)
+    except Exception as error:  # Ray has no class of its own for these
+        where = f"ray.address={address}" if address else "Ray on this machine"
+        raise NoCluster(f"{where} cannot be had: {_first_line(error)}") from None
+    return True
+
+
+def _check_reachable(address: str) -> None:
+    """Raise NoCluster where nobody listens there: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        raise NoCluster(f"ray.address={address} cannot be had: {error}: name the head's HOST:PORT, 6379 unless it was "
+                        "started with another, or auto on a node of the cluster") from None  # fmt: skip
+
+
+def leave() -> None:
+    """Leave the cluster; one that was started here ends."""
+    import ray
+
+    with _own_signals():
+        ray.shutdown()
+
+
+@contextmanager
+def _own_signals() -> Iterator[None]:
+    """Ray puts a handler of its own on SIGTERM, which would end a run without its checkpoint."""
+    kept = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if kept is not None:
+            signal.signal(signal.SIGTERM, kept)
+
+
+@dataclass(frozen=True)
+class Room:
+    """What is wanted: `number` places of the same `resources` each ({"CPU": 2, "GPU": 1}), laid out by `strategy`:
+    PACK (on few nodes), SPREAD (on many), STRICT_PACK (on one), STRICT_SPREAD (each on a node of its own). `what` the
+    places are for, in messages."""
+
+    what: str
+    number: int
+    resources: Mapping[str, float] = field(default_factory=dict)
+    strategy: str = "PACK"
+
+    def __post_init__(self) -> None:
+        if self.strategy not in STRATEGIES:
+            raise BadRoom(f"placement must be one of {', '.join(STRATEGIES)}, got '{self.strategy}'")
+
+
+def missing(room: Room, nodes: Sequence[Mapping[str, float]]) -> str:
+    """Return what the nodes (total resources of each) lack for it, "" where they could hold it."""
+    fits = [_places(room.resources, node) for node in nodes]
+    could = {
+        "PACK": sum(fits),
+        "SPREAD": sum(fits),
+        "STRICT_PACK": max(fits, default=0),
+        "STRICT_SPREAD": sum(fit > 0 for fit in fits),
+    }[room.strategy]
+    if could >= room.number:
+        return ""
+    each = _spelled(room.resources)
+    has = "; ".join(_spelled({name: node.get(name, 0) for name in room.resources}) for node in nodes)
+    where = {"STRICT_PACK": " on one node", "STRICT_SPREAD": " each on a node of its own"}.get(room.strategy, "")
+    return f"{room.number} {room.what} of {each} each{where} are wanted, and the cluster has room for {could} of them" \
+           f": {len(nodes)} node{'s' * (len(nodes) != 1)} with {has}"  # fmt: skip
+
+
+def _places(wanted: Mapping[str, float], has: Mapping[str, float]) -> int:
+    return min((math.floor(has.get(name, 0) / number) for name, number in wanted.items() if number), default=1 << 30)
+
+
+def _spelled(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{number:g} {name}{'s' * (number != 1)}" for name, number in resources.items())
+
+
+def reserve(room: Room, seconds: float) -> Any:
+    """Return a placement group that holds it. Raises BadRoom where the cluster can never hold it, NoCluster where it
+    is not free within `seconds`: nothing stays reserved then."""
+    import ray
+    from ray.util import placement_group, remove_placement_group
+
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    if lacking := missing(room, nodes):
+        raise BadRoom(lacking)
+    group = placement_group([dict(room.resources)] * room.number, strategy=room.strategy)
+    end = time.monotonic() + seconds
+    while not group.wait(min(1.0, seconds)):
+        if time.monotonic() >= end:
+            remove_placement_group(group)
+            free = {name: ray.available_resources().get(name, 0.0) for name in room.resources}
+            raise NoCluster(f"no room for {room.number} {room.what} of {_spelled(room.resources)} each was free in "
+                            f"{seconds:g} s (free now: {_spelled(free)}): other work holds the cluster")  # fmt: skip
+    return group
+
+
+def release(group: Any) -> None:
+    """Give back what `reserve` returned."""
+    from ray.util import remove_placement_group
+
+    remove_placement_group(group)
+
+
+def has_gpus() -> bool:
+    """Say whether any node of the cluster has a GPU."""
+    import ray
+
+    return bool(ray.cluster_resources().get("GPU"))
+
+
+def node_address() -> str:
+    """Return the address by which other nodes reach this one."""
+    import ray.util
+
+    return str(ray.util.get_node_ip_address())
+
+
+def place_actor(kind: type, group: Any, number: int, resources: Mapping[str, float], *arguments: Any) -> Any:
+    """Return a handle of a new actor in place `number` of a reserved room; its methods are called by `call_actor`."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    made: Any = ray.remote(kind).options(
+        num_cpus=resources.get("CPU", 0),
+        num_gpus=resources.get("GPU", 0),
+        max_concurrency=100,
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=number),
+        runtime_env={"env_vars": {"PYTHONPATH": ROOT}},
+    )
+    return made.remote(*arguments)
+
+
+async def call_actor(handle: Any, name: str, *arguments: Any) -> Any:
+    """Return what that method of an actor returns. Raises ActorLost."""
+    import ray.exceptions
+
+    try:
+        return await getattr(handle, name).remote(*arguments)
+    except ray.exceptions.RayError as error:
+        raise ActorLost(_first_line(error)) from None
+
+
+def end_actor(handle: Any, name: str, seconds: float) -> Any:
+    """Return what the actor's last method returns, None where it does not within `seconds`, and end it."""
+    import ray
+
+    found = None
+    with suppress(Exception):  # of an actor that is gone
+        found = ray.get(getattr(handle, name).remote(), timeout=seconds)
+    with suppress(Exception):
+        ray.kill(handle)
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0] or type(error).__name__

@@ -1,0 +1,171 @@
+"""Engines on two Ray nodes (raylets of this machine): who gets what, and what becomes of it when an engine, its actor
+or its node is gone. The engines are stand-ins without vLLM; the last test has real ones."""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.runtime.ray_cluster import BadRoom, NoCluster, Room, join, leave, missing, release, reserve
+from espalier.sampling.child_process import CannotStart
+from espalier.sampling.client import Refused
+from espalier.sampling.ray_engines import RayEngines
+from tests.sampling.test_data_parallel_engines import TWO, request, wait_until
+
+ray = pytest.importorskip("ray")
+
+
+class Stood(RayEngines):
+    program = "tests.support.engine_stand_in"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head without room for engines, and two nodes with room for two each."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    for _ in range(2):
+        made.add_node(num_cpus=2)
+    joined = join(made.address)
+    yield made
+    if joined:
+        leave()
+    made.shutdown()
+
+
+@asynccontextmanager
+async def engines(folder: Path, model: str = "policy", **settings: Any) -> AsyncIterator[Stood]:
+    client = Stood(model, str(folder / "engine.log"), **settings)
+    await client.open()
+    try:
+        yield client
+    finally:
+        await client.close()
+
+
+def stand_ins() -> list[int]:
+    """Return the processes of stand-ins that actors started."""
+    asked = ["ps", "-eo", "pid=,ppid=,args="]
+    rows = [line.split(None, 2) for line in subprocess.run(asked, capture_output=True, text=True).stdout.splitlines()]
+    actors = {pid for pid, _, words in rows if words.startswith("ray::")}
+    return [int(pid) for pid, parent, words in rows if parent in actors and "engine_stand_in" in words]
+
+
+def test_problems_are_shared_out_over_the_nodes_and_nothing_is_left_behind(cluster: Any, tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path, num_engines=2, placement="STRICT_SPREAD") as client:
+            asked = [client.sample(request(str(k), f"p{k}"), TWO) for k in range(20)]
+            assert Counter(samples[0].text for samples in await asyncio.gather(*asked)) == {"0": 10, "1": 10}
+            with pytest.raises(Refused, match="too long"):
+                await client.sample(request("refused"), TWO)
+            assert await client.is_working()
+            assert len(stand_ins()) == 2
+
+    asyncio.run(ask())
+    assert stand_ins() == []
+    assert (tmp_path / "engine-1.log").is_file()
+    asyncio.run(wait_until(all_is_free))
+
+
+async def all_is_free() -> bool:
+    """Say whether nothing of the cluster is reserved; it knows a moment later."""
+    return bool(ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
+
+
+@pytest.mark.parametrize("what", ["process", "actor", "node"])
+def test_the_problems_of_an_engine_that_is_gone_go_to_the_others(
+    what: str, cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = cluster.add_node(num_cpus=4, resources={"gone": 1}) if what == "node" else None
+
+    async def ask() -> None:
+        async with engines(tmp_path, num_engines=2, cpus_each=4 if node else 1, placement="PACK") as client:
+            asked = [asyncio.create_task(client.sample(request(f"slow/{k}", f"p{k}"), TWO)) for k in range(8)]
+            await asyncio.sleep(0.1)
+            if what == "process":
+                os.kill(stand_ins()[0], signal.SIGKILL)
+            elif what == "actor":
+                ray.kill(client._engines[0].host)
+            elif node is not None:
+                cluster.remove_node(node, allow_graceful=False)
+            assert [len(samples) for samples in await asyncio.gather(*asked)] == [2] * 8
+
+            async def is_known() -> bool:
+                return sum(bool(engine.gone) for engine in client._engines) == 1
+
+            await wait_until(is_known, 20)
+            assert len(await client.sample(request("good", "p0"), TWO)) == 2
+
+    if what == "node":
+        cluster.add_node(num_cpus=4)
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(ask())
+    (line,) = [record.message for record in caplog.records if record.name == "sample"]
+    assert line.endswith("its problems go to the other 1")
+    assert stand_ins() == []
+
+
+def test_what_cannot_be_started_says_why(cluster: Any, tmp_path: Path) -> None:
+    async def start(**settings: Any) -> None:
+        async with engines(tmp_path, **settings):
+            pass
+
+    with pytest.raises(CannotStart, match=r"had for missing\nthe end of .*\n.*ValueError: no weights"):
+        asyncio.run(start(model="missing"))
+    with pytest.raises(CannotStart, match="there is no folder /no/such on this node"):
+        asyncio.run(start(model="/no/such"))
+    with pytest.raises(CannotStart, match=r"was not (loaded|started) in 3 s"):
+        asyncio.run(start(model="slow", start_seconds=3))
+    assert stand_ins() == []
+
+
+def test_what_the_cluster_cannot_hold_is_said_with_numbers(cluster: Any, tmp_path: Path) -> None:
+    async def start(**settings: Any) -> None:
+        async with engines(tmp_path, **settings):
+            pass
+
+    with pytest.raises(BadRoom, match=r"2 engines of 1 CPU, 3 GPUs each are wanted, and the cluster has room for 0"):
+        asyncio.run(start(gpus_each=3))
+    with pytest.raises(BadRoom, match="placement must be one of PACK"):
+        Stood("m", "l", placement="TIGHT")
+    nodes = [{"CPU": 2.0}, {"CPU": 3.0, "GPU": 1.0}]
+    two = {"CPU": 2.0}
+    assert missing(Room("engines", 2, two, "STRICT_SPREAD"), nodes) == ""
+    assert "on one node" in missing(Room("engines", 2, two, "STRICT_PACK"), nodes)
+    assert missing(Room("engines", 5, {"CPU": 1.0}, "PACK"), nodes) == ""
+    assert missing(Room("engines", 6, {"CPU": 1.0}, "PACK"), nodes).startswith("6 engines of 1 CPU each are wanted")
+
+
+def test_room_that_others_hold_is_waited_for_with_a_deadline(cluster: Any, tmp_path: Path) -> None:
+    held = reserve(Room("others", int(ray.cluster_resources()["CPU"]), {"CPU": 1}), 20)
+
+    async def start() -> None:
+        async with engines(tmp_path, num_engines=1, start_seconds=1):
+            pass
+
+    with pytest.raises(NoCluster, match=r"no room for 1 engines of 1 CPU each was free in 1 s \(free now: 0 CPUs\)"):
+        asyncio.run(start())
+    release(held)
+    asyncio.run(wait_until(all_is_free))
+
+
+def test_no_cluster_at_an_address_is_one_line(tmp_path: Path) -> None:
+    code = (
+        "from espalier.runtime.ray_cluster import join, NoCluster\n"
+        "try:\n    join('127.0.0.1:1')\nexcept NoCluster as error:\n    print('LINE', error)\n"
+    )
+    started = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert "LINE ray.address=127.0.0.1:1 cannot be had: " in done.stdout, done.stderr[-500:]
+    assert time.monotonic() - started < 45
