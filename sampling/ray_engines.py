@@ -145,6 +145,8 @@ class RayEngines(EnginePool):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if Path(self.model).is_dir():
+            self.model = str(Path(self.model).resolve())  # a node has another working directory
         self._room = self._wanted(0)  # a misspelt placement ends the run here
         self._group: Any = None
         self._joined = False

@@ -160,6 +160,31 @@ def test_room_that_others_hold_is_waited_for_with_a_deadline(cluster: Any, tmp_p
     asyncio.run(wait_until(all_is_free))
 
 
+def test_a_program_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
+    code = (
+        "import asyncio, os, signal\nfrom espalier.sampling.ray_engines import RayEngines\n"
+        "RayEngines.program = 'tests.support.engine_stand_in'\n"
+        f"client = RayEngines('policy', {str(tmp_path / 'engine.log')!r}, num_engines=1)\n"
+        "async def run():\n    await client.open()\n    print(os.getpid(), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\nasyncio.run(run())\n"
+    )
+    before = set(own_processes())
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-500:]
+
+    async def is_clean() -> bool:
+        return not set(own_processes()) - before
+
+    asyncio.run(wait_until(is_clean, 20))
+
+
+def own_processes() -> list[str]:
+    """Return Ray's processes and stand-ins, but for Ray's two agents, which take half a minute to end."""
+    asked = ["pgrep", "-f", "raylet/raylet|gcs_server|ray::EngineHost|engine_stand_in"]
+    found = subprocess.run(asked, capture_output=True, text=True)
+    return found.stdout.split()
+
+
 def test_no_cluster_at_an_address_is_one_line(tmp_path: Path) -> None:
     code = (
         "from espalier.runtime.ray_cluster import join, NoCluster\n"
