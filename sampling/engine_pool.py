@@ -9,10 +9,11 @@ request, with nothing decoded or sent before a sample is whole.
 Requests of one problem go to one engine, whose prefix cache then serves them all; a new problem goes to the engine that
 owes the fewest samples. Weights, stamps and proofs go to every engine.
 
-An engine that dies, fails or hangs is left out for the rest of the run, which a line of the log says, and its problems
-go to the others under the same ids and seeds. A request whose engine died under it is asked of another twice at most:
-one that kills engines does not kill them all. The run ends when no engine is left. Where `needs_all` is set (they
-follow a policy that changes) it ends when one is gone.
+An engine that dies, fails or hangs is lost, which a line of the log says, and its problems go to the others under the
+same ids and seeds; another one is started in its place, `max_replaced` times in a run. A request whose engine died
+under it is asked of another twice at most: one that kills engines does not kill them all. The run ends when no engine
+is left and none is being started. Where `needs_all` is set (they follow a policy that changes) it ends when one is
+gone.
 """
 
 import asyncio
@@ -44,7 +45,7 @@ class EnginePool(HasEngines):
     """Args: `model` folder; `num_engines` processes, each with its `options` (vLLM's engine arguments) and a cache of
     `kv_cache_gib`. `log` gets the engine's number before its ending. Times in seconds: to load the model, to answer a
     question about an engine; how long an engine may owe samples before it is asked for a sign of life
-    (`silence_seconds`), and has for it (`probe_seconds`).
+    (`silence_seconds`), and has for it (`probe_seconds`). `max_replaced`: how many lost engines are started anew.
     """
 
     program = "espalier.sampling.engine_process"
@@ -61,6 +62,7 @@ class EnginePool(HasEngines):
     control_seconds: float = 600.0
     silence_seconds: float = 180.0
     probe_seconds: float = 30.0
+    max_replaced: int = 0
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -77,6 +79,8 @@ class EnginePool(HasEngines):
         self._homes: dict[str, EngineConnection] = {}
         self._watching: list[asyncio.Task[None]] = []
         self._ending: list[asyncio.Task[None]] = []
+        self._replacing: set[asyncio.Task[None]] = set()
+        self._num_replaced = 0
 
     @abstractmethod
     def make_engine(self, number: int) -> EngineConnection:
@@ -122,9 +126,9 @@ class EnginePool(HasEngines):
         engines, self._engines = self._engines, []
         self._lost.clear()
         self._homes.clear()
-        for task in self._watching:
+        for task in (*self._watching, *self._replacing):
             task.cancel()
-        await asyncio.gather(*self._watching, *self._ending, return_exceptions=True)
+        await asyncio.gather(*self._watching, *self._replacing, *self._ending, return_exceptions=True)
         self._watching, self._ending = [], []
         await asyncio.gather(*(engine.close() for engine in engines))
 
@@ -138,7 +142,7 @@ class EnginePool(HasEngines):
         self.num_shortened += 0 < self.max_model_length - len(request.prompt_ids) < params.max_tokens
         num_lost = 0
         while True:
-            engine = self._engine_of(request.problem_id)
+            engine = await self._engine_of(request.problem_id)
             engine.num_owed += params.n
             try:
                 found: list[Sample] = await engine.call("sample", request, params)
@@ -156,12 +160,16 @@ class EnginePool(HasEngines):
                 engine.num_owed -= params.n
 
     async def is_working(self) -> bool:
-        """Say whether any engine says within `probe_seconds` that it samples."""
+        """Say whether any engine says within `probe_seconds` that it samples, or one is being started."""
+        if self._replacing:
+            return True
         asked = [engine.is_working(self.probe_seconds) for engine in self._engines]
         return any(await asyncio.gather(*asked))
 
-    def _engine_of(self, problem_id: str) -> EngineConnection:
+    async def _engine_of(self, problem_id: str) -> EngineConnection:
         self._check_open()
+        while self._replacing and all(engine.gone for engine in self._engines):
+            await asyncio.wait(self._replacing, return_when=asyncio.FIRST_COMPLETED)
         living = [engine for engine in self._engines if not engine.gone]
         if self._lost and self.needs_all:
             raise ServerGone(self._lost[0].gone)
@@ -175,15 +183,43 @@ class EnginePool(HasEngines):
         return home
 
     def _lose(self, engine: EngineConnection) -> None:
-        """Say who takes over, and end what is left of it."""
+        """Say who takes over, end what is left of it, and start another one in its place."""
         if engine not in self._engines:
             return  # being closed
         self._lost.append(engine)
-        num_living = sum(not engine.gone for engine in self._engines)
-        if num_living and not self.needs_all:
+        is_replaced = self._num_replaced < self.max_replaced and not self.needs_all
+        num_living = sum(not other.gone for other in self._engines)
+        kept = engine.log.with_suffix(".lost.log") if is_replaced else engine.log
+        if not self.needs_all and (num_living or is_replaced):
             why = engine.gone.split("\n")[0]
-            log.warning("%s (%s): its problems go to the other %d", why, engine.log, num_living)
-        self._ending.append(asyncio.create_task(asyncio.to_thread(engine.stop)))
+            then = ", and another one is started" if is_replaced else ""
+            log.warning("%s (%s): its problems go to the other %d%s", why, kept, num_living, then)
+        if not is_replaced:
+            self._ending.append(asyncio.create_task(asyncio.to_thread(engine.stop)))
+            return
+        self._num_replaced += 1
+        task = asyncio.create_task(self._replace(self._engines.index(engine), kept))
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing.discard)
+
+    async def _replace(self, number: int, kept: Path) -> None:
+        """Start engine `number` anew; where it does not start it stays lost."""
+        engine = self._engines[number]
+        await asyncio.to_thread(engine.stop)
+        if engine.log.is_file():
+            engine.log.replace(kept)
+        another = self.make_engine(number)
+        try:
+            await another.start(self.environment(number), self.start_seconds)
+        except BaseException as error:
+            await asyncio.shield(another.close())
+            if not isinstance(error, ServerGone):
+                raise
+            log.warning("%s was not replaced: %s", engine.name, str(error).split("\n")[0])
+            return
+        log.info("%s is there in place of the lost one", another.name)
+        self._engines[number] = another
+        self._watching.append(asyncio.create_task(another.watch(self.silence_seconds, self.probe_seconds)))
 
     def _check_open(self) -> None:
         if not self._engines:

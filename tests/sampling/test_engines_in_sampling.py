@@ -60,6 +60,38 @@ def test_an_engine_that_dies_hands_its_problems_on_under_their_ids_and_seeds_and
     assert line.endswith("engine-1.log): its problems go to the other 2")
 
 
+def test_a_lost_engine_is_started_anew_as_often_as_is_allowed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path, num_engines=1, max_replaced=2, seed=5) as client:
+            for _ in range(2):
+                kill(client, 0)
+                assert [sample.text for sample in await client.sample(request("good", "p"), TWO)] == ["5", "5"]
+                assert await client.is_working()
+            assert (tmp_path / "engine-0.lost.log").is_file()
+            kill(client, 0)
+            with pytest.raises(ServerGone, match="no engine is left of 1: engine 0 of 1 died"):
+                await client.sample(request("good", "p"), TWO)
+
+    asyncio.run(ask())
+    first, second = warnings(caplog)
+    assert first == second
+    assert first.endswith("engine-0.lost.log): its problems go to the other 0, and another one is started")
+
+
+def test_an_engine_that_cannot_be_started_anew_stays_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path, num_engines=2, max_replaced=1, seed=5) as client:
+            client.model = "missing"
+            kill(client, 0)
+            assert [sample.text for sample in await client.sample(request("good", "p"), TWO)] == ["6", "6"]
+            await wait_until(lambda: asyncio.sleep(0, not client._replacing))
+            assert [engine.gone == "" for engine in client._engines] == [False, True]
+        assert not client._replacing
+
+    asyncio.run(ask())
+    assert warnings(caplog)[1] == "engine 0 of 2 was not replaced: engine 0 of 2: no vLLM engine can be had for missing"
+
+
 @pytest.mark.parametrize(
     ("what", "line"),
     [
