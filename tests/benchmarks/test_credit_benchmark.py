@@ -257,9 +257,7 @@ def test_methods_are_compared_at_a_cost_that_every_run_has_reached() -> None:
 
 def test_a_method_is_held_against_another_at_equal_updates() -> None:
     plan = replace(SMALL, methods={**SMALL.methods, "vine": replace(SMALL.methods["vine"], against="grpo")})
-    rows = [
-        stored("easy", "grpo", seed, [0.2, 0.2, 0.2, 0.9]) for seed in range(3)
-    ]  # behind update 1: not read
+    rows = [stored("easy", "grpo", seed, [0.2, 0.2, 0.2, 0.9]) for seed in range(3)]  # behind update 1: not read
     rows += [stored("easy", "vine", seed, [0.2, 0.4 + seed / 10], tokens=900) for seed in range(3)]
     figure = summarise(plan, rows, 3, "how")[0]["easy_vine_minus_grpo_at_equal_updates"]
     assert figure["value"] == pytest.approx(0.15)  # half of 0.2, 0.3, 0.4: the mean along a straight line
