@@ -708,7 +708,7 @@ def test_an_engine_that_says_it_read_what_it_does_not_use_is_named(tiny_policy: 
 
 
 def test_a_single_unlikely_token_does_not_say_that_an_engine_computes_as_the_version_before() -> None:
-    """Of version 107 of a clean PPO run the tokens that differed most, of 395: (new, engine - new, old - new, rounding).
+    """Of version 107 of a clean PPO run what differed most, of 395 tokens: (new, engine - new, old - new, rounding).
     The first one alone made 84 % of the distance."""
     told = [
         (-7.394, 0.0935, 0.0936, -0.0156),
