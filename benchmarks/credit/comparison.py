@@ -119,6 +119,34 @@ def start_of(curves: Sequence[Curves]) -> float:
     return fmean(points[0].accuracy for row in curves for points in row.seeds.values())
 
 
+def at_equal_updates(cell: Cell, one: Curves, other: Curves) -> tuple[float, Mean] | None:
+    """Return (updates, mean accuracy of `one` up to there minus that of `other`, seed by seed), at the most updates
+    that every run of both has done; None without a common seed or an update."""
+    at = common_cost(cell, [one, other], "updates")
+    difference = paired(*(_by_seed(row, lambda points: mean_accuracy(points, "updates", at)) for row in (one, other)))
+    return None if difference is None or at <= 0 else (at, difference)
+
+
+def pair_figures(plan: Plan, cell: Cell, curves: Sequence[Curves], how: str) -> dict[str, Any]:
+    """Return a figure for every method with runs that the plan sets `against` another one: met where the interval lies
+    above 0."""
+    by_name, figures = {row.method: row for row in curves}, dict[str, Any]()
+    for method in plan.methods.values():
+        if not method.against or not {method.name, method.against} <= by_name.keys():
+            continue
+        found = at_equal_updates(cell, by_name[method.name], by_name[method.against])
+        if found is None:
+            continue
+        at, mean = found
+        low, high = (None if bound is None else round(bound, 4) for bound in (mean.low, mean.high))
+        figures[f"{cell.name}_{method.name}_minus_{method.against}_at_equal_updates"] = {
+            "value": round(mean.value, 4), "low": low, "high": high,
+            "unit": f"mean accuracy up to {at:g} updates, {mean.n} seeds", "goal": 0.0, "better": "higher",
+            "met": mean.low is not None and mean.low > 0, "how": how,
+        }  # fmt: skip
+    return figures
+
+
 def table(cell: Cell, rows: Sequence[Row], baseline: str, cost: str, at: float) -> dict[str, Any]:
     """Return the table of one cost as docs/benchmarks.md shows it."""
     start = start_of([row.curves for row in rows])
@@ -170,6 +198,7 @@ def summarise(
         if not curves:
             continue
         found[cell.name] = {}
+        figures |= pair_figures(plan, cell, curves, how)
         for cost in COSTS:
             at = common_cost(cell, curves, cost)
             rows = compare(cell, curves, plan.baseline, cost, at) if at > 0 else []

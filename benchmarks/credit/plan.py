@@ -16,12 +16,14 @@ PROCESS_REWARDS = "{process_rewards}"
 
 @dataclass(frozen=True)
 class Method:
-    """A config of `main.py` with settings of its own; its learning rate is tuned."""
+    """A config of `main.py` with settings of its own; its learning rate is tuned. `against`: a method that it is
+    compared with at equal updates, in a figure of its own."""
 
     name: str
     family: str
     config: str
     settings: tuple[str, ...] = ()
+    against: str = ""
 
     @property
     def needs_process_rewards(self) -> bool:
@@ -112,8 +114,11 @@ def read_plan(path: Path) -> Plan:
     ]:
         if name not in policies:
             raise BadInput(f"{path}: {place} must be one of the policies, got '{name}'")
-    if raw["baseline"] not in methods:
-        raise BadInput(f"{path}: baseline must be one of the methods, got '{raw['baseline']}'")
+    others = [("baseline", raw["baseline"])]
+    others += [(f"methods.{row.name}.against", row.against) for row in methods.values() if row.against]
+    for place, name in others:
+        if name not in methods:
+            raise BadInput(f"{path}: {place} must be one of the methods, got '{name}'")
     rates = tuple(float(rate) for rate in raw["learning_rates"])
     return Plan(raw["baseline"], rates, int(raw["tuning_seed"]), tuple(raw["settings"]), policies, cells, methods)
 

@@ -17,6 +17,7 @@ from espalier.training.engine import autocast
 
 Weights = Mapping[str, torch.Tensor]
 _MAX_SCORES = 2**22  # positions x vocabulary whose distributions are kept from one version to the next: 16 MiB
+_FEWEST_TOKENS = 5  # that must say of an engine that it computes as the version before
 
 
 @dataclass(frozen=True)
@@ -88,16 +89,22 @@ def step_kl(before: torch.Tensor, after: torch.Tensor) -> float:
 
 def serves_old(engine: torch.Tensor, sent: Unproven) -> bool:
     """Say whether an engine's log-probs [R] say that it computes with the version before and not with the one that was
-    sent: it is farther from the new one than rounding explains, and less than half as far from the old one. Between
-    versions that lie no farther apart than rounding only a receipt can tell."""
+    sent: it is farther from the new one than rounding explains, less than half as far from the old one, and so it is at
+    nine of ten tokens that moved by more than rounding, `_FEWEST_TOKENS` at least: one unlikely token alone can be as
+    far off by chance. Between versions that lie no farther apart than rounding only a receipt can tell."""
     if sent.before is None:
         return False
 
     def size(values: torch.Tensor) -> torch.Tensor:
         return values.double().square().mean(-1).sqrt()
 
-    far, near = size(engine - sent.logprobs), size(engine - sent.before)
-    return bool(((far > 2 * size(sent.rounded - sent.logprobs)) & (far > FLOOR) & (near < far / 2)).any())
+    to_new, to_old, rounding = engine - sent.logprobs, engine - sent.before, size(sent.rounded - sent.logprobs)
+    far, near = size(to_new), size(to_old)
+    if not bool(((far > 2 * rounding) & (far > FLOOR) & (near < far / 2)).any()):
+        return False
+    moved = (sent.before - sent.logprobs).abs() > 2 * max(float(rounding), FLOOR)
+    num_moved, num_old = int(moved.sum()), int((moved & (to_old.abs() < to_new.abs())).sum())
+    return num_old >= max(_FEWEST_TOKENS, 0.9 * num_moved)
 
 
 def perturb(weights: Weights, names: Sequence[str], scales: Mapping[str, float], seed: int) -> dict[str, torch.Tensor]:

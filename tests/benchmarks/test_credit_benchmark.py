@@ -255,6 +255,17 @@ def test_methods_are_compared_at_a_cost_that_every_run_has_reached() -> None:
     assert not vine.curves.is_tuned
 
 
+def test_a_method_is_held_against_another_at_equal_updates() -> None:
+    plan = replace(SMALL, methods={**SMALL.methods, "vine": replace(SMALL.methods["vine"], against="grpo")})
+    rows = [stored("easy", "grpo", seed, [0.2, 0.2, 0.2, 0.9]) for seed in range(3)]  # behind update 1: not read
+    rows += [stored("easy", "vine", seed, [0.2, 0.4 + seed / 10], tokens=900) for seed in range(3)]
+    figure = summarise(plan, rows, 3, "how")[0]["easy_vine_minus_grpo_at_equal_updates"]
+    assert figure["value"] == pytest.approx(0.15)  # half of 0.2, 0.3, 0.4: the mean along a straight line
+    assert figure["low"] == pytest.approx(0.15 - 4.3027 * 0.05 / math.sqrt(3), abs=1e-4)
+    assert (figure["unit"], figure["met"]) == ("mean accuracy up to 1 updates, 3 seeds", True)
+    assert not any("minus" in name for name in summarise(SMALL, rows, 3, "how")[0])
+
+
 def test_a_reward_model_is_shown_with_and_without_what_it_cost() -> None:
     rows = [stored("easy", "grpo", 0, [0.2, 0.4]), stored("easy", "prm", 0, [0.2, 0.8], tokens_before=60)]
     _, paid, free = compare(EASY, curves_of(SMALL, EASY, rows), "grpo", "tokens", 100)
