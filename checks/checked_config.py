@@ -186,7 +186,7 @@ class CheckedConfig:
         server, client = (getattr(self.config, name, None) for name in ("server", "client"))
         if setting_of(server, "_target_", ""):
             node, number = server, 1
-        elif self.client_kind in _WITH_ENGINES:
+        elif self.client_kind in _WITH_ENGINES and not setting_of(client, "address", ""):  # else they are a cluster's
             node, number = client, int(setting_of(client, "num_engines", 1))
         else:
             return []

@@ -23,10 +23,11 @@ def problem_hash(problem_id: str) -> str:
 
 
 def write_training_problems(
-    folder: Path, problem_ids: Iterable[str], started_from: str, is_of_reward_model: bool = False
+    folder: Path, problem_ids: Iterable[str], started_from: str, is_of_reward_model: bool = False, policy: str = ""
 ) -> None:
     """Write the file of a model trained on these problems, from a model in the folder (or hub name) `started_from` (""
-    where that one's problems do not count).
+    where that one's problems do not count). `policy`: the one that a reward model was made from; what it learned right
+    from wrong on is written beside, not among them: the head has not seen it, the layers below have.
     Nothing is written where that `is_of_reward_model` and does not say its own problems: a list without them would call
     unseen what was seen."""
     earlier = read_training_problems(started_from) if started_from else None
@@ -37,16 +38,32 @@ def write_training_problems(
             return
         earlier = frozenset()
     hashes = sorted(earlier | {problem_hash(problem_id) for problem_id in problem_ids})
-    (folder / FILE).write_text(json.dumps({"problems": hashes}) + "\n")
+    below = read_policy_problems(started_from) if started_from else frozenset()
+    below |= read_training_problems(policy) or frozenset() if policy else frozenset()
+    of_policy = {"of_its_policy": sorted(below)} if below else {}
+    (folder / FILE).write_text(json.dumps({"problems": hashes, **of_policy}) + "\n")
 
 
 def read_training_problems(folder: str) -> frozenset[str] | None:
     """Return the hashes of the problems that a model was trained on; None where its folder does not say. Raises
     BadInput on a file that cannot be read."""
+    found = _read(folder)
+    return None if found is None else found[0]
+
+
+def read_policy_problems(folder: str) -> frozenset[str]:
+    """Return the hashes of the problems on which the policy that a reward model was made from had learned right from
+    wrong, as far as its folder says. Raises BadInput on a file that cannot be read."""
+    found = _read(folder)
+    return frozenset() if found is None else found[1]
+
+
+def _read(folder: str) -> tuple[frozenset[str], frozenset[str]] | None:
     path = Path(folder) / FILE
     if not path.is_file():
         return None
     try:
-        return frozenset(map(str, json.loads(path.read_text())["problems"]))
-    except (ValueError, KeyError, TypeError) as error:
+        row = json.loads(path.read_text())
+        return frozenset(map(str, row["problems"])), frozenset(map(str, row.get("of_its_policy", ())))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path} cannot be read ({error}): train the model again, or remove the file") from None

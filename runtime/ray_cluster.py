@@ -3,6 +3,7 @@
 `ray` is imported here alone, inside functions.
 """
 
+import asyncio
 import logging
 import math
 import os
@@ -55,6 +56,9 @@ def join(address: str) -> bool:
     import ray
 
     if ray.is_initialized():
+        own = ray.get_runtime_context().gcs_address
+        if ":" in address and address != own:
+            raise NoCluster(f"this program is in the cluster at {own} already, and cannot join {address} too")
         return False
     if ":" in address:
         _check_reachable(address)
@@ -112,7 +116,10 @@ class Room:
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
-            raise BadRoom(f"placement must be one of {', '.join(STRATEGIES)}, got '{self.strategy}'")
+            raise BadRoom(f"client.placement must be one of {', '.join(STRATEGIES)}, got '{self.strategy}'")
+        if min(self.resources.values(), default=0) <= 0:
+            raise BadRoom(f"{self.what} need at least 1 CPU each and no negative number of anything, got "
+                          f"{_spelled(self.resources)}: set client.cpus_each and client.gpus_each")  # fmt: skip
 
 
 def missing(room: Room, nodes: Sequence[Mapping[str, float]]) -> str:
@@ -141,23 +148,27 @@ def _spelled(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{number:g} {name}{'s' * (number != 1)}" for name, number in resources.items())
 
 
-def reserve(room: Room, seconds: float) -> Any:
+async def reserve(room: Room, seconds: float) -> Any:
     """Return a placement group that holds it. Raises BadRoom where the cluster can never hold it, NoCluster where it
-    is not free within `seconds`: nothing stays reserved then."""
+    is not free within `seconds`: nothing stays reserved then, nor where it is cancelled."""
     import ray
-    from ray.util import placement_group, remove_placement_group
+    from ray.util import placement_group
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if lacking := missing(room, nodes):
         raise BadRoom(lacking)
     group = placement_group([dict(room.resources)] * room.number, strategy=room.strategy)
     end = time.monotonic() + seconds
-    while not group.wait(min(1.0, seconds)):
-        if time.monotonic() >= end:
-            remove_placement_group(group)
-            free = {name: ray.available_resources().get(name, 0.0) for name in room.resources}
-            raise NoCluster(f"no room for {room.number} {room.what} of {_spelled(room.resources)} each was free in "
-                            f"{seconds:g} s (free now: {_spelled(free)}): other work holds the cluster")  # fmt: skip
+    try:
+        while not group.wait(0):
+            if time.monotonic() >= end:
+                free = {name: ray.available_resources().get(name, 0.0) for name in room.resources}
+                raise NoCluster(f"no room for {room.number} {room.what} of {_spelled(room.resources)} each was "
+                                f"free in {seconds:g} s (free now: {_spelled(free)}): other work holds the cluster")  # fmt: skip
+            await asyncio.sleep(0.1)
+    except BaseException:
+        release(group)
+        raise
     return group
 
 
@@ -220,4 +231,8 @@ def end_actor(handle: Any, name: str, seconds: float) -> Any:
 
 
 def _first_line(error: Exception) -> str:
+    """Return what went wrong in an actor (Ray's own text of it begins with a header), or the first line of an error."""
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, Exception):
+        return f"{type(cause).__name__}: {_first_line(cause)}"
     return str(error).strip().split("\n")[0] or type(error).__name__

@@ -66,6 +66,8 @@ class EngineConnection(ABC):
         _, opened = self._expect()
         send(self._writer, self.settings)
         await self._within(seconds, opened, "was not loaded")
+        if self.gone:
+            raise ServerGone(self.gone)
         self._is_loaded = True
 
     async def call(self, name: str, *arguments: Any) -> Any:

@@ -8,6 +8,7 @@ on one machine, and go on while a raylet is silent. The two find each other by a
 import asyncio
 import hmac
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -37,7 +38,8 @@ class EngineHost:
     async def listen(self) -> tuple[str, int]:
         """Return this node's address and the port that the engine's one caller must come to."""
         address = node_address()
-        self._door = socket.create_server((address, 0), backlog=8)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._door = socket.create_server((address, 0), family=family, backlog=8)
         return address, self._door.getsockname()[1]
 
     async def start(self, token: bytes, model: str, seconds: float) -> str:
@@ -74,6 +76,8 @@ class EngineHost:
             return self.child.log.read_bytes()[-_LOG_BYTES:]
         except OSError:
             return b""
+        finally:
+            shutil.rmtree(self.child.log.parent, ignore_errors=True)
 
     async def _caller(self, token: bytes) -> socket.socket:
         if self._door is None:

@@ -128,7 +128,8 @@ class EnginePool(HasEngines):
         self._homes.clear()
         for task in (*self._watching, *self._replacing):
             task.cancel()
-        await asyncio.gather(*self._watching, *self._replacing, *self._ending, return_exceptions=True)
+        await asyncio.gather(*self._watching, *self._replacing, return_exceptions=True)
+        await asyncio.gather(*self._ending, return_exceptions=True)
         self._watching, self._ending = [], []
         await asyncio.gather(*(engine.close() for engine in engines))
 
@@ -189,7 +190,7 @@ class EnginePool(HasEngines):
         self._lost.append(engine)
         is_replaced = self._num_replaced < self.max_replaced and not self.needs_all
         num_living = sum(not other.gone for other in self._engines)
-        kept = engine.log.with_suffix(".lost.log") if is_replaced else engine.log
+        kept = engine.log.with_suffix(f".lost-{self._num_replaced}.log") if is_replaced else engine.log
         if not self.needs_all and (num_living or is_replaced):
             why = engine.gone.split("\n")[0]
             then = ", and another one is started" if is_replaced else ""
@@ -205,15 +206,19 @@ class EnginePool(HasEngines):
     async def _replace(self, number: int, kept: Path) -> None:
         """Start engine `number` anew; where it does not start it stays lost."""
         engine = self._engines[number]
-        await asyncio.to_thread(engine.stop)
-        if engine.log.is_file():
-            engine.log.replace(kept)
-        another = self.make_engine(number)
+        closing = asyncio.create_task(engine.close())
+        self._ending.append(closing)  # it is ended to the end, also where the pool is closed meanwhile
+        another: EngineConnection | None = None
         try:
+            await asyncio.shield(closing)
+            if engine.log.is_file():
+                engine.log.replace(kept)
+            another = self.make_engine(number)
             await another.start(self.environment(number), self.start_seconds)
         except BaseException as error:
-            await asyncio.shield(another.close())
-            if not isinstance(error, ServerGone):
+            if another is not None:
+                self._ending.append(asyncio.create_task(another.close()))
+            if not isinstance(error, Exception):
                 raise
             log.warning("%s was not replaced: %s", engine.name, str(error).split("\n")[0])
             return

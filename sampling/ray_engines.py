@@ -98,8 +98,9 @@ class RayEngine(EngineConnection):
         """End the process and its actor, and keep its log."""
         host, self.host = self.host, None
         if host is not None and (found := end_actor(host, "end", _END_SECONDS)) is not None:
-            self.log.parent.mkdir(parents=True, exist_ok=True)
-            self.log.write_bytes(found)
+            with contextlib.suppress(OSError):  # a full disk
+                self.log.parent.mkdir(parents=True, exist_ok=True)
+                self.log.write_bytes(found)
 
     def _lost(self, error: Exception) -> str:
         return f"{self.name} is gone with its node or its actor: {error}"
@@ -164,7 +165,7 @@ class RayEngines(EnginePool):
             if gpus is None:
                 gpus = num_devices(self.options) if has_gpus() else 0
             self._room = self._wanted(gpus)
-            self._group = await asyncio.to_thread(reserve, self._room, self.start_seconds)
+            self._group = await reserve(self._room, self.start_seconds)
             await super().open()
         except BaseException:
             await self.close()

@@ -47,6 +47,10 @@ labels=values" >&2
   exit 2
 fi
 if [[ $labels == auto && ( $steps == cut_points || -n $rounds ) ]]; then labels=values; fi
+if [[ $folds == 2 && "${prm_start:+given}" != "${other_start:+given}" ]]; then
+  echo "error: give prm_start and other_start, or neither: two reward models of different starts score the two halves" >&2
+  exit 2
+fi
 shares=('' 0.1 0.5)
 held_out_share=${held_out_share:-${shares[$folds]}}
 mkdir -p "$run"

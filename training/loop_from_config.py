@@ -171,9 +171,10 @@ def save_model(loop: Loop, tokenizer: Any) -> None:
             if problems:
                 start = config.model["path"]
                 is_reward = is_reward_model(start)
-                # what a policy saw before says nothing of the head of a reward model that is trained from it
-                inherits = is_reward or not is_reward_model(str(folder))
-                write_training_problems(folder, problems, start if inherits else "", is_reward)
+                # what a policy saw before is not seen by the head of a reward model that is trained from it
+                from_policy = is_reward_model(str(folder)) and not is_reward
+                earlier, policy = ("", start) if from_policy else (start, "")
+                write_training_problems(folder, problems, earlier, is_reward, policy)
 
     if config.lora:
         write_folder(adapter, write_adapter)

@@ -5,12 +5,12 @@ trained on, every trajectory is scored by the model that has not seen its proble
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, StepScores, Trajectory
-from espalier.data.training_problems import FILE, problem_hash, read_training_problems
+from espalier.data.training_problems import FILE, problem_hash, read_policy_problems, read_training_problems
 from espalier.pipeline.stage import StageContext
 
 log = logging.getLogger("stage")
@@ -70,7 +70,19 @@ class ScoreSteps:
             log.warning(
                 "%d of %d problems were in the training set of the model that scores them", num_seen, len(chosen)
             )
+        self._note_policy(models, chosen, context)
         return [StepScores(t.id, t.problem_id, scores[t.id], chosen[t.problem_id][1]) for t in trajectories]
+
+    def _note_policy(
+        self, models: Sequence[str], chosen: Mapping[str, tuple[int, bool | None]], context: StageContext
+    ) -> None:
+        """Count and warn of problems that only the policy below the scoring head has learned from."""
+        below = [read_policy_problems(model) for model in models]
+        number = sum(not is_seen and problem_hash(name) in below[place] for name, (place, is_seen) in chosen.items())
+        context.counts["problems_seen_by_its_policy"] = number
+        if number:
+            log.warning("%d of %d problems were in the pairs of the policy that the model which scores them was "
+                        "trained from: train it from one that has not learned from them", number, len(chosen))  # fmt: skip
 
     def _choose(self, trajectories: Sequence[Trajectory]) -> tuple[list[str], dict[str, tuple[int, bool | None]]]:
         """(models, problem → (place of its model, whether that one has seen it; None: not known))."""

@@ -10,7 +10,13 @@ import torch
 from espalier.data.examples.step_examples import prefix_examples
 from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput, StepScores, Trajectory
-from espalier.data.training_problems import FILE, problem_hash, read_training_problems, write_training_problems
+from espalier.data.training_problems import (
+    FILE,
+    problem_hash,
+    read_policy_problems,
+    read_training_problems,
+    write_training_problems,
+)
 from espalier.models.load import is_reward_model
 from espalier.models.scalar_head import load_process_reward
 from espalier.pipeline.prm.score_steps import ScoreSteps, choose_models
@@ -91,8 +97,8 @@ def test_a_trained_model_names_its_problems_and_those_of_its_start(
     assert read_training_problems(str(tmp_path / "unknown" / "model")) is None
 
 
-def test_a_policy_names_the_problems_of_its_pairs_and_no_reward_model_inherits_them(
-    tiny_policy: Path, tokenizer: Any, tmp_path: Path
+def test_a_policy_names_the_problems_of_its_pairs_and_no_reward_model_takes_them_for_its_own(
+    tiny_policy: Path, tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     loop = make_loop(tiny_policy, tmp_path / "dpo", "dpo", model={"path": str(tiny_policy)})
     loop.loader.examples = [replace(pair, problem_id="paired") for pair in PAIRS]
@@ -102,7 +108,21 @@ def test_a_policy_names_the_problems_of_its_pairs_and_no_reward_model_inherits_t
     loop = make_loop(tiny_policy, tmp_path / "prm", "process reward", model={"path": policy})
     loop.loader.examples = [p for row in STEPS for p in prefix_examples(replace(row, problem_id="mine"))]
     save_model(loop, tokenizer)
-    assert read_training_problems(str(tmp_path / "prm" / "model")) == {problem_hash("mine")}
+    prm = str(tmp_path / "prm" / "model")
+    assert read_training_problems(prm) == {problem_hash("mine")}
+    assert read_policy_problems(prm) == {problem_hash("paired")}
+    assert read_policy_problems(policy) == frozenset()
+    write_training_problems(tmp_path, ["more"], prm, is_of_reward_model=True)
+    assert (len(read_training_problems(str(tmp_path)) or ()), read_policy_problems(str(tmp_path))) == (
+        2,
+        {problem_hash("paired")},
+    )
+    trajectory = Trajectory("paired/0", "paired", "Q", "A\n", ["A\n"], [5, 6], [7], [1], "stop", "1", "1", True)
+    write_records(tmp_path / "t.jsonl", [trajectory])
+    context = StageContext(None, tmp_path / "s.jsonl", 10.0)
+    assert [row.is_seen for row in ScoreSteps(prm).run(str(tmp_path / "t.jsonl"), context)] == [False]
+    assert context.counts["problems_seen_by_its_policy"] == 1
+    assert "1 of 1 problems were in the pairs of the policy" in caplog.text
 
 
 def test_a_model_that_starts_from_one_that_does_not_say_its_problems_does_not_either(

@@ -67,15 +67,28 @@ def test_a_lost_engine_is_started_anew_as_often_as_is_allowed(tmp_path: Path, ca
                 kill(client, 0)
                 assert [sample.text for sample in await client.sample(request("good", "p"), TWO)] == ["5", "5"]
                 assert await client.is_working()
-            assert (tmp_path / "engine-0.lost.log").is_file()
+            assert {path.name for path in tmp_path.glob("*.lost*")} == {"engine-0.lost-0.log", "engine-0.lost-1.log"}
             kill(client, 0)
             with pytest.raises(ServerGone, match="no engine is left of 1: engine 0 of 1 died"):
                 await client.sample(request("good", "p"), TWO)
 
     asyncio.run(ask())
     first, second = warnings(caplog)
-    assert first == second
-    assert first.endswith("engine-0.lost.log): its problems go to the other 0, and another one is started")
+    assert first.endswith("engine-0.lost-0.log): its problems go to the other 0, and another one is started")
+    assert "engine-0.lost-1.log" in second
+
+
+def test_a_lost_engine_is_ended_though_the_pool_is_closed_meanwhile(tmp_path: Path) -> None:
+    """One that is stopped does not end by SIGTERM: only SIGKILL, 15 seconds later, ends it."""
+
+    async def ask() -> int:
+        async with engines(tmp_path, num_engines=2, max_replaced=1, silence_seconds=0.2, probe_seconds=0.2) as client:
+            hung = processes(client)[0]
+            os.kill(hung.pid, signal.SIGSTOP)
+            assert len(await client.sample(request("good", "p"), TWO)) == 2
+        return int(hung.pid)
+
+    assert group_members(asyncio.run(ask())) == []
 
 
 def test_an_engine_that_cannot_be_started_anew_stays_lost(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -138,8 +138,10 @@ def test_what_the_cluster_cannot_hold_is_said_with_numbers(cluster: Any, tmp_pat
 
     with pytest.raises(BadRoom, match=r"2 engines of 1 CPU, 3 GPUs each are wanted, and the cluster has room for 0"):
         asyncio.run(start(gpus_each=3))
-    with pytest.raises(BadRoom, match="placement must be one of PACK"):
+    with pytest.raises(BadRoom, match=r"client.placement must be one of PACK"):
         Stood("m", "l", placement="TIGHT")
+    with pytest.raises(BadRoom, match="need at least 1 CPU each"):
+        Stood("m", "l", cpus_each=0)
     nodes = [{"CPU": 2.0}, {"CPU": 3.0, "GPU": 1.0}]
     two = {"CPU": 2.0}
     assert missing(Room("engines", 2, two, "STRICT_SPREAD"), nodes) == ""
@@ -149,12 +151,17 @@ def test_what_the_cluster_cannot_hold_is_said_with_numbers(cluster: Any, tmp_pat
 
 
 def test_room_that_others_hold_is_waited_for_with_a_deadline(cluster: Any, tmp_path: Path) -> None:
-    held = reserve(Room("others", int(ray.cluster_resources()["CPU"]), {"CPU": 1}), 20)
+    held = asyncio.run(reserve(Room("others", int(ray.cluster_resources()["CPU"]), {"CPU": 1}), 20))
 
     async def start() -> None:
         async with engines(tmp_path, num_engines=1, start_seconds=1):
             pass
 
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(reserve(Room("engines", 1, {"CPU": 1}), 60), 0.5)
+
+    asyncio.run(give_up())
     with pytest.raises(NoCluster, match=r"no room for 1 engines of 1 CPU each was free in 1 s \(free now: 0 CPUs\)"):
         asyncio.run(start())
     release(held)
