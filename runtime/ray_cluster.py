@@ -163,8 +163,9 @@ async def reserve(room: Room, seconds: float) -> Any:
         while not group.wait(0):
             if time.monotonic() >= end:
                 free = {name: ray.available_resources().get(name, 0.0) for name in room.resources}
-                raise NoCluster(f"no room for {room.number} {room.what} of {_spelled(room.resources)} each was "
-                                f"free in {seconds:g} s (free now: {_spelled(free)}): other work holds the cluster")  # fmt: skip
+                wanted = f"{room.number} {room.what} of {_spelled(room.resources)} each"
+                raise NoCluster(f"no room for {wanted} was free in {seconds:g} s (free now: {_spelled(free)}): other "
+                                "work holds the cluster")  # fmt: skip
             await asyncio.sleep(0.1)
     except BaseException:
         release(group)

@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from espalier.runtime.ray_cluster import node_address
+from espalier.runtime.run_dir import model_fingerprint
 from espalier.sampling.child_process import ChildProcess, engine_environment
 from espalier.sampling.client import ServerGone
 
@@ -42,11 +43,14 @@ class EngineHost:
         self._door = socket.create_server((address, 0), family=family, backlog=8)
         return address, self._door.getsockname()[1]
 
-    async def start(self, token: bytes, model: str, seconds: float) -> str:
+    async def start(self, token: bytes, model: str, fingerprint: str, seconds: float) -> str:
         """Wait for the caller who knows the `token` and start the engine at the other end of that socket. Return what
-        forbids it, "" where nothing does: no model folder here, or nobody came within `seconds`."""
+        forbids it, "" where nothing does: the model folder here is none, or holds other weights than the caller's
+        `fingerprint` says ("" of a hub name), or nobody came within `seconds`."""
         if not Path(model).is_dir() and os.path.isabs(model):
             return f"there is no folder {model} on this node: put models where every node sees them"
+        if fingerprint and model_fingerprint(model) != fingerprint:
+            return f"{model} is another model on this node than where the program runs: put the same one there"
         try:
             async with asyncio.timeout(seconds):
                 end = await self._caller(token)

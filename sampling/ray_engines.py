@@ -25,6 +25,7 @@ from espalier.runtime.ray_cluster import (
     release,
     reserve,
 )
+from espalier.runtime.run_dir import model_fingerprint
 from espalier.sampling.child_engine import EngineConnection
 from espalier.sampling.child_process import numbered
 from espalier.sampling.client import ServerGone
@@ -55,6 +56,7 @@ class RayEngine(EngineConnection):
         self.make_host = make_host
         self.model = model
         self.host: Any = None
+        self._fingerprint = model_fingerprint(model) if Path(model).is_dir() else ""
         self._end: asyncio.Task[str] | None = None
 
     async def start(self, environment: dict[str, str], seconds: float) -> None:
@@ -64,7 +66,9 @@ class RayEngine(EngineConnection):
         try:
             async with asyncio.timeout(seconds):
                 address = await call_actor(self.host, "listen")
-                starting = asyncio.create_task(call_actor(self.host, "start", token, self.model, seconds))
+                starting = asyncio.create_task(
+                    call_actor(self.host, "start", token, self.model, self._fingerprint, seconds)
+                )
                 end = await _connected(address, token)
                 if refused := await starting:
                     end.close()

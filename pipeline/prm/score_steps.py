@@ -81,8 +81,8 @@ class ScoreSteps:
         number = sum(not is_seen and problem_hash(name) in below[place] for name, (place, is_seen) in chosen.items())
         context.counts["problems_seen_by_its_policy"] = number
         if number:
-            log.warning("%d of %d problems were in the pairs of the policy that the model which scores them was "
-                        "trained from: train it from one that has not learned from them", number, len(chosen))  # fmt: skip
+            log.warning("%d of %d problems were in the pairs of the policy that the model which scores them was trained"
+                        " from: train it from one that has not learned from them", number, len(chosen))  # fmt: skip
 
     def _choose(self, trajectories: Sequence[Trajectory]) -> tuple[list[str], dict[str, tuple[int, bool | None]]]:
         """(models, problem → (place of its model, whether that one has seen it; None: not known))."""

@@ -78,6 +78,7 @@ def test_a_lost_engine_is_started_anew_as_often_as_is_allowed(tmp_path: Path, ca
     assert "engine-0.lost-1.log" in second
 
 
+@pytest.mark.slow
 def test_a_lost_engine_is_ended_though_the_pool_is_closed_meanwhile(tmp_path: Path) -> None:
     """One that is stopped does not end by SIGTERM: only SIGKILL, 15 seconds later, ends it."""
 

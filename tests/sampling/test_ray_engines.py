@@ -117,7 +117,7 @@ def test_the_problems_of_an_engine_that_is_gone_go_to_the_others(
     assert stand_ins() == []
 
 
-def test_what_cannot_be_started_says_why(cluster: Any, tmp_path: Path) -> None:
+def test_what_cannot_be_started_says_why(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def start(**settings: Any) -> None:
         async with engines(tmp_path, **settings):
             pass
@@ -126,6 +126,12 @@ def test_what_cannot_be_started_says_why(cluster: Any, tmp_path: Path) -> None:
         asyncio.run(start(model="missing"))
     with pytest.raises(CannotStart, match="there is no folder /no/such on this node"):
         asyncio.run(start(model="/no/such"))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    with monkeypatch.context() as patched:
+        patched.setattr("espalier.sampling.ray_engines.model_fingerprint", lambda path: "of other weights")
+        with pytest.raises(CannotStart, match="model is another model on this node than where the program runs"):
+            asyncio.run(start(model=str(tmp_path / "model")))
     with pytest.raises(CannotStart, match=r"was not (loaded|started) in 3 s"):
         asyncio.run(start(model="slow", start_seconds=3))
     assert stand_ins() == []
@@ -168,6 +174,7 @@ def test_room_that_others_hold_is_waited_for_with_a_deadline(cluster: Any, tmp_p
     asyncio.run(wait_until(all_is_free))
 
 
+@pytest.mark.slow
 def test_a_program_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
     code = (
         "import asyncio, os, signal\nfrom espalier.sampling.ray_engines import RayEngines\n"
