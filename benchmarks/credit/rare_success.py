@@ -24,9 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from benchmarks.credit.intervals import mean_over_seeds
 from benchmarks.credit.plan import read_plan
-from benchmarks.credit.runs import planned_policy, tokens_of
+from benchmarks.credit.runs import digest, planned_policy, tokens_of
 from benchmarks.processes.forked import ROOT
 from benchmarks.result import RESULTS, machine, write_result
 from benchmarks.rl.policy import run_program
@@ -125,6 +127,7 @@ def measure(name: str, seed: int, policy: Path, run: Path, num_test: int) -> dic
         "seed": seed,
         "labels": json.loads((data / "labels.json").read_text()),
         "tokens": sampled + completed,
+        "recipe": recipe_of(name, policy, run),
         "accuracy": accuracies,
         "truth": truth[folder / "step_scores.jsonl"],
         "log_ratio": {
@@ -134,6 +137,32 @@ def measure(name: str, seed: int, policy: Path, run: Path, num_test: int) -> dic
         "machine": machine(),
         "commit": code_commit(),
     }
+
+
+def recipe_of(name: str, policy: Path, run: Path) -> dict[str, Any]:
+    """Return what runs of a cell must have in common to be averaged: problems, policy, and how the reward model was
+    trained."""
+    config = OmegaConf.load(run / "prm" / "config.yaml")
+    start = Path(config.model.path).resolve()
+    return {
+        "num_problems": CELLS[name].num_problems,
+        "policy": digest(policy),
+        "reward_model_from": "policy" if start == policy.resolve() else start.parent.name,
+        "num_epochs": config.num_epochs,
+        "learning_rate": config["update"]["learning_rate"],
+        "batch_size": config["update"]["batch_size"],
+    }
+
+
+def check_recipes(records: Sequence[dict[str, Any]]) -> None:
+    """Raise SystemExit where records of one cell were not made alike."""
+    for name in CELLS:
+        mine = [row for row in records if row["cell"] == name]
+        other = next((row for row in mine if row.get("recipe") != mine[0].get("recipe")), None)
+        if other is not None:
+            both = f"{name}, seeds {mine[0]['seed']} and {other['seed']}"
+            raise SystemExit(f"benchmarks/results/rare_success: {both} are of two recipes: move the older record away, "
+                             "and run it again")  # fmt: skip
 
 
 def figures_of(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -180,6 +209,7 @@ def without_tuning(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def write(records: Sequence[dict[str, Any]]) -> None:
     """Write the figures and the table of all records."""
+    check_recipes(without_tuning(records))
     figures: dict[str, dict[str, Any]] = {}
     rows = []
     for name in CELLS:

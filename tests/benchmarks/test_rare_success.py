@@ -1,5 +1,6 @@
 """The figures of process rewards where success is rare, from records."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,3 +32,21 @@ def test_the_seed_that_settings_were_chosen_on_is_in_no_figure(monkeypatch: pyte
     assert [row[1] for row in written["rows"]] == [0, 1, 2]
     rare_success.write([record(0, 1.0)])
     assert written["figures"] == {}
+
+
+def test_records_of_two_recipes_are_not_averaged() -> None:
+    rows = [record(1, 0.7), record(2, 0.8) | {"recipe": {"num_epochs": 12}}]
+    with pytest.raises(SystemExit, match="long, seeds 1 and 2 are of two recipes"):
+        rare_success.write(rows)
+
+
+def test_a_recipe_says_from_what_the_reward_model_was_trained(tmp_path: Path) -> None:
+    policy, prm = tmp_path / "sft" / "model", tmp_path / "run" / "prm"
+    for folder in (policy, prm):
+        folder.mkdir(parents=True)
+    (policy / "model.safetensors").write_bytes(b"weights")
+    rest = "num_epochs: 12\nupdate: {learning_rate: 3.0e-4, batch_size: 32}\n"
+    for start, name in ((policy, "policy"), (tmp_path / "run" / "prm_start" / "model", "prm_start")):
+        (prm / "config.yaml").write_text(f"model: {{path: {start}}}\n{rest}")
+        found = rare_success.recipe_of("long", policy, tmp_path / "run")
+        assert (found["reward_model_from"], found["num_epochs"], found["num_problems"]) == (name, 12, 1000)
