@@ -33,6 +33,7 @@ import tempfile
 from collections import deque
 from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, TypeVar, cast
 
 import torch
@@ -82,9 +83,10 @@ async def each(asked: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
 class WeightSync:
     """Deliveries to one engine or several. `canaries` are set once an engine has sampled them.
     `max_logprob_gap`: how far an engine may be from the trainer on them, in nats per token (0: `FACTOR` times what
-    rounding makes of each version). `max_step`: KL of one version from the one before, in nats per token of the
-    canaries (0: any). `dtype`: what the engines compute in, where that is known: they are sent no more digits than they
-    keep. `stops`: whether a disagreement that is no matter of delivery ends the run; else it is warned of."""
+    rounding makes of each version, or of the median one of the last five). `max_step`: KL of one version from the one
+    before, in nats per token of the canaries (0: any). `dtype`: what the engines compute in, where that is known: they
+    are sent no more digits than they keep. `stops`: whether a disagreement that is no matter of delivery ends the run;
+    else it is warned of."""
 
     def __init__(
         self,
@@ -105,6 +107,7 @@ class WeightSync:
         self.canaries: list[Canary] = []
         self._sent: deque[dict[str, str]] = deque(maxlen=4)  # digests of the last deliveries
         self._file = WeightsFile()
+        self._roundings: deque[float] = deque(maxlen=5)  # of the last versions: one alone may be small by chance
         self._before: tuple[torch.Tensor, torch.Tensor] | None = None  # log-probs, distributions
         self._next: Unproven | None = None  # looked at, not delivered
         self._unproven: Unproven | None = None
@@ -197,6 +200,7 @@ class WeightSync:
         moved = self._check_step(before[1], distributions, version) if before else {}
         in_engine = self._rounded_logprobs(model, weights)
         self._next = Unproven(version, logprobs, entropies, in_engine, before[0] if before else None)
+        self._roundings.append(self._next.rounding)
         return moved
 
     def _rounded_logprobs(self, model: Any, weights: Weights) -> torch.Tensor:
@@ -240,7 +244,7 @@ class WeightSync:
         if serves_old(engine, sent):
             kind = UNUSED if self.is_received else WEIGHTS
             return Fault(kind, f"{name} computes as the version before: {distance}, and nearer to those of that one")
-        limit = self.max_logprob_gap or FACTOR * max(FLOOR, sent.rounding)
+        limit = self.max_logprob_gap or FACTOR * max(FLOOR, sent.rounding, median(self._roundings or [0.0]))
         if gap <= limit:  # which nothing is that is no number
             return None
         rounding = f"at most {limit:.2g} here, rounding makes {sent.rounding:.2g}"

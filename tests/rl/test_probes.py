@@ -698,6 +698,21 @@ def test_an_engine_that_read_all_of_it_and_computes_otherwise_is_not_said_to_lac
     assert asyncio.run(own.sync(model, 0))["canary_gap"] == pytest.approx(0.1, abs=0.01)
 
 
+def test_one_small_measure_of_rounding_is_no_limit_beside_those_of_the_versions_before(tiny_policy: Path) -> None:
+    """Versions 106 to 110 of a clean PPO run: what rounding made of them, and the engine's distance under the last."""
+    sync = knowing_sync(KnowingEngine(tiny_policy))
+    sync.is_received = True
+    new = torch.zeros(4)
+    last = Unproven(110, new, torch.ones(4), new + 0.0074, None)
+    sync._roundings.extend([0.0795, 0.0314, 0.0168, 0.0074])
+    assert sync._fault("an engine", new + 0.0486, last, 0.0486) is None
+    fault = sync._fault("an engine", new + 0.2, last, 0.2)
+    assert fault is not None
+    assert fault.kind == UNKNOWN
+    sync._roundings.clear()
+    assert sync._fault("an engine", new + 0.0486, last, 0.0486) is not None  # of the first version alone
+
+
 def test_an_engine_that_says_it_read_what_it_does_not_use_is_named(tiny_policy: Path) -> None:
     sync = knowing_sync(KnowingEngine(tiny_policy, late=True, pretends=True))
     model = load_policy(str(tiny_policy))
