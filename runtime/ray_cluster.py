@@ -69,7 +69,7 @@ def join(address: str) -> bool:
         with _own_signals():
             ray.init(address=address or "local", **options)
     except Exception as error:  # Ray has no class of its own for these
-        where = f"ray.address={address}" if address else "Ray on this machine"
+        where = f"client.address={address}" if address else "Ray on this machine"
         raise NoCluster(f"{where} cannot be had: {_first_line(error)}") from None
     return True
 
@@ -80,7 +80,7 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
     except (OSError, ValueError, OverflowError) as error:
-        raise NoCluster(f"ray.address={address} cannot be had: {error}: name the head's HOST:PORT, 6379 unless it was "
+        raise NoCluster(f"client.address={address} cannot be had: {error}: name the head's HOST:PORT, 6379 unless it was "
                         "started with another, or auto on a node of the cluster") from None  # fmt: skip
 
 

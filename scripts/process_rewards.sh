@@ -9,15 +9,16 @@
 # folds=1            one reward model; pairs/process_preferences makes pairs of the held-out problems alone (a tenth)
 # steps=cut_points   steps end at tokens sampled with a probability below cut_threshold, after every cuts_per_step of them
 # labels=auto     what the reward model learns from: values (of all states), contrast (steps beside the best step from the
-#                 same state, along right solutions: where success is rare), or auto: by the share of right trajectories
+#                 same state, along right solutions: where success is rare; not with steps=cut_points or rounds), or auto:
+#                 by the share of right trajectories
 # smallest_alternative=0.1  labels=contrast: states are completed from which the policy takes another next step with at
 #                 least this probability; 0 completes all of them
 # prm_start=MODEL, other_start=MODEL   what the reward models are trained from. By default the policy; under contrast a
 #                 policy that learned right from wrong solutions of the same problems, in $run/prm_start and
 #                 $run/prm_other_start, by the experiment start_exp (default: the task's of conf/exp/dpo)
 # exp=NAME        the reward models' experiment. By default the task's of conf/exp/reward; exp/reward/contrast under contrast
-# smallest_reliability=0.2   labels whose reliability is clearly below it end the run before anything is trained on them
-#                         (values/label_signal); 0 trains on them anyway
+# smallest_reliability=0.2   labels=values: labels whose reliability is clearly below it end the run before anything is
+#                         trained on them (values/label_signal); 0 trains on them anyway
 # max_failed_share=0.02   the share of problems, and of states, that may be refused (too long, say): they are listed in
 #                         X.failed.jsonl, and left out from there on
 # first=N leaves out the first N problems. As part of scripts/iterate.sh: round=K rounds=RUN replay_share=0.1 trains the

@@ -207,5 +207,5 @@ def test_no_cluster_at_an_address_is_one_line(tmp_path: Path) -> None:
     )
     started = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    assert "LINE ray.address=127.0.0.1:1 cannot be had: " in done.stdout, done.stderr[-500:]
+    assert "LINE client.address=127.0.0.1:1 cannot be had: " in done.stdout, done.stderr[-500:]
     assert time.monotonic() - started < 45
