@@ -80,8 +80,8 @@ def _check_reachable(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
     except (OSError, ValueError, OverflowError) as error:
-        raise NoCluster(f"client.address={address} cannot be had: {error}: name the head's HOST:PORT, 6379 unless it was "
-                        "started with another, or auto on a node of the cluster") from None  # fmt: skip
+        raise NoCluster(f"client.address={address} cannot be had: {error}: name the head's HOST:PORT, 6379 unless it "
+                        "was started with another, or auto on a node of the cluster") from None  # fmt: skip
 
 
 def leave() -> None:
