@@ -516,8 +516,16 @@ def test_labels_by_contrast_are_what_the_reward_models_learn(
     assert (join.stage["states"], label.stage["states"], label.input) == (cut.output, cut.output, join.output)
     assert "values/label_signal" not in by_stage
     trains = [typed(c) for c in commands if c[0] == "trainer_base_ds_mul.py"]
-    assert [train.examples["path"] for train in trains] == [label.output] * 2
-    assert [train.num_epochs for train in trains] == [2, 2]
+    data = run / "process_rewards"
+    assert [Path(train.examples["path"]) for train in trains] == [
+        data / "prm_start_pairs.jsonl", Path(label.output), data / "prm_other_start_pairs.jsonl", Path(label.output)
+    ]  # fmt: skip
+    assert [train.model["path"] for train in trains] == [
+        "a", f"{run}/prm_start/model", "a", f"{run}/prm_other_start/model"
+    ]  # fmt: skip
+    assert [trains[1].num_epochs, trains[3].num_epochs] == [12, 12]
+    pairs = [typed(c) for c in commands if c[:3:2] == ["run_stage.py", "pairs/outcome_preferences"]]
+    assert [(row.stage["part"], row.stage["held_out_share"]) for row in pairs] == [("train", 0.5), ("held_out", 0.5)]
     judge = typed(by_stage["prm/prm_calibration"])
     assert (judge.input, judge.stage["target"]) == (label.output, "labels")
     assert typed(by_stage["pages/inspect_steps"]).stage["values"] == label.output

@@ -56,7 +56,7 @@ async def engines(folder: Path, model: str = "policy", **settings: Any) -> Async
 
 def stand_ins() -> list[int]:
     """Return the processes of stand-ins that actors started."""
-    asked = ["ps", "-eo", "pid=,ppid=,args="]
+    asked = ["ps", "-ww", "-eo", "pid=,ppid=,args="]
     rows = [line.split(None, 2) for line in subprocess.run(asked, capture_output=True, text=True).stdout.splitlines()]
     actors = {pid for pid, _, words in rows if words.startswith("ray::")}
     return [int(pid) for pid, parent, words in rows if parent in actors and "engine_stand_in" in words]
