@@ -83,40 +83,6 @@ async def all_is_free() -> bool:
     return bool(ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
 
 
-@pytest.mark.parametrize("what", ["process", "actor", "node"])
-def test_the_problems_of_an_engine_that_is_gone_go_to_the_others(
-    what: str, cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    node = cluster.add_node(num_cpus=4, resources={"gone": 1}) if what == "node" else None
-
-    async def ask() -> None:
-        room = {"cpus_each": 4} if node else {"max_replaced": 1}
-        async with engines(tmp_path, num_engines=2, placement="PACK", **room) as client:
-            asked = [asyncio.create_task(client.sample(request(f"slow/{k}", f"p{k}"), TWO)) for k in range(8)]
-            await asyncio.sleep(0.1)
-            if what == "process":
-                os.kill(stand_ins()[0], signal.SIGKILL)
-            elif what == "actor":
-                ray.kill(client._engines[0].host)
-            elif node is not None:
-                cluster.remove_node(node, allow_graceful=False)
-            assert [len(samples) for samples in await asyncio.gather(*asked)] == [2] * 8
-
-            async def is_known() -> bool:
-                return len(client._lost) == 1 and sum(bool(engine.gone) for engine in client._engines) == bool(node)
-
-            await wait_until(is_known, 30)
-            assert len(await client.sample(request("good", "p0"), TWO)) == 2
-
-    if what == "node":
-        cluster.add_node(num_cpus=4)
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(ask())
-    (line,) = [record.message for record in caplog.records if record.name == "sample"]
-    assert line.endswith("its problems go to the other 1" + ("" if node else ", and another one is started"))
-    assert stand_ins() == []
-
-
 def test_what_cannot_be_started_says_why(cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def start(**settings: Any) -> None:
         async with engines(tmp_path, **settings):
@@ -209,3 +175,37 @@ def test_no_cluster_at_an_address_is_one_line(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert "LINE client.address=127.0.0.1:1 cannot be had: " in done.stdout, done.stderr[-500:]
     assert time.monotonic() - started < 45
+
+
+@pytest.mark.parametrize("what", ["process", "actor", "node"])
+def test_the_problems_of_an_engine_that_is_gone_go_to_the_others(
+    what: str, cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = cluster.add_node(num_cpus=4, resources={"gone": 1}) if what == "node" else None
+
+    async def ask() -> None:
+        room = {"cpus_each": 4} if node else {"max_replaced": 1}
+        async with engines(tmp_path, num_engines=2, placement="PACK", **room) as client:
+            asked = [asyncio.create_task(client.sample(request(f"slow/{k}", f"p{k}"), TWO)) for k in range(8)]
+            await asyncio.sleep(0.1)
+            if what == "process":
+                os.kill(stand_ins()[0], signal.SIGKILL)
+            elif what == "actor":
+                ray.kill(client._engines[0].host)
+            elif node is not None:
+                cluster.remove_node(node, allow_graceful=False)
+            assert [len(samples) for samples in await asyncio.gather(*asked)] == [2] * 8
+
+            async def is_known() -> bool:
+                return len(client._lost) == 1 and sum(bool(engine.gone) for engine in client._engines) == bool(node)
+
+            await wait_until(is_known, 30)
+            assert len(await client.sample(request("good", "p0"), TWO)) == 2
+
+    if what == "node":
+        cluster.add_node(num_cpus=4)
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(ask())
+    (line,) = [record.message for record in caplog.records if record.name == "sample"]
+    assert line.endswith("its problems go to the other 1" + ("" if node else ", and another one is started"))
+    assert stand_ins() == []
