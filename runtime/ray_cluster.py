@@ -54,6 +54,7 @@ def join(address: str) -> bool:
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     import ray
+    import ray.exceptions
 
     if ray.is_initialized():
         own = ray.get_runtime_context().gcs_address
@@ -68,7 +69,7 @@ def join(address: str) -> bool:
     try:
         with _own_signals():
             ray.init(address=address or "local", **options)
-    except Exception as error:  # Ray has no class of its own for these
+    except (OSError, RuntimeError, ValueError, AssertionError, ray.exceptions.RayError) as error:
         where = f"client.address={address}" if address else "Ray on this machine"
         raise NoCluster(f"{where} cannot be had: {_first_line(error)}") from None
     return True
@@ -222,11 +223,12 @@ async def call_actor(handle: Any, name: str, *arguments: Any) -> Any:
 def end_actor(handle: Any, name: str, seconds: float) -> Any:
     """Return what the actor's last method returns, None where it does not within `seconds`, and end it."""
     import ray
+    import ray.exceptions
 
     found = None
-    with suppress(Exception):  # of an actor that is gone
+    with suppress(ray.exceptions.RayError):  # it is gone, or does not answer in time
         found = ray.get(getattr(handle, name).remote(), timeout=seconds)
-    with suppress(Exception):
+    with suppress(ray.exceptions.RayError):
         ray.kill(handle)
     return found
 

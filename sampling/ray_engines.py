@@ -92,11 +92,14 @@ class RayEngine(EngineConnection):
 
     async def last_lines(self) -> str:
         """Return the end of its log."""
+        none = "(no log: its node does not answer)"
+        if self.host is None:
+            return none
         try:
             async with asyncio.timeout(_TAIL_SECONDS):
                 return str(await call_actor(self.host, "tail"))
-        except Exception:  # of an actor that is gone
-            return "(no log: its node does not answer)"
+        except (ActorLost, TimeoutError):
+            return none
 
     def stop(self) -> None:
         """End the process and its actor, and keep its log."""

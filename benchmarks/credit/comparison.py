@@ -206,7 +206,7 @@ def summarise(
             if not rows:
                 continue
             tables.append(table(cell, rows, plan.baseline, cost, at))
-            if cost != "updates":
+            if cost != "updates" and any(row.curves.method == plan.baseline for row in rows):
                 ahead = [row for row in rows if row.p is not None and row.p < SIGNIFICANT and row.difference is not None
                          and row.difference.value > 0 and row.curves.family not in ("outcome", "exact")]  # fmt: skip
                 figures[f"{cell.name}_step_credit_ahead_per_{cost.removesuffix('s')}"] = count(

@@ -283,6 +283,8 @@ def test_figures_tables_and_pictures_come_from_records_and_say_how_many_seeds(tm
     figures, tables, found = summarise(SMALL, rows, 5, "how")
     assert figures["easy_step_credit_ahead_per_token"]["value"] == 1
     assert figures["hard_step_credit_ahead_per_token"]["value"] == 0  # one seed shows nothing
+    alone = [row for row in rows if row.method != "grpo"]
+    assert not any("ahead" in name for name in summarise(SMALL, alone, 5, "how")[0])  # nothing was compared
     assert (figures["runs_finished"]["value"], figures["runs_finished"]["goal"]) == (8, 2 * 3 * 5)
     easy, hard = tables[0]["rows"], tables[3]["rows"]
     assert easy[0][:4] == ["grpo", "outcome", 3, "0.0001 (not tuned)"]

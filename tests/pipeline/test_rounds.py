@@ -531,6 +531,11 @@ def test_labels_by_contrast_are_what_the_reward_models_learn(
     assert typed(by_stage["pages/inspect_steps"]).stage["values"] == label.output
 
 
+def test_two_reward_models_start_alike(script: Callable[..., list[list[str]]]) -> None:
+    for given in ("prm_start=m", "other_start=m"):
+        assert script("policy=a", "run=b", given, name="process_rewards.sh", code=2) == []
+
+
 def test_contrast_is_refused_where_its_labels_would_not_be_what_is_trained_on(
     script: Callable[..., list[list[str]]],
 ) -> None:

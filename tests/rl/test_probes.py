@@ -725,7 +725,7 @@ def test_an_engine_that_says_it_read_what_it_does_not_use_is_named(tiny_policy: 
 def test_a_single_unlikely_token_does_not_say_that_an_engine_computes_as_the_version_before() -> None:
     """Of version 107 of a clean PPO run what differed most, of 395 tokens: (new, engine - new, old - new, rounding).
     The first one alone made 84 % of the distance."""
-    told = [
+    rows = [
         (-7.394, 0.0935, 0.0936, -0.0156),
         (-7.69, 0.0467, 0.0312, 0.0312),
         (-6.69, -0.0312, -0.0623, -0.0312),
@@ -733,7 +733,7 @@ def test_a_single_unlikely_token_does_not_say_that_an_engine_computes_as_the_ver
         (-0.017, -0.0017, -0.0004, -0.0012),
         (-0.016, -0.0004, -0.0054, -0.0001),
     ]
-    new, engine, old, rounding = (torch.cat([column, torch.zeros(389)]) for column in torch.tensor(told).T)
+    new, engine, old, rounding = (torch.cat([column, torch.zeros(389)]) for column in torch.tensor(rows).T)
     sent = Unproven(107, new, torch.zeros(395), new + rounding, new + old)
     assert not serves_old(new + engine, sent)
     everywhere = 0.05 * torch.randn(395, generator=torch.Generator().manual_seed(0))

@@ -10,9 +10,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import pytest
 import yaml
@@ -29,6 +29,7 @@ from espalier.sampling.child_engine import ChildEngine
 from espalier.sampling.child_process import CannotStart, group_members
 from espalier.sampling.client import Refused, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.data_parallel_engines import DataParallelEngines
+from espalier.sampling.engine_pool import EnginePool
 from espalier.sampling.offline_client import OfflineClient
 from espalier.sampling.server import VLLMServer
 from tests.support.rl_cases import read_metrics
@@ -38,18 +39,24 @@ BLOCKS = ROOT / "conf" / "engine_options" / "partial_block_cache.yaml"
 TWO = SamplingParams(n=2, temperature=1.0, max_tokens=4)
 
 
+Pool = TypeVar("Pool", bound=EnginePool)
+
+
 class Stood(DataParallelEngines):
     program = "tests.support.engine_stand_in"
 
 
 @asynccontextmanager
-async def engines(folder: Path, model: str = "policy", **settings: Any) -> AsyncIterator[Stood]:
-    client = Stood(model, str(folder / "engine.log"), **settings)
+async def opened(client: Pool) -> AsyncIterator[Pool]:
     await client.open()
     try:
         yield client
     finally:
         await client.close()
+
+
+def engines(folder: Path, model: str = "policy", **settings: Any) -> AbstractAsyncContextManager[Stood]:
+    return opened(Stood(model, str(folder / "engine.log"), **settings))
 
 
 def request(name: str, problem: str = "") -> SampleRequest:
@@ -296,10 +303,15 @@ def test_the_window_that_a_run_asks_of_its_server_is_the_engines() -> None:
     assert offline.client["options"]["logprobs_mode"] == "raw_logprobs"  # as every other client
     assert "block_size" not in build(offline.client).options
     states = ["server=none", "policy=m", "output=o", "requests.states=s"]
-    for name, shared in (("data_parallel_engines", False), ("data_parallel_engines_partial_block_cache", True)):
+    kinds = {"data_parallel_engines": False, "data_parallel_engines_partial_block_cache": True, "ray_engines": False}
+    for name, shared in kinds.items():
         completing = compose_config(SampleConfig, "api/vllm/completions", [f"client={name}", *states])
         assert completing.client["options"]["block_size"] == completing.server["options"]["block_size"] == 32
         assert ("kv_transfer_config" in completing.client["options"]) == shared
+        wide = compose_config(
+            SampleConfig, "api/vllm/completions", [f"client={name}", *states, "+server.max_model_len=2048"]
+        )
+        assert wide.client["max_model_len"] == 2048
     following = compose_config(RLConfig, "rl", [here[0] + "_partial_block_cache", *here[1:]]).client["options"]
     assert following["block_size"] == yaml.safe_load(BLOCKS.read_text())["block_size"]
     assert offline.client["model"] == "m"

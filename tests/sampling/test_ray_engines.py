@@ -7,20 +7,33 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from espalier.runtime.ray_cluster import BadRoom, NoCluster, Room, join, leave, missing, release, reserve
+from espalier.runtime.ray_cluster import (
+    ActorLost,
+    BadRoom,
+    NoCluster,
+    Room,
+    call_actor,
+    join,
+    leave,
+    missing,
+    place_actor,
+    release,
+    reserve,
+)
 from espalier.sampling.child_process import CannotStart
 from espalier.sampling.client import Refused
 from espalier.sampling.ray_engines import RayEngines
-from tests.sampling.test_data_parallel_engines import TWO, request, wait_until
+from tests.sampling.test_data_parallel_engines import TWO, opened, request, wait_until
 
 ray = pytest.importorskip("ray")
 
@@ -37,21 +50,17 @@ def cluster() -> Iterator[Any]:
     made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
     for _ in range(2):
         made.add_node(num_cpus=2)
+    before = signal.getsignal(signal.SIGTERM)
     joined = join(made.address)
+    assert signal.getsignal(signal.SIGTERM) is before, "a run saves a checkpoint at SIGTERM, by a handler of its own"
     yield made
     if joined:
         leave()
     made.shutdown()
 
 
-@asynccontextmanager
-async def engines(folder: Path, model: str = "policy", **settings: Any) -> AsyncIterator[Stood]:
-    client = Stood(model, str(folder / "engine.log"), **settings)
-    await client.open()
-    try:
-        yield client
-    finally:
-        await client.close()
+def engines(folder: Path, model: str = "policy", **settings: Any) -> AbstractAsyncContextManager[Stood]:
+    return opened(Stood(model, str(folder / "engine.log"), **settings))
 
 
 def stand_ins() -> list[int]:
@@ -63,6 +72,8 @@ def stand_ins() -> list[int]:
 
 
 def test_problems_are_shared_out_over_the_nodes_and_nothing_is_left_behind(cluster: Any, tmp_path: Path) -> None:
+    folders = set(Path(tempfile.gettempdir()).glob("espalier-engine-*"))
+
     async def ask() -> None:
         async with engines(tmp_path, num_engines=2, placement="STRICT_SPREAD") as client:
             asked = [client.sample(request(str(k), f"p{k}"), TWO) for k in range(20)]
@@ -74,6 +85,7 @@ def test_problems_are_shared_out_over_the_nodes_and_nothing_is_left_behind(clust
 
     asyncio.run(ask())
     assert stand_ins() == []
+    assert set(Path(tempfile.gettempdir()).glob("espalier-engine-*")) <= folders
     assert (tmp_path / "engine-1.log").is_file()
     asyncio.run(wait_until(all_is_free))
 
@@ -120,6 +132,31 @@ def test_what_the_cluster_cannot_hold_is_said_with_numbers(cluster: Any, tmp_pat
     assert "on one node" in missing(Room("engines", 2, two, "STRICT_PACK"), nodes)
     assert missing(Room("engines", 5, {"CPU": 1.0}, "PACK"), nodes) == ""
     assert missing(Room("engines", 6, {"CPU": 1.0}, "PACK"), nodes).startswith("6 engines of 1 CPU each are wanted")
+
+
+def test_a_program_is_in_one_cluster(cluster: Any) -> None:
+    assert join("auto") is False
+    assert join(cluster.address) is False
+    with pytest.raises(NoCluster, match=r"is in the cluster at .* already, and cannot join 10\.0\.0\.1:6379 too"):
+        join("10.0.0.1:6379")
+
+
+def test_what_went_wrong_in_an_actor_is_named(cluster: Any) -> None:
+    class Broken:
+        async def work(self) -> None:
+            raise OSError("no space left")
+
+    async def ask() -> None:
+        room = Room("places", 1, {"CPU": 1})
+        group = await reserve(room, 20)
+        try:
+            await call_actor(place_actor(Broken, group, 0, room.resources), "work")
+        finally:
+            release(group)
+
+    with pytest.raises(ActorLost, match=r"^OSError: no space left$"):
+        asyncio.run(ask())
+    asyncio.run(wait_until(all_is_free))
 
 
 def test_room_that_others_hold_is_waited_for_with_a_deadline(cluster: Any, tmp_path: Path) -> None:
