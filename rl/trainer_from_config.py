@@ -209,16 +209,11 @@ def serving(server: "VLLMServer | None", client: RLClient) -> Iterator[None]:
 
 def check_client(client: Any, server: "VLLMServer | None") -> None:
     """Raise BadConfig where the client and the server are no pair that new weights can be delivered to."""
+    if not (client.takes_weights if isinstance(client, HasEngines) else isinstance(client, VLLMClient)):
+        raise BadConfig("new weights cannot reach its engines: choose client=vllm (over HTTP) or data_parallel_engines")
     if isinstance(client, HasEngines):
         if server is not None:
             raise BadConfig("this client has its engines itself: set server=none")
-        if not client.takes_weights:
-            raise BadConfig("engines on Ray take no new weights, so they cannot follow a policy: choose client=vllm "
-                            "(over HTTP) or data_parallel_engines")  # fmt: skip
-    elif not isinstance(client, VLLMClient):
-        raise BadConfig(
-            "reinforcement learning delivers weights: choose client=vllm (over HTTP) or data_parallel_engines"
-        )
     elif len(set(client.urls)) < len(client.urls):
         raise BadConfig(f"client.base_url names a server twice: {', '.join(client.urls)}")
     elif server is None and not client.urls:

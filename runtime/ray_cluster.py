@@ -48,7 +48,7 @@ class ActorLost(RuntimeError):
     exit_code = 3
 
 
-def join(address: str) -> bool:
+def join_cluster(address: str) -> bool:
     """Join the cluster at `address` ("auto": the one that this machine is a node of), or start one on this machine
     where it is empty. Return whether it was joined now: who joined it leaves it. Raises NoCluster."""
     for name, value in _QUIET.items():
@@ -85,7 +85,7 @@ def _check_reachable(address: str) -> None:
                         "was started with another, or auto on a node of the cluster") from None  # fmt: skip
 
 
-def leave() -> None:
+def leave_cluster() -> None:
     """Leave the cluster; one that was started here ends."""
     import ray
 
@@ -123,7 +123,7 @@ class Room:
                           f"{_spelled(self.resources)}: set client.cpus_each and client.gpus_each")  # fmt: skip
 
 
-def missing(room: Room, nodes: Sequence[Mapping[str, float]]) -> str:
+def missing_room(room: Room, nodes: Sequence[Mapping[str, float]]) -> str:
     """Return what the nodes (total resources of each) lack for it, "" where they could hold it."""
     fits = [_places(room.resources, node) for node in nodes]
     could = {
@@ -156,7 +156,7 @@ async def reserve(room: Room, seconds: float) -> Any:
     from ray.util import placement_group
 
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if lacking := missing(room, nodes):
+    if lacking := missing_room(room, nodes):
         raise BadRoom(lacking)
     group = placement_group([dict(room.resources)] * room.number, strategy=room.strategy)
     end = time.monotonic() + seconds

@@ -19,8 +19,8 @@ from espalier.runtime.ray_cluster import (
     call_actor,
     end_actor,
     has_gpus,
-    join,
-    leave,
+    join_cluster,
+    leave_cluster,
     place_actor,
     release,
     reserve,
@@ -166,7 +166,7 @@ class RayEngines(EnginePool):
     async def open(self) -> None:
         """Join the cluster, reserve what the engines need, start them; return when every one has loaded the model.
         Raises BadRoom, NoCluster, CannotStart; nothing stays behind then."""
-        self._joined = join(self.address)
+        self._joined = join_cluster(self.address)
         try:
             gpus = self.gpus_each
             if gpus is None:
@@ -187,7 +187,7 @@ class RayEngines(EnginePool):
                 release(group)
         if self._joined:
             self._joined = False
-            leave()
+            leave_cluster()
 
     def make_engine(self, number: int) -> RayEngine:
         """Return engine `number`, which is not started yet."""

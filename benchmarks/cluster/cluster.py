@@ -19,7 +19,7 @@ from benchmarks.processes.sides import load_before
 from benchmarks.result import figure, write_result
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import check_model_folder, load_tokenizer
-from espalier.runtime.ray_cluster import join, leave
+from espalier.runtime.ray_cluster import join_cluster, leave_cluster
 from espalier.sampling.client import SampleRequest, SamplingParams
 from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.engine_pool import EnginePool
@@ -41,10 +41,10 @@ def two_nodes() -> Iterator[None]:
     try:
         for _ in range(2):
             made.add_node(num_cpus=1)
-        join(made.address)
+        join_cluster(made.address)
         yield
     finally:
-        leave()
+        leave_cluster()
         made.shutdown()
 
 

@@ -31,6 +31,7 @@ from espalier.sampling.client import Refused, SampleRequest, SamplingParams, Ser
 from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.engine_pool import EnginePool
 from espalier.sampling.offline_client import OfflineClient
+from espalier.sampling.ray_engines import RayEngines
 from espalier.sampling.server import VLLMServer
 from tests.support.rl_cases import read_metrics
 
@@ -282,6 +283,8 @@ def test_every_engine_has_a_seed_threads_and_gpus_of_its_own(monkeypatch: pytest
 
 def test_they_go_without_a_server_and_copies_are_asked_for_by_their_number() -> None:
     check_client(DataParallelEngines("m", "l"), None)
+    with pytest.raises(BadConfig, match="new weights cannot reach its engines: choose client=vllm"):
+        check_client(RayEngines("m", "l"), None)
     with pytest.raises(BadConfig, match="set server=none"):
         check_client(DataParallelEngines("m", "l"), VLLMServer("m", "log"))
     with pytest.raises(BadInput, match=r"client\.options\.data_parallel_size: set client\.num_engines in its place"):

@@ -23,9 +23,9 @@ from espalier.runtime.ray_cluster import (
     NoCluster,
     Room,
     call_actor,
-    join,
-    leave,
-    missing,
+    join_cluster,
+    leave_cluster,
+    missing_room,
     place_actor,
     release,
     reserve,
@@ -51,11 +51,11 @@ def cluster() -> Iterator[Any]:
     for _ in range(2):
         made.add_node(num_cpus=2)
     before = signal.getsignal(signal.SIGTERM)
-    joined = join(made.address)
+    joined = join_cluster(made.address)
     assert signal.getsignal(signal.SIGTERM) is before, "a run saves a checkpoint at SIGTERM, by a handler of its own"
     yield made
     if joined:
-        leave()
+        leave_cluster()
     made.shutdown()
 
 
@@ -128,17 +128,19 @@ def test_what_the_cluster_cannot_hold_is_said_with_numbers(cluster: Any, tmp_pat
         Stood("m", "l", cpus_each=0)
     nodes = [{"CPU": 2.0}, {"CPU": 3.0, "GPU": 1.0}]
     two = {"CPU": 2.0}
-    assert missing(Room("engines", 2, two, "STRICT_SPREAD"), nodes) == ""
-    assert "on one node" in missing(Room("engines", 2, two, "STRICT_PACK"), nodes)
-    assert missing(Room("engines", 5, {"CPU": 1.0}, "PACK"), nodes) == ""
-    assert missing(Room("engines", 6, {"CPU": 1.0}, "PACK"), nodes).startswith("6 engines of 1 CPU each are wanted")
+    assert missing_room(Room("engines", 2, two, "STRICT_SPREAD"), nodes) == ""
+    assert "on one node" in missing_room(Room("engines", 2, two, "STRICT_PACK"), nodes)
+    assert missing_room(Room("engines", 5, {"CPU": 1.0}, "PACK"), nodes) == ""
+    assert missing_room(Room("engines", 6, {"CPU": 1.0}, "PACK"), nodes).startswith(
+        "6 engines of 1 CPU each are wanted"
+    )
 
 
 def test_a_program_is_in_one_cluster(cluster: Any) -> None:
-    assert join("auto") is False
-    assert join(cluster.address) is False
+    assert join_cluster("auto") is False
+    assert join_cluster(cluster.address) is False
     with pytest.raises(NoCluster, match=r"is in the cluster at .* already, and cannot join 10\.0\.0\.1:6379 too"):
-        join("10.0.0.1:6379")
+        join_cluster("10.0.0.1:6379")
 
 
 def test_what_went_wrong_in_an_actor_is_named(cluster: Any) -> None:
@@ -205,8 +207,8 @@ def own_processes() -> list[str]:
 
 def test_no_cluster_at_an_address_is_one_line(tmp_path: Path) -> None:
     code = (
-        "from espalier.runtime.ray_cluster import join, NoCluster\n"
-        "try:\n    join('127.0.0.1:1')\nexcept NoCluster as error:\n    print('LINE', error)\n"
+        "from espalier.runtime.ray_cluster import join_cluster, NoCluster\n"
+        "try:\n    join_cluster('127.0.0.1:1')\nexcept NoCluster as error:\n    print('LINE', error)\n"
     )
     started = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
