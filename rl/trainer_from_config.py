@@ -209,8 +209,9 @@ def serving(server: "VLLMServer | None", client: RLClient) -> Iterator[None]:
 
 def check_client(client: Any, server: "VLLMServer | None") -> None:
     """Raise BadConfig where the client and the server are no pair that new weights can be delivered to."""
-    if not (client.takes_weights if isinstance(client, HasEngines) else isinstance(client, VLLMClient)):
-        raise BadConfig("new weights cannot reach its engines: choose client=vllm (over HTTP) or data_parallel_engines")
+    if not isinstance(client, HasEngines | VLLMClient):
+        raise BadConfig("new weights cannot reach its engines: choose client=vllm (over HTTP), "
+                        "data_parallel_engines or ray_engines")  # fmt: skip
     if isinstance(client, HasEngines):
         if server is not None:
             raise BadConfig("this client has its engines itself: set server=none")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.sampling.child_process import ChildProcess
-from espalier.sampling.client import EngineFailed, ServerGone, one_line
+from espalier.sampling.client import LOOPBACK, EngineFailed, ServerGone, one_line
 from espalier.sampling.engine_process import CANCEL, receive, send
 
 _DYING_SECONDS = 5.0
@@ -26,10 +26,12 @@ class EngineConnection(ABC):
     more, unless it was closed.
 
     `num_owed`: samples that it was asked for and has not given. `gone`: why it answers no more, "" while it does.
+    `host`: where it runs, as this machine reaches it.
     """
 
     name: str
     log: Path
+    host = LOOPBACK
 
     def __init__(self, settings: dict[str, Any], on_lost: Callable[[Any], None] = lambda engine: None):
         self.settings = settings

@@ -3,8 +3,10 @@
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+
+LOOPBACK = "127.0.0.1"
+"""This machine, as it is reached from itself."""
 
 
 class Refused(RuntimeError):
@@ -125,8 +127,18 @@ class TakesWeights(Protocol):
     def max_model_length(self) -> int:
         """The longest sequence that it takes, in tokens."""
 
-    async def receive_weights(self, folder: Path) -> list[dict[str, str]]:
-        """Serve a copy of the weights in `folder`; the receipt of every worker. Raises ServerGone."""
+    @property
+    def host(self) -> str:
+        """Where it runs, as this machine reaches it."""
+
+    async def weight_devices(self) -> list[str]:
+        """Return what tells the device of each of its workers from every other. Raises ServerGone."""
+
+    async def join_weights(self, invitation: dict[str, Any], first_rank: int) -> None:
+        """Join the trainer's group (`sampling.weight_stream`), its workers from that rank on. Raises ServerGone."""
+
+    async def receive_weights(self) -> list[dict[str, str]]:
+        """Serve the weights that the trainer sends next; the receipt of every worker. Raises ServerGone."""
 
     async def reset_cache(self) -> bool:
         """Empty the prefix cache; whether it is."""
@@ -152,10 +164,9 @@ class TakesWeights(Protocol):
 
 
 class HasEngines(ABC):
-    """A sampler (`Client`) with engines of its own, each of which takes new weights where `takes_weights` is set."""
+    """A sampler (`Client`) with engines of its own, each of which takes new weights."""
 
     num_engines: int
-    takes_weights: bool
     needs_all: bool
     """Whether an engine that is gone ends the run though others live."""
     model: str

@@ -49,8 +49,6 @@ class EnginePool(HasEngines):
     """
 
     program = "espalier.sampling.engine_process"
-    takes_weights = True
-
     model: str = ""
     log: str = ""
     num_engines: int = 2
@@ -236,6 +234,11 @@ class EnginePool(HasEngines):
         """Return engine `number`, as one that takes new weights once the client is open."""
         return PooledEngine(self, number)
 
+    def host_of(self, number: int) -> str:
+        """Return where engine `number` runs, as this machine reaches it."""
+        self._check_open()
+        return str(self._engines[number].host)
+
     async def ask(self, number: int, name: str, *arguments: Any) -> Any:
         """Return what that method of engine `number` returns. Raises ServerGone."""
         self._check_open()
@@ -257,9 +260,23 @@ class PooledEngine:
         """The longest sequence that it takes, in tokens."""
         return self.client.max_model_length
 
-    async def receive_weights(self, folder: Path) -> list[dict[str, str]]:
-        """Serve the weights in `folder`; the receipt of every worker. Raises ServerGone."""
-        found: list[dict[str, str]] = await self.client.ask(self.number, "receive_weights", folder)
+    @property
+    def host(self) -> str:
+        """Where it runs, as this machine reaches it."""
+        return self.client.host_of(self.number)
+
+    async def weight_devices(self) -> list[str]:
+        """Return what tells the device of each of its workers from every other. Raises ServerGone."""
+        found: list[str] = await self.client.ask(self.number, "weight_devices")
+        return found
+
+    async def join_weights(self, invitation: dict[str, Any], first_rank: int) -> None:
+        """Join the trainer's group. Raises ServerGone."""
+        await self.client.ask(self.number, "join_weights", invitation, first_rank)
+
+    async def receive_weights(self) -> list[dict[str, str]]:
+        """Serve the weights that the trainer sends next; the receipt of every worker. Raises ServerGone."""
+        found: list[dict[str, str]] = await self.client.ask(self.number, "receive_weights")
         return found
 
     async def reset_cache(self) -> bool:

@@ -5,10 +5,10 @@ samples with log-probs come in three quarters of a server's time.
 """
 
 import os
-from pathlib import Path
+from typing import Any
 
 from espalier.data.steps import Decoder
-from espalier.sampling.client import ServerGone, one_line
+from espalier.sampling.client import LOOPBACK, ServerGone, one_line
 from espalier.sampling.offline_client import OfflineClient
 
 
@@ -27,15 +27,31 @@ class OneProcessEngine(OfflineClient):
         if isinstance(tokenizer, PreTrainedTokenizerBase):
             self._decode = Decoder(tokenizer)
 
-    async def receive_weights(self, folder: Path) -> list[dict[str, str]]:
-        """Serve the weights in `folder`; the receipt of every worker. Raises ServerGone."""
+    @property
+    def host(self) -> str:
+        """This machine."""
+        return LOOPBACK
+
+    async def weight_devices(self) -> list[str]:
+        """Return what tells the device of each worker from every other."""
+        found: list[str] = self.engine.collective_rpc("weight_device")
+        return found
+
+    async def join_weights(self, invitation: dict[str, Any], first_rank: int) -> None:
+        """Join the trainer's group. Raises ServerGone."""
+        self._on_workers("join_weights", invitation=invitation, first_rank=first_rank)
+
+    async def receive_weights(self) -> list[dict[str, str]]:
+        """Serve the weights that the trainer sends next; the receipt of every worker. Raises ServerGone."""
+        receipts: list[dict[str, str]] = self._on_workers("receive_weights")
+        return receipts
+
+    def _on_workers(self, method: str, **arguments: Any) -> list[Any]:
         try:
-            receipts: list[dict[str, str]] = self.engine.collective_rpc(
-                "receive_weights", kwargs={"folder": str(folder)}
-            )
+            found: list[Any] = self.engine.collective_rpc(method, kwargs=arguments)
         except Exception as error:  # whatever vLLM raises in the middle of a reload
             raise ServerGone(f"the vLLM engine takes no weights: {one_line(error)}") from error
-        return receipts
+        return found
 
     async def keep_random_state(self) -> None:
         """Remember the state that unseeded samples are drawn by."""

@@ -55,19 +55,19 @@ class RayEngine(EngineConnection):
         self.log = log
         self.make_host = make_host
         self.model = model
-        self.host: Any = None
+        self.actor: Any = None
         self._fingerprint = model_fingerprint(model) if Path(model).is_dir() else ""
         self._end: asyncio.Task[str] | None = None
 
     async def start(self, environment: dict[str, str], seconds: float) -> None:
         """Start it on the node that it is given and wait until it has loaded the model. Raises ServerGone."""
-        self.host = self.make_host(self.name)
+        self.actor = self.make_host(self.name)
         token = secrets.token_bytes(TOKEN_BYTES)
         try:
             async with asyncio.timeout(seconds):
-                address = await call_actor(self.host, "listen")
+                address = await call_actor(self.actor, "listen")
                 starting = asyncio.create_task(
-                    call_actor(self.host, "start", token, self.model, self._fingerprint, seconds)
+                    call_actor(self.actor, "start", token, self.model, self._fingerprint, seconds)
                 )
                 end = await _connected(address, token)
                 if refused := await starting:
@@ -77,7 +77,8 @@ class RayEngine(EngineConnection):
             raise ServerGone(f"{self.name} was not started in {seconds:g} s") from None
         except (OSError, ActorLost) as error:
             raise ServerGone(self._lost(error)) from None
-        self.name = f"{self.name} at {address[0]}"
+        self.host = address[0]
+        self.name = f"{self.name} at {self.host}"
         self._end = asyncio.create_task(self._ended())
         await self.load(end, seconds)
 
@@ -93,18 +94,18 @@ class RayEngine(EngineConnection):
     async def last_lines(self) -> str:
         """Return the end of its log."""
         none = "(no log: its node does not answer)"
-        if self.host is None:
+        if self.actor is None:
             return none
         try:
             async with asyncio.timeout(_TAIL_SECONDS):
-                return str(await call_actor(self.host, "tail"))
+                return str(await call_actor(self.actor, "tail"))
         except (ActorLost, TimeoutError):
             return none
 
     def stop(self) -> None:
         """End the process and its actor, and keep its log."""
-        host, self.host = self.host, None
-        if host is not None and (found := end_actor(host, "end", _END_SECONDS)) is not None:
+        actor, self.actor = self.actor, None
+        if actor is not None and (found := end_actor(actor, "end", _END_SECONDS)) is not None:
             with contextlib.suppress(OSError):  # a full disk
                 self.log.parent.mkdir(parents=True, exist_ok=True)
                 self.log.write_bytes(found)
@@ -115,7 +116,7 @@ class RayEngine(EngineConnection):
     async def _ended(self) -> str:
         """Wait for the end of its process, its actor or its node, and give it up."""
         try:
-            why = str(await call_actor(self.host, "wait"))
+            why = str(await call_actor(self.actor, "wait"))
         except ActorLost as error:
             why = self._lost(error)
         self.give_up(why)
@@ -143,8 +144,6 @@ class RayEngines(EnginePool):
     on this machine, for as long as the client is open); `cpus_each` and `gpus_each` of an engine (null: as many GPUs as
     its `options` need, where the cluster has any); `placement` of the engines (`runtime.ray_cluster.Room`).
     """
-
-    takes_weights = False  # they come as a file of this machine, which other nodes do not see
 
     address: str = ""
     cpus_each: int = 1

@@ -1,42 +1,19 @@
 """What is mixed into vLLM's worker: new weights with a receipt of what was read, and a random state that is kept.
 
-vLLM (0.32) answers a reload with 200 whatever it found in the folder, and its own checksums of a CPU model are those of
-empty tensors (linear layers are packed after loading). `ReceivesWeights` is mixed into its worker (the flag
-`worker-extension-cls`, set by `sampling.server` where `has_controls` is on) and answers with a digest of every tensor
-it handed on, to be compared with those of what was sent.
+vLLM (0.32) answers a reload with 200 whatever it was given, and its own checksums of a CPU model are those of empty
+tensors (linear layers are packed after loading). `ReceivesWeights` is mixed into its worker (the flag
+`worker-extension-cls`, set by `sampling.server` where `has_controls` is on), takes what comes by
+`sampling.weight_stream`, and answers with a digest of every tensor it handed on, to be compared with those of what was
+sent.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import xxhash
-from safetensors import safe_open
 
-NAME = "espalier-weights"  # of the trainer's file in memory (rl.delivery.weights_file)
-
-
-def digest(tensor: torch.Tensor) -> str:
-    """Return 32 hex digits of XXH3 of the bytes of a tensor [...]: as fast as memory is read (SHA-256 of a large
-    policy takes longer than all the rest of a delivery)."""
-    flat = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8)
-    return xxhash.xxh3_128_hexdigest(flat.numpy().data)
-
-
-def check_link(path: Path) -> None:
-    """Raise ValueError where a link into the trainer's memory leads elsewhere from here."""
-    if not path.is_symlink():
-        return
-    target = path.readlink()
-    try:
-        is_there = NAME in str(target.readlink())
-    except OSError:
-        is_there = False
-    if not is_there:
-        raise ValueError(f"{target} is not the trainer's file: the engine must run as the same user in the same "
-                         "container (the same process ids)")  # fmt: skip
+from espalier.sampling.weight_stream import Invitation, WeightReceiver, device_of, digest
 
 
 class KeepsRandomState:
@@ -72,19 +49,34 @@ class ReceivesWeights(KeepsRandomState):
     """Mixed into vLLM's worker."""
 
     model_runner: Any
+    rank: int
+    _weights: WeightReceiver | None = None
 
-    def receive_weights(self, folder: str) -> dict[str, str]:
-        """Serve the weights of `folder/*.safetensors`; name → digest of every one, on every worker."""
+    def weight_device(self) -> str:
+        """Return what tells this worker's device from every other."""
+        return device_of(self.device)
+
+    def join_weights(self, invitation: dict[str, Any], first_rank: int) -> dict[str, int]:
+        """Join the trainer's group, as one of an engine whose first worker has that rank; the own rank. Raises
+        StreamBroken."""
+        self._weights = None
+        self._weights = WeightReceiver(Invitation(**invitation), first_rank + self.rank, self.device)
+        return {"rank": first_rank + self.rank}
+
+    def receive_weights(self) -> dict[str, str]:
+        """Serve the weights that the trainer sends next; name → digest of every one, on every worker. Raises
+        StreamBroken."""
+        if self._weights is None:
+            raise RuntimeError("this engine has not joined the trainer's group")
         receipt: dict[str, str] = {}
+        coming = self._weights.receive()
 
         def read() -> Iterator[tuple[str, torch.Tensor]]:
-            for path in sorted(Path(folder).glob("*.safetensors")):
-                check_link(path)
-                with safe_open(path, "pt") as file:
-                    for name in file.keys():  # noqa: SIM118 (no mapping)
-                        value = file.get_tensor(name)
-                        receipt[name] = digest(value)
-                        yield name, value
+            for name, value in coming:
+                receipt[name] = digest(value)
+                yield name, value
 
         self.model_runner.reload_weights(weights_iterator=read())
+        for name, value in coming:  # nothing, unless the engine stopped early: those it left are on no receipt
+            del name, value
         return receipt

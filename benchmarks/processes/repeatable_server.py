@@ -5,22 +5,21 @@
 prints its port. A local model answers in float32, one request at a time, so no answer depends on what else is in
 flight; sample k of a prompt is drawn with a seed that is a hash of the served weights, the prompt's ids and k. It
 speaks what reinforcement learning asks of vLLM: completions with ids and log-probs, prompt log-probs, new weights
-by /collective_rpc with a receipt, the stamp of their version, /reset_prefix_cache (there is no cache).
+over a stream (/collective_rpc) with a receipt, the stamp of their version, /reset_prefix_cache (there is no cache).
 """
 
 import argparse
 import asyncio
 import hashlib
-from pathlib import Path
+import json
 from typing import Any
 
 import torch
 from aiohttp import web
-from safetensors.torch import load
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from espalier.data.steps import Decoder
-from espalier.sampling.weight_receipt import digest
+from espalier.sampling.weight_stream import Invitation, StreamBroken, WeightReceiver, digest
 
 
 class RepeatableServer:
@@ -35,6 +34,7 @@ class RepeatableServer:
         self.end = int(self.tokenizer.eos_token_id)
         self.max_model_len = max_model_len
         self.digest, self.version = "", "default"
+        self.weights: WeightReceiver | None = None
 
     def app(self) -> web.Application:
         """Return the routes."""
@@ -66,21 +66,32 @@ class RepeatableServer:
 
     async def _load(self, request: web.Request) -> web.Response:
         body = await request.json()
-        if body["method"] != "receive_weights":  # a random state to keep: there is none
-            return web.json_response({"results": ["True"]})
-        folder = Path(body["kwargs"]["folder"])
-        try:
-            data = (folder / "model.safetensors").read_bytes()
-        except OSError as error:  # who asked was killed meanwhile, and its folder is gone
-            return web.json_response({"error": str(error)}, status=400)
-        return web.json_response({"results": [self.load_weights(data)]})
+        match body["method"]:
+            case "weight_device":
+                return web.json_response({"results": ["cpu"]})
+            case "join_weights":
+                rank = int(body["kwargs"]["first_rank"])
+                invitation = Invitation(**body["kwargs"]["invitation"])
+                self.weights = await asyncio.to_thread(WeightReceiver, invitation, rank, torch.device("cpu"))
+                return web.json_response({"results": [{"rank": rank}]})
+            case "receive_weights":
+                return await self._receive()
+        return web.json_response({"results": ["True"]})  # a random state to keep: there is none
 
-    def load_weights(self, data: bytes) -> dict[str, str]:
-        """Serve the weights in a safetensors file's bytes; name → digest of each."""
-        weights = load(data)
+    async def _receive(self) -> web.Response:
+        assert self.weights is not None
+        try:
+            found = await asyncio.to_thread(lambda weights: dict(weights.receive()), self.weights)
+        except StreamBroken as error:  # who asked was killed meanwhile
+            return web.json_response({"error": str(error)}, status=400)
+        return web.json_response({"results": [self.load_weights(found)]})
+
+    def load_weights(self, weights: dict[str, torch.Tensor]) -> dict[str, str]:
+        """Serve the weights; name → digest of each."""
         self.model.load_state_dict(weights)
-        self.digest = hashlib.sha256(data).hexdigest()
-        return {name: digest(value) for name, value in weights.items()}
+        found = {name: digest(value) for name, value in weights.items()}
+        self.digest = hashlib.sha256(json.dumps(found).encode()).hexdigest()
+        return found
 
     async def _completions(self, request: web.Request) -> web.Response:
         body = await request.json()

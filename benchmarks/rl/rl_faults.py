@@ -46,6 +46,7 @@ from espalier.sampling.child_process import group_members
 from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.server import VLLMServer
 from espalier.sampling.vllm_client import VLLMClient
+from espalier.sampling.weight_stream import digest
 
 HOW = "bash scripts/faults.sh rl"
 SETTINGS = """rollout.num_problems=4 rollout.group_size=4 update.minibatch_size=16 update.micro_batch_size=16
@@ -122,17 +123,17 @@ class Bench:
 # --- faults: each takes a good run and spoils it from now on ----------------------------------------------------------
 
 
-def tamper_with_file(trainer: Trainer, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
-    """The engine reads another file than was written."""
-    (engine,) = cast(list[Any], trainer.delivery.sync.engines)
-    receive = engine.receive
+def tamper_with_stream(trainer: Trainer, change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+    """The engine reads other tensors than the trainer means to send."""
+    stream: Any = trainer.delivery.sync._stream
+    send = stream.send
 
-    async def changed(folder: Path) -> Any:
-        path = folder / "model.safetensors"
-        save_file(change(load_file(path)), path, metadata={"format": "pt"})
-        return await receive(folder)
+    def changed(kinds: Any, weights: Any) -> dict[str, str]:
+        rows = [(name, value.detach()) for name, value in weights]
+        send(kinds, [(name, change(name, value)) for name, value in rows])
+        return {name: digest(value.to(kinds[name][1])) for name, value in rows}
 
-    engine.receive = changed
+    stream.send = changed
 
 
 def policy_now(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -144,24 +145,28 @@ def policy_now(trainer: Trainer) -> dict[str, torch.Tensor]:
 def nothing_delivered(trainer: Trainer) -> None:
     """The engine says yes and reads nothing."""
     (engine,) = cast(list[Any], trainer.delivery.sync.engines)
+    stream: Any = trainer.delivery.sync._stream
 
-    async def receive(folder: Path) -> Any:
+    async def receive() -> Any:
         return [{}]
 
-    engine.receive = receive
+    def send(kinds: Any, weights: Any) -> dict[str, str]:
+        return {name: digest(value.to(kinds[name][1])) for name, value in weights}
+
+    engine.receive, stream.send = receive, send
 
 
 def one_tensor_stale(trainer: Trainer) -> None:
     """One tensor is as it was in the last delivery."""
     name = "model.layers.1.mlp.down_proj.weight"
     old = policy_now(trainer)[name]
-    tamper_with_file(trainer, lambda weights: {**weights, name: old.to(weights[name].dtype)})
+    tamper_with_stream(trainer, lambda changed, value: old if changed == name else value)
 
 
 def one_step_old(trainer: Trainer) -> None:
     """Every delivery is the one before."""
     old = policy_now(trainer)
-    tamper_with_file(trainer, lambda weights: {name: old[name].to(value.dtype) for name, value in weights.items()})
+    tamper_with_stream(trainer, lambda name, value: old[name])
 
 
 def stale_cache(trainer: Trainer) -> None:

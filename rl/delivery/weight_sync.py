@@ -2,10 +2,10 @@
 
 Before it, the **step** is looked at: a policy that ran away is refused while the engine still serves the one before.
 
-Delivery: all weights as a safetensors file in memory (`rl.delivery.weights_file`), named to the engine, which copies
-them into its own; then its prefix cache is emptied. Every name is written, `lm_head.weight` of a tied head too: without
-it vLLM (0.32, CPU) goes on with its own stale copy and says nothing. Of several engines every one gets every delivery
-and has to pass every proof below; one that does not ends the run under its name (a server's address).
+Delivery: all weights as a stream to every worker of every engine at once (`sampling.weight_stream`), then prefix caches
+are emptied. Every name is sent, `lm_head.weight` of a tied head too: without it vLLM (0.32, CPU) goes on with its own
+stale copy and says nothing. Of several engines every one has to pass every proof below; one that does not ends the run
+under its name (a server's address).
 
 The engine answers with a **receipt**, a digest of every tensor it read: all, one, or an older file is noticed at once,
 however small the step was, if it changes what the engine keeps. The engine is then **stamped** with the policy's
@@ -28,11 +28,9 @@ needs many iterations to see one stale parameter among fresh ones.
 
 import asyncio
 import logging
-import shutil
-import tempfile
 from collections import deque
-from collections.abc import Coroutine, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from itertools import accumulate
 from statistics import median
 from typing import Any, TypeVar, cast
 
@@ -45,7 +43,6 @@ from espalier.rl.delivery.weight_update_engine import (
     StampedEngine,
     check_receipt,
 )
-from espalier.rl.delivery.weights_file import WeightsFile, digests
 from espalier.rl.probes.canary import (
     Canary,
     Unproven,
@@ -59,6 +56,15 @@ from espalier.rl.probes.canary import (
 )
 from espalier.rl.probes.checks import CACHE, KL, UNKNOWN, UNUSED, VERSION, WEIGHTS, Fault, ProbeFailed
 from espalier.rl.probes.rounding import FACTOR, FLOOR, rounded
+from espalier.sampling.client import LOOPBACK, ServerGone
+from espalier.sampling.weight_stream import (
+    StreamBroken,
+    WeightSender,
+    backend_for,
+    device_of,
+    kinds_of,
+    own_address,
+)
 from espalier.training.engine import named_weights
 
 log = logging.getLogger(__name__)
@@ -106,7 +112,7 @@ class WeightSync:
         self.is_received = False  # what was sent last, by receipts of it
         self.canaries: list[Canary] = []
         self._sent: deque[dict[str, str]] = deque(maxlen=4)  # digests of the last deliveries
-        self._file = WeightsFile()
+        self._stream: WeightSender | None = None  # once there was a first delivery
         self._roundings: deque[float] = deque(maxlen=5)  # of the last versions: one alone may be small by chance
         self._before: tuple[torch.Tensor, torch.Tensor] | None = None  # log-probs, distributions
         self._next: Unproven | None = None  # looked at, not delivered
@@ -118,17 +124,12 @@ class WeightSync:
         return self.dtype or torch.bfloat16
 
     async def deliver(self, weights: Weights) -> None:
-        """Write once, tell every engine, and compare every receipt. Raises StaleWeights, ServerGone."""
-        memory = Path("/dev/shm")  # a disk may be full
-        folder = Path(tempfile.mkdtemp(prefix="espalier-", dir=memory if memory.is_dir() else None))
-        try:
-            written = self._file.write(weights, self.dtype)
-            self._file.link_from(folder)
-            # none of them may still read when the folder goes
-            loads = each(engine.load(folder) for engine in self.engines)
-            sent, receipts = await asyncio.gather(asyncio.to_thread(digests, written), loads)
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        """Send the weights to every engine, and compare every receipt. Raises StaleWeights, ServerGone."""
+        if self._stream is None:
+            self._stream = await self._join(next(iter(weights.values())).device)
+        stream, kinds = self._stream, kinds_of(weights, self.dtype)
+        sending = asyncio.to_thread(stream.send, kinds, weights.items())
+        *receipts, sent = await self._with_engines([engine.load() for engine in self.engines], sending, stream)
         for engine, of_workers in zip(self.engines, receipts, strict=True):
             if of_workers is not None and not of_workers:
                 raise StaleWeights(f"{engine.name} took a delivery and gave no receipt")
@@ -136,6 +137,50 @@ class WeightSync:
                 check_receipt(sent, receipt, self._sent, engine.name)
         self.is_received = all(receipts)
         self._sent.append(sent)
+
+    async def _join(self, device: torch.device) -> WeightSender:
+        """Make the group that weights are sent over: this process and every worker of every engine."""
+        devices = await each(engine.weight_devices() for engine in self.engines)
+        far = [engine.host for engine in self.engines if own_address(engine.host) != LOOPBACK]
+        address = own_address(far[0]) if far else LOOPBACK
+        num_workers = sum(map(len, devices))
+        backend = backend_for([device_of(device), *(one for workers in devices for one in workers)])
+        stream = WeightSender(address, num_workers, device, backend)
+        ranks = accumulate((len(workers) for workers in devices), initial=1)
+        pairs = zip(self.engines, ranks, strict=False)
+        asked = [engine.join_weights(stream.invitation, rank) for engine, rank in pairs]
+        await self._with_engines(asked, asyncio.to_thread(stream.join), stream)
+        log.debug("weights go to %d workers of %d engines over %s", num_workers, len(self.engines), backend)
+        return stream
+
+    async def _with_engines(
+        self, asked: Iterable[Awaitable[R]], own: Awaitable[Any], stream: WeightSender
+    ) -> list[Any]:
+        """Return what the engines and, last, this process give; where one of them fails the others wait no more. Raises
+        the error of the one that failed first, ServerGone where weights do not get through."""
+        failed: list[BaseException] = []
+
+        async def one_of(part: Awaitable[Any]) -> Any:
+            try:
+                return await part
+            except BaseException as error:
+                failed.append(error)
+                stream.give_up()
+                raise
+
+        found = await asyncio.gather(*map(one_of, asked), one_of(own), return_exceptions=True)
+        errors = sorted(failed, key=lambda error: isinstance(error, StreamBroken))  # an engine says more of itself
+        if errors and isinstance(errors[0], StreamBroken):
+            raise ServerGone(f"weights do not reach the engines: {errors[0]}") from errors[0]
+        if errors:
+            raise errors[0]
+        return found
+
+    def close(self) -> None:
+        """Send no more."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
 
     def _stamped(self) -> list[StampedEngine]:
         return [engine for engine in self.engines if isinstance(engine, StampedEngine)]

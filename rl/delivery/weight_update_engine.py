@@ -3,15 +3,16 @@
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from espalier.rl.probes.checks import CACHE, WEIGHTS, Fault, ProbeFailed, crashed
-from espalier.sampling.client import ServerGone, TakesWeights
+from espalier.sampling.client import LOOPBACK, ServerGone, TakesWeights
 from espalier.sampling.connection import Connection
 from espalier.sampling.vllm_client import VLLMClient
+from espalier.sampling.weight_stream import Invitation
 
 R = TypeVar("R")
 _MAX_ATTEMPTS = 3
@@ -57,9 +58,18 @@ class LiveEngine(Protocol):
     def name(self) -> str:
         """Which engine it is."""
 
-    async def load(self, folder: Path) -> list[dict[str, str]] | None:
-        """Serve a copy of the weights in `folder` (safetensors), all of them, from the next request on: the file is
-        written over by the next delivery.
+    @property
+    def host(self) -> str:
+        """Where it runs, as this machine reaches it."""
+
+    async def weight_devices(self) -> list[str]:
+        """Return what tells the device of each of its workers from every other. Raises ServerGone, StaleWeights."""
+
+    async def join_weights(self, invitation: Invitation, first_rank: int) -> None:
+        """Join the trainer's group, its workers from that rank on. Raises ServerGone."""
+
+    async def load(self) -> list[dict[str, str]] | None:
+        """Serve the weights that the trainer sends next, all of them, from the next request on.
 
         A receipt of every worker, name → digest of what it read, or None where there is none to be had.
         """
@@ -144,18 +154,35 @@ class VLLMEngine(CacheProbe):
         """Its address."""
         return self.client.urls[self.number]
 
-    async def load(self, folder: Path) -> list[dict[str, str]] | None:
+    @property
+    def host(self) -> str:
+        """Of its address."""
+        return urlsplit(self.name).hostname or LOOPBACK
+
+    async def weight_devices(self) -> list[str]:
+        """POST /collective_rpc weight_device. Raises ServerGone, StaleWeights where the server has no such method."""
+        return await self._on_workers("weight_device", str)
+
+    async def join_weights(self, invitation: Invitation, first_rank: int) -> None:
+        """POST /collective_rpc join_weights. Raises ServerGone."""
+        await self._on_workers("join_weights", dict, invitation=invitation.as_dict(), first_rank=first_rank)
+
+    async def load(self) -> list[dict[str, str]] | None:
         """POST /collective_rpc receive_weights, then /reset_prefix_cache. Raises ServerGone, StaleWeights."""
-        receipts = await self.receive(folder)
+        receipts = await self.receive()
         await self.reset_cache()
         return receipts
 
-    async def receive(self, folder: Path) -> list[dict[str, str]]:
-        """Have each worker read the folder; return their receipts. Raises StaleWeights on an answer that is none."""
-        body = {"method": "receive_weights", "kwargs": {"folder": str(folder)}}
-        answer = await self._post("/collective_rpc", body)
+    async def receive(self) -> list[dict[str, str]]:
+        """Have each worker read the weights that come next; return their receipts. Raises StaleWeights on an answer
+        that is none."""
+        return await self._on_workers("receive_weights", dict)
+
+    async def _on_workers(self, method: str, kind: type[R], **arguments: Any) -> list[R]:
+        """Return what the method of each worker returns. Raises StaleWeights where that is not of this kind."""
+        answer = await self._post("/collective_rpc", {"method": method, "kwargs": arguments})
         found = answer.get("results") if isinstance(answer, dict) else None
-        if not isinstance(found, list) or not found or not all(isinstance(receipt, dict) for receipt in found):
+        if not isinstance(found, list) or not found or not all(isinstance(one, kind) for one in found):
             raise StaleWeights(f"{self.name} took a delivery and gave no receipt: it was not started with "
                                "--worker-extension-cls espalier.sampling.weight_receipt.ReceivesWeights")  # fmt: skip
         return found
@@ -243,9 +270,22 @@ class OwnEngine(CacheProbe):
         """As its client calls it."""
         return self.client.name
 
-    async def load(self, folder: Path) -> list[dict[str, str]] | None:
+    @property
+    def host(self) -> str:
+        """As its client says."""
+        return self.client.host
+
+    async def weight_devices(self) -> list[str]:
+        """Of the engine's workers. Raises ServerGone."""
+        return await self._or_crash(self.client.weight_devices())
+
+    async def join_weights(self, invitation: Invitation, first_rank: int) -> None:
+        """Have the engine's workers join. Raises ServerGone."""
+        await self._or_crash(self.client.join_weights(invitation.as_dict(), first_rank))
+
+    async def load(self) -> list[dict[str, str]] | None:
         """Return the receipts, after the prefix cache was emptied. Raises ServerGone, StaleWeights."""
-        receipts = await self._or_crash(self.client.receive_weights(folder))
+        receipts = await self._or_crash(self.client.receive_weights())
         if not await self._or_crash(self.client.reset_cache()):
             raise StaleWeights(f"{self.name} did not empty its prefix cache", CACHE)
         return receipts

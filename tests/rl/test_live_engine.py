@@ -11,7 +11,6 @@ import torch
 from espalier.models.load import load_policy
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import StaleWeights, VLLMEngine
-from espalier.rl.delivery.weights_file import WeightsFile
 from espalier.rl.probes.canary import Canary
 from espalier.rl.probes.checks import CACHE, WEIGHTS
 from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
@@ -82,52 +81,34 @@ def test_a_server_draws_the_same_again_once_its_random_state_is_put_back(real_se
     with_engine(real_server, load_policy(str(tiny_policy), "eager"), use, VLLMEngine)
 
 
-def test_an_engine_keeps_a_copy_of_what_it_read(real_server: Any, tiny_policy: Path, tmp_path: Path) -> None:
+def test_a_server_keeps_what_it_read_when_the_trainer_changes_it(real_server: Any, tiny_policy: Path) -> None:
     model = moved(load_policy(str(tiny_policy), "eager"))
-    file = WeightsFile()
-    written = file.write(named_weights(model), torch.bfloat16)
-    file.link_from(tmp_path)
 
     async def use(sync: WeightSync, engine: VLLMEngine) -> None:
-        await engine.load(tmp_path)
+        await sync.deliver(named_weights(model))
         before = await sync.canary_logprobs()
-        for tensor in written.values():
-            tensor.zero_()
+        with torch.no_grad():
+            for tensor in model.parameters():
+                tensor.zero_()
         assert torch.allclose(await sync.canary_logprobs(), before, atol=1e-3)
 
     with_engine(real_server, model, use, VLLMEngine)
 
 
-def test_a_server_that_cannot_see_the_trainers_memory_says_so(
-    real_server: Any, tiny_policy: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "model.safetensors").symlink_to("/proc/1/fd/987654")
-
-    async def use(sync: WeightSync, engine: VLLMEngine) -> None:
-        with pytest.raises(ServerGone, match="in the same container"):
-            await engine.load(tmp_path)
-
-    with_engine(real_server, load_policy(str(tiny_policy), "eager"), use, VLLMEngine)
-
-
-def test_a_server_that_read_another_file_is_named(real_server: Any, tiny_policy: Path, tmp_path: Path) -> None:
-    class Elsewhere(VLLMEngine):
-        async def load(self, folder: Path) -> list[dict[str, str]] | None:
-            return await super().load(tmp_path)
+def test_a_server_that_lacks_a_tensor_is_named(real_server: Any, tiny_policy: Path) -> None:
+    class Lacking(VLLMEngine):
+        async def load(self) -> list[dict[str, str]] | None:
+            found = await super().load()
+            return [{k: v for k, v in receipt.items() if k != "model.norm.weight"} for receipt in found or []]
 
     model = load_policy(str(tiny_policy), "eager")
-    weights = dict(named_weights(model))
-    del weights["model.norm.weight"]
-    file = WeightsFile()
-    file.write(weights, torch.bfloat16)
-    file.link_from(tmp_path)
 
     async def use(sync: WeightSync, engine: VLLMEngine) -> None:
-        with pytest.raises(StaleWeights, match=r"as they were sent; not model.norm.weight \(") as caught:
+        with pytest.raises(StaleWeights, match=r"as they were sent; not model.norm.weight$") as caught:
             await sync.sync(model, 1)
         assert caught.value.fault.kind == WEIGHTS
 
-    with_engine(real_server, model, use, Elsewhere)
+    with_engine(real_server, model, use, Lacking)
 
 
 def test_a_prefix_cache_that_outlives_a_delivery_is_named(real_server: Any, tiny_policy: Path) -> None:

@@ -38,10 +38,10 @@ class FollowingServer(RepeatableServer):
         self._ready = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def load_weights(self, data: bytes) -> dict[str, str]:
+    def load_weights(self, weights: dict[str, torch.Tensor]) -> dict[str, str]:
         self.num_loads += 1
         kept = {name: value.clone() for name, value in self.model.state_dict().items()}
-        receipt = super().load_weights(data)
+        receipt = super().load_weights(weights)
         if self.fault in ("drops all", "says that it took what it dropped"):
             self.model.load_state_dict(kept)
         return {} if self.fault == "drops all" else receipt

@@ -1,7 +1,6 @@
 """The probes of reinforcement learning: planted faults are named, clean rollouts raise nothing."""
 
 import asyncio
-import gc
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 
 from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
@@ -18,7 +16,6 @@ from espalier.models.load import load_policy
 from espalier.rewards.score import Score
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import StaleWeights, check_receipt
-from espalier.rl.delivery.weights_file import WeightsFile, digests
 from espalier.rl.experience import make_experience
 from espalier.rl.losses import clipped_surrogate, importance_weights
 from espalier.rl.probes.canary import Canary, Unproven, serves_old, step_kl
@@ -51,7 +48,7 @@ from espalier.rl.rollout import Sampler, score
 from espalier.rl.types import Experience, Rollout, RolloutGroup
 from espalier.runtime.schemas import ProbesConfig, RLConfig
 from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
-from espalier.sampling.weight_receipt import NAME, check_link, digest
+from espalier.sampling.weight_receipt import digest
 from espalier.training.engine import named_weights
 from tests.support.rl_cases import PARAMS, FakeClient, FakeEngine, make_trainer, read_metrics
 
@@ -543,69 +540,6 @@ def test_a_sync_delivers_in_its_engines_dtype(tiny_policy: Path) -> None:
     assert {value.dtype for value in engine.before.values()} == {torch.bfloat16}
 
 
-def test_an_engine_is_sent_what_it_keeps_and_every_name_of_a_tied_weight(tmp_path: Path) -> None:
-    head = torch.tensor([[1.0, 1.0 + 2**-12], [3.0, -4.0]])
-    weights = {"embed.weight": head, "head.weight": head, "counts": torch.tensor([70_000])}
-    file = WeightsFile()
-    written = file.write(weights, torch.bfloat16)
-    file.link_from(tmp_path)
-    found = load_file(tmp_path / "model.safetensors")
-    assert found["head.weight"].tolist() == found["embed.weight"].tolist() == [[1.0, 1.0], [3.0, -4.0]]
-    assert found["counts"].tolist() == [70_000]
-    assert {name: digest(value) for name, value in found.items()} == digests(written)
-    again = file.write({**weights, "head.weight": 2 * head}, torch.bfloat16)
-    assert again["embed.weight"].data_ptr() == written["embed.weight"].data_ptr()  # no new memory
-    assert load_file(tmp_path / "model.safetensors")["head.weight"].tolist() == [[2.0, 2.0], [6.0, -8.0]]
-
-
-def test_a_file_of_weights_takes_any_tensors_and_is_made_anew_for_others(tmp_path: Path) -> None:
-    weights = {
-        "flags": torch.tensor([True, False, True]), "none": torch.zeros(0, 3), "one": torch.tensor(7),
-        "double": torch.tensor([1e-300], dtype=torch.float64), "half": torch.tensor([0.5], dtype=torch.float16),
-        "odd": torch.arange(3, dtype=torch.uint8), "part": torch.arange(12.0).view(3, 4)[:, 1:3],
-    }  # fmt: skip
-    file = WeightsFile()
-    for number, given in enumerate((weights, {**weights, "more": torch.ones(2)}, {"one": torch.tensor(2.5)})):
-        (folder := tmp_path / str(number)).mkdir()
-        file.write(given)
-        file.link_from(folder)
-        found = load_file(folder / "model.safetensors")
-        assert found.keys() == given.keys()
-        for name, value in given.items():
-            assert found[name].dtype == value.dtype
-            assert torch.equal(found[name], value)
-
-
-def test_a_file_of_weights_is_gone_with_its_owner() -> None:
-    def count() -> int:
-        links = [path.readlink() for path in Path("/proc/self/fd").iterdir() if path.is_symlink()]
-        return sum(NAME in str(link) for link in links)
-
-    gc.collect()
-    before = count()
-    file = WeightsFile()
-    file.write({"a": torch.ones(3)})
-    file.write({"a": torch.ones(4)})
-    gc.collect()
-    assert count() == before + 2  # the file and the memory that maps it
-    del file
-    gc.collect()
-    assert count() == before
-
-
-def test_a_link_that_leads_to_another_process_is_named(tmp_path: Path) -> None:
-    file = WeightsFile()
-    file.write({"a": torch.ones(3)})
-    file.link_from(tmp_path)
-    check_link(tmp_path / "model.safetensors")
-    (tmp_path / "other.safetensors").symlink_to("/proc/self/fd/0")
-    for path in (tmp_path / "other.safetensors", tmp_path / "gone.safetensors"):
-        if path.name.startswith("gone"):
-            path.symlink_to("/proc/1/fd/987654")
-        with pytest.raises(ValueError, match="in the same container"):
-            check_link(path)
-
-
 class KnowingEngine(FakeEngine):
     """Receipts, stamps and a prefix cache; `keeps_cache` does not empty it, `late` serves the delivery before, and
     `pretends` to serve the new one; it computes in `dtype`."""
@@ -624,9 +558,8 @@ class KnowingEngine(FakeEngine):
         self.keeps_cache, self.late = keeps_cache, late
         self.before: dict[str, torch.Tensor] = {}
 
-    async def load(self, folder: Path) -> list[dict[str, str]]:  # type: ignore[override]
-        read_now = load_file(folder / "model.safetensors")
-        weights = {name: value.clone() for name, value in read_now.items()}  # the file is written over
+    async def load(self) -> list[dict[str, str]]:  # type: ignore[override]
+        weights = await self.received()
         read = self.before if self.late and self.before else weights
         self.before = weights
         self.model.load_state_dict(read)

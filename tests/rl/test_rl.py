@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from espalier.data.records import BadInput, Problem, Trajectory
@@ -24,7 +23,6 @@ from espalier.rewards.score import Score
 from espalier.rl.advantages.grpo import GRPO, group_advantages
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import StaleWeights
-from espalier.rl.delivery.weights_file import WeightsFile
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.experience import logprob_gap, make_experience
 from espalier.rl.kl import divergence
@@ -41,7 +39,15 @@ from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingPar
 from espalier.sampling.vllm_client import VLLMClient
 from espalier.training.engine import TorchEngine, named_weights
 from espalier.training.schedule import learning_rate
-from tests.support.rl_cases import PARAMS, FakeClient, FakeEngine, make_trainer, make_update, read_metrics
+from tests.support.rl_cases import (
+    PARAMS,
+    FakeClient,
+    FakeEngine,
+    StreamEnd,
+    make_trainer,
+    make_update,
+    read_metrics,
+)
 from tests.support.root_config import root_config
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -414,8 +420,8 @@ def test_a_delivery_that_cannot_be_proven_ends_the_run_before_anything_comes_of_
     class Breaking(FakeEngine):
         num_loads = 0
 
-        async def load(self, folder: Path) -> None:
-            await super().load(folder)
+        async def load(self) -> None:
+            await super().load()
             self.num_loads += 1
 
         async def prompt_logprobs(self, ids: list[int]) -> list[float]:
@@ -459,18 +465,24 @@ def test_a_parameter_that_delivery_does_not_reach_is_named_at_start_up(tiny_poli
         asyncio.run(sync.prove_delivery(load_policy(str(tiny_policy), "eager")))
 
 
-def test_a_tied_head_is_delivered_under_its_own_name(tmp_path: Path) -> None:
+def test_a_tied_head_is_delivered_under_its_own_name() -> None:
     config = LlamaConfig(
         vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=1,
         num_key_value_heads=1, tie_word_embeddings=True,
     )  # fmt: skip
     model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
-    file = WeightsFile()
-    file.write(named_weights(model))
-    file.link_from(tmp_path)
-    weights = load_file(tmp_path / "model.safetensors")
-    assert torch.equal(weights["lm_head.weight"], model.model.embed_tokens.weight)
-    assert set(weights) == {"lm_head.weight"} | {name for name, _ in model.named_parameters()}
+
+    class Keeping(StreamEnd):
+        async def load(self) -> None:
+            self.found = await self.received()
+
+        async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+            return []
+
+    engine = Keeping()
+    asyncio.run(WeightSync(engine).deliver(named_weights(model)))
+    assert torch.equal(engine.found["lm_head.weight"], model.model.embed_tokens.weight)
+    assert set(engine.found) == {"lm_head.weight"} | {name for name, _ in model.named_parameters()}
 
 
 def test_a_run_that_is_stopped_and_resumed_ends_with_equal_parameters(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import pytest
+import torch
 import yaml
 from hydra.errors import HydraException
 
@@ -88,7 +89,7 @@ def test_problems_are_shared_out_evenly_and_stay_where_they_are(tmp_path: Path) 
             assert [len(s) for s in await asyncio.gather(*(client.sample(request(str(k)), TWO) for k in range(4)))] == [
                 2
             ] * 4
-            await client.engine(0).receive_weights(tmp_path)
+            await WeightSync(engines_of(client, None)).deliver({"a": torch.ones(3)})
             assert client._homes == {}  # no cache to stay for
 
     asyncio.run(ask())
@@ -99,8 +100,11 @@ def test_weights_and_questions_go_to_every_engine(tmp_path: Path) -> None:
         async with engines(tmp_path) as client:
             both = cast(list[OwnEngine], engines_of(client, None))
             assert [engine.name for engine in both] == ["engine 0 of 2", "engine 1 of 2"]
+            sync = WeightSync(both)
+            for step in range(2):
+                await sync.deliver({"a": torch.full((3, 2), float(step)), "b": torch.tensor(True)})
+                assert sync.is_received  # with receipts of both
             for number, engine in enumerate(both):
-                assert await engine.load(tmp_path) == [{"engine": str(number)}]
                 assert await engine.served_version() == "default"
                 await engine.stamp("3")
                 assert await engine.served_version() == "3"
@@ -115,14 +119,25 @@ def test_one_engine_that_does_not_follow_is_named(tmp_path: Path) -> None:
     async def ask() -> None:
         async with engines(tmp_path, "stubborn") as client:
             both = engines_of(client, None)
-            await both[0].load(tmp_path)
-            with pytest.raises(StaleWeights, match="engine 1 of 2 did not empty its prefix cache"):
-                await both[1].load(tmp_path)
             sync = WeightSync(both, max_logprob_gap=0.1, precision="fp32")
+            with pytest.raises(StaleWeights, match="engine 1 of 2 did not empty its prefix cache"):
+                await sync.deliver({"a": torch.ones(3)})
             for engine in both:
                 await cast(OwnEngine, engine).stamp("3")
             with pytest.raises(StaleWeights, match="engine 1 of 2 says that it serves version 'old', not 3"):
                 await sync.check_version(3)
+
+    asyncio.run(ask())
+
+
+def test_an_engine_that_dies_in_a_delivery_ends_it_at_once_and_is_named(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path, "mortal") as client:
+            sync = WeightSync(engines_of(client, None))
+            started = time.monotonic()
+            with pytest.raises(ServerGone, match=r"engine 1 of 2 .*exit code 7"):
+                await sync.deliver({name: torch.ones(4_000_000) for name in "abcdefgh"})
+            assert time.monotonic() - started < 10
 
     asyncio.run(ask())
 
@@ -283,13 +298,12 @@ def test_every_engine_has_a_seed_threads_and_gpus_of_its_own(monkeypatch: pytest
 
 def test_they_go_without_a_server_and_copies_are_asked_for_by_their_number() -> None:
     check_client(DataParallelEngines("m", "l"), None)
-    with pytest.raises(BadConfig, match="new weights cannot reach its engines: choose client=vllm"):
-        check_client(RayEngines("m", "l"), None)
+    check_client(RayEngines("m", "l"), None)
     with pytest.raises(BadConfig, match="set server=none"):
         check_client(DataParallelEngines("m", "l"), VLLMServer("m", "log"))
     with pytest.raises(BadInput, match=r"client\.options\.data_parallel_size: set client\.num_engines in its place"):
         DataParallelEngines("m", "l", options={"data-parallel-size": 2})
-    with pytest.raises(BadConfig, match=r"choose client=vllm \(over HTTP\) or data_parallel_engines"):
+    with pytest.raises(BadConfig, match=r"choose client=vllm \(over HTTP\), data_parallel_engines or ray"):
         check_client(OfflineClient("m"), None)
 
 

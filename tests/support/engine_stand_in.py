@@ -9,7 +9,6 @@ import contextlib
 import os
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
@@ -20,7 +19,6 @@ class StandIn:
     def __init__(self, model: str, options: dict[str, Any], seed: int, **_: Any):
         self.model, self.options, self.seed = model, options, seed
         self.version = "default"
-        self.folders: list[str] = []
         self.num_cancelled = 0
 
     async def open(self) -> None:
@@ -57,9 +55,22 @@ class StandIn:
     async def is_working(self) -> bool:
         return True
 
-    async def receive_weights(self, folder: Path) -> list[dict[str, str]]:
-        self.folders.append(str(folder))
-        return [{"engine": str(self.options["seed"])}]
+    async def weight_devices(self) -> list[str]:
+        return ["cpu"]
+
+    async def join_weights(self, invitation: dict[str, Any], first_rank: int) -> None:
+        import torch  # late: most tests start a stand-in and deliver nothing
+
+        from espalier.sampling.weight_stream import Invitation, WeightReceiver
+
+        self.weights = WeightReceiver(Invitation(**invitation), first_rank, torch.device("cpu"))
+
+    async def receive_weights(self) -> list[dict[str, str]]:
+        if self.model == "mortal" and self.options["seed"] == 1:
+            os._exit(7)
+        from espalier.sampling.weight_stream import digest
+
+        return [{name: digest(value) for name, value in self.weights.receive()}]
 
     async def reset_cache(self) -> bool:
         return self.options["seed"] == 0 or "stubborn" not in self.model

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from benchmarks.processes.repeatable_server import RepeatableServer
 from espalier.data.records import Trajectory
@@ -34,7 +33,8 @@ from espalier.rl.training_engines import make_training_engine
 from espalier.rl.update import Update, steps_per_iteration
 from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import ProbesConfig, RLConfig
-from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.client import LOOPBACK, Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.weight_stream import Invitation, WeightReceiver
 from tests.support.root_config import root_config
 
 PARAMS = SamplingParams(n=4, temperature=1.0, max_tokens=16, return_logprobs=True)
@@ -73,19 +73,33 @@ class FakeClient:
         return [Sample(text, ids, "stop", [-1.0] * len(ids)) for text, ids in zip(texts, rows, strict=True)]
 
 
-class FakeEngine:
-    """A copy of the policy that takes every delivered weight but those in `stale`."""
+class StreamEnd:
+    """One worker on this machine, at the end of the stream of weights."""
 
     name = "the engine"
+    host = LOOPBACK
+    weights: WeightReceiver
+
+    async def weight_devices(self) -> list[str]:
+        return ["cpu"]
+
+    async def join_weights(self, invitation: Invitation, first_rank: int) -> None:
+        self.weights = await asyncio.to_thread(WeightReceiver, invitation, first_rank, torch.device("cpu"))
+
+    async def received(self) -> dict[str, torch.Tensor]:
+        return await asyncio.to_thread(lambda: dict(self.weights.receive()))
+
+
+class FakeEngine(StreamEnd):
+    """A copy of the policy that takes every delivered weight but those in `stale`."""
 
     def __init__(self, path: Path, stale: Sequence[str] = ()):
         self.model: Any = load_policy(str(path), "eager")
         self.model.train(False)
         self.stale = stale
 
-    async def load(self, folder: Path) -> None:
-        weights = load_file(folder / "model.safetensors")
-        kept = {name: value for name, value in weights.items() if name not in self.stale}
+    async def load(self) -> None:
+        kept = {name: value for name, value in (await self.received()).items() if name not in self.stale}
         self.model.load_state_dict(kept, strict=False)
 
     @torch.no_grad()
@@ -95,10 +109,8 @@ class FakeEngine:
         return found
 
 
-class Repeatable:
+class Repeatable(StreamEnd):
     """Sampler and live engine in one: what it samples is a function of the request and the delivered weights."""
-
-    name = "the engine"
 
     def __init__(self, server: RepeatableServer, dies_at: str = ""):
         self.server, self.dies_at = server, dies_at
@@ -118,8 +130,8 @@ class Repeatable:
             for row in self.server.sample(body)
         ]
 
-    async def load(self, folder: Path) -> None:
-        self.server.load_weights((folder / "model.safetensors").read_bytes())
+    async def load(self) -> None:
+        self.server.load_weights(await self.received())
 
     async def prompt_logprobs(self, ids: list[int]) -> list[float]:
         rows = self.server.prompt_logprobs(ids)[1:]
