@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from espalier.data.records import BadInput
+from espalier.data.records import BadInput, StepValues, Trajectory
 
 StepSplitter = Callable[[str], list[str]]
 Decode = Callable[[Sequence[int]], str]
@@ -80,6 +80,11 @@ class StepTokens:
     response_ids: list[int]
     step_ends: list[int]
     name: str = "solution"
+
+
+def step_tokens(row: Trajectory | StepValues) -> StepTokens:
+    """Return the token ids of a trajectory, called by its id."""
+    return StepTokens(row.prompt_ids, row.response_ids, row.step_ends, f"trajectory '{row.id}'")
 
 
 def check_join(steps: Sequence[str], response: str, place: str) -> None:

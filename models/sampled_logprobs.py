@@ -8,29 +8,30 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from espalier.data.batches.packing import in_batches
-from espalier.data.records import BadInput, Trajectory
+from espalier.data.records import BadInput
+from espalier.data.steps import StepTokens
 from espalier.models.logprobs import response_logprobs
 from espalier.models.packing_check import packing_of
 
 
 def sampled_logprobs(
     model: Any,
-    trajectories: Sequence[Trajectory],
+    solutions: Sequence[StepTokens],
     batch_tokens: int = 8192,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> list[list[float]]:
-    """Return the log-probs in nats, at temperature 1, of every response token of every trajectory under `model`, on its
-    device; `batch_tokens` are padded tokens of one forward pass. Trajectories with the same ids are read once;
+    """Return the log-probs in nats, at temperature 1, of every response token of every solution under `model`, on its
+    device; `batch_tokens` are padded tokens of one forward pass. Solutions with the same ids are read once;
     `on_progress` gets the number of distinct ones done.
 
     Raises BadInput for one that is longer than the network takes, for one without prompt tokens, behind which its first
     token would be read, and where a log-prob is no finite number.
     """
-    for row in trajectories:
+    for row in solutions:
         if row.response_ids and not row.prompt_ids:
-            raise BadInput(f"trajectory '{row.id}' has no prompt tokens, and nothing says how likely its first token "
-                           "is: sample it with token ids")  # fmt: skip
-    keys = [(tuple(row.prompt_ids), tuple(row.response_ids)) for row in trajectories]
+            raise BadInput(f"{row.name} has no prompt tokens, and nothing says how likely its first token is: sample it "
+                           "with token ids")  # fmt: skip
+    keys = [(tuple(row.prompt_ids), tuple(row.response_ids)) for row in solutions]
     distinct = list(dict.fromkeys(keys))
     if not distinct:
         return []
@@ -40,8 +41,8 @@ def sampled_logprobs(
     try:
         packing_of(model).choice_for(max(map(len, rows)))
     except BadInput as error:
-        longest = max(trajectories, key=lambda row: len(row.prompt_ids) + len(row.response_ids))
-        raise BadInput(f"trajectory '{longest.id}': {error}") from None
+        longest = max(solutions, key=lambda row: len(row.prompt_ids) + len(row.response_ids))
+        raise BadInput(f"{longest.name}: {error}") from None
     found: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
     for batch in in_batches(rows, False, batch_tokens):
         ids = pad_sequence([torch.tensor(rows[index], device=device) for index in batch], batch_first=True)
@@ -53,8 +54,8 @@ def sampled_logprobs(
             prompt, response = distinct[index]
             found[distinct[index]] = line[len(prompt) - 1 : len(prompt) - 1 + len(response)]
             if not all(map(math.isfinite, found[distinct[index]])):
-                row = trajectories[keys.index(distinct[index])]
-                raise BadInput(f"trajectory '{row.id}': the model gives a token of it a log-prob that is no finite "
+                row = solutions[keys.index(distinct[index])]
+                raise BadInput(f"{row.name}: the model gives a token of it a log-prob that is no finite "
                                "number: name the model that sampled it, and look at its weights")  # fmt: skip
         on_progress(len(found))
     return [found[key] for key in keys]

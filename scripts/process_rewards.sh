@@ -13,10 +13,11 @@
 #                 by the share of right trajectories
 # smallest_alternative=0.1  labels=contrast: states are completed from which the policy takes another next step with at
 #                 least this probability; 0 completes all of them
-# prm_start=MODEL, other_start=MODEL   what the reward models are trained from. By default the policy; under contrast a
-#                 policy that learned right from wrong solutions of the same problems, in $run/prm_start and
-#                 $run/prm_other_start, by the experiment start_exp (default: the task's of conf/exp/dpo)
-# exp=NAME        the reward models' experiment. By default the task's of conf/exp/reward; exp/reward/contrast under contrast
+#                 Under values a reward model is trained on labels of states. Under contrast a policy learns right from
+#                 wrong solutions of the same problems, in $run/prm_policy and $run/prm_other_policy: its log-ratio to the
+#                 policy before is the reward model (prm/make_log_ratio_reward), whose scale the labels say
+# exp=NAME        the experiment that is trained: by default the task's of conf/exp/reward, under contrast of conf/exp/dpo
+# prm_start=MODEL, other_start=MODEL   labels=values: what the reward models are trained from, by default the policy
 # smallest_reliability=0.2   labels=values: labels whose reliability is clearly below it end the run before anything is
 #                         trained on them (values/label_signal); 0 trains on them anyway
 # max_failed_share=0.02   the share of problems, and of states, that may be refused (too long, say): they are listed in
@@ -27,11 +28,11 @@
 set -euo pipefail
 settings="task policy run num_problems num_samples num_completions max_tokens max_length held_out_share seed exp \
   first rounds round replay_share folds prm_start other_start steps cut_threshold cuts_per_step max_failed_share \
-  smallest_reliability labels smallest_alternative start_exp"
+  smallest_reliability labels smallest_alternative"
 task=word_arithmetic policy='' run='' num_problems=1000 num_samples=8 num_completions=4 max_tokens=128
 max_length=512 held_out_share='' seed=0 exp=''
 first=0 rounds='' round=0 replay_share=0.1 folds=2 prm_start='' other_start='' steps=task cut_threshold=0.9 cuts_per_step=1
-max_failed_share=0.02 smallest_reliability=0.2 labels=auto smallest_alternative=0.1 start_exp=''
+max_failed_share=0.02 smallest_reliability=0.2 labels=auto smallest_alternative=0.1
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
@@ -71,15 +72,20 @@ stage choose_labels "$python" run_stage.py -cn values/choose_labels input="$out/
   output="$out/labels.json" stage.labels="$labels"
 labels=$(sed -n 's/.*"labels": "\([a-z]*\)".*/\1/p' "$out/labels.json")
 [[ $labels == values || $labels == contrast ]] || { echo "error: $out/labels.json says no labels: remove it" >&2; exit 2; }
-default_exp=$(experiment reward)
+objective=reward
 cut=() estimate=() judged=$out/step_values.jsonl judge=()
 if [[ $labels == contrast ]]; then
   # from where the policy is sure of the next step, the next steps that are sampled are all the same
   cut=(stage.solutions=right stage.first_step=0 stage.smallest_alternative="$smallest_alternative" stage.policy="$policy")
   estimate=(stage.estimator=smoothed)
-  default_exp=exp/reward/contrast
+  objective=dpo
+  if [[ -n $prm_start$other_start ]]; then
+    echo "error: labels=contrast makes its reward models of the policy: leave out prm_start and other_start, or set \
+labels=values" >&2
+    exit 2
+  fi
 fi
-exp=${exp:-$default_exp}
+exp=${exp:-$(experiment "$objective")}
 stage cut_states "$python" run_stage.py -cn values/cut_states input="$out/trajectories.jsonl" output="$out/states.jsonl" \
   "${cut[@]}"
 stage complete_states "$python" service_api_caller_v1.py -cn api/vllm/completions output="$out/completions.jsonl" \
@@ -104,32 +110,29 @@ if [[ -n $rounds ]]; then
     stage.run_dir="$rounds" stage.round="$round" stage.file=process_rewards/step_values.jsonl stage.kind=StepValues \
     stage.share="$replay_share" seed="$seed"
 fi
-# start_of NAME PART: sets $start to $run/NAME/model, the policy after pairs of that part's right and wrong solutions
-start_of() {
-  stage "build_pairs_of_$1" "$python" run_stage.py -cn pairs/outcome_preferences input="$out/trajectories.jsonl" \
-    output="$out/$1_pairs.jsonl" stage.part="$2" stage.held_out_share="$held_out_share" seed="$seed"
-  stage "train_$1" "$python" trainer_base_ds_mul.py -cn "${start_exp:-$(experiment dpo)}" output_dir="$run/$1" \
-    model.path="$policy" seed="$seed" examples.path="$out/$1_pairs.jsonl" examples.max_length="$max_length"
-  start=$run/$1/model
-}
-
-# train NAME PART START [SETTINGS]: a reward model on that part's labels
-train() {
+# make_prm NAME PART START [SETTINGS]: a reward model of that part's problems, $run/NAME/model
+make_prm() {
   local name=$1 part=$2 start=$3
   shift 3
-  if [[ -z $start ]]; then
-    start=$policy
-    if [[ $labels == contrast ]]; then start_of "${name}_start" "$part"; fi
+  if [[ $labels == values ]]; then
+    stage "train_$name" "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/$name" \
+      model.path="${start:-$policy}" seed="$seed" examples.path="$values" examples.max_length="$max_length" \
+      examples.part="$part" examples.held_out_share="$held_out_share" "$@"
+    return
   fi
-  stage "train_$name" "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/$name" model.path="$start" \
-    seed="$seed" examples.path="$values" examples.max_length="$max_length" examples.part="$part" \
-    examples.held_out_share="$held_out_share" "$@"
+  stage "build_pairs_of_$name" "$python" run_stage.py -cn pairs/outcome_preferences input="$out/trajectories.jsonl" \
+    output="$out/${name}_pairs.jsonl" stage.part="$part" stage.held_out_share="$held_out_share" seed="$seed"
+  stage "train_${name}_policy" "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/${name}_policy" \
+    model.path="$policy" seed="$seed" examples.path="$out/${name}_pairs.jsonl" examples.max_length="$max_length"
+  stage "make_$name" "$python" run_stage.py -cn prm/make_log_ratio_reward input="$values" output="$run/$name/model" \
+    stage.policy="$run/${name}_policy/model" stage.reference="$policy" stage.part="$part" \
+    stage.held_out_share="$held_out_share"
 }
 
-train prm train "$prm_start"
+make_prm prm train "$prm_start"
 scorers=(stage.model="$run/prm/model")
 if [[ $folds == 2 ]]; then
-  train prm_other held_out "$other_start" eval_examples=null
+  make_prm prm_other held_out "$other_start" eval_examples=null
   scorers+=(stage.other_model="$run/prm_other/model")
 fi
 stage score_steps "$python" run_stage.py -cn prm/score_steps input="$out/trajectories.jsonl" \

@@ -5,8 +5,7 @@
     bash scripts/bench.sh rare_success --seeds                      the figures of the runs that are kept
 
 A cell is a task and a policy; a run of it is scripts/process_rewards.sh on problems of its own (seed s takes the s-th
-lot), scripts/preferences.sh for outcome, process and step pairs, and scripts/evaluate.sh on held-out problems, whose
-samples are also scored by log-ratio (prm/score_by_log_ratio) of the policy that learned from outcome pairs. The
+lot), scripts/preferences.sh for outcome, process and step pairs, and scripts/evaluate.sh on held-out problems. The
 outcome pairs come from as many more problems as cost the tokens that the others spent on completions: all three learn
 from equally many generated tokens and take equally many optimizer steps. Truth is the task's own
 (`prm/compare_with_truth`). A finished run is one record in benchmarks/results/rare_success/; stages that are done are
@@ -33,6 +32,7 @@ from benchmarks.processes.forked import ROOT
 from benchmarks.result import RESULTS, machine, write_result
 from benchmarks.rl.policy import run_program
 from espalier.data.jsonl import write_json
+from espalier.models.log_ratio_reward import is_log_ratio_reward
 from espalier.runtime.run_dir import code_commit
 
 HOW = "bash scripts/bench.sh rare_success"
@@ -110,18 +110,12 @@ def measure(name: str, seed: int, policy: Path, run: Path, num_test: int) -> dic
         script(run, "evaluate", *limits, f"name={one}", f"policy={model}", f"num_samples={samples}",
                f"num_problems={num_test}")  # fmt: skip
         accuracies[one] = json.loads((run / "evaluation" / one / "evaluation.json").read_text())["accuracy"]
-    log, folder = run / "programs.log", run / "evaluation" / "sft"
-    samples, ratios = folder / "samples.jsonl", folder / "log_ratio_scores.jsonl"
-    run_program(log, "run_stage.py", "-cn", "prm/score_by_log_ratio", f"input={samples}", f"output={ratios}",
-                f"stage.policy={run / 'dpo' / 'model'}", f"stage.reference={policy}")  # fmt: skip
-    run_program(log, "run_stage.py", "-cn", "evaluation/evaluate", f"input={samples}",
-                f"output={folder / 'log_ratio.json'}", f"stage.scores={ratios}")  # fmt: skip
-    truth = {}
-    for scores in (folder / "step_scores.jsonl", ratios):
-        path = folder / f"truth_{scores.name}"
-        run_program(log, "run_stage.py", "-cn", "prm/compare_with_truth", f"task={cell.task}", f"input={samples}",
-                    f"output={path}", "stage.split=test", f"stage.scores={scores}")  # fmt: skip
-        truth[scores] = json.loads(path.read_text())
+    folder = run / "evaluation" / "sft"
+    run_program(
+        run / "programs.log", "run_stage.py", "-cn", "prm/compare_with_truth", f"task={cell.task}",
+        f"input={folder / 'samples.jsonl'}", f"output={folder / 'truth.json'}", "stage.split=test",
+        f"stage.scores={folder / 'step_scores.jsonl'}",
+    )  # fmt: skip
     return {
         "cell": name,
         "seed": seed,
@@ -129,11 +123,7 @@ def measure(name: str, seed: int, policy: Path, run: Path, num_test: int) -> dic
         "tokens": sampled + completed,
         "recipe": recipe_of(name, policy, run),
         "accuracy": accuracies,
-        "truth": truth[folder / "step_scores.jsonl"],
-        "log_ratio": {
-            "truth": truth[ratios],
-            "accuracy": json.loads((folder / "log_ratio.json").read_text())["accuracy"],
-        },
+        "truth": json.loads((folder / "truth.json").read_text()),
         "machine": machine(),
         "commit": code_commit(),
     }
@@ -142,13 +132,14 @@ def measure(name: str, seed: int, policy: Path, run: Path, num_test: int) -> dic
 def recipe_of(name: str, policy: Path, run: Path) -> dict[str, Any]:
     """Return what runs of a cell must have in common to be averaged: problems, policy, and how the reward model was
     trained."""
-    config = OmegaConf.load(run / "prm" / "config.yaml")
-    start = Path(config.model.path).resolve()
+    model = run / "prm" / "model"
+    config = OmegaConf.load(run / ("prm_policy" if is_log_ratio_reward(str(model)) else "prm") / "config.yaml")
     return {
         "num_problems": CELLS[name].num_problems,
         "policy": digest(policy),
-        "reward_model_from": "policy" if start == policy.resolve() else start.parent.name,
+        "reward_model": "log-ratio" if is_log_ratio_reward(str(model)) else "head",
         "num_epochs": config.num_epochs,
+        "max_steps": config.max_steps,
         "learning_rate": config["update"]["learning_rate"],
         "batch_size": config["update"]["batch_size"],
     }
@@ -166,9 +157,9 @@ def check_recipes(records: Sequence[dict[str, Any]]) -> None:
 
 
 def figures_of(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return a cell's figures over its seeds: the AUC against the truth and best of 8 above majority, by the reward
-    model and by the log-ratio of the policy that learned from outcome pairs, and process and step pairs above outcome
-    pairs (greedy accuracy, seed by seed)."""
+    """Return a cell's figures over its seeds: the reward model's AUC against the truth, and that of the step's index
+    alone below it; best of 8 by it above majority; process and step pairs above outcome pairs (greedy accuracy, seed by
+    seed)."""
 
     def greedy(record: dict[str, Any], name: str) -> float:
         return float(record["accuracy"][name]["greedy"]["mean"])
@@ -179,11 +170,10 @@ def figures_of(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     found = {
         "inner_auc": ([row["truth"]["inner_auc"]["mean"] for row in records], GOAL_AUC, "AUC"),
         "best_of_8_minus_majority": ([best_of_8(row["accuracy"]["sft"]) for row in records], 0.0, "accuracy"),
-        "log_ratio_inner_auc": ([row["log_ratio"]["truth"]["inner_auc"]["mean"] for row in records], GOAL_AUC, "AUC"),
-        "best_of_8_by_log_ratio_minus_majority": (
-            [best_of_8(row["log_ratio"]["accuracy"]) for row in records],
+        "inner_auc_minus_index": (
+            [row["truth"]["inner_auc"]["mean"] - row["truth"]["index_auc"]["mean"] for row in records],
             0.0,
-            "accuracy",
+            "AUC",
         ),
     }
     for pairs in PAIRS[1:]:
@@ -222,17 +212,15 @@ def write(records: Sequence[dict[str, Any]]) -> None:
                 accuracy["sft"]["mean"],
                 accuracy["sft"]["majority_8"],
                 accuracy["sft"]["best_of_8_minimum"],
-                row["log_ratio"]["accuracy"]["best_of_8_minimum"],
             ]
             shares += [accuracy[one]["greedy"] for one in ("sft", *NAMES.values())]
             rows.append([
                 name, row["seed"], row["labels"]["labels"], f"{row['tokens'] / 1e6:.2f}",
-                f"{row['truth']['inner_auc']['mean']:.3f}", f"{row['log_ratio']['truth']['inner_auc']['mean']:.3f}",
-                f"{row['truth']['index_auc']['mean']:.3f}",
+                f"{row['truth']['inner_auc']['mean']:.3f}", f"{row['truth']['index_auc']['mean']:.3f}",
                 *(f"{100 * share['mean']:.1f}" for share in shares),
             ])  # fmt: skip
-    columns = ["cell", "seed", "labels", "M tokens", "AUC", "AUC by log-ratio", "AUC of the index", "right, %",
-               "majority of 8", "best of 8", "best of 8 by log-ratio", "greedy: SFT", "outcome pairs", "process pairs",
+    columns = ["cell", "seed", "labels", "M tokens", "AUC", "AUC of the index", "right, %",
+               "majority of 8", "best of 8", "greedy: SFT", "outcome pairs", "process pairs",
                "step pairs"]  # fmt: skip
     table = {"title": "Where success is rare", "columns": columns, "rows": rows}
     write_result("rare_success", figures, {"records": "benchmarks/results/rare_success"}, tables=[table])

@@ -7,6 +7,7 @@ from espalier.data.jsonl import read_records
 from espalier.data.prefix_tree import num_distinct_tokens, tree_order
 from espalier.data.records import BadInput, State, Trajectory
 from espalier.data.splits import check_shard, shard_of
+from espalier.data.steps import step_tokens
 from espalier.pipeline.stage import StageContext
 from espalier.values.monte_carlo import StateKey, state_key
 from espalier.values.state_sampling import StateSampler
@@ -109,7 +110,7 @@ def with_logprobs(trajectories: Sequence[Trajectory], policy: str) -> list[Traje
     from espalier.runtime.distributed import device
 
     lacking = [row for row in trajectories if row.logprobs is None]
-    found = iter(sampled_logprobs(load_policy(policy).to(device()), lacking))
+    found = iter(sampled_logprobs(load_policy(policy).to(device()), list(map(step_tokens, lacking))))
     return [replace(row, logprobs=next(found)) if row.logprobs is None else row for row in trajectories]
 
 
