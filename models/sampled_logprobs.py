@@ -29,8 +29,8 @@ def sampled_logprobs(
     """
     for row in solutions:
         if row.response_ids and not row.prompt_ids:
-            raise BadInput(f"{row.name} has no prompt tokens, and nothing says how likely its first token is: sample it "
-                           "with token ids")  # fmt: skip
+            raise BadInput(f"{row.name} has no prompt tokens, and nothing says how likely its first token is: sample "
+                           "it with token ids")  # fmt: skip
     keys = [(tuple(row.prompt_ids), tuple(row.response_ids)) for row in solutions]
     distinct = list(dict.fromkeys(keys))
     if not distinct:

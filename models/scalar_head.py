@@ -21,8 +21,8 @@ from espalier.models.log_ratio_reward import LogRatioReward, is_log_ratio_reward
 def load_process_reward(
     path: str, num_labels: int | None = None, attention: str = "sdpa", gradient_checkpointing: bool = False
 ) -> PreTrainedModel | LogRatioReward:
-    """Return a process reward model: a trained folder, or a policy's body with a fresh head of `num_labels`; of a folder
-    of `models.log_ratio_reward` its two policies, which have no head.
+    """Return a process reward model: a trained folder, or a policy's body with a fresh head of `num_labels`; or the two
+    policies of a folder of `models.log_ratio_reward`, which have no head.
 
     The fresh head is zero: before training every score is 1/2 (one label) or the middle of the classes. Raises BadModel
     on a critic whose values are no shares, and where a head is asked for that a folder cannot have.
@@ -104,8 +104,8 @@ def load_critic(
     if source not in CRITIC_SOURCES:
         raise BadModel(f"critic.model.source must be one of {', '.join(CRITIC_SOURCES)}, got '{source}'")
     if is_log_ratio_reward(path):
-        raise BadModel(f"{path} scores by the log-ratio of two policies and has no head that a critic could begin with: "
-                       "name the policy, or a reward model that was trained on step values")  # fmt: skip
+        raise BadModel(f"{path} scores by the log-ratio of two policies and has no head that a critic could begin "
+                       "with: name the policy, or a reward model that was trained on step values")  # fmt: skip
     config = load_config(path)
     is_reward = _is_scalar(config)
     if source in ("policy", "reward_model", "reward_model_body") and is_reward != (source != "policy"):

@@ -15,12 +15,13 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import torch
-import torch.distributed as dist
+import torch.distributed
 import xxhash
 
+dist = cast(Any, torch.distributed)  # parts of it have no types
 BUCKET_BYTES = 64 * 2**20
 _ALIGNED = 16  # bytes: any dtype may begin there
 _GLANCE = timedelta(seconds=0.5)  # between two looks whether it was given up

@@ -184,8 +184,8 @@ def cost_of_process_rewards(run: Path) -> tuple[float, float]:
     tokens = tokens_of(*(run / "process_rewards" / f"{name}.jsonl" for name in ("trajectories", "completions")))
     stages = [json.loads(line) for line in (run / "seconds.jsonl").read_text().splitlines()]
     counted = ("sample_trajectories", "choose_labels", "cut_states", "complete_states", "estimate_values",
-               "join_completions", "label_by_contrast", "label_signal", "build_pairs_of_prm_start", "train_prm_start",
-               "train_prm")  # fmt: skip
+               "join_completions", "label_by_contrast", "label_signal", "build_pairs_of_prm", "train_prm_policy",
+               "make_prm", "train_prm")  # fmt: skip
     return float(tokens), float(sum(row["seconds"] for row in stages if row["stage"] in counted))
 
 

@@ -1,5 +1,6 @@
 """Programs of this project in forked children: the libraries are loaded once, so that a start takes no seconds."""
 
+import gc
 import os
 import runpy
 import signal
@@ -14,9 +15,11 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 
 def start(work: Callable[[], None]) -> int:
     """Return the process id of a child that does `work` and ends with its exit code; 99 after an error."""
+    gc.collect()
     pid = os.fork()
     if pid:
         return pid
+    gc.freeze()  # what the parent leaves (groups of processes, with threads that are not here) is not ended here too
     code = 99
     try:
         work()

@@ -1,10 +1,10 @@
-"""StepValues → a process reward model of two policies (`models.log_ratio_reward`): no head, nothing trained but a scale.
+"""StepValues → a process reward model of two policies (`models.log_ratio_reward`): nothing is trained but its scale.
 
     python run_stage.py -cn prm/make_log_ratio_reward input=labelled_steps.jsonl output=prm \\
       stage.policy=RUN/dpo/model stage.reference=SFT_MODEL
 
-Labels of steps say where on the scale of log-ratios right and wrong part: slope and offset are their logistic regression
-on the joined log-ratio (Platt 1999), so that 1/2 is a step as likely right as wrong. Without an input they are beta and
+Labels of steps say where among the log-ratios right and wrong part: slope and offset are their logistic regression on
+the joined log-ratio (Platt 1999), so that 1/2 is a step as likely right as wrong. Without an input they are beta and
 0, and scores say the order alone.
 """
 
@@ -56,8 +56,8 @@ def fit_scale(ratios: Sequence[float], labels: Sequence[float], weights: Sequenc
         if float(np.abs(step).max()) < 1e-10:
             break
     if not found[0] > 0:
-        raise BadInput("the policy makes right steps no likelier than wrong ones, as their labels say: train it longer, "
-                       "or on more pairs")  # fmt: skip
+        raise BadInput("the policy makes right steps no likelier than wrong ones, as their labels say: train it "
+                       "longer, or on more pairs")  # fmt: skip
     return float(found[0] / spread), float(found[1] - found[0] * mean / spread)
 
 
@@ -101,8 +101,8 @@ class MakeLogRatioReward:
         rows = self._labelled(input_path) if input_path else []
         scale = Scale(self.how, self.beta)
         if rows:
-            both = [load_policy(path).to(device()) for path in (self.policy, self.reference)]  # type: ignore[arg-type]
-            scale = self._fitted(LogRatioReward(*both, scale), rows, context)
+            policy, reference = (load_policy(path) for path in (self.policy, self.reference))
+            scale = self._fitted(LogRatioReward(policy, reference, scale).to(device()), rows, context)
 
         def write(partial: Path) -> None:
             write_log_ratio_reward(partial, self.policy, self.reference, scale)

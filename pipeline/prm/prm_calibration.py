@@ -183,8 +183,8 @@ class EvaluateProcessReward:
         context.counts["inner_index_auc"] = index and index["mean"]
         if above is not None and above["low"] <= 0 and above["n"] >= FEWEST_PROBLEMS:
             log.warning("%s: on held-out inner steps the scores have an AUC of %.3f, the step's index alone one of "
-                        "%.3f: take more problems or completions, or score by the log-ratio of a policy that pairs have "
-                        "taught (prm/make_log_ratio_reward; scripts/process_rewards.sh labels=contrast does)",
+                        "%.3f: take more problems or completions, or score by the log-ratio of a policy that pairs "
+                        "have taught (prm/make_log_ratio_reward; scripts/process_rewards.sh labels=contrast does)",
                         self.scores, inner["auc"]["mean"], index["mean"])  # fmt: skip
 
     def _scored_steps(

@@ -129,7 +129,7 @@ class WeightSync:
             self._stream = await self._join(next(iter(weights.values())).device)
         stream, kinds = self._stream, kinds_of(weights, self.dtype)
         sending = asyncio.to_thread(stream.send, kinds, weights.items())
-        *receipts, sent = await self._with_engines([engine.load() for engine in self.engines], sending, stream)
+        sent, *receipts = await self._with_engines([engine.load() for engine in self.engines], sending, stream)
         for engine, of_workers in zip(self.engines, receipts, strict=True):
             if of_workers is not None and not of_workers:
                 raise StaleWeights(f"{engine.name} took a delivery and gave no receipt")
@@ -156,8 +156,8 @@ class WeightSync:
     async def _with_engines(
         self, asked: Iterable[Awaitable[R]], own: Awaitable[Any], stream: WeightSender
     ) -> list[Any]:
-        """Return what the engines and, last, this process give; where one of them fails the others wait no more. Raises
-        the error of the one that failed first, ServerGone where weights do not get through."""
+        """Return what this process and, behind it, the engines give; where one of them fails the others wait no more.
+        Raises an engine's error before others', ServerGone where weights do not get through."""
         failed: list[BaseException] = []
 
         async def one_of(part: Awaitable[Any]) -> Any:
@@ -168,13 +168,14 @@ class WeightSync:
                 stream.give_up()
                 raise
 
-        found = await asyncio.gather(*map(one_of, asked), one_of(own), return_exceptions=True)
+        # this process first: an engine may hold up the loop until its part is done
+        sent, *found = await asyncio.gather(one_of(own), *map(one_of, asked), return_exceptions=True)
         errors = sorted(failed, key=lambda error: isinstance(error, StreamBroken))  # an engine says more of itself
         if errors and isinstance(errors[0], StreamBroken):
             raise ServerGone(f"weights do not reach the engines: {errors[0]}") from errors[0]
         if errors:
             raise errors[0]
-        return found
+        return [sent, *found]
 
     def close(self) -> None:
         """Send no more."""

@@ -334,8 +334,8 @@ def test_the_cost_of_process_rewards_is_all_that_was_sampled_and_all_stages_up_t
         "choose_labels",
         "join_completions",
         "label_by_contrast",
-        "train_prm_start",
-        "train_prm",
+        "train_prm_policy",
+        "make_prm",
         "score_steps",
     )
     (tmp_path / "seconds.jsonl").write_text("".join(json.dumps({"stage": s, "seconds": 2}) + "\n" for s in stages))

@@ -15,7 +15,6 @@ def record(seed: int, inner_auc: float) -> dict[str, Any]:
     return {
         "cell": "long", "seed": seed, "labels": {"labels": "contrast"}, "tokens": 1e6, "truth": truth,
         "accuracy": dict.fromkeys(["sft", *rare_success.NAMES.values()], accuracy),
-        "log_ratio": {"truth": truth, "accuracy": accuracy},
     }  # fmt: skip
 
 
@@ -40,13 +39,17 @@ def test_records_of_two_recipes_are_not_averaged() -> None:
         rare_success.write(rows)
 
 
-def test_a_recipe_says_from_what_the_reward_model_was_trained(tmp_path: Path) -> None:
-    policy, prm = tmp_path / "sft" / "model", tmp_path / "run" / "prm"
-    for folder in (policy, prm):
+def test_a_recipe_says_how_the_reward_model_was_made(tmp_path: Path) -> None:
+    policy, run = tmp_path / "sft" / "model", tmp_path / "run"
+    for folder in (policy, run / "prm" / "model", run / "prm_policy"):
         folder.mkdir(parents=True)
     (policy / "model.safetensors").write_bytes(b"weights")
-    rest = "num_epochs: 12\nupdate: {learning_rate: 3.0e-4, batch_size: 32}\n"
-    for start, name in ((policy, "policy"), (tmp_path / "run" / "prm_start" / "model", "prm_start")):
-        (prm / "config.yaml").write_text(f"model: {{path: {start}}}\n{rest}")
-        found = rare_success.recipe_of("long", policy, tmp_path / "run")
-        assert (found["reward_model_from"], found["num_epochs"], found["num_problems"]) == (name, 12, 1000)
+    for name, steps in (("prm", 300), ("prm_policy", 60)):
+        (run / name).joinpath("config.yaml").write_text(
+            f"num_epochs: 2\nmax_steps: {steps}\nupdate: {{learning_rate: 3.0e-4, batch_size: 32}}\n"
+        )
+    found = rare_success.recipe_of("long", policy, run)
+    assert (found["reward_model"], found["max_steps"], found["num_problems"]) == ("head", 300, 1000)
+    (run / "prm" / "model" / "log_ratio_reward.json").write_text("{}")
+    found = rare_success.recipe_of("long", policy, run)
+    assert (found["reward_model"], found["max_steps"]) == ("log-ratio", 60)

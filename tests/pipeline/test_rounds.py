@@ -518,12 +518,17 @@ def test_labels_by_contrast_are_what_the_reward_models_learn(
     trains = [typed(c) for c in commands if c[0] == "trainer_base_ds_mul.py"]
     data = run / "process_rewards"
     assert [Path(train.examples["path"]) for train in trains] == [
-        data / "prm_start_pairs.jsonl", Path(label.output), data / "prm_other_start_pairs.jsonl", Path(label.output)
+        data / "prm_pairs.jsonl", data / "prm_other_pairs.jsonl"
     ]  # fmt: skip
-    assert [train.model["path"] for train in trains] == [
-        "a", f"{run}/prm_start/model", "a", f"{run}/prm_other_start/model"
+    assert [train.model["path"] for train in trains] == ["a", "a"]
+    made = [typed(c) for c in commands if c[:3:2] == ["run_stage.py", "prm/make_log_ratio_reward"]]
+    assert [row.stage["policy"] for row in made] == [f"{train.output_dir}/model" for train in trains]
+    assert [(row.stage["part"], row.stage["held_out_share"], row.stage["reference"]) for row in made] == [
+        ("train", 0.5, "a"), ("held_out", 0.5, "a")
     ]  # fmt: skip
-    assert [trains[1].num_epochs, trains[3].num_epochs] == [12, 12]
+    assert {row.input for row in made} == {label.output}
+    score = typed(by_stage["prm/score_steps"])
+    assert [score.stage["model"], score.stage["other_model"]] == [row.output for row in made]
     pairs = [typed(c) for c in commands if c[:3:2] == ["run_stage.py", "pairs/outcome_preferences"]]
     assert [(row.stage["part"], row.stage["held_out_share"]) for row in pairs] == [("train", 0.5), ("held_out", 0.5)]
     judge = typed(by_stage["prm/prm_calibration"])
@@ -539,7 +544,7 @@ def test_two_reward_models_start_alike(script: Callable[..., list[list[str]]]) -
 def test_contrast_is_refused_where_its_labels_would_not_be_what_is_trained_on(
     script: Callable[..., list[list[str]]],
 ) -> None:
-    for settings in (["steps=cut_points"], ["rounds=r", "round=1"]):
+    for settings in (["steps=cut_points"], ["rounds=r", "round=1"]):  # before anything is sampled
         assert script("policy=a", "run=b", "labels=contrast", *settings, name="process_rewards.sh", code=2) == []
 
 

@@ -122,21 +122,18 @@ def test_labels_that_cannot_be_made_are_refused_before_anything_is_sampled(
 @pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.timeout(1800)
-def test_reward_models_by_contrast_start_from_a_policy_that_pairs_of_their_half_have_taught(tmp_path: Path) -> None:
+def test_reward_models_by_contrast_are_policies_that_pairs_of_their_half_have_taught(tmp_path: Path) -> None:
     first, run_dir = tmp_path / "first", tmp_path / "run"
     run("bash", "scripts/quickstart.sh", f"run={first}", "configs=exp/debug", "num_problems=8", "num_test=8", *SMALL)
     run("bash", "scripts/process_rewards.sh", "labels=contrast", f"policy={first}/sft/model", f"run={run_dir}",
-        "num_problems=64", "num_samples=8", "exp=exp/debug/reward/word_arithmetic",
-        "start_exp=exp/debug/dpo/word_arithmetic", *SMALL)  # fmt: skip
+        "num_problems=64", "num_samples=8", "exp=exp/debug/dpo/word_arithmetic", *SMALL)  # fmt: skip
     seen = {}
-    for name in ("prm", "prm_start", "prm_other", "prm_other_start"):
+    for name in ("prm", "prm_policy", "prm_other", "prm_other_policy"):
         seen[name] = set(json.loads((run_dir / name / "model" / "training_problems.json").read_text())["problems"])
         assert seen[name]
-    assert seen["prm_start"] <= seen["prm"]
-    assert seen["prm_other_start"] <= seen["prm_other"]
+    assert seen["prm_policy"] <= seen["prm"]
+    assert seen["prm_other_policy"] <= seen["prm_other"]
     assert not seen["prm"] & seen["prm_other"]
-    for name in ("prm", "prm_other"):
-        assert f"path: {run_dir}/{name}_start/model" in (run_dir / name / "config.yaml").read_text()
     assert not any(row.is_seen for row in read_records(StepScores, run_dir / "process_rewards" / "step_scores.jsonl"))
 
 

@@ -356,16 +356,21 @@ def test_the_engine_in_the_trainers_process_is_gone(old: str, new: str) -> None:
 
 
 @pytest.mark.server
-def test_a_run_with_engines_of_its_own_follows_the_policy(tiny_policy: Path, tmp_path: Path) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "client",
+    ["data_parallel_engines_partial_block_cache", pytest.param("ray_engines", marks=pytest.mark.slow)],
+)
+def test_a_run_with_engines_of_its_own_follows_the_policy(client: str, tiny_policy: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     done = subprocess.run(
         [
             *(sys.executable, "main.py", "-cn", "exp/ppo/grpo_word_arithmetic"),
-            *("client=data_parallel_engines_partial_block_cache", "server=none", f"model.path={tiny_policy}"),
+            *(f"client={client}", "server=none", f"model.path={tiny_policy}"),
             *(f"output_dir={run_dir}", "num_iterations=2", "rollout.num_problems=8", "update.minibatch_size=64"),
             *("params.max_tokens=16", "evaluation.every=2", "evaluation.num_problems=8"),
         ],
-        capture_output=True, text=True, timeout=280, cwd=ROOT, check=False,
+        capture_output=True, text=True, timeout=560, cwd=ROOT, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

@@ -16,7 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from espalier.rl.delivery.weight_sync import WeightSync
+from espalier.rl.trainer_from_config import engines_of
 from espalier.runtime.ray_cluster import (
     ActorLost,
     BadRoom,
@@ -31,7 +34,7 @@ from espalier.runtime.ray_cluster import (
     reserve,
 )
 from espalier.sampling.child_process import CannotStart
-from espalier.sampling.client import Refused
+from espalier.sampling.client import Refused, ServerGone
 from espalier.sampling.ray_engines import RayEngines
 from tests.sampling.test_data_parallel_engines import TWO, opened, request, wait_until
 
@@ -87,6 +90,26 @@ def test_problems_are_shared_out_over_the_nodes_and_nothing_is_left_behind(clust
     assert stand_ins() == []
     assert set(Path(tempfile.gettempdir()).glob("espalier-engine-*")) <= folders
     assert (tmp_path / "engine-1.log").is_file()
+    asyncio.run(wait_until(all_is_free))
+
+
+def test_new_weights_reach_the_engines_of_every_node(cluster: Any, tmp_path: Path) -> None:
+    weights = {"a": torch.arange(5e5), "b": torch.tensor(True)}
+
+    async def ask() -> None:
+        async with engines(tmp_path, num_engines=2, placement="STRICT_SPREAD") as client:
+            sync = WeightSync(engines_of(client, None))
+            for _ in range(2):
+                await sync.deliver(weights)
+                assert sync.is_received  # with receipts of both, held against what was sent
+            os.kill(stand_ins()[1], signal.SIGKILL)
+            started = time.monotonic()
+            with pytest.raises(ServerGone, match=r"engine . of 2 at .*killed by SIGKILL"):
+                await sync.deliver(weights)
+            assert time.monotonic() - started < 30
+            sync.close()
+
+    asyncio.run(ask())
     asyncio.run(wait_until(all_is_free))
 
 
