@@ -40,8 +40,26 @@ def write_training_problems(
     hashes = sorted(earlier | {problem_hash(problem_id) for problem_id in problem_ids})
     below = read_policy_problems(started_from) if started_from else frozenset()
     below |= read_training_problems(policy) or frozenset() if policy else frozenset()
-    of_policy = {"of_its_policy": sorted(below)} if below else {}
-    (folder / FILE).write_text(json.dumps({"problems": hashes, **of_policy}) + "\n")
+    more = {"of_its_policy": sorted(below)} if below else {}
+    if earlier:
+        more["own"] = sorted({problem_hash(problem_id) for problem_id in problem_ids})
+    (folder / FILE).write_text(json.dumps({"problems": hashes, **more}) + "\n")
+
+
+def write_problems_of_log_ratio(folder: Path, policy: str) -> None:
+    """Write the file of a reward model that is the log-ratio of `policy` and the one before it: what `policy` itself
+    was trained on; what the one before had seen, which both have, stands beside. Nothing is there where the policy's
+    folder does not say."""
+    found = _read(policy)
+    (folder / FILE).unlink(missing_ok=True)
+    if found is None:
+        log.warning("%s does not say which problems it was trained on, so neither does %s", policy, folder)
+        return
+    problems, below, own = found
+    beside = sorted((below | problems) - own)
+    (folder / FILE).write_text(
+        json.dumps({"problems": sorted(own), **({"of_its_policy": beside} if beside else {})}) + "\n"
+    )
 
 
 def read_training_problems(folder: str) -> frozenset[str] | None:
@@ -58,12 +76,14 @@ def read_policy_problems(folder: str) -> frozenset[str]:
     return frozenset() if found is None else found[1]
 
 
-def _read(folder: str) -> tuple[frozenset[str], frozenset[str]] | None:
+def _read(folder: str) -> tuple[frozenset[str], frozenset[str], frozenset[str]] | None:
+    """Return (problems, those of the policy below a head, those of the last training alone)."""
     path = Path(folder) / FILE
     if not path.is_file():
         return None
     try:
         row = json.loads(path.read_text())
-        return frozenset(map(str, row["problems"])), frozenset(map(str, row.get("of_its_policy", ())))
+        problems, below, own = row["problems"], row.get("of_its_policy", ()), row.get("own", row["problems"])
+        return frozenset(map(str, problems)), frozenset(map(str, below)), frozenset(map(str, own))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{path} cannot be read ({error}): train the model again, or remove the file") from None

@@ -257,7 +257,9 @@ class Trainer:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
         await self.rollout_source.sampler.client.close()
-        self.delivery.sync.close()  # behind it: what a delivery that was cut waits for is gone now
+        await asyncio.to_thread(
+            self.delivery.sync.close
+        )  # behind it: what a delivery that was cut waits for is gone now
 
     def _is_anything_due(self, done: int) -> bool:
         """Say whether the policy after iteration `done` is evaluated or kept, before there are rollouts from it."""

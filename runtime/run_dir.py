@@ -127,11 +127,18 @@ def changed_keys(stored: Any, mine: Any, prefix: str = "") -> list[tuple[str, An
 
 def model_fingerprint(path: str) -> str:
     """Return a hash of a model folder: of its config and of every weight file the size, the first and the last MiB; ""
-    for a hub name.
+    for a hub name. Of a reward model of two policies both count, and its scale.
 
     Whole weights would take minutes at full size; a retrained model differs in its first bytes already.
     """
-    kinds = ("*.safetensors", "*.bin", "config.json")
+    kinds = (
+        "*.safetensors",
+        "*.bin",
+        "config.json",
+        "log_ratio_reward.json",
+        "reference/*.safetensors",
+        "reference/*.bin",
+    )
     return _fingerprint([file for kind in kinds for file in sorted(Path(path).glob(kind))])
 
 

@@ -131,14 +131,15 @@ class TakesWeights(Protocol):
     def host(self) -> str:
         """Where it runs, as this machine reaches it."""
 
-    async def weight_devices(self) -> list[str]:
-        """Return what tells the device of each of its workers from every other. Raises ServerGone."""
+    async def worker_ranks(self) -> list[str]:
+        """Return the rank of each of its workers within it. Raises ServerGone."""
 
     async def join_weights(self, invitation: dict[str, Any], first_rank: int) -> None:
         """Join the trainer's group (`sampling.weight_stream`), its workers from that rank on. Raises ServerGone."""
 
-    async def receive_weights(self) -> list[dict[str, str]]:
-        """Serve the weights that the trainer sends next; the receipt of every worker. Raises ServerGone."""
+    async def receive_weights(self, key: str, number: int) -> list[dict[str, str]]:
+        """Serve the weights that the trainer of the group `key` sends next, its delivery `number`; the receipt of every
+        worker. Raises ServerGone."""
 
     async def reset_cache(self) -> bool:
         """Empty the prefix cache; whether it is."""

@@ -265,18 +265,18 @@ class PooledEngine:
         """Where it runs, as this machine reaches it."""
         return self.client.host_of(self.number)
 
-    async def weight_devices(self) -> list[str]:
-        """Return what tells the device of each of its workers from every other. Raises ServerGone."""
-        found: list[str] = await self.client.ask(self.number, "weight_devices")
+    async def worker_ranks(self) -> list[str]:
+        """Return the rank of each of its workers within it. Raises ServerGone."""
+        found: list[str] = await self.client.ask(self.number, "worker_ranks")
         return found
 
     async def join_weights(self, invitation: dict[str, Any], first_rank: int) -> None:
         """Join the trainer's group. Raises ServerGone."""
         await self.client.ask(self.number, "join_weights", invitation, first_rank)
 
-    async def receive_weights(self) -> list[dict[str, str]]:
-        """Serve the weights that the trainer sends next; the receipt of every worker. Raises ServerGone."""
-        found: list[dict[str, str]] = await self.client.ask(self.number, "receive_weights")
+    async def receive_weights(self, key: str, number: int) -> list[dict[str, str]]:
+        """Serve delivery `number` of the trainer of the group `key`; the receipt of every worker. Raises ServerGone."""
+        found: list[dict[str, str]] = await self.client.ask(self.number, "receive_weights", key, number)
         return found
 
     async def reset_cache(self) -> bool:

@@ -32,18 +32,18 @@ class OneProcessEngine(OfflineClient):
         """This machine."""
         return LOOPBACK
 
-    async def weight_devices(self) -> list[str]:
-        """Return what tells the device of each worker from every other."""
-        found: list[str] = self.engine.collective_rpc("weight_device")
+    async def worker_ranks(self) -> list[str]:
+        """Return the rank of each worker within it."""
+        found: list[str] = self.engine.collective_rpc("worker_rank")
         return found
 
     async def join_weights(self, invitation: dict[str, Any], first_rank: int) -> None:
         """Join the trainer's group. Raises ServerGone."""
         self._on_workers("join_weights", invitation=invitation, first_rank=first_rank)
 
-    async def receive_weights(self) -> list[dict[str, str]]:
-        """Serve the weights that the trainer sends next; the receipt of every worker. Raises ServerGone."""
-        receipts: list[dict[str, str]] = self._on_workers("receive_weights")
+    async def receive_weights(self, key: str, number: int) -> list[dict[str, str]]:
+        """Serve delivery `number` of the trainer of the group `key`; the receipt of every worker. Raises ServerGone."""
+        receipts: list[dict[str, str]] = self._on_workers("receive_weights", key=key, number=number)
         return receipts
 
     def _on_workers(self, method: str, **arguments: Any) -> list[Any]:

@@ -8,12 +8,13 @@ sent.
 """
 
 from collections.abc import Iterator
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 import torch
 
-from espalier.sampling.weight_stream import Invitation, WeightReceiver, device_of, digest
+from espalier.sampling.weight_stream import Invitation, WeightReceiver, digest
 
 
 class KeepsRandomState:
@@ -51,32 +52,53 @@ class ReceivesWeights(KeepsRandomState):
     model_runner: Any
     rank: int
     _weights: WeightReceiver | None = None
+    _last: tuple[str, dict[str, str]] = ("", {})
+    _is_torn = False
 
-    def weight_device(self) -> str:
-        """Return what tells this worker's device from every other."""
-        return device_of(self.device)
+    def worker_rank(self) -> str:
+        """Return which worker of its engine this one is."""
+        return str(self.rank)
 
     def join_weights(self, invitation: dict[str, Any], first_rank: int) -> dict[str, int]:
-        """Join the trainer's group, as one of an engine whose first worker has that rank; the own rank. Raises
-        StreamBroken."""
-        self._weights = None
-        self._weights = WeightReceiver(Invitation(**invitation), first_rank + self.rank, self.device)
-        return {"rank": first_rank + self.rank}
+        """Join the trainer's group, as one of an engine whose first worker has that rank; the own rank. Asked again by
+        the same trainer, it is in the group already. Raises StreamBroken."""
+        asked = Invitation(**invitation)
+        if self._weights is None or self._weights.invitation.key != asked.key:
+            self._weights = None
+            self._weights = WeightReceiver(asked, first_rank + self.rank)
+        return {"rank": self._weights.rank}
 
-    def receive_weights(self) -> dict[str, str]:
-        """Serve the weights that the trainer sends next; name → digest of every one, on every worker. Raises
-        StreamBroken."""
-        if self._weights is None:
-            raise RuntimeError("this engine has not joined the trainer's group")
+    def receive_weights(self, key: str, number: int) -> dict[str, str]:
+        """Serve the weights that the trainer of the group `key` sends next, its delivery `number`; name → digest of
+        every one, on every worker. Asked again for a delivery that came, its receipt.
+
+        Raises StreamBroken; RuntimeError where another trainer has taken the engine, or where an earlier delivery broke
+        off: vLLM (0.32) then holds layers without weights and the first shards of others, which the next delivery would
+        mix with its own.
+        """
+        if self._is_torn:
+            raise RuntimeError("an earlier delivery broke off in the middle of a reload, and what this engine holds is "
+                               "no model: start it again")  # fmt: skip
+        if self._weights is None or self._weights.invitation.key != key:
+            raise RuntimeError("this engine does not listen to this trainer: another one has taken it since")
+        if self._last[0] == f"{key}/{number}":
+            return self._last[1]
         receipt: dict[str, str] = {}
         coming = self._weights.receive()
+        first = list(islice(coming, 1))  # nothing is touched before something comes
 
         def read() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, value in coming:
+            for name, value in chain(first, coming):
+                first.clear()
                 receipt[name] = digest(value)
                 yield name, value
 
-        self.model_runner.reload_weights(weights_iterator=read())
+        try:
+            self.model_runner.reload_weights(weights_iterator=read())
+        except BaseException:
+            self._is_torn = True
+            raise
         for name, value in coming:  # nothing, unless the engine stopped early: those it left are on no receipt
             del name, value
+        self._last = f"{key}/{number}", receipt
         return receipt

@@ -1,7 +1,7 @@
 """New weights on their way from a trainer to engines: tensors in buckets, over a group of processes of their own.
 
-The trainer is rank 0 of a `torch.distributed` group that nothing else uses (gloo; NCCL where every end has a GPU of its
-own), every worker of every engine is one rank more: engines may be on other machines, which must reach the trainer and
+The trainer is rank 0 of a `torch.distributed` group that nothing else uses (gloo, also on GPUs), every worker of
+every engine is one rank more: engines may be on other machines, which must reach the trainer and
 one another. First goes the plan, names and shapes and dtypes; then the bytes, `BUCKET_BYTES` at a time. One bucket is
 filled while the one before is under way, and read while the next one comes: no end holds more than two (and, where a
 tensor is larger than a bucket, two of those).
@@ -9,7 +9,9 @@ tensor is larger than a bucket, two of those).
 Who listens trusts who can reach it: like NCCL and gloo themselves, it is for networks of one's own.
 """
 
+import ipaddress
 import json
+import secrets
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,8 +23,10 @@ import torch
 import torch.distributed
 import xxhash
 
+from espalier.sampling.client import LOOPBACK
+
 dist = cast(Any, torch.distributed)  # parts of it have no types
-BUCKET_BYTES = 64 * 2**20
+BUCKET_BYTES = 16 * 2**20  # small enough for the allocator to give the same memory again (glibc: below 32 MiB)
 _ALIGNED = 16  # bytes: any dtype may begin there
 _GLANCE = timedelta(seconds=0.5)  # between two looks whether it was given up
 _GIVEN_UP = "given up"  # where the group meets
@@ -38,13 +42,13 @@ class StreamBroken(RuntimeError):
 @dataclass(frozen=True)
 class Invitation:
     """Where the group meets; what every rank of it must know. `seconds`: the longest wait for the others, to join or
-    for a bucket."""
+    for a bucket. `key` is of this group alone."""
 
     address: str
     port: int
     world_size: int
-    backend: str
     seconds: float
+    key: str
 
     def as_dict(self) -> dict[str, Any]:
         """Return what an engine can be sent."""
@@ -108,54 +112,39 @@ def digest(tensor: torch.Tensor) -> str:
 
 def own_address(host: str) -> str:
     """Return the address by which this machine is seen from `host`; that of the loopback where `host` is this machine
-    by such a name."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # connecting one sends nothing
-        probe.connect((host, 9))
-        return str(probe.getsockname()[0])
-
-
-def device_of(device: torch.device) -> str:
-    """Return what tells a worker's device from every other: "cpu", or a GPU's own number."""
-    return "cpu" if device.type != "cuda" else str(torch.cuda.get_device_properties(device).uuid)
-
-
-def backend_for(devices: Iterable[str]) -> str:
-    """Return "nccl" where every end has a GPU of its own, else "gloo"."""
-    found = list(devices)
-    return "nccl" if "cpu" not in found and len(set(found)) == len(found) else "gloo"
+    by such a name. Raises OSError where there is no way to it."""
+    family, *_, place = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:  # connecting one sends nothing
+        probe.connect(place)
+        found = str(probe.getsockname()[0])
+    return LOOPBACK if ipaddress.ip_address(found.partition("%")[0]).is_loopback else found
 
 
 class _End:
     """One rank of the group."""
 
-    def __init__(self, invitation: Invitation, rank: int, device: torch.device):
+    def __init__(self, invitation: Invitation, rank: int):
         self.invitation, self.rank = invitation, rank
-        self.device = device if invitation.backend == "nccl" else torch.device("cpu")
         self._store: Any = None
         self._group: Any = None
 
     def _join(self, store: Any) -> None:
         """Return when all have joined. Raises StreamBroken."""
-        invitation, deadline = self.invitation, timedelta(seconds=self.invitation.seconds)
+        invitation = self.invitation
         self._store = store
-        prefixed = dist.PrefixStore("weights", store)
         try:
-            if invitation.backend == "nccl":
-                options = dist.ProcessGroupNCCL.Options()
-                options._timeout = deadline
-                self._group = dist.ProcessGroupNCCL(prefixed, self.rank, invitation.world_size, options)
-                return
             options = dist.ProcessGroupGloo._Options()
-            options._timeout = deadline
-            own = own_address(invitation.address)
-            options._devices = [dist.ProcessGroupGloo.create_device(hostname=own)]
+            options._timeout = timedelta(seconds=invitation.seconds)
+            options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address(invitation.address))]
+            prefixed = dist.PrefixStore("weights", store)
             self._group = dist.ProcessGroupGloo(prefixed, self.rank, invitation.world_size, options)
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:
             self.close()
             raise StreamBroken(f"the group for weights at {invitation.address}:{invitation.port} did not come together "
                                f"within {invitation.seconds:g} s ({_line(error)})") from None  # fmt: skip
 
-    def _start(self, tensor: torch.Tensor) -> Any:
+    def broadcast(self, tensor: torch.Tensor) -> Any:
+        """Start to send a tensor from rank 0 to all others, into theirs; return what `wait` waits for."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor, options.asyncOp = 0, 0, True
         try:
@@ -163,7 +152,7 @@ class _End:
         except RuntimeError as error:
             raise StreamBroken(_line(error)) from None
 
-    def _wait(self, work: Any) -> None:
+    def wait(self, work: Any) -> None:
         """Return when it is done. Raises StreamBroken where another end is gone or given up, or the time is over."""
         deadline = time.monotonic() + self.invitation.seconds
         while True:
@@ -176,8 +165,6 @@ class _End:
                 if time.monotonic() > deadline:
                     raise StreamBroken(f"nothing moved for {self.invitation.seconds:g} s") from None
                 continue
-            if self.device.type == "cuda":
-                torch.cuda.current_stream(self.device).synchronize()
             return
 
     def _check_others(self) -> None:
@@ -198,18 +185,11 @@ class _End:
 class WeightSender(_End):
     """The trainer's end. `address`: where this machine is found; `num_receivers`: workers of all engines."""
 
-    def __init__(
-        self,
-        address: str,
-        num_receivers: int,
-        device: torch.device,
-        backend: str = "gloo",
-        seconds: float = 120.0,
-        bucket_bytes: int = BUCKET_BYTES,
-    ):
-        door = socket.create_server((address, 0))
-        invitation = Invitation(address, door.getsockname()[1], num_receivers + 1, backend, seconds)
-        super().__init__(invitation, 0, device)
+    def __init__(self, address: str, num_receivers: int, seconds: float = 120.0, bucket_bytes: int = BUCKET_BYTES):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        door = socket.create_server((address, 0), family=family)
+        port, key = door.getsockname()[1], secrets.token_hex(8)
+        super().__init__(Invitation(address, port, num_receivers + 1, seconds, key), 0)
         self.bucket_bytes = bucket_bytes
         self._door: socket.socket | None = door
         self._buffers = [torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)]
@@ -233,8 +213,8 @@ class WeightSender(_End):
         """
         rows = [[name, list(shape), str(dtype).removeprefix("torch.")] for name, (shape, dtype) in kinds.items()]
         plan = json.dumps({"bucket_bytes": self.bucket_bytes, "kinds": rows}).encode()
-        self._wait(self._start(torch.tensor([len(plan)], device=self.device)))
-        self._wait(self._start(torch.frombuffer(bytearray(plan), dtype=torch.uint8).to(self.device)))
+        self.wait(self.broadcast(torch.tensor([len(plan)])))
+        self.wait(self.broadcast(torch.frombuffer(bytearray(plan), dtype=torch.uint8)))
         digests: dict[str, str] = {}
         source, under_way = iter(weights), None
         for number, bucket in enumerate(buckets_of(kinds, self.bucket_bytes)):
@@ -243,15 +223,15 @@ class WeightSender(_End):
                 self._fill(buffer, bucket, source, digests)
             except Exception:
                 buffer[-1] = _BROKEN_OFF
-                for work in filter(None, [under_way, self._start(buffer)]):
-                    self._wait(work)
+                for work in filter(None, [under_way, self.broadcast(buffer)]):
+                    self.wait(work)
                 raise
-            started = self._start(buffer)
+            started = self.broadcast(buffer)
             if under_way is not None:
-                self._wait(under_way)
+                self.wait(under_way)
             under_way = started
         if under_way is not None:
-            self._wait(under_way)
+            self.wait(under_way)
         return digests
 
     def give_up(self) -> None:
@@ -268,7 +248,7 @@ class WeightSender(_End):
 
     def _buffer(self, number: int, size: int) -> torch.Tensor:
         if len(self._buffers[number]) < size:
-            self._buffers[number] = torch.empty(size, dtype=torch.uint8, device=self.device)
+            self._buffers[number] = torch.empty(size, dtype=torch.uint8)
         return self._buffers[number][:size]
 
     @staticmethod
@@ -288,8 +268,8 @@ class WeightSender(_End):
 class WeightReceiver(_End):
     """A worker's end, which joins at once. Raises StreamBroken."""
 
-    def __init__(self, invitation: Invitation, rank: int, device: torch.device):
-        super().__init__(invitation, rank, device)
+    def __init__(self, invitation: Invitation, rank: int):
+        super().__init__(invitation, rank)
         try:
             store = dist.TCPStore(
                 invitation.address, invitation.port, is_master=False, timeout=timedelta(seconds=invitation.seconds)
@@ -301,28 +281,28 @@ class WeightReceiver(_End):
 
     def receive(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield names and tensors of one delivery; a tensor may be kept. Raises StreamBroken."""
-        size = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self._wait(self._start(size))
-        packed = torch.zeros(int(size), dtype=torch.uint8, device=self.device)
-        self._wait(self._start(packed))
+        size = torch.zeros(1, dtype=torch.int64)
+        self.wait(self.broadcast(size))
+        packed = torch.zeros(int(size), dtype=torch.uint8)
+        self.wait(self.broadcast(packed))
         plan = json.loads(bytes(packed.tolist()))
         kinds = {name: (torch.Size(shape), getattr(torch, dtype)) for name, shape, dtype in plan["kinds"]}
         buckets = buckets_of(kinds, plan["bucket_bytes"])
         coming = [self._expect(bucket) for bucket in buckets[:1]]
         for number, bucket in enumerate(buckets):
             buffer, work = coming.pop()
-            self._wait(work)
-            if number + 1 < len(buckets):
-                coming.append(self._expect(buckets[number + 1]))
+            self.wait(work)
             if int(buffer[-1]) != _SENT:
                 raise StreamBroken("the trainer broke off in the middle of a delivery")
+            if number + 1 < len(buckets):
+                coming.append(self._expect(buckets[number + 1]))
             for entry in bucket.entries:
                 yield entry.name, entry.view(buffer)
             del buffer
 
     def _expect(self, bucket: Bucket) -> tuple[torch.Tensor, Any]:
-        buffer = torch.empty(bucket.size, dtype=torch.uint8, device=self.device)
-        return buffer, self._start(buffer)
+        buffer = torch.empty(bucket.size, dtype=torch.uint8)
+        return buffer, self.broadcast(buffer)
 
 
 def _line(error: Exception) -> str:

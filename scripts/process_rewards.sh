@@ -79,11 +79,18 @@ if [[ $labels == contrast ]]; then
   cut=(stage.solutions=right stage.first_step=0 stage.smallest_alternative="$smallest_alternative" stage.policy="$policy")
   estimate=(stage.estimator=smoothed)
   objective=dpo
-  if [[ -n $prm_start$other_start ]]; then
-    echo "error: labels=contrast makes its reward models of the policy: leave out prm_start and other_start, or set \
-labels=values" >&2
+  if [[ -n $prm_start$other_start || ! -d $policy ]]; then
+    echo "error: labels=contrast makes its reward models of the policy, a folder: leave out prm_start and other_start, \
+download a hub model first, or set labels=values" >&2
     exit 2
   fi
+  for model in "$run"/prm/model "$run"/prm_other/model; do
+    if [[ -d $model && ! -f $model/log_ratio_reward.json ]]; then
+      echo "error: $model is a reward model with a head, of another recipe: choose another run=, or remove $run/prm, \
+$run/prm_other and what was made by them" >&2
+      exit 2
+    fi
+  done
 fi
 exp=${exp:-$(experiment "$objective")}
 stage cut_states "$python" run_stage.py -cn values/cut_states input="$out/trajectories.jsonl" output="$out/states.jsonl" \

@@ -1,6 +1,11 @@
-"""What a Ray cluster costs, beside the same work without one.
+"""What a Ray cluster costs, beside the same work without one, and weights on their way to its nodes.
 
-    bash scripts/bench.sh cluster --policy MODEL     a small policy of word_arithmetic: the quick start's SFT model
+    bash scripts/bench.sh cluster weights
+    bash scripts/bench.sh cluster throughput --policy MODEL     a small policy of word_arithmetic: the quick start's SFT
+
+Weights: 1 GB of bfloat16 tensors to actors on two nodes (raylets of this machine) by `sampling.weight_stream`, digests
+and copies into an engine's own tensors included, in turns with a bare gloo broadcast of ten tensors of the same size in
+all over the same three processes. Memory: how far a process' peak of a delivery lies above what it held before.
 
 Throughput: 512 samples (64 problems x 8) by two one-thread engines on two nodes (raylets of this machine, with a core
 each) and by the same two engines without Ray. All four engines live through the whole run and take turns (A B, B A,
@@ -9,25 +14,51 @@ A B, ...) after one warm-up; every round asks for the same problems with other r
 
 import argparse
 import asyncio
+import json
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from benchmarks.processes.sides import load_before
-from benchmarks.result import figure, write_result
+from benchmarks.result import RESULTS, figure, write_result
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import check_model_folder, load_tokenizer
-from espalier.runtime.ray_cluster import join_cluster, leave_cluster
+from espalier.runtime.ray_cluster import (
+    Room,
+    call_actor,
+    join_cluster,
+    leave_cluster,
+    node_address,
+    place_actor,
+    release,
+    reserve,
+)
 from espalier.sampling.client import SampleRequest, SamplingParams
 from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.engine_pool import EnginePool
 from espalier.sampling.ray_engines import RayEngines
 from espalier.sampling.requests import TrajectoryRequests
+from espalier.sampling.weight_stream import (
+    BUCKET_BYTES,
+    Invitation,
+    WeightReceiver,
+    WeightSender,
+    digest,
+    kinds_of,
+    own_address,
+)
 
-HOW = "bash scripts/bench.sh cluster --policy MODEL"
+HOW = "bash scripts/bench.sh cluster"
 GOAL = 0.9
+GOAL_SECONDS = 1.5  # times a bare broadcast
+GOAL_BUCKETS = 2
+NUM_TENSORS, TENSOR = 250, 2_000_000  # in bfloat16 1 GB
 OPTIONS = {"enforce_eager": True, "max_num_seqs": 256}
 PARAMS = SamplingParams(n=8, temperature=1.0, max_tokens=96)
 
@@ -77,19 +108,126 @@ async def measure(policy: str, folder: Path, rounds: int) -> list[dict[str, floa
             await client.close()
 
 
+def peak_above(work: Callable[[], Any]) -> tuple[Any, float]:
+    """Return what `work` returns, and by how many MiB this process' resident memory rose at most meanwhile."""
+
+    def kib(name: str) -> int:
+        rows = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+        return int(rows[name].split()[0])
+
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = kib("VmRSS")
+    found = work()
+    return found, (kib("VmHWM") - before) / 1024
+
+
+class EngineEnd:
+    """One worker with weights of its own, in an actor."""
+
+    def join(self, invitation: dict[str, Any], rank: int) -> None:
+        """Join the trainer's group."""
+        self.end = WeightReceiver(Invitation(**invitation), rank)
+        self.own = {str(k): torch.ones(TENSOR, dtype=torch.bfloat16) for k in range(NUM_TENSORS)}
+        self.parts = [torch.ones(NUM_TENSORS * TENSOR // 10, dtype=torch.bfloat16) for _ in range(10)]
+
+    def take(self) -> float:
+        """Take one delivery into the own weights; MiB above what was held."""
+
+        def work() -> None:
+            for name, value in self.end.receive():
+                digest(value)
+                self.own[name].copy_(value)
+
+        return peak_above(work)[1]
+
+    def take_bare(self) -> float:
+        """Take part in the bare broadcast."""
+        for part in self.parts:
+            self.end.wait(self.end.broadcast(part))
+        return float(self.own["0"][0])
+
+
+async def measure_weights(rounds: int) -> list[dict[str, float]]:
+    """Return seconds and MiB of every round."""
+    room = Room("ends", 2, {"CPU": 1}, "STRICT_SPREAD")
+    group = await reserve(room, 60)
+    actors = [place_actor(EngineEnd, group, number, room.resources) for number in range(2)]
+    sender = WeightSender(own_address(await asyncio.to_thread(node_address)), 2)
+    weights = {str(k): torch.full((TENSOR,), float(k), dtype=torch.bfloat16) for k in range(NUM_TENSORS)}
+    parts = [torch.ones(NUM_TENSORS * TENSOR // 10, dtype=torch.bfloat16) for _ in range(10)]
+    kinds = kinds_of(weights)
+
+    async def both(name: str, own: Callable[[], Any], *arguments: Any) -> tuple[float, list[Any], Any]:
+        asked = [asyncio.create_task(call_actor(actor, name, *arguments, *more)) for actor, more in pairs(arguments)]
+        started = time.perf_counter()
+        found = await asyncio.to_thread(own)
+        answers = await asyncio.gather(*asked)
+        return time.perf_counter() - started, answers, found
+
+    def pairs(arguments: tuple[Any, ...]) -> list[tuple[Any, tuple[int, ...]]]:
+        return [(actor, (number + 1,) if arguments else ()) for number, actor in enumerate(actors)]
+
+    def broadcast() -> None:
+        for part in parts:
+            sender.wait(sender.broadcast(part))
+
+    await both("join", sender.join, sender.invitation.as_dict())
+    rows = []
+    for number in range(rounds + 1):
+        row: dict[str, float] = {}
+        for side in ("stream", "bare") if number % 2 else ("bare", "stream"):
+            if side == "bare":
+                row["bare_seconds"] = (await both("take_bare", broadcast))[0]
+                continue
+            send = partial(sender.send, kinds, weights.items())
+            row["stream_seconds"], of_engines, (_, own) = await both("take", partial(peak_above, send))
+            row["sender_mib"], row["receiver_mib"] = own, max(of_engines)
+        rows.append(row)
+    sender.close()
+    release(group)
+    return rows[1:]  # behind a warm-up
+
+
+def weight_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
+    """Return seconds beside a bare broadcast and buckets above what was held."""
+    ratios = sorted(row["stream_seconds"] / row["bare_seconds"] for row in rows)
+    buckets = sorted(max(row["sender_mib"], row["receiver_mib"]) * 2**20 / BUCKET_BYTES for row in rows)
+    found = {}
+    for name, values, goal, unit in (
+        ("weights_seconds_vs_bare_broadcast", ratios, GOAL_SECONDS, "ratio"),
+        ("weights_memory_in_buckets", buckets, GOAL_BUCKETS, f"buckets of {BUCKET_BYTES / 2**20:g} MiB"),
+    ):
+        value = values[len(values) // 2]
+        found[name] = {"value": round(value, 3), "low": round(values[0], 3), "high": round(values[-1], 3), "unit": unit,
+                       "goal": goal, "better": "lower", "met": value <= goal, "how": f"{HOW} weights"}  # fmt: skip
+    return found
+
+
 def main() -> None:
-    """Measure and write the result."""
+    """Measure what is named and write it beside what is kept."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--policy", required=True)
+    parser.add_argument("parts", nargs="*", choices=["weights", "throughput"], default=["weights", "throughput"])
+    parser.add_argument("--policy", default="")
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    check_model_folder(arguments.policy)
-    load = load_before()
+    parts = arguments.parts or ["weights", "throughput"]
+    if "throughput" in parts:
+        check_model_folder(arguments.policy)
+    load, path = load_before(), RESULTS / "cluster.json"
+    stored: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    figures, detail = dict(stored.get("figures", {})), dict(stored.get("detail", {}))
     with tempfile.TemporaryDirectory() as folder, two_nodes():
-        rows = asyncio.run(measure(arguments.policy, Path(folder), arguments.rounds))
-    ratios = [row["ray"] / row["without"] for row in rows]
-    detail = {"tokens_per_second": rows, "load_before": load}
-    print(write_result("cluster", {"engines_on_ray_vs_without": figure(ratios, goal=GOAL, how=HOW)}, detail))
+        if "weights" in parts:
+            rows = asyncio.run(measure_weights(arguments.rounds))
+            figures |= weight_figures(rows)
+            detail["weights"] = {"rounds": rows, "load_before": load}
+        if "throughput" in parts:
+            rows = asyncio.run(measure(arguments.policy, Path(folder), arguments.rounds))
+            ratios = [row["ray"] / row["without"] for row in rows]
+            how = f"{HOW} throughput --policy MODEL"
+            figures["engines_on_ray_vs_without"] = figure(ratios, goal=GOAL, how=how)
+            detail["throughput"] = {"tokens_per_second": rows, "load_before": load}
+    print(write_result("cluster", figures, detail))
 
 
 if __name__ == "__main__":

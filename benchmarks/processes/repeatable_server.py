@@ -67,12 +67,12 @@ class RepeatableServer:
     async def _load(self, request: web.Request) -> web.Response:
         body = await request.json()
         match body["method"]:
-            case "weight_device":
-                return web.json_response({"results": ["cpu"]})
+            case "worker_rank":
+                return web.json_response({"results": ["0"]})
             case "join_weights":
                 rank = int(body["kwargs"]["first_rank"])
                 invitation = Invitation(**body["kwargs"]["invitation"])
-                self.weights = await asyncio.to_thread(WeightReceiver, invitation, rank, torch.device("cpu"))
+                self.weights = await asyncio.to_thread(WeightReceiver, invitation, rank)
                 return web.json_response({"results": [{"rank": rank}]})
             case "receive_weights":
                 return await self._receive()

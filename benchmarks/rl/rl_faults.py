@@ -147,7 +147,7 @@ def nothing_delivered(trainer: Trainer) -> None:
     (engine,) = cast(list[Any], trainer.delivery.sync.engines)
     stream: Any = trainer.delivery.sync._stream
 
-    async def receive() -> Any:
+    async def receive(key: str, number: int) -> Any:
         return [{}]
 
     def send(kinds: Any, weights: Any) -> dict[str, str]:

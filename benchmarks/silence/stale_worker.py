@@ -15,7 +15,7 @@ class KeepsOneTensor(ReceivesWeights):
 
     _kept: torch.Tensor | None = None
 
-    def receive_weights(self) -> dict[str, str]:
+    def receive_weights(self, key: str, number: int) -> dict[str, str]:
         """As the real one, but that the engine gets the first version of one tensor again and again."""
         reload = self.model_runner.reload_weights
 
@@ -24,7 +24,7 @@ class KeepsOneTensor(ReceivesWeights):
 
         self.model_runner.reload_weights = reload_stale
         try:
-            return super().receive_weights()
+            return super().receive_weights(key, number)
         finally:
             self.model_runner.reload_weights = reload
 

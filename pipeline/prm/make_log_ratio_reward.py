@@ -19,8 +19,8 @@ from espalier.data.examples.token_examples import is_in_part
 from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, StepValues
 from espalier.data.steps import step_tokens
-from espalier.data.training_problems import write_training_problems
-from espalier.models.log_ratio_reward import LogRatioReward, Scale, write_log_ratio_reward
+from espalier.data.training_problems import write_problems_of_log_ratio
+from espalier.models.log_ratio_reward import LogRatioReward, Scale, is_log_ratio_reward, write_log_ratio_reward
 from espalier.pipeline.stage import StageContext
 from espalier.runtime.manifest import write_folder
 
@@ -93,6 +93,12 @@ class MakeLogRatioReward:
         from espalier.models.load import load_policy, load_tokenizer
         from espalier.runtime.distributed import device
 
+        for name, path in (("policy", self.policy), ("reference", self.reference)):
+            if not Path(path).is_dir():
+                raise BadInput(f"stage.{name}={path} is no folder, and both are copied: name one, a hub model after "
+                               "`hf download`")  # fmt: skip
+        if context.output.is_dir() and not is_log_ratio_reward(str(context.output)):
+            raise BadInput(f"{context.output} holds another model: choose another output, or remove it")
         if Path(self.policy).resolve() == Path(self.reference).resolve():
             raise BadInput(f"stage.policy and stage.reference are one model, {self.policy}: every log-ratio would be 0")
         if load_tokenizer(self.policy).get_vocab() != load_tokenizer(self.reference).get_vocab():
@@ -106,7 +112,7 @@ class MakeLogRatioReward:
 
         def write(partial: Path) -> None:
             write_log_ratio_reward(partial, self.policy, self.reference, scale)
-            write_training_problems(partial, {row.problem_id for row in rows}, self.policy)
+            write_problems_of_log_ratio(partial, self.policy)
 
         write_folder(context.output, write)
         context.counts.update(slope=round(scale.slope, 6), offset=round(scale.offset, 6))
@@ -126,6 +132,9 @@ class MakeLogRatioReward:
         tokens = list(map(step_tokens, rows))
         with context.progress("log-ratios", len(rows), "solution") as progress:
             ratios = model.ratios(tokens, self.batch_tokens, progress.update)
+        if not any(value for row in ratios for value in row):
+            raise BadInput(f"{self.policy} and {self.reference} give every step the same log-prob: one is a copy of "
+                           "the other")  # fmt: skip
         read = [
             (ratio, label, weight)
             for row, of_row in zip(rows, ratios, strict=True)

@@ -60,8 +60,6 @@ from espalier.sampling.client import LOOPBACK, ServerGone
 from espalier.sampling.weight_stream import (
     StreamBroken,
     WeightSender,
-    backend_for,
-    device_of,
     kinds_of,
     own_address,
 )
@@ -113,6 +111,7 @@ class WeightSync:
         self.canaries: list[Canary] = []
         self._sent: deque[dict[str, str]] = deque(maxlen=4)  # digests of the last deliveries
         self._stream: WeightSender | None = None  # once there was a first delivery
+        self._num_sent = 0
         self._roundings: deque[float] = deque(maxlen=5)  # of the last versions: one alone may be small by chance
         self._before: tuple[torch.Tensor, torch.Tensor] | None = None  # log-probs, distributions
         self._next: Unproven | None = None  # looked at, not delivered
@@ -126,10 +125,13 @@ class WeightSync:
     async def deliver(self, weights: Weights) -> None:
         """Send the weights to every engine, and compare every receipt. Raises StaleWeights, ServerGone."""
         if self._stream is None:
-            self._stream = await self._join(next(iter(weights.values())).device)
-        stream, kinds = self._stream, kinds_of(weights, self.dtype)
-        sending = asyncio.to_thread(stream.send, kinds, weights.items())
-        sent, *receipts = await self._with_engines([engine.load() for engine in self.engines], sending, stream)
+            self._stream = await self._join()
+        stream, kinds, key = self._stream, kinds_of(weights, self.dtype), self._stream.invitation.key
+        self._num_sent += 1
+        loads = [engine.load(key, self._num_sent) for engine in self.engines]
+        sent, *receipts = await self._with_engines(
+            loads, asyncio.to_thread(stream.send, kinds, weights.items()), stream
+        )
         for engine, of_workers in zip(self.engines, receipts, strict=True):
             if of_workers is not None and not of_workers:
                 raise StaleWeights(f"{engine.name} took a delivery and gave no receipt")
@@ -138,19 +140,20 @@ class WeightSync:
         self.is_received = all(receipts)
         self._sent.append(sent)
 
-    async def _join(self, device: torch.device) -> WeightSender:
+    async def _join(self) -> WeightSender:
         """Make the group that weights are sent over: this process and every worker of every engine."""
-        devices = await each(engine.weight_devices() for engine in self.engines)
-        far = [engine.host for engine in self.engines if own_address(engine.host) != LOOPBACK]
-        address = own_address(far[0]) if far else LOOPBACK
-        num_workers = sum(map(len, devices))
-        backend = backend_for([device_of(device), *(one for workers in devices for one in workers)])
-        stream = WeightSender(address, num_workers, device, backend)
-        ranks = accumulate((len(workers) for workers in devices), initial=1)
+        workers = await each(engine.worker_ranks() for engine in self.engines)
+        hosts = [engine.host for engine in self.engines]
+        try:
+            address = next((found for found in map(own_address, hosts) if found != LOOPBACK), LOOPBACK)
+            stream = WeightSender(address, sum(map(len, workers)))
+        except OSError as error:
+            raise ServerGone(f"weights do not reach the engines at {', '.join(hosts)}: {error}") from error
+        ranks = accumulate(map(len, workers), initial=1)
         pairs = zip(self.engines, ranks, strict=False)
         asked = [engine.join_weights(stream.invitation, rank) for engine, rank in pairs]
         await self._with_engines(asked, asyncio.to_thread(stream.join), stream)
-        log.debug("weights go to %d workers of %d engines over %s", num_workers, len(self.engines), backend)
+        log.debug("weights go to %d workers of %d engines", stream.invitation.world_size - 1, len(self.engines))
         return stream
 
     async def _with_engines(
@@ -165,7 +168,7 @@ class WeightSync:
                 return await part
             except BaseException as error:
                 failed.append(error)
-                stream.give_up()
+                await asyncio.to_thread(stream.give_up)
                 raise
 
         # this process first: an engine may hold up the loop until its part is done

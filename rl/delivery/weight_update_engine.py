@@ -62,14 +62,15 @@ class LiveEngine(Protocol):
     def host(self) -> str:
         """Where it runs, as this machine reaches it."""
 
-    async def weight_devices(self) -> list[str]:
-        """Return what tells the device of each of its workers from every other. Raises ServerGone, StaleWeights."""
+    async def worker_ranks(self) -> list[str]:
+        """Return the rank of each of its workers within it. Raises ServerGone, StaleWeights."""
 
     async def join_weights(self, invitation: Invitation, first_rank: int) -> None:
         """Join the trainer's group, its workers from that rank on. Raises ServerGone."""
 
-    async def load(self) -> list[dict[str, str]] | None:
-        """Serve the weights that the trainer sends next, all of them, from the next request on.
+    async def load(self, key: str, number: int) -> list[dict[str, str]] | None:
+        """Serve the weights that the trainer of the group `key` sends next, all of them, from the next request on: its
+        delivery `number`.
 
         A receipt of every worker, name → digest of what it read, or None where there is none to be had.
         """
@@ -159,24 +160,23 @@ class VLLMEngine(CacheProbe):
         """Of its address."""
         return urlsplit(self.name).hostname or LOOPBACK
 
-    async def weight_devices(self) -> list[str]:
-        """POST /collective_rpc weight_device. Raises ServerGone, StaleWeights where the server has no such method."""
-        return await self._on_workers("weight_device", str)
+    async def worker_ranks(self) -> list[str]:
+        """POST /collective_rpc worker_rank. Raises ServerGone, StaleWeights where the server has no such method."""
+        return await self._on_workers("worker_rank", str)
 
     async def join_weights(self, invitation: Invitation, first_rank: int) -> None:
         """POST /collective_rpc join_weights. Raises ServerGone."""
         await self._on_workers("join_weights", dict, invitation=invitation.as_dict(), first_rank=first_rank)
 
-    async def load(self) -> list[dict[str, str]] | None:
+    async def load(self, key: str, number: int) -> list[dict[str, str]] | None:
         """POST /collective_rpc receive_weights, then /reset_prefix_cache. Raises ServerGone, StaleWeights."""
-        receipts = await self.receive()
+        receipts = await self.receive(key, number)
         await self.reset_cache()
         return receipts
 
-    async def receive(self) -> list[dict[str, str]]:
-        """Have each worker read the weights that come next; return their receipts. Raises StaleWeights on an answer
-        that is none."""
-        return await self._on_workers("receive_weights", dict)
+    async def receive(self, key: str, number: int) -> list[dict[str, str]]:
+        """Have each worker read that delivery; return their receipts. Raises StaleWeights on an answer that is none."""
+        return await self._on_workers("receive_weights", dict, key=key, number=number)
 
     async def _on_workers(self, method: str, kind: type[R], **arguments: Any) -> list[R]:
         """Return what the method of each worker returns. Raises StaleWeights where that is not of this kind."""
@@ -236,7 +236,8 @@ class VLLMEngine(CacheProbe):
         return await self._ask(path, lambda path: self._connection.post_once(path, body))
 
     async def _ask(self, path: str, call: Callable[[str], Awaitable[Any]]) -> Any:
-        """Tried again, which is harmless here: a connection idle during the update is closed by now."""
+        """Tried again, which is harmless here (a delivery that came is answered by its receipt): a connection idle
+        during the update is closed by now."""
         gone: ServerGone | None = None
         has_answered = False
         for _ in range(_MAX_ATTEMPTS):
@@ -275,17 +276,17 @@ class OwnEngine(CacheProbe):
         """As its client says."""
         return self.client.host
 
-    async def weight_devices(self) -> list[str]:
+    async def worker_ranks(self) -> list[str]:
         """Of the engine's workers. Raises ServerGone."""
-        return await self._or_crash(self.client.weight_devices())
+        return await self._or_crash(self.client.worker_ranks())
 
     async def join_weights(self, invitation: Invitation, first_rank: int) -> None:
         """Have the engine's workers join. Raises ServerGone."""
         await self._or_crash(self.client.join_weights(invitation.as_dict(), first_rank))
 
-    async def load(self) -> list[dict[str, str]] | None:
+    async def load(self, key: str, number: int) -> list[dict[str, str]] | None:
         """Return the receipts, after the prefix cache was emptied. Raises ServerGone, StaleWeights."""
-        receipts = await self._or_crash(self.client.receive_weights())
+        receipts = await self._or_crash(self.client.receive_weights(key, number))
         if not await self._or_crash(self.client.reset_cache()):
             raise StaleWeights(f"{self.name} did not empty its prefix cache", CACHE)
         return receipts

@@ -14,7 +14,12 @@ from transformers import AutoTokenizer
 
 from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput, StepValues, Trajectory
-from espalier.data.training_problems import problem_hash, read_training_problems, write_training_problems
+from espalier.data.training_problems import (
+    problem_hash,
+    read_policy_problems,
+    read_training_problems,
+    write_training_problems,
+)
 from espalier.models.load import BadModel, load_policy
 from espalier.models.log_ratio_reward import LogRatioReward, Scale, joined_ratios
 from espalier.models.scalar_head import load_critic, load_process_reward
@@ -24,6 +29,7 @@ from espalier.pipeline.stage import StageContext
 from espalier.rewards.outcome_model import OutcomeModelReward
 from espalier.rewards.process import ProcessReward, score_trajectories
 from espalier.runtime.manifest import find_damage
+from espalier.runtime.run_dir import model_fingerprint
 
 ROW = Trajectory("p/0", "p", "Q\n", "a\nb\nc", ["a\n", "b\n", "c"], [5, 6], [7, 8, 9, 10, 11], [2, 4, 5], "stop", "7",
                  "7", True)  # fmt: skip
@@ -135,9 +141,7 @@ def test_scores_are_those_of_the_two_networks(tiny_policy: Path, moved_policy: P
         assert scored.scores == pytest.approx(wanted, abs=1e-4)
 
 
-def test_labels_set_the_scale_and_their_problems_count_as_seen(
-    tiny_policy: Path, moved_policy: Path, tmp_path: Path
-) -> None:
+def test_labels_set_the_scale(tiny_policy: Path, moved_policy: Path, tmp_path: Path) -> None:
     rows, ratios = [], []
     for k in range(6):
         row = replace(ROW, id=f"q{k}/0", problem_id=f"q{k}", response_ids=[7 + k, 8 + k, 9, 10 + 2 * k, 11])
@@ -155,10 +159,43 @@ def test_labels_set_the_scale_and_their_problems_count_as_seen(
     read = [(x, y) for x, y in pairs if y is not None]
     wanted = fit_scale([x for x, _ in read], [y for _, y in read], [1.0] * len(read))
     assert (scale["slope"], scale["offset"]) == pytest.approx(wanted, rel=1e-3)
-    assert read_training_problems(str(folder)) == {problem_hash(name) for name in ["p", *(f"q{k}" for k in range(6))]}
+    assert read_training_problems(str(folder)) == {problem_hash("p")}  # two numbers remember no problem
     model: Any = load_process_reward(str(folder))
     scored = [score for row in score_trajectories(model, rows, pad_id=0) for score in row]
     assert all((score > 0.5) == (y == 1) for score, (_, y) in zip(scored, pairs, strict=True) if y is not None)
+
+
+def test_what_the_reference_knew_too_is_beside_what_the_policy_alone_was_trained_on(
+    tiny_policy: Path, moved_policy: Path, tmp_path: Path
+) -> None:
+    """Otherwise both folds of a second round would have seen everything."""
+    before = tmp_path / "before"
+    shutil.copytree(tiny_policy, before)
+    write_training_problems(before, ["a", "b"], "")
+    write_training_problems(moved_policy, ["b", "c"], str(before))
+    assert read_training_problems(str(moved_policy)) == {problem_hash(name) for name in "abc"}
+    folder = str(make(tmp_path, moved_policy, before))
+    assert read_training_problems(folder) == {problem_hash(name) for name in "bc"}
+    assert read_policy_problems(folder) == {problem_hash("a")}
+    (moved_policy / "training_problems.json").unlink()
+    assert read_training_problems(str(make(tmp_path / "unknown", moved_policy, before))) is None
+
+
+def test_another_models_folder_is_not_taken_for_it(tiny_policy: Path, moved_policy: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_policy, tmp_path / "prm")
+    with pytest.raises(BadInput, match="holds another model"):
+        make(tmp_path, moved_policy, tiny_policy)
+    with pytest.raises(BadInput, match="is no folder, and both are copied"):
+        make(tmp_path, Path("org/name"), tiny_policy)
+
+
+def test_another_scale_or_reference_is_another_model(tiny_policy: Path, moved_policy: Path, tmp_path: Path) -> None:
+    folder = make(tmp_path, moved_policy, tiny_policy)
+    before = model_fingerprint(str(folder))
+    (folder / "log_ratio_reward.json").write_text('{"how": "sum", "slope": 1.0, "offset": 0.0}')
+    scaled = model_fingerprint(str(folder))
+    shutil.copy(moved_policy / "model.safetensors", folder / "reference" / "model.safetensors")
+    assert len({before, scaled, model_fingerprint(str(folder))}) == 3
 
 
 def test_it_is_a_process_reward_and_nothing_that_needs_a_head(

@@ -558,7 +558,7 @@ class KnowingEngine(FakeEngine):
         self.keeps_cache, self.late = keeps_cache, late
         self.before: dict[str, torch.Tensor] = {}
 
-    async def load(self) -> list[dict[str, str]]:  # type: ignore[override]
+    async def load(self, key: str, number: int) -> list[dict[str, str]]:  # type: ignore[override]
         weights = await self.received()
         read = self.before if self.late and self.before else weights
         self.before = weights

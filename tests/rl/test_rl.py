@@ -420,8 +420,8 @@ def test_a_delivery_that_cannot_be_proven_ends_the_run_before_anything_comes_of_
     class Breaking(FakeEngine):
         num_loads = 0
 
-        async def load(self) -> None:
-            await super().load()
+        async def load(self, key: str, number: int) -> None:
+            await super().load(key, number)
             self.num_loads += 1
 
         async def prompt_logprobs(self, ids: list[int]) -> list[float]:
@@ -473,7 +473,7 @@ def test_a_tied_head_is_delivered_under_its_own_name() -> None:
     model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
 
     class Keeping(StreamEnd):
-        async def load(self) -> None:
+        async def load(self, key: str, number: int) -> None:
             self.found = await self.received()
 
         async def prompt_logprobs(self, ids: list[int]) -> list[float]:

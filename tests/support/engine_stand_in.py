@@ -55,17 +55,16 @@ class StandIn:
     async def is_working(self) -> bool:
         return True
 
-    async def weight_devices(self) -> list[str]:
-        return ["cpu"]
+    async def worker_ranks(self) -> list[str]:
+        return ["0"]
 
     async def join_weights(self, invitation: dict[str, Any], first_rank: int) -> None:
-        import torch  # late: most tests start a stand-in and deliver nothing
 
         from espalier.sampling.weight_stream import Invitation, WeightReceiver
 
-        self.weights = WeightReceiver(Invitation(**invitation), first_rank, torch.device("cpu"))
+        self.weights = WeightReceiver(Invitation(**invitation), first_rank)
 
-    async def receive_weights(self) -> list[dict[str, str]]:
+    async def receive_weights(self, key: str, number: int) -> list[dict[str, str]]:
         if self.model == "mortal" and self.options["seed"] == 1:
             os._exit(7)
         from espalier.sampling.weight_stream import digest

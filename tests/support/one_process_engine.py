@@ -80,12 +80,12 @@ async def follows_the_policy(client: OneProcessEngine, policy: str) -> None:
     assert await engine.cached_tokens(sync.canaries[0].ids[::-1])  # so that an empty cache is told from none
 
     class KeepsItsCache(OwnEngine):
-        async def load(self) -> list[dict[str, str]] | None:
-            return await self.client.receive_weights()
+        async def load(self, key: str, number: int) -> list[dict[str, str]] | None:
+            return await self.client.receive_weights(key, number)
 
     class ReadsNothing(OwnEngine):
-        async def load(self) -> list[dict[str, str]] | None:
-            await self.client.receive_weights()
+        async def load(self, key: str, number: int) -> list[dict[str, str]] | None:
+            await self.client.receive_weights(key, number)
             return [{}]
 
     sync.engines = [KeepsItsCache(client)]

@@ -80,11 +80,11 @@ class StreamEnd:
     host = LOOPBACK
     weights: WeightReceiver
 
-    async def weight_devices(self) -> list[str]:
-        return ["cpu"]
+    async def worker_ranks(self) -> list[str]:
+        return ["0"]
 
     async def join_weights(self, invitation: Invitation, first_rank: int) -> None:
-        self.weights = await asyncio.to_thread(WeightReceiver, invitation, first_rank, torch.device("cpu"))
+        self.weights = await asyncio.to_thread(WeightReceiver, invitation, first_rank)
 
     async def received(self) -> dict[str, torch.Tensor]:
         return await asyncio.to_thread(lambda: dict(self.weights.receive()))
@@ -98,7 +98,7 @@ class FakeEngine(StreamEnd):
         self.model.train(False)
         self.stale = stale
 
-    async def load(self) -> None:
+    async def load(self, key: str, number: int) -> None:
         kept = {name: value for name, value in (await self.received()).items() if name not in self.stale}
         self.model.load_state_dict(kept, strict=False)
 
@@ -130,7 +130,7 @@ class Repeatable(StreamEnd):
             for row in self.server.sample(body)
         ]
 
-    async def load(self) -> None:
+    async def load(self, key: str, number: int) -> None:
         self.server.load_weights(await self.received())
 
     async def prompt_logprobs(self, ids: list[int]) -> list[float]:
