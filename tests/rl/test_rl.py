@@ -1,6 +1,7 @@
 """Reinforcement learning: advantages and losses by hand, masks, deliveries that are stale, exact resume."""
 
 import asyncio
+import copy
 import math
 import os
 import subprocess
@@ -21,6 +22,7 @@ from espalier.models.logprobs import token_logprobs
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rewards.score import Score
 from espalier.rl.advantages.grpo import GRPO, group_advantages
+from espalier.rl.delivery import weight_sync
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import StaleWeights
 from espalier.rl.estimator_context import EstimatorContext
@@ -28,7 +30,7 @@ from espalier.rl.experience import logprob_gap, make_experience
 from espalier.rl.kl import divergence
 from espalier.rl.losses import clipped_surrogate, clipped_tokens
 from espalier.rl.old_logprobs import OldLogprobs
-from espalier.rl.probes.canary import Canary
+from espalier.rl.probes.canary import Canary, trainer_logprobs
 from espalier.rl.probes.checks import ProbeFailed
 from espalier.rl.probes.watch import Watch
 from espalier.rl.rollout import BadSampling, Sampler, check_params, draw_problems, score
@@ -463,6 +465,42 @@ def test_a_parameter_that_delivery_does_not_reach_is_named_at_start_up(tiny_poli
     sync = make_sync(FakeEngine(tiny_policy, stale=[name]))
     with pytest.raises(StaleWeights, match=f"from a stale {name}"):
         asyncio.run(sync.prove_delivery(load_policy(str(tiny_policy), "eager")))
+
+
+def test_the_proof_of_a_deep_network_costs_as_many_passes_as_that_of_a_shallow_one(
+    tiny_policy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And finds a stale parameter that stands for itself in no pass."""
+    config = load_policy(str(tiny_policy)).config
+    passes: dict[int, int] = {}
+    for depth in (3, 12):
+        config.num_hidden_layers = depth
+        torch.manual_seed(0)
+        model: Any = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+        engine = FakeEngine(tiny_policy)
+        engine.model = copy.deepcopy(model).eval()
+        passes[depth] = 0
+
+        def counted(*arguments: Any, depth: int = depth) -> Any:
+            passes[depth] += 1
+            return trainer_logprobs(*arguments)
+
+        monkeypatch.setattr(weight_sync, "trainer_logprobs", counted)
+        asyncio.run(make_sync(engine).prove_delivery(model))
+    assert passes[12] <= 2 * passes[3]  # doubled perturbations apart they are as many
+    stale = "model.layers.5.mlp.down_proj.weight"
+    assert stale not in weight_sync.representatives(model.state_dict())
+    engine = FakeEngine(tiny_policy, stale=[stale])
+    engine.model = copy.deepcopy(model).eval()
+    with pytest.raises(StaleWeights, match="delivery does not reach the whole engine"):
+        asyncio.run(make_sync(engine).prove_delivery(model))
+
+
+def test_one_parameter_of_a_kind_in_each_third_of_the_layers_stands_for_the_others() -> None:
+    names = ["embed", *(f"layers.{k}.{part}" for k in range(8) for part in "qk"), "norm"]
+    found = weight_sync.representatives(names)
+    assert list(found) == ["embed", *(f"layers.{k}.{part}" for part in "qk" for k in (1, 3, 6)), "norm"]
+    assert sorted(name for group in found.values() for name in group) == sorted(names)
 
 
 def test_a_tied_head_is_delivered_under_its_own_name() -> None:
