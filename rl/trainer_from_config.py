@@ -215,6 +215,9 @@ def check_client(client: Any, server: "VLLMServer | None") -> None:
     if isinstance(client, HasEngines):
         if server is not None:
             raise BadConfig("this client has its engines itself: set server=none")
+    elif server is not None and server.options.get("data_parallel_size") not in (None, 1):
+        raise BadConfig("server.options.data_parallel_size: weights go to one engine behind a server: choose "
+                        "client=data_parallel_engines server=none")  # fmt: skip
     elif len(set(client.urls)) < len(client.urls):
         raise BadConfig(f"client.base_url names a server twice: {', '.join(client.urls)}")
     elif server is None and not client.urls:

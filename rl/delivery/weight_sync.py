@@ -24,7 +24,8 @@ with old ones all the same (`serves_old`), or simply otherwise than the trainer.
 At start-up `prove_delivery`: every parameter is perturbed on a scratch copy, the copy is delivered, and the
 engine must agree with the copy and with none of the copies that keep one parameter as it was: one of every kind in each
 third of the layers (`representatives`), so that the proof of a deep network costs no more forward passes than that of a
-shallow one. A canary alone needs many iterations to see one stale parameter among fresh ones.
+shallow one; that the others arrive the receipts say. A canary alone needs many iterations to see one stale parameter
+among fresh ones.
 """
 
 import asyncio

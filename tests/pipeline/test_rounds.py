@@ -500,18 +500,18 @@ def test_labels_by_contrast_are_what_the_reward_models_learn(
 ) -> None:
     """The choice is read from the file that the stage has written."""
     register_schemas()
-    run = tmp_path / "run"
+    run, policy = tmp_path / "run", str(tmp_path)
     rows = [Trajectory(**{**vars(ROW), "id": f"p/{k}", "is_correct": k < 30}) for k in range(400)]
     write_records(run / "process_rewards" / "trajectories.jsonl", rows)
     chosen = ChooseLabels().run(str(run / "process_rewards" / "trajectories.jsonl"), context())
     write_json(run / "process_rewards" / "labels.json", chosen)
-    commands = script("policy=a", f"run={run}", "num_completions=3", name="process_rewards.sh")
+    commands = script(f"policy={policy}", f"run={run}", "num_completions=3", name="process_rewards.sh")
     by_stage = {c[2]: c for c in commands if c[0] == "run_stage.py"}
     cut, join, label = (
         typed(by_stage[f"values/{name}"]) for name in ("cut_states", "join_completions", "label_by_contrast")
     )
     assert (cut.stage["solutions"], cut.stage["first_step"]) == ("right", 0)
-    assert (cut.stage["smallest_alternative"], cut.stage["policy"]) == (0.1, "a")
+    assert (cut.stage["smallest_alternative"], cut.stage["policy"]) == (0.1, policy)
     assert typed(by_stage["values/estimate_values"]).stage["estimator"] == "smoothed"
     assert (join.stage["states"], label.stage["states"], label.input) == (cut.output, cut.output, join.output)
     assert "values/label_signal" not in by_stage
@@ -520,11 +520,11 @@ def test_labels_by_contrast_are_what_the_reward_models_learn(
     assert [Path(train.examples["path"]) for train in trains] == [
         data / "prm_pairs.jsonl", data / "prm_other_pairs.jsonl"
     ]  # fmt: skip
-    assert [train.model["path"] for train in trains] == ["a", "a"]
+    assert [train.model["path"] for train in trains] == [policy, policy]
     made = [typed(c) for c in commands if c[:3:2] == ["run_stage.py", "prm/make_log_ratio_reward"]]
     assert [row.stage["policy"] for row in made] == [f"{train.output_dir}/model" for train in trains]
     assert [(row.stage["part"], row.stage["held_out_share"], row.stage["reference"]) for row in made] == [
-        ("train", 0.5, "a"), ("held_out", 0.5, "a")
+        ("train", 0.5, policy), ("held_out", 0.5, policy)
     ]  # fmt: skip
     assert {row.input for row in made} == {label.output}
     score = typed(by_stage["prm/score_steps"])
@@ -534,6 +534,13 @@ def test_labels_by_contrast_are_what_the_reward_models_learn(
     judge = typed(by_stage["prm/prm_calibration"])
     assert (judge.input, judge.stage["target"]) == (label.output, "labels")
     assert typed(by_stage["pages/inspect_steps"]).stage["values"] == label.output
+    old = run / "prm" / "model"
+    old.mkdir(parents=True)  # with a head, of another recipe
+    assert not any("prm/make_log_ratio_reward" in c for c in script(f"policy={policy}", f"run={run}",
+                                                                    name="process_rewards.sh", code=2))  # fmt: skip
+    old.rmdir()
+    for setting in (["policy=org/name"], [f"policy={policy}", "prm_start=m", "other_start=m"]):
+        assert len(script(*setting, f"run={run}", name="process_rewards.sh", code=2)) == 2  # nothing was completed
 
 
 def test_two_reward_models_start_alike(script: Callable[..., list[list[str]]]) -> None:

@@ -34,6 +34,7 @@ from espalier.sampling.engine_pool import EnginePool
 from espalier.sampling.offline_client import OfflineClient
 from espalier.sampling.ray_engines import RayEngines
 from espalier.sampling.server import VLLMServer
+from espalier.sampling.vllm_client import VLLMClient
 from tests.support.rl_cases import read_metrics
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -301,6 +302,8 @@ def test_they_go_without_a_server_and_copies_are_asked_for_by_their_number() -> 
     check_client(RayEngines("m", "l"), None)
     with pytest.raises(BadConfig, match="set server=none"):
         check_client(DataParallelEngines("m", "l"), VLLMServer("m", "log"))
+    with pytest.raises(BadConfig, match=r"server\.options\.data_parallel_size: weights go to one engine"):
+        check_client(VLLMClient("http://localhost:1"), VLLMServer("m", "log", options={"data-parallel-size": 2}))
     with pytest.raises(BadInput, match=r"client\.options\.data_parallel_size: set client\.num_engines in its place"):
         DataParallelEngines("m", "l", options={"data-parallel-size": 2})
     with pytest.raises(BadConfig, match=r"choose client=vllm \(over HTTP\), data_parallel_engines or ray"):

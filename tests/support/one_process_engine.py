@@ -98,6 +98,24 @@ async def follows_the_policy(client: OneProcessEngine, policy: str) -> None:
     assert told.value.fault.kind == WEIGHTS
 
 
+async def a_delivery_comes_once_and_to_its_own_trainer(client: OneProcessEngine, policy: str) -> None:
+    """Asked for again it is its receipt; a trainer whose engine another one has taken gets nothing."""
+    weights = named_weights(load_policy(policy, "eager"))
+    first, second = WeightSync(OwnEngine(client)), WeightSync(OwnEngine(client))
+    await first.deliver(weights)
+    assert first._stream is not None
+    key = first._stream.invitation.key
+    (receipt,) = await client.receive_weights(key, 1)  # at once: nothing is waited for
+    assert receipt == first._sent[-1]
+    await client.join_weights(first._stream.invitation.as_dict(), 1)
+    await second.deliver(weights)
+    with pytest.raises(ServerGone, match="does not listen to this trainer: another one has taken it"):
+        await first.deliver(weights)
+    await second.deliver(weights)
+    for sync in (first, second):
+        sync.close()
+
+
 async def draws_as_if_nothing_was_asked(client: OneProcessEngine) -> None:
     """Samples without a seed are the same behind others, if the random state is put back, and else are not."""
     engine = OwnEngine(client)
@@ -125,6 +143,8 @@ async def a_failure_is_told_to_all(client: OneProcessEngine) -> None:
     """What the engine raises ends every request in one line, and a delivery."""
     with pytest.raises(ServerGone, match=r"the vLLM engine takes no weights: .*'strange'"):
         await WeightSync(OwnEngine(client)).deliver({"strange": torch.ones(3)})
+    with pytest.raises(ServerGone, match="an earlier delivery broke off in the middle of a reload"):
+        await WeightSync(OwnEngine(client)).deliver({"strange": torch.ones(3)})
 
     def fail() -> None:
         raise RuntimeError("no memory\nin two lines")
@@ -148,6 +168,7 @@ async def main(policy: str) -> None:
     await same_text_as_vllm(client)
     await whoever_gives_up_leaves_nothing(client)
     await follows_the_policy(client, policy)
+    await a_delivery_comes_once_and_to_its_own_trainer(client, policy)
     await draws_as_if_nothing_was_asked(client)
     await a_failure_is_told_to_all(client)
     await client.close()
