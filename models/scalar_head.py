@@ -7,27 +7,32 @@ labels class k means "k of K completions are correct" and the score is the expec
 (`load_critic`) the same network is read before every token.
 """
 
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from transformers import AutoModelForTokenClassification, PretrainedConfig, PreTrainedModel
 
+from espalier.data.steps import StepTokens
 from espalier.models.fused_norm import fuse_norms
 from espalier.models.last_layer import read_last_layer
 from espalier.models.load import BadModel, checkpoint_gradients, from_pretrained, load_config, on_kernel
-from espalier.models.log_ratio_reward import LogRatioReward, is_log_ratio_reward, load_log_ratio_reward
 
 
 def load_process_reward(
     path: str, num_labels: int | None = None, attention: str = "sdpa", gradient_checkpointing: bool = False
-) -> PreTrainedModel | LogRatioReward:
+) -> Any:
     """Return a process reward model: a trained folder, or a policy's body with a fresh head of `num_labels`; or the two
     policies of a folder of `models.log_ratio_reward`, which have no head.
 
     The fresh head is zero: before training every score is 1/2 (one label) or the middle of the classes. Raises BadModel
     on a critic whose values are no shares, and where a head is asked for that a folder cannot have.
     """
-    if is_log_ratio_reward(path):
+    if _is_log_ratio_reward(path):
+        from espalier.models.log_ratio_reward import load_log_ratio_reward
+
         if num_labels is not None or gradient_checkpointing:
             raise BadModel(f"{path} scores by the log-ratio of two policies and has no head to train: train a reward "
                            "model from a policy")  # fmt: skip
@@ -44,6 +49,21 @@ def critic_form(config: PretrainedConfig) -> str | None:
     """Return the form of values that a network was saved as a critic with; None where it was none."""
     form: str | None = getattr(config, "critic_form", None)
     return form
+
+
+def _is_log_ratio_reward(path: str) -> bool:
+    """Say whether a folder holds two policies (`models.log_ratio_reward`, which most programs need not load)."""
+    return (Path(path) / "log_ratio_reward.json").is_file()
+
+
+@runtime_checkable
+class ScoresSteps(Protocol):
+    """A reward model that scores whole solutions itself, without a head to be read."""
+
+    def scores(
+        self, rows: Sequence[StepTokens], batch_tokens: int, on_progress: Callable[[int], None] = ...
+    ) -> list[list[float]]:
+        """Return the score in (0, 1) after every step of every solution."""
 
 
 def _is_scalar(config: PretrainedConfig) -> bool:
@@ -103,7 +123,7 @@ def load_critic(
     """
     if source not in CRITIC_SOURCES:
         raise BadModel(f"critic.model.source must be one of {', '.join(CRITIC_SOURCES)}, got '{source}'")
-    if is_log_ratio_reward(path):
+    if _is_log_ratio_reward(path):
         raise BadModel(f"{path} scores by the log-ratio of two policies and has no head that a critic could begin "
                        "with: name the policy, or a reward model that was trained on step values")  # fmt: skip
     config = load_config(path)

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from espalier.data.records import BadInput, Trajectory
-from espalier.models.log_ratio_reward import LogRatioReward
-from espalier.models.scalar_head import load_process_reward, scores_from_logits
+from espalier.models.scalar_head import ScoresSteps, load_process_reward, scores_from_logits
 from espalier.rewards.process import row_logits
 from espalier.rewards.score import ANYTHING, Score, ScoreRange, clipped
 
@@ -28,7 +27,7 @@ class OutcomeModelReward:
         self, path: str, form: str = "logit", limit: float = 0.0, batch_tokens: int = 16384, attention: str = "sdpa"
     ):
         self.model: Any = load_process_reward(path, attention=attention).requires_grad_(False)
-        if isinstance(self.model, LogRatioReward):
+        if isinstance(self.model, ScoresSteps):
             raise BadInput(f"{path} scores steps by the log-ratio of two policies: choose a process reward")
         if form not in ("logit", "probability"):
             raise BadInput(f"the form of an outcome reward model is logit or probability, got '{form}'")

@@ -14,10 +14,9 @@ from espalier.data.batches.packing import Layout, in_batches, place_rows
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.steps import StepTokens, check_ends, step_tokens
 from espalier.models.inputs import model_inputs
-from espalier.models.log_ratio_reward import LogRatioReward
 from espalier.models.logits import all_logits
 from espalier.models.packing_check import packing_of
-from espalier.models.scalar_head import load_process_reward, scores_from_logits
+from espalier.models.scalar_head import ScoresSteps, load_process_reward, scores_from_logits
 from espalier.rewards.score import ANYTHING, Interval, Score, ScoreRange, clipped, hull
 
 
@@ -64,15 +63,14 @@ def score_step_tokens(
     batch_tokens: int = 16384,
     on_progress: Callable[[int], None] = lambda done: None,
 ) -> list[list[float]]:
-    """Score solutions given as token ids: one score in [0, 1] for every step end, read at the step's last token, or of
-    the log-ratios so far where the model is a `LogRatioReward` (in the dtype of its networks, half as many tokens at a
-    time).
+    """Score solutions given as token ids: one score in [0, 1] for every step end, read at the step's last token; a
+    model without a head scores itself (in the dtype of its networks, half as many tokens at a time).
 
     Equal solutions (ids and step ends) are scored once; `on_progress` gets the number of distinct ones done.
     Raises BadInput for a solution that is longer than the network takes.
     """
     model.eval()
-    if isinstance(model, LogRatioReward):
+    if isinstance(model, ScoresSteps):
         return model.scores(solutions, max(1, batch_tokens // 2), on_progress)
     keys = [(tuple(s.prompt_ids), tuple(s.response_ids), tuple(s.step_ends)) for s in solutions]
     distinct = list(dict.fromkeys(keys))

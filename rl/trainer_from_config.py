@@ -210,14 +210,12 @@ def serving(server: "VLLMServer | None", client: RLClient) -> Iterator[None]:
 def check_client(client: Any, server: "VLLMServer | None") -> None:
     """Raise BadConfig where the client and the server are no pair that new weights can be delivered to."""
     if not isinstance(client, HasEngines | VLLMClient):
-        raise BadConfig("new weights cannot reach its engines: choose client=vllm (over HTTP), "
-                        "data_parallel_engines or ray_engines")  # fmt: skip
+        raise BadConfig("new weights cannot reach its engines: set client=vllm, data_parallel_engines or ray_engines")
     if isinstance(client, HasEngines):
         if server is not None:
             raise BadConfig("this client has its engines itself: set server=none")
     elif server is not None and server.options.get("data_parallel_size") not in (None, 1):
-        raise BadConfig("server.options.data_parallel_size: weights go to one engine behind a server: choose "
-                        "client=data_parallel_engines server=none")  # fmt: skip
+        raise BadConfig("server.options.data_parallel_size: set client=data_parallel_engines server=none, for weights")
     elif len(set(client.urls)) < len(client.urls):
         raise BadConfig(f"client.base_url names a server twice: {', '.join(client.urls)}")
     elif server is None and not client.urls:

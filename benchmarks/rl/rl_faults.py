@@ -125,7 +125,7 @@ class Bench:
 
 def tamper_with_stream(trainer: Trainer, change: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
     """The engine reads other tensors than the trainer means to send."""
-    stream: Any = trainer.delivery.sync._stream
+    stream: Any = trainer.delivery.sync._group.stream
     send = stream.send
 
     def changed(kinds: Any, weights: Any) -> dict[str, str]:
@@ -145,7 +145,7 @@ def policy_now(trainer: Trainer) -> dict[str, torch.Tensor]:
 def nothing_delivered(trainer: Trainer) -> None:
     """The engine says yes and reads nothing."""
     (engine,) = cast(list[Any], trainer.delivery.sync.engines)
-    stream: Any = trainer.delivery.sync._stream
+    stream: Any = trainer.delivery.sync._group.stream
 
     async def receive(key: str, number: int) -> Any:
         return [{}]

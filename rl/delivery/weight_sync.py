@@ -30,15 +30,14 @@ among fresh ones.
 
 import asyncio
 import logging
-import re
 from collections import deque
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Sequence
 from statistics import median
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 
+from espalier.rl.delivery.weight_group import WeightGroup, each, join_engines
 from espalier.rl.delivery.weight_update_engine import (
     DrawingEngine,
     LiveEngine,
@@ -53,53 +52,22 @@ from espalier.rl.probes.canary import (
     canary_gap,
     canary_scores,
     perturb,
+    representatives,
     serves_old,
     step_kl,
     trainer_logprobs,
 )
 from espalier.rl.probes.checks import CACHE, KL, UNKNOWN, UNUSED, VERSION, WEIGHTS, Fault, ProbeFailed
 from espalier.rl.probes.rounding import FACTOR, FLOOR, rounded
-from espalier.sampling.client import LOOPBACK, ServerGone
-from espalier.sampling.weight_stream import (
-    StreamBroken,
-    WeightSender,
-    kinds_of,
-    own_address,
-)
 from espalier.training.engine import named_weights
 
 log = logging.getLogger(__name__)
 
-R = TypeVar("R")
 _MARGIN = 3.0  # a stale parameter must lie this many times farther from the engine than the truth
 _SHOWN = 0.3  # nats per token, mean: ten times the bf16 noise of a perturbed tiny model, or
 _SHOWN_ROUNDINGS = 2 * _MARGIN  # times what rounding makes of this one, whichever is more
 _MAX_ATTEMPTS = 3
 _MAX_ROUNDS = 8  # doublings of a perturbation that does not show
-
-
-def representatives(names: Iterable[str], num_groups: int = 3) -> dict[str, list[str]]:
-    """Return name → those it stands for, itself among them: parameters whose names differ in numbers alone (the same
-    place in other layers, or other experts), in their order in at most `num_groups` groups, the middle one for each."""
-    kinds: dict[str, list[str]] = {}
-    for name in names:
-        kinds.setdefault(re.sub(r"\d+", "*", name), []).append(name)
-    found = {}
-    for kind in kinds.values():
-        number = min(num_groups, len(kind))
-        cuts = [len(kind) * k // number for k in range(number + 1)]
-        for group in (kind[start:end] for start, end in pairwise(cuts)):
-            found[group[len(group) // 2]] = group
-    return found
-
-
-async def each(asked: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
-    """Return the results in order, once all have ended; raises the first error of them."""
-    found = await asyncio.gather(*asked, return_exceptions=True)
-    for result in found:
-        if isinstance(result, BaseException):
-            raise result
-    return cast(list[R], found)
 
 
 class WeightSync:
@@ -128,8 +96,7 @@ class WeightSync:
         self.is_received = False  # what was sent last, by receipts of it
         self.canaries: list[Canary] = []
         self._sent: deque[dict[str, str]] = deque(maxlen=4)  # digests of the last deliveries
-        self._stream: WeightSender | None = None  # once there was a first delivery
-        self._num_sent = 0
+        self._group: WeightGroup | None = None  # once there was a first delivery
         self._roundings: deque[float] = deque(maxlen=5)  # of the last versions: one alone may be small by chance
         self._before: tuple[torch.Tensor, torch.Tensor] | None = None  # log-probs, distributions
         self._next: Unproven | None = None  # looked at, not delivered
@@ -142,14 +109,9 @@ class WeightSync:
 
     async def deliver(self, weights: Weights) -> None:
         """Send the weights to every engine, and compare every receipt. Raises StaleWeights, ServerGone."""
-        if self._stream is None:
-            self._stream = await self._join()
-        stream, kinds, key = self._stream, kinds_of(weights, self.dtype), self._stream.invitation.key
-        self._num_sent += 1
-        loads = [engine.load(key, self._num_sent) for engine in self.engines]
-        sent, *receipts = await self._with_engines(
-            loads, asyncio.to_thread(stream.send, kinds, weights.items()), stream
-        )
+        if self._group is None:
+            self._group = await join_engines(self.engines)
+        sent, *receipts = await self._group.send(self.engines, weights, self.dtype)
         for engine, of_workers in zip(self.engines, receipts, strict=True):
             if of_workers is not None and not of_workers:
                 raise StaleWeights(f"{engine.name} took a delivery and gave no receipt")
@@ -158,51 +120,11 @@ class WeightSync:
         self.is_received = all(receipts)
         self._sent.append(sent)
 
-    async def _join(self) -> WeightSender:
-        """Make the group that weights are sent over: this process and every worker of every engine."""
-        workers = await each(engine.worker_ranks() for engine in self.engines)
-        hosts = [engine.host for engine in self.engines]
-        try:
-            address = next((found for found in map(own_address, hosts) if found != LOOPBACK), LOOPBACK)
-            stream = WeightSender(address, sum(map(len, workers)))
-        except OSError as error:
-            raise ServerGone(f"weights do not reach the engines at {', '.join(hosts)}: {error}") from error
-        ranks = accumulate(map(len, workers), initial=1)
-        pairs = zip(self.engines, ranks, strict=False)
-        asked = [engine.join_weights(stream.invitation, rank) for engine, rank in pairs]
-        await self._with_engines(asked, asyncio.to_thread(stream.join), stream)
-        log.debug("weights go to %d workers of %d engines", stream.invitation.world_size - 1, len(self.engines))
-        return stream
-
-    async def _with_engines(
-        self, asked: Iterable[Awaitable[R]], own: Awaitable[Any], stream: WeightSender
-    ) -> list[Any]:
-        """Return what this process and, behind it, the engines give; where one of them fails the others wait no more.
-        Raises an engine's error before others', ServerGone where weights do not get through."""
-        failed: list[BaseException] = []
-
-        async def one_of(part: Awaitable[Any]) -> Any:
-            try:
-                return await part
-            except BaseException as error:
-                failed.append(error)
-                await asyncio.to_thread(stream.give_up)
-                raise
-
-        # this process first: an engine may hold up the loop until its part is done
-        sent, *found = await asyncio.gather(one_of(own), *map(one_of, asked), return_exceptions=True)
-        errors = sorted(failed, key=lambda error: isinstance(error, StreamBroken))  # an engine says more of itself
-        if errors and isinstance(errors[0], StreamBroken):
-            raise ServerGone(f"weights do not reach the engines: {errors[0]}") from errors[0]
-        if errors:
-            raise errors[0]
-        return [sent, *found]
-
     def close(self) -> None:
         """Send no more."""
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        if self._group is not None:
+            self._group.stream.close()
+            self._group = None
 
     def _stamped(self) -> list[StampedEngine]:
         return [engine for engine in self.engines if isinstance(engine, StampedEngine)]

@@ -4,8 +4,10 @@ The responses are the first policy's, the same for a whole run. What of a differ
 says.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -105,6 +107,21 @@ def serves_old(engine: torch.Tensor, sent: Unproven) -> bool:
     moved = (sent.before - sent.logprobs).abs() > 2 * max(float(rounding), FLOOR)
     num_moved, num_old = int(moved.sum()), int((moved & (to_old.abs() < to_new.abs())).sum())
     return num_old >= max(_FEWEST_TOKENS, 0.9 * num_moved)
+
+
+def representatives(names: Iterable[str], num_groups: int = 3) -> dict[str, list[str]]:
+    """Return name → those it stands for, itself among them: parameters whose names differ in numbers alone (the same
+    place in other layers, or other experts), in their order in at most `num_groups` groups, the middle one for each."""
+    kinds: dict[str, list[str]] = {}
+    for name in names:
+        kinds.setdefault(re.sub(r"\d+", "*", name), []).append(name)
+    found = {}
+    for kind in kinds.values():
+        number = min(num_groups, len(kind))
+        cuts = [len(kind) * k // number for k in range(number + 1)]
+        for group in (kind[start:end] for start, end in pairwise(cuts)):
+            found[group[len(group) // 2]] = group
+    return found
 
 
 def perturb(weights: Weights, names: Sequence[str], scales: Mapping[str, float], seed: int) -> dict[str, torch.Tensor]:

@@ -30,7 +30,7 @@ from espalier.rl.experience import logprob_gap, make_experience
 from espalier.rl.kl import divergence
 from espalier.rl.losses import clipped_surrogate, clipped_tokens
 from espalier.rl.old_logprobs import OldLogprobs
-from espalier.rl.probes.canary import Canary, trainer_logprobs
+from espalier.rl.probes.canary import Canary, representatives, trainer_logprobs
 from espalier.rl.probes.checks import ProbeFailed
 from espalier.rl.probes.watch import Watch
 from espalier.rl.rollout import BadSampling, Sampler, check_params, draw_problems, score
@@ -488,7 +488,7 @@ def test_the_proof_of_a_deep_network_costs_as_many_passes_as_that_of_a_shallow_o
         asyncio.run(make_sync(engine).prove_delivery(model))
     assert passes[12] <= 2 * passes[3]  # doubled perturbations apart they are as many
     stale = "model.layers.6.mlp.down_proj.weight"
-    assert len(weight_sync.representatives(model.state_dict())[stale]) == 4
+    assert len(representatives(model.state_dict())[stale]) == 4
     engine = FakeEngine(tiny_policy, stale=[stale])
     engine.model = copy.deepcopy(model).eval()
     with pytest.raises(StaleWeights, match=f"from a stale {stale}"):
@@ -497,7 +497,7 @@ def test_the_proof_of_a_deep_network_costs_as_many_passes_as_that_of_a_shallow_o
 
 def test_one_parameter_of_a_kind_in_each_third_of_the_layers_stands_for_the_others() -> None:
     names = ["embed", *(f"layers.{k}.{part}" for k in range(8) for part in "qk"), "norm"]
-    found = weight_sync.representatives(names)
+    found = representatives(names)
     assert list(found) == ["embed", *(f"layers.{k}.{part}" for part in "qk" for k in (1, 3, 6)), "norm"]
     assert sorted(name for group in found.values() for name in group) == sorted(names)
 

@@ -302,11 +302,11 @@ def test_they_go_without_a_server_and_copies_are_asked_for_by_their_number() -> 
     check_client(RayEngines("m", "l"), None)
     with pytest.raises(BadConfig, match="set server=none"):
         check_client(DataParallelEngines("m", "l"), VLLMServer("m", "log"))
-    with pytest.raises(BadConfig, match=r"server\.options\.data_parallel_size: weights go to one engine"):
+    with pytest.raises(BadConfig, match=r"server\.options\.data_parallel_size: set client=data_parallel_engines"):
         check_client(VLLMClient("http://localhost:1"), VLLMServer("m", "log", options={"data-parallel-size": 2}))
     with pytest.raises(BadInput, match=r"client\.options\.data_parallel_size: set client\.num_engines in its place"):
         DataParallelEngines("m", "l", options={"data-parallel-size": 2})
-    with pytest.raises(BadConfig, match=r"choose client=vllm \(over HTTP\), data_parallel_engines or ray"):
+    with pytest.raises(BadConfig, match="set client=vllm, data_parallel_engines or ray_engines"):
         check_client(OfflineClient("m"), None)
 
 

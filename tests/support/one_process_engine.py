@@ -103,11 +103,11 @@ async def a_delivery_comes_once_and_to_its_own_trainer(client: OneProcessEngine,
     weights = named_weights(load_policy(policy, "eager"))
     first, second = WeightSync(OwnEngine(client)), WeightSync(OwnEngine(client))
     await first.deliver(weights)
-    assert first._stream is not None
-    key = first._stream.invitation.key
+    assert first._group is not None
+    key = first._group.stream.invitation.key
     (receipt,) = await client.receive_weights(key, 1)  # at once: nothing is waited for
     assert receipt == first._sent[-1]
-    await client.join_weights(first._stream.invitation.as_dict(), 1)
+    await client.join_weights(first._group.stream.invitation.as_dict(), 1)
     await second.deliver(weights)
     with pytest.raises(ServerGone, match="does not listen to this trainer: another one has taken it"):
         await first.deliver(weights)
