@@ -208,8 +208,8 @@ class WeightSender(_End):
     def send(self, kinds: Kinds, weights: Iterable[tuple[str, torch.Tensor]]) -> dict[str, str]:
         """Send the weights, in the order of `kinds` and rounded to its dtypes; name → digest of what was sent.
 
-        A tensor is asked for when its turn comes. Where that fails the receivers learn of it, and the error rises. Raises
-        StreamBroken where one of them is gone.
+        A tensor is asked for when its turn comes. Where that fails the receivers learn of it, and the error rises.
+        Raises StreamBroken where one of them is gone.
         """
         rows = [[name, list(shape), str(dtype).removeprefix("torch.")] for name, (shape, dtype) in kinds.items()]
         plan = json.dumps({"bucket_bytes": self.bucket_bytes, "kinds": rows}).encode()
