@@ -26,7 +26,7 @@ import xxhash
 from espalier.sampling.client import LOOPBACK
 
 dist = cast(Any, torch.distributed)  # parts of it have no types
-BUCKET_BYTES = 16 * 2**20  # small enough for the allocator to give the same memory again (glibc: below 32 MiB)
+BUCKET_BYTES = 4 * 2**20  # large ones come as fresh pages from the allocator each time, which costs more than to send
 _ALIGNED = 16  # bytes: any dtype may begin there
 _GLANCE = timedelta(seconds=0.5)  # between two looks whether it was given up
 _GIVEN_UP = "given up"  # where the group meets

@@ -45,7 +45,6 @@ from espalier.sampling.engine_pool import EnginePool
 from espalier.sampling.ray_engines import RayEngines
 from espalier.sampling.requests import TrajectoryRequests
 from espalier.sampling.weight_stream import (
-    BUCKET_BYTES,
     Invitation,
     WeightReceiver,
     WeightSender,
@@ -57,7 +56,7 @@ from espalier.sampling.weight_stream import (
 HOW = "bash scripts/bench.sh cluster"
 GOAL = 0.9
 GOAL_SECONDS = 1.5  # times a bare broadcast
-GOAL_BUCKETS = 2
+GOAL_MIB = 128  # two buckets of 64 MiB
 NUM_TENSORS, TENSOR = 250, 2_000_000  # in bfloat16 1 GB
 OPTIONS = {"enforce_eager": True, "max_num_seqs": 256}
 PARAMS = SamplingParams(n=8, temperature=1.0, max_tokens=96)
@@ -189,13 +188,15 @@ async def measure_weights(rounds: int) -> list[dict[str, float]]:
 
 
 def weight_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
-    """Return seconds beside a bare broadcast and buckets above what was held."""
-    ratios = sorted(row["stream_seconds"] / row["bare_seconds"] for row in rows)
-    buckets = sorted(max(row["sender_mib"], row["receiver_mib"]) * 2**20 / BUCKET_BYTES for row in rows)
+    """Return seconds beside the fastest bare broadcast (it takes 0.45 or 1.0 s on two cores, by chance) and MiB above
+    what was held."""
+    bare = min(row["bare_seconds"] for row in rows)
+    ratios = sorted(row["stream_seconds"] / bare for row in rows)
+    memory = sorted(max(row["sender_mib"], row["receiver_mib"]) for row in rows)
     found = {}
     for name, values, goal, unit in (
         ("weights_seconds_vs_bare_broadcast", ratios, GOAL_SECONDS, "ratio"),
-        ("weights_memory_in_buckets", buckets, GOAL_BUCKETS, f"buckets of {BUCKET_BYTES / 2**20:g} MiB"),
+        ("weights_memory", memory, GOAL_MIB, "MiB at any end"),
     ):
         value = values[len(values) // 2]
         found[name] = {"value": round(value, 3), "low": round(values[0], 3), "high": round(values[-1], 3), "unit": unit,

@@ -6,17 +6,20 @@ tests/sampling/test_one_process_engine.py in a process of its own, which vLLM ch
 
 import asyncio
 import sys
+from functools import partial
 
 import pytest
 import torch
 
 from espalier.models.load import load_policy
+from espalier.rl.delivery import weight_group
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import OwnEngine, StaleWeights
 from espalier.rl.probes.canary import Canary
 from espalier.rl.probes.checks import CACHE, WEIGHTS
 from espalier.sampling.client import Refused, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.one_process_engine import OneProcessEngine
+from espalier.sampling.weight_stream import WeightSender
 from espalier.training.engine import named_weights
 
 PROMPTS = [list(range(5 + k, 30 + 3 * k)) for k in range(6)]
@@ -163,6 +166,7 @@ async def main(policy: str) -> None:
     options = {"enforce_eager": True, "max_num_seqs": 32, "seed": 7}
     client = OneProcessEngine(policy, max_model_len=256, options=options)
     await client.open()
+    weight_group.WeightSender = partial(WeightSender, seconds=5.0)  # type: ignore[misc]  # what is given up is waited for
     assert torch.initial_seed() == 7  # of all that it samples: engines beside one another draw different samples
     assert client._decode is not None
     await same_text_as_vllm(client)
