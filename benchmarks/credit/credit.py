@@ -8,8 +8,8 @@
 plan.yaml holds the cells (a task and the policy that every run starts from, with budgets and a target accuracy) and the
 methods. A run trains on one core until it has spent the cell's tokens and seconds, and is a directory of its own below
 `--folder`: finished ones are kept, cut ones go on. Its record (benchmarks/results/credit/) is all that figures need, so
-that sessions of a few hours can add runs. Time goes round by round: every method on every cell has seed 0 before any
-has seed 1.
+that sessions of a few hours can add runs; on another machine, where training the policies ends in other bits, with
+other seeds. Time goes round by round: every method on every cell has seed 0 before any has seed 1.
 
 Tokens are all that the engine generated for training (rollouts, completions, greedy baselines; those of a reward model
 made before the run too), seconds those of iterations; evaluations count in neither. Accuracy is the mean of
@@ -137,8 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
     os.environ.update(ENVIRONMENT)
     if arguments.hours > 0:
         runs = missing(asked_runs(arguments, plan, cells, methods, records), records)
-        for cell in {one.cell.name: one.cell for one in runs}.values():
-            check_policies(records, cell, places.policy(cell))
+        check_policies(records, runs, places.policy)
         code = int(bool(work(places, runs, arguments.cores, end).failed))
         records, stale = read_records(plan, places.results)
     for line in stale:

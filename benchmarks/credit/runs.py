@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -214,10 +214,22 @@ def read_records(plan: Plan, results: Path) -> tuple[list[Record], list[str]]:
     return kept, stale
 
 
-def check_policies(records: Iterable[Record], cell: Cell, policy: Path) -> None:
-    """Raise BadInput where stored runs of the cell began from another policy: their curves could not be compared."""
-    own = digest(policy)
-    other = next((row for row in records if row.cell == cell.name and row.policy != own), None)
-    if other is not None:
-        raise BadInput(f"{policy}: stored runs of cell {cell.name} began from other weights ({other.policy}, these are "
-                       f"{own}): give that one by --policy {cell.name}=FOLDER, or move the records away")  # fmt: skip
+def check_policies(records: Iterable[Record], runs: Iterable[Run], policy: Callable[[Cell], Path]) -> None:
+    """Raise BadInput where a stored run of one of these seeds began from another policy: methods are compared seed by
+    seed. Other seeds may have another one: the same recipe ends in other bits on another machine."""
+    began: dict[tuple[str, int, str], str] = {}
+    for row in records:
+        began[_pairing(row.cell, row.seed, row.method, row.is_tuning)] = row.policy
+    for run in runs:
+        folder = policy(run.cell)
+        own = digest(folder)
+        other = began.get(_pairing(run.cell.name, run.seed, run.method.name, run.is_tuning), own)
+        if other != own:
+            raise BadInput(f"{folder}: stored runs of cell {run.cell.name} with seed {run.seed} began from other weights "
+                           f"({other}, these are {own}): take other seeds (--seeds), give that policy by --policy "
+                           f"{run.cell.name}=FOLDER, or move the records away")  # fmt: skip
+
+
+def _pairing(cell: str, seed: int, method: str, is_tuning: bool) -> tuple[str, int, str]:
+    """What must share a policy: runs of a seed over methods, tuning runs of a method over rates."""
+    return (cell, seed, method if is_tuning else "")

@@ -316,10 +316,16 @@ def test_a_record_is_kept_read_again_and_left_out_when_the_plan_has_changed(tmp_
     changed = replace(SMALL, settings=("server=none", "engine.concurrency=8"))
     assert read_records(changed, results)[0] == []
     assert "other settings" in read_records(changed, results)[1][0]
-    check_policies([kept], EASY, policy)
+    other_method = Run(EASY, VINE, 3, 1e-4)
+    check_policies([kept], [other_method], lambda cell: policy)
     (policy / "model.safetensors").write_bytes(b"others")
-    with pytest.raises(BadInput, match=f"began from other weights .{kept.policy}, these are {digest(policy)}"):
-        check_policies([kept], EASY, policy)
+    with pytest.raises(BadInput, match=f"seed 3 began from other weights .{kept.policy}, these are {digest(policy)}"):
+        check_policies([kept], [other_method], lambda cell: policy)
+    check_policies([kept], [replace(other_method, seed=4)], lambda cell: policy)
+    tuning = replace(kept, seed=1000, is_tuning=True)
+    check_policies([tuning], [replace(other_method, seed=1000, is_tuning=True)], lambda cell: policy)
+    with pytest.raises(BadInput, match="began from other weights"):
+        check_policies([tuning], [replace(run, seed=1000, is_tuning=True)], lambda cell: policy)
 
 
 def test_the_cost_of_process_rewards_is_all_that_was_sampled_and_all_stages_up_to_the_model(tmp_path: Path) -> None:
