@@ -152,8 +152,6 @@ class RayEngines(EnginePool):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if Path(self.model).is_dir():
-            self.model = str(Path(self.model).resolve())  # a node has another working directory
         self._room = self._wanted(0)  # a misspelt placement ends the run here
         self._group: Any = None
         self._joined = False
@@ -165,6 +163,8 @@ class RayEngines(EnginePool):
     async def open(self) -> None:
         """Join the cluster, reserve what the engines need, start them; return when every one has loaded the model.
         Raises BadRoom, NoCluster, CannotStart; nothing stays behind then."""
+        if Path(self.model).is_dir():
+            self.model = str(Path(self.model).resolve())  # a node has another working directory
         self._joined = join_cluster(self.address)
         try:
             gpus = self.gpus_each
