@@ -30,6 +30,7 @@ def check_combinations(config: RLConfig) -> None:
     check_filter(config)
     check_estimator(config)
     check_tree(config)
+    check_staleness(config)
     check_step_rewards(config)
     check_value_scale(config)
     check_critic_range(config)
@@ -73,6 +74,20 @@ def check_schedules(config: RLConfig) -> None:
     if config.update.warmup_steps > steps:
         log.warning("update.warmup_steps=%d outlasts the run of %d steps: update.learning_rate is never reached",
                     config.update.warmup_steps, steps)  # fmt: skip
+
+
+def check_staleness(config: RLConfig) -> None:
+    """Rollouts of older versions without a correction, or in a tree."""
+    age = config.rollout.max_staleness
+    _check(age >= 0, f"rollout.max_staleness must be at least 0, got {age}")
+    if age == 0:
+        return
+    ahead = f"rollout.max_staleness={age}"
+    _check(config.update.tis_cap > 0 or config.update.correction == "none",
+           f"{ahead} trains on what older versions drew, and update.tis_cap=0 corrects nothing: set update.tis_cap=2, "
+           "or update.correction=none where that is meant")  # fmt: skip
+    _check(not config.rollout.branches, f"a tree compares siblings of one version, and {ahead} mixes versions: set "
+           "rollout.max_staleness=0 or rollout.branches=[]")  # fmt: skip
 
 
 def check_filter(config: RLConfig) -> None:

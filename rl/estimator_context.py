@@ -4,7 +4,6 @@ An estimator is called on every rank, with the same rollouts and tensors. Its qu
 the same ones in the same order, rank 0 alone has them answered, and every rank gets that answer.
 """
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from espalier.rl.experience import RowScorer
 from espalier.rl.iteration_metrics import Clock
 from espalier.rl.rollout import Sampler, named_by, score
 from espalier.rl.types import Estimate, Experience, RolloutGroup
+from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import from_main_rank
 from espalier.sampling.client import SamplingParams
 from espalier.sampling.requests import decode
@@ -26,7 +26,7 @@ from espalier.sampling.requests import decode
 class EstimatorContext:
     """The sampler and the reward of one iteration; a question blocks until all of it is answered."""
 
-    loop: asyncio.Runner
+    loop: BackgroundLoop
     """Where the sampler runs, on rank 0."""
     sampler: Sampler
     reward: Reward

@@ -1,7 +1,6 @@
 """Accuracy on the dev problems, and when a run is over, by that or by what it cost: functions of metrics.jsonl, so that
 a resume counts on."""
 
-import asyncio
 import json
 import logging
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from espalier.rl.iteration_metrics import Clock
 from espalier.rl.metrics import describe_rollouts
 from espalier.rl.rollout import check_refused
 from espalier.rl.rollout_source import RolloutSource
+from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import from_main_rank
 from espalier.runtime.schemas import RLConfig
 
@@ -59,7 +59,7 @@ class Evaluation:
     config: RLConfig
     problems: Sequence[Problem]
     source: RolloutSource
-    loop: asyncio.Runner
+    loop: BackgroundLoop
     clock: Clock
     accuracies: list[float] = field(default_factory=list, init=False)
     """Of every evaluation of the run so far."""

@@ -35,6 +35,12 @@ class Clock:
         names = [name] if name else list(self._seconds)
         return {f"seconds/{phase}": self._seconds.pop(phase) for phase in names}
 
+    def move(self, name: str, other: str, seconds: float) -> None:
+        """Count so many seconds of the phase `name`, at most all of them, for `other` instead."""
+        moved = min(seconds, self._seconds.get(name, 0.0))
+        self._seconds[name] = self._seconds.get(name, 0.0) - moved
+        self._seconds[other] = self._seconds.get(other, 0.0) + moved
+
     def _count(self) -> None:
         now = time.monotonic()
         if self._open:

@@ -14,6 +14,8 @@ from espalier.data.records import BadInput
 NORMALISERS = ("token", "sequence", "constant")
 # What a critic can say, by its form: what is not within it cannot be learnt.
 VALUE_RANGES = {"linear": (-math.inf, math.inf), "probability": (0.0, 1.0)}
+CORRECTIONS = ("clamp", "mask", "none")
+LEVELS = ("token", "sequence")
 VALUE_LOSSES = ("squared", "cross_entropy")
 
 
@@ -80,9 +82,29 @@ def clipped_tokens(
     return int(is_cut.sum()), int(mask.sum())
 
 
-def importance_weights(old_logprobs: torch.Tensor, rollout_logprobs: torch.Tensor, cap: float) -> torch.Tensor:
-    """Compute min(pi_old / pi_engine, cap) of every token [B, T]: truncated importance sampling (Yao et al. 2025)."""
-    return torch.exp(old_logprobs - rollout_logprobs).clamp(max=cap)
+def importance_weights(
+    old_logprobs: torch.Tensor,
+    rollout_logprobs: torch.Tensor,
+    mask: torch.Tensor,
+    cap: float,
+    floor: float = 0.0,
+    correction: str = "clamp",
+    level: str = "token",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute what every token [B, T] counts for having been drawn by another policy, the engine's or an older one's;
+    (weights, whether the bounds decide) [B, T]; all tensors are [B, T].
+
+    The ratio is r = pi_old / pi_engine of the token, or with `level` "sequence" the geometric mean of those of its
+    response. "clamp": r within [`floor`, `cap`]: truncated importance sampling (Yao et al. 2025) where `floor` is 0.
+    "mask": r where it is within, else 0 (IcePop, Ling team 2025).
+    """
+    ratios = (old_logprobs - rollout_logprobs).where(mask, 0.0)
+    if level == "sequence":
+        ratios = (ratios.sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)).expand_as(ratios)
+    ratios = torch.exp(ratios)
+    is_outside = (ratios >= cap) | (ratios < floor)
+    kept = ratios.clamp(floor, cap) if correction == "clamp" else ratios.where(~is_outside, 0.0)
+    return kept, is_outside
 
 
 def value_loss(

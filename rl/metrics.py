@@ -92,8 +92,8 @@ def describe_experience(experience: Experience, estimate: Estimate) -> dict[str,
 
 
 def speeds(values: Mapping[str, float], experience: Experience, num_epochs: int) -> dict[str, float]:
-    """Return tokens a second of every phase that has both: tokens made (rollout, completions), or read with their
-    prompts (forward; update, every epoch counted)."""
+    """Return tokens a second of every phase that has both: tokens made (rollout, of the batch's own seconds where it is
+    drawn ahead; completions), or read with their prompts (forward; update, every epoch counted)."""
     read = float(experience.attention_mask.sum())
     tokens = {
         "rollout": values["rollout/drawn_tokens"],
@@ -101,5 +101,7 @@ def speeds(values: Mapping[str, float], experience: Experience, num_epochs: int)
         "forward": values["forward/tokens"],
         "update": read * num_epochs,
     }
-    pairs = ((phase, number, values.get(f"seconds/{phase}", 0.0)) for phase, number in tokens.items())
+    taken = {phase: values.get(f"seconds/{phase}", 0.0) for phase in tokens}
+    taken["rollout"] = values.get("queue/batch_seconds", taken["rollout"])
+    pairs = ((phase, number, taken[phase]) for phase, number in tokens.items())
     return {f"tokens_per_second/{phase}": number / seconds for phase, number, seconds in pairs if number and seconds}

@@ -15,7 +15,7 @@ from espalier.models.logprobs import logit_scores
 from espalier.rl.experience import policy_logits, policy_logprobs
 from espalier.rl.kl import KLController, divergence, full_divergence
 from espalier.rl.learner import UpdateSums
-from espalier.rl.losses import NORMALISERS, clipped_surrogate, clipped_tokens, importance_weights
+from espalier.rl.losses import CORRECTIONS, LEVELS, NORMALISERS, clipped_surrogate, clipped_tokens, importance_weights
 from espalier.rl.types import Experience
 from espalier.runtime.schemas import RLConfig
 from espalier.training.engine import Engine, autocast
@@ -41,10 +41,22 @@ class PolicyLoss:
                 f"update.loss_aggregation must be one of {', '.join(NORMALISERS)}, got "
                 f"'{config.update.loss_aggregation}'"
             )
-        if config.update.tis_cap and config.update.tis_cap < 1:
-            raise BadInput(f"update.tis_cap must be at least 1 (0: none), got {config.update.tis_cap:g}")
+        update = config.update
+        if update.tis_cap and update.tis_cap < 1:
+            raise BadInput(f"update.tis_cap must be at least 1 (0: none), got {update.tis_cap:g}")
+        if not 0 <= update.tis_floor <= 1:
+            raise BadInput(f"update.tis_floor must be from 0 to 1, got {update.tis_floor:g}")
+        if update.correction not in CORRECTIONS:
+            raise BadInput(f"update.correction must be one of {', '.join(CORRECTIONS)}, got '{update.correction}'")
+        if update.tis_level not in LEVELS:
+            raise BadInput(f"update.tis_level must be one of {', '.join(LEVELS)}, got '{update.tis_level}'")
         if config.update.dual_clip and config.update.dual_clip <= 1:
             raise BadInput(f"update.dual_clip must be above 1 (0: none), got {config.update.dual_clip:g}")
+
+    @property
+    def corrects(self) -> bool:
+        """Whether tokens are weighed by who drew them."""
+        return self.config.update.correction != "none" and self.config.update.tis_cap > 0
 
     def has_more_than_surrogate(self, experience: Experience) -> bool:
         """Say whether a rollout without advantages can have a gradient all the same."""
@@ -58,7 +70,7 @@ class PolicyLoss:
     def names(self, experience: Experience) -> list[str]:
         """List the metrics that a rank without rows must name too."""
         names = ["kl_old", "approximate_kl", "ratio"]
-        if self.config.update.tis_cap > 0:
+        if self.corrects:
             names += ["importance_weight", "importance_capped"]
         return [*names, "kl_reference"] if self.penalty_kind(experience) else names
 
@@ -93,12 +105,13 @@ class PolicyLoss:
             old = logprobs.detach()
             scored[:, cut, :length] = torch.stack((old, entropies.detach())).float().cpu()
         advantages, surrogate_weights = take(experience.advantages), weights
-        if config.update.tis_cap > 0:
-            truncated = importance_weights(old, take(experience.rollout_logprobs), config.update.tis_cap)
-            surrogate_weights = weights * truncated
-            chosen = truncated[mask]
-            sums.add({"importance_weight": (float(chosen.sum()), len(chosen))})
-            sums.add({"importance_capped": (float((chosen >= config.update.tis_cap).sum()), len(chosen))})
+        if self.corrects:
+            bounds = (config.update.tis_cap, config.update.tis_floor, config.update.correction)
+            drawn_by = take(experience.rollout_logprobs)
+            found, is_outside = importance_weights(old, drawn_by, mask, *bounds, config.update.tis_level)
+            surrogate_weights = weights * found
+            sums.add({"importance_weight": (float(found[mask].sum()), int(mask.sum()))})
+            sums.add({"importance_capped": (float(is_outside[mask].sum()), int(mask.sum()))})
         clip = (mask, config.update.clip_low, config.update.clip_high)
         total, _ = clipped_surrogate(logprobs, old, advantages, *clip, config.update.dual_clip, surrogate_weights)
         terms = self._count(logprobs.detach(), old, advantages, clip, total, sums, ratios)

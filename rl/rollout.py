@@ -135,6 +135,11 @@ def named_by(asker: str, name: str) -> str:
     return f"{asker}/{name}" if asker else name
 
 
+def version_of(stamp: str) -> int:
+    """Return the policy version that an engine is stamped with; -1, older than any, where the stamp is none of ours."""
+    return int(stamp) if stamp.isdecimal() else -1
+
+
 @dataclass
 class Sampler:
     """Asks `client` (open, and bound to the running event loop) for rollouts of `task`."""
@@ -148,9 +153,14 @@ class Sampler:
     generated_tokens: int = field(init=False, default=0)
     """Tokens that the engine has generated for it so far, whatever they were for."""
     _watch: StallWatch = field(init=False)
+    _may_ask: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _num_asked: int = field(init=False, default=0)
+    _none_asked: asyncio.Event = field(init=False, default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
         self._watch = StallWatch(self.stall_seconds, lambda: self.check_server(), self._is_working)
+        self._may_ask.set()
+        self._none_asked.set()
 
     async def _is_working(self) -> bool:
         return isinstance(self.client, ShowsLife) and await self.client.is_working()
@@ -166,10 +176,17 @@ class Sampler:
         return groups
 
     async def draw(
-        self, problems: Sequence[Problem], params: SamplingParams, name: str, policy_version: int
+        self,
+        problems: Sequence[Problem],
+        params: SamplingParams,
+        name: str,
+        policy_version: int | Callable[[], int],
+        gate: asyncio.Semaphore | None = None,
     ) -> tuple[list[RolloutGroup], list[Refusal]]:
-        """Return `rollout`, of the problems that the server does not refuse; and the others."""
-        found = await self._all([partial(self._group, problem, params, name, policy_version) for problem in problems])
+        """Return `rollout`, of the problems that the server does not refuse; and the others. `policy_version` is a
+        function where it may change before all are asked; `gate` is shared with others that are drawn meanwhile."""
+        calls = [partial(self._group, problem, params, name, policy_version) for problem in problems]
+        found = await self._all(calls, gate)
         refused = [one for one in found if isinstance(one, Refusal)]
         return [one for one in found if isinstance(one, RolloutGroup)], refused
 
@@ -189,9 +206,18 @@ class Sampler:
         `params.max_tokens`. Raises ServerGone, BadInput."""
         return await self._all([partial(self._branches, cut, num, params) for cut in cuts])
 
-    async def _all(self, calls: Sequence[Callable[[], Awaitable[R]]]) -> list[R]:
+    async def rest(self) -> None:
+        """Ask nothing more until `go_on`; return when nothing is asked any more. Raises ServerGone."""
+        self._may_ask.clear()
+        await self._watch.wait_for([asyncio.create_task(self._none_asked.wait())])
+
+    def go_on(self) -> None:
+        """Ask again."""
+        self._may_ask.set()
+
+    async def _all(self, calls: Sequence[Callable[[], Awaitable[R]]], gate: asyncio.Semaphore | None = None) -> list[R]:
         """Return the results in order, `concurrency` at a time; whatever is left undone is cancelled."""
-        gate = asyncio.Semaphore(self.concurrency)
+        gate = gate or asyncio.Semaphore(self.concurrency)
 
         async def ask(call: Callable[[], Awaitable[R]]) -> R:
             async with gate:
@@ -203,15 +229,24 @@ class Sampler:
             raise crashed(error, self.check_server) from None
 
     async def _ask(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        samples = await self.client.sample(request, params)
+        self._num_asked += 1
+        self._none_asked.clear()
+        try:
+            samples = await self.client.sample(request, params)
+        finally:
+            self._num_asked -= 1
+            if self._num_asked == 0:
+                self._none_asked.set()
         self.generated_tokens += sum(len(sample.token_ids) for sample in samples)
         return samples
 
     async def _group(
-        self, problem: Problem, params: SamplingParams, name: str, policy_version: int
+        self, problem: Problem, params: SamplingParams, name: str, policy_version: int | Callable[[], int]
     ) -> RolloutGroup | Refusal:
         prompt = encode_prompt(self.task, self.tokenizer, problem)
         request = SampleRequest(f"{name}/{problem.id}", prompt.text, prompt.ids, problem_id=problem.id)
+        await self._may_ask.wait()
+        asked_of = policy_version() if callable(policy_version) else policy_version
         try:
             samples = await self._ask(request, params)
         except NotAnswered as error:  # to leave it out would favour what is answered soon
@@ -221,7 +256,7 @@ class Sampler:
             return Refusal(problem.id, str(error))
         self._watch.saw_result()
         # grading can take a second where an answer needs symbolic work: not in the event loop
-        make = partial(self._make_rollout, problem, request, policy_version)
+        make = partial(self._make_rollout, problem, request, asked_of)
         rollouts = await asyncio.to_thread(lambda: [make(k, sample) for k, sample in enumerate(samples)])
         return RolloutGroup(problem, rollouts, scores=[])
 
@@ -238,7 +273,9 @@ class Sampler:
             raise BadInput(f"the sampler gave no log-probs for {request.id}: choose a client that does")
         trajectory = make_trajectory(self.task, self.tokenizer, problem, request, index, answered)
         assert trajectory.logprobs is not None
-        return Rollout(trajectory, trajectory.logprobs, policy_version, branch)
+        starts = tuple((start, version_of(stamp)) for start, stamp in answered.versions)
+        oldest = min((version for _, version in starts), default=policy_version)
+        return Rollout(trajectory, trajectory.logprobs, oldest, branch, starts if len(starts) > 1 else ())
 
     async def _branches(self, cut: Cut, num: int, params: SamplingParams) -> list[Rollout]:
         state, shared = cut.state, cut.rollout.logprobs[: len(cut.state.prefix_ids)]

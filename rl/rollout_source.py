@@ -1,10 +1,12 @@
-"""What an iteration trains on: scored groups of rollouts that the policy at hand has drawn."""
+"""What an iteration trains on: scored groups of rollouts, drawn by the policy at hand or ahead of it."""
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 from espalier.data.prompt_window import fit_window
 from espalier.data.records import Problem
@@ -12,14 +14,18 @@ from espalier.data.tasks.task import Task
 from espalier.rewards.score import Reward
 from espalier.rl.delivery.delivery import Delivery
 from espalier.rl.iteration_metrics import IterationMetrics
+from espalier.rl.ledger import Ledger, tokens_of
 from espalier.rl.metrics import agrees, describe_rewards
 from espalier.rl.rollout import Refusal, Sampler, check_refused, draw_problems, score
 from espalier.rl.rollout_filters import RolloutFilter
 from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.types import RolloutGroup
-from espalier.runtime.distributed import from_main_rank
+from espalier.runtime.background_loop import BackgroundLoop
+from espalier.runtime.distributed import from_main_rank, is_main_rank
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import SamplingParams
+
+R = TypeVar("R")
 
 
 class RolloutSource(Protocol):
@@ -30,7 +36,10 @@ class RolloutSource(Protocol):
     reward: Reward
 
     def __call__(self, iteration: int) -> list[RolloutGroup]:
-        """Return scored groups by the policy of version `iteration`, the same on every rank."""
+        """Return scored groups that the policy of version `iteration` is to be trained on, the same on every rank."""
+
+    def at_rest(self, version: int) -> AbstractContextManager[None]:
+        """Have the engines take the weights of `version` within the block; on every rank."""
 
 
 @dataclass(frozen=True)
@@ -66,11 +75,28 @@ def choose_problems(task: Task, tokenizer: Any, window: int | None, max_tokens: 
 
 
 @dataclass
-class SampledGroups:
-    """A `RolloutSource`: as many rollouts of each drawn problem as `params.n`, by one version of the policy.
+class Batch:
+    """What was drawn for one iteration: all scored groups in the order of drawing, refusals, seconds in all and of
+    scoring."""
 
-    Groups whose rewards agree are replaced, where that is asked for, by groups of other problems; where too few differ
-    in the end, groups that agree fill up. Of what is left a filter, where there is one, keeps some of every group.
+    groups: list[RolloutGroup] = field(default_factory=list)
+    refused: list[Refusal] = field(default_factory=list)
+    seconds: float = 0.0
+    reward_seconds: float = 0.0
+
+
+@dataclass
+class SampledGroups:
+    """A `RolloutSource`: as many rollouts of each drawn problem as `params.n`.
+
+    Iteration i trains on the batch of problems that (seed, i) draws, always. That batch is begun when the policy has
+    version i - `rollout.max_staleness`, so no token is older than that, whatever is slow; with 0 nothing is drawn while
+    the policy is trained. Batches that are drawn ahead go on in the background; within a batch groups whose rewards
+    agree are replaced, where that is asked for, by groups of other problems; where too few differ in the end, groups
+    that agree fill up. Of what is left a filter, where there is one, keeps some of every group.
+
+    New weights come in the middle of requests where the engines take them so; else no request is asked until those that
+    run are over (`at_rest`). What is not trained on yet when a run stops is drawn again by its resume.
     Raises BadInput where there are too few problems.
     """
 
@@ -80,7 +106,7 @@ class SampledGroups:
     params: SamplingParams
     reward: Reward
     delivery: Delivery
-    loop: asyncio.Runner
+    loop: BackgroundLoop
     metrics: IterationMetrics
     rollout_filter: RolloutFilter | None = None
     tree: TreeRollouts | None = None
@@ -88,59 +114,122 @@ class SampledGroups:
 
     def __post_init__(self) -> None:
         draw_problems(self.problems, self.config.rollout.num_problems, 0, 0)
+        self.ledger = Ledger(self.config.rollout.max_staleness)
+        self._version = 0
+        self._ahead: dict[int, asyncio.Task[Batch]] = {}
+        self._waiting: dict[int, int] = {}  # tokens by iteration
+        self._idle_since, self._idle_seconds = time.monotonic(), 0.0
+        # rank 0's alone, and of its loop
+        self._gate = asyncio.Semaphore(self.sampler.concurrency)
+        self._scoring = asyncio.Lock()
 
     def __call__(self, iteration: int) -> list[RolloutGroup]:
         """Rank 0 draws and scores, however long that takes."""
-        groups, measured = from_main_rank(lambda: self._draw(iteration))
+        groups, measured = from_main_rank(lambda: self._take(iteration))
         self.metrics.add(measured)
         return groups
 
-    def _draw(self, iteration: int) -> tuple[list[RolloutGroup], dict[str, float]]:
+    @contextmanager
+    def at_rest(self, version: int) -> Iterator[None]:
+        """Have the engines take the weights of `version` within the block; on every rank."""
+        waits = self.config.rollout.max_staleness > 0 and not self.delivery.sync.takes_in_flight
+        if waits:
+            with self.metrics.clock.phase("weight_sync"):
+                from_main_rank(lambda: self.loop.run(self.sampler.rest()))
+        yield
+        self._version = version
+        if waits and is_main_rank():
+            self.loop.run(_call(self.sampler.go_on))
+
+    def _take(self, iteration: int) -> tuple[list[RolloutGroup], dict[str, float]]:
         """Return (the scored groups to train on, what was drawn for them)."""
         config, clock = self.config, self.metrics.clock
-        groups: list[RolloutGroup] = []
-        refused: list[Refusal] = []
-        for round_number in range(config.rollout.dynamic_sampling_rounds + 1):
-            chosen = draw_problems(self.problems, config.rollout.num_problems, config.seed, iteration, round_number)
-            name = f"rl-{iteration}" if round_number == 0 else f"rl-{iteration}-{round_number}"
-            with clock.phase("rollout"):
-                drawn, more = self.loop.run(self._rollout(chosen, name, iteration))
-            refused += more
-            check_refused(refused, len(groups) + len(drawn) + len(refused), config.rollout.max_refused_share)
-            with clock.phase("reward"):
-                groups += score(drawn, self.reward)
-            if sum(not agrees(group) for group in groups) >= config.rollout.num_problems or not chosen:
-                break
+        self._version = iteration
+        with clock.phase("rollout"):
+            batch, num_ready = self.loop.run(self._next(iteration))
+        if config.rollout.max_staleness == 0:  # else it went on beside training
+            clock.move("rollout", "reward", batch.reward_seconds)
+        groups = batch.groups
         measured = describe_rewards(groups) | self.delivery.take_proof()
         measured["rollout/num_groups"] = float(len(groups))
-        measured["rollout/refused"] = float(len(refused))
-        lengths = [len(rollout.drawn_ids) for group in groups for rollout in group.rollouts]
-        measured["rollout/drawn_tokens"] = float(sum(lengths))
+        measured["rollout/refused"] = float(len(batch.refused))
+        measured["rollout/drawn_tokens"] = float(tokens_of(groups))
+        self._waiting.pop(iteration)
         if config.rollout.dynamic_sampling_rounds > 0:
-            groups = sorted(groups, key=agrees)[: config.rollout.num_problems]  # stable: the order of drawing stays
+            kept = sorted(groups, key=agrees)[: config.rollout.num_problems]  # stable: the order of drawing stays
+            self.ledger.agreeing += tokens_of(groups) - tokens_of(kept)
+            groups = kept
         if self.rollout_filter is not None:
             right = [rollout.trajectory.is_correct for group in groups for rollout in group.rollouts]
             measured["rollout/unfiltered_accuracy"] = sum(right) / len(right)
             with clock.phase("reward"):
-                groups = self.rollout_filter(groups)
+                kept = self.rollout_filter(groups)
+            self.ledger.filtered += tokens_of(groups) - tokens_of(kept)
+            groups = kept
         measured["rollout/trained_zero_variance"] = sum(agrees(group) for group in groups) / len(groups)
+        self.ledger.train(groups, iteration)
+        # both sides are looked at in the loop's thread, which changes them together
+        balance = self.loop.run(_call(lambda: self.ledger.close(sum(self._waiting.values()))))
+        if config.rollout.max_staleness > 0:
+            idle, self._idle_seconds = self._idle_seconds, 0.0
+            queue = {"ready_batches": float(num_ready), "batch_seconds": batch.seconds, "engines_idle_seconds": idle}
+            measured |= balance | {f"queue/{name}": value for name, value in queue.items()}
         return groups, measured
 
-    async def _rollout(
-        self, problems: Sequence[Problem], name: str, version: int
-    ) -> tuple[list[RolloutGroup], list[Refusal]]:
-        """Return rollouts of which the engine says, before and after, that this version drew them; the problems
-        without."""
-        sync = self.delivery.sync
-        await sync.check_version(version)
-        proof = asyncio.create_task(self.delivery.prove())  # first in the engine's line
+    async def _next(self, iteration: int) -> tuple[Batch, int]:
+        """Return (the batch of this iteration, how many later ones are drawn already). Engines say before and after
+        that they serve this version."""
+        sync, config = self.delivery.sync, self.config
+        await sync.check_version(iteration)
+        self.delivery.begin_proof()
+        last = config.num_iterations if config.stop_after <= 0 else min(config.num_iterations, config.stop_after)
+        for ahead in range(iteration, min(iteration + config.rollout.max_staleness, last - 1) + 1):
+            if ahead not in self._ahead:
+                self._ahead[ahead] = asyncio.create_task(self._draw(ahead))
+        batch = await self._ahead[iteration]
+        del self._ahead[iteration]
+        if config.rollout.max_staleness == 0:  # else nothing of this version is trained on before it is over
+            await self.delivery.prove()
+        ready = [task.result() for task in self._ahead.values() if task.done()]  # or what one of them has failed by
+        await asyncio.gather(sync.check_version(iteration), sync.ask_marker())
+        return batch, len(ready)
+
+    async def _draw(self, iteration: int) -> Batch:
+        """Return the batch of this iteration."""
+        config, batch, begun = self.config, Batch(), time.monotonic()
+        self._begins(iteration)
         try:
-            groups, refused = await self.sampler.draw(problems, self.params, name, version)
-            if self.tree is not None:
-                groups = await self.tree.grow(groups, self.sampler, self.params)
-            await proof
+            for round_number in range(config.rollout.dynamic_sampling_rounds + 1):
+                chosen = draw_problems(self.problems, config.rollout.num_problems, config.seed, iteration, round_number)
+                name = f"rl-{iteration}" if round_number == 0 else f"rl-{iteration}-{round_number}"
+                drawn, more = await self.sampler.draw(chosen, self.params, name, lambda: self._version, self._gate)
+                if self.tree is not None:
+                    drawn = await self.tree.grow(drawn, self.sampler, self.params)
+                self.ledger.generated += tokens_of(drawn)
+                self._waiting[iteration] = self._waiting.get(iteration, 0) + tokens_of(drawn)
+                batch.refused += more
+                num_asked = len(batch.groups) + len(drawn) + len(batch.refused)
+                check_refused(batch.refused, num_asked, config.rollout.max_refused_share)
+                async with self._scoring:  # reward models are not asked from two threads at once
+                    started = time.monotonic()
+                    batch.groups += await asyncio.to_thread(score, drawn, self.reward)
+                    batch.reward_seconds += time.monotonic() - started
+                if sum(not agrees(group) for group in batch.groups) >= config.rollout.num_problems or not chosen:
+                    break
         finally:
-            proof.cancel()
-            await asyncio.gather(proof, return_exceptions=True)  # its error may be that of the rollouts
-        await asyncio.gather(sync.check_version(version), sync.ask_marker())
-        return groups, refused
+            self._ends(iteration)
+        batch.seconds = time.monotonic() - begun
+        return batch
+
+    def _begins(self, iteration: int) -> None:
+        if all(task.done() for number, task in self._ahead.items() if number != iteration):
+            self._idle_seconds += time.monotonic() - self._idle_since
+
+    def _ends(self, iteration: int) -> None:
+        if all(task.done() for number, task in self._ahead.items() if number != iteration):
+            self._idle_since = time.monotonic()
+
+
+async def _call(function: Callable[[], R]) -> R:
+    """Call it in the loop, whose things it touches."""
+    return function()

@@ -32,6 +32,7 @@ from espalier.rl.rollout_source import Problems, RolloutSource
 from espalier.rl.samples import RolloutLog, StepCredit
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.rl.update import Update
+from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import from_main_rank, is_main_rank
 from espalier.runtime.schemas import RLConfig
 from espalier.runtime.tracking import Metrics, Progress
@@ -61,7 +62,7 @@ class Trainer:
     evaluation: Evaluation
     metrics: IterationMetrics
     samples: RolloutLog
-    loop: asyncio.Runner
+    loop: BackgroundLoop
     pad_id: int
     window: int | None = None
 
@@ -75,18 +76,19 @@ class Trainer:
         groups = self.rollout_source(iteration)
         experience = self.make_experience(groups, iteration)
         estimate, experience = self.estimate(groups, experience, iteration)
-        generated_before = sampler.generated_tokens
-        further = self.ask_further(groups, experience, iteration)
-        generated += sampler.generated_tokens - generated_before  # nothing is trained with these: no cost of the run
+        further, num_further = self.ask_further(groups, experience, iteration)
         updated = self.learn(experience, iteration)
-        self.delivery.send(self.policy.next_weights(), done)
+        weights = self.policy.next_weights()
+        with self.rollout_source.at_rest(done):
+            self.delivery.send(weights, done)
         if self._is_anything_due(done):
             self.delivery.prove_now()
         if is_main_rank() and self.samples.is_due(done):
             self.samples.write(done, groups, experience, estimate, further)
         values = self._measured(groups, experience, estimate, updated)
         values["epoch"] = done * self.config.rollout.num_problems / len(self.problems.train)
-        values["sampling/tokens"] = float(sampler.generated_tokens - generated)
+        # with the answers to further estimators nothing is trained: they are no cost of the run
+        values["sampling/tokens"] = float(sampler.generated_tokens - generated - num_further)
         return values | {"seconds/iteration": time.monotonic() - started}
 
     def make_experience(self, groups: Sequence[RolloutGroup], iteration: int) -> Experience:
@@ -134,11 +136,11 @@ class Trainer:
 
     def ask_further(
         self, groups: Sequence[RolloutGroup], experience: Experience, iteration: int
-    ) -> dict[str, list[StepCredit]]:
-        """Return what further estimators say of the rollouts that are written down; nothing is trained with it, and the
-        engines draw on as if nothing had been asked."""
+    ) -> tuple[dict[str, list[StepCredit]], int]:
+        """Return (what further estimators say of the rollouts that are written down, the tokens sampled for it);
+        nothing is trained with it, and the engines draw on as if nothing had been asked."""
         if not self.samples.estimators or not self.samples.is_due(iteration + 1):
-            return {}
+            return {}, 0
         asks = any(estimator.samples_more for estimator in self.samples.estimators.values())
         kept = self.delivery.kept_random_state() if asks else nullcontext()
         with self.metrics.clock.phase("samples"), kept:
@@ -148,7 +150,7 @@ class Trainer:
                 self.delivery.ask_marker()
         counts = {"completions": context.num_completions, "completion_tokens": context.num_completion_tokens}
         self.metrics.add({name: float(count) for name, count in counts.items()}, "samples/")
-        return further
+        return further, context.num_completion_tokens
 
     def _context(self, iteration: int, clock: Clock) -> EstimatorContext:
         """Return what estimators of this iteration may ask."""

@@ -35,6 +35,7 @@ from espalier.rl.trainer import Trainer
 from espalier.rl.training_engines import check_engines, has_noise, make_training_engine, without_dropout
 from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.update import Update, steps_per_iteration
+from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import device, from_main_rank, is_main_rank
 from espalier.runtime.entrypoint import BadConfig, build
 from espalier.runtime.schemas import RLConfig
@@ -122,7 +123,7 @@ def assemble(
     """Put a run together. `engine` trains the policy; `reference` is None without a KL penalty; `window`: the tokens
     that the engines take (None: any); `further`: the estimators of `samples.estimators`. Raises BadInput on settings
     that do not exist, and where too few problems fit."""
-    metrics, loop = IterationMetrics(), asyncio.Runner()
+    metrics, loop = IterationMetrics(), BackgroundLoop()
     problems = choose_problems(sampler.task, sampler.tokenizer, window, params.max_tokens)
     kl = KLController(config.kl.coefficient, config.kl.target, config.kl.horizon)
     policy = Policy(

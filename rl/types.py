@@ -25,7 +25,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Rollout:
-    """A trajectory, the engine's log-probs of its response tokens, and the policy version that drew it.
+    """A trajectory, the engine's log-probs of its response tokens, and the oldest policy version that drew one of them.
 
     Version v is the policy after v iterations. The tokens that a branch shares with the rollout it leaves are trained
     there: everywhere in rl/ they count as context, which was not drawn again.
@@ -35,6 +35,8 @@ class Rollout:
     logprobs: list[float]
     policy_version: int
     branch: Branch | None = None
+    version_starts: tuple[tuple[int, int], ...] = ()
+    """(first token, version) in the order of `drawn_ids`, where weights came while it was drawn; empty: one version."""
 
     @property
     def num_shared(self) -> int:
@@ -50,6 +52,14 @@ class Rollout:
     def drawn_ids(self) -> list[int]:
         """List the response tokens that it drew itself: those it is trained on."""
         return self.trajectory.response_ids[self.num_shared :]
+
+    @property
+    def token_versions(self) -> list[int]:
+        """List the version that drew each of `drawn_ids`."""
+        num = len(self.drawn_ids)
+        starts = self.version_starts or ((0, self.policy_version),)
+        ends = [*(start for start, _ in starts[1:]), num]
+        return [version for (start, version), end in zip(starts, ends, strict=True) for _ in range(start, end)]
 
 
 @dataclass(frozen=True)

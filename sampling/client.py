@@ -87,13 +87,16 @@ class SampleRequest:
 @dataclass(frozen=True)
 class Sample:
     """`token_ids` holds the end token if there was one; `text` does not. `logprobs` matches `token_ids`. `stop`: the
-    stop string that ended it, "" where an end token or the length did; `text` ends before it, `token_ids` with it."""
+    stop string that ended it, "" where an end token or the length did; `text` ends before it, `token_ids` with it.
+    `versions`: (first token, stamp) of every version of the weights that drew some, in order; empty where the engine
+    does not say."""
 
     text: str
     token_ids: list[int]
     finish_reason: str
     logprobs: list[float] | None = None
     stop: str = ""
+    versions: tuple[tuple[int, str], ...] = ()
 
 
 class Client(Protocol):
@@ -141,8 +144,14 @@ class TakesWeights(Protocol):
         """Serve the weights that the trainer of the group `key` sends next, its delivery `number`; the receipt of every
         worker. Raises ServerGone."""
 
+    async def pause(self) -> None:
+        """Draw no token until `resume`; requests are kept."""
+
+    async def resume(self) -> None:
+        """Go on."""
+
     async def reset_cache(self) -> bool:
-        """Empty the prefix cache; whether it is."""
+        """Empty the prefix cache, also of what running requests have in it: they compute that anew; whether it is."""
 
     async def stamp(self, version: str) -> None:
         """Remember the version of the weights."""

@@ -279,6 +279,14 @@ class PooledEngine:
         found: list[dict[str, str]] = await self.client.ask(self.number, "receive_weights", key, number)
         return found
 
+    async def pause(self) -> None:
+        """Draw no token until `resume`. Raises ServerGone."""
+        await self.client.ask(self.number, "pause")
+
+    async def resume(self) -> None:
+        """Go on. Raises ServerGone."""
+        await self.client.ask(self.number, "resume")
+
     async def reset_cache(self) -> bool:
         """Empty the prefix cache; whether it is."""
         return bool(await self.client.ask(self.number, "reset_cache"))

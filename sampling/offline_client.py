@@ -45,6 +45,8 @@ class OfflineClient:
         self._numbers = itertools.count()
         self._waiting: dict[str, asyncio.Future[Any]] = {}
         self._stepper: asyncio.Task[None] | None = None
+        self._may_step = asyncio.Event()
+        self._may_step.set()
 
     async def open(self) -> None:
         """Load the model; warm up with a prompt of 16 tokens (vLLM's CPU worker needs it first). Raises ServerGone."""
@@ -131,6 +133,7 @@ class OfflineClient:
         """Step the engine until nothing is left; one step at a time, so that requests can join between."""
         try:
             while self._engine.has_unfinished_requests():
+                await self._may_step.wait()
                 for output in self._engine.step():
                     future = self._waiting.pop(output.request_id, None) if output.finished else None
                     if future is not None and not future.done():
@@ -149,7 +152,9 @@ class OfflineClient:
         text = output.text if has_text else self._text(prompt_ids, ids[:-1] if reason == "stop" else ids)
         logprobs = None if output.logprobs is None else list(output.logprobs.logprobs)  # of the sampled tokens alone
         stop = output.stop_reason if isinstance(output.stop_reason, str) else ""
-        return Sample(text, ids, reason, logprobs, stop)
+        spans = getattr(output, "weight_versions", None) or ()
+        versions = tuple((span.start, span.version) for span in spans)
+        return Sample(text, ids, reason, logprobs, stop, versions)
 
     def _text(self, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
         assert self._decode is not None

@@ -61,10 +61,19 @@ class OneProcessEngine(OfflineClient):
         """Draw from now on as if nothing had been drawn since."""
         self.engine.collective_rpc("put_random_state_back")
 
+    async def pause(self) -> None:
+        """Draw no token until `resume`; requests are kept."""
+        self._may_step.clear()
+
+    async def resume(self) -> None:
+        """Go on."""
+        self._may_step.set()
+
     async def reset_cache(self) -> bool:
-        """Empty the prefix cache; whether it is. Raises ServerGone."""
+        """Empty the prefix cache; whether it is. What running requests have in it is computed anew, by the weights of
+        now. Raises ServerGone."""
         try:
-            return bool(self.engine.reset_prefix_cache())
+            return bool(self.engine.reset_prefix_cache(reset_running_requests=True))
         except Exception as error:  # of a broken engine
             raise ServerGone(f"the vLLM engine does not empty its prefix cache: {one_line(error)}") from error
 

@@ -1,6 +1,5 @@
 """Rollouts of one policy with their exact credit, and what an estimator says of them."""
 
-import asyncio
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +32,7 @@ from espalier.rl.iteration_metrics import Clock
 from espalier.rl.rollout import Sampler, score
 from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.types import Experience, RolloutGroup
+from espalier.runtime.background_loop import BackgroundLoop
 from espalier.sampling.client import Client, Sample, SampleRequest, SamplingParams
 from espalier.values.exact.decision_values import ExactValue
 from espalier.values.exact.merge_error import MergeError
@@ -123,7 +123,7 @@ class CreditBench:
         self.client = CountingClient(client)
         self.params = SamplingParams(sizes.group_size, 1.0, sizes.truth.max_tokens, return_logprobs=True)
         self.sampler = Sampler(self.client, task, self.tokenizer, concurrency=64, stall_seconds=600)
-        self.loop = asyncio.Runner()
+        self.loop = BackgroundLoop()
         self.outcome = OutcomeReward()
         self.clock = Clock()
 

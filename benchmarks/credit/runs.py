@@ -225,9 +225,9 @@ def check_policies(records: Iterable[Record], runs: Iterable[Run], policy: Calla
         own = digest(folder)
         other = began.get(_pairing(run.cell.name, run.seed, run.method.name, run.is_tuning), own)
         if other != own:
-            raise BadInput(f"{folder}: stored runs of cell {run.cell.name} with seed {run.seed} began from other weights "
-                           f"({other}, these are {own}): take other seeds (--seeds), give that policy by --policy "
-                           f"{run.cell.name}=FOLDER, or move the records away")  # fmt: skip
+            raise BadInput(f"{folder}: stored runs of cell {run.cell.name} with seed {run.seed} began from other "
+                           f"weights ({other}, these are {own}): take other seeds (--seeds), give that policy by "
+                           f"--policy {run.cell.name}=FOLDER, or move the records away")  # fmt: skip
 
 
 def _pairing(cell: str, seed: int, method: str, is_tuning: bool) -> tuple[str, int, str]:

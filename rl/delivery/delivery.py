@@ -20,6 +20,7 @@ from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.policy import Policy
 from espalier.rl.probes.canary import Canary, Weights
 from espalier.rl.rollout import Sampler, check_refused
+from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import from_main_rank
 from espalier.sampling.client import SamplingParams
 
@@ -33,9 +34,10 @@ class Delivery:
 
     sync: WeightSync
     policy: Policy
-    loop: asyncio.Runner
+    loop: BackgroundLoop
     metrics: IterationMetrics
     _proof: dict[str, float] = field(default_factory=dict, init=False)
+    _proving: asyncio.Task[dict[str, float]] | None = field(default=None, init=False)
 
     @property
     def computes_in(self) -> torch.dtype:
@@ -57,7 +59,7 @@ class Delivery:
             moved = from_main_rank(lambda: self.sync.look(self.policy.network, version, weights))
         self.metrics.add(moved, "engine/")
         with self.metrics.clock.phase("weight_sync"):
-            from_main_rank(lambda: self.loop.run(self.sync.send(weights)))
+            from_main_rank(lambda: self.loop.run(self._send(weights)))
 
     def prove_now(self) -> None:
         """Prove the last delivery before anything else comes of it. Raises StaleWeights, ProbeFailed."""
@@ -75,9 +77,26 @@ class Delivery:
         yield
         from_main_rank(lambda: self.loop.run(self.sync.put_random_state_back()))
 
+    async def _send(self, weights: Weights) -> None:
+        if self._proving is not None:  # the engines are asked by the weights of before
+            await self.prove()
+        await self.sync.send(weights)
+
+    def begin_proof(self) -> None:
+        """On rank 0 alone, in the loop: ask for the proof of the last delivery, first in the engines' line; `prove`
+        waits for it, and the next delivery does."""
+        if self._proving is None:
+            self._proving = asyncio.create_task(self.sync.prove())
+
     async def prove(self) -> None:
         """On rank 0 alone: prove the last delivery, if it was not. Raises StaleWeights, ProbeFailed."""
-        self._proof |= await self.sync.prove()
+        self.begin_proof()
+        proving = self._proving
+        assert proving is not None
+        try:
+            self._proof |= await proving
+        finally:
+            self._proving = None
 
     def take_proof(self) -> dict[str, float]:
         """Return what the proofs since the last call measured; on rank 0, empty on others."""

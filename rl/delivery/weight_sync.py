@@ -41,6 +41,7 @@ from espalier.rl.delivery.weight_group import WeightGroup, each, join_engines
 from espalier.rl.delivery.weight_update_engine import (
     DrawingEngine,
     LiveEngine,
+    PausingEngine,
     StaleWeights,
     StampedEngine,
     check_receipt,
@@ -197,11 +198,20 @@ class WeightSync:
         with rounded(model, self.computes_in):
             return trainer_logprobs(model, weights, self.canaries, "fp32")[0]
 
+    @property
+    def takes_in_flight(self) -> bool:
+        """Whether every engine takes weights in the middle of its requests."""
+        return all(isinstance(engine, PausingEngine) for engine in self.engines)
+
     async def send(self, weights: Weights) -> None:
-        """Deliver the weights that were looked at last, and stamp every engine. Raises StaleWeights."""
+        """Deliver the weights that were looked at last, and stamp every engine; no token is drawn between the two.
+        Raises StaleWeights."""
         assert self._next is not None
+        pausing = [engine for engine in self.engines if isinstance(engine, PausingEngine)]
+        await each(engine.pause() for engine in pausing)
         await self.deliver(weights)
         await each(engine.stamp(str(self._next.version)) for engine in self._stamped())
+        await each(engine.resume() for engine in pausing)  # where a delivery failed they stay as they are: the run ends
         self._unproven, self._next = self._next, None
 
     async def prove(self) -> dict[str, float]:

@@ -104,6 +104,18 @@ class DrawingEngine(LiveEngine, Protocol):
         """Draw from now on as if nothing had been drawn since."""
 
 
+@runtime_checkable
+class PausingEngine(LiveEngine, Protocol):
+    """One that takes weights in the middle of its requests: they wait, compute what they had anew by the new weights,
+    and say which version drew which of their tokens."""
+
+    async def pause(self) -> None:
+        """Draw no token until `resume`."""
+
+    async def resume(self) -> None:
+        """Go on."""
+
+
 class CacheProbe(ABC):
     """Finds out how long a prompt must be for the prefix cache to keep a block of it, and asks for such."""
 
@@ -290,6 +302,14 @@ class OwnEngine(CacheProbe):
         if not await self._or_crash(self.client.reset_cache()):
             raise StaleWeights(f"{self.name} did not empty its prefix cache", CACHE)
         return receipts
+
+    async def pause(self) -> None:
+        """Draw no token until `resume`. Raises ServerGone."""
+        await self._or_crash(self.client.pause())
+
+    async def resume(self) -> None:
+        """Go on. Raises ServerGone."""
+        await self._or_crash(self.client.resume())
 
     async def stamp(self, version: str) -> None:
         """The engine's own weight version."""

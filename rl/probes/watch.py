@@ -79,6 +79,8 @@ class Watch:
     is_compared: bool = field(default=True, init=False)
     """Whether the rollouts looked at last were compared."""
     _rounded: tuple[slice, torch.Tensor] | None = field(default=None, init=False)  # of rows looked at last
+    _own: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool), init=False)
+    """[N, T] of the rollouts looked at last: tokens that the version to be trained drew itself."""
     _is_drifting: bool = field(default=False, init=False)
     _has_reported: bool = field(default=False, init=False)
     _has_fault: bool = field(default=False, init=False)  # of the rollouts looked at last
@@ -91,7 +93,8 @@ class Watch:
         ProbeFailed."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         rows = [ExpectedRow(r.context_ids, r.drawn_ids, r.trajectory.finish_reason) for r in rollouts]
-        lag = max((abs(version - rollout.policy_version) for rollout in rollouts), default=0)
+        ages = [[version - drawn_by for drawn_by in rollout.token_versions] for rollout in rollouts]
+        oldest, newest = (choose((age for row in ages for age in row), default=0) for choose in (max, min))
         fault = check_layout(
             rows,
             experience.ids,
@@ -101,25 +104,38 @@ class Watch:
             bos_id=getattr(self.tokenizer, "bos_token_id", None),
             has_stop_strings=bool(self.params.stop),
         )
-        if fault is None and lag:
-            oldest = min(rollout.policy_version for rollout in rollouts)
-            fault = Fault(VERSION, f"rollouts of policy version {oldest} are to train version {version}")
+        limit = self.config.rollout.max_staleness
+        if fault is None and (oldest > limit or newest < 0):
+            drawn_by = version - (oldest if oldest > limit else newest)
+            what = f"policy version {drawn_by}" if drawn_by >= 0 else "an unknown policy version"
+            allowed_ages = f" (rollout.max_staleness={limit})" if limit else ""
+            fault = Fault(VERSION, f"rollouts of {what} are to train version {version}{allowed_ages}")
         self._has_fault = fault is not None
+        self._own = experience.response_mask
+        if fault is None and oldest:
+            self._own = self._own.clone()
+            self._own[self._own.clone()] = torch.tensor([age == 0 for row in ages for age in row])
         if fault is not None:
             self._report(fault)
         self._rounded = None if self._has_fault else self._round(experience)
         self.is_compared = False
-        return {"engine/version_lag": float(lag)}
+        measured = {"engine/version_lag": float(oldest)}
+        if limit:
+            measured["engine/token_age"] = sum(map(sum, ages)) / max(1, sum(map(len, ages)))
+        return measured
 
     def compare(self, experience: Experience) -> dict[str, float]:
         """Return the engine's log-probs of the rollouts looked at last with the trainer's; metrics. Raises
         ProbeFailed."""
         self.is_compared = True
-        gap = measure_gap(experience.rollout_logprobs, experience.old_logprobs, experience.response_mask)
+        if not self._own.any():  # older versions drew all of it: the trainer has their log-probs no more
+            return {}
+        gap = measure_gap(experience.rollout_logprobs, experience.old_logprobs, self._own)
         found = dict(gap.metrics())
         if self._rounded is not None:
             rows, scored = self._rounded
             old, mask = experience.old_logprobs[rows], experience.response_mask[rows]
+            # of the trainer against itself: no matter who drew the tokens
             rounding = measure_gap(scored, old[:, : scored.shape[1]], mask[:, : scored.shape[1]])
             found["rounding"] = rounding.mean
             fault = self._compare(experience, gap, rounding, found)
@@ -167,7 +183,7 @@ class Watch:
             return rows, self._rescore(ids, mask, self.params.temperature, 1.0, "fp32")
 
     def _compare(self, experience: Experience, gap: Gap, rounding: Gap, found: dict[str, float]) -> Fault | None:
-        max_gap, mask = self.config.probes.max_gap, experience.response_mask
+        max_gap, mask = self.config.probes.max_gap, self._own
         reasons = crossed(gap, rounding, max_gap)
         if reasons and self._has_reported:  # looked into once
             log.warning("engine and trainer still disagree: %s", ", ".join(reasons))
@@ -193,12 +209,12 @@ class Watch:
     def _compare_draws(self, experience: Experience, limit: float, found: dict[str, float]) -> Fault | None:
         """Say whether the tokens were drawn as their log-probs say."""
         values = (experience.old_logprobs, experience.entropies)
-        found["surprise"], errors = surprise(*values, experience.response_mask)
+        found["surprise"], errors = surprise(*values, self._own)
         if self.params.stop or abs(errors) <= _SURE or abs(found["surprise"]) <= limit:
             return None
         logits = self._logits(experience.ids, experience.attention_mask)
         variances = torch.cat([_variances(part, self.params.temperature).cpu() for _, part in logits])
-        _, errors = surprise(*values, experience.response_mask, variances)
+        _, errors = surprise(*values, self._own, variances)
         if abs(errors) <= _SURE:
             return None
         how = "likelier" if found["surprise"] < 0 else "less likely"

@@ -21,6 +21,9 @@ class RolloutConfig:
     times as many rollouts at most, each with its own part of the tokens); empty: independent rollouts"""
     segment_steps: int = 1
     """steps from one level of the tree to the next"""
+    max_staleness: int = 0
+    """versions that the policy may be ahead of the one that drew a token; 0: nothing is drawn while the policy is
+    trained; above 0 (1 is usual): the next iterations' rollouts are drawn meanwhile"""
     dynamic_sampling_rounds: int = 0
     """times per iteration that groups whose rewards agree are replaced by groups of other problems (DAPO's dynamic
     sampling)"""
@@ -60,8 +63,15 @@ class RLUpdateConfig:
     max_mean_ratio: float = 0.0
     """a minibatch whose mean ratio is above this is skipped and counted; 0: any may be"""
     tis_cap: float = 0.0
-    """above 0: tokens are weighed by the ratio of the trainer's and the engine's policy, truncated here (Yao et al.
-    2025); conf/rl.yaml sets 2"""
+    """above 0: tokens are weighed by the ratio of the trainer's policy and the one that drew them, bounded here (TIS,
+    Yao et al. 2025); conf/rl.yaml sets 2"""
+    tis_floor: float = 0.0
+    """the ratio's bound below; 0: none"""
+    tis_level: str = "token"
+    """the ratio of each token, or sequence: the geometric mean over its response"""
+    correction: str = "clamp"
+    """what becomes of a ratio beyond its bounds: clamp, or mask: the token counts nothing (IcePop); none: no token is
+    weighed, whatever the bounds"""
     loss_aggregation: str = "token"
     """what a minibatch's loss is divided by: token, sequence or constant (rl/losses.py)"""
     whitening: str = "none"

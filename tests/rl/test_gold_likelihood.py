@@ -1,6 +1,5 @@
 """The likelihood of the gold answer as value: against the network's own logits, row by row."""
 
-import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.iteration_metrics import Clock
 from espalier.rl.rollout import Sampler
 from espalier.rl.types import RolloutGroup
+from espalier.runtime.background_loop import BackgroundLoop
 from espalier.sampling.client import SamplingParams
 from espalier.sampling.requests import decode
 from tests.rl.test_advantages import make_experience, make_group
@@ -37,7 +37,7 @@ def context(tiny_policy: Path) -> EstimatorContext:
         parameter.data.add_(0.05 * torch.randn(parameter.shape))
     nobody: Any = None
     sampler = Sampler(nobody, nobody, load_tokenizer(str(tiny_policy)), concurrency=1, stall_seconds=1)
-    return EstimatorContext(asyncio.Runner(), sampler, OutcomeReward(), PARAMS, 0, Clock(), policy, micro_batch_size=2)
+    return EstimatorContext(BackgroundLoop(), sampler, OutcomeReward(), PARAMS, 0, Clock(), policy, micro_batch_size=2)
 
 
 def logprob(context: EstimatorContext, prefix: Sequence[int], rest: Sequence[int]) -> float:

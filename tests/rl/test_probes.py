@@ -727,7 +727,9 @@ def test_weights_make_a_mean_over_the_engines_samples_one_over_the_trainers() ->
     engine, old = torch.tensor([0.6, 0.3, 0.1]), torch.tensor([0.5, 0.4, 0.1])
     values, wanted = torch.tensor([1.0, 5.0, 2.0]), 0.5 * 1 + 0.4 * 5 + 0.1 * 2
     actions = torch.multinomial(engine, 100_000, replacement=True, generator=torch.Generator().manual_seed(0))
-    weights = importance_weights(old.log()[actions], engine.log()[actions], cap=2.0)
+    weights, _ = importance_weights(
+        old.log()[actions], engine.log()[actions], torch.ones_like(actions, dtype=torch.bool), cap=2.0
+    )
     found = weights * values[actions]
     error = float(found.std()) / math.sqrt(len(found))
     assert abs(float(found.mean()) - wanted) < 3 * error
@@ -737,7 +739,8 @@ def test_weights_make_a_mean_over_the_engines_samples_one_over_the_trainers() ->
 def test_more_tokens_are_capped_the_lower_the_cap() -> None:
     generator = torch.Generator().manual_seed(0)
     old, engine = torch.randn(2, 5000, generator=generator)
-    shares = [float((importance_weights(old, engine, cap) >= cap).float().mean()) for cap in (1.0, 2.0, 4.0, 100.0)]
+    mask = torch.ones(5000, dtype=torch.bool)
+    shares = [float(importance_weights(old, engine, mask, cap)[1].float().mean()) for cap in (1.0, 2.0, 4.0, 100.0)]
     assert shares == sorted(shares, reverse=True)
     assert shares[0] == pytest.approx(0.5, abs=0.03)
 
@@ -747,7 +750,7 @@ def test_equal_policies_have_weights_of_exactly_one_and_an_equal_loss() -> None:
     old = torch.randn(3, 7, generator=generator)
     new, advantages = old + 0.1 * torch.randn(3, 7, generator=generator), torch.randn(3, 7, generator=generator)
     mask = torch.rand(3, 7, generator=generator) > 0.3
-    weights = importance_weights(old, old, cap=2.0)
+    weights, _ = importance_weights(old, old, mask, cap=2.0)
     assert torch.equal(weights, torch.ones(3, 7))
     plain = clipped_surrogate(new, old, advantages, mask, 0.2, 0.2, weights=torch.ones(3, 7))
     assert clipped_surrogate(new, old, advantages, mask, 0.2, 0.2, weights=weights) == plain
@@ -756,7 +759,7 @@ def test_equal_policies_have_weights_of_exactly_one_and_an_equal_loss() -> None:
 def test_padding_that_is_no_number_never_enters() -> None:
     old, engine = torch.tensor([[-1.0, math.nan]]), torch.tensor([[-1.5, math.nan]])
     mask = torch.tensor([[True, False]])
-    weights = importance_weights(old, engine, cap=2.0)
+    weights, _ = importance_weights(old, engine, mask, cap=2.0)
     total, _ = clipped_surrogate(old, old, torch.ones(1, 2), mask, 0.2, 0.2, weights=weights)
     assert float(total) == pytest.approx(-math.exp(0.5))
 

@@ -1,7 +1,6 @@
 """The life of a reinforcement-learning run: samples, timings, early stop, retention, resume at every iteration."""
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from espalier.rl.trainer import Trainer
 from espalier.rl.types import Estimate, Experience, Rollout, RolloutGroup
 from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
 from espalier.sampling.client import ServerGone
+from tests.support.metrics_page import is_defined
 from tests.support.rl_cases import critic_of, make_trainer, on_repeatable, read_metrics
 from tests.support.root_config import root_config
 
@@ -128,18 +128,6 @@ def test_every_phase_of_an_iteration_is_timed_and_every_metric_is_defined(
             parts = [v for k, v in row.items() if k.startswith("seconds/") and k not in ("seconds/iteration",
                                                                                          "seconds/save")]  # fmt: skip
             assert sum(parts) <= row["seconds/iteration"] + 1e-6
-
-
-def is_defined(name: str, page: str) -> bool:
-    """Whether a metric stands on the page: by its whole name, or behind another of its group in one line."""
-    group, _, rest = name.rpartition("/")
-    if group == "reward":
-        return "`reward/PART`" in page
-    lines = [line for line in page.splitlines() if line.startswith(f"| `{group}/" if group else f"| `{name}`")]
-    cells = [cell for line in lines for cell in re.findall(r"`([^`]+)`", line.split("|")[1])]
-    heads = [cell.removeprefix(f"{group}/") for cell in cells]
-    endings = [head + cell for head in heads for cell in cells if cell.startswith("_")]
-    return rest in heads or rest in endings
 
 
 def test_the_samples_table_holds_every_steps_value_and_advantage(tmp_path: Path) -> None:

@@ -123,7 +123,26 @@ def test_dual_clip_bounds_the_loss_of_a_ratio_that_exploded() -> None:
 
 def test_importance_weights_are_truncated_above_alone() -> None:
     old, engine = torch.log(torch.tensor([0.9, 0.1])), torch.log(torch.tensor([0.3, 0.2]))
-    assert importance_weights(old, engine, cap=2.0).tolist() == pytest.approx([2.0, 0.5])
+    mask = torch.tensor([True, True])
+    weights, is_outside = importance_weights(old, engine, mask, cap=2.0)
+    assert (weights.tolist(), is_outside.tolist()) == (pytest.approx([2.0, 0.5]), [True, False])
+
+
+def test_importance_weights_are_clamped_on_both_sides_masked_or_of_a_whole_response() -> None:
+    # ratios 3, 1/4, 1 in the first response, 2 and a padded token in the second
+    engine = torch.log(torch.tensor([[0.1, 0.4, 0.5], [0.1, 0.3, 1.0]]))
+    old = torch.log(torch.tensor([[0.3, 0.1, 0.5], [0.2, 0.9, 1.0]]))
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+
+    def kept(*bounds: float | str) -> list[float]:
+        found: list[float] = importance_weights(old, engine, mask, *bounds)[0][mask].tolist()  # type: ignore[arg-type]
+        return found
+
+    assert kept(2.0, 0.5) == pytest.approx([2.0, 0.5, 1.0, 2.0])
+    assert kept(2.5, 0.5, "mask") == pytest.approx([0.0, 0.0, 1.0, 2.0])
+    whole = (3 * 0.25 * 1) ** (1 / 3)
+    assert kept(1.5, 0.5, "clamp", "sequence") == pytest.approx([whole] * 3 + [1.5])
+    assert kept(1.5, 0.5, "mask", "sequence") == pytest.approx([whole] * 3 + [0.0])
 
 
 def test_value_loss_takes_the_larger_of_the_two_errors() -> None:

@@ -21,6 +21,7 @@ from espalier.rl.rollout import Sampler
 from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.types import Branch, Experience, Rollout, RolloutGroup
 from espalier.rl.update import steps_per_iteration
+from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import Sample, SampleRequest, SamplingParams
@@ -252,7 +253,7 @@ def grow(task: WordArithmetic, tokenizer: Any, tree: TreeRollouts) -> tuple[list
         groups, _ = await sampler.draw(task.problems("train")[:2], params, "rl-0", 7)
         return await tree.grow(groups, sampler, params)
 
-    with asyncio.Runner() as loop:
+    with BackgroundLoop() as loop:
         return loop.run(draw()), client
 
 

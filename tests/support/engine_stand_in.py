@@ -71,6 +71,10 @@ class StandIn:
 
         return [{name: digest(value) for name, value in self.weights.receive()}]
 
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
     async def reset_cache(self) -> bool:
         return self.options["seed"] == 0 or "stubborn" not in self.model
 

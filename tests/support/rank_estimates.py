@@ -4,7 +4,6 @@ Estimators that ask the sampler, the reward or a network of their own, on rollou
 every rank writes what it has to OUT/<rank>.pt. Whoever is asked on another rank than 0 raises.
 """
 
-import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,6 +26,7 @@ from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext
 from espalier.rl.experience import make_experience, token_rewards
 from espalier.rl.iteration_metrics import Clock
 from espalier.rl.rollout import Sampler
+from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import is_main_rank, process_group, rank
 from espalier.sampling.client import Sample, SampleRequest, SamplingParams
 from tests.support.rl_cases import PARAMS, FakeClient
@@ -67,7 +67,7 @@ def main() -> None:
         "shared_prefixes": SharedPrefixes(),
         "gold_likelihood": GoldLikelihood("#### {gold}", weight=100.0),
     }
-    with process_group(timeout_seconds=60), asyncio.Runner() as loop:
+    with process_group(timeout_seconds=60), BackgroundLoop() as loop:
         client = MainRankClient(tokenizer, num_lines=2)
         sampler = Sampler(client, task, tokenizer, concurrency=4, stall_seconds=60)
         clock = Clock()

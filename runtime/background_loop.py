@@ -1,0 +1,68 @@
+"""An event loop in a thread of its own, for what goes on while the program computes."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Coroutine
+from typing import Any, Self, TypeVar
+
+R = TypeVar("R")
+_END_SECONDS = 30.0
+
+
+class BackgroundLoop:
+    """Runs coroutines one call at a time or side by side, and tasks that they leave behind until it is closed. The
+    thread is started by the first call."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
+        """Return what the coroutine returns, or raise what it raises; called from any thread but the loop's own. What
+        interrupts the wait (a signal's exception) cancels the coroutine first."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._started())
+        try:
+            return future.result()
+        except BaseException:
+            if not future.done():
+                future.cancel()
+                with contextlib.suppress(concurrent.futures.CancelledError, TimeoutError, Exception):
+                    future.result(_END_SECONDS)
+            raise
+
+    def close(self) -> None:
+        """Cancel what is left and end the thread."""
+        loop, thread = self._loop, self._thread
+        self._loop = self._thread = None
+        if loop is None or thread is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(_cancel_others(), loop).result(_END_SECONDS)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(_END_SECONDS)
+        if not thread.is_alive():
+            loop.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _started(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="events", daemon=True)
+            self._thread.start()
+        return self._loop
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.get_running_loop().shutdown_asyncgens()
+    await asyncio.get_running_loop().shutdown_default_executor()

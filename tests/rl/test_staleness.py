@@ -1,0 +1,377 @@
+"""Rollouts that are drawn ahead of the policy: when, by which version, and where every token ends."""
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.processes.repeatable_server import RepeatableServer
+from espalier.data.records import Problem
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.rewards.outcome import OutcomeReward
+from espalier.rl.combinations import check_staleness
+from espalier.rl.iteration_metrics import IterationMetrics
+from espalier.rl.ledger import Ledger, LedgerOpen
+from espalier.rl.probes.checks import VERSION, ProbeFailed
+from espalier.rl.rollout import Sampler
+from espalier.rl.rollout_source import SampledGroups
+from espalier.rl.trainer import Trainer
+from espalier.rl.types import Rollout, RolloutGroup
+from espalier.runtime.background_loop import BackgroundLoop
+from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.schemas import RLConfig
+from espalier.sampling.client import Sample, SampleRequest, SamplingParams, ServerGone
+from tests.support.metrics_page import is_defined
+from tests.support.rl_cases import PARAMS, FakeClient, Repeatable, make_trainer, read_metrics, share_of_even_tokens
+from tests.support.root_config import root_config
+
+UNIT = 0.15
+AHEAD: dict[str, Any] = {"tis_cap": 2.0, "evaluation_every": 0, "save_every": 0, "num_epochs": 1}
+
+
+class Timed(FakeClient):
+    """Every response takes a unit of time."""
+
+    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+        self.begun.append(request.id.split("/")[0])
+        await asyncio.sleep(UNIT)
+        return await super().sample(request, params)
+
+    begun: list[str]
+
+
+class NoDelivery:
+    """Engines that take any weights at any time."""
+
+    takes_in_flight = True
+
+    @property
+    def sync(self) -> "NoDelivery":
+        return self
+
+    async def check_version(self, version: int) -> None: ...
+
+    async def ask_marker(self) -> None: ...
+
+    def begin_proof(self) -> None: ...
+
+    async def prove(self) -> None: ...
+
+    def take_proof(self) -> dict[str, float]:
+        return {}
+
+
+@pytest.mark.parametrize(("max_staleness", "units"), [(0, 14), (1, 8)])
+def test_seven_iterations_of_a_second_each_way_take_eight_units_ahead_and_fourteen_in_turn(
+    max_staleness: int, units: int, task: WordArithmetic, tokenizer: Any
+) -> None:
+    """The published example of one-step-off-policy training, but that no batch is drawn or trained on twice."""
+    config = root_config(
+        RLConfig, output_dir="", rollout_num_problems=2, num_iterations=7, max_staleness=max_staleness, seed=3
+    )
+    client = Timed(tokenizer)
+    client.begun = []
+    sampler = Sampler(client, task, tokenizer, concurrency=8, stall_seconds=60)
+    problems = list(task.problems("train"))[:20]
+    delivery: Any = NoDelivery()
+    events: list[str] = []
+    with BackgroundLoop() as loop:
+        source = SampledGroups(
+            config, problems, sampler, PARAMS, OutcomeReward(), delivery, loop, IterationMetrics()
+        )  # fmt: skip
+        started = time.monotonic()
+        for iteration in range(7):
+            groups = source(iteration)
+            ages = {iteration - r.policy_version for group in groups for r in group.rollouts}
+            events.append(f"{iteration} trains on age {ages.pop()}, drawn: {len(set(client.begun))}")
+            time.sleep(UNIT)
+            with source.at_rest(iteration + 1):
+                pass
+        taken = (time.monotonic() - started) / UNIT
+    assert units <= taken < units + 1.5
+    if max_staleness:
+        ahead = [f"{k} trains on age 1, drawn: {min(k + 2, 7)}" for k in range(1, 7)]
+        assert events == ["0 trains on age 0, drawn: 2", *ahead]
+    else:
+        assert events == [f"{k} trains on age 0, drawn: {k + 1}" for k in range(7)]
+
+
+class InFlight(Repeatable):
+    """Takes weights in the middle of requests, and says which version drew which token; some requests are slow."""
+
+    def __init__(self, server: RepeatableServer):
+        super().__init__(server)
+        self.version, self.num_open, self.open_at_load = "default", 0, list[int]()
+        self.asked: list[tuple[str, str]] = []
+
+    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+        first = self.version
+        self.asked.append((request.id, first))
+        self.num_open += 1
+        is_slow = sum(map(ord, request.id)) % 2 and request.id.startswith("rl-")
+        await asyncio.sleep(0.3 if is_slow else 0.0)
+        samples = await super().sample(request, params)
+        self.num_open -= 1
+        spans = ((0, first),) if self.version == first else ((0, first), (1, self.version))
+        return [replace(sample, versions=spans if len(sample.token_ids) > 1 else spans[-1:]) for sample in samples]
+
+    async def load(self, key: str, number: int) -> None:
+        self.open_at_load.append(self.num_open)
+        await super().load(key, number)
+
+    async def stamp(self, version: str) -> None:
+        self.version = version
+
+    async def served_version(self) -> str:
+        return self.version
+
+    async def cached_tokens(self, ids: list[int]) -> int | None:
+        return None
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+
+class Drained(InFlight):
+    """Has to be left alone while it takes weights, and does not say which version drew what."""
+
+    pause = None  # type: ignore[assignment]
+
+    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+        return [replace(sample, versions=()) for sample in await super().sample(request, params)]
+
+
+def run_ahead(
+    kind: type[InFlight], run_dir: Path, parts: tuple[Path, WordArithmetic, Any, RepeatableServer], **more: Any
+) -> tuple[Trainer, InFlight]:
+    tiny_policy, task, tokenizer, server = parts
+    trainer = make_trainer(tiny_policy, task, tokenizer, run_dir, "", **{**AHEAD, **more})
+    engine = kind(server)
+    source = trainer.rollout_source
+    source.sampler.client = engine
+    trainer.delivery.sync.engines = [engine]
+    source.reward = share_of_even_tokens
+    source.params = replace(source.params, max_tokens=6)
+    return trainer, engine
+
+
+@pytest.fixture
+def parts(tiny_policy: Path, task: WordArithmetic, tokenizer: Any) -> tuple[Path, WordArithmetic, Any, Any]:
+    return tiny_policy, task, tokenizer, RepeatableServer(tiny_policy, 128)
+
+
+def test_tokens_are_never_older_than_allowed_and_every_one_ends_in_the_ledger(
+    parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
+) -> None:
+    trainer, engine = run_ahead(InFlight, tmp_path / "run", parts, max_staleness=2)
+    trainer.run()
+    rows = read_metrics(tmp_path / "run")
+    assert max(row["engine/version_lag"] for row in rows) == 2
+    assert any(engine.open_at_load[3:])  # weights came in the middle of requests
+    generated = trained = 0.0
+    for row in rows:
+        generated += row["ledger/generated"]
+        trained += sum(row[f"ledger/trained_age_{age}"] for age in range(3))
+        assert generated == trained + row["ledger/waiting"]
+        assert sum(row[f"ledger/trained_age_{age}"] for age in range(3)) == row["rollout/tokens"]
+    assert rows[-1]["ledger/waiting"] == 0
+    assert any(0 < row["ledger/trained_age_1"] < row["rollout/tokens"] for row in rows)  # versions within a batch
+    asked = [name.split("/")[0] for name, _ in engine.asked if name.startswith("rl-")]
+    assert sorted(asked) == sorted(f"rl-{k}" for k in range(6) for _ in range(6))  # each batch once, whole
+
+
+def test_engines_that_cannot_take_weights_in_flight_are_left_alone_meanwhile(
+    parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
+) -> None:
+    trainer, engine = run_ahead(Drained, tmp_path / "run", parts, max_staleness=1)
+    trainer.run()
+    assert not any(engine.open_at_load)
+    rows = read_metrics(tmp_path / "run")
+    assert [row["engine/version_lag"] for row in rows] == [0, 1, 1, 1, 1, 1]
+    # half a batch may wait for the weights, and is then of their version, as the engine knows
+    of_version = {(name.split("/")[0], version) for name, version in engine.asked if name.startswith("rl-")}
+    assert {int(version) - int(batch.removeprefix("rl-")) for batch, version in of_version} <= {-1, 0}
+
+
+def test_a_run_that_is_cut_and_resumed_asks_again_for_what_was_drawn_ahead(
+    parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
+) -> None:
+    cut = run_ahead(InFlight, tmp_path / "run", parts, max_staleness=1, save_every=1)[0]
+
+    def dies(iteration: int) -> list[RolloutGroup]:
+        if iteration == 3:
+            raise ServerGone("the server has died")
+        return SampledGroups.__call__(cut.rollout_source, iteration)  # type: ignore[arg-type]
+
+    whole = cut.rollout_source
+    cut.rollout_source = _Calls(whole, dies)
+    with pytest.raises(ServerGone):
+        cut.run()
+    trainer, engine = run_ahead(InFlight, tmp_path / "run", parts, max_staleness=1, save_every=1)
+    trainer.run()
+    rows = read_metrics(tmp_path / "run")
+    assert [row["step"] for row in rows] == list(range(1, 7))
+    assert {name.split("/")[0] for name, _ in engine.asked if name.startswith("rl-")} == {"rl-3", "rl-4", "rl-5"}
+    assert rows[3]["ledger/generated"] == rows[3]["rollout/tokens"] + rows[3]["ledger/waiting"]
+
+
+class _Calls:
+    """A source whose call is another function's."""
+
+    def __init__(self, source: Any, call: Any):
+        self._source, self._call = source, call
+
+    def __call__(self, iteration: int) -> list[RolloutGroup]:
+        found: list[RolloutGroup] = self._call(iteration)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+
+def test_a_sampler_that_dies_in_a_batch_drawn_ahead_ends_the_run(
+    parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
+) -> None:
+    trainer, engine = run_ahead(InFlight, tmp_path / "run", parts, max_staleness=1)
+    engine.dies_at = "rl-2"
+    with pytest.raises(ServerGone, match="the server has died"):
+        trainer.run()
+    assert len(read_metrics(tmp_path / "run")) <= 2
+    assert not (tmp_path / "run" / "model").exists()
+
+
+@pytest.mark.parametrize(("versions", "what"), [
+    ({"policy_version": 0}, "rollouts of policy version 0 are to train version 4 .rollout.max_staleness=2."),
+    ({"policy_version": 5}, "rollouts of policy version 5 are to train version 4"),
+    ({"policy_version": -1, "version_starts": ((0, 4), (1, -1))}, "rollouts of an unknown policy version"),
+])  # fmt: skip
+def test_a_token_that_is_too_old_from_the_future_or_of_nobody_is_never_trained_on(
+    versions: dict[str, Any], what: str, parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
+) -> None:
+    trainer, _ = run_ahead(InFlight, tmp_path / "run", parts, max_staleness=2, on_fault="stop")
+    groups = some_groups(trainer)
+    first = groups[0].rollouts[0]
+    groups[0].rollouts[0] = replace(first, **versions)
+    trainer.config.probes.on_fault = "stop"
+    with pytest.raises(ProbeFailed, match=what) as told:
+        trainer.make_experience(groups, 4)
+    assert told.value.fault.kind == VERSION
+
+
+def some_groups(trainer: Trainer) -> list[RolloutGroup]:
+    source, problems = trainer.rollout_source, trainer.problems.train[:2]
+
+    async def draw() -> list[RolloutGroup]:
+        sampler = Sampler(FakeClient(source.sampler.tokenizer), source.sampler.task, source.sampler.tokenizer, 4, 60)
+        return await sampler.rollout(problems, PARAMS, "rl-4", 4)
+
+    groups = asyncio.run(draw())
+    return [replace(group, scores=share_of_even_tokens([r.trajectory for r in group.rollouts])) for group in groups]
+
+
+def test_only_tokens_of_the_version_at_hand_are_compared_with_the_trainers(
+    parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
+) -> None:
+    """This sampler's log-probs are no policy's: it is a fault that tokens of an older version do not show."""
+    trainer, _ = run_ahead(InFlight, tmp_path / "run", parts, max_staleness=2)
+    trainer.config.probes.on_fault = "stop"
+    groups = some_groups(trainer)
+    older = [replace(g, rollouts=[replace(r, policy_version=3) for r in g.rollouts]) for g in groups]
+    trainer.make_experience(older, 4).old_logprobs.sum()
+    one = older[0].rollouts[0]
+    older[0].rollouts[0] = replace(one, version_starts=((0, 3), (len(one.drawn_ids) - 1, 4)))
+    experience = trainer.make_experience(older, 4)
+    own = trainer.watch._own
+    assert own.sum() == 1
+    assert own[0].nonzero().item() == len(one.trajectory.prompt_ids) + len(one.drawn_ids) - 1
+    with pytest.raises(ProbeFailed):
+        trainer.watch.compare(experience)
+    assert torch.equal(trainer.watch._own & ~experience.response_mask, torch.zeros_like(own))
+
+
+def test_versions_of_tokens_follow_their_starts(parts: tuple[Path, WordArithmetic, Any, Any], tmp_path: Path) -> None:
+    rollout: Rollout = some_groups(run_ahead(InFlight, tmp_path / "run", parts)[0])[0].rollouts[0]
+    num = len(rollout.drawn_ids)
+    assert rollout.token_versions == [4] * num
+    assert replace(rollout, version_starts=((0, 2), (1, 3))).token_versions == [2] + [3] * (num - 1)
+
+
+def test_a_ledger_that_does_not_close_ends_the_run(
+    parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
+) -> None:
+    groups = some_groups(run_ahead(InFlight, tmp_path / "run", parts)[0])
+    num = sum(len(rollout.drawn_ids) for group in groups for rollout in group.rollouts)
+    ledger = Ledger(1)
+    ledger.generated = 2 * num
+    ledger.train(groups, 5)
+    assert ledger.close(num) == {
+        "ledger/trained_age_0": 0, "ledger/trained_age_1": num, "ledger/agreeing": 0, "ledger/filtered": 0,
+        "ledger/generated": 2 * num, "ledger/waiting": num,
+    }  # fmt: skip
+    ledger.train(groups, 5)  # twice
+    with pytest.raises(
+        LedgerOpen, match=f"{2 * num} tokens came, and {2 * num} are trained on, 0 dropped"
+    ):
+        ledger.close(num)
+
+
+def test_older_rollouts_without_a_correction_and_trees_are_refused() -> None:
+    def config(**settings: Any) -> RLConfig:
+        return root_config(RLConfig, output_dir="", **settings)
+
+    check_staleness(config(max_staleness=0, tis_cap=0.0))
+    check_staleness(config(max_staleness=1, tis_cap=2.0))
+    check_staleness(config(max_staleness=1, tis_cap=0.0, correction="none"))
+    for settings, what in (
+        ({"max_staleness": 1, "tis_cap": 0.0}, "update.tis_cap=0 corrects nothing: set update.tis_cap=2"),
+        ({"max_staleness": 1, "tis_cap": 2.0, "branches": [2]}, "a tree compares siblings of one version"),
+        ({"max_staleness": -1}, "must be at least 0"),
+    ):
+        with pytest.raises(BadConfig, match=what):
+            check_staleness(config(**settings))  # type: ignore[arg-type]
+
+
+def test_a_loop_in_the_background_ends_with_what_it_was_asked_and_nothing_stays() -> None:
+    ended: list[str] = []
+
+    async def long() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("long")
+
+    async def leave_behind(problems: Sequence[Problem]) -> int:
+        leave_behind.task = asyncio.create_task(long())  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+        return len(problems)
+
+    with BackgroundLoop() as loop:
+        assert loop.run(leave_behind([])) == 0
+        with pytest.raises(ZeroDivisionError):
+            loop.run(fails())
+        assert ended == []
+    assert ended == ["long"]
+    loop.close()
+
+
+async def fails() -> float:
+    return 1 / 0
+
+
+def test_metrics_of_an_asynchronous_run_are_defined(
+    parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
+) -> None:
+    trainer, _ = run_ahead(InFlight, tmp_path / "run", parts, max_staleness=1, num_iterations=2)
+    trainer.run()
+    (row, _) = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    page = (Path(__file__).parent.parent.parent / "docs" / "metrics.md").read_text()
+    names = [name for name in row if name.startswith(("ledger/", "queue/")) or name == "engine/token_age"]
+    assert len(names) == 10
+    assert [name for name in names if not is_defined(name, page)] == []
