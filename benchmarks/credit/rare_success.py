@@ -8,7 +8,8 @@ A cell is a task and a policy; a run of it is scripts/process_rewards.sh on prob
 lot), scripts/preferences.sh for outcome, process and step pairs, and scripts/evaluate.sh on held-out problems. The
 outcome pairs come from as many more problems as cost the tokens that the others spent on completions: all three learn
 from equally many generated tokens and take equally many optimizer steps. Truth is the task's own
-(`prm/compare_with_truth`). A finished run is one record in benchmarks/results/rare_success/; stages that are done are
+(`prm/compare_with_truth`). Where `bash scripts/bench.sh credit --cells long_arithmetic_rare --methods grpo --seeds 1 2 3`
+has run GRPO from the same policy, its accuracy after as many tokens is set against that after the pairs. A finished run is one record in benchmarks/results/rare_success/; stages that are done are
 kept, so that a cut run goes on.
 """
 
@@ -18,16 +19,18 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
 
+from benchmarks.credit.comparison import tuned_rates
+from benchmarks.credit.curves import Point, accuracy_at
 from benchmarks.credit.intervals import mean_over_seeds
 from benchmarks.credit.plan import read_plan
-from benchmarks.credit.runs import digest, planned_policy, tokens_of
+from benchmarks.credit.runs import digest, planned_policy, read_records, tokens_of
 from benchmarks.processes.forked import ROOT
 from benchmarks.result import RESULTS, machine, write_result
 from benchmarks.rl.policy import run_program
@@ -192,6 +195,38 @@ def figures_of(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return figures
 
 
+def grpo_figures(records: Sequence[dict[str, Any]], curves: Mapping[int, Sequence[Point]]) -> dict[str, dict[str, Any]]:
+    """Return a cell's sampled accuracy after each kind of pairs minus GRPO's after equally many generated tokens, seed
+    by seed; `curves` are GRPO's by seed. Met where the interval lies above 0."""
+    figures: dict[str, dict[str, Any]] = {}
+    for pairs, name in NAMES.items():
+        gains = []
+        for row in records:
+            points = curves.get(int(row["seed"]))
+            reached = None if points is None else accuracy_at(points, "tokens", float(row["tokens"]))
+            if reached is not None:
+                gains.append(float(row["accuracy"][name]["mean"]["mean"]) - reached)
+        if not gains:
+            continue
+        mean = mean_over_seeds(gains)
+        low, high = (None if bound is None else round(bound, 4) for bound in (mean.low, mean.high))
+        figures[f"{pairs}_sampled_minus_grpo"] = {
+            "value": round(mean.value, 4), "low": low, "high": high,
+            "unit": f"accuracy, {mean.n} seed{'s' * (mean.n > 1)}", "goal": 0.0, "better": "higher",
+            "met": mean.low is not None and mean.low > 0, "how": HOW,
+        }  # fmt: skip
+    return figures
+
+
+def grpo_curves(task: str, policy: str) -> dict[int, list[Point]]:
+    """Return GRPO's stored curves on a cell of plan.yaml, by seed, at its tuned rate and from that policy (a digest)."""
+    plan = read_plan(Path(__file__).with_name("plan.yaml"))
+    stored, _ = read_records(plan, RESULTS)
+    rate = tuned_rates(plan, stored).get((task, "grpo"))
+    mine = [row for row in stored if (row.cell, row.method, row.is_tuning) == (task, "grpo", False)]
+    return {row.seed: row.points for row in mine if row.learning_rate == rate and row.policy == policy}
+
+
 def without_tuning(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the records that figures are of: not those of the seed that settings were chosen on."""
     return [row for row in records if int(row["seed"]) != TUNING_SEED]
@@ -205,7 +240,9 @@ def write(records: Sequence[dict[str, Any]]) -> None:
     for name in CELLS:
         mine = sorted((row for row in records if row["cell"] == name), key=lambda row: int(row["seed"]))
         if counted := without_tuning(mine):
-            figures |= {f"{name}_{key}": figure for key, figure in figures_of(counted).items()}
+            curves = grpo_curves(CELLS[name].task, counted[0].get("recipe", {}).get("policy", ""))
+            of_cell = figures_of(counted) | grpo_figures(counted, curves)
+            figures |= {f"{name}_{key}": figure for key, figure in of_cell.items()}
         for row in mine:
             accuracy = row["accuracy"]
             shares = [

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from benchmarks.credit import rare_success
+from benchmarks.credit.curves import Point
 
 
 def record(seed: int, inner_auc: float) -> dict[str, Any]:
@@ -31,6 +32,18 @@ def test_the_seed_that_settings_were_chosen_on_is_in_no_figure(monkeypatch: pyte
     assert [row[1] for row in written["rows"]] == [0, 1, 2]
     rare_success.write([record(0, 1.0)])
     assert written["figures"] == {}
+
+
+def test_pairs_are_held_against_what_grpo_reaches_at_as_many_tokens() -> None:
+    """Of seeds that GRPO was run on, by its curve between two evaluations; beyond its last one there is nothing."""
+    rows = [record(seed, 0.7) | {"tokens": tokens} for seed, tokens in ((1, 1e6), (2, 1.5e6), (3, 1e6), (4, 3e6))]
+    for row, reached in zip(rows, (0.5, 0.6, 0.5, 0.9), strict=True):
+        row["accuracy"] = {name: {"mean": {"mean": reached}} for name in rare_success.NAMES.values()}
+    curves = {seed: [Point(0, 0.0, 0.0, 0.0), Point(9, 2e6, 9.0, 0.4)] for seed in (1, 2, 4)}
+    found = rare_success.grpo_figures(rows, curves)["step_sampled_minus_grpo"]
+    assert found["value"] == pytest.approx(((0.5 - 0.2) + (0.6 - 0.3)) / 2)
+    assert (found["unit"], found["met"]) == ("accuracy, 2 seeds", False)  # two seeds make no interval
+    assert rare_success.grpo_figures(rows, {}) == {}
 
 
 def test_records_of_two_recipes_are_not_averaged() -> None:

@@ -316,9 +316,7 @@ def test_a_ledger_that_does_not_close_ends_the_run(
         "ledger/generated": 2 * num, "ledger/waiting": num,
     }  # fmt: skip
     ledger.train(groups, 5)  # twice
-    with pytest.raises(
-        LedgerOpen, match=f"{2 * num} tokens came, and {2 * num} are trained on, 0 dropped"
-    ):
+    with pytest.raises(LedgerOpen, match=f"{2 * num} tokens came, and {2 * num} are trained on, 0 dropped"):
         ledger.close(num)
 
 
