@@ -8,8 +8,9 @@ A cell is a task and a policy; a run of it is scripts/process_rewards.sh on prob
 lot), scripts/preferences.sh for outcome, process and step pairs, and scripts/evaluate.sh on held-out problems. The
 outcome pairs come from as many more problems as cost the tokens that the others spent on completions: all three learn
 from equally many generated tokens and take equally many optimizer steps. Truth is the task's own
-(`prm/compare_with_truth`). Where `bash scripts/bench.sh credit --cells long_arithmetic_rare --methods grpo --seeds 1 2 3`
-has run GRPO from the same policy, its accuracy after as many tokens is set against that after the pairs. A finished run is one record in benchmarks/results/rare_success/; stages that are done are
+(`prm/compare_with_truth`). Where GRPO was run from the same policy (`bash scripts/bench.sh credit --cells
+long_arithmetic_rare --methods grpo --seeds 1 2 3`), its accuracy after as many tokens is set against that after the
+pairs. A finished run is one record in benchmarks/results/rare_success/; stages that are done are
 kept, so that a cut run goes on.
 """
 
@@ -219,7 +220,7 @@ def grpo_figures(records: Sequence[dict[str, Any]], curves: Mapping[int, Sequenc
 
 
 def grpo_curves(task: str, policy: str) -> dict[int, list[Point]]:
-    """Return GRPO's stored curves on a cell of plan.yaml, by seed, at its tuned rate and from that policy (a digest)."""
+    """Return GRPO's stored curves on a cell of plan.yaml, by seed, at its tuned rate, from a policy (its digest)."""
     plan = read_plan(Path(__file__).with_name("plan.yaml"))
     stored, _ = read_records(plan, RESULTS)
     rate = tuned_rates(plan, stored).get((task, "grpo"))
