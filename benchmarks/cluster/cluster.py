@@ -2,6 +2,7 @@
 
     bash scripts/bench.sh cluster weights
     bash scripts/bench.sh cluster throughput --policy MODEL     a small policy of word_arithmetic: the quick start's SFT
+    bash scripts/bench.sh cluster overlap driver --policy MODEL
 
 Weights: 1 GB of bfloat16 tensors to actors on two nodes (raylets of this machine) by `sampling.weight_stream`, digests
 and copies into an engine's own tensors included, in turns with a bare gloo broadcast of ten tensors of the same size in
@@ -10,6 +11,8 @@ all over the same three processes. Memory: how far a process' peak of a delivery
 Throughput: 512 samples (64 problems x 8) by two one-thread engines on two nodes (raylets of this machine, with a core
 each) and by the same two engines without Ray. All four engines live through the whole run and take turns (A B, B A,
 A B, ...) after one warm-up; every round asks for the same problems with other random numbers. Look at the load first.
+
+Overlap and driver: `benchmarks.cluster.overlap`, with engines that sleep.
 """
 
 import argparse
@@ -25,6 +28,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.cluster.overlap import GOAL as GOAL_OVERLAP
+from benchmarks.cluster.overlap import measure_driver, measure_overlap, overlap_ratios
 from benchmarks.processes.sides import load_before
 from benchmarks.result import RESULTS, figure, write_result
 from espalier.data.tasks.word_arithmetic import WordArithmetic
@@ -54,6 +59,7 @@ from espalier.sampling.weight_stream import (
 )
 
 HOW = "bash scripts/bench.sh cluster"
+PARTS = ["weights", "throughput", "overlap", "driver"]
 GOAL = 0.9
 GOAL_SECONDS = 1.5  # times a bare broadcast
 GOAL_MIB = 128  # two buckets of 64 MiB
@@ -204,15 +210,42 @@ def weight_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, A
     return found
 
 
+def driver_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
+    """Return processor seconds and memory of the driver per 1,000 rollouts where there are most, and beside those where
+    there are few."""
+    last = rows[-1]
+    of_fewest = [row["seconds_per_1000"] for row in rows if row["rollouts"] == rows[0]["rollouts"]]
+    growth = (last["peak_gib"] - rows[0]["peak_gib"]) / max(1.0, last["rollouts"] - rows[0]["rollouts"])
+    sizes = f"of {last['tokens']:g} tokens, {last['engines']:g} engines"
+    values = {
+        "driver_seconds_per_1000_rollouts": (last["seconds_per_1000"], f"processor seconds, {sizes}"),
+        "driver_gib_per_1000_rollouts": (1000 * growth, f"GiB, {sizes}"),
+        "driver_rollouts_per_second": (last["rollouts_per_second"], f"rollouts {sizes}"),
+        "driver_cost_of_most_engines_vs_fewest": (of_fewest[-1] / of_fewest[0], "ratio"),
+        "driver_cost_of_most_rollouts_vs_fewest": (last["seconds_per_1000"] / of_fewest[-1], "ratio, of each"),
+    }
+    return {
+        name: {"value": round(value, 3), "low": None, "high": None, "unit": unit, "goal": None, "better": "lower",
+               "met": None, "how": f"{HOW} driver --policy MODEL"}
+        for name, (value, unit) in values.items()
+    }  # fmt: skip
+
+
 def main() -> None:
     """Measure what is named and write it beside what is kept."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("parts", nargs="*", choices=["weights", "throughput"], default=["weights", "throughput"])
+    parser.add_argument("parts", nargs="*", choices=PARTS, default=PARTS)
     parser.add_argument("--policy", default="")
+    parser.add_argument(
+        "--rollouts", type=int, nargs="+", default=[512, 2048, 16384], help="of driver, with most engines"
+    )
+    parser.add_argument(
+        "--engines", type=int, nargs="+", default=[1, 4, 16, 64], help="of driver, with fewest rollouts"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
-    parts = arguments.parts or ["weights", "throughput"]
-    if "throughput" in parts:
+    parts = arguments.parts or PARTS
+    if parts != ["weights"]:
         check_model_folder(arguments.policy)
     load, path = load_before(), RESULTS / "cluster.json"
     stored: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
@@ -228,6 +261,21 @@ def main() -> None:
             how = f"{HOW} throughput --policy MODEL"
             figures["engines_on_ray_vs_without"] = figure(ratios, goal=GOAL, how=how)
             detail["throughput"] = {"tokens_per_second": rows, "load_before": load}
+        if "overlap" in parts:
+            rows = measure_overlap(arguments.policy, Path(folder))
+            ratios = sorted(overlap_ratios(rows))
+            figures["iteration_vs_longer_of_drawing_and_training"] = {
+                "value": round(ratios[-1], 3), "low": round(ratios[0], 3), "high": round(ratios[-1], 3),
+                "unit": "ratio, the worst of three", "goal": GOAL_OVERLAP, "better": "lower",
+                "met": ratios[-1] <= GOAL_OVERLAP, "how": f"{HOW} overlap --policy MODEL",
+            }  # fmt: skip
+            detail["overlap"] = {"rows": rows, "load_before": load}
+    if "driver" in parts:
+        sizes = [(arguments.rollouts[0], engines) for engines in arguments.engines]
+        sizes += [(rollouts, arguments.engines[-1]) for rollouts in arguments.rollouts[1:]]
+        rows = measure_driver(arguments.policy, sizes)
+        detail["driver"] = {"rows": rows, "load_before": load}
+        figures |= driver_figures(rows)
     print(write_result("cluster", figures, detail))
 
 
