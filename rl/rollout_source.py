@@ -191,7 +191,7 @@ class SampledGroups:
         if config.rollout.max_staleness == 0:  # else nothing of this version is trained on before it is over
             await self.delivery.prove()
         ready = [task.result() for task in self._ahead.values() if task.done()]  # or what one of them has failed by
-        await asyncio.gather(sync.check_version(iteration), sync.ask_marker())
+        await asyncio.gather(sync.check_version(iteration), self.delivery.ask_marker_now())
         return batch, len(ready)
 
     async def _draw(self, iteration: int) -> Batch:

@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -95,7 +96,11 @@ def leave_cluster() -> None:
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Ray puts a handler of its own on SIGTERM, which would end a run without its checkpoint."""
+    """Ray puts a handler of its own on SIGTERM, which would end a run without its checkpoint; not from another thread
+    than the main one, where nobody can."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     kept = signal.getsignal(signal.SIGTERM)
     try:
         yield

@@ -48,7 +48,7 @@ class NoDelivery:
     async def check_version(self, version: int) -> None:
         """They serve any."""
 
-    async def ask_marker(self) -> None:
+    async def ask_marker_now(self) -> None:
         """They cache nothing."""
 
     def begin_proof(self) -> None:

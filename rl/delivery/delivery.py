@@ -68,7 +68,7 @@ class Delivery:
 
     def ask_marker(self) -> None:
         """Have every engine cache a prompt that must not be cached any more after the next delivery."""
-        from_main_rank(lambda: self.loop.run(self.sync.ask_marker()))
+        from_main_rank(lambda: self.loop.run(self.ask_marker_now()))
 
     @contextmanager
     def kept_random_state(self) -> Iterator[None]:
@@ -77,9 +77,16 @@ class Delivery:
         yield
         from_main_rank(lambda: self.loop.run(self.sync.put_random_state_back()))
 
+    async def ask_marker_now(self) -> None:
+        """On rank 0 alone: `ask_marker`; while a proof is asked for, which looks for that prompt in the caches, nothing:
+        the next delivery asks then."""
+        if self._proving is None:
+            await self.sync.ask_marker()
+
     async def _send(self, weights: Weights) -> None:
         if self._proving is not None:  # the engines are asked by the weights of before
             await self.prove()
+            await self.sync.ask_marker()
         await self.sync.send(weights)
 
     def begin_proof(self) -> None:

@@ -57,7 +57,7 @@ class NoDelivery:
 
     async def check_version(self, version: int) -> None: ...
 
-    async def ask_marker(self) -> None: ...
+    async def ask_marker_now(self) -> None: ...
 
     def begin_proof(self) -> None: ...
 
@@ -198,6 +198,30 @@ def test_engines_that_cannot_take_weights_in_flight_are_left_alone_meanwhile(
     # half a batch may wait for the weights, and is then of their version, as the engine knows
     of_version = {(name.split("/")[0], version) for name, version in engine.asked if name.startswith("rl-")}
     assert {int(version) - int(batch.removeprefix("rl-")) for batch, version in of_version} <= {-1, 0}
+
+
+class Caching(InFlight):
+    """Has a prefix cache, and is slow to answer the first question after a delivery."""
+
+    is_cached, is_slow = False, False
+
+    async def cached_tokens(self, ids: list[int]) -> int | None:
+        was_slow, self.is_slow = self.is_slow, False
+        await asyncio.sleep(0.3 if was_slow else 0.0)
+        was_cached, self.is_cached = self.is_cached, True
+        return len(ids) if was_cached else 0
+
+    async def load(self, key: str, number: int) -> None:
+        await super().load(key, number)
+        self.is_cached, self.is_slow = False, True
+
+
+def test_the_proof_of_an_empty_cache_is_not_overtaken_by_who_fills_it(
+    parts: tuple[Path, WordArithmetic, Any, RepeatableServer], tmp_path: Path
+) -> None:
+    trainer, _ = run_ahead(Caching, tmp_path / "run", parts, max_staleness=1)
+    trainer.run()
+    assert len(read_metrics(tmp_path / "run")) == 6
 
 
 def test_a_run_that_is_cut_and_resumed_asks_again_for_what_was_drawn_ahead(

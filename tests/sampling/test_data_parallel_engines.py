@@ -370,8 +370,8 @@ def test_a_run_with_engines_of_its_own_follows_the_policy(client: str, tiny_poli
         [
             *(sys.executable, "main.py", "-cn", "exp/ppo/grpo_word_arithmetic"),
             *(f"client={client}", "server=none", f"model.path={tiny_policy}"),
-            *(f"output_dir={run_dir}", "num_iterations=2", "rollout.num_problems=8", "update.minibatch_size=64"),
-            *("params.max_tokens=16", "evaluation.every=2", "evaluation.num_problems=8"),
+            *(f"output_dir={run_dir}", "num_iterations=4", "rollout.num_problems=8", "update.minibatch_size=64"),
+            *("params.max_tokens=64", "evaluation.every=4", "evaluation.num_problems=8", "rollout.max_staleness=1"),
         ],
         capture_output=True, text=True, timeout=560, cwd=ROOT, check=False,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -381,6 +381,9 @@ def test_a_run_with_engines_of_its_own_follows_the_policy(client: str, tiny_poli
     for number in range(2):
         assert "Loading weights" in (run_dir / f"engine-{number}.log").read_text()
     rows = read_metrics(run_dir)
-    assert [row["step"] for row in rows] == [0, 1, 2, 2]
-    assert all(0 <= row["engine/canary_gap"] < 0.1 for row in rows if "rollout/reward" in row)
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4, 4]
+    trained = [row for row in rows if "rollout/reward" in row]
+    assert [row["engine/version_lag"] for row in trained] == [0, 1, 1, 1]
+    assert sum(row["ledger/generated"] for row in trained) == sum(row["rollout/tokens"] for row in trained)
+    assert all(0 <= row["engine/canary_gap"] < 0.1 for row in trained[:1] + trained[2:])  # a proof comes with the next
     assert (run_dir / "model" / "model.safetensors").is_file()
