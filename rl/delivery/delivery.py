@@ -78,8 +78,8 @@ class Delivery:
         from_main_rank(lambda: self.loop.run(self.sync.put_random_state_back()))
 
     async def ask_marker_now(self) -> None:
-        """On rank 0 alone: `ask_marker`; while a proof is asked for, which looks for that prompt in the caches, nothing:
-        the next delivery asks then."""
+        """On rank 0 alone: `ask_marker`; nothing while a proof looks for that prompt in the caches: the next delivery
+        asks then."""
         if self._proving is None:
             await self.sync.ask_marker()
 
