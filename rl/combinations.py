@@ -86,6 +86,10 @@ def check_staleness(config: RLConfig) -> None:
     _check(config.update.tis_cap > 0 or config.update.correction == "none",
            f"{ahead} trains on what older versions drew, and update.tis_cap=0 corrects nothing: set update.tis_cap=2, "
            "or update.correction=none where that is meant")  # fmt: skip
+    for key, kind, _ in estimators_of(config):
+        _check(not (key.startswith("samples.") and kind.samples_more),
+               f"{key} asks for samples, and {ahead} has the engines draw rollouts meanwhile, which cannot draw as if "
+               "nothing had been asked: leave it out, or set rollout.max_staleness=0")  # fmt: skip
     _check(not config.rollout.branches, f"a tree compares siblings of one version, and {ahead} mixes versions: set "
            "rollout.max_staleness=0 or rollout.branches=[]")  # fmt: skip
 

@@ -14,7 +14,7 @@ from espalier.data.steps import Decode
 from espalier.rewards.score import Reward, Score
 from espalier.rl.experience import RowScorer
 from espalier.rl.iteration_metrics import Clock
-from espalier.rl.rollout import Sampler, named_by, score
+from espalier.rl.rollout import Sampler, named_by, score, scores_of
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import from_main_rank
@@ -81,7 +81,7 @@ class EstimatorContext:
     def score(self, trajectories: Iterable[Trajectory]) -> list[Score]:
         """Score by the run's reward; rank 0 alone reads the trajectories."""
         with self.clock.phase("reward"):
-            return from_main_rank(lambda: self.reward(list(trajectories)))
+            return from_main_rank(lambda: scores_of(list(trajectories), self.reward))
 
     def continuation_logprobs(
         self, prefixes: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]]

@@ -72,7 +72,9 @@ class Evaluation:
         params = replace(self.source.params, n=num) if num else replace(self.source.params, n=1, temperature=0.0)
         with self.clock.phase("evaluate"):
             name, sampler = f"dev-{version}", self.source.sampler
-            groups, refused = from_main_rank(lambda: self.loop.run(sampler.draw(dev, params, name, version)))
+            groups, refused = from_main_rank(
+                lambda: self.loop.run(sampler.draw(dev, params, name, version, is_cost=False))
+            )
         values = self.clock.take("evaluate")
         check_refused(refused, len(dev), self.config.rollout.max_refused_share)
         described = describe_rollouts(groups)

@@ -8,15 +8,16 @@ import asyncio
 import logging
 import math
 import random
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from espalier.data.prompts import encode_prompt
-from espalier.data.records import BadInput, Completion, Problem, State
+from espalier.data.records import BadInput, Completion, Problem, State, Trajectory
 from espalier.data.tasks.task import Task
-from espalier.rewards.score import Reward
+from espalier.rewards.score import Reward, Score
 from espalier.rl.probes.checks import REWARD, Fault, ProbeFailed, crashed
 from espalier.rl.types import Branch, Rollout, RolloutGroup
 from espalier.sampling.client import (
@@ -108,10 +109,20 @@ def check_refused(refused: Sequence[Refusal], num_asked: int, max_share: float) 
     log.warning("%s; they are left out", message)
 
 
+_SCORING = threading.Lock()
+"""A reward is asked by one thread at a time: batches that are drawn ahead are scored beside the training."""
+
+
+def scores_of(trajectories: Sequence[Trajectory], reward: Reward) -> list[Score]:
+    """Return the reward's scores, when no other thread asks it."""
+    with _SCORING:
+        return reward(trajectories)
+
+
 def score(groups: Sequence[RolloutGroup], reward: Reward) -> list[RolloutGroup]:
     """Return the groups with their scores. Raises ProbeFailed where a reward is no number."""
     trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
-    scores = reward(trajectories)
+    scores = scores_of(trajectories, reward)
     for trajectory, found in zip(trajectories, scores, strict=True):
         if not all(math.isfinite(value) for value in (found.total, found.outcome, *found.steps)):
             parts = "".join(f", {name} {value:g}" for name, value in found.parts.items())
@@ -151,7 +162,7 @@ class Sampler:
     stall_seconds: float
     check_server: Callable[[], None] = lambda: None
     generated_tokens: int = field(init=False, default=0)
-    """Tokens that the engine has generated for it so far, whatever they were for."""
+    """Tokens that the engine has generated for training so far."""
     _watch: StallWatch = field(init=False)
     _may_ask: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     _num_asked: int = field(init=False, default=0)
@@ -182,10 +193,12 @@ class Sampler:
         name: str,
         policy_version: int | Callable[[], int],
         gate: asyncio.Semaphore | None = None,
+        is_cost: bool = True,
     ) -> tuple[list[RolloutGroup], list[Refusal]]:
         """Return `rollout`, of the problems that the server does not refuse; and the others. `policy_version` is a
-        function where it may change before all are asked; `gate` is shared with others that are drawn meanwhile."""
-        calls = [partial(self._group, problem, params, name, policy_version) for problem in problems]
+        function where it may change before all are asked; `gate` is shared with others that are drawn meanwhile;
+        `is_cost`: whether the tokens count as generated for training."""
+        calls = [partial(self._group, problem, params, name, policy_version, is_cost) for problem in problems]
         found = await self._all(calls, gate)
         refused = [one for one in found if isinstance(one, Refusal)]
         return [one for one in found if isinstance(one, RolloutGroup)], refused
@@ -228,7 +241,7 @@ class Sampler:
         except ServerGone as error:
             raise crashed(error, self.check_server) from None
 
-    async def _ask(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+    async def _ask(self, request: SampleRequest, params: SamplingParams, is_cost: bool = True) -> list[Sample]:
         self._num_asked += 1
         self._none_asked.clear()
         try:
@@ -237,18 +250,24 @@ class Sampler:
             self._num_asked -= 1
             if self._num_asked == 0:
                 self._none_asked.set()
-        self.generated_tokens += sum(len(sample.token_ids) for sample in samples)
+        if is_cost:
+            self.generated_tokens += sum(len(sample.token_ids) for sample in samples)
         return samples
 
     async def _group(
-        self, problem: Problem, params: SamplingParams, name: str, policy_version: int | Callable[[], int]
+        self,
+        problem: Problem,
+        params: SamplingParams,
+        name: str,
+        policy_version: int | Callable[[], int],
+        is_cost: bool,
     ) -> RolloutGroup | Refusal:
         prompt = encode_prompt(self.task, self.tokenizer, problem)
         request = SampleRequest(f"{name}/{problem.id}", prompt.text, prompt.ids, problem_id=problem.id)
         await self._may_ask.wait()
         asked_of = policy_version() if callable(policy_version) else policy_version
         try:
-            samples = await self._ask(request, params)
+            samples = await self._ask(request, params, is_cost)
         except NotAnswered as error:  # to leave it out would favour what is answered soon
             raise ServerGone(f"problem {problem.id}: {error}") from None
         except Refused as error:
@@ -273,7 +292,9 @@ class Sampler:
             raise BadInput(f"the sampler gave no log-probs for {request.id}: choose a client that does")
         trajectory = make_trajectory(self.task, self.tokenizer, problem, request, index, answered)
         assert trajectory.logprobs is not None
-        starts = tuple((start, version_of(stamp)) for start, stamp in answered.versions)
+        # what a stop string takes off the end takes its versions with it
+        num = len(trajectory.response_ids) - (0 if branch is None else branch.num_tokens)
+        starts = tuple((start, version_of(stamp)) for start, stamp in answered.versions if start < max(1, num))
         oldest = min((version for _, version in starts), default=policy_version)
         return Rollout(trajectory, trajectory.logprobs, oldest, branch, starts if len(starts) > 1 else ())
 

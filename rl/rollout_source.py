@@ -121,7 +121,6 @@ class SampledGroups:
         self._idle_since, self._idle_seconds = time.monotonic(), 0.0
         # rank 0's alone, and of its loop
         self._gate = asyncio.Semaphore(self.sampler.concurrency)
-        self._scoring = asyncio.Lock()
 
     def __call__(self, iteration: int) -> list[RolloutGroup]:
         """Rank 0 draws and scores, however long that takes."""
@@ -188,7 +187,7 @@ class SampledGroups:
                 self._ahead[ahead] = asyncio.create_task(self._draw(ahead))
         batch = await self._ahead[iteration]
         del self._ahead[iteration]
-        if config.rollout.max_staleness == 0:  # else nothing of this version is trained on before it is over
+        if config.rollout.max_staleness == 0:  # else it goes on beside training, and the next delivery waits for it
             await self.delivery.prove()
         ready = [task.result() for task in self._ahead.values() if task.done()]  # or what one of them has failed by
         await asyncio.gather(sync.check_version(iteration), self.delivery.ask_marker_now())
@@ -210,10 +209,9 @@ class SampledGroups:
                 batch.refused += more
                 num_asked = len(batch.groups) + len(drawn) + len(batch.refused)
                 check_refused(batch.refused, num_asked, config.rollout.max_refused_share)
-                async with self._scoring:  # reward models are not asked from two threads at once
-                    started = time.monotonic()
-                    batch.groups += await asyncio.to_thread(score, drawn, self.reward)
-                    batch.reward_seconds += time.monotonic() - started
+                started = time.monotonic()
+                batch.groups += await asyncio.to_thread(score, drawn, self.reward)
+                batch.reward_seconds += time.monotonic() - started
                 if sum(not agrees(group) for group in batch.groups) >= config.rollout.num_problems or not chosen:
                     break
         finally:

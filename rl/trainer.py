@@ -13,7 +13,7 @@ import logging
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from espalier.data.records import BadInput
@@ -65,6 +65,7 @@ class Trainer:
     loop: BackgroundLoop
     pad_id: int
     window: int | None = None
+    _counted: int = field(default=0, init=False)  # generated tokens that are in a row of metrics
 
     # --- one iteration ------------------------------------------------------------------------------------------------
 
@@ -72,7 +73,6 @@ class Trainer:
         """Make one iteration (from 0); return its metrics."""
         started, done = time.monotonic(), iteration + 1
         sampler = self.rollout_source.sampler
-        generated = sampler.generated_tokens
         groups = self.rollout_source(iteration)
         experience = self.make_experience(groups, iteration)
         estimate, experience = self.estimate(groups, experience, iteration)
@@ -88,7 +88,8 @@ class Trainer:
         values = self._measured(groups, experience, estimate, updated)
         values["epoch"] = done * self.config.rollout.num_problems / len(self.problems.train)
         # with the answers to further estimators nothing is trained: they are no cost of the run
-        values["sampling/tokens"] = float(sampler.generated_tokens - generated - num_further)
+        generated, self._counted = sampler.generated_tokens - self._counted, sampler.generated_tokens
+        values["sampling/tokens"] = float(generated - num_further)
         return values | {"seconds/iteration": time.monotonic() - started}
 
     def make_experience(self, groups: Sequence[RolloutGroup], iteration: int) -> Experience:

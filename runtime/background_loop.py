@@ -22,14 +22,21 @@ class BackgroundLoop:
     def run(self, coroutine: Coroutine[Any, Any, R]) -> R:
         """Return what the coroutine returns, or raise what it raises; called from any thread but the loop's own. What
         interrupts the wait (a signal's exception) cancels the coroutine first."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._started())
+        loop = self._started()
+        ended: concurrent.futures.Future[R] = concurrent.futures.Future()
+        tasks: list[asyncio.Task[R]] = []
+
+        def begin() -> None:
+            tasks.append(loop.create_task(coroutine))
+            tasks[0].add_done_callback(lambda task: _copy_end(task, ended))
+
+        loop.call_soon_threadsafe(begin)
         try:
-            return future.result()
+            return ended.result()
         except BaseException:
-            if not future.done():
-                future.cancel()
-                with contextlib.suppress(concurrent.futures.CancelledError, TimeoutError, Exception):
-                    future.result(_END_SECONDS)
+            if not ended.done():
+                loop.call_soon_threadsafe(lambda: tasks[0].cancel())
+                concurrent.futures.wait([ended], _END_SECONDS)  # until what it does at its end is done
             raise
 
     def close(self) -> None:
@@ -57,6 +64,15 @@ class BackgroundLoop:
             self._thread = threading.Thread(target=self._loop.run_forever, name="events", daemon=True)
             self._thread.start()
         return self._loop
+
+
+def _copy_end(task: asyncio.Task[R], ended: concurrent.futures.Future[R]) -> None:
+    if task.cancelled():
+        ended.set_exception(concurrent.futures.CancelledError())
+    elif (error := task.exception()) is not None:
+        ended.set_exception(error)
+    else:
+        ended.set_result(task.result())
 
 
 async def _cancel_others() -> None:

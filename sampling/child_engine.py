@@ -25,7 +25,8 @@ class EngineConnection(ABC):
     """Args: `name` in messages; `settings` of its engine; `on_lost` is called once where it was loaded and answers no
     more, unless it was closed.
 
-    `num_owed`: samples that it was asked for and has not given. `gone`: why it answers no more, "" while it does.
+    `num_owed`: samples that it was asked for and has not given. `is_taking`: whether it takes weights, in silence.
+    `gone`: why it answers no more, "" while it does.
     `host`: where it runs, as this machine reaches it.
     """
 
@@ -37,6 +38,7 @@ class EngineConnection(ABC):
         self.settings = settings
         self.on_lost = on_lost
         self.num_owed = 0
+        self.is_taking = False
         self.gone = ""
         self._is_loaded = False
         self._last_sign = 0.0
@@ -104,7 +106,12 @@ class EngineConnection(ABC):
         while not self.gone:
             await asyncio.sleep(min(1.0, silence_seconds / 4))
             silence = asyncio.get_running_loop().time() - self._last_sign
-            if not self.num_owed or silence <= silence_seconds or await self.is_working(probe_seconds):
+            if (
+                not self.num_owed
+                or self.is_taking
+                or silence <= silence_seconds
+                or await self.is_working(probe_seconds)
+            ):
                 continue
             silent = f"gave no answer for {silence_seconds:g} s, nor a sign of life in {probe_seconds:g} s"
             self.give_up(await self._with_log(f"{self.name} {silent}"))

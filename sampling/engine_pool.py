@@ -242,9 +242,14 @@ class EnginePool(HasEngines):
     async def ask(self, number: int, name: str, *arguments: Any) -> Any:
         """Return what that method of engine `number` returns. Raises ServerGone."""
         self._check_open()
+        engine = self._engines[number]
         if name == "receive_weights":
             self._homes.clear()  # their caches are emptied next
-        return await self._engines[number].ask(name, *arguments, seconds=self.control_seconds)
+            engine.is_taking = True  # it says nothing meanwhile
+        try:
+            return await engine.ask(name, *arguments, seconds=self.control_seconds)
+        finally:
+            engine.is_taking = False
 
 
 class PooledEngine:

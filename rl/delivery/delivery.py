@@ -133,7 +133,7 @@ async def sample_canaries(
     resumed, a run is compared on the same ones."""
     if not path.is_file():
         await sync.deliver(weights)  # a running engine may serve anything
-        groups, refused = await sampler.draw(problems, replace(params, n=1), "canary", version)
+        groups, refused = await sampler.draw(problems, replace(params, n=1), "canary", version, is_cost=False)
         check_refused(refused, len(groups) + len(refused), 1.0)  # fewer canaries prove a delivery too
         write_records(path, [group.rollouts[0].trajectory for group in groups])
     sampled = read_records(Trajectory, path)

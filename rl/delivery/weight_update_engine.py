@@ -104,7 +104,6 @@ class DrawingEngine(LiveEngine, Protocol):
         """Draw from now on as if nothing had been drawn since."""
 
 
-@runtime_checkable
 class PausingEngine(LiveEngine, Protocol):
     """One that takes weights in the middle of its requests: they wait, compute what they had anew by the new weights,
     and say which version drew which of their tokens."""

@@ -43,6 +43,7 @@ _WARN_RATIO = 0.6  # of what the engine may differ
 _SURPRISE = 0.02  # nats per token: less says nothing that matters
 _MAX_LOGITS = 2**24  # at a time, where rollouts are scored again
 _SURE = 6.0  # standard errors
+_FEWEST = 64  # tokens that say something of a mean, where others are left out
 
 
 def check_probes(limits: ProbesConfig) -> None:
@@ -128,8 +129,11 @@ class Watch:
         """Return the engine's log-probs of the rollouts looked at last with the trainer's; metrics. Raises
         ProbeFailed."""
         self.is_compared = True
-        if not self._own.any():  # older versions drew all of it: the trainer has their log-probs no more
-            return {}
+        num_own = int(self._own.sum())
+        share = {"engine/compared_share": num_own / max(1, int(experience.response_mask.sum()))}
+        # what older versions drew is compared with nothing: the trainer has their log-probs no more
+        if num_own < _FEWEST and share["engine/compared_share"] < 1:
+            return share
         gap = measure_gap(experience.rollout_logprobs, experience.old_logprobs, self._own)
         found = dict(gap.metrics())
         if self._rounded is not None:
@@ -142,7 +146,8 @@ class Watch:
             if fault is not None:
                 self._report(fault)
             self._warn_of_drift(gap, rounding)
-        return {f"engine/{name}": value for name, value in found.items()}
+        more = share if self.config.rollout.max_staleness else {}
+        return more | {f"engine/{name}": value for name, value in found.items()}
 
     def check_kl(self, per_token: float) -> None:
         """The policy's distance from its reference, before the update. Raises ProbeFailed."""
