@@ -61,6 +61,7 @@ from espalier.sampling.weight_stream import (
 HOW = "bash scripts/bench.sh cluster"
 PARTS = ["weights", "throughput", "overlap", "driver"]
 GOAL = 0.9
+GOAL_FLAT = 1.1  # times the cost of few engines, or of few rollouts
 GOAL_SECONDS = 1.5  # times a bare broadcast
 GOAL_MIB = 128  # two buckets of 64 MiB
 NUM_TENSORS, TENSOR = 250, 2_000_000  # in bfloat16 1 GB
@@ -218,16 +219,19 @@ def driver_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, A
     growth = (last["peak_gib"] - rows[0]["peak_gib"]) / max(1.0, last["rollouts"] - rows[0]["rollouts"])
     sizes = f"of {last['tokens']:g} tokens, {last['engines']:g} engines"
     values = {
-        "driver_seconds_per_1000_rollouts": (last["seconds_per_1000"], f"processor seconds, {sizes}"),
-        "driver_gib_per_1000_rollouts": (1000 * growth, f"GiB, {sizes}"),
-        "driver_rollouts_per_second": (last["rollouts_per_second"], f"rollouts {sizes}"),
-        "driver_cost_of_most_engines_vs_fewest": (of_fewest[-1] / of_fewest[0], "ratio"),
-        "driver_cost_of_most_rollouts_vs_fewest": (last["seconds_per_1000"] / of_fewest[-1], "ratio, of each"),
-    }
+        "driver_seconds_per_1000_rollouts": (last["seconds_per_1000"], f"processor seconds, {sizes}", 5.0, "lower"),
+        "driver_gib_per_1000_rollouts": (1000 * growth, f"GiB, {sizes}", 0.5, "lower"),
+        "driver_rollouts_per_second": (last["rollouts_per_second"], f"rollouts {sizes}", 100.0, "higher"),
+        "driver_cost_of_most_engines_vs_fewest": (of_fewest[-1] / of_fewest[0], "ratio", GOAL_FLAT, "lower"),
+        "driver_cost_of_most_rollouts_vs_fewest": (
+            last["seconds_per_1000"] / of_fewest[-1], "ratio, of each", GOAL_FLAT, "lower",
+        ),
+    }  # fmt: skip
     return {
-        name: {"value": round(value, 3), "low": None, "high": None, "unit": unit, "goal": None, "better": "lower",
-               "met": None, "how": f"{HOW} driver --policy MODEL"}
-        for name, (value, unit) in values.items()
+        name: {"value": round(value, 3), "low": round(value, 3), "high": round(value, 3), "unit": unit, "goal": goal,
+               "better": better, "met": value <= goal if better == "lower" else value >= goal,
+               "how": f"{HOW} driver --policy MODEL"}
+        for name, (value, unit, goal, better) in values.items()
     }  # fmt: skip
 
 
