@@ -5,6 +5,7 @@ never from lists that run beside it, so that no cut into batches can grade one s
 """
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -78,6 +79,16 @@ class Reward(Protocol):
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
         """Return one score a trajectory, in order."""
+
+
+_ASKED = threading.Lock()
+"""A reward is asked by one thread at a time: batches that are drawn ahead are scored beside the training."""
+
+
+def scores_of(trajectories: Sequence[Trajectory], reward: Reward) -> list[Score]:
+    """Return the reward's scores, once no other thread asks it."""
+    with _ASKED:
+        return reward(trajectories)
 
 
 @runtime_checkable

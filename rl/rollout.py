@@ -8,16 +8,15 @@ import asyncio
 import logging
 import math
 import random
-import threading
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from espalier.data.prompts import encode_prompt
-from espalier.data.records import BadInput, Completion, Problem, State, Trajectory
+from espalier.data.records import BadInput, Completion, Problem, State
 from espalier.data.tasks.task import Task
-from espalier.rewards.score import Reward, Score
+from espalier.rewards.score import Reward, scores_of
 from espalier.rl.probes.checks import REWARD, Fault, ProbeFailed, crashed
 from espalier.rl.types import Branch, Rollout, RolloutGroup
 from espalier.sampling.client import (
@@ -107,16 +106,6 @@ def check_refused(refused: Sequence[Refusal], num_asked: int, max_share: float) 
             f"{message}: leave them out of the task's file, or raise rollout.max_refused_share ({max_share:g})"
         )
     log.warning("%s; they are left out", message)
-
-
-_SCORING = threading.Lock()
-"""A reward is asked by one thread at a time: batches that are drawn ahead are scored beside the training."""
-
-
-def scores_of(trajectories: Sequence[Trajectory], reward: Reward) -> list[Score]:
-    """Return the reward's scores, when no other thread asks it."""
-    with _SCORING:
-        return reward(trajectories)
 
 
 def score(groups: Sequence[RolloutGroup], reward: Reward) -> list[RolloutGroup]:

@@ -75,7 +75,7 @@ def choose_problems(task: Task, tokenizer: Any, window: int | None, max_tokens: 
 
 
 @dataclass
-class Batch:
+class DrawnBatch:
     """What was drawn for one iteration: all scored groups in the order of drawing, refusals, seconds in all and of
     scoring."""
 
@@ -116,7 +116,7 @@ class SampledGroups:
         draw_problems(self.problems, self.config.rollout.num_problems, 0, 0)
         self.ledger = Ledger(self.config.rollout.max_staleness)
         self._version = 0
-        self._ahead: dict[int, asyncio.Task[Batch]] = {}
+        self._ahead: dict[int, asyncio.Task[DrawnBatch]] = {}
         self._waiting: dict[int, int] = {}  # tokens by iteration
         self._idle_since, self._idle_seconds = time.monotonic(), 0.0
         # rank 0's alone, and of its loop
@@ -175,7 +175,7 @@ class SampledGroups:
             measured |= balance | {f"queue/{name}": value for name, value in queue.items()}
         return groups, measured
 
-    async def _next(self, iteration: int) -> tuple[Batch, int]:
+    async def _next(self, iteration: int) -> tuple[DrawnBatch, int]:
         """Return (the batch of this iteration, how many later ones are drawn already). Engines say before and after
         that they serve this version."""
         sync, config = self.delivery.sync, self.config
@@ -193,9 +193,9 @@ class SampledGroups:
         await asyncio.gather(sync.check_version(iteration), self.delivery.ask_marker_now())
         return batch, len(ready)
 
-    async def _draw(self, iteration: int) -> Batch:
+    async def _draw(self, iteration: int) -> DrawnBatch:
         """Return the batch of this iteration."""
-        config, batch, begun = self.config, Batch(), time.monotonic()
+        config, batch, begun = self.config, DrawnBatch(), time.monotonic()
         self._begins(iteration)
         try:
             for round_number in range(config.rollout.dynamic_sampling_rounds + 1):

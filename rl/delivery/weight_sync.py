@@ -41,7 +41,7 @@ from espalier.rl.delivery.weight_group import WeightGroup, each, join_engines
 from espalier.rl.delivery.weight_update_engine import (
     DrawingEngine,
     LiveEngine,
-    PausingEngine,
+    OwnEngine,
     StaleWeights,
     StampedEngine,
     check_receipt,
@@ -203,9 +203,9 @@ class WeightSync:
         """Whether every engine takes weights in the middle of its requests; they need not run."""
         return len(self._pausing()) == len(self.engines)
 
-    def _pausing(self) -> list[PausingEngine]:
+    def _pausing(self) -> list[OwnEngine]:
         # by their classes: isinstance would ask engines that other ranks have never opened where they run
-        return [cast(PausingEngine, one) for one in self.engines if callable(getattr(type(one), "pause", None))]
+        return [cast(OwnEngine, one) for one in self.engines if callable(getattr(type(one), "pause", None))]
 
     async def send(self, weights: Weights) -> None:
         """Deliver the weights that were looked at last, and stamp every engine; no token is drawn between the two.

@@ -104,17 +104,6 @@ class DrawingEngine(LiveEngine, Protocol):
         """Draw from now on as if nothing had been drawn since."""
 
 
-class PausingEngine(LiveEngine, Protocol):
-    """One that takes weights in the middle of its requests: they wait, compute what they had anew by the new weights,
-    and say which version drew which of their tokens."""
-
-    async def pause(self) -> None:
-        """Draw no token until `resume`."""
-
-    async def resume(self) -> None:
-        """Go on."""
-
-
 class CacheProbe(ABC):
     """Finds out how long a prompt must be for the prefix cache to keep a block of it, and asks for such."""
 
@@ -271,7 +260,8 @@ class VLLMEngine(CacheProbe):
 
 
 class OwnEngine(CacheProbe):
-    """vLLM without a server, through its client (which must be open)."""
+    """vLLM without a server, through its client (which must be open). It takes weights in the middle of its requests:
+    they wait, compute what they had anew by the new weights, and say which version drew which of their tokens."""
 
     def __init__(self, client: TakesWeights):
         super().__init__()
