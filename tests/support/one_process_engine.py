@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from espalier.models.load import load_policy
+from espalier.models.logprobs import token_logprobs
 from espalier.rl.delivery import weight_group
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import OwnEngine, StaleWeights
@@ -119,6 +120,47 @@ async def a_delivery_comes_once_and_to_its_own_trainer(client: OneProcessEngine,
         sync.close()
 
 
+async def takes_weights_in_the_middle_of_requests(client: OneProcessEngine, policy: str) -> None:
+    """Every token's log-prob is of the version that it says drew it, behind all tokens before it."""
+    model, sync = load_policy(policy, "eager"), WeightSync(OwnEngine(client))
+    before = {name: value.clone() for name, value in named_weights(model).items()}
+    generator = torch.Generator().manual_seed(0)
+    after = {
+        name: value + 0.1 * torch.randn(value.shape, generator=generator) if value.is_floating_point() else value
+        for name, value in before.items()
+    }
+    await sync.deliver(before)
+    await client.stamp("1")
+    params = SamplingParams(n=4, temperature=1.0, max_tokens=120, return_logprobs=True)
+    asked = asyncio.create_task(client.sample(SampleRequest("long", "", PROMPTS[0]), params))
+    for _ in range(60):  # steps of the engine
+        await asyncio.sleep(0)
+    await client.pause()
+    await sync.deliver(after)
+    await client.stamp("2")
+    await client.resume()
+    num_mixed = 0
+    for sample in await asked:
+        starts = [start for start, _ in sample.versions]
+        assert [stamp for _, stamp in sample.versions] == ["1", "2"][: len(starts)]
+        own, ids = torch.tensor(sample.logprobs), torch.tensor([[*PROMPTS[0], *sample.token_ids]])
+        distances = []
+        for weights in (before, after):
+            model.load_state_dict(weights)
+            with torch.no_grad():
+                found = token_logprobs(model(input_ids=ids).logits, ids)[0][0, len(PROMPTS[0]) - 1 :]
+            distances.append((own - found).abs())
+        for start, end, (right, wrong) in zip(
+            starts, [*starts[1:], len(own)], (distances, distances[::-1]), strict=False
+        ):
+            if end - start >= 8:
+                assert right[start:end].mean() < 0.05 < 4 * 0.05 < wrong[start:end].mean()
+                num_mixed += start > 0
+    assert num_mixed >= 1
+    await sync.deliver(before)
+    sync.close()
+
+
 async def draws_as_if_nothing_was_asked(client: OneProcessEngine) -> None:
     """Samples without a seed are the same behind others, if the random state is put back, and else are not."""
     engine = OwnEngine(client)
@@ -173,6 +215,7 @@ async def main(policy: str) -> None:
     await whoever_gives_up_leaves_nothing(client)
     await follows_the_policy(client, policy)
     await a_delivery_comes_once_and_to_its_own_trainer(client, policy)
+    await takes_weights_in_the_middle_of_requests(client, policy)
     await draws_as_if_nothing_was_asked(client)
     await a_failure_is_told_to_all(client)
     await client.close()
