@@ -6,41 +6,49 @@
 torchrun itself ends with 1 whatever the program ended with, and prints a table of it. Here the exit code is that of
 docs/architecture.md, or 128 + the number of the signal that ended a rank before it could say why. SIGTERM and SIGINT go
 on to the ranks, which have `--shutdown_timeout` seconds (240 unless given) to save: then 143 or 130.
+
+`--max-restarts N` starts a run anew that lost a rank, an engine, a server or a machine (exit code 3, or a signal), on
+every machine, N times at most; it goes on from its last checkpoint. Not after other errors, as torchrun does.
 """
 
+import argparse
 import logging
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from espalier.runtime.ranks import exit_code_of_ranks, may_start_again
+
 SHUTDOWN_SECONDS = 240
-
-
-def exit_code_of_ranks(codes: Iterable[int]) -> int:
-    """Return one exit code for ranks that ended with `codes` (a negative one: by that signal), in the order of their
-    ends.
-
-    A rank's own word comes before a signal that stopped another, and both before one that ended it without a word.
-    """
-    own = [code for code in codes if code != 0]
-    for is_wanted in (lambda code: 0 < code < 128, lambda code: code in (130, 143), lambda code: code > 0):
-        for code in own:
-            if is_wanted(code):
-                return code
-    return 128 - own[0] if own else 0
+PAUSE_SECONDS = 2.0
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Launch the ranks of this machine and wait for them; the exit code."""
+    """Launch the ranks of this machine and wait for them, again where they may end otherwise; the exit code."""
     from torch.distributed import run
+
+    parsed = run.parse_args([f"--shutdown_timeout={SHUTDOWN_SECONDS}", *arguments])
+    restarts, parsed.max_restarts = parsed.max_restarts, 0  # torchrun would start them again after any error
+    code = _launch(parsed)
+    for number in range(restarts):
+        if not may_start_again(code):
+            break
+        print(f"the ranks ended with exit code {code}: started again ({number + 1} of {restarts})", file=sys.stderr)
+        time.sleep(PAUSE_SECONDS)
+        code = _launch(parsed)
+    return code
+
+
+def _launch(parsed: argparse.Namespace) -> int:
+    from torch.distributed import DistError, run
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     # What it says of ranks that end early is said by these, or below.
     logging.getLogger("torch.distributed.elastic.multiprocessing.api").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.elastic.agent.server.api").setLevel(logging.ERROR)
-    parsed = run.parse_args([f"--shutdown_timeout={SHUTDOWN_SECONDS}", *arguments])
     if not (parsed.module or parsed.no_python or Path(parsed.training_script).is_file()):
         print(
             f"error: {parsed.training_script}: no such program: name main.py or trainer_base_ds_mul.py", file=sys.stderr
@@ -57,6 +65,9 @@ def main(arguments: Sequence[str]) -> int:
             if code < 0 and code != -signal.SIGTERM:
                 print(f"rank {rank} was ended by {signal.Signals(-code).name}", file=sys.stderr)
         return exit_code_of_ranks(code for *_, code in ended)
+    except DistError as error:
+        print(f"error: the machines of the run did not find one another: {str(error).splitlines()[0]}", file=sys.stderr)
+        return 3
     except SignalException as error:
         return 128 + int(error.sigval)
     return 0

@@ -42,7 +42,7 @@ from espalier.runtime.help import help_of
 from espalier.runtime.logs import quiet_libraries
 from espalier.runtime.peers import RankFailed
 from espalier.runtime.process_lifetime import REPEAT_SECONDS, die_with_owner
-from espalier.runtime.ranks import says_errors
+from espalier.runtime.ranks import STARTED_BY, says_errors
 
 C = TypeVar("C")
 ROOT = Path(__file__).resolve().parent.parent
@@ -220,6 +220,14 @@ def _help(arguments: list[str], function: Callable[[Any], int | None], config_na
     return help_of(config, function.__globals__["__doc__"] or "", CONF, names_stages=not names)
 
 
+def _launch(launcher: Any) -> int:
+    """Have the very command that this is run on the ranks that the launcher starts; its exit code."""
+    if "RANK" in os.environ:
+        raise BadConfig("config: launcher starts the ranks itself: run the program without launch.py or torchrun, or "
+                        "set launcher=none")  # fmt: skip
+    return int(build(launcher).run([sys.executable, *sys.orig_argv[1:]]))
+
+
 def _resolve_config_path(value: str) -> Path:
     for base in (Path.cwd(), ROOT):
         path = (base / value).resolve()
@@ -297,7 +305,9 @@ def _run(
             if not isinstance(typed, schema):
                 names = " or ".join(kind.__name__ for kind in (schema if isinstance(schema, tuple) else (schema,)))
                 raise BadConfig(f"this program needs a {names}: choose another -cn")
-            codes.append(function(typed) or 0)
+            launcher = getattr(typed, "launcher", None) if is_on_ranks else None
+            is_rank = os.environ.get(STARTED_BY)
+            codes.append(_launch(launcher) if launcher and not is_rank else function(typed) or 0)
         except Exception as error:  # said below, outside Hydra, which would print lines of its own
             errors.append(error)
 

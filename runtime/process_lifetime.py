@@ -4,6 +4,7 @@ A script exports its process id in ESPALIER_OWNER. When that process is gone, ev
 it started stops as by SIGTERM, so that a second run from the top never meets a first one's leftovers.
 """
 
+import ctypes
 import fcntl
 import os
 import signal
@@ -14,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 OWNER_VARIABLE = "ESPALIER_OWNER"
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec it could deadlock
 REPEAT_SECONDS = 2.0  # signals that follow one another within these are one: of a launcher and of a scheduler
 
 
@@ -50,6 +53,11 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def die_with_parent() -> None:
+    """To be called in a child, before the program starts: SIGTERM to it when the thread that started it is gone."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def die_with_owner(poll_seconds: float = 0.5) -> None:

@@ -19,13 +19,17 @@ from typing import Any
 
 import espalier
 
-log = logging.getLogger("ray")
+log = logging.getLogger("espalier.ray_cluster")
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 ROOT = str(Path(espalier.__file__).resolve().parent.parent)
+ROOM_OF_RANKS = "ESPALIER_ROOM"
+"""The variable that tells a rank which room the ranks of its run have."""
 _REACH_SECONDS = 10.0
+_TELL_SECONDS = 5.0
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # a call after `leave_cluster` would join again, for ever
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_DISABLE_IMPORT_WARNING": "1",
 }
@@ -49,9 +53,10 @@ class ActorLost(RuntimeError):
     exit_code = 3
 
 
-def join_cluster(address: str) -> bool:
+def join_cluster(address: str, section: str = "client") -> bool:
     """Join the cluster at `address` ("auto": the one that this machine is a node of), or start one on this machine
-    where it is empty. Return whether it was joined now: who joined it leaves it. Raises NoCluster."""
+    where it is empty. Return whether it was joined now: who joined it leaves it. `section` of the config that names
+    it, in messages. Raises NoCluster."""
     for name, value in _QUIET.items():
         os.environ.setdefault(name, value)
     import ray
@@ -63,7 +68,7 @@ def join_cluster(address: str) -> bool:
             raise NoCluster(f"this program is in the cluster at {own} already, and cannot join {address} too")
         return False
     if ":" in address:
-        _check_reachable(address)
+        _check_reachable(address, section)
     options: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
     if not address:
         options |= {"num_cpus": len(os.sched_getaffinity(0)), "include_dashboard": False}
@@ -71,19 +76,19 @@ def join_cluster(address: str) -> bool:
         with _own_signals():
             ray.init(address=address or "local", **options)
     except (OSError, RuntimeError, ValueError, AssertionError, ray.exceptions.RayError) as error:
-        where = f"client.address={address}" if address else "Ray on this machine"
+        where = f"{section}.address={address}" if address else "Ray on this machine"
         raise NoCluster(f"{where} cannot be had: {_first_line(error)}") from None
     return True
 
 
-def _check_reachable(address: str) -> None:
+def _check_reachable(address: str, section: str) -> None:
     """Raise NoCluster where nobody listens there: Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
     except (OSError, ValueError, OverflowError) as error:
-        raise NoCluster(f"client.address={address} cannot be had: {error}: name the head's HOST:PORT, 6379 unless it "
-                        "was started with another, or auto on a node of the cluster") from None  # fmt: skip
+        raise NoCluster(f"{section}.address={address} cannot be had: {error}: name the head's HOST:PORT, 6379 unless "
+                        "it was started with another, or auto on a node of the cluster") from None  # fmt: skip
 
 
 def leave_cluster() -> None:
@@ -112,20 +117,23 @@ def _own_signals() -> Iterator[None]:
 @dataclass(frozen=True)
 class Room:
     """What is wanted: `number` places of the same `resources` each ({"CPU": 2, "GPU": 1}), laid out by `strategy`:
-    PACK (on few nodes), SPREAD (on many), STRICT_PACK (on one), STRICT_SPREAD (each on a node of its own). `what` the
-    places are for, in messages."""
+    PACK (on few nodes), SPREAD (on many), STRICT_PACK (on one), STRICT_SPREAD (each on a node of its own). In messages:
+    `what` the places are for, and the `section` of the config that asks for them."""
 
     what: str
     number: int
     resources: Mapping[str, float] = field(default_factory=dict)
     strategy: str = "PACK"
+    section: str = "client"
 
     def __post_init__(self) -> None:
         if self.strategy not in STRATEGIES:
-            raise BadRoom(f"client.placement must be one of {', '.join(STRATEGIES)}, got '{self.strategy}'")
+            raise BadRoom(f"{self.section}.placement must be one of {', '.join(STRATEGIES)}, got '{self.strategy}'")
         if min(self.resources.values(), default=0) <= 0:
-            raise BadRoom(f"{self.what} need at least 1 CPU each and no negative number of anything, got "
-                          f"{_spelled(self.resources)}: set client.cpus_each and client.gpus_each")  # fmt: skip
+            raise BadRoom(
+                f"{self.what} need at least 1 CPU each and no negative number of anything, got "
+                f"{_spelled(self.resources)}: set {self.section}.cpus_each and {self.section}.gpus_each"
+            )
 
 
 def missing_room(room: Room, nodes: Sequence[Mapping[str, float]]) -> str:
@@ -142,8 +150,9 @@ def missing_room(room: Room, nodes: Sequence[Mapping[str, float]]) -> str:
     each = _spelled(room.resources)
     has = "; ".join(_spelled({name: node.get(name, 0) for name in room.resources}) for node in nodes)
     where = {"STRICT_PACK": " on one node", "STRICT_SPREAD": " each on a node of its own"}.get(room.strategy, "")
+    beside = " beside the ranks" if ROOM_OF_RANKS in os.environ else ""
     return f"{room.number} {room.what} of {each} each{where} are wanted, and the cluster has room for {could} of them" \
-           f": {len(nodes)} node{'s' * (len(nodes) != 1)} with {has}"  # fmt: skip
+           f"{beside}: {len(nodes)} node{'s' * (len(nodes) != 1)} with {has}"  # fmt: skip
 
 
 def _places(wanted: Mapping[str, float], has: Mapping[str, float]) -> int:
@@ -154,19 +163,22 @@ def _spelled(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{number:g} {name}{'s' * (number != 1)}" for name, number in resources.items())
 
 
-async def reserve(room: Room, seconds: float) -> Any:
-    """Return a placement group that holds it. Raises BadRoom where the cluster can never hold it, NoCluster where it
-    is not free within `seconds`: nothing stays reserved then, nor where it is cancelled."""
+async def reserve(room: Room, seconds: float, awaits_nodes: bool = False) -> Any:
+    """Return a placement group that holds it. Raises BadRoom where the cluster cannot hold it (unless one
+    `awaits_nodes` that may come), NoCluster where it is not free within `seconds`: nothing stays reserved then, nor
+    where it is cancelled."""
     import ray
     from ray.util import placement_group
 
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    if lacking := missing_room(room, nodes):
+    if not awaits_nodes and (lacking := missing_room(room, _nodes())):
         raise BadRoom(lacking)
     group = placement_group([dict(room.resources)] * room.number, strategy=room.strategy)
-    end = time.monotonic() + seconds
+    end, is_told = time.monotonic() + seconds, False
     try:
         while not group.wait(0):
+            if not is_told and time.monotonic() >= end - seconds + _TELL_SECONDS:
+                is_told = True
+                log.warning("no room for %d %s yet: waiting, %g s at most", room.number, room.what, seconds)
             if time.monotonic() >= end:
                 free = {name: ray.available_resources().get(name, 0.0) for name in room.resources}
                 wanted = f"{room.number} {room.what} of {_spelled(room.resources)} each"
@@ -177,6 +189,37 @@ async def reserve(room: Room, seconds: float) -> Any:
         release(group)
         raise
     return group
+
+
+def _nodes() -> list[dict[str, float]]:
+    """Return the resources of every living node, but for those that the ranks of this very run hold."""
+    import ray
+    from ray.util import placement_group_table
+
+    found = {node["NodeID"]: dict(node["Resources"]) for node in ray.nodes() if node["Alive"]}
+    own = placement_group_table().get(os.environ.get(ROOM_OF_RANKS, ""), {})
+    for number, node in own.get("bundles_to_node_id", {}).items():
+        for name, amount in own["bundles"][number].items() if node in found else ():
+            found[node][name] = found[node].get(name, 0.0) - amount
+    return list(found.values())
+
+
+def has_place(group: Any, number: int) -> bool:
+    """Say whether place `number` of a reserved room is on a node that lives; Ray moves places of nodes that are gone to
+    others with room for them."""
+    import ray
+    from ray.util import placement_group_table
+
+    found = placement_group_table(group)
+    living = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+    node = living.get(found["bundles_to_node_id"].get(number))
+    if node is None or found["state"] != "CREATED":
+        return False
+    try:  # Ray misses a node only after some heartbeats
+        socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), _REACH_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def release(group: Any) -> None:
@@ -213,6 +256,21 @@ def place_actor(kind: type, group: Any, number: int, resources: Mapping[str, flo
         runtime_env={"env_vars": {"PYTHONPATH": ROOT}},
     )
     return made.remote(*arguments)
+
+
+def place_of_actor() -> tuple[str, str, list[str]]:
+    """In an actor: (its node, the address of that, the GPUs that are its own)."""
+    import ray
+
+    found = ray.get_runtime_context()
+    return found.get_node_id(), node_address(), [str(gpu) for gpu in ray.get_gpu_ids()]
+
+
+def cluster_address() -> str:
+    """Return the address of the cluster that this program is in."""
+    import ray
+
+    return str(ray.get_runtime_context().gcs_address)
 
 
 async def call_actor(handle: Any, name: str, *arguments: Any) -> Any:

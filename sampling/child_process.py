@@ -5,7 +5,6 @@ left behind.
 """
 
 import atexit
-import ctypes
 import os
 import re
 import signal
@@ -15,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import espalier
+from espalier.runtime.process_lifetime import die_with_parent
 from espalier.sampling.client import ServerGone
 
 _ROOT = str(Path(espalier.__file__).resolve().parent.parent)
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)  # loaded here: between fork and exec it could deadlock
 _ERROR = re.compile(r"\w+(?:Error|Exception): (?!.*Consider increasing with ulimit).+(?:\n  .+)?")
 # What a library says of itself at every end of vLLM, after the lines that matter.
 _NOISE = re.compile(r"^nanobind: .*\n|^ - (?:leaked|\.\.\. skipped).*\n|^See https://nanobind.*\n?", re.MULTILINE)
@@ -29,11 +27,6 @@ class CannotStart(RuntimeError):
     """A program of ours cannot be started; the message says why and where the log is."""
 
     exit_code = 3
-
-
-def die_with_parent() -> None:
-    """To be called in a child, before the program starts."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def engine_environment(kv_cache_gib: int, devices: str = "") -> dict[str, str]:

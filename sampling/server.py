@@ -25,7 +25,8 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any, Self
 
-from espalier.sampling.child_process import CannotStart, ChildProcess, die_with_parent, engine_environment
+from espalier.runtime.process_lifetime import die_with_parent
+from espalier.sampling.child_process import CannotStart, ChildProcess, engine_environment
 from espalier.sampling.engine_arguments import engine_arguments, is_one_process, spelled
 from espalier.sampling.placement import core_list
 

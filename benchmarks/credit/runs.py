@@ -25,8 +25,8 @@ from benchmarks.result import machine
 from benchmarks.rl.policy import make_policy
 from espalier.data.jsonl import iter_rows, open_atomic
 from espalier.data.records import BadInput
+from espalier.runtime.process_lifetime import die_with_parent
 from espalier.runtime.run_dir import code_commit
-from espalier.sampling.child_process import die_with_parent
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": str(ROOT)}
 """Of every program: one thread each, so that a policy that is made anew is the same bits."""

@@ -250,6 +250,8 @@ class RLConfig:
     lora: Any = None
     """adapters to train in place of the policy's weights, which are then shared with the reference; null: the
     weights"""
+    launcher: Any = None
+    """who starts the ranks: null, and it is launch.py, torchrun or deepspeed; `ray`: the nodes of a Ray cluster"""
     rank_timeout_seconds: float = 600.0
     """on several ranks: seconds that a collective may take, and a rank be without a sign of life (runtime/peers.py);
     phases in which one rank works for all have no such limit"""

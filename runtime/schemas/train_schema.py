@@ -112,6 +112,8 @@ class TrainConfig:
     """DeepSpeed's own JSON; null for one process, or several with plain sums of gradients"""
     lora: Any = None
     """adapters to train in place of the weights; null: the weights"""
+    launcher: Any = None
+    """who starts the ranks: null, and it is launch.py, torchrun or deepspeed; `ray`: the nodes of a Ray cluster"""
     rank_timeout_seconds: float = 600.0
     """on several ranks: seconds that a collective may take, and a rank be without a sign of life (runtime/peers.py);
     phases in which one rank works for all have no such limit"""

@@ -3,7 +3,6 @@ code and one line, a rank that is killed or stopped; and the launcher that keeps
 
 import itertools
 import os
-import runpy
 import signal
 import time
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ import torch.distributed  # noqa: F401, loaded before the fork
 import espalier.runtime.distributed
 import espalier.sampling.client
 from benchmarks.processes.forked import exit_code, start_program, start_ranks
+from espalier.runtime.ranks import exit_code_of_ranks, may_start_again
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -140,13 +140,18 @@ def test_a_limit_that_no_collective_could_keep_is_refused() -> None:
         pass
 
 
-def test_the_launcher_takes_a_ranks_own_word_before_the_signals_that_followed() -> None:
-    code = runpy.run_path(str(ROOT / "launch.py"))["exit_code_of_ranks"]
+def test_a_ranks_own_word_comes_before_a_kill_and_that_before_the_signals_that_followed() -> None:
+    code = exit_code_of_ranks
     assert code([0, 0]) == 0
     assert code([-signal.SIGTERM, 3]) == 3
     assert code([143, 2]) == 2
-    assert code([-signal.SIGKILL, 143]) == 143
-    assert code([-signal.SIGKILL, -signal.SIGTERM]) == 137
+    assert code([143, -signal.SIGKILL]) == 137
+    assert code([-signal.SIGTERM, -signal.SIGKILL]) == 137
+    assert code([0, 143]) == 143
+
+
+def test_only_what_may_end_otherwise_is_started_again() -> None:
+    assert [code for code in (0, 1, 2, 3, 4, 5, 130, 134, 137, 139, 143) if may_start_again(code)] == [3, 134, 137, 139]
 
 
 CHILD = """
@@ -154,6 +159,13 @@ import os, signal, sys, time
 def stop(number, frame):
     sys.exit(143)
 signal.signal(signal.SIGTERM, stop)
+path = os.path.join(os.path.dirname(__file__), f"{sys.argv[1]}-{os.environ['RANK']}")
+open(path, "a").write("x")
+if sys.argv[1] == "killed" and len(open(path).read()) == 2:
+    sys.exit(0)
+if sys.argv[1] == "killed" and os.environ["RANK"] == "1":
+    time.sleep(0.3)
+    os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv[1] == "wait":
     if os.environ["RANK"] == "0":
         os.kill(os.getppid(), signal.SIGTERM)
@@ -172,3 +184,16 @@ def test_the_launcher_ends_with_the_exit_code_of_the_program_and_prints_nothing(
         pids[start_program("launch.py", settings, tmp_path / f"{word}.log", {"OMP_NUM_THREADS": "1"})] = code
     assert {pid: exit_code(pid) for pid in pids} == pids, [path.read_text() for path in tmp_path.glob("*.log")]
     assert [path.read_text() for path in tmp_path.glob("*.log")] == ["", ""]
+
+
+def test_the_launcher_starts_a_run_again_that_lost_a_rank_and_no_other(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text(CHILD)
+    pids, num_starts = {}, {"3": 2, "killed": 2, "2": 1, "wait": 1}
+    for word, code in (("3", 3), ("killed", 0), ("2", 2), ("wait", 143)):
+        settings = ["--standalone", "--nproc_per_node", "2", "--max-restarts", "1", str(tmp_path / "child.py"), word]
+        pids[start_program("launch.py", settings, tmp_path / f"{word}.log", {"OMP_NUM_THREADS": "1"})] = code
+    assert {pid: exit_code(pid) for pid in pids} == pids, [path.read_text() for path in tmp_path.glob("*.log")]
+    for word, starts in num_starts.items():
+        assert len((tmp_path / f"{word}-0").read_text()) == starts, word
+        said = (tmp_path / f"{word}.log").read_text()
+        assert said.count("started again (1 of 1)") == starts - 1, said

@@ -106,7 +106,9 @@ def fault(command: Command) -> str:
     name, arguments = program_of(list(command.words))
     if name == "espalier":
         return "" if arguments[0] in WORDS or arguments[0].startswith("train|") else f"no program {arguments[0]}"
-    if name == "sbatch":
+    if name == "sbatch" and "scripts/ray_slurm.sh" in arguments:  # its first argument is the program
+        name, *arguments = arguments[arguments.index("scripts/ray_slurm.sh") + 1 :]
+    elif name == "sbatch":
         name, arguments = "trainer_base_ds_mul.py", arguments[arguments.index("scripts/slurm.sh") + 1 :]
     if name.endswith(".sh"):
         return script_fault(name, arguments)

@@ -1,0 +1,315 @@
+"""The ranks of a run on the nodes of a Ray cluster (`launcher=ray`): the very program that `launch.py` starts, a
+process each, beside an actor that starts it and says how it ended. The ranks talk with one another by
+torch.distributed, not through Ray.
+
+The checkout, the environment, the model and the run directory must be at the same paths on every node.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+from espalier.runtime.logs import set_up_logging
+from espalier.runtime.process_lifetime import die_with_parent
+from espalier.runtime.ranks import STARTED_BY, exit_code_of_ranks, may_start_again
+from espalier.runtime.ray_cluster import (
+    ROOM_OF_RANKS,
+    ActorLost,
+    BadRoom,
+    NoCluster,
+    Room,
+    call_actor,
+    cluster_address,
+    end_actor,
+    has_gpus,
+    join_cluster,
+    leave_cluster,
+    place_actor,
+    place_of_actor,
+    release,
+    reserve,
+)
+
+log = logging.getLogger("espalier.launcher")
+
+_LOST = 3
+_OTHERS_SECONDS = 90.0  # that the other ranks have to end by themselves when one has ended: runtime.peers sees to it
+_SAVE_SECONDS = 240.0
+_CALL_SECONDS = 60.0
+_END_SECONDS = 10.0
+_PAUSE_SECONDS = 2.0
+_GLANCE_SECONDS = 0.1
+_CHUNK = 1 << 16
+
+
+class RankHost:
+    """An actor, one for each rank: it starts the rank's process on its node, which dies with it."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        self._readers: list[threading.Thread] = []
+        self._said: deque[tuple[int, bytes]] = deque()
+
+    async def place(self) -> tuple[str, str, list[str]]:
+        """Return its node, the address of that, and its GPUs."""
+        return place_of_actor()
+
+    async def free_port(self) -> int:
+        """Return a port on which rank 0 can listen."""
+        with socket.create_server(("", 0)) as door:
+            return int(door.getsockname()[1])
+
+    async def start(self, command: Sequence[str], folder: str, variables: Mapping[str, str]) -> str:
+        """Start the rank in that working directory with these variables beside the node's own. Return what forbids it,
+        "" where nothing does."""
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        try:
+            self._process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=environment | dict(variables),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        except OSError as error:
+            return f"{error.filename}: {error.strerror}: have checkout and environment at the same path on every node"
+        for number, stream in ((1, self._process.stdout), (2, self._process.stderr)):
+            assert stream is not None
+            self._readers.append(threading.Thread(target=self._read, args=(number, stream), daemon=True))
+            self._readers[-1].start()
+        return ""
+
+    def _read(self, number: int, stream: IO[bytes]) -> None:
+        for line in iter(lambda: stream.readline(_CHUNK), b""):
+            self._said.append((number, line))
+
+    async def output(self) -> tuple[list[tuple[int, bytes]], int | None]:
+        """Return what it has printed since the last call, by lines with the stream's number, waiting for some; and its
+        exit code once it has ended and nothing more comes."""
+        assert self._process is not None
+        code = None
+        while not self._said:
+            code = self._process.poll()
+            if code is not None:  # what its own children still hold open is not waited for
+                for reader in self._readers:
+                    await asyncio.to_thread(reader.join, 1.0)
+                break
+            await asyncio.sleep(0.05)
+        said = [self._said.popleft() for _ in range(len(self._said))]
+        return said, code if not said else None
+
+    async def tell(self, number: int) -> None:
+        """Send the rank a signal; SIGKILL to all of its session."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):
+            if number == signal.SIGKILL:
+                os.killpg(self._process.pid, number)
+            else:
+                self._process.send_signal(number)
+
+    async def end(self) -> None:
+        """Leave nothing of it behind."""
+        await self.tell(signal.SIGKILL)
+
+
+@dataclass
+class _Rank:
+    """One rank of an attempt: its actor, and where that is."""
+
+    host: Any
+    node: str
+    address: str
+    gpus: list[str]
+    number: int = 0
+    code: int | None = None
+
+    @property
+    def name(self) -> str:
+        return f"rank {self.number} at {self.address}"
+
+
+@dataclass
+class RayLauncher:
+    """Args: `address` of the cluster ("auto": the one this machine is a node of; empty: a Ray of this machine, while
+    the run lasts); `num_ranks`; `cpus_each` and `gpus_each` of a rank (0 or 1; null: 1 where the cluster has any);
+    `placement` (`runtime.ray_cluster.Room`); `max_restarts` of a run that lost a rank, an engine or a node;
+    `start_seconds` to wait for room, and for a node that is to come back.
+    """
+
+    address: str = "auto"
+    num_ranks: int = 1
+    cpus_each: int = 1
+    gpus_each: int | None = None
+    placement: str = "PACK"
+    max_restarts: int = 2
+    start_seconds: float = 300.0
+    _signal: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if self.num_ranks < 1:
+            raise BadRoom(f"launcher.num_ranks must be at least 1, got {self.num_ranks}")
+        if self.gpus_each not in (None, 0, 1):
+            raise BadRoom(f"launcher.gpus_each must be 0, 1 or null, a rank computes on one GPU: got {self.gpus_each}")
+        self._wanted(0)  # a misspelt placement ends the run here
+
+    def _wanted(self, gpus: int) -> Room:
+        resources = {"CPU": float(self.cpus_each)} | ({"GPU": float(gpus)} if gpus else {})
+        return Room("ranks", self.num_ranks, resources, self.placement, "launcher")
+
+    def run(self, command: Sequence[str]) -> int:
+        """Run `command` on every rank; its exit code. Raises BadRoom, NoCluster."""
+        set_up_logging()
+        return asyncio.run(self._run(list(command)))
+
+    async def _run(self, command: list[str]) -> int:
+        loop = asyncio.get_running_loop()
+        for told in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(told, self._stop, told)
+        joined = join_cluster(self.address, "launcher")
+        try:
+            code = await self._attempt(command, is_first=True)
+            for number in range(self.max_restarts):
+                if self._signal or not may_start_again(code):
+                    break
+                times = f"{number + 1} of {self.max_restarts}"
+                log.warning("the ranks ended with exit code %d: started again (%s)", code, times)
+                await asyncio.sleep(_PAUSE_SECONDS)
+                code = await self._attempt(command, is_first=False)
+            return code
+        finally:
+            if joined:
+                leave_cluster()
+
+    def _stop(self, number: int) -> None:
+        self._signal = number
+
+    async def _attempt(self, command: list[str], is_first: bool) -> int:
+        gpus = self.gpus_each if self.gpus_each is not None else int(has_gpus())
+        room = self._wanted(gpus)
+        group = await self._unless_stopped(reserve(room, self.start_seconds, awaits_nodes=not is_first))
+        if group is None:
+            return 128 + self._signal
+        ranks: list[_Rank] = []
+        hosts = [place_actor(RankHost, group, number, room.resources) for number in range(self.num_ranks)]
+        try:
+            try:
+                async with asyncio.timeout(self.start_seconds):
+                    ranks = _in_order([_Rank(host, *await call_actor(host, "place")) for host in hosts])
+                    await self._start(ranks, command, gpus, group.id.hex())
+            except (ActorLost, TimeoutError) as error:
+                log.warning("the ranks were not started: %s", str(error) or f"not in {self.start_seconds:g} s")
+                return _LOST
+            return await self._ended(ranks)
+        finally:
+            await asyncio.gather(*(asyncio.to_thread(end_actor, host, "end", _END_SECONDS) for host in hosts))
+            with suppress(Exception):  # of a cluster that is gone
+                release(group)
+
+    async def _unless_stopped(self, waiting: Any) -> Any:
+        """Return what it returns, None where a signal came first."""
+        task = asyncio.ensure_future(waiting)
+        while not task.done() and not self._signal:
+            await asyncio.wait([task], timeout=_GLANCE_SECONDS)
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            return None
+        return task.result()
+
+    async def _start(self, ranks: Sequence[_Rank], command: list[str], gpus: int, room: str) -> None:
+        port = await call_actor(ranks[0].host, "free_port")
+        common = {
+            STARTED_BY: "ray",
+            "WORLD_SIZE": str(len(ranks)),
+            "MASTER_ADDR": ranks[0].address,
+            "MASTER_PORT": str(port),
+            "RAY_ADDRESS": cluster_address(),
+            ROOM_OF_RANKS: room,
+        }
+        for rank in ranks:
+            beside = [other for other in ranks if other.node == rank.node]
+            own = {
+                "RANK": str(rank.number),
+                "LOCAL_RANK": str(beside.index(rank)),
+                "LOCAL_WORLD_SIZE": str(len(beside)),
+                "CUDA_VISIBLE_DEVICES": ",".join(gpu for other in beside for gpu in other.gpus) if gpus else "",
+            }
+            if refused := await call_actor(rank.host, "start", command, os.getcwd(), common | own):
+                raise NoCluster(f"{rank.name} cannot be started: {refused}")
+
+    async def _ended(self, ranks: Sequence[_Rank]) -> int:
+        """Wait until every rank has ended; the exit code of all."""
+        tasks = [asyncio.create_task(_follow_all(ranks)), asyncio.create_task(self._bring_to_end(ranks))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        return exit_code_of_ranks(_LOST if rank.code is None else rank.code for rank in ranks)
+
+    async def _bring_to_end(self, ranks: Sequence[_Rank]) -> None:
+        """Stop the others once one has ended badly, or all where a signal has come; return when none can be left."""
+        passed = 0.0
+        while not self._signal and passed < _OTHERS_SECONDS:
+            await asyncio.sleep(_GLANCE_SECONDS)
+            passed += _GLANCE_SECONDS if any(rank.code for rank in ranks) else 0.0
+        await _tell(ranks, self._signal or signal.SIGTERM)
+        await asyncio.sleep(_SAVE_SECONDS)
+        await _tell(ranks, signal.SIGKILL)
+        await asyncio.sleep(_END_SECONDS)
+
+
+def _in_order(ranks: Sequence[_Rank]) -> list[_Rank]:
+    """Return them numbered, those of a node one after another."""
+    nodes = list(dict.fromkeys(rank.node for rank in ranks))
+    found = sorted(ranks, key=lambda rank: nodes.index(rank.node))
+    for number, rank in enumerate(found):
+        rank.number = number
+    return found
+
+
+async def _follow_all(ranks: Sequence[_Rank]) -> None:
+    await asyncio.gather(*(_follow(rank) for rank in ranks))
+
+
+async def _follow(rank: _Rank) -> None:
+    """Print what the rank prints until it has ended, and keep its exit code."""
+    while rank.code is None:
+        try:
+            said, rank.code = await call_actor(rank.host, "output")
+        except ActorLost as error:
+            log.warning("%s is gone with its node or its actor: %s", rank.name, error)
+            rank.code = _LOST
+            return
+        for number, line in said:
+            stream = sys.stdout if number == 1 else sys.stderr
+            stream.buffer.write(line)
+            stream.flush()
+    if rank.code < 0:
+        log.warning("%s was ended by %s", rank.name, signal.Signals(-rank.code).name)
+
+
+async def _tell(ranks: Sequence[_Rank], number: int) -> None:
+    """Send the ranks that run a signal."""
+
+    async def tell(rank: _Rank) -> None:
+        with suppress(ActorLost, TimeoutError):
+            async with asyncio.timeout(_CALL_SECONDS):
+                await call_actor(rank.host, "tell", number)
+
+    await asyncio.gather(*(tell(rank) for rank in ranks if rank.code is None))

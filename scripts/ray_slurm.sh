@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# A Ray cluster of the nodes of a Slurm job, and a program on the first of them; from the root of the checkout, which
+# all nodes must see:
+#
+#   sbatch --nodes=4 --gpus-per-node=8 scripts/ray_slurm.sh main.py -cn ... launcher=ray launcher.num_ranks=16 \
+#     client=ray_engines server=none client.address=auto client.num_engines=16
+#
+# Slurm sends SIGTERM five minutes before the time is up: the run saves, ends with 143, and the same line goes on.
+#SBATCH --job-name=espalier
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64
+#SBATCH --time=24:00:00
+#SBATCH --signal=TERM@300
+#SBATCH --output=slurm-%j.log
+set -euo pipefail
+cd "${SLURM_SUBMIT_DIR:?this script is started by sbatch}"
+first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+exec srun --kill-on-bad-exit=1 .venv/bin/ray symmetric-run --address "$first:$((20000 + SLURM_JOB_ID % 10000))" \
+  --min-nodes "$SLURM_JOB_NUM_NODES" -- .venv/bin/python "$@"

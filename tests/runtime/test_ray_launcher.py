@@ -1,0 +1,206 @@
+"""Ranks on two Ray nodes (raylets of this machine): where they are, what they are told, and what becomes of the run
+when one of them, its node or the launcher ends. The ranks are plain programs; the last test trains."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.runtime.process_lifetime import is_running
+from espalier.runtime.ray_cluster import BadRoom, NoCluster, join_cluster, leave_cluster
+from espalier.runtime.ray_launcher import RayLauncher
+
+ray = pytest.importorskip("ray")
+ROOT = Path(__file__).resolve().parent.parent.parent
+SECONDS = 240
+
+PROGRAM = """
+import json, os, signal, sys, time
+folder, word = sys.argv[1:]
+rank = os.environ["RANK"]
+path = os.path.join(folder, f"{word}-{rank}.jsonl")
+def stop(number, frame):
+    print("saved", file=sys.stderr)
+    sys.exit(128 + number)
+signal.signal(signal.SIGTERM, stop)
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "CUDA_VISIBLE_DEVICES", "RAY_ADDRESS",
+         "OMP_NUM_THREADS")
+with open(path, "a") as file:
+    file.write(json.dumps({name: os.environ.get(name) for name in names} | {"pid": os.getpid()}) + "\\n")
+start = len(open(path).readlines())
+print(f"rank {rank} is here", flush=True)
+if word == "killed" and start == 1:
+    time.sleep(60 if rank == "0" else 0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+if word == "bad" and rank == "1":
+    sys.exit(2)
+if word == "three":
+    sys.exit(3)
+if word == "waits" and start == 1 or word == "bad":
+    time.sleep(60)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """A head without room for ranks, and two nodes with room for two each."""
+    from ray.cluster_utils import Cluster
+
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
+    for _ in range(2):
+        made.add_node(num_cpus=2)
+    joined = join_cluster(made.address)
+    yield made
+    if joined:
+        leave_cluster()
+    made.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("espalier.runtime.ray_launcher._OTHERS_SECONDS", 1.0)
+    monkeypatch.setattr("espalier.runtime.ray_launcher._PAUSE_SECONDS", 0.1)
+
+
+def launch(folder: Path, word: str, **settings: Any) -> int:
+    (folder / "program.py").write_text(PROGRAM)
+    return RayLauncher(**settings).run([sys.executable, str(folder / "program.py"), str(folder), word])
+
+
+def starts(folder: Path, word: str, rank: int = 0) -> list[dict[str, Any]]:
+    path = folder / f"{word}-{rank}.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def launched(cluster: Any, folder: Path, word: str, **settings: Any) -> subprocess.Popen[bytes]:
+    """The same in a process of its own, beside this one."""
+    (folder / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(folder / "program.py"), str(folder), word]
+    lines = f"""
+from espalier.runtime.ray_launcher import RayLauncher
+raise SystemExit(RayLauncher({cluster.address!r}, **{settings!r}).run({command!r}))
+"""
+    return subprocess.Popen([sys.executable, "-c", lines], cwd=ROOT)
+
+
+def wait_for(found: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not found():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def assert_nothing_is_left(folder: Path, word: str) -> None:
+    pids = [row["pid"] for rank in range(4) for row in starts(folder, word, rank)]
+    end = time.monotonic() + 20
+    while any(is_running(pid) for pid in pids) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not [pid for pid in pids if is_running(pid)]
+    while ray.available_resources().get("CPU") != ray.cluster_resources()["CPU"] and time.monotonic() < end:
+        time.sleep(0.05)
+    assert ray.available_resources()["CPU"] == ray.cluster_resources()["CPU"]
+
+
+def test_ranks_are_told_what_a_launcher_tells_them_and_those_of_a_node_stand_together(
+    cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    assert launch(tmp_path, "ends", num_ranks=4, placement="SPREAD") == 0
+    told = [starts(tmp_path, "ends", rank)[0] for rank in range(4)]
+    assert [row["RANK"] for row in told] == ["0", "1", "2", "3"]
+    assert [row["LOCAL_RANK"] for row in told] == ["0", "1", "0", "1"]
+    for row in told:
+        assert (row["WORLD_SIZE"], row["LOCAL_WORLD_SIZE"], row["OMP_NUM_THREADS"]) == ("4", "2", "1")
+        assert (row["MASTER_ADDR"], row["RAY_ADDRESS"]) == (told[0]["MASTER_ADDR"], cluster.address)
+        assert row["CUDA_VISIBLE_DEVICES"] == "", "of the program that launched"
+    assert sorted(capfd.readouterr().out.splitlines()) == [f"rank {rank} is here" for rank in range(4)]
+    assert_nothing_is_left(tmp_path, "ends")
+
+
+def test_a_run_that_lost_a_rank_is_started_again_and_one_with_bad_data_is_not(cluster: Any, tmp_path: Path) -> None:
+    assert launch(tmp_path, "killed", num_ranks=2, placement="STRICT_SPREAD") == 0
+    assert [len(starts(tmp_path, "killed", rank)) for rank in range(2)] == [2, 2]
+    assert launch(tmp_path, "bad", num_ranks=2) == 2
+    assert len(starts(tmp_path, "bad")) == 1
+    assert launch(tmp_path, "three", num_ranks=1, max_restarts=1) == 3
+    assert len(starts(tmp_path, "three")) == 2
+    assert_nothing_is_left(tmp_path, "killed")
+    assert_nothing_is_left(tmp_path, "bad")
+
+
+def test_a_signal_goes_on_to_the_ranks_which_save(cluster: Any, tmp_path: Path) -> None:
+    process = launched(cluster, tmp_path, "waits", num_ranks=2)
+    wait_for(lambda: all(starts(tmp_path, "waits", rank) for rank in range(2)))
+    process.terminate()
+    assert process.wait(60) == 143
+    assert len(starts(tmp_path, "waits")) == 1
+    assert_nothing_is_left(tmp_path, "waits")
+
+
+def test_ranks_end_with_a_launcher_that_is_killed(cluster: Any, tmp_path: Path) -> None:
+    process = launched(cluster, tmp_path, "waits", num_ranks=2)
+    wait_for(lambda: all(starts(tmp_path, "waits", rank) for rank in range(2)))
+    process.kill()
+    process.wait()
+    assert_nothing_is_left(tmp_path, "waits")
+
+
+def test_a_run_waits_for_a_node_in_place_of_the_lost_one(cluster: Any, tmp_path: Path) -> None:
+    lost = cluster.add_node(num_cpus=3)
+    process = launched(cluster, tmp_path, "waits", num_ranks=1, cpus_each=3)
+    wait_for(lambda: bool(starts(tmp_path, "waits")))
+    cluster.remove_node(lost, allow_graceful=False)
+    wait_for(lambda: not is_running(starts(tmp_path, "waits")[0]["pid"]))
+    cluster.add_node(num_cpus=3)
+    assert process.wait(60) == 0
+    assert len(starts(tmp_path, "waits")) == 2
+    assert_nothing_is_left(tmp_path, "waits")
+
+
+def test_what_cannot_be_is_one_line(cluster: Any, tmp_path: Path) -> None:
+    with pytest.raises(BadRoom, match=r"99 ranks of 1 CPU each are wanted, and the cluster has room for"):
+        launch(tmp_path, "ends", num_ranks=99)
+    with pytest.raises(BadRoom, match=r"launcher\.placement must be one of PACK"):
+        launch(tmp_path, "ends", placement="pack")
+    with pytest.raises(BadRoom, match=r"launcher\.num_ranks must be at least 1"):
+        launch(tmp_path, "ends", num_ranks=0)
+    with pytest.raises(BadRoom, match=r"launcher\.gpus_each must be 0, 1 or null"):
+        launch(tmp_path, "ends", gpus_each=2)
+    with pytest.raises(NoCluster, match=r"cannot be started: .*/none: No such file or directory"):
+        RayLauncher().run(["/none"])
+
+
+def test_engines_that_have_no_room_beside_the_ranks_end_the_run_at_once(
+    cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    total = int(ray.cluster_resources()["CPU"])
+    (tmp_path / "asks.py").write_text(f"""
+import asyncio, sys
+from espalier.runtime.ray_cluster import BadRoom, Room, join_cluster, reserve
+join_cluster("auto")
+asyncio.run(reserve(Room("engines", {total - 1}, {{"CPU": 1.0}}), 20))
+try:
+    asyncio.run(reserve(Room("engines", {total}, {{"CPU": 1.0}}), 20))
+except BadRoom as error:
+    sys.exit(f"{{error}}")
+""")
+    started = time.monotonic()
+    launcher = RayLauncher(num_ranks=1, max_restarts=0)
+    assert launcher.run([sys.executable, str(tmp_path / "asks.py")]) == 1
+    assert f"room for {total - 1} of them beside the ranks" in capfd.readouterr().err
+    assert time.monotonic() - started < 30
+
+
+def test_a_rank_of_another_launcher_does_not_launch() -> None:
+    environment = os.environ | {"RANK": "0", "WORLD_SIZE": "1"}
+    settings = ["-cn", "exp/sft/word_arithmetic", "model.path=m", "examples.path=e", "output_dir=o", "launcher=ray"]
+    command = [sys.executable, "trainer_base_ds_mul.py", *settings]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert "run the program without launch.py or torchrun" in done.stderr
+    assert done.returncode == 2
