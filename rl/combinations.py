@@ -31,6 +31,7 @@ def check_combinations(config: RLConfig) -> None:
     check_estimator(config)
     check_tree(config)
     check_staleness(config)
+    check_correction(config)
     check_step_rewards(config)
     check_value_scale(config)
     check_critic_range(config)
@@ -92,6 +93,15 @@ def check_staleness(config: RLConfig) -> None:
                "nothing had been asked: leave it out, or set rollout.max_staleness=0")  # fmt: skip
     _check(not config.rollout.branches, f"a tree compares siblings of one version, and {ahead} mixes versions: set "
            "rollout.max_staleness=0 or rollout.branches=[]")  # fmt: skip
+
+
+def check_correction(config: RLConfig) -> None:
+    """Bounds of a ratio that is never taken."""
+    update = config.update
+    is_bound = update.tis_floor > 0 or update.tis_level != "token" or update.correction == "mask"
+    _check(update.tis_cap > 0 or not is_bound, f"update.tis_cap=0 corrects nothing, whatever update.tis_floor="
+           f"{update.tis_floor:g}, update.tis_level={update.tis_level} and update.correction={update.correction} say: "
+           "set update.tis_cap=2")  # fmt: skip
 
 
 def check_filter(config: RLConfig) -> None:

@@ -23,7 +23,7 @@ from espalier.rl.types import RolloutGroup
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import from_main_rank, is_main_rank
 from espalier.runtime.schemas import RLConfig
-from espalier.sampling.client import SamplingParams
+from espalier.sampling.client import HasEngines, SamplingParams
 
 R = TypeVar("R")
 
@@ -119,6 +119,7 @@ class SampledGroups:
         self._ahead: dict[int, asyncio.Task[DrawnBatch]] = {}
         self._waiting: dict[int, int] = {}  # tokens by iteration
         self._idle_since, self._idle_seconds = time.monotonic(), 0.0
+        self._num_moved = 0
         # rank 0's alone, and of its loop
         self._gate = asyncio.Semaphore(self.sampler.concurrency)
 
@@ -153,6 +154,9 @@ class SampledGroups:
         measured["rollout/num_groups"] = float(len(groups))
         measured["rollout/refused"] = float(len(batch.refused))
         measured["rollout/drawn_tokens"] = float(tokens_of(groups))
+        if isinstance(client := self.sampler.client, HasEngines):
+            moved, self._num_moved = client.num_moved - self._num_moved, client.num_moved
+            measured["rollout/asked_again"] = float(moved)
         self._waiting.pop(iteration)
         if config.rollout.dynamic_sampling_rounds > 0:
             kept = sorted(groups, key=agrees)[: config.rollout.num_problems]  # stable: the order of drawing stays

@@ -225,11 +225,12 @@ def check_client(client: Any, server: "VLLMServer | None") -> None:
 
 
 def engines_of(client: RLClient, server: "VLLMServer | None") -> list[LiveEngine]:
-    """Return every engine behind the client, as those that take new weights; from now on none of them may be missing.
-    They need not run yet."""
-    client.needs_all = True
+    """Return every engine behind the client, as those that take new weights. They need not run yet. From now on
+    requests go to those alone that have them; of servers that others started none may be missing."""
     if isinstance(client, HasEngines):
+        client.follows_policy = True
         return [OwnEngine(client.engine(number)) for number in range(client.num_engines)]
+    client.needs_all = True
     check_server = server.check if server is not None else lambda: None
     return [VLLMEngine(client, check_server, number) for number in range(len(client.urls) if server is None else 1)]
 

@@ -21,11 +21,16 @@ from espalier.sampling.engine_process import CANCEL, receive, send
 _DYING_SECONDS = 5.0
 
 
+class Silent(ServerGone):
+    """It did not answer within the time that it had."""
+
+
 class EngineConnection(ABC):
     """Args: `name` in messages; `settings` of its engine; `on_lost` is called once where it was loaded and answers no
     more, unless it was closed.
 
-    `num_owed`: samples that it was asked for and has not given. `is_taking`: whether it takes weights, in silence.
+    `num_owed`: samples that it was asked for and has not given. `is_taking`: whether it takes weights, in silence;
+    `has_weights`: whether it serves those of the policy that it follows.
     `gone`: why it answers no more, "" while it does.
     `host`: where it runs, as this machine reaches it.
     """
@@ -39,6 +44,7 @@ class EngineConnection(ABC):
         self.on_lost = on_lost
         self.num_owed = 0
         self.is_taking = False
+        self.has_weights = False
         self.gone = ""
         self._is_loaded = False
         self._last_sign = 0.0
@@ -90,7 +96,7 @@ class EngineConnection(ABC):
             raise
 
     async def ask(self, name: str, *arguments: Any, seconds: float) -> Any:
-        """Return `call` with a deadline, which raises ServerGone."""
+        """Return `call` with a deadline, which raises Silent."""
         return await self._within(seconds, self.call(name, *arguments), f"did not answer {name}")
 
     async def is_working(self, seconds: float) -> bool:
@@ -148,11 +154,12 @@ class EngineConnection(ABC):
         return number, self._waiting[number]
 
     async def _within(self, seconds: float, asked: Any, failed: str) -> Any:
+        """Raises Silent."""
         try:
             async with asyncio.timeout(seconds):  # wait_for of Python 3.11 forgets a cancellation as an answer comes
                 return await asked
         except TimeoutError:
-            raise ServerGone(await self._with_log(f"{self.name} {failed} in {seconds:g} s")) from None
+            raise Silent(await self._with_log(f"{self.name} {failed} in {seconds:g} s")) from None
 
     async def _with_log(self, message: str) -> str:
         return f"{message}\nthe end of {self.log}:\n{await self.last_lines()}"

@@ -127,6 +127,14 @@ class TakesWeights(Protocol):
     name: str
 
     @property
+    def process(self) -> int | None:
+        """The number of its present process, another one for each that is started in its place; None: there is none."""
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether one is being started."""
+
+    @property
     def max_model_length(self) -> int:
         """The longest sequence that it takes, in tokens."""
 
@@ -177,8 +185,10 @@ class HasEngines(ABC):
     """A sampler (`Client`) with engines of its own, each of which takes new weights."""
 
     num_engines: int
-    needs_all: bool
-    """Whether an engine that is gone ends the run though others live."""
+    follows_policy: bool
+    """Whether samples are of the weights that were delivered last: an engine without them gets no request."""
+    num_moved: int
+    """Requests so far that were asked of another engine because theirs was gone."""
     model: str
     log: str
     dtype: str

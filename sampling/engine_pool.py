@@ -12,8 +12,11 @@ owes the fewest samples. Weights, stamps and proofs go to every engine.
 An engine that dies, fails or hangs is lost, which a line of the log says, and its problems go to the others under the
 same ids and seeds; another one is started in its place, `max_replaced` times in a run. A request whose engine died
 under it is asked of another twice at most: one that kills engines does not kill them all. The run ends when no engine
-is left and none is being started. Where `needs_all` is set (they follow a policy that changes) it ends when one is
-gone.
+is left and none is being started.
+
+Where they follow a policy that changes, an engine has no request before it has the weights of now: one that was started
+in another's place waits for the next delivery. Where none is left that has them the run ends, unless they are on their
+way (`pause` to `resume`).
 """
 
 import asyncio
@@ -25,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.data.records import BadInput
-from espalier.sampling.child_engine import EngineConnection
+from espalier.sampling.child_engine import EngineConnection, Silent
 from espalier.sampling.child_process import CannotStart
 from espalier.sampling.client import HasEngines, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.engine_arguments import check_one_engine, spelled
@@ -33,6 +36,8 @@ from espalier.sampling.engine_arguments import check_one_engine, spelled
 log = logging.getLogger("sample")
 
 _MAX_MOVES = 2
+_GLANCE_SECONDS = 0.05
+_ROOM_SECONDS = 1.0
 
 
 def engine_name(number: int, num_engines: int) -> str:
@@ -70,14 +75,18 @@ class EnginePool(HasEngines):
         check_one_engine(self.options)
         self.dtype = str(self.options.get("dtype", self.dtype))
         self.max_model_length = int(self.options.get("max_model_len", self.max_model_len))
-        self.needs_all = False  # whether an engine that is gone ends the run though others live
+        self.follows_policy = False
         self.num_shortened = 0
+        self.num_moved = 0
+        self.num_started = [1] * self.num_engines  # processes of each engine so far
         self._engines: list[Any] = []
         self._lost: list[EngineConnection] = []
         self._homes: dict[str, EngineConnection] = {}
         self._watching: list[asyncio.Task[None]] = []
-        self._ending: list[asyncio.Task[None]] = []
-        self._replacing: set[asyncio.Task[None]] = set()
+        self._ending: list[asyncio.Task[Any]] = []
+        self._replacing: dict[int, asyncio.Task[None]] = {}  # by the number of the engine, started anew
+        self._starting: set[int] = set()  # of these, those that have room
+        self._paused: set[int] = set()
         self._num_replaced = 0
 
     @abstractmethod
@@ -124,9 +133,11 @@ class EnginePool(HasEngines):
         engines, self._engines = self._engines, []
         self._lost.clear()
         self._homes.clear()
-        for task in (*self._watching, *self._replacing):
+        for task in (*self._watching, *self._replacing.values()):
             task.cancel()
-        await asyncio.gather(*self._watching, *self._replacing, return_exceptions=True)
+        await asyncio.gather(*self._watching, *self._replacing.values(), return_exceptions=True)
+        self._replacing.clear()
+        self._starting.clear()
         await asyncio.gather(*self._ending, return_exceptions=True)
         self._watching, self._ending = [], []
         await asyncio.gather(*(engine.close() for engine in engines))
@@ -148,48 +159,51 @@ class EnginePool(HasEngines):
                 return found
             except ServerGone as error:
                 num_lost += 1
-                if self.needs_all or engine not in self._lost:
+                if engine not in self._lost:
                     raise
                 if num_lost > _MAX_MOVES:
                     raise ServerGone(
                         f"{num_lost} engines were gone while they had request '{request.id}', which is asked of no "
                         f"other: {error}"
                     ) from None
+                self.num_moved += 1
             finally:
                 engine.num_owed -= params.n
 
     async def is_working(self) -> bool:
         """Say whether any engine says within `probe_seconds` that it samples, or one is being started."""
-        if self._replacing:
+        if self._starting:
             return True
         asked = [engine.is_working(self.probe_seconds) for engine in self._engines]
         return any(await asyncio.gather(*asked))
 
     async def _engine_of(self, problem_id: str) -> EngineConnection:
         self._check_open()
-        while self._replacing and all(engine.gone for engine in self._engines):
-            await asyncio.wait(self._replacing, return_when=asyncio.FIRST_COMPLETED)
-        living = [engine for engine in self._engines if not engine.gone]
-        if self._lost and self.needs_all:
-            raise ServerGone(self._lost[0].gone)
-        if not living:
-            raise ServerGone(f"no engine is left of {self.num_engines}: {self._lost[-1].gone}")
+        while not (able := [engine for engine in self._engines if self._is_able(engine)]):
+            if not (self._paused if self.follows_policy else self._starting):
+                serves = " that has the policy's weights" if self.follows_policy else ""
+                why = f": {self._lost[-1].gone}" if self._lost else ""
+                raise ServerGone(f"no engine is left of {self.num_engines}{serves}{why}")
+            await asyncio.sleep(_GLANCE_SECONDS)
         home = self._homes.get(problem_id)
-        if home is None or home.gone:
-            home = min(living, key=lambda engine: engine.num_owed)
+        if home is None or home not in able:
+            home = min(able, key=lambda engine: engine.num_owed)
         if problem_id:
             self._homes[problem_id] = home
         return home
+
+    def _is_able(self, engine: EngineConnection) -> bool:
+        return not engine.gone and (engine.has_weights or not self.follows_policy)
 
     def _lose(self, engine: EngineConnection) -> None:
         """Say who takes over, end what is left of it, and start another one in its place."""
         if engine not in self._engines:
             return  # being closed
         self._lost.append(engine)
-        is_replaced = self._num_replaced < self.max_replaced and not self.needs_all
+        is_replaced = self._num_replaced < self.max_replaced
         num_living = sum(not other.gone for other in self._engines)
         kept = engine.log.with_suffix(f".lost-{self._num_replaced}.log") if is_replaced else engine.log
-        if not self.needs_all and (num_living or is_replaced):
+        if num_living or is_replaced:
             why = engine.gone.split("\n")[0]
             then = ", and another one is started" if is_replaced else ""
             log.warning("%s (%s): its problems go to the other %d%s", why, kept, num_living, then)
@@ -197,12 +211,16 @@ class EnginePool(HasEngines):
             self._ending.append(asyncio.create_task(asyncio.to_thread(engine.stop)))
             return
         self._num_replaced += 1
-        task = asyncio.create_task(self._replace(self._engines.index(engine), kept))
-        self._replacing.add(task)
-        task.add_done_callback(self._replacing.discard)
+        number = self._engines.index(engine)
+        self._starting.add(number)
+        self._replacing[number] = asyncio.create_task(self._replace(number, kept))
+
+    async def has_room(self, number: int) -> bool:
+        """Say whether engine `number` could be started anew now."""
+        return True
 
     async def _replace(self, number: int, kept: Path) -> None:
-        """Start engine `number` anew; where it does not start it stays lost."""
+        """Start engine `number` anew, as soon as there is room for it; where it does not start it stays lost."""
         engine = self._engines[number]
         closing = asyncio.create_task(engine.close())
         self._ending.append(closing)  # it is ended to the end, also where the pool is closed meanwhile
@@ -211,6 +229,7 @@ class EnginePool(HasEngines):
             await asyncio.shield(closing)
             if engine.log.is_file():
                 engine.log.replace(kept)
+            await self._wait_for_room(number)
             another = self.make_engine(number)
             await another.start(self.environment(number), self.start_seconds)
         except BaseException as error:
@@ -220,9 +239,23 @@ class EnginePool(HasEngines):
                 raise
             log.warning("%s was not replaced: %s", engine.name, str(error).split("\n")[0])
             return
+        finally:
+            self._starting.discard(number)
+            del self._replacing[number]
         log.info("%s is there in place of the lost one", another.name)
         self._engines[number] = another
+        self.num_started[number] += 1
         self._watching.append(asyncio.create_task(another.watch(self.silence_seconds, self.probe_seconds)))
+
+    async def _wait_for_room(self, number: int) -> None:
+        if await self.has_room(number):
+            return
+        self._starting.discard(number)  # nobody waits for what may never be there
+        name = engine_name(number, self.num_engines)
+        log.warning("there is no room for another %s: it is started when there is", name)
+        while not await self.has_room(number):
+            await asyncio.sleep(_ROOM_SECONDS)
+        self._starting.add(number)
 
     def _check_open(self) -> None:
         if not self._engines:
@@ -246,10 +279,28 @@ class EnginePool(HasEngines):
         if name == "receive_weights":
             self._homes.clear()  # their caches are emptied next
             engine.is_taking = True  # it says nothing meanwhile
+        if name == "pause":
+            self._paused.add(number)
         try:
-            return await engine.ask(name, *arguments, seconds=self.control_seconds)
+            found = await engine.ask(name, *arguments, seconds=self.control_seconds)
+        except Silent as error:
+            engine.give_up(str(error))
+            raise
         finally:
             engine.is_taking = False
+        if name == "resume":
+            engine.has_weights = True
+            self._paused.clear()  # of those that are gone meanwhile too
+        return found
+
+    def process_of(self, number: int) -> int | None:
+        """Return which process engine `number` is by now, None where it is gone."""
+        is_gone = bool(self._engines and self._engines[number].gone)
+        return None if is_gone else self.num_started[number]
+
+    def is_coming(self, number: int) -> bool:
+        """Say whether engine `number` is being started anew."""
+        return number in self._starting
 
 
 class PooledEngine:
@@ -264,6 +315,16 @@ class PooledEngine:
     def max_model_length(self) -> int:
         """The longest sequence that it takes, in tokens."""
         return self.client.max_model_length
+
+    @property
+    def process(self) -> int | None:
+        """The number of its present process; None: there is none."""
+        return self.client.process_of(self.number)
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether one is being started."""
+        return self.client.is_coming(self.number)
 
     @property
     def host(self) -> str:

@@ -17,6 +17,8 @@ class OneProcessEngine(OfflineClient):
     vLLM changes the process for good (environment, random numbers, threads): it needs one of its own."""
 
     takes_weights = True
+    process = 0
+    is_coming = False
 
     def _load(self) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

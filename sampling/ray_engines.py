@@ -19,6 +19,7 @@ from espalier.runtime.ray_cluster import (
     call_actor,
     end_actor,
     has_gpus,
+    has_place,
     join_cluster,
     leave_cluster,
     place_actor,
@@ -187,6 +188,13 @@ class RayEngines(EnginePool):
         if self._joined:
             self._joined = False
             leave_cluster()
+
+    async def has_room(self, number: int) -> bool:
+        """Say whether its place is on a node that lives: Ray gives it another one, once one is free."""
+        looking = asyncio.create_task(asyncio.to_thread(has_place, self._group, number))
+        self._ending = [task for task in self._ending if not task.done()]
+        self._ending.append(looking)  # the thread is waited for before the cluster is left, also where this is ended
+        return await asyncio.shield(looking)
 
     def make_engine(self, number: int) -> RayEngine:
         """Return engine `number`, which is not started yet."""

@@ -64,6 +64,8 @@ class ReceivesWeights(KeepsRandomState):
         the same trainer, it is in the group already. Raises StreamBroken."""
         asked = Invitation(**invitation)
         if self._weights is None or self._weights.invitation.key != asked.key:
+            if self._weights is not None:
+                self._weights.close()
             self._weights = None
             self._weights = WeightReceiver(asked, first_rank + self.rank)
         return {"rank": self._weights.rank}

@@ -13,6 +13,7 @@ import ipaddress
 import json
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -127,6 +128,7 @@ class _End:
         self.invitation, self.rank = invitation, rank
         self._store: Any = None
         self._group: Any = None
+        self._under_way: list[Any] = []
 
     def _join(self, store: Any) -> None:
         """Return when all have joined. Raises StreamBroken."""
@@ -148,9 +150,11 @@ class _End:
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor, options.asyncOp = 0, 0, True
         try:
-            return self._group.broadcast([tensor], options)
+            work = self._group.broadcast([tensor], options)
         except RuntimeError as error:
             raise StreamBroken(_line(error)) from None
+        self._under_way = [*(one for one in self._under_way if not one.is_completed()), work]
+        return work
 
     def wait(self, work: Any) -> None:
         """Return when it is done. Raises StreamBroken where another end is gone or given up, or the time is over."""
@@ -179,7 +183,9 @@ class _End:
 
     def close(self) -> None:
         """Leave the group."""
-        self._group = self._store = None
+        left, under_way = [self._group], self._under_way
+        self._group, self._store, self._under_way = None, None, []
+        threading.Thread(target=_end, args=(left, under_way), name="weights", daemon=True).start()
 
 
 class WeightSender(_End):
@@ -303,6 +309,14 @@ class WeightReceiver(_End):
     def _expect(self, bucket: Bucket) -> tuple[torch.Tensor, Any]:
         buffer = torch.empty(bucket.size, dtype=torch.uint8)
         return buffer, self.broadcast(buffer)
+
+
+def _end(groups: list[Any], under_way: list[Any]) -> None:
+    """Let a group go once nothing of it is under way (until its time is over, where another end is gone). Its own end
+    would wait for that in C++, and a program that ends meanwhile be aborted."""
+    while not all(work.is_completed() for work in under_way):
+        time.sleep(_GLANCE.total_seconds())
+    groups.clear()
 
 
 def _line(error: Exception) -> str:

@@ -50,7 +50,7 @@ class Delivery:
 
     def logprobs_of(self, rows: list[list[int]]) -> list[list[list[float]]]:
         """Return every engine's log-probs of every token but the first of each row, without its prefix cache."""
-        return from_main_rank(lambda: self.loop.run(self.sync.logprobs_of(rows)))
+        return from_main_rank(lambda: [found for _, found in self.loop.run(self.sync.logprobs_of(rows))])
 
     def send(self, weights: Weights, version: int) -> None:
         """Look at the weights of a new version and deliver them. Raises ProbeFailed on a step that is too large,
@@ -59,7 +59,8 @@ class Delivery:
             moved = from_main_rank(lambda: self.sync.look(self.policy.network, version, weights))
         self.metrics.add(moved, "engine/")
         with self.metrics.clock.phase("weight_sync"):
-            from_main_rank(lambda: self.loop.run(self._send(weights)))
+            serving = from_main_rank(lambda: self.loop.run(self._send(weights)))
+        self.metrics.add({"serving": float(serving)}, "engine/")
 
     def prove_now(self) -> None:
         """Prove the last delivery before anything else comes of it. Raises StaleWeights, ProbeFailed."""
@@ -83,11 +84,13 @@ class Delivery:
         if self._proving is None:
             await self.sync.ask_marker()
 
-    async def _send(self, weights: Weights) -> None:
+    async def _send(self, weights: Weights) -> int:
+        """Return how many engines serve them."""
         if self._proving is not None:  # the engines are asked by the weights of before
             await self.prove()
             await self.sync.ask_marker()
         await self.sync.send(weights)
+        return self.sync.num_serving
 
     def begin_proof(self) -> None:
         """On rank 0 alone, in the loop: ask for the proof of the last delivery, first in the engines' line; `prove`

@@ -28,24 +28,39 @@ async def each(asked: Iterable[Coroutine[Any, Any, R]]) -> list[R]:
     return cast(list[R], found)
 
 
+@dataclass(frozen=True)
+class Serving:
+    """An engine as the process that it is now."""
+
+    engine: LiveEngine
+    process: int
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is that process still."""
+        return self.engine.process == self.process
+
+
 @dataclass
 class WeightGroup:
-    """`stream` is this process' end."""
+    """`stream` is this process' end; `members` are the others."""
 
     stream: WeightSender
+    members: list[Serving]
     num_sent: int = 0
 
-    async def send(self, engines: Sequence[LiveEngine], weights: Weights, dtype: torch.dtype | None) -> list[Any]:
-        """Send the weights, rounded to `dtype`, to all `engines`; return the digests of what was sent and, behind them,
+    async def send(self, weights: Weights, dtype: torch.dtype | None) -> list[Any]:
+        """Send the weights, rounded to `dtype`, to all engines; return the digests of what was sent and, behind them,
         what each engine's `load` returns. Raises what those raise, ServerGone."""
         self.num_sent += 1
-        loads = [engine.load(self.stream.invitation.key, self.num_sent) for engine in engines]
+        loads = [one.engine.load(self.stream.invitation.key, self.num_sent) for one in self.members]
         sending = asyncio.to_thread(self.stream.send, kinds_of(weights, dtype), weights.items())
         return await _together(loads, sending, self.stream)
 
 
-async def join_engines(engines: Sequence[LiveEngine]) -> WeightGroup:
+async def join_engines(members: Sequence[Serving]) -> WeightGroup:
     """Return the group once every worker of every engine is in it. Raises ServerGone."""
+    engines = [one.engine for one in members]
     workers = await each(engine.worker_ranks() for engine in engines)
     hosts = [engine.host for engine in engines]
     try:
@@ -57,7 +72,7 @@ async def join_engines(engines: Sequence[LiveEngine]) -> WeightGroup:
     asked = [engine.join_weights(stream.invitation, rank) for engine, rank in pairs]
     await _together(asked, asyncio.to_thread(stream.join), stream)
     log.debug("weights go to %d workers of %d engines", stream.invitation.world_size - 1, len(engines))
-    return WeightGroup(stream)
+    return WeightGroup(stream, [*members])
 
 
 async def _together(asked: Iterable[Awaitable[R]], own: Awaitable[Any], stream: WeightSender) -> list[Any]:

@@ -5,7 +5,8 @@ Before it, the **step** is looked at: a policy that ran away is refused while th
 Delivery: all weights as a stream to every worker of every engine at once (`sampling.weight_stream`), then prefix caches
 are emptied. Every name is sent, `lm_head.weight` of a tied head too: without it vLLM (0.32, CPU) goes on with its own
 stale copy and says nothing. Of several engines every one has to pass every proof below; one that does not ends the run
-under its name (a server's address).
+under its name (a server's address). One whose process is gone has none to pass: deliveries go to those that are there,
+and to one that was started in its place from the next one on.
 
 The engine answers with a **receipt**, a digest of every tensor it read: all, one, or an older file is noticed at once,
 however small the step was, if it changes what the engine keeps. The engine is then **stamped** with the policy's
@@ -30,18 +31,19 @@ among fresh ones.
 
 import asyncio
 import logging
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from statistics import median
-from typing import Any, cast
+from typing import Any, TypeVar
 
 import torch
 
-from espalier.rl.delivery.weight_group import WeightGroup, each, join_engines
+from espalier.rl.delivery.weight_group import Serving, WeightGroup, each, join_engines
 from espalier.rl.delivery.weight_update_engine import (
     DrawingEngine,
     LiveEngine,
-    OwnEngine,
+    PausingEngine,
     StaleWeights,
     StampedEngine,
     check_receipt,
@@ -60,6 +62,7 @@ from espalier.rl.probes.canary import (
 )
 from espalier.rl.probes.checks import CACHE, KL, UNKNOWN, UNUSED, VERSION, WEIGHTS, Fault, ProbeFailed
 from espalier.rl.probes.rounding import FACTOR, FLOOR, rounded
+from espalier.sampling.client import ServerGone
 from espalier.training.engine import named_weights
 
 log = logging.getLogger(__name__)
@@ -69,6 +72,9 @@ _SHOWN = 0.3  # nats per token, mean: ten times the bf16 noise of a perturbed ti
 _SHOWN_ROUNDINGS = 2 * _MARGIN  # times what rounding makes of this one, whichever is more
 _MAX_ATTEMPTS = 3
 _MAX_ROUNDS = 8  # doublings of a perturbation that does not show
+_GLANCE_SECONDS = 0.1
+
+R = TypeVar("R")
 
 
 class WeightSync:
@@ -108,18 +114,56 @@ class WeightSync:
         """The engine's dtype; the coarsest of the usual ones where it is unknown."""
         return self.dtype or torch.bfloat16
 
-    async def deliver(self, weights: Weights) -> None:
-        """Send the weights to every engine, and compare every receipt. Raises StaleWeights, ServerGone."""
-        if self._group is None:
-            self._group = await join_engines(self.engines)
-        sent, *receipts = await self._group.send(self.engines, weights, self.dtype)
-        for engine, of_workers in zip(self.engines, receipts, strict=True):
+    async def deliver(self, weights: Weights, stamp: str = "") -> None:
+        """Send the weights to every engine that is there, compare every receipt, and stamp the engines; those that can
+        draw no token meanwhile. Where an engine is gone under it, the others (and, where none is left, those that are
+        being started in their place) get the whole delivery again, once. Raises StaleWeights, ServerGone."""
+        before = await self._present()
+        try:
+            await self._deliver(before, weights, stamp)
+        except ServerGone as error:
+            self.close()
+            if all(one.is_there for one in before):
+                raise
+            log.warning("a delivery of weights is made again: %s", str(error).split("\n")[0])
+            await self._deliver(await self._present(), weights, stamp)
+
+    async def _deliver(self, engines: list[Serving], weights: Weights, stamp: str) -> None:
+        pausing = [one.engine for one in engines if isinstance(one.engine, PausingEngine)]
+        await each(engine.pause() for engine in pausing)
+        if self._group is None or self._group.members != engines:
+            self.close()
+            self._group = await join_engines(engines)
+        sent, *receipts = await self._group.send(weights, self.dtype)
+        for one, of_workers in zip(engines, receipts, strict=True):
             if of_workers is not None and not of_workers:
-                raise StaleWeights(f"{engine.name} took a delivery and gave no receipt")
+                raise StaleWeights(f"{one.engine.name} took a delivery and gave no receipt")
             for receipt in of_workers or []:
-                check_receipt(sent, receipt, self._sent, engine.name)
+                check_receipt(sent, receipt, self._sent, one.engine.name)
         self.is_received = all(receipts)
         self._sent.append(sent)
+        if stamp:
+            await each(one.engine.stamp(stamp) for one in engines if isinstance(one.engine, StampedEngine))
+        await each(engine.resume() for engine in pausing)  # where a delivery failed they stay as they are: the run ends
+
+    async def _present(self) -> list[Serving]:
+        """Return the engines that are there; where none is, wait for those that are being started. Raises
+        ServerGone."""
+        while not (found := [Serving(one, number) for one in self.engines if (number := one.process) is not None]):
+            if not any(engine.is_coming for engine in self.engines):
+                raise ServerGone("no engine is left that weights could be sent to")
+            await asyncio.sleep(_GLANCE_SECONDS)
+        return found
+
+    @property
+    def num_serving(self) -> int:
+        """How many engines took the last delivery and are still there."""
+        return len(self._serving())
+
+    def _serving(self) -> list[Serving]:
+        if self._group is None:  # nothing was delivered yet
+            return [Serving(one, number) for one in self.engines if (number := one.process) is not None]
+        return [one for one in self._group.members if one.is_there]
 
     def close(self) -> None:
         """Send no more."""
@@ -127,22 +171,40 @@ class WeightSync:
             self._group.stream.close()
             self._group = None
 
-    def _stamped(self) -> list[StampedEngine]:
-        return [engine for engine in self.engines if isinstance(engine, StampedEngine)]
+    async def _ask(
+        self, call: Callable[[Any], Coroutine[Any, Any, R]], kind: Any = LiveEngine
+    ) -> list[tuple[LiveEngine, R]]:
+        """Return what each engine of that kind answers that serves the policy; one that is gone meanwhile answers
+        nothing. Raises an engine's error, ServerGone where none is left."""
+        engines = self._serving()
+        asked = [one for one in engines if isinstance(one.engine, kind)]
+        found = await asyncio.gather(*(call(one.engine) for one in asked), return_exceptions=True)
+        answers: list[tuple[LiveEngine, R]] = []
+        lost: BaseException = ServerGone("no engine is left that has the policy's weights")
+        for one, answer in zip(asked, found, strict=True):
+            if isinstance(answer, ServerGone) and not one.is_there:
+                lost = answer
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                answers.append((one.engine, answer))
+        if not answers and (asked or not engines):
+            raise lost
+        return answers
 
     async def check_version(self, version: int) -> None:
         """Raise StaleWeights where an engine does not say that it serves this version (if it can say)."""
-        engines = self._stamped()
-        for engine, found in zip(engines, await each(e.served_version() for e in engines), strict=True):
+        for engine, found in await self._ask(lambda engine: engine.served_version(), StampedEngine):
             if found != str(version):
                 raise StaleWeights(f"{engine.name} says that it serves version '{found}', not {version}", VERSION)
 
     async def _cached(self) -> dict[str, int]:
         """Of each engine that says it, how many tokens of the marker it had cached, by its name."""
-        engines = self._stamped() if self.canaries else []
-        marker = self.canaries[0].ids[::-1] if self.canaries else []  # what no rollout has in common with it
-        counts = await each(engine.cached_tokens(marker) for engine in engines)
-        return {engine.name: count or 0 for engine, count in zip(engines, counts, strict=True)}
+        if not self.canaries:
+            return {}
+        marker = self.canaries[0].ids[::-1]  # what no rollout has in common with it
+        counts = await self._ask(lambda engine: engine.cached_tokens(marker), StampedEngine)
+        return {engine.name: count or 0 for engine, count in counts}
 
     def _check_step(self, before: torch.Tensor, after: torch.Tensor, version: int) -> dict[str, float]:
         """Return how far the policy moved on the canaries since the last version. Raises ProbeFailed."""
@@ -153,20 +215,25 @@ class WeightSync:
             raise ProbeFailed(Fault(KL, f"policy version {version} lies {distance} ({limit})"))
         return {"policy_moved": moved}
 
-    async def canary_logprobs(self) -> torch.Tensor:
-        """Return [E, R], as `trainer_logprobs`, by every engine."""
+    async def canary_logprobs(self) -> list[tuple[LiveEngine, torch.Tensor]]:
+        """Return [R], as `trainer_logprobs`, of every engine."""
         engines = await self.logprobs_of([canary.ids for canary in self.canaries])
         starts = [canary.start for canary in self.canaries]
-        return torch.tensor(
-            [[value for row, start in zip(rows, starts, strict=True) for value in row[start - 1 :]] for rows in engines]
-        )
+        return [
+            (
+                engine,
+                torch.tensor([value for row, start in zip(rows, starts, strict=True) for value in row[start - 1 :]]),
+            )
+            for engine, rows in engines
+        ]
 
-    async def logprobs_of(self, rows: Sequence[list[int]]) -> list[list[list[float]]]:
+    async def logprobs_of(self, rows: Sequence[list[int]]) -> list[tuple[LiveEngine, list[list[float]]]]:
         """Of every engine: the log-probs of every token but the first of each row."""
-        return await each(self._logprobs_by(engine, rows) for engine in self.engines)
 
-    async def _logprobs_by(self, engine: LiveEngine, rows: Sequence[list[int]]) -> list[list[float]]:
-        return await each(engine.prompt_logprobs(row) for row in rows)
+        async def by(engine: LiveEngine) -> list[list[float]]:
+            return await each(engine.prompt_logprobs(row) for row in rows)
+
+        return await self._ask(by)
 
     async def ask_marker(self) -> None:
         """Have every engine cache a prompt that must not be cached any more after the next delivery."""
@@ -174,11 +241,11 @@ class WeightSync:
 
     async def keep_random_state(self) -> None:
         """Have every engine remember what it draws by, where it has a random state of its own. Raises ServerGone."""
-        await each(engine.keep_random_state() for engine in self.engines if isinstance(engine, DrawingEngine))
+        await self._ask(lambda engine: engine.keep_random_state(), DrawingEngine)
 
     async def put_random_state_back(self) -> None:
         """Have every engine draw as if nothing had been asked since. Raises ServerGone."""
-        await each(engine.put_random_state_back() for engine in self.engines if isinstance(engine, DrawingEngine))
+        await self._ask(lambda engine: engine.put_random_state_back(), DrawingEngine)
 
     def look(self, model: Any, version: int, weights: Weights | None = None) -> dict[str, float]:
         """Return what the next delivery is proven by: `weights` (None: the `model`'s own), which `model` computes with,
@@ -201,21 +268,14 @@ class WeightSync:
     @property
     def takes_in_flight(self) -> bool:
         """Whether every engine takes weights in the middle of its requests; they need not run."""
-        return len(self._pausing()) == len(self.engines)
-
-    def _pausing(self) -> list[OwnEngine]:
         # by their classes: isinstance would ask engines that other ranks have never opened where they run
-        return [cast(OwnEngine, one) for one in self.engines if callable(getattr(type(one), "pause", None))]
+        return all(callable(getattr(type(one), "pause", None)) for one in self.engines)
 
     async def send(self, weights: Weights) -> None:
-        """Deliver the weights that were looked at last, and stamp every engine; no token is drawn between the two.
-        Raises StaleWeights."""
+        """Deliver the weights that were looked at last, and stamp every engine with their version. Raises
+        StaleWeights, ServerGone."""
         assert self._next is not None
-        pausing = self._pausing()
-        await each(engine.pause() for engine in pausing)
-        await self.deliver(weights)
-        await each(engine.stamp(str(self._next.version)) for engine in self._stamped())
-        await each(engine.resume() for engine in pausing)  # where a delivery failed they stay as they are: the run ends
+        await self.deliver(weights, str(self._next.version))
         self._unproven, self._next = self._next, None
 
     async def prove(self) -> dict[str, float]:
@@ -229,14 +289,14 @@ class WeightSync:
             if count:
                 raise StaleWeights(f"a prompt asked before policy version {sent.version} came has {count} cached "
                                    f"tokens after it at {name}", CACHE)  # fmt: skip
-        gaps = [canary_gap(found, sent.logprobs, sent.entropies) for found in engines]
-        for engine, found, gap in zip(self.engines, engines, gaps, strict=True):
+        gaps = [canary_gap(found, sent.logprobs, sent.entropies) for _, found in engines]
+        for (engine, found), gap in zip(engines, gaps, strict=True):
             fault = self._fault(engine.name, found, sent, gap)
             if fault is not None and (self.stops or fault.kind != UNKNOWN):
                 raise ProbeFailed(fault) if fault.kind == UNKNOWN else StaleWeights(fault.evidence, fault.kind)
             if fault is not None:
                 log.warning("%s", fault)
-        largest = float((engines - sent.logprobs).abs().max())
+        largest = max(float((found - sent.logprobs).abs().max()) for _, found in engines)
         return {"canary_gap": max(gaps), "canary_gap_max": largest, "canary_rounding": sent.rounding}
 
     def _fault(self, name: str, engine: torch.Tensor, sent: Unproven, gap: float) -> Fault | None:
@@ -275,14 +335,16 @@ class WeightSync:
         weights = named_weights(model) if weights is None else weights
         for attempt in range(_MAX_ATTEMPTS):
             scratch, stale = self._scratch_copy(model, weights, seed + attempt)
-            before = await self.canary_logprobs()
+            before = dict(await self.canary_logprobs())
             await self.deliver(scratch)
-            engine = await self.canary_logprobs()
+            engines = await self.canary_logprobs()
             truth, _ = trainer_logprobs(model, scratch, self.canaries, self.precision)
-            errors = (engine - truth).abs().mean(-1)
+            found = torch.stack([logprobs for _, logprobs in engines])  # [E, R]
+            errors = (found - truth).abs().mean(-1)
             error, worst = float(errors.max()), int(errors.nan_to_num(float("inf")).argmax())
-            moved = float((engine - before).abs().mean(-1).min())
-            distances = {name: float((engine - logprobs).abs().mean(-1).min()) for name, logprobs in stale.items()}
+            moves = [(logprobs - before[engine]).abs().mean() for engine, logprobs in engines if engine in before]
+            moved = float(min(moves, default=math.inf))  # none where all were started anew
+            distances = {name: float((found - logprobs).abs().mean(-1).min()) for name, logprobs in stale.items()}
             nearest = min(distances, key=distances.__getitem__)
             if _MARGIN * error < min(moved, distances[nearest]):
                 log.info("delivery reaches all %d weights: the engine is %.3f nats from the truth, and "
@@ -290,7 +352,7 @@ class WeightSync:
                 return {"error": error, "nearest_stale": distances[nearest], "moved": moved}
         measured = f"{error:.3f} from the trainer's, {distances[nearest]:.3f} from a stale {nearest}'s, and " \
                    f"{moved:.3f} from before (means over tokens)"  # fmt: skip
-        name = self.engines[worst].name
+        name = engines[worst][0].name
         if self.is_received and error < min(moved, distances[nearest]):  # nothing stale explains it better
             raise ProbeFailed(Fault(UNKNOWN, f"with all weights perturbed the log-probs of {name} are {measured}"))
         kind = UNUSED if self.is_received else WEIGHTS

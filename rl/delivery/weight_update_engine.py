@@ -51,12 +51,21 @@ def check_receipt(
     raise StaleWeights(message)
 
 
+@runtime_checkable
 class LiveEngine(Protocol):
     """One engine that takes new weights while it runs; `name` is in every line about it (a server's address)."""
 
     @property
     def name(self) -> str:
         """Which engine it is."""
+
+    @property
+    def process(self) -> int | None:
+        """The number of its present process, another one for each that is started in its place; None: there is none."""
+
+    @property
+    def is_coming(self) -> bool:
+        """Whether one is being started."""
 
     @property
     def host(self) -> str:
@@ -104,6 +113,18 @@ class DrawingEngine(LiveEngine, Protocol):
         """Draw from now on as if nothing had been drawn since."""
 
 
+@runtime_checkable
+class PausingEngine(LiveEngine, Protocol):
+    """One that takes weights in the middle of its requests: they wait, compute what they had anew by the new weights,
+    and say which version drew which of their tokens."""
+
+    async def pause(self) -> None:
+        """Draw no token until `resume`."""
+
+    async def resume(self) -> None:
+        """Go on."""
+
+
 class CacheProbe(ABC):
     """Finds out how long a prompt must be for the prefix cache to keep a block of it, and asks for such."""
 
@@ -142,7 +163,10 @@ class CacheProbe(ABC):
 
 class VLLMEngine(CacheProbe):
     """A vLLM server started with has_controls=true: server `number` of the client's, which must be open when it is
-    asked. `check_server` raises where its process has ended."""
+    asked. `check_server` raises where its process has ended. No other one is started in its place."""
+
+    process = 0
+    is_coming = False
 
     def __init__(self, client: VLLMClient, check_server: Callable[[], None] = lambda: None, number: int = 0):
         super().__init__()
@@ -271,6 +295,16 @@ class OwnEngine(CacheProbe):
     def name(self) -> str:
         """As its client calls it."""
         return self.client.name
+
+    @property
+    def process(self) -> int | None:
+        """As its client says."""
+        return self.client.process
+
+    @property
+    def is_coming(self) -> bool:
+        """As its client says."""
+        return self.client.is_coming
 
     @property
     def host(self) -> str:

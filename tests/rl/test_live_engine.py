@@ -86,11 +86,12 @@ def test_a_server_keeps_what_it_read_when_the_trainer_changes_it(real_server: An
 
     async def use(sync: WeightSync, engine: VLLMEngine) -> None:
         await sync.deliver(named_weights(model))
-        before = await sync.canary_logprobs()
+        ((_, before),) = await sync.canary_logprobs()
         with torch.no_grad():
             for tensor in model.parameters():
                 tensor.zero_()
-        assert torch.allclose(await sync.canary_logprobs(), before, atol=1e-3)
+        ((_, after),) = await sync.canary_logprobs()
+        assert torch.allclose(after, before, atol=1e-3)
 
     with_engine(real_server, model, use, VLLMEngine)
 

@@ -14,6 +14,7 @@ from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_policy
 from espalier.rewards.score import Score
+from espalier.rl.combinations import check_correction
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import StaleWeights, check_receipt
 from espalier.rl.experience import make_experience
@@ -46,11 +47,13 @@ from espalier.rl.probes.diagnosis import AskEngine, truncated_logprobs
 from espalier.rl.probes.watch import Watch
 from espalier.rl.rollout import Sampler, score
 from espalier.rl.types import Experience, Rollout, RolloutGroup
+from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import ProbesConfig, RLConfig
 from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.weight_receipt import digest
 from espalier.training.engine import named_weights
 from tests.support.rl_cases import PARAMS, FakeClient, FakeEngine, make_trainer, read_metrics
+from tests.support.root_config import root_config
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -779,6 +782,40 @@ def test_an_update_says_how_its_tokens_were_weighed(
 def test_a_cap_below_one_is_refused(tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="tis_cap must be at least 1"):
         make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", dies_at="", tis_cap=0.5)
+
+
+@pytest.mark.parametrize(("settings", "what"), [
+    ({"tis_floor": 1.5}, "tis_floor must be from 0 to 1"),
+    ({"correction": "icepop"}, "correction must be one of clamp, mask, none, got 'icepop'"),
+    ({"tis_level": "response"}, "tis_level must be one of token, sequence, got 'response'"),
+])  # fmt: skip
+def test_bounds_of_a_ratio_that_do_not_exist_are_refused(
+    settings: dict[str, Any], what: str, tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(BadInput, match=what):
+        make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", dies_at="", tis_cap=2.0, **settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "weight"), [({"tis_floor": 0.5}, 0.5), ({"correction": "mask", "tis_floor": 0.5}, 0)]
+)
+def test_an_update_weighs_by_the_bounds_that_are_set(
+    settings: dict[str, Any], weight: float, tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    """This sampler says -1 of tokens of about -5.8: every ratio is below 0.5."""
+    more = {"tis_cap": 2.0, "num_iterations": 1, "evaluation_every": 0, **settings}
+    make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", dies_at="", **more).run()
+    (row,) = read_metrics(tmp_path / "run")
+    assert row["update/importance_capped"] == 1
+    assert row["update/importance_weight"] == pytest.approx(weight)
+
+
+def test_bounds_of_a_ratio_that_is_not_taken_are_refused() -> None:
+    bounds: list[dict[str, Any]] = [{"tis_floor": 0.5}, {"tis_level": "sequence"}, {"correction": "mask"}]
+    for one in bounds:
+        check_correction(root_config(RLConfig, output_dir="", tis_cap=2.0, **one))
+        with pytest.raises(BadConfig, match=r"update\.tis_cap=0 corrects nothing"):
+            check_correction(root_config(RLConfig, output_dir="", tis_cap=0.0, **one))
 
 
 def test_a_sampler_without_a_server_is_not_asked_for_one(task: WordArithmetic, tokenizer: Any) -> None:

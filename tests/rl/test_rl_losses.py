@@ -1,6 +1,7 @@
 """KL estimators, normalisers, value loss, whitening: by hand, or against an exact sum over a small vocabulary."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -134,8 +135,8 @@ def test_importance_weights_are_clamped_on_both_sides_masked_or_of_a_whole_respo
     old = torch.log(torch.tensor([[0.3, 0.1, 0.5], [0.2, 0.9, 1.0]]))
     mask = torch.tensor([[True, True, True], [True, False, False]])
 
-    def kept(*bounds: float | str) -> list[float]:
-        found: list[float] = importance_weights(old, engine, mask, *bounds)[0][mask].tolist()  # type: ignore[arg-type]
+    def kept(*bounds: Any) -> list[float]:
+        found: list[float] = importance_weights(old, engine, mask, *bounds)[0][mask].tolist()
         return found
 
     assert kept(2.0, 0.5) == pytest.approx([2.0, 0.5, 1.0, 2.0])

@@ -8,11 +8,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 
+from benchmarks.cluster.overlap import NoDelivery
 from benchmarks.processes.repeatable_server import RepeatableServer
 from espalier.data.prompts import encode_prompt
 from espalier.data.records import Problem
@@ -38,6 +39,7 @@ from tests.support.metrics_page import is_defined
 from tests.support.rl_cases import PARAMS, FakeClient, Repeatable, make_trainer, read_metrics, share_of_even_tokens
 from tests.support.root_config import root_config
 
+Engine = TypeVar("Engine", bound="Drained")
 UNIT = 0.2
 VINEPPO = {"_target_": "espalier.rl.advantages.vineppo.VinePPO", "completions_per_state": 2}
 AGES = ("engine/token_age", "engine/compared_share")
@@ -53,27 +55,6 @@ class Timed(FakeClient):
         return await super().sample(request, params)
 
     begun: list[str]
-
-
-class NoDelivery:
-    """Engines that take any weights at any time."""
-
-    takes_in_flight = True
-
-    @property
-    def sync(self) -> "NoDelivery":
-        return self
-
-    async def check_version(self, version: int) -> None: ...
-
-    async def ask_marker_now(self) -> None: ...
-
-    def begin_proof(self) -> None: ...
-
-    async def prove(self) -> None: ...
-
-    def take_proof(self) -> dict[str, float]:
-        return {}
 
 
 @pytest.mark.parametrize(("max_staleness", "units"), [(0, 14), (1, 8)])
@@ -111,8 +92,8 @@ def test_seven_iterations_of_a_second_each_way_take_eight_units_ahead_and_fourte
         assert events == [f"{k} trains on age 0, drawn: {k + 1}" for k in range(7)]
 
 
-class InFlight(Repeatable):
-    """Takes weights in the middle of requests, and says which version drew which token; some requests are slow."""
+class Drained(Repeatable):
+    """Has to be left alone while it takes weights, and does not say which version drew what; some requests are slow."""
 
     def __init__(self, server: RepeatableServer):
         super().__init__(server)
@@ -120,15 +101,13 @@ class InFlight(Repeatable):
         self.asked: list[tuple[str, str]] = []
 
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        first = self.version
-        self.asked.append((request.id, first))
+        self.asked.append((request.id, self.version))
         self.num_open += 1
         is_slow = sum(map(ord, request.id)) % 2 and request.id.startswith("rl-")
         await asyncio.sleep(0.3 if is_slow else 0.0)
         samples = await super().sample(request, params)
         self.num_open -= 1
-        spans = ((0, first),) if self.version == first else ((0, first), (1, self.version))
-        return [replace(sample, versions=spans if len(sample.token_ids) > 1 else spans[-1:]) for sample in samples]
+        return samples
 
     async def load(self, key: str, number: int) -> None:
         self.open_at_load.append(self.num_open)
@@ -143,23 +122,24 @@ class InFlight(Repeatable):
     async def cached_tokens(self, ids: list[int]) -> int | None:
         return None
 
+
+class InFlight(Drained):
+    """Takes weights in the middle of requests, and says which version drew which token."""
+
+    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+        first = self.version
+        samples = await super().sample(request, params)
+        spans = ((0, first),) if self.version == first else ((0, first), (1, self.version))
+        return [replace(sample, versions=spans if len(sample.token_ids) > 1 else spans[-1:]) for sample in samples]
+
     async def pause(self) -> None: ...
 
     async def resume(self) -> None: ...
 
 
-class Drained(InFlight):
-    """Has to be left alone while it takes weights, and does not say which version drew what."""
-
-    pause = None  # type: ignore[assignment]
-
-    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        return [replace(sample, versions=()) for sample in await super().sample(request, params)]
-
-
 def run_ahead(
-    kind: type[InFlight], run_dir: Path, parts: tuple[Path, WordArithmetic, Any, RepeatableServer], **more: Any
-) -> tuple[Trainer, InFlight]:
+    kind: type[Engine], run_dir: Path, parts: tuple[Path, WordArithmetic, Any, RepeatableServer], **more: Any
+) -> tuple[Trainer, Engine]:
     tiny_policy, task, tokenizer, server = parts
     trainer = make_trainer(tiny_policy, task, tokenizer, run_dir, "", **{**AHEAD, **more})
     engine = kind(server)
@@ -169,6 +149,28 @@ def run_ahead(
     source.reward = share_of_even_tokens
     source.params = replace(source.params, max_tokens=6)
     return trainer, engine
+
+
+def test_what_engines_and_trainer_wait_for_is_measured(task: WordArithmetic, tokenizer: Any) -> None:
+    """Drawing takes one unit and training three: engines that may be one batch ahead stand still for two of them."""
+    client, metrics, delivery = Timed(tokenizer), IterationMetrics(), NoDelivery()
+    client.begun = []
+    config = root_config(RLConfig, output_dir="", rollout_num_problems=2, num_iterations=5, max_staleness=1)
+    sampler = Sampler(client, task, tokenizer, concurrency=8, stall_seconds=60)
+    made: Any = delivery
+    rows = []
+    with BackgroundLoop() as loop:
+        problems = list(task.problems("train"))[:20]
+        source = SampledGroups(config, problems, sampler, PARAMS, OutcomeReward(), made, loop, metrics)
+        for iteration in range(4):
+            source(iteration)
+            time.sleep(3 * UNIT)
+            rows.append(metrics.take())
+    for row in rows[2:]:
+        assert row["queue/engines_idle_seconds"] == pytest.approx(2 * UNIT, abs=UNIT / 2)
+        assert row["queue/batch_seconds"] == pytest.approx(UNIT, abs=UNIT / 2)
+        assert row["seconds/rollout"] < UNIT / 2
+    assert rows[0]["seconds/rollout"] == pytest.approx(UNIT, abs=UNIT / 2)
 
 
 @pytest.fixture
@@ -238,12 +240,13 @@ def test_a_run_that_is_cut_and_resumed_asks_again_for_what_was_drawn_ahead(
 ) -> None:
     cut = run_ahead(InFlight, tmp_path / "run", parts, max_staleness=1, save_every=1)[0]
 
+    whole = cut.rollout_source
+
     def dies(iteration: int) -> list[RolloutGroup]:
         if iteration == 3:
             raise ServerGone("the server has died")
-        return SampledGroups.__call__(cut.rollout_source, iteration)  # type: ignore[arg-type]
+        return whole(iteration)
 
-    whole = cut.rollout_source
     cut.rollout_source = _Calls(whole, dies)
     with pytest.raises(ServerGone):
         cut.run()
@@ -293,9 +296,9 @@ def test_a_token_that_is_too_old_from_the_future_or_of_nobody_is_never_trained_o
     first = groups[0].rollouts[0]
     groups[0].rollouts[0] = replace(first, **versions)
     trainer.config.probes.on_fault = "stop"
-    with pytest.raises(ProbeFailed, match=what) as told:
+    with pytest.raises(ProbeFailed, match=what) as caught:
         trainer.make_experience(groups, 4)
-    assert told.value.fault.kind == VERSION
+    assert caught.value.fault.kind == VERSION
 
 
 def some_groups(trainer: Trainer) -> list[RolloutGroup]:
@@ -363,14 +366,15 @@ def test_older_rollouts_without_a_correction_and_trees_are_refused() -> None:
     check_staleness(config(max_staleness=0, tis_cap=0.0))
     check_staleness(config(max_staleness=1, tis_cap=2.0))
     check_staleness(config(max_staleness=1, tis_cap=0.0, correction="none"))
-    for settings, what in (
+    refused: list[tuple[dict[str, Any], str]] = [
         ({"max_staleness": 1, "tis_cap": 0.0}, "update.tis_cap=0 corrects nothing: set update.tis_cap=2"),
         ({"max_staleness": 1, "tis_cap": 2.0, "branches": [2]}, "a tree compares siblings of one version"),
         ({"max_staleness": -1}, "must be at least 0"),
         ({"max_staleness": 1, "tis_cap": 2.0, "estimators": {"v": VINEPPO}}, "samples.estimators.v asks for samples"),
-    ):
+    ]
+    for settings, what in refused:
         with pytest.raises(BadConfig, match=what):
-            check_staleness(config(**settings))  # type: ignore[arg-type]
+            check_staleness(config(**settings))
 
 
 def test_a_loop_in_the_background_ends_with_what_it_was_asked_and_nothing_stays() -> None:
@@ -382,8 +386,10 @@ def test_a_loop_in_the_background_ends_with_what_it_was_asked_and_nothing_stays(
         finally:
             ended.append("long")
 
+    left: list[asyncio.Task[None]] = []
+
     async def leave_behind(problems: Sequence[Problem]) -> int:
-        leave_behind.task = asyncio.create_task(long())  # type: ignore[attr-defined]
+        left.append(asyncio.create_task(long()))
         await asyncio.sleep(0)
         return len(problems)
 

@@ -22,7 +22,7 @@ from espalier.sampling.child_process import CannotStart, group_members
 from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.runner import Runner, Tally, finished_requests
-from tests.sampling.test_data_parallel_engines import ROOT, TWO, Stood, engines, processes, request, wait_until
+from tests.sampling.test_data_parallel_engines import ROOT, TWO, Stood, engines, kill, processes, request, wait_until
 from tests.sampling.test_runner import job_config, run_the_job
 from tests.sampling.test_sampling_input import states_of
 
@@ -31,12 +31,6 @@ SEEDED = SamplingParams(n=2, temperature=1.0, max_tokens=4, is_seeded=True)
 
 def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in caplog.records if record.levelno >= logging.WARNING]
-
-
-def kill(client: DataParallelEngines, number: int) -> None:
-    process = client._engines[number].process
-    assert process is not None
-    os.kill(process.pid, signal.SIGKILL)
 
 
 def test_an_engine_that_dies_hands_its_problems_on_under_their_ids_and_seeds_and_one_line_says_so(

@@ -1,8 +1,12 @@
 """Weights over a group of processes: all of them, bit for bit, and what happens where one end fails."""
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +24,7 @@ from espalier.sampling.weight_stream import (
     own_address,
 )
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 STRANGE = {
     "flags": torch.tensor([True, False, True]), "none": torch.zeros(0, 3), "one": torch.tensor(7),
     "double": torch.tensor([1e-300], dtype=torch.float64), "half": torch.tensor([0.5], dtype=torch.float16),
@@ -171,3 +176,20 @@ def test_where_the_trainer_is_found_depends_on_where_the_engines_are() -> None:
     assert own_address("127.0.0.1") == LOOPBACK
     with pytest.raises(OSError):
         own_address("no.such.host.invalid")
+
+
+def test_a_program_may_end_while_a_bucket_is_under_way() -> None:
+    program = f"""
+import threading, time, torch
+from espalier.sampling.weight_stream import WeightReceiver, WeightSender
+sender = WeightSender("{LOOPBACK}", 1, seconds=3.0)
+kept = []
+threading.Thread(target=lambda: kept.append(WeightReceiver(sender.invitation, 1)), daemon=True).start()
+sender.join()
+sender.broadcast(torch.zeros(8))  # nobody takes it
+sender.close()
+time.sleep(0.5)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", program]
+    assert subprocess.run(command, timeout=60, env=environment, check=False).returncode == 0

@@ -62,11 +62,15 @@ class StandIn:
 
         from espalier.sampling.weight_stream import Invitation, WeightReceiver
 
+        if (before := getattr(self, "weights", None)) is not None:
+            before.close()
         self.weights = WeightReceiver(Invitation(**invitation), first_rank)
 
     async def receive_weights(self, key: str, number: int) -> list[dict[str, str]]:
         if self.model == "mortal" and self.options["seed"] == 1:
             os._exit(7)
+        if self.model == "takes none":
+            raise ServerGone("the vLLM engine takes no weights: KeyError: 'strange'")
         from espalier.sampling.weight_stream import digest
 
         return [{name: digest(value) for name, value in self.weights.receive()}]

@@ -129,16 +129,12 @@ async def takes_weights_in_the_middle_of_requests(client: OneProcessEngine, poli
         name: value + 0.1 * torch.randn(value.shape, generator=generator) if value.is_floating_point() else value
         for name, value in before.items()
     }
-    await sync.deliver(before)
-    await client.stamp("1")
+    await sync.deliver(before, "1")
     params = SamplingParams(n=4, temperature=1.0, max_tokens=120, return_logprobs=True)
     asked = asyncio.create_task(client.sample(SampleRequest("long", "", PROMPTS[0]), params))
     for _ in range(60):  # steps of the engine
         await asyncio.sleep(0)
-    await client.pause()
-    await sync.deliver(after)
-    await client.stamp("2")
-    await client.resume()
+    await sync.deliver(after, "2")
     num_mixed = 0
     for sample in await asked:
         starts = [start for start, _ in sample.versions]
@@ -190,6 +186,7 @@ async def a_failure_is_told_to_all(client: OneProcessEngine) -> None:
         await WeightSync(OwnEngine(client)).deliver({"strange": torch.ones(3)})
     with pytest.raises(ServerGone, match="an earlier delivery broke off in the middle of a reload"):
         await WeightSync(OwnEngine(client)).deliver({"strange": torch.ones(3)})
+    await client.resume()  # a delivery that failed leaves the engine as it is: the run ends
 
     def fail() -> None:
         raise RuntimeError("no memory\nin two lines")

@@ -78,6 +78,8 @@ class StreamEnd:
 
     name = "the engine"
     host = LOOPBACK
+    process = 0
+    is_coming = False
     weights: WeightReceiver
 
     async def worker_ranks(self) -> list[str]:
