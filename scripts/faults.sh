@@ -6,6 +6,7 @@
 #   bash scripts/faults.sh rl [--clean 200]           reinforcement learning with a real engine -> rl_faults.json
 #   bash scripts/faults.sh training_kills [--kills 50]
 #   bash scripts/faults.sh rl_kills [--kills 20]
+#   bash scripts/faults.sh cluster [--times 20]       a run on Ray: engines, nodes, learners -> cluster_faults.json
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 name=${1:-}

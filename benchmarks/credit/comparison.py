@@ -10,7 +10,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.credit.curves import COSTS, Point, accuracy_at, cost_of, mean_accuracy, median_cost, reach
-from benchmarks.credit.intervals import Mean, holm, mean_over_seeds, paired
+from benchmarks.credit.intervals import Mean, figure_above_zero, holm, mean_over_seeds, paired
 from benchmarks.credit.plan import Cell, Plan, best_rate
 from benchmarks.credit.runs import Record
 from benchmarks.result import count
@@ -138,12 +138,8 @@ def pair_figures(plan: Plan, cell: Cell, curves: Sequence[Curves], how: str) -> 
         if found is None:
             continue
         at, mean = found
-        low, high = (None if bound is None else round(bound, 4) for bound in (mean.low, mean.high))
-        figures[f"{cell.name}_{method.name}_minus_{method.against}_at_equal_updates"] = {
-            "value": round(mean.value, 4), "low": low, "high": high,
-            "unit": f"mean accuracy up to {at:g} updates, {mean.n} seeds", "goal": 0.0, "better": "higher",
-            "met": mean.low is not None and mean.low > 0, "how": how,
-        }  # fmt: skip
+        name = f"{cell.name}_{method.name}_minus_{method.against}_at_equal_updates"
+        figures[name] = figure_above_zero(mean, f"mean accuracy up to {at:g} updates", how)
     return figures
 
 

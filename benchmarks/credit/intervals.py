@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
+from typing import Any
 
 SMALLEST = 3
 """Seeds below which there is no interval and no test."""
@@ -68,6 +69,15 @@ def mean_over_seeds(values: Sequence[float]) -> Mean:
     error = stdev(values) / math.sqrt(n)
     half = t_quantile(n - 1) * error
     return Mean(mean, mean - half, mean + half, 1 - t_within(abs(mean) / error, n - 1), n)
+
+
+def figure_above_zero(mean: Mean, unit: str, how: str) -> dict[str, Any]:
+    """Return a difference as a figure: met where its interval lies above 0."""
+    low, high = (None if bound is None else round(bound, 4) for bound in (mean.low, mean.high))
+    return {
+        "value": round(mean.value, 4), "low": low, "high": high, "unit": f"{unit}, {mean.n} seed{'s' * (mean.n > 1)}",
+        "goal": 0.0, "better": "higher", "met": mean.low is not None and mean.low > 0, "how": how,
+    }  # fmt: skip
 
 
 def paired(one: Mapping[int, float], other: Mapping[int, float]) -> Mean | None:

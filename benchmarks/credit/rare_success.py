@@ -29,7 +29,7 @@ from omegaconf import OmegaConf
 
 from benchmarks.credit.comparison import tuned_rates
 from benchmarks.credit.curves import Point, accuracy_at
-from benchmarks.credit.intervals import mean_over_seeds
+from benchmarks.credit.intervals import figure_above_zero, mean_over_seeds
 from benchmarks.credit.plan import read_plan
 from benchmarks.credit.runs import digest, planned_policy, read_records, tokens_of
 from benchmarks.processes.forked import ROOT
@@ -209,13 +209,7 @@ def grpo_figures(records: Sequence[dict[str, Any]], curves: Mapping[int, Sequenc
                 gains.append(float(row["accuracy"][name]["mean"]["mean"]) - reached)
         if not gains:
             continue
-        mean = mean_over_seeds(gains)
-        low, high = (None if bound is None else round(bound, 4) for bound in (mean.low, mean.high))
-        figures[f"{pairs}_sampled_minus_grpo"] = {
-            "value": round(mean.value, 4), "low": low, "high": high,
-            "unit": f"accuracy, {mean.n} seed{'s' * (mean.n > 1)}", "goal": 0.0, "better": "higher",
-            "met": mean.low is not None and mean.low > 0, "how": HOW,
-        }  # fmt: skip
+        figures[f"{pairs}_sampled_minus_grpo"] = figure_above_zero(mean_over_seeds(gains), "accuracy", HOW)
     return figures
 
 
