@@ -1,9 +1,9 @@
 """A vLLM server of our own: started, watched and stopped by its own process id, on loopback only.
 
-    python -m espalier.sampling.server --model MODEL --log server.log -- COMMAND ...
+    python -m espalier.sampling.server --model MODEL --log server.log
 
-serves for the length of a command: its address is given in the environment variable ESPALIER_SERVER, which the
-sampling programs prefer to a server of their own. The exit code is the command's.
+prints its address once it answers, and serves until SIGTERM or the end of the script that started it (ESPALIER_OWNER).
+Sampling programs prefer the address in the environment variable ESPALIER_SERVER to a server of their own.
 
 The server dies with the process that started it, even when that is killed with -9, so no port stays taken. It is
 announced ready only after a warm-up request of 16 tokens: `/health` alone says 200 too early, and a shorter first
@@ -17,7 +17,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import urllib.error
@@ -25,7 +24,7 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any, Self
 
-from espalier.runtime.process_lifetime import die_with_parent
+from espalier.runtime.process_lifetime import die_with_owner
 from espalier.sampling.child_process import CannotStart, ChildProcess, engine_environment
 from espalier.sampling.engine_arguments import engine_arguments, is_one_process, spelled
 from espalier.sampling.placement import core_list
@@ -186,42 +185,27 @@ class VLLMServer(ChildProcess):
         self.stop()
 
 
-def _serve(server: VLLMServer, command: list[str]) -> int:
-    with server:
-        environment = {**os.environ, "ESPALIER_SERVER": server.base_url}
-        child = subprocess.Popen(command, env=environment, preexec_fn=die_with_parent)
-        try:
-            while child.poll() is None:
-                time.sleep(0.2)
-                if not server.is_alive():
-                    child.terminate()
-                    child.wait(30)
-                    raise CannotStart(server.death_message())
-        finally:
-            if child.poll() is None:
-                child.terminate()
-                child.wait(30)
-    return child.returncode if child.returncode >= 0 else 128 - child.returncode
-
-
 def main() -> int:
-    """Serve for the length of a command."""
-    parser = argparse.ArgumentParser(description="Serve a model for the length of a command.")
+    """Serve a model until this process is stopped, or the server dies."""
+    parser = argparse.ArgumentParser(description="Serve a model; its address is printed once it answers.")
     parser.add_argument("--model", required=True)
     parser.add_argument("--log", required=True)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--max-model-len", type=int, default=512)
-    parser.add_argument("command", nargs=argparse.REMAINDER)
     arguments = parser.parse_args()
-    command = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
+    die_with_owner()
     if arguments.model.startswith((".", "/", "~")) and not os.path.isdir(arguments.model):
         print(f"error: {arguments.model}: no such model folder: check the path", file=sys.stderr)
         return 2
     options = {"enforce_eager": True, "max_num_seqs": 256, "disable_log_stats": True}
     server = VLLMServer(arguments.model, arguments.log, arguments.port, arguments.max_model_len, options=options)
     try:
-        return _serve(server, command)
+        with server:
+            print(server.base_url, flush=True)
+            while server.is_alive():
+                time.sleep(0.2)
+            raise CannotStart(server.death_message())
     except (CannotStart, PortInUse) as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code

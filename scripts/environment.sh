@@ -28,6 +28,31 @@ stage() {
   fi
 }
 
+# serve MODEL LOG WINDOW: one vLLM server for all stages until `end_server`, which then start none of their own. Nothing
+# where the caller named a server, or where FILE.meta.json of every further argument FILE.jsonl says that it is complete.
+serve() {
+  local model=$1 log=$2 window=$3 file is_needed=
+  shift 3
+  for file in "$@"; do
+    grep -qs '"is_complete": true' "${file%.jsonl}.meta.json" || is_needed=1
+  done
+  if [[ -n ${ESPALIER_SERVER:-} || -z $is_needed ]]; then return; fi
+  mkdir -p "$(dirname "$log")"
+  printf '\n== serve %s\n' "$model" >&2
+  exec {answers}< <(exec "$python" -m espalier.sampling.server --model "$model" --log "$log" --max-model-len "$window")
+  server=$!
+  trap end_server EXIT
+  read -r ESPALIER_SERVER <&"$answers" || { wait "$server" || exit $?; exit 3; }
+  export ESPALIER_SERVER
+}
+end_server() {
+  if [[ -n ${server:-} ]]; then
+    kill "$server" 2>/dev/null || true
+    wait "$server" || true
+    unset ESPALIER_SERVER server
+  fi
+}
+
 # The experiment of a kind that is made for the task, else word_arithmetic's, whose settings fit any small model.
 experiment() {
   local own=exp/$1/$task

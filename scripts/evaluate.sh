@@ -16,17 +16,11 @@ ask=(policy="$policy" task="$task" seed="$seed" requests.split="$split" requests
   params.max_tokens="$max_tokens" server.max_model_len="$max_length" \
   max_failed_share="$max_failed_share" "${extra[@]}")
 
-sample=(bash -euc '
-  python=$1 out=$2 n=$3; shift 3
-  "$python" service_api_caller_v1.py -cn api/vllm/greedy output="$out/greedy.jsonl" "$@"
-  "$python" service_api_caller_v1.py -cn api/vllm/trajectories output="$out/samples.jsonl" params.n="$n" "$@"
-' sample "$python" "$out" "$num_samples" "${ask[@]}")
-# One server for both; where all is sampled none is needed, and both only check that it was by these very weights.
-if [[ ! -f $out/evaluation.json ]]; then
-  sample=("$python" -m espalier.sampling.server --model "$policy" --log "$out/server.log" \
-    --max-model-len "$max_length" -- "${sample[@]}")
-fi
-stage "sample_$name" "${sample[@]}"
+serve "$policy" "$out/server.log" "$max_length" "$out/greedy.jsonl" "$out/samples.jsonl"
+stage "greedy_$name" "$python" service_api_caller_v1.py -cn api/vllm/greedy output="$out/greedy.jsonl" "${ask[@]}"
+stage "sample_$name" "$python" service_api_caller_v1.py -cn api/vllm/trajectories output="$out/samples.jsonl" \
+  params.n="$num_samples" "${ask[@]}"
+end_server
 stage "score_$name" "$python" run_stage.py -cn prm/score_steps input="$out/samples.jsonl" output="$out/step_scores.jsonl" \
   stage.model="$run/prm/model"
 stage "evaluate_$name" "$python" run_stage.py -cn evaluation/evaluate input="$out/samples.jsonl" output="$out/evaluation.json" \

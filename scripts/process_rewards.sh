@@ -62,6 +62,7 @@ ask=(policy="$policy" task="$task" seed="$seed" params.max_tokens="$max_tokens" 
 
 sampled=$out/trajectories.jsonl kept=()
 if [[ $steps == cut_points ]]; then sampled=$out/sampled.jsonl kept=(params.return_logprobs=true); fi
+serve "$policy" "$out/server.log" "$max_length" "$sampled" "$out/completions.jsonl"
 stage sample_trajectories "$python" service_api_caller_v1.py -cn api/vllm/trajectories output="$sampled" \
   requests.first="$first" requests.limit="$num_problems" params.n="$num_samples" "${kept[@]}" "${ask[@]}"
 if [[ $steps == cut_points ]]; then
@@ -97,6 +98,7 @@ stage cut_states "$python" run_stage.py -cn values/cut_states input="$out/trajec
   "${cut[@]}"
 stage complete_states "$python" service_api_caller_v1.py -cn api/vllm/completions output="$out/completions.jsonl" \
   requests.states="$out/states.jsonl" params.n="$num_completions" "${ask[@]}"
+end_server
 stage estimate_values "$python" run_stage.py -cn values/estimate_values input="$out/completions.jsonl" \
   output="$out/step_values.jsonl" stage.trajectories="$out/trajectories.jsonl" stage.states="$out/states.jsonl" \
   "${estimate[@]}"

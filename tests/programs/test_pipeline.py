@@ -30,7 +30,7 @@ def run(*words: str, code: int = 0) -> str:
 @pytest.mark.server
 @pytest.mark.timeout(900)
 def test_the_quick_start_runs_end_to_end_and_again_for_nothing(tmp_path: Path) -> None:
-    """In miniature: every stage by its own program, five vLLM servers, a policy that is right now and then."""
+    """In miniature: every stage by its own program, four vLLM servers, a policy that is right now and then."""
     run_dir = tmp_path / "run"
     words = ["bash", "scripts/quickstart.sh", f"run={run_dir}", "configs=exp/debug", "num_problems=8", "num_test=8"]
     printed = run(*words, *SMALL)
@@ -78,6 +78,42 @@ def test_the_quick_start_runs_end_to_end_and_again_for_nothing(tmp_path: Path) -
     weights.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     words = ["bash", "scripts/evaluate.sh", "name=process_dpo", f"run={run_dir}", f"policy={weights.parent}"]
     assert f"its input {weights.parent} has changed" in run(*words, "num_problems=8", *SMALL, code=2)
+
+
+SERVED = """
+source scripts/environment.sh
+python={fake}
+serve M {folder}/server.log 512 {folder}/a.jsonl
+bash -c 'echo "stages ask ${{ESPALIER_SERVER:-none}}"'
+first=${{server:-}}
+end_server
+if [[ -n $first ]] && kill -0 $first 2>/dev/null; then echo "left behind"; fi
+echo "then ${{ESPALIER_SERVER:-none}}"
+"""
+
+
+@pytest.mark.parametrize(("fake", "code", "said"), [
+    ("echo http://127.0.0.1:7; exec sleep 60", 0, ["stages ask http://127.0.0.1:7", "then none"]),
+    ("echo 'error: no such model folder' >&2; exit 2", 2, ["error: no such model folder"]),
+    ("exit 0", 3, []),
+])  # fmt: skip
+def test_a_script_has_one_server_for_its_stages_and_ends_with_it(
+    fake: str, code: int, said: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "fake.sh").write_text(f"#!/usr/bin/env bash\n{fake}\n")
+    (tmp_path / "fake.sh").chmod(0o755)
+    script = SERVED.format(fake=tmp_path / "fake.sh", folder=tmp_path)
+    printed = run("bash", "-c", f"set -euo pipefail; {script}", code=code)
+    assert [line for line in printed.splitlines() if line and not line.startswith("== serve")] == said
+
+
+def test_where_everything_is_sampled_or_a_server_is_named_no_server_is_started(tmp_path: Path) -> None:
+    script = "set -euo pipefail; " + SERVED.format(fake="/bin/false", folder=tmp_path)
+    (tmp_path / "a.meta.json").write_text('{\n "is_complete": true\n}')
+    assert run("bash", "-c", script).split("\n")[:2] == ["stages ask none", "then none"]
+    (tmp_path / "a.meta.json").write_text('{\n "is_complete": false\n}')
+    assert "stages ask http://x" in run("env", "ESPALIER_SERVER=http://x", "bash", "-c", script)
+    run("bash", "-c", script, code=1)
 
 
 @pytest.mark.server
