@@ -68,7 +68,15 @@ class ScoresSteps(Protocol):
 
 def _is_scalar(config: PretrainedConfig) -> bool:
     """Say whether a folder holds a scalar head of any kind."""
-    return any(name.endswith("ForTokenClassification") for name in config.architectures or [])
+    return _scores_whole(config) or any(
+        name.endswith("ForTokenClassification") for name in config.architectures or []
+    )
+
+
+def _scores_whole(config: PretrainedConfig) -> bool:
+    """Say whether a folder holds transformers' reward model of whole texts: the same head without a bias, read at the
+    last token (`AutoModelForSequenceClassification`)."""
+    return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
 
 
 def _load(
@@ -84,7 +92,8 @@ def _load(
     config.classifier_dropout = 0.0
     if num_labels is not None:
         config.num_labels = num_labels
-    new, dropped = ([], []) if is_trained else (["score."], ["lm_head."])
+    lacks_bias = is_trained and _scores_whole(config)
+    new, dropped = (["score.bias"] if lacks_bias else [], []) if is_trained else (["score."], ["lm_head."])
     model = from_pretrained(
         AutoModelForTokenClassification,
         path,
@@ -96,9 +105,11 @@ def _load(
     model.config.use_cache = False
     if gradient_checkpointing:
         checkpoint_gradients(model)
-    if not is_trained:
-        for parameter in model.get_submodule("score").parameters():
-            torch.nn.init.zeros_(parameter)
+    head = model.get_submodule("score")
+    if lacks_bias:
+        torch.nn.init.zeros_(head.get_parameter("bias"))
+    for parameter in () if is_trained else head.parameters():
+        torch.nn.init.zeros_(parameter)
     return model
 
 
