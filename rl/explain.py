@@ -59,8 +59,8 @@ class RunSize:
 
 
 def run_size(config: RLConfig, num_problems: int, num_ranks: int = 1) -> RunSize:
-    """Compute it from the config alone; `num_ranks` where no launcher of the config says it. Raises BadInput where there
-    are fewer problems than an iteration takes."""
+    """Compute it from the config alone; `num_ranks` counts where no launcher of the config says it. Raises BadInput
+    where there are fewer problems than an iteration takes."""
     rollout, update, total = config.rollout, config.update, config.num_iterations
     if num_problems < rollout.num_problems:
         raise BadInput(f"rollout.num_problems={rollout.num_problems} of {num_problems} problems: lower it")
@@ -113,8 +113,8 @@ class ExplainRL:
 
     def __post_init__(self) -> None:
         if self.num_ranks < 1 or self.num_problems < 0:
-            raise BadInput(f"stage.num_ranks must be at least 1 and stage.num_problems at least 0, got {self.num_ranks} "
-                           f"and {self.num_problems}")  # fmt: skip
+            raise BadInput("stage.num_ranks must be at least 1 and stage.num_problems at least 0, got "
+                           f"{self.num_ranks} and {self.num_problems}")  # fmt: skip
 
     @cached_property
     def config(self) -> RLConfig:

@@ -23,6 +23,6 @@ def _id_of(token: Any, tokenizer: Any) -> int:
         return int(known)
     ids = tokenizer(str(token), add_special_tokens=False).input_ids
     if len(ids) != 1:
-        raise BadInput(f"params.stop_tokens: {token!r} is {len(ids)} tokens of the policy's tokenizer, not one: name an "
-                       "id, or give the text as a string to stop at (params.stop)")  # fmt: skip
+        raise BadInput(f"params.stop_tokens: {token!r} is {len(ids)} tokens of the policy's tokenizer, not one: name "
+                       "an id, or give the text as a string to stop at (params.stop)")  # fmt: skip
     return int(ids[0])

@@ -190,5 +190,5 @@ def test_a_response_that_is_too_short_counts_as_one_that_did_not_end() -> None:
     assert wrong.parts["outcome"] == 0.0
     (short,) = ComposedReward({"outcome": OutcomeReward()}, non_stop_reward=-10.0, min_tokens=10)([RIGHT])
     assert short.total == -10.0
-    with pytest.raises(BadInput, match="min_tokens=3 is read beside reward.non_stop_reward alone"):
+    with pytest.raises(BadInput, match=r"min_tokens=3 is read beside reward\.non_stop_reward alone"):
         ComposedReward({"outcome": OutcomeReward()}, min_tokens=3)

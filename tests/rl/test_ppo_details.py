@@ -111,7 +111,7 @@ def test_whitened_rewards_are_refused_where_nobody_sees_them_or_a_critic_cannot_
         node = {"_target_": f"espalier.rl.advantages.{advantage}"} | more.pop("settings", {})
         return root_config(RLConfig, output_dir="", advantage=node, whitens_rewards=True, **more)
 
-    with pytest.raises(BadConfig, match="GRPO does not see rewards of tokens: set update.whitens_rewards=false"):
+    with pytest.raises(BadConfig, match=r"GRPO does not see rewards of tokens: set update\.whitens_rewards=false"):
         check_estimator(config("grpo.GRPO", settings={"divide_by_std": True}))
     linear, shares = CriticConfig(), CriticConfig(form="probability")
     gae = {"settings": {"gamma": 1.0, "lam": 1.0}}
@@ -119,7 +119,7 @@ def test_whitened_rewards_are_refused_where_nobody_sees_them_or_a_critic_cannot_
     check_critic_range(config("gae.GAE", critic=linear, reward=None, **gae))
     with pytest.raises(BadConfig, match="whitens_rewards=true scales returns to any number"):
         check_critic_range(config("gae.GAE", critic=shares, reward=None, **gae))
-    with pytest.raises(BadConfig, match="critic.loss_coefficient must be above 0, got 0"):
+    with pytest.raises(BadConfig, match=r"critic\.loss_coefficient must be above 0, got 0"):
         check_critic_range(config("gae.GAE", critic=replace(linear, loss_coefficient=0.0), reward=None, **gae))
 
 

@@ -15,6 +15,13 @@ GIVEN = ("model.path=M", "output_dir=D", "task.path=F", "task.kind=math", "criti
 MATH = ("model.path=M", "output_dir=D")
 
 
+class Context:
+    """Where a stage counts."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, Any] = {}
+
+
 def size_of(name: str, given: tuple[str, ...] = GIVEN, num: int = RLVR) -> RunSize:
     return run_size(compose_config(RLConfig, f"exp/{name}", list(given)), num)
 
@@ -83,19 +90,17 @@ def test_numbers_of_a_run_without_engines_of_its_own() -> None:
     assert (size.steps, size.critic_steps) == (18, 30)
     assert (size.ranks, size.engines, size.passes_per_rank_and_step) == (2, 0, 2)  # 5 rollouts of 10, 3 at a time
     assert (size.evaluations, size.checkpoints, size.epochs) == (0, 2, 1.0)
-    with pytest.raises(BadInput, match="rollout.num_problems=6 of 5 problems: lower it"):
+    with pytest.raises(BadInput, match=r"rollout\.num_problems=6 of 5 problems: lower it"):
         run_size(config, 5)
 
 
 def test_the_stage_counts_the_problems_of_the_task_and_refuses_settings_that_contradict_each_other() -> None:
-    class Context:
-        counts: dict[str, Any] = {}
-
+    context = Context()
     given = ["model.path=M", "task.num_train=40", "task.num_demonstrations=50"]
-    found = ExplainRL("exp/debug/ppo/tulu", given).run("", Context())
-    assert Context.counts == {"iterations": 8, "rollouts": 32, "steps": 8}
+    found = ExplainRL("exp/debug/ppo/tulu", given).run("", context)
+    assert context.counts == {"iterations": 8, "rollouts": 32, "steps": 8}
     assert (found["num_problems"], found["iterations_per_epoch"], found["steps"]) == (40, 10.0, 8)
     with pytest.raises(ValueError, match="corrects nothing"):
-        ExplainRL("exp/debug/ppo/tulu", "model.path=M update.tis_cap=0", 40).run("", Context())
-    with pytest.raises(BadInput, match="stage.num_ranks must be at least 1"):
+        ExplainRL("exp/debug/ppo/tulu", "model.path=M update.tis_cap=0", 40).run("", context)
+    with pytest.raises(BadInput, match=r"stage\.num_ranks must be at least 1"):
         ExplainRL("exp/debug/ppo/tulu", num_ranks=0)
