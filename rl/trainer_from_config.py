@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from espalier.models.inputs import network
-from espalier.models.load import BadModel, load_reference, load_tokenizer, max_length_of
+from espalier.models.load import BadModel, load_tokenizer, max_length_of
 from espalier.models.row_limits import longest_row
 from espalier.models.tokenizer_checks import tokenizer_differences
 from espalier.rewards.score import HoldsModels, Reward
@@ -32,7 +32,7 @@ from espalier.rl.rollout_filters import RolloutFilter
 from espalier.rl.rollout_source import SampledGroups, choose_problems
 from espalier.rl.samples import RolloutLog, kept_random_state
 from espalier.rl.trainer import Trainer
-from espalier.rl.training_engines import check_engines, has_noise, make_training_engine, without_dropout
+from espalier.rl.training_engines import check_engines, has_noise, load_frozen, make_training_engine
 from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.update import Update, steps_per_iteration
 from espalier.runtime.background_loop import BackgroundLoop
@@ -323,7 +323,7 @@ def make_reference(config: RLConfig, engine: Engine) -> Any | None:
         from espalier.models.without_adapters import PolicyWithoutAdapters
 
         return PolicyWithoutAdapters(engine.model)
-    return without_dropout(load_reference(config.model["path"], config.model["attention"])).to(device())
+    return load_frozen(config, config.model["path"], config.model["attention"])
 
 
 def make_average(config: RLConfig) -> "MovingAverage | None":
