@@ -24,6 +24,7 @@ from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import RLConfig, SampleConfig, TrackingConfig, TrainConfig
 from espalier.sampling.client import SampleRequest, SamplingParams
 from espalier.sampling.job import open_client
+from espalier.sampling.stop_tokens import with_stop_tokens
 from espalier.training.loop_from_config import make_loop
 
 _NUM_PROBLEMS = 4
@@ -95,7 +96,7 @@ def rehearse_sampling(config: SampleConfig, tokenizer: Any) -> str:
             client["log"] = str(folder / "engine.log")
         small = replace(config, output=str(folder / "output.jsonl"), server=server, client=client, tracking=_QUIET)
         request: SampleRequest = build(config.requests).load(build(config.task), tokenizer)[0]
-        params: SamplingParams = build(config.params)
+        params: SamplingParams = with_stop_tokens(build(config.params), tokenizer)
         few = replace(params, n=1, max_tokens=min(_FEW_TOKENS, params.max_tokens))
 
         async def ask(client: Any) -> Any:

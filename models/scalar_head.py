@@ -24,8 +24,9 @@ from espalier.models.load import BadModel, checkpoint_gradients, from_pretrained
 def load_process_reward(
     path: str, num_labels: int | None = None, attention: str = "sdpa", gradient_checkpointing: bool = False
 ) -> Any:
-    """Return a process reward model: a trained folder, or a policy's body with a fresh head of `num_labels`; or the two
-    policies of a folder of `models.log_ratio_reward`, which have no head.
+    """Return a process reward model: a trained folder (transformers' classifiers of whole texts too, whose head has no
+    bias), or a policy's body with a fresh head of `num_labels`; or the two policies of a folder of
+    `models.log_ratio_reward`, which have no head.
 
     The fresh head is zero: before training every score is 1/2 (one label) or the middle of the classes. Raises BadModel
     on a critic whose values are no shares, and where a head is asked for that a folder cannot have.
@@ -68,7 +69,13 @@ class ScoresSteps(Protocol):
 
 def _is_scalar(config: PretrainedConfig) -> bool:
     """Say whether a folder holds a scalar head of any kind."""
-    return any(name.endswith("ForTokenClassification") for name in config.architectures or [])
+    return _scores_whole(config) or any(name.endswith("ForTokenClassification") for name in config.architectures or [])
+
+
+def _scores_whole(config: PretrainedConfig) -> bool:
+    """Say whether a folder holds transformers' reward model of whole texts: the same head without a bias, read at the
+    last token (`AutoModelForSequenceClassification`)."""
+    return any(name.endswith("ForSequenceClassification") for name in config.architectures or [])
 
 
 def _load(
@@ -84,7 +91,8 @@ def _load(
     config.classifier_dropout = 0.0
     if num_labels is not None:
         config.num_labels = num_labels
-    new, dropped = ([], []) if is_trained else (["score."], ["lm_head."])
+    lacks_bias = is_trained and _scores_whole(config)
+    new, dropped = (["score.bias"] if lacks_bias else [], []) if is_trained else (["score."], ["lm_head."])
     model = from_pretrained(
         AutoModelForTokenClassification,
         path,
@@ -96,9 +104,11 @@ def _load(
     model.config.use_cache = False
     if gradient_checkpointing:
         checkpoint_gradients(model)
-    if not is_trained:
-        for parameter in model.get_submodule("score").parameters():
-            torch.nn.init.zeros_(parameter)
+    head = model.get_submodule("score")
+    if lacks_bias:
+        torch.nn.init.zeros_(head.get_parameter("bias"))
+    for parameter in () if is_trained else head.parameters():
+        torch.nn.init.zeros_(parameter)
     return model
 
 
@@ -112,8 +122,8 @@ def load_critic(
 
     - "policy": a causal language model, whose body gets a fresh head: weights drawn from a normal distribution of
       standard deviation 1/sqrt(hidden + 1) (Huang et al. 2024, "The N+ implementation details of RLHF"), bias 0;
-    - "reward_model": a trained folder with one label (process or outcome reward model, or an earlier critic): body
-      and head as they are;
+    - "reward_model": a trained folder with one label (process or outcome reward model, also one that others published
+      as transformers' classifier of whole texts, or an earlier critic): body and head as they are;
     - "reward_model_body": a trained folder with any number of labels; its body gets a fresh head as a policy's does,
       for returns that are not on the reward model's scale;
     - "scratch": either; only the sizes are taken, all weights are drawn anew;

@@ -4,14 +4,16 @@
 2. the score is the sum over terms of weight times the term's outcome, and at every step end of weight times the
    term's process reward;
 3. the outcome is clipped to at most `limit` away from 0, where `limit` is above 0;
-4. `non_stop_reward`, where there is one, *replaces* the score of a response that did not end by itself: its
-   outcome is exactly that number and its process rewards are 0, whatever the terms said.
+4. `non_stop_reward`, where there is one, *replaces* the score of a response that did not end by itself, or with fewer
+   than `min_tokens` tokens: its outcome is exactly that number and its process rewards are 0, whatever the terms said.
+   The part `stopped` is 1 for all others.
 
 The KL penalty of `kl.place=reward` comes last and is the trainer's (`rl.experience.token_rewards`): it is no part
 of a score.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -63,9 +65,10 @@ def _whole_weights(terms: Iterable[str], weights: Mapping[str, float] | None) ->
 
 
 class ComposedReward:
-    """`terms` by name; `weights` by the same names, 1 where a name has none. `non_stop_reward` null replaces nothing.
+    """`terms` by name; `weights` by the same names, 1 where a name has none. `non_stop_reward` null replaces nothing;
+    `min_tokens` counts the end token.
 
-    Raises BadInput where there is no term, or a weight of no term.
+    Raises BadInput where there is no term, or a weight of no term, or a `min_tokens` that nothing reads.
     """
 
     def __init__(
@@ -74,14 +77,17 @@ class ComposedReward:
         weights: Mapping[str, float] | None = None,
         limit: float = 0.0,
         non_stop_reward: float | None = None,
+        min_tokens: int = 0,
     ):
         strange = [name for name in weights or {} if name not in terms]
         if not terms or strange:
             what = f"reward.weights.{strange[0]} has no term" if strange else "a composed reward has no terms"
             raise BadInput(f"{what}: name it under reward.terms")
+        if min_tokens and non_stop_reward is None:
+            raise BadInput(f"reward.min_tokens={min_tokens} is read beside reward.non_stop_reward alone: set one")
         self.terms = dict(terms)
         self.weights = _whole_weights(self.terms, weights)
-        self.limit, self.non_stop_reward = limit, non_stop_reward
+        self.limit, self.non_stop_reward, self.min_tokens = limit, non_stop_reward, min_tokens
 
     @classmethod
     def score_range(cls, settings: Mapping[str, Any]) -> ScoreRange | None:
@@ -111,7 +117,10 @@ class ComposedReward:
         scores = []
         for index, trajectory in enumerate(trajectories):
             score = compose({name: column[index] for name, column in columns.items()}, self.weights, self.limit)
-            if self.non_stop_reward is not None and trajectory.finish_reason != "stop":
-                score = Score(self.non_stop_reward, [0.0] * len(score.steps), score.parts)
+            if self.non_stop_reward is not None:
+                has_stopped = trajectory.finish_reason == "stop" and len(trajectory.response_ids) >= self.min_tokens
+                score = replace(score, parts={**score.parts, "stopped": float(has_stopped)})
+                if not has_stopped:
+                    score = Score(self.non_stop_reward, [0.0] * len(score.steps), score.parts)
             scores.append(score)
         return scores

@@ -19,6 +19,7 @@ from espalier.runtime.schemas import RLConfig
 
 log = logging.getLogger(__name__)
 WHITENINGS = ("none", "scale", "standard")
+ORDERS = ("random", "epochs")
 _REMEDY = "choose critic=reward_model_body or policy (critic.form=linear)"
 
 
@@ -56,6 +57,10 @@ def check_numbers(config: RLConfig) -> None:
     _check(
         config.update.whitening in WHITENINGS,
         f"update.whitening must be one of {', '.join(WHITENINGS)}, got '{config.update.whitening}'",
+    )
+    _check(
+        config.rollout.order in ORDERS,
+        f"rollout.order must be one of {', '.join(ORDERS)}, got '{config.rollout.order}'",
     )
     rounds = config.rollout.dynamic_sampling_rounds
     _check(rounds >= 0, f"rollout.dynamic_sampling_rounds must be at least 0, got {rounds}")
@@ -130,6 +135,8 @@ def check_estimator(config: RLConfig) -> None:
     in_reward = config.kl.coefficient > 0 and config.kl.place == "reward"
     _check(kind.reads_token_rewards or not in_reward,
            f"{name} does not see a KL penalty in the reward: set kl.place=loss")  # fmt: skip
+    _check(kind.reads_token_rewards or not config.update.whitens_rewards,
+           f"{name} does not see rewards of tokens: set update.whitens_rewards=false")  # fmt: skip
     masks = settings.get("masks_other_tokens")
     _check(not masks or config.update.whitening != "standard",
            "update.whitening=standard shifts the advantages of 0 that "
@@ -239,6 +246,10 @@ def check_critic_range(config: RLConfig) -> None:
         low, high = reward.total
         _check(lowest <= low and high <= highest, f"{says}, and reward {_name(config.reward)} gives returns from "
                f"{low:g} to {high:g}: {_REMEDY}, or a reward within the critic's range")  # fmt: skip
+    _check(critic.loss_coefficient > 0, f"critic.loss_coefficient must be above 0, got {critic.loss_coefficient:g}")
+    _check(not config.update.whitens_rewards or (lowest, highest) == VALUE_RANGES["linear"],
+           f"{says}, and update.whitens_rewards=true scales returns to any number: {_REMEDY}, or set it to "
+           "false")  # fmt: skip
     in_reward = config.kl.coefficient > 0 and config.kl.place == "reward"
     _check(not in_reward or (lowest, highest) == VALUE_RANGES["linear"],
            f"{says}, and kl.place=reward takes off a cost that has no bound: {_REMEDY}, or kl.place=loss")  # fmt: skip

@@ -137,7 +137,7 @@ class Critic:
             total, clipped, counted = self._loss(experience, cut, length)
             if not math.isfinite(float(total.detach())):
                 raise NotFinite(f"the value loss is {float(total.detach())} on rollouts {cut.tolist()[:8]}")
-            self.engine.backward(total / count)
+            self.engine.backward(config.loss_coefficient * total / count)
             sums.add({"value_loss": (float(total.detach()), counted), "value_clip_share": (clipped, counted)})
         for _ in range(num_passes - len(cuts)):
             self.engine.backward(empty_loss(self.engine.model, experience.ids, experience.attention_mask))

@@ -154,6 +154,17 @@ def cross_entropy_loss(
     return losses.sum() if weights is None else (losses * weights[mask]).sum()
 
 
+def whiten_around_mean(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Compute (values - mean) / std + mean [N, T] over the masked tokens of the whole iteration, 0 outside `mask`: the
+    whitening of rewards in PPO's published code (Ziegler et al. 2019), over all ranks as `whiten`."""
+    chosen = values[mask].double()
+    if chosen.numel() < 2:
+        return values
+    mean = chosen.mean()
+    centred = (values.double() - mean) * torch.rsqrt(chosen.var() + 1e-8)
+    return ((centred + mean) * mask).to(values.dtype)
+
+
 def whiten(values: torch.Tensor, mask: torch.Tensor, shifts_mean: bool = True) -> torch.Tensor:
     """Compute (values - mean) / std [N, T] over the masked tokens of the whole iteration.
 

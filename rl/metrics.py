@@ -60,7 +60,8 @@ def kl_per_response(experience: Experience) -> float:
 
 def describe_kl(experience: Experience, groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Measure distances from the reference in nats, by the policy before the update: k1 per token and per response,
-    k3 per token. The rewards may have the KL term in them: `penalty_in_reward` says how much per response."""
+    k2 and k3 per token. The rewards may have the KL term in them: `penalty_in_reward` says how much per response, and
+    `net_reward` what is left of the scores."""
     assert experience.reference_logprobs is not None
     assert experience.rewards is not None
     mask = experience.response_mask
@@ -69,8 +70,10 @@ def describe_kl(experience: Experience, groups: Sequence[RolloutGroup]) -> dict[
     return {
         "kl/per_token": float((own - reference).mean()),
         "kl/per_response": kl_per_response(experience),
+        "kl/k2": float(divergence(own, reference, "mse").mean()),
         "kl/k3": float(divergence(own, reference, "k3").mean()),
         "kl/penalty_in_reward": float(experience.rewards.sum() - total) / len(mask),
+        "kl/net_reward": float(experience.rewards.sum()) / len(mask),
     }
 
 

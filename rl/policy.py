@@ -174,8 +174,10 @@ class Policy:
         self.engine.start_step(num_passes)
         for cut, length in cuts:
             total = self.loss(experience, every_weight, cut, length, sums, ratios, scored)
-            if not math.isfinite(float(total.detach())):
-                raise NotFinite(f"the loss is {float(total.detach())} on rollouts {cut.tolist()[:8]}")
+            value = float(total.detach())
+            if not math.isfinite(value):
+                raise NotFinite(f"the loss is {value} on rollouts {cut.tolist()[:8]}")
+            sums.add({"loss": (value, 0)})
             self.engine.backward(total / max(divisor, 1.0))
         for _ in range(num_passes - len(cuts)):
             self.engine.backward(empty_loss(self.engine.model, experience.ids, experience.attention_mask))
@@ -188,7 +190,7 @@ class Policy:
         """Every rank names the same metrics; what the rows `counted` [R] of this one count for."""
         mask = experience.response_mask[counted]
         share = token_weights(mask, self.config.update.loss_aggregation, self.max_tokens)[1]
-        sums.add({"surrogate_loss": (0.0, share), "clip_share": (0.0, int(mask.sum()))})
+        sums.add({"loss": (0.0, share), "surrogate_loss": (0.0, share), "clip_share": (0.0, int(mask.sum()))})
         if self.config.update.entropy_bonus:
             sums.add({"entropy_bonus": (0.0, share)})
         sums.add(dict.fromkeys(self.loss.names(experience), (0.0, 0.0)))

@@ -203,7 +203,8 @@ class SampledGroups:
         self._begins(iteration)
         try:
             for round_number in range(config.rollout.dynamic_sampling_rounds + 1):
-                chosen = draw_problems(self.problems, config.rollout.num_problems, config.seed, iteration, round_number)
+                count, order = config.rollout.num_problems, config.rollout.order
+                chosen = draw_problems(self.problems, count, config.seed, iteration, round_number, order)
                 name = f"rl-{iteration}" if round_number == 0 else f"rl-{iteration}-{round_number}"
                 drawn, more = await self.sampler.draw(chosen, self.params, name, lambda: self._version, self._gate)
                 if self.tree is not None:

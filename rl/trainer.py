@@ -23,6 +23,7 @@ from espalier.rl.evaluation import Evaluation, is_budget_spent, read_accuracies
 from espalier.rl.experience import make_experience, token_rewards
 from espalier.rl.iteration_metrics import Clock, IterationMetrics
 from espalier.rl.learner import RunState, write_model
+from espalier.rl.losses import whiten_around_mean
 from espalier.rl.metrics import describe_experience, describe_kl, describe_rollouts, speeds
 from espalier.rl.policy import Policy
 from espalier.rl.probes.canary import Weights
@@ -114,6 +115,10 @@ class Trainer:
             distance = {}
             if experience.reference_logprobs is not None:
                 distance = describe_kl(experience, groups) | {"kl/coefficient": self.policy.loss.kl.coefficient}
+            if config.update.whitens_rewards:
+                assert experience.rewards is not None
+                rewards = whiten_around_mean(experience.rewards, experience.response_mask)
+                experience = replace(experience, rewards=rewards)
         with self.metrics.clock.phase("probes"):
             self.metrics.add(self.watch.look(groups, experience, iteration))
             if experience.old.is_scored:  # before an estimator samples more, which costs more than a pass

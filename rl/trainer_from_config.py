@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from espalier.models.inputs import network
-from espalier.models.load import BadModel, load_reference, load_tokenizer, max_length_of
+from espalier.models.load import BadModel, load_tokenizer, max_length_of
 from espalier.models.row_limits import longest_row
 from espalier.models.tokenizer_checks import tokenizer_differences
 from espalier.rewards.score import HoldsModels, Reward
@@ -32,7 +32,7 @@ from espalier.rl.rollout_filters import RolloutFilter
 from espalier.rl.rollout_source import SampledGroups, choose_problems
 from espalier.rl.samples import RolloutLog, kept_random_state
 from espalier.rl.trainer import Trainer
-from espalier.rl.training_engines import check_engines, has_noise, make_training_engine, without_dropout
+from espalier.rl.training_engines import check_engines, has_noise, load_frozen, make_training_engine
 from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.update import Update, steps_per_iteration
 from espalier.runtime.background_loop import BackgroundLoop
@@ -40,6 +40,7 @@ from espalier.runtime.distributed import device, from_main_rank, is_main_rank
 from espalier.runtime.entrypoint import BadConfig, build
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import HasEngines, SamplingParams
+from espalier.sampling.stop_tokens import with_stop_tokens
 from espalier.sampling.vllm_client import VLLMClient
 from espalier.training.engine import Engine
 
@@ -58,7 +59,7 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
     """Return every component of the run, built from its config, before the server (None: one that runs already, or
     engines without one) starts."""
     check_parts(config)
-    params, task = build(config.params), build(config.task)
+    params, task = with_stop_tokens(build(config.params), tokenizer), build(config.task)
     estimator: AdvantageEstimator = build(config.advantage)
     check_params(params, config.rollout.group_size, estimator.smallest_group)
     model = build(config.model)
@@ -78,7 +79,10 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
                 check_same_tokenizer(tokenizer, str(found.config.name_or_path), name)
             part.to(device())
     if critic is not None:
-        check_vocabulary(model, int(network(critic.engine.model).config.vocab_size), "critic")
+        found = network(critic.engine.model).config
+        check_vocabulary(model, int(found.vocab_size), "critic")
+        if str(found.name_or_path) not in ("", str(config.model["path"])):
+            check_same_tokenizer(tokenizer, str(found.name_or_path), "critic")
     check_server = server.check if server is not None else lambda: None
     window = from_main_rank(lambda: window_of(client, server, config.model["path"]))
     check_window(model, window)
@@ -319,7 +323,7 @@ def make_reference(config: RLConfig, engine: Engine) -> Any | None:
         from espalier.models.without_adapters import PolicyWithoutAdapters
 
         return PolicyWithoutAdapters(engine.model)
-    return without_dropout(load_reference(config.model["path"], config.model["attention"])).to(device())
+    return load_frozen(config, config.model["path"], config.model["attention"])
 
 
 def make_average(config: RLConfig) -> "MovingAverage | None":

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from espalier.models.inputs import network
+from espalier.models.load import load_reference
 from espalier.models.packing_check import packing_of
 from espalier.runtime.distributed import device
 from espalier.runtime.entrypoint import BadConfig, build
 from espalier.runtime.schemas import RLConfig
-from espalier.training.deepspeed_engine import DeepSpeedEngine, tensor_parallel_size
+from espalier.training.deepspeed_engine import DeepSpeedEngine, cut_over_ranks, tensor_parallel_size
 from espalier.training.engine import Engine, TorchEngine
 
 _NOISES = ("dropout", "layerdrop", "pdrop", "jitter")
@@ -56,6 +57,17 @@ def _noises(settings: Mapping[str, Any]) -> list[str]:
         for name, value in settings.items()
         if isinstance(value, float) and value > 0 and any(word in name for word in _NOISES)
     ]
+
+
+def load_frozen(config: RLConfig, path: str, attention: str) -> Any:
+    """Return the policy of the start as a reference. With ZeRO-3 its weights are cut over the ranks too, unless
+    `kl.kind=full` reads it within the update, where ranks make passes of different numbers."""
+    model = without_dropout(load_reference(path, attention)).to(device())
+    settings = config.deepspeed or {}
+    if settings.get("zero_optimization", {}).get("stage") != 3 or config.kl.kind == "full":
+        return model
+    packing_of(model)  # on whole weights
+    return cut_over_ranks(model, settings, config.precision)
 
 
 def make_training_engine(

@@ -28,6 +28,13 @@ def steps_per_iteration(config: RLConfig) -> int:
     return config.update.num_epochs * math.ceil(most_rollouts(config) / config.update.minibatch_size)
 
 
+def with_value_loss(means: dict[str, float], config: RLConfig) -> dict[str, float]:
+    """Return the metrics of an update whose `loss` is the policy's and `critic.loss_coefficient` times the critic's."""
+    if config.critic is None:
+        return means
+    return means | {"loss": means.get("loss", 0.0) + config.critic.loss_coefficient * means["value_loss"]}
+
+
 @dataclass
 class Update:
     """Steps of `learners` in their order."""
@@ -62,7 +69,7 @@ class Update:
         for number, rows in self._minibatches(len(experience.ids), iteration):
             for learner in self.learners:
                 rates |= learner.step(experience, rows, number, sums)
-        return sums.means() | rates
+        return with_value_loss(sums.means(), self.config) | rates
 
     def _minibatches(self, num_rollouts: int, iteration: int) -> Iterator[tuple[int, torch.Tensor]]:
         """Return (step of the run from 0, rows). An iteration begins at the same step whatever the ones before it

@@ -45,7 +45,8 @@ class SamplingParams:
 
     `is_seeded` gives every request a seed of its own, a hash of its id (vLLM on CPU dies of seeds as soon
     as a prompt is prefilled in chunks: start it with max_num_batched_tokens=65536 then). `return_logprobs`
-    keeps the sampled tokens' log-probs.
+    keeps the sampled tokens' log-probs. `stop_tokens`: ids (or tokens by their text, for `with_stop_tokens`) that end a
+    response as the end token does: the first is its last token and no part of its text.
     """
 
     n: int
@@ -55,6 +56,7 @@ class SamplingParams:
     stop: list[str] = field(default_factory=list)
     is_seeded: bool = False
     return_logprobs: bool = False
+    stop_tokens: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         for name, is_good, need in (
@@ -65,6 +67,14 @@ class SamplingParams:
         ):
             if not is_good:
                 raise ValueError(f"params.{name} must be {need}, got {getattr(self, name)}")
+
+    @property
+    def stop_token_ids(self) -> list[int]:
+        """The ids of `stop_tokens`. Raises ValueError where one is a text still."""
+        texts = [token for token in self.stop_tokens if not isinstance(token, int)]
+        if texts:
+            raise ValueError(f"params.stop_tokens: {texts[0]!r} must be an id here")
+        return list(self.stop_tokens)
 
 
 @dataclass(frozen=True)

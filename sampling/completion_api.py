@@ -42,6 +42,8 @@ def write_request(
     }
     if params.stop:
         body["stop"] = params.stop
+    if params.stop_tokens:
+        body["stop_token_ids"] = params.stop_token_ids
     if params.return_logprobs:
         body |= {"logprobs": 0} if endpoint == "completions" else {"logprobs": True, "top_logprobs": 0}
     if seed is not None:

@@ -40,6 +40,7 @@ from espalier.sampling.input_checks import check_origin, check_unique
 from espalier.sampling.requests import CompletionRequests
 from espalier.sampling.rounds import Rounds, RoundSource, run_rounds
 from espalier.sampling.runner import Runner, Tally, count_rows, finished_requests
+from espalier.sampling.stop_tokens import with_stop_tokens
 from espalier.sampling.vllm_client import VLLMClient
 
 log = logging.getLogger("sample")
@@ -101,6 +102,7 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
         log.info("%s is complete: %s rows%s", output, stored["counts"]["rows"], listed)
         return 0
     tokenizer = load_tokenizer(config.policy)
+    params = with_stop_tokens(params, tokenizer)
     if isinstance(source, CompletionRequests):
         check_origin(source.states, config.policy, inputs[config.policy], source.is_of_any_policy)
     requests: list[SampleRequest] = source.load(task, tokenizer)

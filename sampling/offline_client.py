@@ -92,6 +92,7 @@ class OfflineClient:
             top_p=params.top_p,
             max_tokens=min(params.max_tokens, room),
             stop=params.stop or None,
+            stop_token_ids=params.stop_token_ids or None,
             detokenize=has_text,
             seed=request.seed(self.seed) if params.is_seeded else None,
             logprobs=0 if params.return_logprobs else None,

@@ -139,7 +139,10 @@ class OpenAIChatClient:
             log.info("spent: %s; cap: %s", self.budget.describe(), self.budget.caps())
 
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        """Return `params.n` answers to one message. Raises Refused, NoKey, ServerGone, BudgetSpent."""
+        """Return `params.n` answers to one message. Raises Refused, NoKey, ServerGone, BudgetSpent, BadInput where ids
+        of tokens are to end them."""
+        if params.stop_tokens:
+            raise BadInput("params.stop_tokens: a chat API has no ids of tokens: name strings to stop at (params.stop)")
         messages = request.messages or [{"role": "user", "content": request.prompt}]
         if self.system and messages[0]["role"] != "system":
             messages = [{"role": "system", "content": self.system}, *messages]

@@ -78,12 +78,7 @@ class DeepSpeedEngine:
             "train_micro_batch_size_per_gpu": micro_batch_size,
             "gradient_accumulation_steps": num_micro_batches,
             "gradient_clipping": max_grad_norm,
-            # DeepSpeed switches the loop's own autocast off; gradients are reduced in float32.
-            "torch_autocast": {
-                "enabled": precision == "bf16",
-                "dtype": "bfloat16",
-                "lower_precision_safe_modules": [],
-            },
+            "torch_autocast": _autocast(precision),  # gradients are reduced in float32
         }
         try:
             self.model, self.optimizer, _, _ = deepspeed.initialize(
@@ -188,6 +183,24 @@ class DeepSpeedEngine:
         loaded, _ = self.model.load_checkpoint(str(folder), tag=TAG, load_module_strict=not self.has_frozen)
         if loaded is None:
             raise BadCheckpoint(f"{folder}: DeepSpeed finds nothing to load there: choose another checkpoint")
+
+
+def cut_over_ranks(model: Any, settings: Mapping[str, Any], precision: str) -> Any:
+    """Return a model that is only read, with its weights cut over the ranks as `settings` (ZeRO-3) say: each layer is
+    gathered as it is used, so that every rank has to make as many passes. Its optimizer settings are left out."""
+    import deepspeed
+
+    zero = {key: value for key, value in settings["zero_optimization"].items() if key != "offload_optimizer"}
+    own = {"train_micro_batch_size_per_gpu": 1, "steps_per_print": settings.get("steps_per_print", 10)}
+    read = {**own, "zero_optimization": zero, "torch_autocast": _autocast(precision)}
+    engine = deepspeed.initialize(model=model, config=read)[0]
+    limit_all_groups()
+    return engine
+
+
+def _autocast(precision: str) -> dict[str, Any]:
+    """DeepSpeed switches autocast of the caller's off."""
+    return {"enabled": precision == "bf16", "dtype": "bfloat16", "lower_precision_safe_modules": []}
 
 
 def is_deepspeed_checkpoint(folder: Path) -> bool:

@@ -56,8 +56,9 @@ class ExactAdvantage:
                 if score.steps or score.outcome != float(rollout.trajectory.is_correct):
                     raise BadInput(f"advantage=exact knows the value of a right answer alone, and the reward of "
                                    f"{rollout.trajectory.id} is {score.total:g}: set reward=outcome")  # fmt: skip
-        if context.params.stop:
-            raise BadInput("advantage=exact follows responses to their end token: set params.stop=[]")
+        if context.params.stop or context.params.stop_tokens:
+            raise BadInput("advantage=exact follows responses to their end token: set params.stop=[] and "
+                           "params.stop_tokens=[]")  # fmt: skip
         trajectories = [at_least_one_step(rollout.trajectory) for group in groups for rollout in group.rollouts]
         problems = {group.problem.id: group.problem for group in groups}
         params, sampler = context.params, context.sampler

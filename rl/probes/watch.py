@@ -236,10 +236,11 @@ class Watch:
         self._is_drifting = is_near
 
     def _end_ids(self) -> list[int]:
-        """Return every token that ends a response: the tokenizer's and the model's."""
+        """Return every token that ends a response: the tokenizer's, the model's and the sampler's."""
         settings = getattr(network(self.model), "generation_config", None)
         given = getattr(settings, "eos_token_id", None)
         found = {getattr(self.tokenizer, "eos_token_id", None), *(given if isinstance(given, list) else [given])}
+        found |= set(self.params.stop_token_ids)
         return sorted(int(token) for token in found if token is not None)
 
     def _first_ids(self, experience: Experience) -> list[int]:

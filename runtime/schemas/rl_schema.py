@@ -21,6 +21,9 @@ class RolloutConfig:
     times as many rollouts at most, each with its own part of the tokens); empty: independent rollouts"""
     segment_steps: int = 1
     """steps from one level of the tree to the next"""
+    order: str = "random"
+    """problems of an iteration: random (drawn anew of all in every iteration) or epochs: every problem once before any
+    comes again, each time in a new order"""
     max_staleness: int = 0
     """versions that the policy may be ahead of the one that drew a token; 0: nothing is drawn while the policy is
     trained; above 0 (1 is usual): the next iterations' rollouts are drawn meanwhile"""
@@ -74,6 +77,9 @@ class RLUpdateConfig:
     weighed, whatever the bounds"""
     loss_aggregation: str = "token"
     """what a minibatch's loss is divided by: token, sequence or constant (rl/losses.py)"""
+    whitens_rewards: bool = False
+    """the rewards of all tokens, a KL penalty in them too, are set to a standard deviation of 1 over the whole
+    iteration, around their mean, before advantages are estimated"""
     whitening: str = "none"
     """of the advantages over the whole iteration: none, scale (divided by their standard deviation) or standard (their
     mean taken off too)"""
@@ -152,6 +158,9 @@ class CriticConfig:
     loss: str = "squared"
     """of a value and its target: squared, or cross_entropy (with form=probability and clip_range=0), as process reward
     models are trained"""
+    loss_coefficient: float = 1.0
+    """multiplies its loss: beside an optimizer of its own this changes what max_grad_norm leaves of a gradient, and
+    update/loss"""
     optimizer: Any = MISSING
     """the optimizer and its settings, but for the learning rate"""
     learning_rate: float = 1e-5

@@ -130,7 +130,7 @@ def test_the_order_of_composition_is_weigh_sum_clip_replace() -> None:
     assert wrong.outcome == 5.0
     # a response without an end is worth exactly the penalty, whatever its steps said
     assert (cut.total, cut.outcome, cut.steps) == (-10.0, -10.0, [0.0, 0.0, 0.0])
-    assert right.parts == {"outcome": 1.0, "steps": 1.0}
+    assert right.parts == {"outcome": 1.0, "steps": 1.0, "stopped": 1.0}
 
 
 def test_a_weight_of_no_term_is_refused() -> None:
@@ -180,3 +180,15 @@ def test_what_a_reward_model_cannot_do_is_told(tiny_policy: Path, tmp_path: Path
         OutcomeModelReward(str(tmp_path / "classes"))
     with pytest.raises(BadInput, match="one of score, progress, minimum"):
         ProcessReward(str(tmp_path / "classes"), form="sum")
+
+
+def test_a_response_that_is_too_short_counts_as_one_that_did_not_end() -> None:
+    reward = ComposedReward({"outcome": OutcomeReward(10.0, 0.0)}, non_stop_reward=-10.0, min_tokens=9)
+    right, cut, wrong = reward([RIGHT, CUT, WRONG])  # 9, 12 and 4 tokens, the end token included
+    assert [score.total for score in (right, cut, wrong)] == [10.0, -10.0, -10.0]
+    assert [score.parts["stopped"] for score in (right, cut, wrong)] == [1.0, 0.0, 0.0]
+    assert wrong.parts["outcome"] == 0.0
+    (short,) = ComposedReward({"outcome": OutcomeReward()}, non_stop_reward=-10.0, min_tokens=10)([RIGHT])
+    assert short.total == -10.0
+    with pytest.raises(BadInput, match=r"min_tokens=3 is read beside reward\.non_stop_reward alone"):
+        ComposedReward({"outcome": OutcomeReward()}, min_tokens=3)

@@ -14,6 +14,7 @@ from espalier.rl.losses import (
     token_weights,
     value_loss,
     whiten,
+    whiten_around_mean,
 )
 from espalier.runtime.schemas import KLConfig
 from espalier.values.explained_variance import explained_variance
@@ -172,3 +173,14 @@ def test_whitened_advantages_have_mean_zero_and_sample_variance_one_over_the_mas
     std = math.sqrt((4 + 1 + 9) / 2)  # mean 3, n - 1 = 2
     torch.testing.assert_close(found, torch.tensor([[0.0, -2 / std, -1 / std], [0.0, 3 / std, 0.0]]))
     torch.testing.assert_close(whiten(values, mask, shifts_mean=False), values / std)
+
+
+def test_rewards_whitened_around_their_mean_keep_it_and_have_sample_variance_one() -> None:
+    mask = torch.tensor([[False, True, True], [False, True, False]])
+    values = torch.tensor([[7.0, 1.0, 2.0], [7.0, 6.0, 7.0]])
+    found = whiten_around_mean(values, mask)
+    std = math.sqrt((4 + 1 + 9) / 2)  # mean 3, n - 1 = 2
+    torch.testing.assert_close(found, torch.tensor([[0.0, 3 - 2 / std, 3 - 1 / std], [0.0, 3 + 3 / std, 0.0]]))
+    assert float(found[mask].mean()) == pytest.approx(3.0)
+    one = torch.zeros(2, 3, dtype=torch.bool)
+    assert torch.equal(whiten_around_mean(values, one), values)

@@ -19,8 +19,8 @@ from espalier.models.load import load_tokenizer
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.vineppo import VinePPO
 from espalier.rl.kl import check_kl
-from espalier.rl.trainer_from_config import make_trainer
-from espalier.runtime.entrypoint import build, register_schemas
+from espalier.rl.trainer_from_config import make_client, make_trainer
+from espalier.runtime.entrypoint import register_schemas
 from espalier.runtime.schemas import RLConfig
 
 CONF = Path(__file__).resolve().parent.parent.parent / "conf"
@@ -53,6 +53,18 @@ RHO, DEEPSEEK = (
     {"server.max_model_len": 4095, "update.micro_batch_size": 8, "deepspeed.zero_optimization.stage": 2},
 )
 OFFLOAD = {"deepspeed.zero_optimization.offload_optimizer.device": "cpu"}
+TULU = {
+    "params.temperature": 1.0, "params.top_p": 1.0, "params.max_tokens": 2048, "client.max_model_len": 4096,
+    "rollout.group_size": 1, "rollout.max_staleness": 1, "update.num_epochs": 4, "update.schedule": "linear",
+    "update.clip_low": 0.2, "update.clip_high": 0.2, "update.max_grad_norm": 1.0, "update.whitening": "standard",
+    "update.whitens_rewards": False, "kl.kind": "k1", "kl.place": "reward", "advantage.gamma": 1.0,
+    "advantage.lam": 0.95, "critic.clip_range": 0.2, "critic.loss_coefficient": 0.1, "critic.form": "linear",
+    "critic.model.source": "reward_model", "critic.schedule": "linear", "optimizer.betas": [0.9, 0.999],
+    "optimizer.weight_decay": 0.01, "critic.optimizer.weight_decay": 0.01, "model.gradient_checkpointing": True,
+    "reward.terms.outcome.right": 10.0, "reward.terms.outcome.wrong": 0.0, "reward.non_stop_reward": -10.0,
+    "reward.min_tokens": 0, "client.num_engines": 1, "evaluation.num_problems": 32,
+    "task.template.is_chat": True,
+}  # fmt: skip
 LPR = {
     "task._target_": "espalier.data.tasks.logical_reading.LogiQA2",
     "params.temperature": 1.0, "params.max_tokens": 2048,
@@ -82,6 +94,22 @@ RECIPES: dict[str, dict[str, Any]] = {
     "vineppo_deepseek_gsm8k": {
         **VINE, **MC, **GSM8K, **DEEPSEEK, "advantage.max_step": 25, "checkpoints.save_every": 10,
         "checkpoints.export_every": 60},
+    "ppo_tulu_8b": {
+        **TULU, "launcher.num_ranks": 12, "client.options.tensor_parallel_size": 4, "rollout.num_problems": 192,
+        "update.minibatch_size": 192, "update.micro_batch_size": 2, "update.learning_rate": 3e-7,
+        "critic.learning_rate": 3e-7, "kl.coefficient": 0.05, "num_iterations": 10416, "evaluation.every": 104,
+        "checkpoints.save_every": 80, "deepspeed.zero_optimization.stage": 2, "update.warmup_steps": 0},
+    "ppo_tulu_8b_one_node": {
+        **TULU, "launcher.num_ranks": 7, "client.options.tensor_parallel_size": None, "rollout.num_problems": 224,
+        "update.minibatch_size": 224, "update.micro_batch_size": 2, "update.learning_rate": 3e-7,
+        "critic.learning_rate": 3e-7, "kl.coefficient": 0.05, "num_iterations": 44642, "evaluation.every": 14880,
+        "checkpoints.save_every": 100, "deepspeed.zero_optimization.stage": 3, "update.warmup_steps": 0},
+    "ppo_tulu_70b": {
+        **TULU, "launcher.num_ranks": 40, "client.options.tensor_parallel_size": 4, "rollout.num_problems": 640,
+        "update.minibatch_size": 640, "update.micro_batch_size": 1, "update.learning_rate": 1e-7,
+        "critic.learning_rate": 1e-7, "kl.coefficient": 0.07, "num_iterations": 625, "evaluation.every": 208,
+        "checkpoints.save_every": 40, "deepspeed.zero_optimization.stage": 3, "update.warmup_steps": 250,
+        "critic.warmup_steps": 250},
     # 12,567 problems x 5 passes / 64 = 982 iterations of 2 steps; a tenth of them is warm-up; saved every 100 steps
     "ppo_logiqa": {
         **LPR, "update.learning_rate": 1e-6, "critic.learning_rate": 5e-7, "update.minibatch_size": 64,
@@ -107,7 +135,7 @@ RESTEM = {
     "checkpoints.save_every": 500, "objective.temperature": 0.6, "objective.loss_aggregation": "sequence",
     "optimizer.betas": [0.9, 0.999],
 }  # fmt: skip
-TINY_TASK = {"_target_": "espalier.data.tasks.word_arithmetic.WordArithmetic", "num_train": 200, "num_dev": 20,
+TINY_TASK = {"_target_": "espalier.data.tasks.word_arithmetic.WordArithmetic", "num_train": 700, "num_dev": 20,
              "num_test": 20, "num_demonstrations": 200, "wrong_way_rate": 0.6, "max_total": 30, "seed": 0}  # fmt: skip
 
 
@@ -134,7 +162,7 @@ def test_a_published_rl_recipe_has_its_published_values(name: str) -> None:
     config = composed(f"exp/ppo/{name}")
     assert values_of(config, iter(wanted)) == wanted
     assert config.params.top_p == 1  # published with less, which the trained log-probs would not know of
-    assert config.evaluation.every == 0
+    assert config.evaluation.every == wanted.get("evaluation.every", 0)
 
 
 @pytest.mark.parametrize("size", ["rho", "deepseek"])
@@ -161,7 +189,7 @@ def test_a_published_rl_recipe_loads_with_tiny_models(
     name: str, tiny_policy: Path, tiny_reward_model: Path, tmp_path: Path
 ) -> None:
     overrides = [f"model.path={tiny_policy}", f"output_dir={tmp_path}/run"]
-    if name == "ppo_logiqa":
+    if name == "ppo_logiqa" or "tulu" in name:
         overrides.append(f"critic.model.path={tiny_reward_model}")
     if name in ("ppo_logiqa", "grpo_logiqa"):
         overrides.append(f"reward.path={tiny_reward_model}")
@@ -175,11 +203,11 @@ def test_a_published_rl_recipe_loads_with_tiny_models(
     check_kl(settings.kl)
     torch.manual_seed(0)
     tokenizer = load_tokenizer(str(tiny_policy))
-    server, client = build(settings.server), build(settings.client, seed=0)
+    server, client = make_client(settings)
     trainer = make_trainer(settings, tokenizer, server, client)
     assert trainer.delivery.sync.dtype == torch.bfloat16  # as conf/server/own.yaml
     assert isinstance(trainer.rollout_source.sampler.task, WordArithmetic)
-    assert len(trainer.problems.train) == 200
+    assert len(trainer.problems.train) == 700
     assert (trainer.policy.loss.reference is None) == (settings.kl.coefficient == 0)
     kinds = {"ppo": GAE, "vineppo": VinePPO}
     assert isinstance(trainer.estimator, kinds.get(name.split("_")[0], object))

@@ -6,6 +6,7 @@ tests/sampling/test_one_process_engine.py in a process of its own, which vLLM ch
 
 import asyncio
 import sys
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -43,6 +44,15 @@ async def same_text_as_vllm(client: OneProcessEngine) -> None:
     stopped = SamplingParams(n=2, temperature=1.0, max_tokens=20, stop=[own[0][0].text[:1]])
     for sample in await client.sample(rows[0], stopped):
         assert stopped.stop[0] not in sample.text
+    whole = own[0][0]
+    ends = replace(greedy, stop_tokens=[whole.token_ids[7]])
+    (ended,) = await client.sample(rows[0], ends)
+    num = whole.token_ids.index(whole.token_ids[7]) + 1
+    assert (ended.token_ids, ended.finish_reason, ended.stop) == (whole.token_ids[:num], "stop", "")
+    assert ended.logprobs is not None
+    assert len(ended.logprobs) == num
+    before = await client.ask(PROMPTS[0], temperature=0.0, max_tokens=max(1, num - 1))
+    assert ended.text == (before.outputs[0].text if num > 1 else "")  # without the token that ended it
     with pytest.raises(Refused, match="leaves no room"):
         await client.sample(SampleRequest("long", "", [5] * 256), greedy)
     with pytest.raises(Refused, match="out of vocabulary"):

@@ -13,7 +13,7 @@ import torch
 from benchmarks.processes.repeatable_server import RepeatableServer
 from espalier.data.records import Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
-from espalier.models.load import load_policy, load_reference
+from espalier.models.load import load_policy
 from espalier.models.logprobs import token_logprobs
 from espalier.models.scalar_head import load_critic
 from espalier.models.without_adapters import PolicyWithoutAdapters
@@ -29,7 +29,7 @@ from espalier.rl.policy_loss import PolicyLoss
 from espalier.rl.rollout import Sampler
 from espalier.rl.trainer import Trainer
 from espalier.rl.trainer_from_config import assemble
-from espalier.rl.training_engines import make_training_engine
+from espalier.rl.training_engines import load_frozen, make_training_engine
 from espalier.rl.update import Update, steps_per_iteration
 from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import ProbesConfig, RLConfig
@@ -208,7 +208,7 @@ def make_trainer(
         fitted = make_training_engine(config, network, config.optimizer, *rates)
         num_steps = config.num_iterations * steps_per_iteration(config)
         critic = Critic(fitted, config.critic, "fp32", config.update.micro_batch_size, num_steps)
-    reference: Any = load_reference(str(tiny_policy), "eager") if config.kl.coefficient > 0 else None
+    reference: Any = load_frozen(config, str(tiny_policy), "eager") if config.kl.coefficient > 0 else None
     if reference is not None and config.lora:
         reference = PolicyWithoutAdapters(engine.model)
     run_dir.mkdir(exist_ok=True)

@@ -75,6 +75,10 @@ def main() -> None:
         on_repeatable(trainer, RepeatableServer(str(policy), max_model_len=512))
         trainer.rollout_source.sampler.client = client
         assert trainer.policy.makes_one_pass(12) == is_one_pass
+        reference = trainer.policy.loss.reference
+        if reference is not None and not given.lora:
+            is_cut = (given.deepspeed or {}).get("zero_optimization", {}).get("stage") == 3
+            assert {hasattr(weight, "ds_id") for weight in reference.parameters()} == {is_cut}
         trainer.run()
         trainer.save_model()
 

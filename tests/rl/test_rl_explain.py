@@ -1,0 +1,106 @@
+"""What an RL run amounts to: the arithmetic of published runs by hand, and what the stage writes."""
+
+from typing import Any
+
+import pytest
+
+from espalier.data.records import BadInput
+from espalier.rl.explain import ExplainRL, RunSize, run_size
+from espalier.runtime.entrypoint import compose_config
+from espalier.runtime.schemas import CriticConfig, RLConfig
+from tests.support.root_config import root_config
+
+RLVR = 29_946  # GSM8K 7,473 + MATH 7,500 + instructions 14,973
+GIVEN = ("model.path=M", "output_dir=D", "task.path=F", "task.kind=math", "critic.model.path=R")
+MATH = ("model.path=M", "output_dir=D")
+
+
+class Context:
+    """Where a stage counts."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, Any] = {}
+
+
+def size_of(name: str, given: tuple[str, ...] = GIVEN, num: int = RLVR) -> RunSize:
+    return run_size(compose_config(RLConfig, f"exp/{name}", list(given)), num)
+
+
+def test_the_published_run_of_two_nodes_by_hand() -> None:
+    size = size_of("ppo/ppo_tulu_8b")
+    assert (size.ranks, size.engines, size.devices_per_engine) == (4 + 8, 1, 4)
+    assert size.rollouts_per_iteration == 12 * 16 == 192
+    assert (size.minibatches_per_epoch, size.passes_per_rank_and_step) == (1, 16 // 2)
+    assert size.iterations == 2_000_000 // 192 == 10_416
+    assert size.steps == size.critic_steps == 10_416 * 4 == 41_664
+    assert (size.warmup_steps, size.steps_per_iteration) == (0, 4)
+    assert 10_416 // 100 == 104
+    assert size.evaluations == 1 + 100 + 1  # the first policy, every 104th, the last
+    assert size.checkpoints == 10_416 // 80
+    assert size.iterations_per_epoch == pytest.approx(155.97, abs=0.01)
+
+
+def test_the_run_of_one_node_as_it_was_released_by_hand() -> None:
+    size = size_of("ppo/ppo_tulu_8b_one_node")
+    assert (size.ranks, size.engines, size.devices_per_engine) == (7, 1, 1)
+    assert size.rollouts_per_iteration == 7 * 32 == 224
+    assert size.iterations == 10_000_000 // 224 == 44_642
+    assert (size.passes_per_rank_and_step, size.minibatches_per_epoch) == (16, 1)
+    assert int(size.iterations_per_epoch) == 133
+    assert 44_642 // 3 == 14_880
+    assert size.evaluations == 1 + 3 + 1
+
+
+def test_the_run_of_70_billion_parameters_by_hand() -> None:
+    size = size_of("ppo/ppo_tulu_70b")
+    assert (size.ranks, size.engines, size.devices_per_engine) == (40, 1, 4)
+    assert size.rollouts_per_iteration == 640
+    assert size.iterations == 400_000 // 640 == 625
+    assert size.steps == 2_500
+    assert size.warmup_steps == 250
+    assert size.passes_per_rank_and_step == 16
+
+
+def test_the_rehearsal_is_the_published_debug_run_in_size() -> None:
+    size = size_of("debug/ppo/tulu", MATH, 4000)
+    assert (size.ranks, size.engines, size.devices_per_engine) == (1, 1, 1)
+    assert size.iterations == 32 // 4 == 8
+    assert (size.rollouts, size.steps, size.evaluations) == (32, 8, 5)  # max(1, 8 // 3) = 2: 0, 2, 4, 6, 8
+
+
+@pytest.mark.parametrize(("layout", "learners", "engines"), [("one_node", 4, 4), ("four_nodes", 8, 24)])
+def test_vineppo_of_7_billion_parameters_has_its_batch_in_every_layout(
+    layout: str, learners: int, engines: int
+) -> None:
+    size = size_of("ppo/vineppo_deepseek_math", (*MATH, f"layout={layout}"), 11_500)
+    assert (size.ranks, size.engines) == (learners, engines)
+    assert learners + engines in (8, 32)
+    assert size.rollouts_per_iteration == 64 * 8 == 512
+    assert size.passes_per_rank_and_step == 64 // learners // 8
+    assert (size.steps_per_iteration, size.steps, size.warmup_steps) == (16, 16_000, 480)
+    assert size.critic_steps == 0
+
+
+def test_numbers_of_a_run_without_engines_of_its_own() -> None:
+    config = root_config(RLConfig, output_dir="", rollout_num_problems=6, group_size=4, minibatch_size=10,
+                         num_iterations=5, num_epochs=2, micro_batch_size=3, save_every=2, client={},
+                         critic=CriticConfig(num_warmup_iterations=2))  # fmt: skip
+    size = run_size(config, 30, num_ranks=2)
+    assert (size.rollouts_per_iteration, size.minibatches_per_epoch, size.steps_per_iteration) == (24, 3, 6)
+    assert (size.steps, size.critic_steps) == (18, 30)
+    assert (size.ranks, size.engines, size.passes_per_rank_and_step) == (2, 0, 2)  # 5 rollouts of 10, 3 at a time
+    assert (size.evaluations, size.checkpoints, size.epochs) == (0, 2, 1.0)
+    with pytest.raises(BadInput, match=r"rollout\.num_problems=6 of 5 problems: lower it"):
+        run_size(config, 5)
+
+
+def test_the_stage_counts_the_problems_of_the_task_and_refuses_settings_that_contradict_each_other() -> None:
+    context = Context()
+    given = ["model.path=M", "task.num_train=40", "task.num_demonstrations=50"]
+    found = ExplainRL("exp/debug/ppo/tulu", given).run("", context)
+    assert context.counts == {"iterations": 8, "rollouts": 32, "steps": 8}
+    assert (found["num_problems"], found["iterations_per_epoch"], found["steps"]) == (40, 10.0, 8)
+    with pytest.raises(ValueError, match="corrects nothing"):
+        ExplainRL("exp/debug/ppo/tulu", "model.path=M update.tis_cap=0", 40).run("", context)
+    with pytest.raises(BadInput, match=r"stage\.num_ranks must be at least 1"):
+        ExplainRL("exp/debug/ppo/tulu", num_ranks=0)
