@@ -99,7 +99,7 @@ def test_what_a_lost_engine_owed_is_counted_with_the_tokens_that_it_had_said(
             assert back.begun > lost.begun
             assert sum(span.num_samples for span in of[ASKED]) == sum(map(len, found)) == 12
             assert sum(span.num_tokens for span in of[ASKED]) == 24
-            assert {span.engine: span.num_requests for span in of[ASKED]} == {"engine 0 of 2": 6, "engine 1 of 2": 0}
+            assert sum(span.num_requests for span in of[ASKED] if span.engine == "engine 0 of 2") == 6
             assert all(span.node == "127.0.0.1" for span in spans)
 
     asyncio.run(ask())

@@ -54,9 +54,7 @@ class StandIn:
         if "answer" in self.options:  # a text alone, as a chat API gives it
             return [Sample(self.options["answer"], [], "stop") for _ in range(params.n)]
         stop = f"{request.id}: {request.seed(self.seed)}" if params.is_seeded else ""
-        ids = request.prompt_ids
-        logprobs = [-1.0] * len(ids) if params.return_logprobs else None
-        return [Sample(str(self.options["seed"]), ids, "stop", logprobs, stop) for _ in range(params.n)]
+        return [Sample(str(self.options["seed"]), request.prompt_ids, "stop", stop=stop) for _ in range(params.n)]
 
     def drawn_so_far(self) -> dict[str, int]:
         return self.owed
