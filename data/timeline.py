@@ -13,6 +13,8 @@ from espalier.data.records import parse_record
 RUN, ITERATION, LEARNER, DRAWING, DELIVERY = "run", "iteration", "learner", "drawing", "delivery"
 LANES = (RUN, ITERATION, LEARNER, DRAWING, DELIVERY)
 START = "start"
+ASKED, LOST, BACK = "asked", "lost", "back"
+"""Names of an engine's events."""
 
 
 @dataclasses.dataclass(frozen=True)

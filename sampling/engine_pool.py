@@ -28,11 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from espalier.data.records import BadInput
+from espalier.data.timeline import BACK, LOST
 from espalier.sampling.child_engine import EngineConnection, Silent
 from espalier.sampling.child_process import CannotStart
 from espalier.sampling.client import HasEngines, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.engine_arguments import check_one_engine, spelled
-from espalier.sampling.engine_work import BACK, LOST, EngineWork, WorkSpan
+from espalier.sampling.engine_work import EngineWork, WorkSpan
 
 log = logging.getLogger("sample")
 

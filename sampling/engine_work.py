@@ -4,9 +4,9 @@ import time
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from espalier.data.timeline import ASKED, LOST
 from espalier.sampling.client import Sample
 
-ASKED, LOST, BACK = "asked", "lost", "back"
 _GAP_SECONDS = 0.1  # a shorter pause between two requests does not end a span
 _MAX_SPANS = 4
 _MAX_KEPT = 64  # where nobody takes them

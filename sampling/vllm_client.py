@@ -24,11 +24,12 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from espalier.data.records import BadInput
+from espalier.data.timeline import LOST
 from espalier.sampling.client import NotAnswered, Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.completion_api import PATHS, Transient, parse_samples, write_request
 from espalier.sampling.connection import Connection
 from espalier.sampling.engine_counters import EngineCounters
-from espalier.sampling.engine_work import LOST, EngineWork, WorkSpan
+from espalier.sampling.engine_work import EngineWork, WorkSpan
 from espalier.sampling.request_batching import Gathering
 
 log = logging.getLogger("sample")

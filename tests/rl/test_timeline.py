@@ -14,7 +14,18 @@ from benchmarks.cluster.overlap import PROGRAM, NoDelivery, sample_of
 from benchmarks.processes.repeatable_server import RepeatableServer
 from espalier.data.records import BadInput
 from espalier.data.tasks.word_arithmetic import WordArithmetic
-from espalier.data.timeline import DELIVERY, DRAWING, ITERATION, LEARNER, RUN, TimelineEvent, event_line, read_timeline
+from espalier.data.timeline import (
+    ASKED,
+    DELIVERY,
+    DRAWING,
+    ITERATION,
+    LEARNER,
+    LOST,
+    RUN,
+    TimelineEvent,
+    event_line,
+    read_timeline,
+)
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.rollout import Sampler
@@ -25,7 +36,6 @@ from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import ServerGone
 from espalier.sampling.data_parallel_engines import DataParallelEngines
-from espalier.sampling.engine_work import ASKED, LOST
 from tests.rl.test_staleness import UNIT, InFlight, Timed, _Calls, run_ahead
 from tests.support.rl_cases import PARAMS, make_trainer
 from tests.support.root_config import root_config

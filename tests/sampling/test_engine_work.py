@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from espalier.data.timeline import ASKED, BACK, LOST
 from espalier.sampling import engine_process, engine_work
 from espalier.sampling.client import Sample
-from espalier.sampling.engine_work import ASKED, BACK, LOST, EngineWork, ShowsWork
+from espalier.sampling.engine_work import EngineWork, ShowsWork
 from espalier.sampling.vllm_client import VLLMClient
 from tests.conftest import CompletionServer
 from tests.sampling.test_data_parallel_engines import TWO, Stood, engines, request, wait_until
