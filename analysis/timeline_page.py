@@ -13,6 +13,14 @@ _WAITS = {
     "the learner, for rollouts": "seconds/rollout",
     "the engines, for the learner": "queue/engines_idle_seconds",
 }
+_NO_QUEUE = (
+    "Nothing was drawn ahead (rollout.max_staleness=0), so there is no queue: while the policy is trained the engines "
+    "wait, and while they draw the learner does."
+)
+_LANES = (
+    "A lane for the learner's phases on rank 0, one for batches of rollouts from the first request to the last score, "
+    "one for deliveries of weights, and one for every engine."
+)
 _AHEAD = {"later batches that are whole": "queue/ready_batches", "age of tokens, versions": "engine/token_age"}
 
 
@@ -80,8 +88,7 @@ def _waits(run: TimelineRun) -> Markup:
     if ahead:
         parts.append(_card(list(ahead), lines_chart(run.steps, ahead, "batches, versions")))
     else:
-        parts.append(note("Nothing was drawn ahead (rollout.max_staleness=0), so there is no queue: while the policy is "
-                          "trained the engines wait, and while they draw the learner does."))  # fmt: skip
+        parts.append(note(_NO_QUEUE))
     parts += _mean_sentence(run)
     return section("waiting", "Who waited for whom", *parts)
 
@@ -131,7 +138,7 @@ def _controls() -> Markup:
     return join(
         [
             tag("div", *ends, *(button(*move) for move in moves), class_="controls"),
-            tag("p", "Drag over the picture to look at a part of it. Point at anything for its numbers.", class_="note"),
+            note("Drag over the picture to look at a part of it. Point at anything for its numbers."),
             tag("p", "reading …", id="status", role="status"),
             tag("noscript", note("The picture needs JavaScript.")),
             tag("div", id="legend", class_="legend"),
@@ -146,11 +153,10 @@ def _picture(run: TimelineRun) -> Markup:
     title = "Who did what when"
     if not run.events:
         return section("timeline", title, tag("p", run.why_no_events, id="status", role="status"))
-    parts: list[str] = [tag("p", "A lane for the learner's phases on rank 0, one for batches of rollouts from the first "
-                            "request to the last score, one for deliveries of weights, and one for every engine.")]  # fmt: skip
+    parts: list[str] = [tag("p", _LANES)]
     if run.num_left_out:
-        parts.append(tag("p", f"The {run.num_left_out:,} events of iterations before {run.events[0].iteration} are left "
-                         "out (stage.max_events).", class_="cut"))  # fmt: skip
+        left = f"The {run.num_left_out:,} events of iterations before {min(event.iteration for event in run.events)}"
+        parts.append(tag("p", f"{left} are left out (stage.max_events).", class_="cut"))
     return section("timeline", title, *parts, _controls())
 
 

@@ -1,5 +1,5 @@
-"""What the page of a run's timeline reads: lines of metrics.jsonl by iteration, events of timeline.jsonl, and what follows
-from them: where tokens ended, what each engine did, times without the hours in which no program ran.
+"""What the page of a run's timeline reads: lines of metrics.jsonl by iteration, events of timeline.jsonl, and what
+follows from them: where tokens ended, what each engine did, times without the hours in which no program ran.
 """
 
 import re
@@ -58,7 +58,8 @@ def read_timeline_run(run_dir: Path, max_events: int) -> TimelineRun:
         elif "eval/accuracy" in row:
             evaluations.append(row)
     if not rows:
-        raise BadInput(f"{path}: has no line of an iteration (seconds/iteration): set stage.run_dir to a run of main.py")
+        raise BadInput(f"{path}: has no line of an iteration (seconds/iteration): set stage.run_dir to a run of "
+                       "main.py")  # fmt: skip
     events, why = _read_events(run_dir / "timeline.jsonl")
     kept = _newest(events, max_events)
     return TimelineRun([rows[step] for step in sorted(rows)], evaluations, kept, len(events) - len(kept), why)
@@ -92,8 +93,8 @@ def _newest(events: list[TimelineEvent], most: int) -> list[TimelineEvent]:
 
 @dataclass(frozen=True)
 class Fates:
-    """Tokens of each iteration by where they ended, in the order in which they are stacked; `has_ledger`: whether the run
-    kept a ledger, else they are from `rollout/tokens` and `rollout/drawn_tokens`."""
+    """Tokens of each iteration by where they ended, in the order in which they are stacked; `has_ledger`: whether the
+    run kept a ledger, else they are from `rollout/tokens` and `rollout/drawn_tokens`."""
 
     tokens: dict[str, list[float]]
     has_ledger: bool
@@ -166,9 +167,9 @@ def natural(name: str) -> list[tuple[int, str]]:
 
 
 def picture_of(run: TimelineRun) -> dict[str, Any]:
-    """Return what the page's script draws: a list for every column of events, in the order of their starts. Times are in
-    milliseconds since the first one shown; `breaks`: where a program started again, after which iteration, and how many
-    seconds after the one before had ended."""
+    """Return what the page's script draws: a list for every column of events, in the order of their starts. Times are
+    in milliseconds since the first one shown; `breaks`: where a program started again, after which iteration, and how
+    many seconds after the one before had ended."""
     events, breaks = without_breaks(run.events)
     events.sort(key=lambda event: event.start)
     events = [event for event in events if event.lane != RUN]

@@ -29,8 +29,8 @@ class TimelineEvent:
     """who: run, iteration, learner (rank 0), drawing (a batch of rollouts), delivery (of weights), or an engine's
     name"""
     name: str
-    """what: start; a phase of docs/metrics.md#time; `batch 3`; `version 3`; of an engine asked (from its first request to
-    its last answer), lost or back"""
+    """what: start; a phase ([metrics](metrics.md#time)); `batch 3`; `version 3`; of an engine asked (from its first
+    request to its last answer), lost or back"""
     start: float
     """seconds since 1970"""
     end: float

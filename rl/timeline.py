@@ -90,7 +90,7 @@ class Timeline:
         self, lane: str, name: str, begun: float, ended: float, iteration: int | None = None, **numbers: int
     ) -> TimelineEvent:
         number = self.iteration if iteration is None else iteration
-        return TimelineEvent(number, lane, name, begun + self._offset, ended + self._offset, **numbers)
+        return TimelineEvent(number, lane, name, begun + self._offset, ended + self._offset, "", **numbers)
 
     def _end_phase(self) -> None:
         phase, self._phase = self._phase, None

@@ -201,7 +201,8 @@ def test_ranks_that_write_nothing_keep_nothing_and_short_phases_are_left_out(tmp
     assert not timeline._events
     timeline.open(tmp_path, 0)
     timeline.begin(1)
-    for name, begun, ended in [("update", 1.0, 2.0), ("update", 2.0, 3.0), ("probes", 3.0, 3.00005), ("update", 3.5, 4)]:
+    parts = [("update", 1.0, 2.0), ("update", 2.0, 3.0), ("probes", 3.0, 3.00005), ("update", 3.5, 4.0)]
+    for name, begun, ended in parts:
         timeline.add_phase(name, begun, ended)
     timeline.write([])
     found = [(event.name, round(event.end - event.start, 3)) for event in events_of(tmp_path, LEARNER)]
