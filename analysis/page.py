@@ -19,8 +19,8 @@ _LEAF = "M12 22V3M12 18H3V13M12 18h9v-5M12 11H5V7M12 11h7V7"
 
 @dataclass(frozen=True)
 class ReportData:
-    """Everything the page shows. `credit_pages`: run of reinforcement learning → address of its page of step credit, ""
-    where it was not made."""
+    """Everything the page shows. `credit_pages`, `timeline_pages`: run of reinforcement learning → address of its page
+    of step credit, and of its timeline; "" where it was not made."""
 
     name: str
     evaluations: Mapping[str, PolicyEvaluation]
@@ -33,6 +33,7 @@ class ReportData:
     metas: Sequence[Meta]
     pairs: Sequence[Meta]
     credit_pages: Mapping[str, str]
+    timeline_pages: Mapping[str, str]
 
 
 def _headline(data: ReportData) -> Markup:
@@ -84,7 +85,7 @@ def render_report(data: ReportData) -> str:
     ]
     names = ["accuracy", "losses", "calibration", "examples", "seconds", "counts"]
     if data.credit_pages:
-        parts.append(sections.credit_section(data.credit_pages))
+        parts.append(sections.credit_section(data.credit_pages, data.timeline_pages))
         names.append("credit")
     logo = tag("svg", tag("path", d=_LEAF), viewBox="0 0 24 24", class_="logo", aria_hidden="true")
     brand = tag("div", logo, tag("b", "Espalier"), tag("span", data.name, class_="muted"), class_="brand")

@@ -4,7 +4,7 @@
 
 `seconds.jsonl` and the X.meta.json files are read but are no inputs whose hashes must stay: the shell goes
 on appending seconds whenever the quick start is run again, and that must not make a finished report stale. The same
-holds for pages of step credit (credit.html in a run of reinforcement learning within RUN), which it links to.
+holds for pages of a run of reinforcement learning within RUN (credit.html, timeline.html), which it links to.
 """
 
 import os
@@ -69,7 +69,8 @@ class Report:
             seconds=seconds,
             metas=_read_metas([files.rewards(f"{name}.meta.json") for name in _COUNTED]),
             pairs=_read_metas(sorted(files.root.glob("pairs/*.meta.json"))),
-            credit_pages=_credit_pages(files, context.output.parent),
+            credit_pages=_rl_pages(files, "credit.html", context.output.parent),
+            timeline_pages=_rl_pages(files, "timeline.html", context.output.parent),
         )
         page = render_report(data)
         write_json(files.root / "summary.json", summarize(seconds, evaluations, prm, differences, data.metas))
@@ -83,9 +84,10 @@ def _read_all_losses(files: RunFiles) -> dict[str, LossCurves]:
     return {run: curves for run, curves in losses.items() if curves.train or curves.evaluation}
 
 
-def _credit_pages(files: RunFiles, folder: Path) -> dict[str, str]:
-    """Return by the name of a run of reinforcement learning the address of its page, as seen from `folder`."""
-    pages = {run: run / "credit.html" for run in files.rl_runs()}
+def _rl_pages(files: RunFiles, name: str, folder: Path) -> dict[str, str]:
+    """Return by the name of a run of reinforcement learning the address of its page of that file name, as seen from
+    `folder`; "" where it has none."""
+    pages = {run: run / name for run in files.rl_runs()}
     addresses = {run: quote(os.path.relpath(page, folder)) if page.is_file() else "" for run, page in pages.items()}
     return {run.resolve().name: address for run, address in addresses.items()}
 

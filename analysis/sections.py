@@ -267,15 +267,18 @@ def counts_section(metas: Sequence[Meta], pairs: Sequence[Meta]) -> Markup:
     )
 
 
-def credit_section(pages: Mapping[str, str]) -> Markup:
-    """Return a link to the page of step credit of every run of reinforcement learning, or the command that makes it."""
-    made = [
-        tag("p", tag("a", f"The step credit of {name}", href=address)) for name, address in pages.items() if address
-    ]
-    missing = [
-        note(f"{name} has samples and no page of them: run_stage.py -cn pages/inspect_credit stage.run_dir={name} "
-             f"output={name}/credit.html")
-        for name, address in pages.items()
-        if not address
-    ]  # fmt: skip
+def credit_section(credit: Mapping[str, str], timelines: Mapping[str, str]) -> Markup:
+    """Return links to the pages of every run of reinforcement learning, or the commands that make them."""
+    kinds = (
+        (credit, "The step credit of", "has samples and no page of them", "inspect_credit", "credit.html"),
+        (timelines, "The timeline of", "has no page of its timeline", "inspect_timeline", "timeline.html"),
+    )
+    made, missing = [], []
+    for pages, what, lacks, stage, file in kinds:
+        made += [tag("p", tag("a", f"{what} {name}", href=address)) for name, address in pages.items() if address]
+        missing += [
+            note(f"{name} {lacks}: run_stage.py -cn pages/{stage} stage.run_dir={name} output={name}/{file}")
+            for name, address in pages.items()
+            if not address
+        ]
     return section("credit", "Reinforcement learning", *made, *missing)

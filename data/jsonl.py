@@ -47,8 +47,9 @@ def _parse_line(line: bytes, place: str) -> dict[str, Any]:
     return row
 
 
-def iter_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(`file:line`, object) of every line that is not blank. Raises BadInput on a missing file."""
+def iter_rows(path: str | Path, leaves_torn: bool = False) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(`file:line`, object) of every line that is not blank; `leaves_torn`: but for a last one without its end, which
+    somebody may be writing. Raises BadInput on a missing file."""
     if not str(path):
         raise BadInput("the file to read is not named: add input=FILE, or the setting that is empty")
     path = Path(path)
@@ -60,7 +61,7 @@ def iter_rows(path: str | Path) -> Iterator[tuple[str, dict[str, Any]]]:
         if file.peek(2)[:2] == b"\x1f\x8b":
             raise BadInput(f"{path}: is a gzip file: unpack it first (gunzip)")
         for number, line in enumerate(file, 1):
-            if line.strip():
+            if line.strip() and not (leaves_torn and not line.endswith(b"\n")):
                 place = f"{path}:{number}"
                 yield place, _parse_line(line, place)
 

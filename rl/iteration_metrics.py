@@ -1,16 +1,19 @@
 """What an iteration measures on its way: the seconds of its phases, and numbers by their names in docs/metrics.md."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
+from espalier.rl.timeline import Timeline
 
 
 class Clock:
     """Seconds of phases. A phase that begins within another one pauses it: every second counts once, for the
-    innermost."""
+    innermost. `on_part` hears of every part of a phase: its name, begin and end, of `time.monotonic()`."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_part: Callable[[str, float, float], None] | None = None) -> None:
+        self._on_part = on_part
         self._seconds: dict[str, float] = {}
         self._open: list[str] = []
         self._since = 0.0
@@ -45,15 +48,22 @@ class Clock:
         now = time.monotonic()
         if self._open:
             self._seconds[self._open[-1]] = self._seconds.get(self._open[-1], 0.0) + now - self._since
+            if self._on_part is not None:
+                self._on_part(self._open[-1], self._since, now)
         self._since = now
 
 
 @dataclass
 class IterationMetrics:
-    """What is measured until it is taken: what comes between two iterations belongs to the later one."""
+    """What is measured until it is taken: what comes between two iterations belongs to the later one. Phases of `clock`
+    are events of `timeline`, where that is open."""
 
-    clock: Clock = field(default_factory=Clock)
+    timeline: Timeline = field(default_factory=Timeline)
+    clock: Clock = field(init=False)
     _values: dict[str, float] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.clock = Clock(self.timeline.add_phase)
 
     def add(self, values: Mapping[str, float], prefix: str = "") -> None:
         """Keep `values` as `{prefix}{name}`."""

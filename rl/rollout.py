@@ -30,6 +30,7 @@ from espalier.sampling.client import (
     ServerGone,
     ShowsLife,
 )
+from espalier.sampling.engine_work import ShowsWork, WorkSpan
 from espalier.sampling.requests import make_completions, make_trajectory, round_id
 from espalier.sampling.stall_watch import StallWatch
 
@@ -221,6 +222,11 @@ class Sampler:
     def go_on(self) -> None:
         """Ask again."""
         self._may_ask.set()
+
+    async def take_work(self) -> list[WorkSpan]:
+        """Return what the client's engines did since the last call, where it says that."""
+        await asyncio.sleep(0)  # who waits for an engine that is gone by now learns it first
+        return self.client.take_work() if isinstance(self.client, ShowsWork) else []
 
     async def _all(self, calls: Sequence[Callable[[], Awaitable[R]]], gate: asyncio.Semaphore | None = None) -> list[R]:
         """Return the results in order, `concurrency` at a time; whatever is left undone is cancelled."""

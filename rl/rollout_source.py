@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from espalier.data.prompt_window import fit_window
 from espalier.data.records import Problem
 from espalier.data.tasks.task import Task
+from espalier.data.timeline import DRAWING
 from espalier.rewards.score import Reward
 from espalier.rl.delivery.delivery import Delivery
 from espalier.rl.iteration_metrics import IterationMetrics
@@ -119,7 +120,7 @@ class SampledGroups:
         self._ahead: dict[int, asyncio.Task[DrawnBatch]] = {}
         self._waiting: dict[int, int] = {}  # tokens by iteration
         self._idle_since, self._idle_seconds = time.monotonic(), 0.0
-        self._num_moved = 0
+        self._num_gone: dict[str, int] = {}
         # rank 0's alone, and of its loop
         self._gate = asyncio.Semaphore(self.sampler.concurrency)
 
@@ -154,9 +155,7 @@ class SampledGroups:
         measured["rollout/num_groups"] = float(len(groups))
         measured["rollout/refused"] = float(len(batch.refused))
         measured["rollout/drawn_tokens"] = float(tokens_of(groups))
-        if isinstance(client := self.sampler.client, HasEngines):
-            moved, self._num_moved = client.num_moved - self._num_moved, client.num_moved
-            measured["rollout/asked_again"] = float(moved)
+        measured |= self._count_gone()
         self._waiting.pop(iteration)
         if config.rollout.dynamic_sampling_rounds > 0:
             kept = sorted(groups, key=agrees)[: config.rollout.num_problems]  # stable: the order of drawing stays
@@ -178,6 +177,18 @@ class SampledGroups:
             queue = {"ready_batches": float(num_ready), "batch_seconds": batch.seconds, "engines_idle_seconds": idle}
             measured |= balance | {f"queue/{name}": value for name, value in queue.items()}
         return groups, measured
+
+    def _count_gone(self) -> dict[str, float]:
+        """Return what engines of the run's own that are gone cost since the last call."""
+        client, before = self.sampler.client, self._num_gone
+        if not isinstance(client, HasEngines):
+            return {}
+        self._num_gone = {
+            "asked_again": client.num_moved,
+            "lost_samples": client.num_lost_samples,
+            "lost_tokens": client.num_lost_tokens,
+        }
+        return {f"rollout/{name}": float(num - before.get(name, 0)) for name, num in self._num_gone.items()}
 
     async def _next(self, iteration: int) -> tuple[DrawnBatch, int]:
         """Return (the batch of this iteration, how many later ones are drawn already). Engines say before and after
@@ -221,7 +232,11 @@ class SampledGroups:
                     break
         finally:
             self._ends(iteration)
-        batch.seconds = time.monotonic() - begun
+        ended = time.monotonic()
+        batch.seconds = ended - begun
+        counts = {"requests": len(batch.groups), "samples": sum(len(group.rollouts) for group in batch.groups)}
+        timeline, done = self.metrics.timeline, iteration + 1
+        timeline.add(DRAWING, f"batch {done}", begun, ended, done, tokens=tokens_of(batch.groups), **counts)
         return batch
 
     def _begins(self, iteration: int) -> None:

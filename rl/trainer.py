@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -73,6 +73,7 @@ class Trainer:
     def iterate(self, iteration: int) -> dict[str, float]:
         """Make one iteration (from 0); return its metrics."""
         started, done = time.monotonic(), iteration + 1
+        self.metrics.timeline.begin(done)
         sampler = self.rollout_source.sampler
         groups = self.rollout_source(iteration)
         experience = self.make_experience(groups, iteration)
@@ -91,7 +92,9 @@ class Trainer:
         # with the answers to further estimators nothing is trained: they are no cost of the run
         generated, self._counted = sampler.generated_tokens - self._counted, sampler.generated_tokens
         values["sampling/tokens"] = float(generated - num_further)
-        return values | {"seconds/iteration": time.monotonic() - started}
+        ended = time.monotonic()
+        self.metrics.timeline.end_iteration(started, ended)
+        return values | {"seconds/iteration": ended - started}
 
     def make_experience(self, groups: Sequence[RolloutGroup], iteration: int) -> Experience:
         """Return the tensors of all rollouts, with what every learner says of them. Raises ProbeFailed.
@@ -206,6 +209,8 @@ class Trainer:
         if first:
             log.info("resuming %s after iteration %d of %d", self.run_dir, first, config.num_iterations)
         self.tracking = Metrics(self.run_dir, config.tracking, first, config)
+        if is_main_rank():
+            self.metrics.timeline.open(self.run_dir, first)
         self.evaluation.accuracies = from_main_rank(lambda: read_accuracies(self.tracking.path))
         rewards = RewardWatch(self.tracking.path) if is_main_rank() else None
         line_every = config.tracking.line_every_seconds
@@ -218,16 +223,19 @@ class Trainer:
                 is_new = first == 0 and not self.evaluation.accuracies  # cut early it has been evaluated
                 if is_new and config.evaluation.every > 0:
                     self._evaluate(0)
+                self._write_timeline()
                 for iteration in range(first, self._last_iteration):
                     if self.evaluation.is_patience_over(iteration) or self._is_budget_spent(iteration):
                         break
                     values = self.iterate(iteration)
                     self.tracking.log(iteration + 1, values)
+                    self._write_timeline()
                     if rewards is not None:
                         rewards.add(iteration + 1, values)
                     rate = values["rollout/tokens"] / values["seconds/iteration"]
                     progress.update(iteration + 1, accuracy=values["rollout/accuracy"], tokens_per_second=rate)
                     self._after(iteration + 1)
+                    self._write_timeline()
             finally:
                 if is_main_rank():
                     self.loop.run(self._stop())
@@ -258,16 +266,23 @@ class Trainer:
         canaries = await sample_canaries(path, problems, sampler, params, self.delivery.sync, version, weights)
         await self.delivery.start(version, weights, canaries, self.config.seed)
 
+    def _write_timeline(self) -> None:
+        if is_main_rank():
+            self.metrics.timeline.write(self.loop.run(self.rollout_source.sampler.take_work()))
+
     async def _stop(self) -> None:
         """Close the client, after whatever a signal or an error left waiting for it."""
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+        work = await self.rollout_source.sampler.take_work()
         await self.rollout_source.sampler.client.close()
         await asyncio.to_thread(
             self.delivery.sync.close
         )  # behind it: what a delivery that was cut waits for is gone now
+        with suppress(OSError):  # on a full disk the run ends by what it was stopped by
+            self.metrics.timeline.write(work)
 
     def _is_anything_due(self, done: int) -> bool:
         """Say whether the policy after iteration `done` is evaluated or kept, before there are rollouts from it."""

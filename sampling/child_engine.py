@@ -16,7 +16,7 @@ from typing import Any
 
 from espalier.sampling.child_process import ChildProcess
 from espalier.sampling.client import LOOPBACK, EngineFailed, ServerGone, one_line
-from espalier.sampling.engine_process import CANCEL, receive, send
+from espalier.sampling.engine_process import CANCEL, DRAWN, receive, send
 
 _DYING_SECONDS = 5.0
 
@@ -31,6 +31,7 @@ class EngineConnection(ABC):
 
     `num_owed`: samples that it was asked for and has not given. `is_taking`: whether it takes weights, in silence;
     `has_weights`: whether it serves those of the policy that it follows.
+    `drawn`: how many tokens it has drawn for samples that it owes, by the ids of requests, as it last said.
     `gone`: why it answers no more, "" while it does.
     `host`: where it runs, as this machine reaches it.
     """
@@ -45,6 +46,7 @@ class EngineConnection(ABC):
         self.num_owed = 0
         self.is_taking = False
         self.has_weights = False
+        self.drawn: dict[str, int] = {}
         self.gone = ""
         self._is_loaded = False
         self._last_sign = 0.0
@@ -174,6 +176,9 @@ class EngineConnection(ABC):
             except Exception as wrong:  # no message of ours
                 self.give_up(f"{self.name} answered what cannot be read: {one_line(wrong)}")
                 return
+            if number == DRAWN:
+                self.drawn = value
+                continue
             self._last_sign = asyncio.get_running_loop().time()
             await self._hand_on(number, value, error)
         self.give_up(await self.why_it_ended())

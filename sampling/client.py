@@ -199,6 +199,10 @@ class HasEngines(ABC):
     """Whether samples are of the weights that were delivered last: an engine without them gets no request."""
     num_moved: int
     """Requests so far that were asked of another engine because theirs was gone."""
+    num_lost_samples: int
+    """Samples so far that engines owed when they were gone."""
+    num_lost_tokens: int
+    """Tokens that these engines had said, at most a second before, that they had drawn for them."""
     model: str
     log: str
     dtype: str

@@ -28,10 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from espalier.data.records import BadInput
+from espalier.data.timeline import BACK, LOST
 from espalier.sampling.child_engine import EngineConnection, Silent
 from espalier.sampling.child_process import CannotStart
 from espalier.sampling.client import HasEngines, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.engine_arguments import check_one_engine, spelled
+from espalier.sampling.engine_work import EngineWork, WorkSpan
 
 log = logging.getLogger("sample")
 
@@ -77,7 +79,7 @@ class EnginePool(HasEngines):
         self.max_model_length = int(self.options.get("max_model_len", self.max_model_len))
         self.follows_policy = False
         self.num_shortened = 0
-        self.num_moved = 0
+        self.num_moved = self.num_lost_samples = self.num_lost_tokens = 0
         self.num_started = [1] * self.num_engines  # processes of each engine so far
         self._engines: list[Any] = []
         self._lost: list[EngineConnection] = []
@@ -88,6 +90,7 @@ class EnginePool(HasEngines):
         self._starting: set[int] = set()  # of these, those that have room
         self._paused: set[int] = set()
         self._num_replaced = 0
+        self._work = [EngineWork(engine_name(number, self.num_engines)) for number in range(self.num_engines)]
 
     @abstractmethod
     def make_engine(self, number: int) -> EngineConnection:
@@ -153,14 +156,18 @@ class EnginePool(HasEngines):
         num_lost = 0
         while True:
             engine = await self._engine_of(request.problem_id)
+            work = self._work_of(engine)
+            found: list[Sample] | None = None
             engine.num_owed += params.n
+            work.begin()
             try:
-                found: list[Sample] = await engine.call("sample", request, params)
+                found = await engine.call("sample", request, params)
                 return found
             except ServerGone as error:
                 num_lost += 1
                 if engine not in self._lost:
                     raise
+                self._count_lost(work, params.n, engine.drawn.get(request.id, 0))
                 if num_lost > _MAX_MOVES:
                     raise ServerGone(
                         f"{num_lost} engines were gone while they had request '{request.id}', which is asked of no "
@@ -169,6 +176,22 @@ class EnginePool(HasEngines):
                 self.num_moved += 1
             finally:
                 engine.num_owed -= params.n
+                work.end(found)
+
+    def _work_of(self, engine: EngineConnection) -> EngineWork:
+        work = self._work[self._engines.index(engine)]
+        work.node = engine.host
+        return work
+
+    def _count_lost(self, work: EngineWork, num_samples: int, num_tokens: int) -> None:
+        """Count a request that its engine was lost under, and the tokens that are known to be drawn for it."""
+        self.num_lost_samples += num_samples
+        self.num_lost_tokens += num_tokens
+        work.lose(num_samples, num_tokens)
+
+    def take_work(self) -> list[WorkSpan]:
+        """Return what the engines did since the last call."""
+        return [span for work in self._work for span in work.take()]
 
     async def is_working(self) -> bool:
         """Say whether any engine says within `probe_seconds` that it samples, or one is being started."""
@@ -200,6 +223,7 @@ class EnginePool(HasEngines):
         if engine not in self._engines:
             return  # being closed
         self._lost.append(engine)
+        self._work_of(engine).mark(LOST)
         is_replaced = self._num_replaced < self.max_replaced
         num_living = sum(not other.gone for other in self._engines)
         kept = engine.log.with_suffix(f".lost-{self._num_replaced}.log") if is_replaced else engine.log
@@ -244,6 +268,7 @@ class EnginePool(HasEngines):
             del self._replacing[number]
         log.info("%s is there in place of the lost one", another.name)
         self._engines[number] = another
+        self._work_of(another).mark(BACK)
         self.num_started[number] += 1
         self._watching.append(asyncio.create_task(another.watch(self.silence_seconds, self.probe_seconds)))
 

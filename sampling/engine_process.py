@@ -5,7 +5,8 @@
 
 Messages are pickles behind their length: the engine's settings first, answered when it is loaded; then tuples:
 (number, method of `OneProcessEngine`, arguments), answered by (number, result, error or None) in any order; (number,
-"cancel", ()) takes a request back. It ends when the other end of the socket is closed.
+"cancel", ()) takes a request back. While it owes samples it says every second how many tokens it has drawn for each:
+(`DRAWN`, tokens by the ids of requests, None). It ends when the other end of the socket is closed.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ import contextlib
 import pickle
 import socket
 import sys
+import traceback
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,7 +22,9 @@ from typing import Any
 from espalier.sampling.client import EngineFailed, Refused, ServerGone, one_line
 
 CANCEL = "cancel"
+DRAWN = -1
 _LENGTH = 8
+_DRAWN_SECONDS = 1.0
 
 
 def send(writer: asyncio.StreamWriter, message: Any) -> None:
@@ -60,6 +64,18 @@ def _forget(tasks: dict[int, asyncio.Task[None]], number: int, _: asyncio.Task[N
     del tasks[number]
 
 
+async def _say_drawn(client: Any, writer: asyncio.StreamWriter) -> None:
+    """Only what is said before the engine is gone can be known of samples that nobody gets."""
+    try:
+        while True:
+            await asyncio.sleep(_DRAWN_SECONDS)
+            if drawn := client.drawn_so_far():
+                send(writer, (DRAWN, drawn, None))
+    except Exception:  # of another vLLM: requests are answered all the same
+        print("this engine cannot say what it has drawn for unfinished samples:", file=sys.stderr)
+        traceback.print_exc()
+
+
 async def serve(descriptor: int, make_client: Callable[..., Any]) -> None:
     """Answer until the socket is closed, which raises EOFError."""
     end = socket.socket(fileno=descriptor)
@@ -68,15 +84,19 @@ async def serve(descriptor: int, make_client: Callable[..., Any]) -> None:
     client = make_client(**await receive(reader))
     await _answer(client, (0, "open", ()), writer)
     tasks: dict[int, asyncio.Task[None]] = {}
-    while True:
-        call = await receive(reader)
-        number, name, _ = call
-        if name == CANCEL:
-            if number in tasks:
-                tasks[number].cancel()
-            continue
-        tasks[number] = asyncio.create_task(_answer(client, call, writer))
-        tasks[number].add_done_callback(partial(_forget, tasks, number))
+    saying = asyncio.create_task(_say_drawn(client, writer))
+    try:
+        while True:
+            call = await receive(reader)
+            number, name, _ = call
+            if name == CANCEL:
+                if number in tasks:
+                    tasks[number].cancel()
+                continue
+            tasks[number] = asyncio.create_task(_answer(client, call, writer))
+            tasks[number].add_done_callback(partial(_forget, tasks, number))
+    finally:
+        saying.cancel()
 
 
 if __name__ == "__main__":

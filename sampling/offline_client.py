@@ -7,6 +7,7 @@ finish here too.
 import asyncio
 import itertools
 import os
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,6 +45,7 @@ class OfflineClient:
         self._decode: Decoder | None = None
         self._numbers = itertools.count()
         self._waiting: dict[str, asyncio.Future[Any]] = {}
+        self._names: dict[str, str] = {}  # of requests for samples
         self._stepper: asyncio.Task[None] | None = None
         self._may_step = asyncio.Event()
         self._may_step.set()
@@ -87,6 +89,7 @@ class OfflineClient:
         has_text = bool(params.stop) or self._decode is None
         answer = await self.ask(
             request.prompt_ids,
+            request.id,
             n=params.n,
             temperature=params.temperature,
             top_p=params.top_p,
@@ -99,9 +102,9 @@ class OfflineClient:
         )
         return [self._sample(request.prompt_ids, output, has_text) for output in answer.outputs]
 
-    async def ask(self, prompt_ids: list[int], **params: Any) -> Any:
-        """Return vLLM's finished output for one prompt; `params` are its own. Raises Refused where vLLM takes no such
-        request, ServerGone where the engine failed."""
+    async def ask(self, prompt_ids: list[int], name: str = "", **params: Any) -> Any:
+        """Return vLLM's finished output for one prompt; `params` are its own, `name` is what `drawn_so_far` calls it
+        by. Raises Refused where vLLM takes no such request, ServerGone where the engine failed."""
         from vllm import SamplingParams as EngineParams
         from vllm.exceptions import VLLMValidationError
         from vllm.sampling_params import RequestOutputKind
@@ -115,6 +118,8 @@ class OfflineClient:
             raise Refused(one_line(error)) from None
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._waiting[number] = future
+        if name:
+            self._names[number] = name
         if self._stepper is None or self._stepper.done():
             self._stepper = asyncio.create_task(self._step_while_busy())
         try:
@@ -123,6 +128,20 @@ class OfflineClient:
             if self._waiting.pop(number, None) is not None and self._engine is not None:
                 self._engine.abort_request([number])
             raise
+        finally:
+            self._names.pop(number, None)
+
+    def drawn_so_far(self) -> dict[str, int]:
+        """Return by the ids of requests for samples how many tokens are drawn for those that have no answer yet."""
+        processor = self.engine.output_processor
+        states = [state for state in processor.request_states.values() if state.external_req_id in self._names]
+        drawn = Counter[str]()
+        for state in states:
+            drawn[state.external_req_id] += state.detokenizer.num_output_tokens()
+        for parent in {id(state.parent_req): state.parent_req for state in states if state.parent_req}.values():
+            ended = [output for output in parent.output_aggregator if output is not None]
+            drawn[parent.external_req_id] += sum(len(output.token_ids) for output in ended)
+        return {self._names[number]: num for number, num in drawn.items()}
 
     async def is_working(self) -> bool:
         """Say whether it samples: whoever asks has got the loop between two of its steps."""

@@ -19,14 +19,17 @@ import os
 import random
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 
 from espalier.data.records import BadInput
+from espalier.data.timeline import LOST
 from espalier.sampling.client import NotAnswered, Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.completion_api import PATHS, Transient, parse_samples, write_request
 from espalier.sampling.connection import Connection
 from espalier.sampling.engine_counters import EngineCounters
+from espalier.sampling.engine_work import EngineWork, WorkSpan
 from espalier.sampling.request_batching import Gathering
 
 log = logging.getLogger("sample")
@@ -43,6 +46,7 @@ class _Server:
         self.connection = connection
         self.gathering = Gathering(connection.ask, prompts_per_request)
         self.room = asyncio.Semaphore(concurrency) if concurrency else contextlib.nullcontext()
+        self.work = EngineWork(connection.url, urlsplit(connection.url).hostname or "")
         self.num_waiting = 0
         self.last_sign = 0.0
         self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -203,6 +207,7 @@ class VLLMClient:
             return
         if not server.gone.done():
             server.gone.set_result(str(error))
+            server.work.mark(LOST)
         left = self._living()
         if not left or self.needs_all:
             raise error
@@ -222,6 +227,10 @@ class VLLMClient:
                         self._leave_out(server, ServerGone(
                             f"{server.connection.url} gave no answer for {self.silence_seconds:g} s, nor one token for "
                             f"a sign of life in {self.probe_seconds:g} s"))  # fmt: skip
+
+    def take_work(self) -> list[WorkSpan]:
+        """Return what the servers did since the last call."""
+        return [span for server in self._servers for span in server.work.take()]
 
     async def is_working(self) -> bool:
         """Say whether any server gives a sign of life within `probe_seconds`."""
@@ -252,10 +261,14 @@ class VLLMClient:
                     if not server.num_waiting:
                         server.last_sign = asyncio.get_running_loop().time()
                     server.num_waiting += 1
+                    server.work.begin()
+                    samples: list[Sample] | None = None
                     try:
-                        return await self._unless_gone(server, self._sample_at(server, body, request, params))
+                        samples = await self._unless_gone(server, self._sample_at(server, body, request, params))
+                        return samples
                     finally:
                         server.num_waiting -= 1
+                        server.work.end(samples)
             except ServerGone as error:
                 self._leave_out(server, error)
 

@@ -30,6 +30,10 @@ class Sleeping:
             Sample(self.text, self.ids, "length", [-0.5 - k for k in range(len(self.ids))]) for _ in range(params.n)
         ]
 
+    def drawn_so_far(self) -> dict[str, int]:
+        """Nothing: all of a sample comes at once."""
+        return {}
+
     async def is_working(self) -> bool:
         """It does."""
         return True

@@ -49,6 +49,7 @@ PAGE = (
             ("pipeline/evaluation/evaluate.py", ("Prediction",)),
             ("data/sources.py", ("RejectedRow",)),
             ("data/records.py", ("SampledRollout",)),
+            ("data/timeline.py", ("TimelineEvent",)),
             ("data/predictions.py", ("ResponseLogprobs", "PairLogprobs", "StepPredictions", "RewardPrediction",
                                      "PairRewards")),
         ),

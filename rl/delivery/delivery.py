@@ -15,6 +15,7 @@ import torch
 
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.records import Problem, Trajectory
+from espalier.data.timeline import DELIVERY
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.policy import Policy
@@ -58,8 +59,10 @@ class Delivery:
         with self.metrics.clock.phase("probes"):
             moved = from_main_rank(lambda: self.sync.look(self.policy.network, version, weights))
         self.metrics.add(moved, "engine/")
+        begun = time.monotonic()
         with self.metrics.clock.phase("weight_sync"):
             serving = from_main_rank(lambda: self.loop.run(self._send(weights)))
+        self.metrics.timeline.add(DELIVERY, f"version {version}", begun, time.monotonic(), engines=serving)
         self.metrics.add({"serving": float(serving)}, "engine/")
 
     def prove_now(self) -> None:
@@ -120,7 +123,9 @@ class Delivery:
         self.sync.canaries = canaries
         await self.sync.prove_delivery(self.policy.network, seed, weights)
         self._proof |= await self.sync.sync(self.policy.network, version, weights)
-        log.info("the engine serves policy version %d (%.1f s)", version, time.monotonic() - started)
+        ended, serving = time.monotonic(), self.sync.num_serving
+        self.metrics.timeline.add(DELIVERY, f"version {version}", started, ended, engines=serving)
+        log.info("the engine serves policy version %d (%.1f s)", version, ended - started)
 
 
 async def sample_canaries(

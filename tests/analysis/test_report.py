@@ -225,15 +225,18 @@ def test_page_refers_to_nothing_outside_itself(run: Path) -> None:
     }
 
 
-def test_the_page_of_step_credit_is_linked_to_where_a_run_has_one(run: Path) -> None:
+def test_the_pages_of_step_credit_and_of_the_timeline_are_linked_to_where_a_run_has_them(run: Path) -> None:
     assert 'id="credit"' not in page_of(run)
     for name in ("grpo & co", "vineppo"):
         write_records(run / name / "samples" / "iteration-000001.jsonl", [])
         write_records(run / name / "metrics.jsonl", [{"step": 1, "rollout/reward": 0.5}])
     (run / "grpo & co" / "credit.html").write_text("")
+    (run / "vineppo" / "timeline.html").write_text("")
     page = page_of(run)
     assert '<a href="grpo%20%26%20co/credit.html">The step credit of grpo &amp; co</a>' in page
     assert "vineppo has samples and no page of them" in page
+    assert '<a href="vineppo/timeline.html">The timeline of vineppo</a>' in page
+    assert "grpo &amp; co has no page of its timeline: run_stage.py -cn pages/inspect_timeline" in page
     assert "No losses to show" not in page
 
 

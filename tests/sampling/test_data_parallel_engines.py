@@ -20,6 +20,7 @@ import yaml
 from hydra.errors import HydraException
 
 from espalier.data.records import BadInput
+from espalier.data.timeline import DRAWING, read_timeline
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import OwnEngine, StaleWeights
 from espalier.rl.trainer_from_config import check_client, engines_of
@@ -453,5 +454,11 @@ def test_a_run_with_engines_of_its_own_follows_the_policy(client: str, tiny_poli
     trained = [row for row in rows if "rollout/reward" in row]
     assert [row["engine/version_lag"] for row in trained] == [0, 1, 1, 1]
     assert sum(row["ledger/generated"] for row in trained) == sum(row["rollout/tokens"] for row in trained)
+    events = read_timeline(run_dir / "timeline.jsonl")
+    drawn = sum(event.tokens for event in events if event.lane == DRAWING)
+    assert drawn == sum(row["ledger/generated"] for row in trained)
+    by_engine = [sum(e.tokens for e in events if e.lane.startswith(f"engine {number} of 2")) for number in range(2)]
+    assert min(by_engine) > 0
+    assert sum(by_engine) > drawn, "evaluations and fixed responses too"
     assert all(0 <= row["engine/canary_gap"] < 0.1 for row in trained[:1] + trained[2:])  # a proof comes with the next
     assert (run_dir / "model" / "model.safetensors").is_file()

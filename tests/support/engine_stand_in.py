@@ -20,6 +20,7 @@ class StandIn:
         self.model, self.options, self.seed = model, options, seed
         self.version = "default"
         self.num_cancelled = 0
+        self.owed: dict[str, int] = {}
 
     async def open(self) -> None:
         if self.model == "missing":
@@ -42,15 +43,21 @@ class StandIn:
             os._exit(7)
         if what == "hang":
             time.sleep(60)
+        self.owed[request.id] = 3 * params.n
         try:
             await asyncio.sleep({"long": 60, "slow": 0.3}.get(what.partition("/")[0], 0.01))
         except asyncio.CancelledError:
             self.num_cancelled += 1
             raise
+        finally:
+            del self.owed[request.id]
         if "answer" in self.options:  # a text alone, as a chat API gives it
             return [Sample(self.options["answer"], [], "stop") for _ in range(params.n)]
         stop = f"{request.id}: {request.seed(self.seed)}" if params.is_seeded else ""
         return [Sample(str(self.options["seed"]), request.prompt_ids, "stop", stop=stop) for _ in range(params.n)]
+
+    def drawn_so_far(self) -> dict[str, int]:
+        return self.owed
 
     async def is_working(self) -> bool:
         return True

@@ -74,6 +74,25 @@ async def whoever_gives_up_leaves_nothing(client: OneProcessEngine) -> None:
     assert not await client.is_working()
 
 
+async def says_what_it_has_drawn(client: OneProcessEngine) -> None:
+    """Tokens of samples that nobody has yet, those that have ended before others of their request included."""
+    params = SamplingParams(n=4, temperature=1.0, max_tokens=100)
+    alone = SamplingParams(n=1, temperature=1.0, max_tokens=40)
+    asked = [asyncio.create_task(client.sample(SampleRequest(f"r{k}", "", ids), alone if k else params))
+             for k, ids in enumerate(PROMPTS[:2])]  # fmt: skip
+    seen: list[dict[str, int]] = []
+    while not all(task.done() for task in asked):
+        await asyncio.sleep(0)
+        seen.append(client.drawn_so_far())
+    for number, task in enumerate(asked):
+        totals = [drawn[f"r{number}"] for drawn in seen if f"r{number}" in drawn]
+        num = sum(len(sample.token_ids) for sample in task.result())
+        assert totals == sorted(totals)
+        assert 0 < totals[-1] < num
+        assert totals[-1] >= num - 4, "one step before the end"
+    assert client.drawn_so_far() == {}
+
+
 async def follows_the_policy(client: OneProcessEngine, policy: str) -> None:
     """Deliveries, receipts, stamps, the prefix cache, and what is said where one of them is missing."""
     model = load_policy(policy, "eager")
@@ -220,6 +239,7 @@ async def main(policy: str) -> None:
     assert client._decode is not None
     await same_text_as_vllm(client)
     await whoever_gives_up_leaves_nothing(client)
+    await says_what_it_has_drawn(client)
     await follows_the_policy(client, policy)
     await a_delivery_comes_once_and_to_its_own_trainer(client, policy)
     await takes_weights_in_the_middle_of_requests(client, policy)
