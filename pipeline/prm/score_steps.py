@@ -116,10 +116,15 @@ class ScoreSteps:
         parts = ScoreParts(context.output, input_path, models, trajectories)
         context.kept.append(parts.folder)
         is_seen = {problem_id: seen for problem_id, (_, seen) in chosen.items()}
-        for place, path in enumerate(models):
-            mine = [t for t in trajectories if chosen[t.problem_id][0] == place]
-            if any(t.id not in parts.scores for t in mine):
-                self._ask_engines(path, mine, parts, is_seen, context)
+        try:
+            for place, path in enumerate(models):
+                mine = [t for t in trajectories if chosen[t.problem_id][0] == place]
+                if any(t.id not in parts.scores for t in mine):
+                    self._ask_engines(path, mine, parts, is_seen, context)
+        except BaseException:
+            kept = f"{len(parts.scores)} of {len(trajectories)} solutions are scored and kept in {parts.folder}"
+            log.warning("%s: run the same command to go on", kept)
+            raise
         return parts.scores
 
     def _ask_engines(
