@@ -5,6 +5,7 @@ trained on, every trajectory is scored by the model that has not seen its proble
 """
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -148,7 +149,7 @@ class ScoreSteps:
                 log.info("engines agree with transformers: %s", found)
                 largest = max(found.largest_gap, context.counts.get("largest_gap", 0.0))
                 context.counts["largest_gap"] = round(largest, 6)
-            done = len(parts.scores)
+            done, began = len(parts.scores), time.monotonic()
             with context.progress("score", done + len(missing), "solution", done) as progress:
 
                 def add(places: list[int], scores: list[list[float]]) -> None:
@@ -156,6 +157,7 @@ class ScoreSteps:
                     progress.update(len(parts.scores))
 
                 score_by_engines(context.engines, list(map(step_tokens, missing)), self.batch_tokens, add)
+            log.info("engines scored %d solutions in %.1f s", len(missing), time.monotonic() - began)
         finally:
             context.engines.close()
 

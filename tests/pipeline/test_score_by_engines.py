@@ -1,6 +1,9 @@
 """prm/score_steps by engines: the same file as by transformers, kept as it comes, held against transformers first."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +30,7 @@ from espalier.sampling.engine_scorer import EngineScorer
 from tests.pipeline.test_training_problems import reward_model
 from tests.programs.test_prm import as_sampled
 
+ROOT = Path(__file__).resolve().parent.parent.parent
 Logits = list[list[list[float]]]
 
 
@@ -257,3 +261,22 @@ def test_the_stage_takes_a_client_by_name(client: str) -> None:
     scorer = EngineScorer(build(config.client, seed=config.seed), "s.jsonl.engine.log")
     assert (scorer.num_engines, scorer.max_length, scorer.client.log) == (3, 512, "s.jsonl.engine.log")
     assert scorer.client.settings(0)["scores_tokens"] is True
+
+
+@pytest.mark.slow
+@pytest.mark.server
+def test_two_real_engines_write_what_transformers_write(config: StageConfig, tiny_prm: Path, tmp_path: Path) -> None:
+    prm = str(steep(tiny_prm, tmp_path / "steep"))
+    command = [sys.executable, "run_stage.py", "-cn", "prm/score_steps", f"stage.model={prm}", f"input={config.input}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for output, more in (("alone", []), ("out", ["client=data_parallel_engines", "client.num_engines=2"])):
+        asked = [*command, f"output={tmp_path}/{output}.jsonl", *more]
+        done = subprocess.run(
+            asked, capture_output=True, text=True, timeout=280, cwd=ROOT, env=environment, check=False
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert "engines agree with transformers" in done.stderr
+    expected = scores_at(tmp_path / "alone.jsonl")
+    assert max(expected) - min(expected) > 0.3
+    assert scores_at(config.output) == pytest.approx(expected, abs=0.05)
+    assert (tmp_path / "out.jsonl.engine-1.log").is_file()

@@ -99,9 +99,9 @@ def test_rows_that_kill_engines_end_the_run_with_their_name(tmp_path: Path) -> N
 def test_a_refused_row_is_named_and_what_came_before_is_kept(tmp_path: Path) -> None:
     found: list[int] = []
     rows = rows_of("row", "row", "row", "refused")
-    with scorer(tmp_path, num_engines=1) as engines:
-        with pytest.raises(BadInput, match="an engine refuses a row: too long"):
-            engines.token_logits(rows, 10, lambda places, logits: found.extend(places))
+    refused = pytest.raises(BadInput, match="an engine refuses a row: too long")
+    with scorer(tmp_path, num_engines=1) as engines, refused:
+        engines.token_logits(rows, 10, lambda places, logits: found.extend(places))
     assert {0, 1} <= set(found) <= {0, 1, 2}  # two are under way at once
 
 
