@@ -5,6 +5,7 @@ An engine that reads a head otherwise (another activation, other places, a cache
 readily as one that is right. So the first solutions are scored by transformers too (`check_scores`).
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -14,7 +15,10 @@ import torch
 from espalier.data.records import BadInput
 from espalier.data.steps import StepTokens, TokenRow
 from espalier.models.load import BadModel, load_config
-from espalier.models.scalar_head import scores_from_logits
+from espalier.models.scalar_head import load_process_reward, scores_from_logits
+from espalier.rewards.process import score_step_tokens
+
+log = logging.getLogger(__name__)
 
 # What bf16 does to a score, seen on tiny models with steep heads: 0.003 on average, 0.011 at most.
 LARGEST_GAP, LARGEST_MEAN_GAP = 0.1, 0.02
@@ -161,3 +165,54 @@ def _gaps(engines: TokenScorer, rows: Sequence[TokenRow], expected: Sequence[Seq
     if rows:
         engines.token_logits(rows, max(len(row.ids) for row in rows) * len(rows), on_batch)
     return gaps
+
+
+class EngineScoredModel:
+    """A process reward model behind engines, where a network is asked for (`models.scalar_head.ScoresSteps`).
+
+    Args: its folder `path`; `engines`, which start when they are asked first; then `num_checked` solutions are scored
+    by transformers too. Raises BadModel on a folder that engines do not read.
+    """
+
+    def __init__(self, path: str, engines: TokenScorer, num_checked: int = 4):
+        check_engine_model(path)
+        self.path, self.engines, self.num_checked = path, engines, num_checked
+        self.config = load_config(path)
+        self._is_open = False
+
+    def eval(self) -> "EngineScoredModel":
+        """Return itself: engines do nothing else."""
+        return self
+
+    def to(self, device: torch.device) -> "EngineScoredModel":
+        """Return itself: engines have devices of their own."""
+        return self
+
+    def scores(
+        self, rows: Sequence[StepTokens], batch_tokens: int, on_progress: Callable[[int], None] = lambda done: None
+    ) -> list[list[float]]:
+        """Return the score in [0, 1] after every step of every solution. Raises ScoresDiffer, BadInput on a row that is
+        too long, and what engines raise."""
+        if not self._is_open:
+            self._start(rows)
+        found: dict[int, list[float]] = {}
+
+        def keep(places: list[int], scores: list[list[float]]) -> None:
+            found.update(zip(places, scores, strict=True))
+            on_progress(len(found))
+
+        score_by_engines(self.engines, rows, batch_tokens, keep)
+        return [found[place] for place in range(len(rows))]
+
+    def _start(self, rows: Sequence[StepTokens]) -> None:
+        checked = [row for row in rows if row.step_ends][: self.num_checked]
+        expected = score_step_tokens(load_process_reward(self.path), checked, pad_id=0) if checked else []
+        self.engines.open(self.path)
+        self._is_open = True
+        if checked:
+            log.info("engines agree with transformers: %s", check_scores(self.engines, checked, expected))
+
+    def close(self) -> None:
+        """End the engines."""
+        self._is_open = False
+        self.engines.close()

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ import torch
 import espalier
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.records import BadInput, StepScores, Trajectory
-from espalier.data.steps import StepTokens, TokenRow
+from espalier.data.steps import StepTokens
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import BadModel
 from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
@@ -29,46 +28,9 @@ from espalier.sampling.client import ServerGone
 from espalier.sampling.engine_scorer import EngineScorer
 from tests.pipeline.test_training_problems import reward_model
 from tests.programs.test_prm import as_sampled
+from tests.support.token_scorer import Engines, Logits
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-Logits = list[list[list[float]]]
-
-
-class Engines:
-    """A `TokenScorer` that computes in float32 here, one row a batch; `wrong` makes other logits of them. It is gone
-    after `num_rows` rows."""
-
-    max_length = 512
-
-    def __init__(self, num_rows: int = 1000, wrong: Callable[[Logits], Logits] = lambda logits: logits):
-        self.num_rows, self.wrong = num_rows, wrong
-        self.models: list[str] = []
-        self.asked: list[str] = []
-        self.is_open = False
-        self.shift = 0
-
-    def open(self, model: str) -> None:
-        assert not self.is_open
-        self.models.append(model)
-        self.is_open = True
-        self.network = load_process_reward(model).eval()
-
-    def close(self) -> None:
-        self.is_open = False
-
-    def token_logits(
-        self, rows: Sequence[TokenRow], batch_tokens: int, on_batch: Callable[[list[int], Logits], None]
-    ) -> None:
-        assert self.is_open
-        for place in reversed(range(len(rows))):
-            if len(self.asked) == self.num_rows:
-                raise ServerGone("no engine is left of 2")
-            row = rows[place]
-            self.asked.append(row.name)
-            with torch.no_grad():
-                logits = self.network(input_ids=torch.tensor([row.ids])).logits[0]
-            read = [min(asked + self.shift, len(row.ids) - 1) for asked in row.places]
-            on_batch([place], self.wrong([logits[read].tolist()]))
 
 
 @pytest.fixture(scope="module")
