@@ -82,6 +82,16 @@ class StepTokens:
     name: str = "solution"
 
 
+@dataclass(frozen=True)
+class TokenRow:
+    """Token ids, and the places in them (counted from 0, rising, one at least) that a score is asked of. Errors call it
+    by its `name`."""
+
+    name: str
+    ids: list[int]
+    places: list[int]
+
+
 def step_tokens(row: Trajectory | StepValues) -> StepTokens:
     """Return the token ids of a trajectory, called by its id."""
     return StepTokens(row.prompt_ids, row.response_ids, row.step_ends, f"trajectory '{row.id}'")

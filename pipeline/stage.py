@@ -7,6 +7,7 @@ beside it holds the resolved config, the hashes of all inputs, counts and second
 
 import json
 import logging
+import shutil
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,16 +25,20 @@ log = logging.getLogger("stage")
 
 @dataclass
 class StageContext:
-    """What a stage gets beside its own arguments: the task if one is set, the output, progress and counts."""
+    """What a stage gets beside its own arguments: the task if one is set, the output, progress and counts; `engines`
+    that score (`rewards.engine_scores.TokenScorer`) if a client is set. `kept` folders hold what is done of an output
+    and are removed when it is complete."""
 
     task: Any
     output: Path
     line_every_seconds: float
     counts: dict[str, Any] = field(default_factory=dict)
+    engines: Any = None
+    kept: list[Path] = field(default_factory=list)
 
-    def progress(self, name: str, total: int, unit: str) -> Progress:
-        """Return a progress bar."""
-        return Progress(name, total, unit, 0, self.line_every_seconds)
+    def progress(self, name: str, total: int, unit: str, done: int = 0) -> Progress:
+        """Return a progress bar; `done` of the total were so before."""
+        return Progress(name, total, unit, done, self.line_every_seconds)
 
 
 class Stage(Protocol):
@@ -46,16 +51,18 @@ class Stage(Protocol):
         """Return an iterable of records, a dict (one JSON document), or a str (a page)."""
 
 
-def run_stage(stage: Stage, task: Any, config: StageConfig) -> int:
+def run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any = None) -> int:
     """Run unless the output is there already, made of the same inputs by the same config.
 
-    Raises BadInput where the output exists and was made otherwise, or an input is missing.
+    Raises BadInput where the output exists and was made otherwise, an input is missing, or the stage asks no `engines`.
     """
+    if engines is not None and not getattr(stage, "asks_engines", False):
+        raise BadInput(f"{type(stage).__name__} asks no engines: leave client out")
     with exclusive(Path(config.output)):
-        return _run_stage(stage, task, config)
+        return _run_stage(stage, task, config, engines)
 
 
-def _run_stage(stage: Stage, task: Any, config: StageConfig) -> int:
+def _run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any) -> int:
     output = Path(config.output)
     paths = [path for path in [config.input, *stage.inputs()] if path]
     for path in paths:
@@ -71,7 +78,7 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig) -> int:
         log.info("%s is complete", output)
         return 0
     started = time.monotonic()
-    context = StageContext(task, output, config.tracking.line_every_seconds)
+    context = StageContext(task, output, config.tracking.line_every_seconds, engines=engines)
     result = stage.run(config.input, context)
     if isinstance(result, dict):
         write_json(output, result)
@@ -80,6 +87,8 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig) -> int:
             file.write(result)
     elif result is not None:
         context.counts["rows"] = write_records(output, result)
+    for folder in context.kept:
+        shutil.rmtree(folder)
     seconds = time.monotonic() - started
     write_json(meta_path, provenance(config, inputs, context.counts, seconds))
     shown = ", ".join(f"{name} {value}" for name, value in context.counts.items())

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from espalier.data.records import BadInput, Trajectory
-from espalier.rewards.score import HoldsModels, Interval, Reward, Score, ScoreRange, clipped, hull
+from espalier.rewards.score import HoldsEngines, HoldsModels, Interval, Reward, Score, ScoreRange, clipped, hull
 
 
 def compose(scores: Mapping[str, Score], weights: Mapping[str, float], limit: float = 0.0) -> Score:
@@ -107,6 +107,12 @@ class ComposedReward:
     def networks(self) -> dict[str, Any]:
         """Return all of them."""
         return {name: model for term in self._with_models() for name, model in term.networks().items()}
+
+    def close(self) -> None:
+        """End the terms' engines."""
+        for term in self.terms.values():
+            if isinstance(term, HoldsEngines):
+                term.close()
 
     def _with_models(self) -> list[Any]:
         return [term for term in self.terms.values() if isinstance(term, HoldsModels)]

@@ -140,6 +140,14 @@ def step_reward_range(form: str, offset: float, limit: float) -> Interval:
     return (low if low >= 0 else -math.inf, high if high <= 0 else math.inf)
 
 
+def _network(path: str, attention: str, engines: Any) -> Any:
+    if engines is None:
+        return load_process_reward(path, attention=attention).requires_grad_(False)
+    from espalier.rewards.engine_scores import EngineScoredModel
+
+    return EngineScoredModel(path, engines)
+
+
 FORMS = ("score", "progress", "minimum")
 
 
@@ -147,7 +155,9 @@ class ProcessReward:
     """A trained process reward model (`path`) as rewards at step ends; see `step_rewards` for the forms.
 
     Each reward is clipped to at most `limit` away from 0 where `limit` is above 0. `batch_tokens` bounds the
-    padded size of a forward pass. Raises BadInput on a form that does not exist or a temperature not above 0.
+    padded size of a forward pass. With `engines` (a `rewards.engine_scores.TokenScorer`) these score, and start with
+    the first solutions; None: transformers in this process. Raises BadInput on a form that does not exist or a
+    temperature not above 0.
     """
 
     def __init__(
@@ -159,12 +169,13 @@ class ProcessReward:
         limit: float = 0.0,
         batch_tokens: int = 16384,
         attention: str = "sdpa",
+        engines: Any = None,
     ):
         if form not in FORMS:
             raise BadInput(f"the form of a process reward is one of {', '.join(FORMS)}, got '{form}'")
         if temperature <= 0:
             raise BadInput(f"the temperature of a process reward must be above 0, got {temperature:g}")
-        self.model = load_process_reward(path, attention=attention).requires_grad_(False)
+        self.model: Any = _network(path, attention, engines)
         self.form, self.offset, self.temperature = form, offset, temperature
         self.limit, self.batch_tokens = limit, batch_tokens
 
@@ -175,7 +186,12 @@ class ProcessReward:
 
     def to(self, device: torch.device) -> None:
         """Move the network."""
-        self.model.to(device)  # type: ignore[arg-type]
+        self.model.to(device)
+
+    def close(self) -> None:
+        """End the engines, where they score."""
+        if not isinstance(self.model, torch.nn.Module):
+            self.model.close()
 
     def networks(self) -> dict[str, Any]:
         """Return the one network."""

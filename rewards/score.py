@@ -100,3 +100,11 @@ class HoldsModels(Protocol):
 
     def networks(self) -> dict[str, Any]:
         """Name → network; each must have the policy's tokenizer: it is given the policy's ids."""
+
+
+@runtime_checkable
+class HoldsEngines(Protocol):
+    """A reward that may have engines of its own."""
+
+    def close(self) -> None:
+        """End them."""

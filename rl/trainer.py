@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from espalier.data.records import BadInput
+from espalier.rewards.score import HoldsEngines
 from espalier.rl.delivery.delivery import Delivery, sample_canaries
 from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext
 from espalier.rl.evaluation import Evaluation, is_budget_spent, read_accuracies
@@ -278,6 +279,8 @@ class Trainer:
         await asyncio.gather(*left, return_exceptions=True)
         work = await self.rollout_source.sampler.take_work()
         await self.rollout_source.sampler.client.close()
+        if isinstance(reward := self.rollout_source.reward, HoldsEngines):
+            await asyncio.to_thread(reward.close)
         await asyncio.to_thread(
             self.delivery.sync.close
         )  # behind it: what a delivery that was cut waits for is gone now

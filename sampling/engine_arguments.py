@@ -11,6 +11,9 @@ from espalier.data.records import BadInput
 
 PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size")
 BACKEND = "distributed_executor_backend"
+# An engine that gives the logits of a head at every token. vLLM itself keeps its prefix cache on where attention is
+# causal; what comes from the cache has no logits, which `OfflineClient.token_logits` sees to.
+_SCORES = {"runner": "pooling"}
 # New weights, with a receipt of every worker.
 _TAKES_WEIGHTS = {"worker_extension_cls": "espalier.sampling.weight_receipt.ReceivesWeights"}
 # An engine of one device works in one process. On CPUs vLLM gives its worker a process of its own, which keeps a core
@@ -41,13 +44,20 @@ def is_one_process(options: Mapping[str, Any], takes_weights: bool) -> bool:
 
 
 def engine_arguments(
-    model: str, dtype: str, max_model_len: int | None, options: Mapping[str, Any], takes_weights: bool
+    model: str,
+    dtype: str,
+    max_model_len: int | None,
+    options: Mapping[str, Any],
+    takes_weights: bool,
+    scores_tokens: bool = False,
 ) -> dict[str, Any]:
-    """Of one engine: name → value, names with underscores. `max_model_len` in tokens."""
+    """Of one engine: name → value, names with underscores. `max_model_len` in tokens; `scores_tokens`: of a model with
+    a head at every token, which samples nothing."""
     return {
         "model": model,
         "dtype": dtype,
         "max_model_len": max_model_len,
+        **(_SCORES if scores_tokens else {}),
         **(_TAKES_WEIGHTS if takes_weights else {}),
         **(_ONE_PROCESS if is_one_process(options, takes_weights) else {}),
         **spelled(options),

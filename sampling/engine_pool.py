@@ -17,17 +17,22 @@ is left and none is being started.
 Where they follow a policy that changes, an engine has no request before it has the weights of now: one that was started
 in another's place waits for the next delivery. Where none is left that has them the run ends, unless they are on their
 way (`pause` to `resume`).
+
+Engines of a model with a head at every token (`scores_tokens`, set before `open`) give logits of whole rows instead of
+samples (`sampling.engine_scorer`).
 """
 
 import asyncio
 import logging
 import zlib
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from espalier.data.records import BadInput
+from espalier.data.steps import TokenRow
 from espalier.data.timeline import BACK, LOST
 from espalier.sampling.child_engine import EngineConnection, Silent
 from espalier.sampling.child_process import CannotStart
@@ -78,6 +83,7 @@ class EnginePool(HasEngines):
         self.dtype = str(self.options.get("dtype", self.dtype))
         self.max_model_length = int(self.options.get("max_model_len", self.max_model_len))
         self.follows_policy = False
+        self.scores_tokens = False
         self.num_shortened = 0
         self.num_moved = self.num_lost_samples = self.num_lost_tokens = 0
         self.num_started = [1] * self.num_engines  # processes of each engine so far
@@ -107,6 +113,7 @@ class EnginePool(HasEngines):
             "max_model_len": self.max_model_length,
             "dtype": self.dtype,
             "seed": self.seed,
+            "scores_tokens": self.scores_tokens,
             "options": {"seed": self.seed + number, **self.options},
         }
 
@@ -153,30 +160,44 @@ class EnginePool(HasEngines):
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
         """Return `params.n` samples of one prompt; of another engine where one is gone. Raises Refused, ServerGone."""
         self.num_shortened += 0 < self.max_model_length - len(request.prompt_ids) < params.max_tokens
+        what = f"request '{request.id}'"
+        found: list[Sample] = await self._ask_one(what, request.problem_id, params.n, "sample", request, params)
+        return found
+
+    async def token_logits(self, rows: Sequence[TokenRow]) -> list[list[list[float]]]:
+        """Return `OfflineClient.token_logits` of every row, all by the engine that owes the fewest; of another engine
+        where one is gone. Raises Refused, ServerGone."""
+        what = f"{len(rows)} rows from {rows[0].name} on"
+        found: list[list[list[float]]] = await self._ask_one(what, "", len(rows), "logits_of_rows", rows)
+        return found
+
+    async def _ask_one(self, what: str, problem_id: str, num_owed: int, name: str, *arguments: Any) -> Any:
+        """Return what that method of one engine returns, of another engine where one is gone."""
         num_lost = 0
         while True:
-            engine = await self._engine_of(request.problem_id)
+            engine = await self._engine_of(problem_id)
             work = self._work_of(engine)
-            found: list[Sample] | None = None
-            engine.num_owed += params.n
+            samples: list[Sample] | None = None
+            engine.num_owed += num_owed
             work.begin()
             try:
-                found = await engine.call("sample", request, params)
+                found = await engine.call(name, *arguments)
+                samples = found if name == "sample" else None
                 return found
             except ServerGone as error:
                 num_lost += 1
                 if engine not in self._lost:
                     raise
-                self._count_lost(work, params.n, engine.drawn.get(request.id, 0))
+                if name == "sample":
+                    self._count_lost(work, num_owed, engine.drawn.get(arguments[0].id, 0))
                 if num_lost > _MAX_MOVES:
                     raise ServerGone(
-                        f"{num_lost} engines were gone while they had request '{request.id}', which is asked of no "
-                        f"other: {error}"
+                        f"{num_lost} engines were gone while they had {what}, asked of no other: {error}"
                     ) from None
                 self.num_moved += 1
             finally:
-                engine.num_owed -= params.n
-                work.end(found)
+                engine.num_owed -= num_owed
+                work.end(samples)
 
     def _work_of(self, engine: EngineConnection) -> EngineWork:
         work = self._work[self._engines.index(engine)]

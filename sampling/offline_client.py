@@ -11,14 +11,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from espalier.data.steps import Decoder
+from espalier.data.steps import Decoder, TokenRow
 from espalier.data.token_text import added_text
 from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone, one_line
 from espalier.sampling.engine_arguments import engine_arguments, spelled
 
+_TASK: Any = "token_classify"  # a name of vLLM's: logits of a head at every token
+
 
 class OfflineClient:
-    """Args: `model` folder; `options` are vLLM's engine arguments (`tensor_parallel_size: 2`).
+    """Args: `model` folder; `options` are vLLM's engine arguments (`tensor_parallel_size: 2`). Where it `scores_tokens`
+    the model has a head at every token and samples nothing.
 
     The engine works in processes of its own, whose memory comes back when it is closed.
     """
@@ -33,8 +36,10 @@ class OfflineClient:
         kv_cache_gib: int = 1,
         seed: int = 0,
         options: dict[str, Any] | None = None,
+        scores_tokens: bool = False,
     ):
         self.model = model
+        self.scores_tokens = scores_tokens
         self.name = "the engine"
         self.kv_cache_gib = kv_cache_gib
         self.seed = seed
@@ -62,10 +67,14 @@ class OfflineClient:
         from vllm import LLM
         from vllm import SamplingParams as EngineParams
 
-        own = engine_arguments(self.model, self.dtype, self.max_model_length, self.options, self.takes_weights)
+        how = (self.takes_weights, self.scores_tokens)
+        own = engine_arguments(self.model, self.dtype, self.max_model_length, self.options, *how)
         llm = LLM(**({"seed": self.seed, "disable_log_stats": True} | own))
-        warm_up = EngineParams(max_tokens=2, temperature=0.0)
-        llm.generate([{"prompt_token_ids": [0] * 16}], warm_up, use_tqdm=False)
+        warm_up = [{"prompt_token_ids": [0] * 16}]
+        if self.scores_tokens:
+            llm.encode(warm_up, pooling_task=_TASK, use_tqdm=False)
+        else:
+            llm.generate(warm_up, EngineParams(max_tokens=2, temperature=0.0), use_tqdm=False)
         self._engine = llm.llm_engine
 
     async def close(self) -> None:
@@ -106,11 +115,42 @@ class OfflineClient:
         """Return vLLM's finished output for one prompt; `params` are its own, `name` is what `drawn_so_far` calls it
         by. Raises Refused where vLLM takes no such request, ServerGone where the engine failed."""
         from vllm import SamplingParams as EngineParams
-        from vllm.exceptions import VLLMValidationError
         from vllm.sampling_params import RequestOutputKind
 
         # with another kind of output only the sample that ends last comes back
         asked = EngineParams(flat_logprobs=True, output_kind=RequestOutputKind.FINAL_ONLY, **params)
+        return await self._answer(prompt_ids, asked, name)
+
+    async def token_logits(self, row: TokenRow) -> list[list[float]]:
+        """Return the head's logits [L], without its activation, at every asked place of a row, in float32.
+
+        Tokens that come from the prefix cache have none: a row with an asked place among them is computed whole.
+        Raises Refused where vLLM takes no such row, ServerGone where the engine failed or its numbers are none.
+        """
+        try:
+            found = await self._pooled(row.ids, reads_cache=True)
+            if found.num_cached_tokens > row.places[0]:
+                found = await self._pooled(row.ids, reads_cache=False)
+        except Refused as error:
+            raise Refused(f"{row.name}: {error}") from None
+        start, logits = found.num_cached_tokens, found.outputs.data
+        if len(logits) != len(row.ids) - start or not bool(logits.isfinite().all()):
+            shape = tuple(logits.shape)
+            raise ServerGone(f"{row.name}: the vLLM engine gave logits of shape {shape} for {len(row.ids)} tokens of "
+                             f"which {start} were in its cache, or some that are no numbers")  # fmt: skip
+        rows: list[list[float]] = logits.float()[[place - start for place in row.places]].tolist()
+        return rows
+
+    async def _pooled(self, ids: list[int], reads_cache: bool) -> Any:
+        from vllm import PoolingParams
+
+        asked = PoolingParams(task=_TASK, use_activation=False, skip_reading_prefix_cache=not reads_cache)
+        return await self._answer(ids, asked)
+
+    async def _answer(self, prompt_ids: list[int], asked: Any, name: str = "") -> Any:
+        """Return vLLM's finished output. Raises as `ask`."""
+        from vllm.exceptions import VLLMValidationError
+
         number = str(next(self._numbers))
         try:
             self.engine.add_request(number, {"prompt_token_ids": prompt_ids}, asked)

@@ -4,10 +4,12 @@ Texts are decoded once, at the end of a sample, where no stop string has to be l
 samples with log-probs come in three quarters of a server's time.
 """
 
+import asyncio
 import os
+from collections.abc import Sequence
 from typing import Any
 
-from espalier.data.steps import Decoder
+from espalier.data.steps import Decoder, TokenRow
 from espalier.sampling.client import LOOPBACK, ServerGone, one_line
 from espalier.sampling.offline_client import OfflineClient
 
@@ -23,11 +25,17 @@ class OneProcessEngine(OfflineClient):
     def _load(self) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
         super()._load()
+        if self.scores_tokens:
+            return
         from transformers import PreTrainedTokenizerBase
 
         tokenizer = self.engine.get_tokenizer()
         if isinstance(tokenizer, PreTrainedTokenizerBase):
             self._decode = Decoder(tokenizer)
+
+    async def logits_of_rows(self, rows: Sequence[TokenRow]) -> list[list[list[float]]]:
+        """Return `token_logits` of every row, computed together. Raises as that does."""
+        return list(await asyncio.gather(*map(self.token_logits, rows)))
 
     @property
     def host(self) -> str:

@@ -20,6 +20,9 @@ class StageConfig:
     """of every random draw of the stage"""
     task: Any = None
     """the task of the problems, as `task=gsm8k`; null for a stage that needs none"""
+    client: Any = None
+    """engines that score, as `client=data_parallel_engines`, for a stage that can ask them (prm/score_steps); null:
+    the stage computes in its own process"""
     stage: Any = MISSING
     """the stage itself, which the config file names; its settings are `stage.NAME`"""
     tracking: TrackingConfig = field(default_factory=TrackingConfig)

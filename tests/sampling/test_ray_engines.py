@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+from espalier.data.steps import TokenRow
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.trainer_from_config import engines_of
 from espalier.runtime.ray_cluster import (
@@ -36,6 +37,7 @@ from espalier.runtime.ray_cluster import (
 )
 from espalier.sampling.child_process import CannotStart
 from espalier.sampling.client import Refused
+from espalier.sampling.engine_scorer import EngineScorer
 from espalier.sampling.ray_engines import RayEngines
 from tests.sampling.test_data_parallel_engines import TWO, opened, request, wait_until
 
@@ -91,6 +93,29 @@ def test_problems_are_shared_out_over_the_nodes_and_nothing_is_left_behind(clust
     assert stand_ins() == []
     assert set(Path(tempfile.gettempdir()).glob("espalier-engine-*")) <= folders
     assert (tmp_path / "engine-1.log").is_file()
+    asyncio.run(wait_until(all_is_free))
+
+
+def test_engines_that_score_are_asked_on_every_node_and_one_that_is_lost_is_done_without(
+    cluster: Any, tmp_path: Path
+) -> None:
+    rows = [TokenRow("slow" if k else "row", [k, 7], [0]) for k in range(16)]
+    scorer = EngineScorer(Stood(num_engines=2, placement="STRICT_SPREAD"), str(tmp_path / "engine.log"))
+    found: dict[int, list[list[float]]] = {}
+
+    def on_batch(places: list[int], logits: list[list[list[float]]]) -> None:
+        found.update(zip(places, logits, strict=True))
+        if len(found) == 2:  # both engines have more to do
+            os.kill(stand_ins()[1], signal.SIGKILL)
+
+    scorer.open("prm")
+    try:
+        scorer.token_logits(rows, 2, on_batch)
+    finally:
+        scorer.close()
+    assert sorted((place, pair[0]) for place, pairs in found.items() for pair in pairs) == [(k, k) for k in range(16)]
+    assert {pair[1] for pairs in found.values() for pair in pairs} == {0.0, 1.0}
+    assert stand_ins() == []
     asyncio.run(wait_until(all_is_free))
 
 

@@ -1,5 +1,6 @@
-"""A program that talks as `sampling.engine_process` does, with no vLLM behind it: what it does is in the request's id
-("die", or "die at 1" for the second engine alone).
+"""A program that talks as `sampling.engine_process` does, with no vLLM behind it: what it does is in the request's id,
+or the row's name ("die", or "die at 1" for the second engine alone). Where it scores tokens, the logits at a place are
+the token there and the engine's number.
 
 python -m tests.support.engine_stand_in DESCRIPTOR
 """
@@ -9,15 +10,17 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
+from espalier.data.steps import TokenRow
 from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.engine_process import serve
 
 
 class StandIn:
-    def __init__(self, model: str, options: dict[str, Any], seed: int, **_: Any):
-        self.model, self.options, self.seed = model, options, seed
+    def __init__(self, model: str, options: dict[str, Any], seed: int, scores_tokens: bool = False, **_: Any):
+        self.model, self.options, self.seed, self.scores_tokens = model, options, seed, scores_tokens
         self.version = "default"
         self.num_cancelled = 0
         self.owed: dict[str, int] = {}
@@ -29,8 +32,26 @@ class StandIn:
         if self.model == "slow":
             time.sleep(60)
 
+    async def logits_of_rows(self, rows: Sequence[TokenRow]) -> list[list[list[float]]]:
+        if not self.scores_tokens:
+            raise ServerGone("it samples")
+        for row in rows:
+            await self._do(row.name)
+        return [[[float(row.ids[place]), float(self.options["seed"])] for place in row.places] for row in rows]
+
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        what, _, where = request.id.partition(" at ")
+        self.owed[request.id] = 3 * params.n
+        try:
+            await self._do(request.id)
+        finally:
+            del self.owed[request.id]
+        if "answer" in self.options:  # a text alone, as a chat API gives it
+            return [Sample(self.options["answer"], [], "stop") for _ in range(params.n)]
+        stop = f"{request.id}: {request.seed(self.seed)}" if params.is_seeded else ""
+        return [Sample(str(self.options["seed"]), request.prompt_ids, "stop", stop=stop) for _ in range(params.n)]
+
+    async def _do(self, name: str) -> None:
+        what, _, where = name.partition(" at ")
         what = what if where in ("", str(self.options["seed"])) else "good"
         if what == "refused":
             raise Refused("too long")
@@ -43,18 +64,11 @@ class StandIn:
             os._exit(7)
         if what == "hang":
             time.sleep(60)
-        self.owed[request.id] = 3 * params.n
         try:
             await asyncio.sleep({"long": 60, "slow": 0.3}.get(what.partition("/")[0], 0.01))
         except asyncio.CancelledError:
             self.num_cancelled += 1
             raise
-        finally:
-            del self.owed[request.id]
-        if "answer" in self.options:  # a text alone, as a chat API gives it
-            return [Sample(self.options["answer"], [], "stop") for _ in range(params.n)]
-        stop = f"{request.id}: {request.seed(self.seed)}" if params.is_seeded else ""
-        return [Sample(str(self.options["seed"]), request.prompt_ids, "stop", stop=stop) for _ in range(params.n)]
 
     def drawn_so_far(self) -> dict[str, int]:
         return self.owed

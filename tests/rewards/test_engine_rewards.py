@@ -1,0 +1,68 @@
+"""Process rewards in RL by engines of their own: the same rewards, held against transformers, ended with the run."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from espalier.models.load import BadModel
+from espalier.rewards.composed import ComposedReward
+from espalier.rewards.engine_scores import ScoresDiffer
+from espalier.rewards.outcome import OutcomeReward
+from espalier.rewards.process import ProcessReward
+from espalier.rewards.score import HoldsModels
+from espalier.runtime.entrypoint import build, compose_config
+from espalier.runtime.schemas import RLConfig
+from espalier.sampling.engine_scorer import EngineScorer
+from tests.rewards.test_rewards import CUT, RIGHT, WRONG
+from tests.support.token_scorer import Engines
+
+ROWS = [replace(row, id=f"{k}{row.id}", prompt_ids=[3 + k, 9]) for k in range(3) for row in (RIGHT, CUT, WRONG)]
+
+
+def test_engines_give_the_rewards_that_transformers_give(tiny_prm: Path) -> None:
+    engines = Engines()
+    by_engines = ProcessReward(str(tiny_prm), engines=engines)
+    assert engines.models == []  # not before they are asked
+    expected = ProcessReward(str(tiny_prm))(ROWS)
+    for _ in range(2):
+        for own, wanted in zip(by_engines(ROWS), expected, strict=True):
+            assert own.steps == pytest.approx(wanted.steps, abs=0.02)
+            assert own.parts == pytest.approx(wanted.parts, abs=0.02)
+    assert engines.models == [str(tiny_prm)]
+    assert len(engines.asked) == 4 + 4 + 9 + 9  # the first four are checked, once
+
+
+def test_engines_that_read_otherwise_end_the_run_at_the_first_rewards(tiny_prm: Path) -> None:
+    wrong = Engines(wrong=lambda logits: [[[value + 1 for value in at] for at in row] for row in logits])
+    with pytest.raises(ScoresDiffer, match="score the same solutions differently"):
+        ProcessReward(str(tiny_prm), engines=wrong)(ROWS)
+
+
+def test_they_end_with_the_run_and_their_vocabulary_is_known(tiny_prm: Path, tiny_policy: Path) -> None:
+    engines = Engines()
+    reward = ComposedReward({"outcome": OutcomeReward(), "process": ProcessReward(str(tiny_prm), engines=engines)})
+    assert isinstance(reward, HoldsModels)
+    reward.to(torch.device("cpu"))
+    config = reward.networks()["process reward model"].config
+    assert (config.vocab_size, config.name_or_path) == (320, str(tiny_prm))
+    reward(ROWS)
+    assert engines.is_open
+    reward.close()
+    assert not engines.is_open
+    ProcessReward(str(tiny_prm)).close()  # without engines there is nothing to end
+    with pytest.raises(BadModel, match="is no process reward model"):
+        ProcessReward(str(tiny_policy), engines=engines)
+
+
+@pytest.mark.parametrize("more", [[], ["client@reward.terms.process.engines.client=ray_engines"]])
+def test_a_run_names_them_by_its_reward(more: list[str], tiny_prm: Path) -> None:
+    settings = ["reward=process_by_engines", f"reward.terms.process.path={tiny_prm}", "model.path=M", "output_dir=D"]
+    settings += ["reward.terms.process.engines.client.num_engines=3", *more]
+    config = compose_config(RLConfig, "exp/ppo/grpo_word_arithmetic", settings)
+    node = config.reward["terms"]["process"]["engines"]
+    engines = build(node)
+    assert isinstance(engines, EngineScorer)
+    assert (engines.num_engines, engines.client.log) == (3, "D/process_reward.log")
+    assert type(engines.client).__name__ == ("RayEngines" if more else "DataParallelEngines")
