@@ -74,9 +74,12 @@ class Trainer:
         started, done = time.monotonic(), iteration + 1
         sampler = self.rollout_source.sampler
         groups = self.rollout_source(iteration)
+        if not self._asks_more(iteration):
+            self.delivery.sleep()
         experience = self.make_experience(groups, iteration)
         estimate, experience = self.estimate(groups, experience, iteration)
         further, num_further = self.ask_further(groups, experience, iteration)
+        self.delivery.sleep()
         updated = self.learn(experience, iteration)
         weights = self.policy.next_weights()
         with self.rollout_source.at_rest(done):
@@ -152,6 +155,11 @@ class Trainer:
         counts = {"completions": context.num_completions, "completion_tokens": context.num_completion_tokens}
         self.metrics.add({name: float(count) for name, count in counts.items()}, "samples/")
         return further, context.num_completion_tokens
+
+    def _asks_more(self, iteration: int) -> bool:
+        """Say whether an estimator of this iteration may ask the engines, behind the rollouts."""
+        further = self.samples.estimators.values() if self.samples.is_due(iteration + 1) else ()
+        return any(estimator.samples_more for estimator in (self.estimator, *further))
 
     def _context(self, iteration: int, clock: Clock) -> EstimatorContext:
         """Return what estimators of this iteration may ask."""
