@@ -217,6 +217,7 @@ class Trainer:
                 weights = self.policy.weights()
                 if self.policy.average is not None and first == 0:
                     self.policy.average.start(weights)
+                self.delivery.make_room()
                 from_main_rank(lambda: self.loop.run(self._start(first, weights)))
                 is_new = first == 0 and not self.evaluation.accuracies  # cut early it has been evaluated
                 if is_new and config.evaluation.every > 0:

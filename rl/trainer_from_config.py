@@ -233,8 +233,8 @@ def check_sleep(client: RLClient) -> None:
         raise BadConfig("engine.sleeps=true puts engines of the run's own to sleep, and client=vllm asks a server: set "
                         "client=data_parallel_engines server=none, or engine.sleeps=false")  # fmt: skip
     if not client.can_sleep():
-        raise BadConfig("engine.sleeps=true lets go of a GPU's memory, and there is no GPU here (vLLM does not sleep on "
-                        "CPUs): set engine.sleeps=false")  # fmt: skip
+        raise BadConfig("engine.sleeps=true lets go of a GPU's memory, and there is no GPU here (vLLM does not sleep "
+                        "on CPUs): set engine.sleeps=false")  # fmt: skip
 
 
 def engines_of(client: RLClient, server: "VLLMServer | None") -> list[LiveEngine]:

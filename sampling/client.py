@@ -32,8 +32,7 @@ class EngineFailed(ServerGone):
 
 
 class EngineAsleep(RuntimeError):
-    """What an engine is asked that sleeps: it has neither weights nor a cache, and would compute for ever or nonsense.
-    """
+    """It was asked something that it cannot answer: it has neither weights nor a cache."""
 
 
 class BudgetSpent(RuntimeError):

@@ -62,7 +62,7 @@ class Delivery:
             moved = from_main_rank(lambda: self.sync.look(self.policy.network, version, weights))
         self.metrics.add(moved, "engine/")
         with self.metrics.clock.phase("weight_sync"):
-            self._make_room()
+            self.make_room()
             serving, waking = from_main_rank(lambda: self.loop.run(self._send(weights)))
         self.is_awake = True
         if self.sleeps:
@@ -78,7 +78,7 @@ class Delivery:
             from_main_rank(lambda: self.loop.run(self.sync.sleep()))
         self.is_awake = False
 
-    def _make_room(self) -> None:
+    def make_room(self) -> None:
         """Give the memory that this rank holds and does not use back to its GPU, on every rank, where engines share
         it."""
         if not self.sleeps:

@@ -14,8 +14,8 @@ version, and has to show that stamp before and after an iteration's rollouts: on
 program delivers to, is not taken for this one.
 
 Engines that share their devices with the learner **sleep** between the last request of an iteration and the delivery
-(`sleep`): their weights are lost, and their caches. They take the memory of the weights again before the stream, that of
-the cache behind it. The proofs below are of engines that are awake, so that what sleep has cost them is noticed.
+(`sleep`): their weights are lost, and their caches. They take the memory of the weights again before the stream, that
+of the cache behind it. The proofs below are of engines that are awake, so that what sleep has cost them is noticed.
 
 Two more proofs of every delivery are asked for beside the first rollouts from it (`prove`), and before anything is
 evaluated or saved: they cost the engine little and would keep it waiting. A prompt asked after the last rollouts must
@@ -124,9 +124,10 @@ class WeightSync:
         return self.dtype or torch.bfloat16
 
     async def deliver(self, weights: Weights, stamp: str = "") -> None:
-        """Send the weights to every engine that is there, woken where it sleeps, compare every receipt, and stamp the engines; those that can
-        draw no token meanwhile. Where an engine is gone under it, the others (and, where none is left, those that are
-        being started in their place) get the whole delivery again, once. Raises StaleWeights, ServerGone."""
+        """Send the weights to every engine that is there (one that sleeps is woken), compare every receipt, and stamp
+        the engines; those that can draw no token meanwhile. Where an engine is gone under it, the others (and, where
+        none is left, those that are being started in their place) get the whole delivery again, once. Raises
+        StaleWeights, ServerGone."""
         await self._wake(WEIGHTS_MEMORY)
         before = await self._present()
         try:

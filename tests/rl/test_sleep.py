@@ -5,7 +5,7 @@ import asyncio
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,16 @@ import torch
 
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.rl.advantages.grpo import GRPO
-from espalier.rl.advantages.vineppo import VinePPO
+from espalier.rl.advantages.spo import SPO
 from espalier.rl.combinations import check_sleep as check_sleep_settings
-from espalier.rl.delivery.weight_sync import WeightSync
+from espalier.rl.delivery.weight_update_engine import OwnEngine
 from espalier.rl.estimator_context import AdvantageEstimator
 from espalier.rl.probes.checks import ProbeFailed
 from espalier.rl.trainer import Trainer
 from espalier.rl.trainer_from_config import check_sleep, engines_of, make_client
 from espalier.runtime.entrypoint import BadConfig, compose_config
 from espalier.runtime.schemas import ProbesConfig, RLConfig
-from espalier.sampling.client import SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.client import EngineAsleep, SamplingParams, ServerGone
 from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.engine_arguments import engine_arguments
 from espalier.sampling.one_process_engine import OneProcessEngine
@@ -32,33 +32,39 @@ from espalier.sampling.ray_engines import RayEngines
 from espalier.sampling.vllm_client import VLLMClient
 from tests.support.rl_cases import make_trainer, read_metrics, share_of_even_tokens
 from tests.support.root_config import root_config
-from tests.support.sleeping_engine import SleepingEngines
+from tests.support.sleeping_engine import SleepingEngine, SleepingEngines
 
-Make = Callable[..., tuple[Trainer, SleepingEngines]]
+Make = Callable[..., tuple[Trainer, Any]]
 
 
 @pytest.fixture
 def make(tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path) -> Make:
-    """Two iterations of a small run on an engine process that samples by request and weights alone."""
+    """Two iterations of a small run on an engine that samples by request and weights alone: in this process, or, with
+    `is_pool`, in one of its own behind the run's client."""
 
     def made(
-        name: str, sleeps: bool, estimator: AdvantageEstimator | None = None, **options: Any
-    ) -> tuple[Trainer, SleepingEngines]:
+        name: str, sleeps: bool, estimator: AdvantageEstimator | None = None, is_pool: bool = False, **options: Any
+    ) -> tuple[Trainer, Any]:
         trainer = make_trainer(
             tiny_policy, task, tokenizer, tmp_path / name, "", estimator or GRPO(divide_by_std=True),
-            num_iterations=2, evaluation_num_problems=2, save_every=1, sleeps=sleeps, probes=ProbesConfig(),
+            num_iterations=2, rollout_num_problems=3, evaluation_num_problems=2, save_every=1, sleeps=sleeps,
+            probes=ProbesConfig(),
         )  # fmt: skip
-        pool = SleepingEngines(
-            str(tiny_policy), str(tmp_path / name / "engine.log"), num_engines=1, num_threads=1,
-            options={"calls": str(tmp_path / name / "calls"), **options}, max_replaced=1,
-        )  # fmt: skip
-        pool.sleeps = sleeps
-        source = trainer.rollout_source
-        source.sampler.client = pool
+        options["calls"] = str(tmp_path / name / "calls")
+        source, sync = trainer.rollout_source, trainer.delivery.sync
+        if is_pool:
+            log = str(tmp_path / name / "engine.log")
+            pool = SleepingEngines(
+                str(tiny_policy), log, num_engines=1, num_threads=1, options=options, max_replaced=1
+            )  # fmt: skip
+            pool.sleeps = sleeps
+            source.sampler.client, sync.engines = pool, engines_of(pool, None)
+        else:
+            engine = SleepingEngine(str(tiny_policy), {"enable_sleep_mode": sleeps, **options}, max_model_len=512)
+            source.sampler.client, sync.engines = engine, [OwnEngine(engine)]
         source.reward = share_of_even_tokens
         source.params = SamplingParams(n=4, temperature=1.0, max_tokens=6, return_logprobs=True)
-        trainer.delivery.sync.engines = engines_of(pool, None)
-        return trainer, pool
+        return trainer, source.sampler.client
 
     return made
 
@@ -94,9 +100,9 @@ def test_an_engine_sleeps_from_the_last_request_to_the_delivery_and_the_run_is_t
 
 
 def test_an_estimator_that_samples_more_is_answered_before_the_engine_sleeps(make: Make, tmp_path: Path) -> None:
-    trainer, _ = make("vineppo", True, VinePPO(completions_per_state=2))
+    trainer, _ = make("spo", True, SPO(completions_per_state=2, num_segments=2, masks_other_tokens=False))
     trainer.run()
-    found = calls(tmp_path / "vineppo")
+    found = calls(tmp_path / "spo")
     assert "asked while asleep" not in found
     assert found.count("sleep") == 2
     steps = [k for k, call in enumerate(found) if call == "sleep"]
@@ -104,23 +110,23 @@ def test_an_estimator_that_samples_more_is_answered_before_the_engine_sleeps(mak
 
 
 def test_an_estimator_that_asks_and_does_not_say_so_gets_one_clear_error(make: Make) -> None:
-    estimator: Any = VinePPO(completions_per_state=2)
+    estimator: Any = SPO(completions_per_state=2, num_segments=2, masks_other_tokens=False)
     estimator.samples_more = False
     trainer, _ = make("silent", True, estimator)
-    with pytest.raises(ServerGone, match="engine 0 of 1: EngineAsleep: the engine sleeps"):
+    with pytest.raises(EngineAsleep, match="the engine sleeps"):
         trainer.run()
 
 
 def test_a_weight_that_is_lost_in_sleep_and_has_a_good_receipt_ends_the_run(make: Make) -> None:
     trainer, _ = make("losing", True, keeps_losing="model.layers.0.mlp.down_proj.weight")
-    with pytest.raises(ProbeFailed, match="engine 0 of 1"):
+    with pytest.raises(ProbeFailed, match="the engine read every tensor as it was sent"):
         trainer.run()
 
 
-def test_an_engine_that_does_not_wake_is_lost_and_another_one_takes_the_delivery(
+def test_an_engine_that_dies_in_its_sleep_is_replaced_for_the_delivery_and_the_run_is_the_same(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer, pool = make("dead", True)
+    trainer, pool = make("dead", True, is_pool=True)
 
     def killed(*_: Any) -> dict[str, float]:
         process = pool._engines[0].process
@@ -138,52 +144,21 @@ def test_an_engine_that_does_not_wake_is_lost_and_another_one_takes_the_delivery
     assert pool.num_started == [2]
     awake, _ = make("awake", False)
     awake.run()
-    assert read_metrics(tmp_path / "dead") == read_metrics(tmp_path / "awake")
+    rows = [
+        {name: row[name] for name in row if name != "rollout/asked_again"} for row in read_metrics(tmp_path / "dead")
+    ]
+    assert rows == read_metrics(tmp_path / "awake")
     assert "another one is started" in caplog.text
 
 
-def test_an_engine_that_is_lost_while_it_sleeps_is_started_when_the_device_is_free(make: Make) -> None:
-    _, pool = make("held", True)
-    sync = WeightSync(engines_of(pool, None))
-    weights = {"a": torch.ones(3)}
-
-    async def lose() -> None:
-        await pool.open()
-        try:
-            for engine in sync.engines:
-                assert not engine.is_coming
-            await sync.sleep()
-            await sync.sleep()  # nothing more
-            with pytest.raises(ServerGone, match="EngineAsleep"):
-                await pool.engine(0).prompt_logprobs([1, 2])
-            os.kill(pool._engines[0].process.pid, signal.SIGKILL)
-            while not pool.is_coming(0) or pool._starting:
-                await asyncio.sleep(0.02)
-            await asyncio.sleep(0.3)
-            assert pool.num_started == [1]  # the learner has the device
-            assert pool.process_of(0) is None
-            asking = SampleRequest("r", "", [5, 6])
-            with pytest.raises(ServerGone, match="no engine is left of 1 that has the policy's weights"):
-                await pool.sample(asking, SamplingParams(n=1, temperature=1.0, max_tokens=2))
-            with pytest.raises(ServerGone, match="Unexpected key"):  # a delivery reaches the new one
-                await sync.deliver(weights)
-            assert pool.num_started == [2]
-        finally:
-            await pool.close()
-            sync.close()
-
-    asyncio.run(lose())
-
-
 def test_a_device_that_is_full_at_waking_ends_the_run_in_one_line(make: Make) -> None:
-    trainer, pool = make("full", True, fails_to_wake=True)
-    pool.max_replaced = 0
-    with pytest.raises(ServerGone, match="no engine is left that weights could be sent to|out of memory") as raised:
+    trainer, _ = make("full", True, fails_to_wake=True)
+    with pytest.raises(ServerGone, match=r"the vLLM engine fails in wake_up: .* out of memory") as raised:
         trainer.run()
     assert raised.value.exit_code == 3
 
 
-# --- what cannot be had ---------------------------------------------------------------------------------------------------
+# --- what cannot be had -----------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_sleep_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +198,7 @@ def test_vllm_knows_sleep_mode_and_refuses_it_on_cpus(tiny_policy: Path) -> None
         made.create_model_config()
 
 
-# --- vLLM's own engine ------------------------------------------------------------------------------------------------------
+# --- vLLM's own engine ------------------------------------------------------------------------------------------------
 
 
 class SleepMode:
@@ -253,10 +228,10 @@ class SleepMode:
 
 
 @pytest.fixture
-def vllm_engine() -> Iterator[tuple[OneProcessEngine, SleepMode]]:
+def vllm_engine() -> tuple[OneProcessEngine, SleepMode]:
     client, mode = OneProcessEngine("m"), SleepMode()
     client._engine = mode
-    yield client, mode
+    return client, mode
 
 
 def test_vllms_engine_drops_everything_and_takes_its_memory_back_in_two_parts(

@@ -11,7 +11,7 @@ import sys
 import time
 from typing import Any
 
-from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.client import EngineAsleep, Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.engine_process import serve
 
 
@@ -20,6 +20,7 @@ class StandIn:
         self.model, self.options, self.seed = model, options, seed
         self.version = "default"
         self.num_cancelled = 0
+        self.is_asleep = False
 
     async def open(self) -> None:
         if self.model == "missing":
@@ -79,6 +80,12 @@ class StandIn:
 
     async def resume(self) -> None: ...
 
+    async def sleep(self) -> None:
+        self.is_asleep = True
+
+    async def wake(self, part: str) -> None:
+        self.is_asleep = False
+
     async def reset_cache(self) -> bool:
         return self.options["seed"] == 0 or "stubborn" not in self.model
 
@@ -92,6 +99,8 @@ class StandIn:
         return self.num_cancelled if prompt == [0] else int(self.options["seed"])
 
     async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+        if self.is_asleep:
+            raise EngineAsleep("the engine sleeps")
         return [float(self.options["seed"])] * (len(ids) - 1)
 
 

@@ -3,8 +3,8 @@ what `sampling.engine_process` runs, for runs whose engine sleeps.
 
 python -m tests.support.sleeping_engine DESCRIPTOR
 
-Its options: `calls`, a file that gets a line for each thing it is asked; `keeps_losing`, the weight that is not there any
-more after a sleep, whatever is delivered; `fails_to_wake`.
+Its options: `calls`, a file that gets a line for each thing it is asked; `keeps_losing`, the weight that is not there
+any more after a sleep, whatever is delivered; `fails_to_wake`.
 """
 
 import asyncio
@@ -16,17 +16,32 @@ from typing import Any
 import torch
 
 from benchmarks.processes.repeatable_server import RepeatableServer
-from espalier.sampling.client import CACHE, WEIGHTS, EngineAsleep, Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.client import (
+    CACHE,
+    LOOPBACK,
+    WEIGHTS,
+    EngineAsleep,
+    Sample,
+    SampleRequest,
+    SamplingParams,
+    ServerGone,
+)
 from espalier.sampling.data_parallel_engines import DataParallelEngines
 from espalier.sampling.engine_process import serve
 from espalier.sampling.weight_stream import Invitation, WeightReceiver
 
 
 class SleepingEngine:
+    """Also `sampling.client.TakesWeights` and a client itself, in the process that asks."""
+
     weights: WeightReceiver
+    name = "the engine"
+    host = LOOPBACK
+    process = 0
+    is_coming = False
 
     def __init__(self, model: str, options: dict[str, Any], max_model_len: int, **_: Any):
-        self.model, self.options, self.window = model, options, max_model_len
+        self.model, self.options, self.max_model_length = model, options, max_model_len
         self.asleep: set[str] = set()
         self.version, self.has_slept = "default", False
 
@@ -41,9 +56,10 @@ class SleepingEngine:
             raise EngineAsleep("the engine sleeps")
 
     async def open(self) -> None:
-        torch.set_num_threads(1)
-        self.server = RepeatableServer(self.model, self.window)
+        self.server = RepeatableServer(self.model, self.max_model_length)
         self.note("open")
+
+    async def close(self) -> None: ...
 
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
         self.check_awake("sample")
@@ -84,13 +100,16 @@ class SleepingEngine:
         return [receipt]
 
     async def sleep(self) -> None:
-        assert self.options["enable_sleep_mode"]
+        if not self.options.get("enable_sleep_mode"):
+            return
         self.note("sleep")
         self.asleep, self.has_slept = {WEIGHTS, CACHE}, True
         for value in self.server.model.state_dict().values():
             value.fill_(float("nan") if value.is_floating_point() else 0)
 
     async def wake(self, part: str) -> None:
+        if part not in self.asleep:
+            return
         self.note(f"wake {part}")
         if "fails_to_wake" in self.options:
             raise ServerGone("the vLLM engine fails in wake_up: RuntimeError: CUDA Error: out of memory")
@@ -121,5 +140,6 @@ class SleepingEngines(DataParallelEngines):
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     with contextlib.suppress(EOFError):
         asyncio.run(serve(int(sys.argv[1]), SleepingEngine))
