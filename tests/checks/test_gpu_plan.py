@@ -121,7 +121,7 @@ def test_what_cannot_fit_is_refused_and_what_may_not_is_warned_of(caplog: pytest
     check(24, has_checkpointing=False, micro_batch=16)
     assert "by estimate it does not fit: set model.gradient_checkpointing=true" in caplog.messages[0]
     with pytest.raises(CheckFailed, match=r"engine\.sleeps=true"):
-        check(18, sleeps=False)
+        check(18, sleeps=False, utilization=0.6)
     assert "no GPU is here to compare with" in check(0)
 
 
