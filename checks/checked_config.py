@@ -4,7 +4,6 @@ The tokenizer, the task, its problems and the examples are loaded once. A check 
 error of the program itself.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from espalier.checks.check import CheckFailed, Skipped
 from espalier.checks.machine import check_device
+from espalier.checks.plan_gpu import check_plan, gpu_bytes, plan_of
 from espalier.checks.rehearsal import rehearse_training
 from espalier.checks.resources import (
     Need,
@@ -20,6 +20,7 @@ from espalier.checks.resources import (
     check_memory,
     checkpoint_bytes,
     frozen,
+    model_paths,
     served,
     setting_of,
     trained,
@@ -153,9 +154,12 @@ class CheckedConfig:
         return f"settings fit together; the critic says values from {low:g} to {high:g}"
 
     def memory(self) -> str:
-        """See `check_memory`, which raises CheckFailed. Raises Skipped where nothing of the config takes memory."""
+        """See `check_memory`, and `check_plan` where the engine sleeps, which raise CheckFailed. Raises Skipped where
+        nothing of the config takes memory."""
         import torch
 
+        if isinstance(self.config, RLConfig) and self.config.engine.sleeps:
+            return check_plan(*plan_of(self.config, gpu_bytes()))
         if not self.needs():
             raise Skipped("no network and no engine of this config's own")
         if torch.cuda.is_available():
@@ -274,15 +278,3 @@ class CheckedConfig:
     def step(self) -> str:
         """See `rehearse_training`."""
         return rehearse_training(self.config, self.tokenizer, self.examples[0])
-
-
-def model_paths(node: Any) -> Iterator[str]:
-    """Return the model folders that the components below a node are built from."""
-    if isinstance(node, dict):
-        if "_target_" in node and isinstance(node.get("path"), str):
-            yield node["path"]
-        for value in node.values():
-            yield from model_paths(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from model_paths(value)

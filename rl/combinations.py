@@ -32,6 +32,7 @@ def check_combinations(config: RLConfig) -> None:
     check_estimator(config)
     check_tree(config)
     check_staleness(config)
+    check_sleep(config)
     check_correction(config)
     check_step_rewards(config)
     check_value_scale(config)
@@ -98,6 +99,14 @@ def check_staleness(config: RLConfig) -> None:
                "nothing had been asked: leave it out, or set rollout.max_staleness=0")  # fmt: skip
     _check(not config.rollout.branches, f"a tree compares siblings of one version, and {ahead} mixes versions: set "
            "rollout.max_staleness=0 or rollout.branches=[]")  # fmt: skip
+
+
+def check_sleep(config: RLConfig) -> None:
+    """Engines that are put to sleep while they draw."""
+    age = config.rollout.max_staleness
+    _check(not config.engine.sleeps or age == 0, f"engine.sleeps=true has the engines sleep while the policy is "
+           f"trained, and rollout.max_staleness={age} has them draw meanwhile: set rollout.max_staleness=0, or "
+           "engine.sleeps=false")  # fmt: skip
 
 
 def check_correction(config: RLConfig) -> None:

@@ -77,9 +77,12 @@ class Trainer:
         self.metrics.timeline.begin(done)
         sampler = self.rollout_source.sampler
         groups = self.rollout_source(iteration)
+        if not self._asks_more(iteration):
+            self.delivery.sleep()
         experience = self.make_experience(groups, iteration)
         estimate, experience = self.estimate(groups, experience, iteration)
         further, num_further = self.ask_further(groups, experience, iteration)
+        self.delivery.sleep()
         updated = self.learn(experience, iteration)
         weights = self.policy.next_weights()
         with self.rollout_source.at_rest(done):
@@ -162,6 +165,11 @@ class Trainer:
         self.metrics.add({name: float(count) for name, count in counts.items()}, "samples/")
         return further, context.num_completion_tokens
 
+    def _asks_more(self, iteration: int) -> bool:
+        """Say whether an estimator of this iteration may ask the engines, behind the rollouts."""
+        further = self.samples.estimators.values() if self.samples.is_due(iteration + 1) else ()
+        return any(estimator.samples_more for estimator in (self.estimator, *further))
+
     def _context(self, iteration: int, clock: Clock) -> EstimatorContext:
         """Return what estimators of this iteration may ask."""
         source = self.rollout_source
@@ -220,6 +228,7 @@ class Trainer:
                 weights = self.policy.weights()
                 if self.policy.average is not None and first == 0:
                     self.policy.average.start(weights)
+                self.delivery.make_room()
                 from_main_rank(lambda: self.loop.run(self._start(first, weights)))
                 is_new = first == 0 and not self.evaluation.accuracies  # cut early it has been evaluated
                 if is_new and config.evaluation.every > 0:

@@ -137,7 +137,7 @@ def assemble(
         may_wait=critic is None and not estimator.samples_more and not has_noise(engine.model),
         metrics=metrics,
     )
-    delivery = Delivery(weight_sync, policy, loop, metrics)
+    delivery = Delivery(weight_sync, policy, loop, metrics, sleeps=config.engine.sleeps)
     policy.watch = watch = Watch(config, engine.model, params, sampler.tokenizer, delivery)
     tree = TreeRollouts(config.rollout.branches, config.rollout.segment_steps) if config.rollout.branches else None
     source = SampledGroups(
@@ -194,7 +194,10 @@ def make_client(config: RLConfig) -> "tuple[VLLMServer | None, RLClient]":
     server: VLLMServer | None = build(config.server) if config.server and "_target_" in config.server else None
     client: RLClient = build(config.client, seed=config.seed)
     check_client(client, server)
+    if config.engine.sleeps:
+        check_sleep(client)
     if not isinstance(client, VLLMClient):
+        client.sleeps = config.engine.sleeps
         client.model = client.model or config.model["path"]
         client.log = client.log or str(Path(config.output_dir) / "engine.log")
     return server, client
@@ -226,6 +229,16 @@ def check_client(client: Any, server: "VLLMServer | None") -> None:
     elif server is None and not client.urls:
         raise BadConfig("server=none: name a running server with controls by client.base_url=http://HOST:PORT, or "
                         "choose client=data_parallel_engines")  # fmt: skip
+
+
+def check_sleep(client: RLClient) -> None:
+    """Raise BadConfig where the engines cannot be put to sleep."""
+    if isinstance(client, VLLMClient):
+        raise BadConfig("engine.sleeps=true puts engines of the run's own to sleep, and client=vllm asks a server: set "
+                        "client=data_parallel_engines server=none, or engine.sleeps=false")  # fmt: skip
+    if not client.can_sleep():
+        raise BadConfig("engine.sleeps=true lets go of a GPU's memory, and there is no GPU here (vLLM does not sleep "
+                        "on CPUs): set engine.sleeps=false")  # fmt: skip
 
 
 def engines_of(client: RLClient, server: "VLLMServer | None") -> list[LiveEngine]:

@@ -108,10 +108,13 @@ def class_sources(target: str) -> Iterator[ast.ClassDef]:
 
 
 def texts_of(kind: type) -> list[FieldText]:
-    """Return the fields of a dataclass as its source has them."""
-    (node,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-    assert isinstance(node, ast.ClassDef)
-    return list(field_texts(node))
+    """Return the fields of a dataclass as its source has them, those of the dataclasses it is made from first."""
+    found: dict[str, FieldText] = {}
+    for base in filter(is_dataclass, reversed(kind.__mro__)):
+        (node,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
+        assert isinstance(node, ast.ClassDef)
+        found |= {field.name: field for field in field_texts(node)}
+    return list(found.values())
 
 
 def first_sentence(kind: type) -> str:

@@ -30,7 +30,8 @@ class EngineConnection(ABC):
     more, unless it was closed.
 
     `num_owed`: samples that it was asked for and has not given. `is_taking`: whether it takes weights, in silence;
-    `has_weights`: whether it serves those of the policy that it follows.
+    `has_weights`: whether it serves those of the policy that it follows. `asleep`: the parts of its memory that it has
+    let go of.
     `drawn`: how many tokens it has drawn for samples that it owes, by the ids of requests, as it last said.
     `gone`: why it answers no more, "" while it does.
     `host`: where it runs, as this machine reaches it.
@@ -47,6 +48,7 @@ class EngineConnection(ABC):
         self.is_taking = False
         self.has_weights = False
         self.drawn: dict[str, int] = {}
+        self.asleep: set[str] = set()
         self.gone = ""
         self._is_loaded = False
         self._last_sign = 0.0

@@ -8,6 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 LOOPBACK = "127.0.0.1"
 """This machine, as it is reached from itself."""
 
+WEIGHTS, CACHE = "weights", "kv_cache"
+"""What a sleeping engine lets go of, and takes again one after the other: vLLM's names for the parts of its memory."""
+
 
 class Refused(RuntimeError):
     """The server refuses this request for good (too long, ill-formed): the row fails, the run goes on."""
@@ -26,6 +29,10 @@ class ServerGone(RuntimeError):
 
 class EngineFailed(ServerGone):
     """The engine itself has failed and answers nothing more, though its process may run."""
+
+
+class EngineAsleep(RuntimeError):
+    """It was asked something that it cannot answer: it has neither weights nor a cache."""
 
 
 class BudgetSpent(RuntimeError):
@@ -168,6 +175,13 @@ class TakesWeights(Protocol):
     async def resume(self) -> None:
         """Go on."""
 
+    async def sleep(self) -> None:
+        """Let go of weights and cache, where it does so between deliveries; what it is asked until it is woken is
+        refused."""
+
+    async def wake(self, part: str) -> None:
+        """Take the memory of that part (WEIGHTS or CACHE) again, where it sleeps; what was in it is lost."""
+
     async def reset_cache(self) -> bool:
         """Empty the prefix cache, also of what running requests have in it: they compute that anew; whether it is."""
 
@@ -197,6 +211,8 @@ class HasEngines(ABC):
     num_engines: int
     follows_policy: bool
     """Whether samples are of the weights that were delivered last: an engine without them gets no request."""
+    sleeps: bool
+    """Whether engines let go of their memory when `sleep` is called, for somebody who computes on the same devices."""
     num_moved: int
     """Requests so far that were asked of another engine because theirs was gone."""
     num_lost_samples: int
@@ -207,6 +223,10 @@ class HasEngines(ABC):
     log: str
     dtype: str
     max_model_length: int
+
+    @abstractmethod
+    def can_sleep(self) -> bool:
+        """Say whether there are devices here that an engine can let go of; True where that is known only later."""
 
     @abstractmethod
     async def open(self) -> None:

@@ -28,6 +28,12 @@ class DataParallelEngines(EnginePool):
         super().__post_init__()
         self.devices = deal_gpus(self.num_engines, self.gpus_each, self.gpus, self.options)
 
+    def can_sleep(self) -> bool:
+        """Say whether this machine has a GPU: vLLM has no sleep mode on CPUs."""
+        import torch
+
+        return torch.accelerator.is_available()
+
     def make_engine(self, number: int) -> ChildEngine:
         """Return engine `number`, which is not started yet."""
         path = numbered(Path(self.log), number)

@@ -14,6 +14,9 @@ same ids and seeds; another one is started in its place, `max_replaced` times in
 under it is asked of another twice at most: one that kills engines does not kill them all. The run ends when no engine
 is left and none is being started.
 
+Engines that share their devices with a learner (`sleeps`) let go of their memory when they are put to sleep, and take
+it again for the next delivery. One that is lost meanwhile is started anew only then: its device is the learner's.
+
 Where they follow a policy that changes, an engine has no request before it has the weights of now: one that was started
 in another's place waits for the next delivery. Where none is left that has them the run ends, unless they are on their
 way (`pause` to `resume`).
@@ -36,7 +39,7 @@ from espalier.data.steps import TokenRow
 from espalier.data.timeline import BACK, LOST
 from espalier.sampling.child_engine import EngineConnection, Silent
 from espalier.sampling.child_process import CannotStart
-from espalier.sampling.client import HasEngines, Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.client import CACHE, WEIGHTS, HasEngines, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.engine_arguments import check_one_engine, spelled
 from espalier.sampling.engine_work import EngineWork, WorkSpan
 
@@ -84,6 +87,7 @@ class EnginePool(HasEngines):
         self.max_model_length = int(self.options.get("max_model_len", self.max_model_len))
         self.follows_policy = False
         self.scores_tokens = False
+        self.sleeps = False
         self.num_shortened = 0
         self.num_moved = self.num_lost_samples = self.num_lost_tokens = 0
         self.num_started = [1] * self.num_engines  # processes of each engine so far
@@ -94,6 +98,9 @@ class EnginePool(HasEngines):
         self._ending: list[asyncio.Task[Any]] = []
         self._replacing: dict[int, asyncio.Task[None]] = {}  # by the number of the engine, started anew
         self._starting: set[int] = set()  # of these, those that have room
+        self._held: set[int] = set()  # those that are started when the learner is done with their device
+        self._may_start = asyncio.Event()
+        self._may_start.set()
         self._paused: set[int] = set()
         self._num_replaced = 0
         self._work = [EngineWork(engine_name(number, self.num_engines)) for number in range(self.num_engines)]
@@ -108,13 +115,14 @@ class EnginePool(HasEngines):
 
     def settings(self, number: int) -> dict[str, Any]:
         """Of one engine's `OneProcessEngine`. Its random numbers are its own: a prompt may go to any engine."""
+        sleeps = {"enable_sleep_mode": True} if self.sleeps else {}
         return {
             "model": self.model,
             "max_model_len": self.max_model_length,
             "dtype": self.dtype,
             "seed": self.seed,
             "scores_tokens": self.scores_tokens,
-            "options": {"seed": self.seed + number, **self.options},
+            "options": {"seed": self.seed + number, **self.options, **sleeps},
         }
 
     async def open(self) -> None:
@@ -148,6 +156,8 @@ class EnginePool(HasEngines):
         await asyncio.gather(*self._watching, *self._replacing.values(), return_exceptions=True)
         self._replacing.clear()
         self._starting.clear()
+        self._held.clear()
+        self._may_start.set()
         await asyncio.gather(*self._ending, return_exceptions=True)
         self._watching, self._ending = [], []
         await asyncio.gather(*(engine.close() for engine in engines))
@@ -275,6 +285,7 @@ class EnginePool(HasEngines):
             if engine.log.is_file():
                 engine.log.replace(kept)
             await self._wait_for_room(number)
+            await self._wait_for_device(number)
             another = self.make_engine(number)
             await another.start(self.environment(number), self.start_seconds)
         except BaseException as error:
@@ -286,6 +297,7 @@ class EnginePool(HasEngines):
             return
         finally:
             self._starting.discard(number)
+            self._held.discard(number)
             del self._replacing[number]
         log.info("%s is there in place of the lost one", another.name)
         self._engines[number] = another
@@ -301,6 +313,15 @@ class EnginePool(HasEngines):
         log.warning("there is no room for another %s: it is started when there is", name)
         while not await self.has_room(number):
             await asyncio.sleep(_ROOM_SECONDS)
+        self._starting.add(number)
+
+    async def _wait_for_device(self, number: int) -> None:
+        if self._may_start.is_set():
+            return
+        self._starting.discard(number)
+        self._held.add(number)
+        await self._may_start.wait()
+        self._held.discard(number)
         self._starting.add(number)
 
     def _check_open(self) -> None:
@@ -345,8 +366,36 @@ class EnginePool(HasEngines):
         return None if is_gone else self.num_started[number]
 
     def is_coming(self, number: int) -> bool:
-        """Say whether engine `number` is being started anew."""
-        return number in self._starting
+        """Say whether engine `number` is being started anew, or is when those that sleep are woken."""
+        return number in self._starting or number in self._held
+
+    async def sleep(self, number: int) -> None:
+        """Have engine `number` let go of its memory, where engines do that; one that is being started comes first, one
+        that is lost is started no sooner than engines are woken. Raises ServerGone where it lives and does not."""
+        if not self.sleeps:
+            return
+        self._may_start.clear()
+        while number in self._starting:  # it takes its device's memory
+            await asyncio.sleep(_GLANCE_SECONDS)
+        engine = self._engines[number]
+        if engine.gone or engine.asleep:
+            return
+        try:
+            await self.ask(number, "sleep")
+            engine.asleep = {WEIGHTS, CACHE}
+        except ServerGone:
+            if not engine.gone:  # else another one comes in its place, or the next delivery says that none is left
+                raise
+
+    async def wake(self, number: int, part: str) -> None:
+        """Have engine `number` take the memory of that part again, where it sleeps; from now on those that were lost
+        meanwhile are started. Raises ServerGone."""
+        self._check_open()
+        self._may_start.set()
+        engine = self._engines[number]
+        if part in engine.asleep and not engine.gone:
+            await self.ask(number, "wake", part)
+            engine.asleep.discard(part)
 
 
 class PooledEngine:
@@ -398,6 +447,14 @@ class PooledEngine:
     async def resume(self) -> None:
         """Go on. Raises ServerGone."""
         await self.client.ask(self.number, "resume")
+
+    async def sleep(self) -> None:
+        """Let go of its memory, where engines do that. Raises ServerGone."""
+        await self.client.sleep(self.number)
+
+    async def wake(self, part: str) -> None:
+        """Take the memory of that part again. Raises ServerGone."""
+        await self.client.wake(self.number, part)
 
     async def reset_cache(self) -> bool:
         """Empty the prefix cache; whether it is."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from espalier.data.steps import Decoder, TokenRow
-from espalier.sampling.client import LOOPBACK, ServerGone, one_line
+from espalier.sampling.client import CACHE, LOOPBACK, WEIGHTS, EngineAsleep, ServerGone, one_line
 from espalier.sampling.offline_client import OfflineClient
 
 
@@ -21,6 +21,7 @@ class OneProcessEngine(OfflineClient):
     takes_weights = True
     process = 0
     is_coming = False
+    _asleep: frozenset[str] = frozenset()
 
     def _load(self) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -78,6 +79,40 @@ class OneProcessEngine(OfflineClient):
     async def resume(self) -> None:
         """Go on."""
         self._may_step.set()
+
+    async def sleep(self) -> None:
+        """Let go of weights and cache (vLLM's level 2, for which it needs enable_sleep_mode). vLLM keeps the buffers
+        of its network, on the CPU; parameters are lost until they are delivered. Raises EngineAsleep where requests
+        are under way, which vLLM would drop without a word, ServerGone."""
+        if self._waiting:
+            raise EngineAsleep(f"an engine that has {len(self._waiting)} requests under way is put to sleep")
+        self._on_memory("sleep", level=2)
+        self._asleep = frozenset((WEIGHTS, CACHE))
+        if not self.engine.is_sleeping():
+            raise ServerGone("the vLLM engine does not sleep, and does not say why")
+
+    async def wake(self, part: str) -> None:
+        """Take the memory of that part (WEIGHTS or CACHE) again, where it sleeps. Raises ServerGone."""
+        if part not in self._asleep:
+            return
+        is_awake = self._on_memory("wake_up", tags=[part])
+        self._asleep -= {part}
+        if bool(is_awake) == bool(self._asleep):  # vLLM warns in its log, and does nothing
+            raise ServerGone(f"the vLLM engine does not take its {part} again, and does not say why")
+
+    def _on_memory(self, method: str, **arguments: Any) -> Any:
+        try:
+            return getattr(self.engine, method)(**arguments)
+        except Exception as error:  # of CUDA, where another program has the memory
+            raise ServerGone(f"the vLLM engine fails in {method}: {one_line(error)}") from error
+
+    async def ask(self, prompt_ids: list[int], **params: Any) -> Any:
+        """Return vLLM's finished output for one prompt. Raises EngineAsleep: vLLM would take the request and never
+        step; and what an `OfflineClient` raises."""
+        if self._asleep:
+            raise EngineAsleep("the engine sleeps while the learner computes on its device: it can be asked again once "
+                               "weights were delivered")  # fmt: skip
+        return await super().ask(prompt_ids, **params)
 
     async def reset_cache(self) -> bool:
         """Empty the prefix cache; whether it is. What running requests have in it is computed anew, by the weights of

@@ -196,6 +196,10 @@ class RayEngines(EnginePool):
         self._ending.append(looking)  # the thread is waited for before the cluster is left, also where this is ended
         return await asyncio.shield(looking)
 
+    def can_sleep(self) -> bool:
+        """Say True: what its nodes have is known when they are joined, and vLLM refuses to sleep on CPUs."""
+        return True
+
     def make_engine(self, number: int) -> RayEngine:
         """Return engine `number`, which is not started yet."""
         name = engine_name(number, self.num_engines)

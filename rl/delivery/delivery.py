@@ -22,7 +22,7 @@ from espalier.rl.policy import Policy
 from espalier.rl.probes.canary import Canary, Weights
 from espalier.rl.rollout import Sampler, check_refused
 from espalier.runtime.background_loop import BackgroundLoop
-from espalier.runtime.distributed import from_main_rank
+from espalier.runtime.distributed import barrier, from_main_rank
 from espalier.sampling.client import SamplingParams
 
 log = logging.getLogger(__name__)
@@ -30,13 +30,16 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Delivery:
-    """`policy` computes what is delivered; `loop` is rank 0's, on which every await of the run happens. Implements
-    `rl.probes.watch.Engines`."""
+    """`policy` computes what is delivered; `loop` is rank 0's, on which every await of the run happens. `sleeps`:
+    whether the engines share their devices with the ranks. Implements `rl.probes.watch.Engines`."""
 
     sync: WeightSync
     policy: Policy
     loop: BackgroundLoop
     metrics: IterationMetrics
+    sleeps: bool = False
+    is_awake: bool = field(default=True, init=False)
+    """Whether the engines can be asked; on every rank."""
     _proof: dict[str, float] = field(default_factory=dict, init=False)
     _proving: asyncio.Task[dict[str, float]] | None = field(default=None, init=False)
 
@@ -61,9 +64,31 @@ class Delivery:
         self.metrics.add(moved, "engine/")
         begun = time.monotonic()
         with self.metrics.clock.phase("weight_sync"):
-            serving = from_main_rank(lambda: self.loop.run(self._send(weights)))
+            self.make_room()
+            serving, waking = from_main_rank(lambda: self.loop.run(self._send(weights)))
+        self.is_awake = True
         self.metrics.timeline.add(DELIVERY, f"version {version}", begun, time.monotonic(), engines=serving)
+        if self.sleeps:
+            self.metrics.clock.move("weight_sync", "engine_wake", waking)
         self.metrics.add({"serving": float(serving)}, "engine/")
+
+    def sleep(self) -> None:
+        """Have engines that share their devices with the ranks let go of their memory: nothing is asked of them before
+        the next `send`. Nothing where they sleep already, or do not. Raises ServerGone."""
+        if not self.sleeps or not self.is_awake:
+            return
+        with self.metrics.clock.phase("engine_sleep"):
+            from_main_rank(lambda: self.loop.run(self.sync.sleep()))
+        self.is_awake = False
+
+    def make_room(self) -> None:
+        """Give the memory that this rank holds and does not use back to its GPU, on every rank, where engines share
+        it."""
+        if not self.sleeps:
+            return
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        barrier()  # rank 0 wakes them all
 
     def prove_now(self) -> None:
         """Prove the last delivery before anything else comes of it. Raises StaleWeights, ProbeFailed."""
@@ -87,13 +112,14 @@ class Delivery:
         if self._proving is None:
             await self.sync.ask_marker()
 
-    async def _send(self, weights: Weights) -> int:
-        """Return how many engines serve them."""
+    async def _send(self, weights: Weights) -> tuple[int, float]:
+        """Return (how many engines serve them, the seconds in which they were woken)."""
+        before = self.sync.wake_seconds
         if self._proving is not None:  # the engines are asked by the weights of before
             await self.prove()
             await self.sync.ask_marker()
         await self.sync.send(weights)
-        return self.sync.num_serving
+        return self.sync.num_serving, self.sync.wake_seconds - before
 
     def begin_proof(self) -> None:
         """On rank 0 alone, in the loop: ask for the proof of the last delivery, first in the engines' line; `prove`

@@ -13,6 +13,10 @@ however small the step was, if it changes what the engine keeps. The engine is t
 version, and has to show that stamp before and after an iteration's rollouts: one that was restarted, or that another
 program delivers to, is not taken for this one.
 
+Engines that share their devices with the learner **sleep** between the last request of an iteration and the delivery
+(`sleep`): their weights are lost, and their caches. They take the memory of the weights again before the stream, that
+of the cache behind it. The proofs below are of engines that are awake, so that what sleep has cost them is noticed.
+
 Two more proofs of every delivery are asked for beside the first rollouts from it (`prove`), and before anything is
 evaluated or saved: they cost the engine little and would keep it waiting. A prompt asked after the last rollouts must
 not be **cached** after the delivery. And the **canary**: log-probs of fixed responses by the trainer and by the engine
@@ -32,6 +36,7 @@ among fresh ones.
 import asyncio
 import logging
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from statistics import median
@@ -44,6 +49,7 @@ from espalier.rl.delivery.weight_update_engine import (
     DrawingEngine,
     LiveEngine,
     PausingEngine,
+    SleepingEngine,
     StaleWeights,
     StampedEngine,
     check_receipt,
@@ -62,6 +68,8 @@ from espalier.rl.probes.canary import (
 )
 from espalier.rl.probes.checks import CACHE, KL, UNKNOWN, UNUSED, VERSION, WEIGHTS, Fault, ProbeFailed
 from espalier.rl.probes.rounding import FACTOR, FLOOR, rounded
+from espalier.sampling.client import CACHE as CACHE_MEMORY
+from espalier.sampling.client import WEIGHTS as WEIGHTS_MEMORY
 from espalier.sampling.client import ServerGone
 from espalier.training.engine import named_weights
 
@@ -101,6 +109,7 @@ class WeightSync:
         self.dtype = dtype
         self.stops = stops
         self.is_received = False  # what was sent last, by receipts of it
+        self.wake_seconds = 0.0  # in which engines were woken, in all
         self.canaries: list[Canary] = []
         self._sent: deque[dict[str, str]] = deque(maxlen=4)  # digests of the last deliveries
         self._group: WeightGroup | None = None  # once there was a first delivery
@@ -115,9 +124,11 @@ class WeightSync:
         return self.dtype or torch.bfloat16
 
     async def deliver(self, weights: Weights, stamp: str = "") -> None:
-        """Send the weights to every engine that is there, compare every receipt, and stamp the engines; those that can
-        draw no token meanwhile. Where an engine is gone under it, the others (and, where none is left, those that are
-        being started in their place) get the whole delivery again, once. Raises StaleWeights, ServerGone."""
+        """Send the weights to every engine that is there (one that sleeps is woken), compare every receipt, and stamp
+        the engines; those that can draw no token meanwhile. Where an engine is gone under it, the others (and, where
+        none is left, those that are being started in their place) get the whole delivery again, once. Raises
+        StaleWeights, ServerGone."""
+        await self._wake(WEIGHTS_MEMORY)
         before = await self._present()
         try:
             await self._deliver(before, weights, stamp)
@@ -142,9 +153,27 @@ class WeightSync:
                 check_receipt(sent, receipt, self._sent, one.engine.name)
         self.is_received = all(receipts)
         self._sent.append(sent)
+        await self._wake(CACHE_MEMORY)
         if stamp:
             await each(one.engine.stamp(stamp) for one in engines if isinstance(one.engine, StampedEngine))
         await each(engine.resume() for engine in pausing)  # where a delivery failed they stay as they are: the run ends
+
+    async def sleep(self) -> None:
+        """Have every engine that shares its device with the learner let go of its memory until the next delivery.
+        Raises ServerGone."""
+        await each(engine.sleep() for engine in self.engines if isinstance(engine, SleepingEngine))
+
+    async def _wake(self, part: str) -> None:
+        """Have every engine that sleeps take the memory of that part again; one that is gone under it is left out.
+        Raises ServerGone."""
+        began = time.monotonic()
+        sleeping = [(one, one.process) for one in self.engines if isinstance(one, SleepingEngine)]
+        found = await asyncio.gather(*(one.wake(part) for one, _ in sleeping), return_exceptions=True)
+        self.wake_seconds += time.monotonic() - began
+        for (engine, process), error in zip(sleeping, found, strict=True):
+            is_lost = isinstance(error, ServerGone) and engine.process != process
+            if isinstance(error, BaseException) and not is_lost:
+                raise error
 
     async def _present(self) -> list[Serving]:
         """Return the engines that are there; where none is, wait for those that are being started. Raises

@@ -125,6 +125,17 @@ class PausingEngine(LiveEngine, Protocol):
         """Go on."""
 
 
+@runtime_checkable
+class SleepingEngine(LiveEngine, Protocol):
+    """One that may share its device with the learner: it lets go of its memory while that computes."""
+
+    async def sleep(self) -> None:
+        """Let go of weights and cache, where it is one that does; nothing may be asked until it was woken."""
+
+    async def wake(self, part: str) -> None:
+        """Take the memory of that part (`sampling.client.WEIGHTS` or `CACHE`) again, where it sleeps."""
+
+
 class CacheProbe(ABC):
     """Finds out how long a prompt must be for the prefix cache to keep a block of it, and asks for such."""
 
@@ -333,6 +344,14 @@ class OwnEngine(CacheProbe):
     async def resume(self) -> None:
         """Go on. Raises ServerGone."""
         await self._or_crash(self.client.resume())
+
+    async def sleep(self) -> None:
+        """As its client does. Raises ServerGone."""
+        await self._or_crash(self.client.sleep())
+
+    async def wake(self, part: str) -> None:
+        """As its client does. Raises ServerGone."""
+        await self._or_crash(self.client.wake(part))
 
     async def stamp(self, version: str) -> None:
         """The engine's own weight version."""

@@ -61,6 +61,10 @@ class Engines(Protocol):
     def computes_in(self) -> torch.dtype:
         """Their dtype."""
 
+    @property
+    def is_awake(self) -> bool:
+        """Whether they can be asked now."""
+
     def logprobs_of(self, rows: list[list[int]]) -> list[list[list[float]]]:
         """Return every engine's log-probs of whole rows, of each token but the first, without its prefix cache."""
 
@@ -203,8 +207,11 @@ class Watch:
                 self._first_ids(experience),
             )
             left = max_gap or allowed(rounding)
-            ask = self.engines.logprobs_of if self.engines is not None else None
+            can_ask = self.engines is not None and self.engines.is_awake
+            ask = self.engines.logprobs_of if self.engines is not None and can_ask else None
             is_received = self.engines is not None and self.engines.is_received()
+            if self.engines is not None and not can_ask:
+                reasons.append("the engines sleep and were not asked again: engine.sleeps=false would say more")
             return diagnose(case, self._rescore, ask, left, ", ".join(reasons), is_received)
         is_chosen = self.config.rollout.dynamic_sampling_rounds > 0 or bool(self.config.filter)
         if reasons or is_chosen:  # chosen rollouts are no sample of the policy

@@ -204,6 +204,15 @@ class ProbesConfig:
 
 
 @dataclass
+class RLEngineConfig(EngineConfig):
+    """How the sampler is asked, and whether it shares its device with the learner; no answer depends on it."""
+
+    sleeps: bool = False
+    """engines of the run's own let go of their weights and caches while the learner computes, which may then have the
+    same GPU (docs/launching.md); they are woken for every delivery"""
+
+
+@dataclass
 class RLConfig:
     """`main.py`: reinforcement learning with a live engine."""
 
@@ -248,7 +257,7 @@ class RLConfig:
     server: Any = None
     """the vLLM server to start; null: `client.base_url` names a running one (with controls), or the client has its
     engines itself"""
-    engine: EngineConfig = field(default_factory=EngineConfig)
+    engine: RLEngineConfig = field(default_factory=RLEngineConfig)
     optimizer: Any = MISSING
     """the policy's optimizer and its settings, but for the learning rate"""
     precision: str = "bf16"

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from espalier.checks.check import Check, CheckFailed, Finding, Skipped, examine, show
-from espalier.checks.checked_config import model_paths
 from espalier.checks.checklist import checks_of
 from espalier.checks.machine import check_server_port, check_versions
 from espalier.checks.resources import (
@@ -19,6 +18,7 @@ from espalier.checks.resources import (
     check_memory,
     checkpoint_bytes,
     existing,
+    model_paths,
     num_parameters,
     trained,
 )

@@ -218,6 +218,54 @@ def test_weights_wait_for_engines_that_are_being_started_and_requests_for_weight
     asyncio.run(ask())
 
 
+def test_an_engine_that_is_lost_while_all_sleep_is_started_when_their_devices_are_free(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path, max_replaced=1) as client:
+            client.sleeps = True
+            sync = WeightSync(engines_of(client, None))
+            await sync.deliver({"a": torch.ones(3)}, "1")
+            for _ in range(2):  # the second time they sleep already
+                await sync.sleep()
+            assert [engine.asleep for engine in client._engines] == [{"weights", "kv_cache"}] * 2
+            with pytest.raises(ServerGone, match="engine 1 of 2: EngineAsleep: the engine sleeps"):
+                await client.engine(1).prompt_logprobs([1, 2])
+            kill(client, 1)
+            await wait_until(lambda: asyncio.sleep(0, 1 in client._held))
+            await asyncio.sleep(0.3)
+            assert client.num_started == [1, 1]  # the learner has the devices
+            assert client.is_coming(1)
+            await sync.deliver({"a": torch.ones(3)}, "2")  # to the other one; this one is being started by now
+            assert sync.num_serving == 1
+            await sync.sleep()  # not before it is there
+            assert client.num_started == [1, 2]
+            assert [engine.asleep for engine in client._engines] == [{"weights", "kv_cache"}] * 2
+            await sync.deliver({"a": torch.ones(3)}, "3")
+            assert sync.num_serving == 2
+            await sync.check_version(3)
+            sync.close()
+
+    asyncio.run(ask())
+
+
+def test_the_only_engine_lost_in_its_sleep_is_waited_for_by_the_delivery(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path, num_engines=1, max_replaced=1) as client:
+            client.sleeps = True
+            sync = WeightSync(engines_of(client, None))
+            await sync.deliver({"a": torch.ones(3)}, "1")
+            await sync.sleep()
+            kill(client, 0)
+            await wait_until(lambda: asyncio.sleep(0, client.is_coming(0)))
+            with pytest.raises(ServerGone, match="no engine is left of 1 that has the policy's weights"):
+                await client.sample(request("good"), TWO)
+            await sync.deliver({"a": torch.ones(3)}, "2")
+            assert client.num_started == [2]
+            assert len(await client.sample(request("good"), TWO)) == 2
+            sync.close()
+
+    asyncio.run(ask())
+
+
 def test_what_an_engine_refuses_is_refused_and_the_others_go_on(tmp_path: Path) -> None:
     async def ask() -> None:
         async with engines(tmp_path, num_engines=1) as client:

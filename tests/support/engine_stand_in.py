@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from espalier.data.steps import TokenRow
-from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams, ServerGone
+from espalier.sampling.client import EngineAsleep, Refused, Sample, SampleRequest, SamplingParams, ServerGone
 from espalier.sampling.engine_process import serve
 
 
@@ -24,6 +24,7 @@ class StandIn:
         self.version = "default"
         self.num_cancelled = 0
         self.owed: dict[str, int] = {}
+        self.is_asleep = False
 
     async def open(self) -> None:
         if self.model == "missing":
@@ -100,6 +101,12 @@ class StandIn:
 
     async def resume(self) -> None: ...
 
+    async def sleep(self) -> None:
+        self.is_asleep = True
+
+    async def wake(self, part: str) -> None:
+        self.is_asleep = False
+
     async def reset_cache(self) -> bool:
         return self.options["seed"] == 0 or "stubborn" not in self.model
 
@@ -113,6 +120,8 @@ class StandIn:
         return self.num_cancelled if prompt == [0] else int(self.options["seed"])
 
     async def prompt_logprobs(self, ids: list[int]) -> list[float]:
+        if self.is_asleep:
+            raise EngineAsleep("the engine sleeps")
         return [float(self.options["seed"])] * (len(ids) - 1)
 
 

@@ -1,0 +1,157 @@
+"""The memory plan of a GPU that learner and engine share: a network of Qwen2.5-0.5B's shape, every number by hand."""
+
+import logging
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen2Config
+
+from espalier.checks.check import CheckFailed
+from espalier.checks.checked_config import CheckedConfig
+from espalier.checks.gpu_plan import GIB, GpuPlan, Shape, Sharing, activation_bytes, gpu_plan, score_bytes, shape_of
+from espalier.checks.plan_gpu import PlanGpu, check_plan, engine_name, sharing_of
+from espalier.checks.resources import num_parameters
+from espalier.data.records import BadInput
+from espalier.models.load import load_config
+from espalier.runtime.entrypoint import compose_config
+from espalier.runtime.schemas import RLConfig
+
+P = 494_032_768
+QWEN = Shape(P, layers=24, hidden=896, heads=14, kv_heads=2, head_size=64, mlp=4864, vocabulary=151_936)
+ONE_GPU = Sharing(micro_batch=8, row=1024, has_checkpointing=True, utilization=0.5)
+ONE_GPU_CONFIG = "exp/ppo/grpo_gsm8k_one_gpu"
+
+
+def phase(plan: GpuPlan, name: str) -> dict[str, int]:
+    (found,) = [phase for phase in plan.phases if phase.name == name]
+    assert found.bytes == sum(found.parts.values())
+    return found.parts
+
+
+def test_the_shape_and_the_number_of_parameters_are_those_of_the_network() -> None:
+    config = Qwen2Config(
+        vocab_size=151_936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24, num_attention_heads=14,
+        num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.device("meta"):
+        network = AutoModelForCausalLM.from_config(config)
+    counted = sum(value.numel() for value in network.parameters())
+    # embeddings 151,936 x 896; a layer: queries 896 x 896 + 896, keys and values 2 (896 x 128 + 128), output 896 x 896,
+    # MLP 3 x 896 x 4,864, norms 2 x 896; the last norm
+    layer = 803_712 + 2 * 114_816 + 802_816 + 13_074_432 + 1_792
+    assert counted == P == 136_134_656 + 24 * layer + 896
+    assert shape_of(config, counted) == QWEN
+
+
+def test_what_a_micro_batch_keeps_by_hand() -> None:
+    # of a token in a layer: 8 x 896 norms in float32, 4 x 896 their outputs in bf16, 4 x (896 + 128) attention,
+    # 8 x 4,864 the MLP
+    assert 7_168 + 3_584 + 4_096 + 38_912 == 53_760
+    assert activation_bytes(QWEN, replace(ONE_GPU, has_checkpointing=False)) == 8_192 * 24 * 53_760 == 10_569_646_080
+    # with checkpointing: 24 inputs of 4 x 896, and one layer
+    assert activation_bytes(QWEN, ONE_GPU) == 8_192 * (24 * 3_584 + 53_760) == 1_145_044_992
+    # fp32: 8 x 896 + 8 x 896 + 8 x 1,024 + 16 x 4,864
+    in_fp32 = replace(ONE_GPU, has_checkpointing=False, is_bf16=False)
+    assert activation_bytes(QWEN, in_fp32) == 8_192 * 24 * (7_168 + 7_168 + 8_192 + 77_824)
+    # eager: 14 heads x 1,024 keys, in float32 and in bf16
+    eager = replace(ONE_GPU, has_checkpointing=False, is_eager=True)
+    assert activation_bytes(QWEN, eager) == 8_192 * 24 * (53_760 + 6 * 14 * 1_024)
+    assert score_bytes(QWEN, ONE_GPU) == 10 * 2**28  # of 8,192 x 151,936 = 1.24e9 scores a chunk at a time
+    assert score_bytes(QWEN, replace(ONE_GPU, micro_batch=1, row=100)) == 10 * 15_193_600
+
+
+def test_a_run_fits_24_gib_with_an_engine_that_sleeps_and_not_with_one_that_is_awake() -> None:
+    plan = gpu_plan(QWEN, ONE_GPU, 24 * GIB)
+    rest = {"weights": 1_976_131_072, "moments": 3_952_262_144, "contexts": 1_073_741_824}
+    assert phase(plan, "rollouts") == rest | {"engines": 12_884_901_888}  # half of the GPU
+    update = rest | {
+        "gradients": 1_976_131_072, "copies to compute with": 988_065_536, "activations": 1_145_044_992,
+        "scores": 2_684_354_560,
+    }  # fmt: skip
+    assert phase(plan, "update") == update
+    assert phase(plan, "delivery") == rest | {"engines' weights": 988_065_536}
+    assert [part.bytes for part in plan.phases] == [19_887_036_928, 13_795_731_200, 7_990_200_576]
+    assert plan.peak.name == "rollouts"
+    assert plan.peak.certain_bytes == 18_813_295_104
+    # the share less 2 P of weights and 1 GiB of work; a token: 2 x 24 layers x 2 heads x 64 numbers of 2 bytes
+    assert plan.cache == 12_884_901_888 - 988_065_536 - GIB == 10_823_094_528
+    assert plan.cache_tokens == 10_823_094_528 // 12_288 == 880_785
+    assert plan.largest_share == 0.72  # (24 GiB - 7,002,135,040) / 24 GiB
+    awake = gpu_plan(QWEN, replace(ONE_GPU, sleeps=False), 24 * GIB)
+    assert phase(awake, "update") == update | {"engines": 12_884_901_888}
+    assert awake.peak.name == "update"
+    assert awake.peak.bytes == 26_680_633_088 > 24 * GIB > plan.peak.bytes
+
+
+def test_references_critics_adapters_and_offloading_by_hand() -> None:
+    with_both = gpu_plan(QWEN, replace(ONE_GPU, frozen=P, critic=P), 0)
+    assert phase(with_both, "update")["frozen networks"] == 4 * P
+    assert phase(with_both, "update")["weights"] == phase(with_both, "update")["gradients"] == 8 * P
+    assert phase(with_both, "update")["moments"] == 16 * P
+    adapters = gpu_plan(QWEN, replace(ONE_GPU, has_adapters=True), 0)
+    assert "moments" not in phase(adapters, "update")
+    assert phase(adapters, "delivery")["delivered copy"] == 4 * P
+    offloaded = gpu_plan(QWEN, replace(ONE_GPU, engine="zero2_offload"), 0)
+    assert phase(offloaded, "rollouts").keys() == {"weights", "contexts", "engines' weights"}
+    assert "gradients" not in phase(offloaded, "update")
+    two = gpu_plan(QWEN, replace(ONE_GPU, num_engines=2, utilization=0.3), 24 * GIB)
+    assert phase(two, "rollouts")["engines"] == 2 * int(0.3 * 24 * GIB)
+    assert phase(two, "rollouts")["contexts"] == 3 * GIB // 2
+    halves = gpu_plan(QWEN, replace(ONE_GPU, cut=2), 24 * GIB)
+    assert phase(halves, "delivery")["engines' weights"] == P
+    with pytest.raises(BadInput, match="deepspeed=strange: no memory plan of it"):
+        gpu_plan(QWEN, replace(ONE_GPU, engine="strange"), 0)
+
+
+def test_what_cannot_fit_is_refused_and_what_may_not_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    def check(gib: float, **changes: Any) -> str:
+        sharing = replace(ONE_GPU, **changes)
+        return check_plan(gpu_plan(QWEN, sharing, int(gib * GIB)), sharing)
+
+    assert "the most is taken in the rollouts: 18.52 GiB, 17.52 of it certain, of 24.00 GiB" in check(24)
+    with pytest.raises(CheckFailed, match=r"set client\.options\.gpu_memory_utilization=0\.18 at most, an update.micro_batch_size below 8"):
+        check(8, utilization=0.5)
+    with pytest.raises(CheckFailed, match=r"leaves a cache of \d+ tokens, and a row has up to 1024"):
+        check(24, utilization=0.0801)
+    assert not caplog.messages
+    check(24, has_checkpointing=False, micro_batch=16)
+    assert "by estimate it does not fit: set model.gradient_checkpointing=true" in caplog.messages[0]
+    with pytest.raises(CheckFailed, match=r"engine\.sleeps=true"):
+        check(18, sleeps=False, utilization=0.6)
+    assert "no GPU is here to compare with" in check(0)
+
+
+@pytest.mark.parametrize("name", ["none", "zero0", "zero1", "zero2", "zero3", "zero1_offload", "zero2_offload",
+                                  "zero3_offload"])  # fmt: skip
+def test_every_engine_of_a_learner_is_known_by_its_json(name: str) -> None:
+    config = compose_config(RLConfig, "rl", ["model.path=m", "output_dir=o", f"deepspeed={name}"])
+    assert engine_name(config.deepspeed) == name
+    gpu_plan(QWEN, replace(ONE_GPU, engine=name), 24 * GIB)
+
+
+def test_the_experiment_on_one_gpu_is_planned_as_it_is_configured(
+    tiny_policy: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Counts:
+        counts: dict[str, Any] = {}
+
+    config = compose_config(RLConfig, ONE_GPU_CONFIG, [f"model.path={tiny_policy}", "output_dir=o"])
+    assert sharing_of(config) == replace(ONE_GPU, sleeps=True)
+    caplog.set_level(logging.INFO)
+    found = PlanGpu(ONE_GPU_CONFIG, f"model.path={tiny_policy}", gpu_gib=24).run("", Counts())
+    number = num_parameters(str(tiny_policy))
+    assert found["phases"]["update"]["parts"]["moments"] == 8 * number
+    assert found["fits"] is True
+    assert any(line.startswith("caches: at most 11.00 GiB") for line in caplog.messages)
+    shape = shape_of(load_config(str(tiny_policy)), number)
+    assert found["cache_tokens"] == math.floor((12 * GIB - 2 * number - GIB) / 4 / shape.layers / shape.kv_heads
+                                               / shape.head_size)  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert PlanGpu(ONE_GPU_CONFIG, f"model.path={tiny_policy}").run("", Counts())["fits"] is None
+    with pytest.raises(BadInput, match=r"stage\.gpu_gib must be at least 0"):
+        PlanGpu(ONE_GPU_CONFIG, gpu_gib=-1)
+    assert "no GPU is here to compare with" in CheckedConfig(config).memory()
