@@ -142,7 +142,7 @@ class ExplainRL:
 
 def describe(size: RunSize, config: RLConfig, num_problems: int) -> list[str]:
     """Return the document as lines to read."""
-    epochs, engines = config.update.num_epochs, f"{size.engines} engines of {size.devices_per_engine} devices each"
+    epochs, engines = config.update.num_epochs, f"{size.engines}, each of {size.devices_per_engine} devices"
     return [
         f"an iteration: {size.rollouts_per_iteration:,} rollouts of {config.rollout.num_problems:,} problems, "
         f"{size.steps_per_iteration} steps ({epochs} epochs of {size.minibatches_per_epoch}), each of "
@@ -152,5 +152,5 @@ def describe(size: RunSize, config: RLConfig, num_problems: int) -> list[str]:
         f"problems: {num_problems:,}, all of them in {size.iterations_per_epoch:.1f} iterations; {size.epochs:.1f} "
         f"epochs (rollout.order={config.rollout.order})",
         f"evaluations: {size.evaluations}; checkpoints: {size.checkpoints}",
-        f"learners: {size.ranks}; {engines if size.engines else 'engines: a server or servers'}",
+        f"learners: {size.ranks}; engines: {engines if size.engines else 'a server or servers'}",
     ]
