@@ -1,11 +1,14 @@
 """Process rewards in RL by engines of their own: the same rewards, held against transformers, ended with the run."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import BadModel
 from espalier.rewards.composed import ComposedReward
 from espalier.rewards.engine_scores import ScoresDiffer
@@ -14,8 +17,10 @@ from espalier.rewards.process import ProcessReward
 from espalier.rewards.score import HoldsModels
 from espalier.runtime.entrypoint import build, compose_config
 from espalier.runtime.schemas import RLConfig
+from espalier.sampling.client import ServerGone
 from espalier.sampling.engine_scorer import EngineScorer
 from tests.rewards.test_rewards import CUT, RIGHT, WRONG
+from tests.support.rl_cases import make_trainer
 from tests.support.token_scorer import Engines
 
 ROWS = [replace(row, id=f"{k}{row.id}", prompt_ids=[3 + k, 9]) for k in range(3) for row in (RIGHT, CUT, WRONG)]
@@ -66,3 +71,18 @@ def test_a_run_names_them_by_its_reward(more: list[str], tiny_prm: Path) -> None
     assert isinstance(engines, EngineScorer)
     assert (engines.num_engines, engines.client.log) == (3, "D/process_reward.log")
     assert type(engines.client).__name__ == ("RayEngines" if more else "DataParallelEngines")
+
+
+@pytest.mark.parametrize("num_rows", [1000, 40])
+def test_a_run_ends_them_whether_it_comes_to_its_end_or_not(
+    num_rows: int, tiny_prm: Path, tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    engines = Engines(num_rows=num_rows)
+    trainer = make_trainer(tiny_policy, task, tokenizer, tmp_path / "run", "", num_lines=1, num_iterations=2)
+    trainer.rollout_source.reward = ProcessReward(str(tiny_prm), engines=engines)
+    ends = nullcontext() if num_rows == 1000 else pytest.raises(ServerGone, match="no engine is left")
+    with ends:
+        trainer.run()
+    assert len(engines.asked) == 40 if num_rows == 40 else 40 < len(engines.asked) <= 4 + 4 + 2 * 6 * 4
+    assert engines.models == [str(tiny_prm)]
+    assert not engines.is_open
