@@ -113,7 +113,10 @@ def test_what_cannot_fit_is_refused_and_what_may_not_is_warned_of(caplog: pytest
         return check_plan(gpu_plan(QWEN, sharing, int(gib * GIB)), sharing)
 
     assert "the most is taken in the rollouts: 18.52 GiB, 17.52 of it certain, of 24.00 GiB" in check(24)
-    with pytest.raises(CheckFailed, match=r"set client\.options\.gpu_memory_utilization=0\.18 at most, an update.micro_batch_size below 8"):
+    with pytest.raises(
+        CheckFailed,
+        match=r"set client\.options\.gpu_memory_utilization=0\.18 at most, an update.micro_batch_size below 8",
+    ):
         check(8, utilization=0.5)
     with pytest.raises(CheckFailed, match=r"leaves a cache of \d+ tokens, and a row has up to 1024"):
         check(24, utilization=0.0801)
@@ -137,7 +140,8 @@ def test_the_experiment_on_one_gpu_is_planned_as_it_is_configured(
     tiny_policy: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Counts:
-        counts: dict[str, Any] = {}
+        def __init__(self) -> None:
+            self.counts: dict[str, Any] = {}
 
     config = compose_config(RLConfig, ONE_GPU_CONFIG, [f"model.path={tiny_policy}", "output_dir=o"])
     assert sharing_of(config) == replace(ONE_GPU, sleeps=True)

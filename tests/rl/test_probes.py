@@ -297,6 +297,7 @@ class Answering:
 
     logprobs_of: AskEngine
     has_received: bool
+    is_awake: bool = True
     computes_in: torch.dtype = torch.bfloat16
 
     def is_received(self) -> bool:
@@ -310,6 +311,7 @@ def look(
     spoil: Callable[[Experience], Experience] = lambda experience: experience,
     temperature: float = 1.0,
     is_received: bool = False,
+    is_awake: bool = True,
     **limits: Any,
 ) -> dict[str, float]:
     """The probes' metrics of rollouts drawn from the model; raises ProbeFailed. `say`: the engine's log-probs."""
@@ -324,7 +326,7 @@ def look(
                                     temperature=temperature)  # fmt: skip
     config = RLConfig(precision="fp32", probes=ProbesConfig(**limits))
     params = SamplingParams(n=4, temperature=temperature, max_tokens=32, return_logprobs=True)
-    engines = Answering(ask, is_received) if ask is not None else None
+    engines = Answering(ask, is_received, is_awake) if ask is not None else None
     watch, experience = Watch(config, model, params, Tokens(), engines), spoil(experience)
     return watch.look(groups, experience, version=2) | watch.compare(experience)
 
@@ -398,6 +400,20 @@ def test_an_engine_with_other_weights_is_named_and_not_taken_for_its_cache(tiny_
     assert kind_of(model, say, both) == WEIGHTS  # one engine of two
     assert kind_of(model, say) == UNKNOWN
     assert kind_of(model, say, ask_from(stale), is_received=True) == UNKNOWN  # receipts say that it has the weights
+
+
+def test_an_engine_that_sleeps_is_not_asked_again_which_the_diagnosis_says(tiny_policy: Path) -> None:
+    model, other = sharp_policy(tiny_policy), sharp_policy(tiny_policy)
+    with torch.no_grad():
+        for value in other.parameters():
+            value.add_(0.3 * value.std() * torch.randn(value.shape, generator=torch.Generator().manual_seed(1)))
+
+    def asked(rows: list[list[int]]) -> list[list[list[float]]]:
+        raise AssertionError("it sleeps")
+
+    say = lambda prompt, response: rollout_logprobs(other, prompt, response)  # noqa: E731
+    with pytest.raises(ProbeFailed, match=r"the engines sleep and were not asked again: engine\.sleeps=false would"):
+        look(model, say, asked, is_awake=False)
 
 
 def test_a_warning_leaves_the_run_alone(tiny_policy: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -8,6 +8,7 @@ import signal
 from collections.abc import Callable
 from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -232,6 +233,37 @@ def vllm_engine() -> tuple[OneProcessEngine, SleepMode]:
     client, mode = OneProcessEngine("m"), SleepMode()
     client._engine = mode
     return client, mode
+
+
+def test_vllms_own_core_and_executor_answer_as_the_stand_in_for_them(
+    vllm_engine: tuple[OneProcessEngine, SleepMode],
+) -> None:
+    core_of, executors = pytest.importorskip("vllm.v1.engine.core"), pytest.importorskip("vllm.v1.executor.abstract")
+    asked: list[tuple[str, Any]] = []
+
+    class Executor(executors.Executor):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            self.sleeping_tags: set[str] = set()
+
+        def _init_executor(self) -> None: ...
+
+        def check_health(self) -> None: ...
+
+        def collective_rpc(self, method: str, **kwargs: Any) -> None:
+            asked.append((method, kwargs["kwargs"]))
+
+    core = SimpleNamespace(
+        model_executor=Executor(), pause_scheduler=lambda **_: None, resume_scheduler=lambda: asked.append(("go on", 0))
+    )
+    mode = vllm_engine[1]
+    core_of.EngineCore.sleep(core, 2)
+    mode.sleep(level=2)
+    assert core.model_executor.sleeping_tags == mode.sleeping_tags
+    for part in ("weights", "kv_cache"):
+        assert core_of.EngineCore.wake_up(core, [part]) == mode.wake_up(tags=[part]) == (part == "kv_cache")
+    assert asked == [
+        ("sleep", {"level": 2}), ("wake_up", {"tags": ["weights"]}), ("wake_up", {"tags": ["kv_cache"]}), ("go on", 0)
+    ]  # fmt: skip
 
 
 def test_vllms_engine_drops_everything_and_takes_its_memory_back_in_two_parts(
