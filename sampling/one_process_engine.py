@@ -106,13 +106,13 @@ class OneProcessEngine(OfflineClient):
         except Exception as error:  # of CUDA, where another program has the memory
             raise ServerGone(f"the vLLM engine fails in {method}: {one_line(error)}") from error
 
-    async def ask(self, prompt_ids: list[int], **params: Any) -> Any:
+    async def ask(self, prompt_ids: list[int], name: str = "", **params: Any) -> Any:
         """Return vLLM's finished output for one prompt. Raises EngineAsleep: vLLM would take the request and never
         step; and what an `OfflineClient` raises."""
         if self._asleep:
             raise EngineAsleep("the engine sleeps while the learner computes on its device: it can be asked again once "
                                "weights were delivered")  # fmt: skip
-        return await super().ask(prompt_ids, **params)
+        return await super().ask(prompt_ids, name, **params)
 
     async def reset_cache(self) -> bool:
         """Empty the prefix cache; whether it is. What running requests have in it is computed anew, by the weights of
