@@ -40,6 +40,8 @@ class EstimatorContext:
     """The network before the update. A pass over it is collective; it trains nothing."""
     micro_batch_size: int = 64
     """Rows of one pass over `policy`, of every rank."""
+    micro_batch_tokens: int = 0
+    """Above 0: tokens of one such pass, in place of rows."""
     precision: str = "fp32"
     """Of such a pass, as of the update's: bf16 or fp32."""
     asker: str = ""
@@ -100,7 +102,7 @@ class EstimatorContext:
             return []
         rows, starts = [[*prefix, *rest] for prefix, rest in distinct], [len(prefix) for prefix, _ in distinct]
         ids, attention_mask, mask = pad_rows(rows, starts, int(self.sampler.tokenizer.pad_token_id))
-        scorer = RowScorer((ids, attention_mask, mask), self.micro_batch_size, self.precision)
+        scorer = RowScorer((ids, attention_mask, mask), self.micro_batch_size, self.precision, self.micro_batch_tokens)
         with self.clock.phase("prefill"):
             logprobs = scorer.logprobs(self.policy, self.params.temperature)[0]
         sums = dict(zip(distinct, logprobs.double().sum(-1).tolist(), strict=True))

@@ -107,6 +107,7 @@ class Trainer:
                 precision=config.precision,
                 temperature=self.rollout_source.params.temperature,
                 clock=self.metrics.clock,
+                micro_batch_tokens=config.update.micro_batch_tokens,
             )
             experience = replace(experience, rewards=token_rewards(groups, experience.response_mask))
             for learner in self.update.learners:
@@ -165,6 +166,7 @@ class Trainer:
             clock,
             policy=self.policy.engine.model,
             micro_batch_size=self.config.update.micro_batch_size,
+            micro_batch_tokens=self.config.update.micro_batch_tokens,
             precision=self.config.precision,
         )
 

@@ -9,7 +9,7 @@ without a limit but with signs of life: before `barrier`, `gather_over_ranks` an
 
 import datetime
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -136,6 +136,18 @@ def sum_tensor_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
     moved = tensor.to(device())
     dist.all_reduce(moved)
     return moved.cpu()
+
+
+def gather_vectors(vector: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+    """Return the CPU vector of every rank, in their order, on every rank; `vector` [sizes[rank]] is this one's, and all
+    know the `sizes`."""
+    if world_size() == 1:
+        return [vector]
+    sent = torch.zeros(max(sizes), dtype=vector.dtype, device=device())
+    sent[: len(vector)] = vector.to(device())
+    found = [torch.empty_like(sent) for _ in sizes]
+    dist.all_gather(found, sent)
+    return [part[:size].cpu() for part, size in zip(found, sizes, strict=True)]
 
 
 def sum_gradients(parameters: list[torch.nn.Parameter]) -> None:
