@@ -170,7 +170,7 @@ def make_experience(
     for number, (start, rollout) in enumerate(zip(starts, rollouts, strict=True)):
         # not by the mask, which `rl.probes.checks.check_layout` compares with the rollouts
         drawn = rollout.logprobs[rollout.num_shared :]
-        rollout_logprobs[number, start : start + len(drawn)] = torch.tensor(drawn)
+        rollout_logprobs[number, start : start + len(drawn)] = torch.tensor(drawn, dtype=torch.float32)
     scorer = RowScorer((ids, attention_mask, response_mask), micro_batch_size, precision, micro_batch_tokens)
     old = OldLogprobs.to_score(ids.shape, partial(scorer.logprobs, policy, temperature), clock or Clock())
     return Experience(ids, attention_mask, response_mask, rollout_logprobs, old), scorer

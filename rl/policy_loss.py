@@ -114,7 +114,7 @@ class PolicyLoss:
         clip = (mask, config.update.clip_low, config.update.clip_high)
         total, _ = clipped_surrogate(logprobs, old, advantages, *clip, config.update.dual_clip, surrogate_weights)
         terms = self._count(logprobs.detach(), old, advantages, clip, total, sums, ratios)
-        sums.rises[cut, :length] += (terms * (logprobs.detach() > old)).double().cpu()
+        sums.add_rises(cut, terms * (logprobs.detach() > old))
         if kind:
             assert experience.reference_logprobs is not None
             terms = self._penalty(kind, logits, logprobs, take(experience.reference_logprobs), ids, attention_mask)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from espalier.data.records import BadInput
 from espalier.rl.delivery.delivery import Delivery, sample_canaries
-from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext
+from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext, estimate_of_main_rank
 from espalier.rl.evaluation import Evaluation, is_budget_spent, read_accuracies
 from espalier.rl.experience import make_experience, token_rewards
 from espalier.rl.iteration_metrics import Clock, IterationMetrics
@@ -131,7 +131,7 @@ class Trainer:
         clock = self.metrics.clock
         with clock.phase("advantage"):
             estimate = self.estimator(groups, experience, self._context(iteration, clock))
-            estimate = from_main_rank(lambda: estimate)  # one answer, whatever a rank draws or rounds
+            estimate = estimate_of_main_rank(estimate, experience.response_mask)
             if clock.has("completions"):  # they may have driven the marker out of the cache
                 self.delivery.ask_marker()
             return estimate, self.update.assign(experience, estimate)

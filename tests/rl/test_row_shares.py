@@ -1,6 +1,7 @@
 """Rows are dealt to ranks by tokens and cut into micro-batches by tokens: every row once, balanced, for every rank
 alike; gradients depend on neither."""
 
+import math
 import random
 from collections.abc import Sequence
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from espalier.rl import row_shares
+from espalier.rl.learner import UpdateSums
 from espalier.rl.row_shares import (
     computed_tokens,
     deal_longest_first,
@@ -157,3 +159,20 @@ def test_micro_batches_hold_as_many_rows_as_fit_into_their_tokens_and_one_at_lea
     assert cuts(True, 1) == [([row], int(lengths[row])) for row in (0, 1, 3, 4, 5)]
     assert list(micro_batches(mask, rows[:0], 4, True, 12)) == []
     assert list(micro_batches(mask, rows[:0], 4, True)) == []
+
+
+def test_the_luckiest_token_is_that_of_the_sum_over_epochs() -> None:
+    mask = torch.tensor([[False, True, True, False], [False, False, True, True], [False, True, True, True]])
+    rises = torch.tensor([[0.0, 1.0, 2.0, 0.0], [0.0, 0.0, 3.0, 0.5], [0.0, 0.25, 0.5, 1.0]])
+    one, two = UpdateSums(mask), UpdateSums(mask, num_epochs=2)
+    for sums in (one, two):
+        sums.num_counted = 10
+        for rows, length in ((torch.tensor([2, 0]), 4), (torch.tensor([1]), 4)):
+            sums.add_rises(rows, rises[rows, :length])
+    assert one.means()["kl_luckiest"] == pytest.approx(0.3)
+    two.add_rises(torch.tensor([0]), torch.tensor([[0.0, 0.5, 1.5]]))  # 2 + 1.5 at its second token
+    assert two.means()["kl_luckiest"] == pytest.approx(0.35)
+    one.add_rises(torch.tensor([0]), torch.tensor([[0.0, float("nan"), 0.0]]))
+    assert math.isnan(one.means()["kl_luckiest"])
+    assert UpdateSums(mask[:0]).means()["kl_luckiest"] == 0.0
+    assert UpdateSums(mask[:0], num_epochs=2).means()["kl_luckiest"] == 0.0
