@@ -156,4 +156,5 @@ def estimate_of_main_rank(estimate: Estimate, response_mask: torch.Tensor) -> Es
         return estimate
     spread = {name: values.new_zeros(response_mask.shape).masked_scatter_(response_mask, values)
               for name, values in found.items()}  # fmt: skip
-    return Estimate(metrics=metrics, **spread)
+    to_come, weights = spread.get("to_come"), spread.get("return_weights")
+    return Estimate(spread["advantages"], spread.get("returns"), metrics, to_come=to_come, return_weights=weights)
