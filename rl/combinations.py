@@ -46,6 +46,8 @@ def check_numbers(config: RLConfig) -> None:
                 "update.minibatch_size", "update.micro_batch_size", "engine.concurrency"):  # fmt: skip
         number = attrgetter(key)(config)
         _check(number >= 1, f"{key} must be at least 1, got {number}")
+    tokens = config.update.micro_batch_tokens
+    _check(tokens >= 0, f"update.micro_batch_tokens must be at least 0 (0: a pass by rollouts), got {tokens}")
     evaluates = config.evaluation.every > 0
     _check(not evaluates or config.evaluation.num_problems >= 1,
            f"evaluation.num_problems must be at least 1, got {config.evaluation.num_problems}, or set "

@@ -18,11 +18,12 @@ from espalier.models.inputs import network
 from espalier.models.logits import response_values
 from espalier.models.packing_check import packs_rows
 from espalier.models.scalar_head import critic_form
-from espalier.rl.experience import RowScorer, empty_loss, micro_batches, most_passes, own_rows
+from espalier.rl.experience import RowScorer, empty_loss
 from espalier.rl.learner import write_model
 from espalier.rl.losses import VALUE_RANGES, check_value_loss, cross_entropy_loss, value_loss
+from espalier.rl.row_shares import deal_rows, micro_batches, most_passes, taker
 from espalier.rl.types import Estimate, Experience
-from espalier.runtime.distributed import is_main_rank
+from espalier.runtime.distributed import is_main_rank, rank
 from espalier.runtime.schemas import CriticConfig
 from espalier.training.engine import BadCheckpoint, Engine, autocast
 from espalier.training.schedule import check_schedule, learning_rate
@@ -59,6 +60,7 @@ class Critic:
     precision: str
     micro_batch_size: int
     num_steps: int
+    micro_batch_tokens: int = 0
     folder = "critic"
     fits_returns = True
 
@@ -126,11 +128,9 @@ class Critic:
         if weights is not None:
             rows = rows[weights[rows].any(dim=1)]
         sums.add({"value_loss": (0.0, 0.0), "value_clip_share": (0.0, 0.0)})  # on every rank, also on one without rows
-        cuts = list(
-            micro_batches(
-                experience.attention_mask, own_rows(rows), self.micro_batch_size, packs_rows(self.engine.model)
-            )
-        )
+        ids, attention_mask, is_packed = experience.ids, experience.attention_mask, packs_rows(self.engine.model)
+        own = deal_rows(ids, attention_mask, rows, is_packed)[rank()]
+        cuts = list(micro_batches(attention_mask, own, self.micro_batch_size, is_packed, self.micro_batch_tokens))
         num_passes = most_passes(len(cuts))
         self.engine.start_step(num_passes)
         for cut, length in cuts:
@@ -140,7 +140,7 @@ class Critic:
             self.engine.backward(config.loss_coefficient * total / count)
             sums.add({"value_loss": (float(total.detach()), counted), "value_clip_share": (clipped, counted)})
         for _ in range(num_passes - len(cuts)):
-            self.engine.backward(empty_loss(self.engine.model, experience.ids, experience.attention_mask))
+            self.engine.backward(empty_loss(self.engine.model, ids, attention_mask))
         norm = self.engine.step(rate) if num_passes else 0.0  # no rank has anything to learn from
         if not math.isfinite(norm):
             raise NotFinite(f"the critic's gradient norm is {norm}: try a lower critic.learning_rate")
@@ -149,15 +149,12 @@ class Critic:
 
     def _loss(self, experience: Experience, cut: torch.Tensor, length: int) -> tuple[torch.Tensor, int, float]:
         """Return (summed loss [] of rows `cut`, tokens the clip decides, tokens, each counted by its weight)."""
-
-        def take(tensor: Any) -> torch.Tensor:
-            part: torch.Tensor = tensor[cut, :length].to(self.engine.device)
-            return part
-
+        assert experience.values is not None
+        assert experience.returns is not None
+        take = taker(cut, length, self.engine.device)
         with autocast(self.engine.device, self.precision):
-            ids, attention_mask, mask = (
-                take(tensor) for tensor in (experience.ids, experience.attention_mask, experience.response_mask)
-            )
+            ids, attention_mask = take(experience.ids), take(experience.attention_mask).long()
+            mask = take(experience.response_mask)
             weights = None if experience.return_weights is None else take(experience.return_weights)
             mask = mask if weights is None else mask & (weights > 0)
             is_likelihood = self.config.loss == "cross_entropy"

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
+
 from espalier.data.batches.packing import pad_rows
 from espalier.data.records import Completion, Problem, State, Trajectory
 from espalier.data.steps import Decode
@@ -17,7 +19,7 @@ from espalier.rl.iteration_metrics import Clock
 from espalier.rl.rollout import Sampler, named_by, score
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.background_loop import BackgroundLoop
-from espalier.runtime.distributed import from_main_rank
+from espalier.runtime.distributed import from_main_rank, is_main_rank, world_size
 from espalier.sampling.client import SamplingParams
 from espalier.sampling.requests import decode
 
@@ -40,6 +42,8 @@ class EstimatorContext:
     """The network before the update. A pass over it is collective; it trains nothing."""
     micro_batch_size: int = 64
     """Rows of one pass over `policy`, of every rank."""
+    micro_batch_tokens: int = 0
+    """Above 0: tokens of one such pass, in place of rows."""
     precision: str = "fp32"
     """Of such a pass, as of the update's: bf16 or fp32."""
     asker: str = ""
@@ -100,7 +104,7 @@ class EstimatorContext:
             return []
         rows, starts = [[*prefix, *rest] for prefix, rest in distinct], [len(prefix) for prefix, _ in distinct]
         ids, attention_mask, mask = pad_rows(rows, starts, int(self.sampler.tokenizer.pad_token_id))
-        scorer = RowScorer((ids, attention_mask, mask), self.micro_batch_size, self.precision)
+        scorer = RowScorer((ids, attention_mask, mask), self.micro_batch_size, self.precision, self.micro_batch_tokens)
         with self.clock.phase("prefill"):
             logprobs = scorer.logprobs(self.policy, self.params.temperature)[0]
         sums = dict(zip(distinct, logprobs.double().sum(-1).tolist(), strict=True))
@@ -128,3 +132,29 @@ class AdvantageEstimator(Protocol):
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
         """Estimate the advantages of the rollouts' response tokens; on every rank."""
+
+
+def estimate_of_main_rank(estimate: Estimate, response_mask: torch.Tensor) -> Estimate:
+    """Return rank 0's estimate on every rank, whatever a rank draws or rounds; a collective call.
+
+    Of its tensors [N, T] nothing but the tokens of `response_mask` travels: the others are 0. The values of states and
+    where they stand, which rank 0 alone writes down, stay there. Raises ValueError where a tensor has more.
+    """
+    if world_size() == 1:
+        return estimate
+
+    def tokens() -> tuple[dict[str, torch.Tensor], dict[str, float]]:
+        whole = {name: getattr(estimate, name) for name in ("advantages", "returns", "to_come", "return_weights")}
+        whole = {name: tensor for name, tensor in whole.items() if tensor is not None}
+        for name, tensor in whole.items():
+            if bool((tensor[~response_mask] != 0).any()):
+                raise ValueError(f"the estimator's {name} are not 0 outside the responses")
+        return {name: tensor[response_mask] for name, tensor in whole.items()}, estimate.metrics
+
+    found, metrics = from_main_rank(tokens)
+    if is_main_rank():
+        return estimate
+    spread = {name: values.new_zeros(response_mask.shape).masked_scatter_(response_mask, values)
+              for name, values in found.items()}  # fmt: skip
+    to_come, weights = spread.get("to_come"), spread.get("return_weights")
+    return Estimate(spread["advantages"], spread.get("returns"), metrics, to_come=to_come, return_weights=weights)

@@ -4,10 +4,11 @@ The "old" log-probs of the surrogate are the trainer's own, not the engine's: th
 and a ratio of one must mean an unchanged policy. The difference is measured (`logprob_gap`), and corrected where
 `tis_cap` asks for it.
 
-Every rank holds all rollouts of the iteration and scores its share of them; sums over ranks put the shares together.
+Every rank holds all rollouts of the iteration and scores its share of them (`rl.row_shares`), whose tokens every other
+rank then gets.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,35 +22,10 @@ from espalier.models.packing_check import packs_rows
 from espalier.rl.iteration_metrics import Clock
 from espalier.rl.kl import divergence, full_divergence
 from espalier.rl.old_logprobs import OldLogprobs
+from espalier.rl.row_shares import deal_rows, fill_from_ranks, micro_batches, most_passes, taker
 from espalier.rl.types import Experience, RolloutGroup
-from espalier.runtime.distributed import gather_over_ranks, rank, sum_tensor_over_ranks, world_size
+from espalier.runtime.distributed import rank
 from espalier.training.engine import autocast
-
-
-def micro_batches(
-    attention_mask: torch.Tensor, rows: torch.Tensor, size: int, is_packed: bool
-) -> Iterator[tuple[torch.Tensor, int]]:
-    """Cut `rows` [R] of `attention_mask` [N, T] into at most `size` each: (row numbers [r], tokens of the longest).
-
-    Where the pass packs rows, they are taken by number: the rollouts of a problem are neighbours and share their
-    prompt. Where it pads them, by length.
-    """
-    lengths = attention_mask.sum(-1)
-    ordered = rows[torch.argsort(rows if is_packed else lengths[rows], stable=True)]
-    for start in range(0, len(ordered), size):
-        cut = ordered[start : start + size]
-        yield cut, int(lengths[cut].max())
-
-
-def own_rows(rows: torch.Tensor) -> torch.Tensor:
-    """Return this rank's share of `rows` [R]: neighbours by number; the ranks together have every row once."""
-    return torch.tensor_split(rows.sort().values, world_size())[rank()]
-
-
-def most_passes(num_own: int) -> int:
-    """Return how many forward passes the rank with the most rows makes. ZeRO-3 gathers weights in every pass, and
-    gradients are reduced in every backward pass: a rank with fewer has to make as many."""
-    return max(gather_over_ranks(num_own))
 
 
 def empty_loss(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
@@ -57,9 +33,8 @@ def empty_loss(model: Any, ids: torch.Tensor, attention_mask: torch.Tensor) -> t
 
     It reads two tokens of the first row of `ids` and `attention_mask` [N, T].
     """
-    short = (ids[:1, :2], attention_mask[:1, :2])
-    device = device_of(model)
-    logits = model(input_ids=short[0].to(device), attention_mask=short[1].to(device)).logits
+    take = taker(torch.tensor([0]), 2, device_of(model))
+    logits = model(input_ids=take(ids), attention_mask=take(attention_mask).long()).logits
     loss: torch.Tensor = 0.0 * logits.float().sum()
     return loss
 
@@ -84,11 +59,18 @@ Score = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor,
 
 
 class RowScorer:
-    """Forward passes without gradients over all rollouts, `micro_batch_size` rows at a time."""
+    """Forward passes without gradients over all rollouts, `micro_batch_size` rows at a time, or where
+    `micro_batch_tokens` is above 0 so many tokens."""
 
-    def __init__(self, tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], micro_batch_size: int, precision: str):
+    def __init__(
+        self,
+        tensors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        micro_batch_size: int,
+        precision: str,
+        micro_batch_tokens: int = 0,
+    ):
         self.ids, self.attention_mask, self.response_mask = tensors
-        self.micro_batch_size = micro_batch_size
+        self.micro_batch_size, self.micro_batch_tokens = micro_batch_size, micro_batch_tokens
         self.precision = precision
 
     @torch.no_grad()
@@ -99,19 +81,22 @@ class RowScorer:
         `call`, about `model`, gives; `is_packed` says whether it packs rows."""
         device = device_of(model)
         found = [torch.zeros(self.ids.shape) for _ in range(num_outputs)]
-        mine = own_rows(torch.arange(len(self.ids)) if rows is None else rows)
-        cuts = list(micro_batches(self.attention_mask, mine, self.micro_batch_size, is_packed))
+        every = torch.arange(len(self.ids)) if rows is None else rows
+        deal = deal_rows(self.ids, self.attention_mask, every, is_packed)
+        size, max_tokens = self.micro_batch_size, self.micro_batch_tokens
+        cuts = list(micro_batches(self.attention_mask, deal[rank()], size, is_packed, max_tokens))
         none = (torch.zeros(0, dtype=torch.long), 2)
         for cut, length in cuts + [none] * (most_passes(len(cuts)) - len(cuts)):
-            read = cut if len(cut) else slice(0, 1)  # a pass for the other ranks' sake
-            tensors = (self.ids, self.attention_mask, self.response_mask)
+            # without rows of its own: a pass for the other ranks' sake
+            take = taker(cut if len(cut) else torch.tensor([0]), length, device)
             with autocast(device, self.precision):
-                parts = call(*(tensor[read, :length].to(device) for tensor in tensors))
+                parts = call(take(self.ids), take(self.attention_mask).long(), take(self.response_mask))
             if not len(cut):
                 continue
             for whole, part in zip(found, parts, strict=True):
                 whole[cut, :length] = part.float().cpu() * self.response_mask[cut, :length]
-        return [sum_tensor_over_ranks(whole) for whole in found]
+        fill_from_ranks(found, self.response_mask, deal)
+        return found
 
     def logprobs(self, model: Any, temperature: float, rows: torch.Tensor | None = None) -> list[torch.Tensor]:
         """Return [log-probs, entropies] [N, T] under `model`, 0 outside `rows` (None: all)."""
@@ -172,6 +157,7 @@ def make_experience(
     precision: str,
     temperature: float,
     clock: Clock | None = None,
+    micro_batch_tokens: int = 0,
 ) -> tuple[Experience, RowScorer]:
     """Return the tensors of all rollouts, in order, and what scores them; `policy`, the network before the update,
     scores them where its log-probs are read first."""
@@ -179,12 +165,13 @@ def make_experience(
     rows = [[*rollout.context_ids, *rollout.drawn_ids] for rollout in rollouts]
     starts = [len(rollout.context_ids) for rollout in rollouts]
     ids, attention_mask, response_mask = pad_rows(rows, starts, pad_id)
+    ids, attention_mask = ids.int(), attention_mask.bool()
     rollout_logprobs = torch.zeros(ids.shape)
     for number, (start, rollout) in enumerate(zip(starts, rollouts, strict=True)):
         # not by the mask, which `rl.probes.checks.check_layout` compares with the rollouts
         drawn = rollout.logprobs[rollout.num_shared :]
-        rollout_logprobs[number, start : start + len(drawn)] = torch.tensor(drawn)
-    scorer = RowScorer((ids, attention_mask, response_mask), micro_batch_size, precision)
+        rollout_logprobs[number, start : start + len(drawn)] = torch.tensor(drawn, dtype=torch.float32)
+    scorer = RowScorer((ids, attention_mask, response_mask), micro_batch_size, precision, micro_batch_tokens)
     old = OldLogprobs.to_score(ids.shape, partial(scorer.logprobs, policy, temperature), clock or Clock())
     return Experience(ids, attention_mask, response_mask, rollout_logprobs, old), scorer
 

@@ -19,22 +19,42 @@ from espalier.training.sums import Sums
 
 
 class UpdateSums(Sums):
-    """What the steps of one update add to, over the rollouts of one experience of `shape` [N, T]."""
+    """What the steps of one update of `num_epochs` add to, over the rollouts of one experience with its
+    `response_mask` [N, T]."""
 
-    def __init__(self, shape: Sequence[int]):
+    def __init__(self, response_mask: torch.Tensor, num_epochs: int = 1):
         super().__init__()
         self.largest_ratio = 0.0
         self.num_counted = 0
         """Tokens of all epochs."""
-        self.rises = torch.zeros(tuple(shape), dtype=torch.float64)
-        """[N, T]: the k3 of every token that became likelier, over all epochs."""
+        self._mask = response_mask
+        self._ends = response_mask.sum(-1).cumsum(0).tolist()
+        # several epochs: the k3 of every response token [tokens] that became likelier; else the largest is enough
+        self._rises = torch.zeros(self._ends[-1] if num_epochs > 1 and self._ends else 0, dtype=torch.float64)
+        self._largest_rise = torch.zeros((), dtype=torch.float64)
+        self._num_epochs = num_epochs
+
+    def add_rises(self, rows: torch.Tensor, rises: torch.Tensor) -> None:
+        """Add the k3 of the tokens that became likelier, of the first columns of `rows` [R]: [R, length], 0 outside the
+        response. A row is added once per epoch, by one rank."""
+        rises = rises.double().cpu()
+        if self._num_epochs == 1:
+            largest = rises.max() if rises.numel() else self._largest_rise
+            self._largest_rise = torch.maximum(self._largest_rise, largest)  # not a number stays one
+            return
+        for row, values in zip(rows.tolist(), rises, strict=True):
+            chosen = values[self._mask[row, : len(values)]]
+            self._rises[self._ends[row] - len(chosen) : self._ends[row]] += chosen
 
     def means(self) -> dict[str, float]:
         """Return means over all ranks. `kl_luckiest` is what the luckiest token alone makes of the mean `kl_old`: one
         that was drawn by luck and became likely has a ratio of thousands."""
         found = super().means() | {"ratio_max": max(gather_over_ranks(self.largest_ratio))}
-        rises = sum_tensor_over_ranks(self.rises)
-        largest = float(rises.max()) if rises.numel() else 0.0
+        if self._num_epochs == 1:
+            largest = float(torch.tensor(gather_over_ranks(float(self._largest_rise)), dtype=torch.float64).max())
+        else:  # a row may be another rank's in another epoch
+            rises = sum_tensor_over_ranks(self._rises)
+            largest = float(rises.max()) if rises.numel() else 0.0
         return found | {"kl_luckiest": largest / max(1.0, sum_over_ranks([float(self.num_counted)])[0])}
 
 

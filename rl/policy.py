@@ -25,16 +25,17 @@ from accelerate import init_empty_weights
 from espalier.models.inputs import network
 from espalier.models.merged import adapter_scalings, merge_weights
 from espalier.models.packing_check import packs_rows
-from espalier.rl.experience import RowScorer, empty_loss, micro_batches, most_passes, own_rows, reference_terms
+from espalier.rl.experience import RowScorer, empty_loss, reference_terms
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.learner import UpdateSums, write_model
 from espalier.rl.losses import token_weights
 from espalier.rl.metrics import kl_per_response
 from espalier.rl.policy_loss import PolicyLoss
 from espalier.rl.probes.watch import Watch
+from espalier.rl.row_shares import deal_rows, fill_from_ranks, micro_batches, most_passes
 from espalier.rl.types import Estimate, Experience
 from espalier.rl.update import steps_per_iteration
-from espalier.runtime.distributed import is_main_rank, sum_over_ranks, sum_tensor_over_ranks
+from espalier.runtime.distributed import is_main_rank, rank, sum_over_ranks, world_size
 from espalier.runtime.manifest import write_folder
 from espalier.runtime.schemas import RLConfig
 from espalier.training.engine import Engine, TorchEngine
@@ -156,34 +157,35 @@ class Policy:
         """Return the gradients of `rows` [R]; ([sum, number] of their tokens' ratios on this rank, passes of every
         rank)."""
         config, mask, old = self.config, experience.response_mask, experience.old
-        weights, divisor = token_weights(mask[rows], config.update.loss_aggregation, self.max_tokens)
-        every_weight = torch.zeros(mask.shape).index_copy(0, rows, weights)
-        self._name_metrics(experience, own_rows(rows), sums)
+        divisor = token_weights(mask[rows], config.update.loss_aggregation, self.max_tokens)[1]
+        ids, attention_mask = experience.ids, experience.attention_mask
+        self._name_metrics(experience, rows[rank() :: world_size()], sums)
         learnt = self.rows_with_gradient(experience, rows)
         if not old.is_scored:
             is_only_pass = self.makes_one_pass(len(mask))
             old.score(rows[~torch.isin(rows, learnt)] if is_only_pass else None)
-        scored = None if old.is_scored else torch.zeros(2, *mask.shape)
+        scored = None if old.is_scored else (torch.zeros(mask.shape), torch.zeros(mask.shape))
         self.engine.model.train()
         ratios = [0.0, 0.0]
         is_packed = packs_rows(self.engine.model) and self.loss.penalty_kind(experience) != "full"
-        cuts = list(
-            micro_batches(experience.attention_mask, own_rows(learnt), config.update.micro_batch_size, is_packed)
-        )
+        deal = deal_rows(ids, attention_mask, learnt, is_packed)
+        size, max_tokens = config.update.micro_batch_size, config.update.micro_batch_tokens
+        cuts = list(micro_batches(attention_mask, deal[rank()], size, is_packed, max_tokens))
         num_passes = most_passes(len(cuts))
         self.engine.start_step(num_passes)
         for cut, length in cuts:
-            total = self.loss(experience, every_weight, cut, length, sums, ratios, scored)
+            weights = token_weights(mask[cut], config.update.loss_aggregation, self.max_tokens)[0][:, :length]
+            total = self.loss(experience, weights, cut, length, sums, ratios, scored)
             value = float(total.detach())
             if not math.isfinite(value):
                 raise NotFinite(f"the loss is {value} on rollouts {cut.tolist()[:8]}")
             sums.add({"loss": (value, 0)})
             self.engine.backward(total / max(divisor, 1.0))
         for _ in range(num_passes - len(cuts)):
-            self.engine.backward(empty_loss(self.engine.model, experience.ids, experience.attention_mask))
+            self.engine.backward(empty_loss(self.engine.model, ids, attention_mask))
         if scored is not None:
-            whole = sum_tensor_over_ranks(scored)
-            old.fill(learnt, whole[0, learnt], whole[1, learnt])
+            fill_from_ranks(scored, mask, deal)
+            old.fill(learnt, scored[0][learnt], scored[1][learnt])
         return ratios, num_passes
 
     def _name_metrics(self, experience: Experience, counted: torch.Tensor, sums: UpdateSums) -> None:

@@ -16,6 +16,7 @@ from espalier.rl.experience import policy_logits, policy_logprobs
 from espalier.rl.kl import KLController, divergence, full_divergence
 from espalier.rl.learner import UpdateSums
 from espalier.rl.losses import CORRECTIONS, LEVELS, NORMALISERS, clipped_surrogate, clipped_tokens, importance_weights
+from espalier.rl.row_shares import taker
 from espalier.rl.types import Experience
 from espalier.runtime.schemas import RLConfig
 from espalier.training.engine import Engine, autocast
@@ -77,33 +78,31 @@ class PolicyLoss:
     def __call__(
         self,
         experience: Experience,
-        every_weight: torch.Tensor,
+        weights: torch.Tensor,
         cut: torch.Tensor,
         length: int,
         sums: UpdateSums,
         ratios: list[float],
-        scored: torch.Tensor | None = None,
+        scored: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Compute the summed loss [] of a micro-batch (rows `cut` [R], their first `length` tokens), with its graph, in
-        which a token counts by `every_weight` [N, T].
+        which a token counts by `weights` [R, length].
 
-        With `scored` [2, N, T] its log-probs and entropies go there, and are the old ones. Sum and number of the
-        tokens' ratios are added to `ratios`.
+        With `scored`, two tensors [N, T], its log-probs and entropies go there, and are the old ones. Sum and number of
+        the tokens' ratios are added to `ratios`.
         """
-
-        def take(tensor: Any) -> torch.Tensor:
-            part: torch.Tensor = tensor[cut, :length].to(self.engine.device)
-            return part
-
+        take = taker(cut, length, self.engine.device)
         config, kind = self.config, self.penalty_kind(experience)
-        ids, attention_mask = take(experience.ids), take(experience.attention_mask)
-        mask, weights = take(experience.response_mask), take(every_weight)
+        ids, attention_mask = take(experience.ids), take(experience.attention_mask).long()
+        mask, weights = take(experience.response_mask), weights.to(self.engine.device)
         old = take(experience.old_logprobs) if scored is None else None
         logits, logprobs, entropies = self._forward(kind, ids, attention_mask, mask)
         if old is None:
             assert scored is not None
             old = logprobs.detach()
-            scored[:, cut, :length] = torch.stack((old, entropies.detach())).float().cpu()
+            for whole, part in zip(scored, (old, entropies.detach()), strict=True):
+                whole[cut, :length] = part.float().cpu()
+        assert experience.advantages is not None
         advantages, surrogate_weights = take(experience.advantages), weights
         if self.corrects:
             bounds = (config.update.tis_cap, config.update.tis_floor, config.update.correction)
@@ -115,8 +114,9 @@ class PolicyLoss:
         clip = (mask, config.update.clip_low, config.update.clip_high)
         total, _ = clipped_surrogate(logprobs, old, advantages, *clip, config.update.dual_clip, surrogate_weights)
         terms = self._count(logprobs.detach(), old, advantages, clip, total, sums, ratios)
-        sums.rises[cut, :length] += (terms * (logprobs.detach() > old)).double().cpu()
+        sums.add_rises(cut, terms * (logprobs.detach() > old))
         if kind:
+            assert experience.reference_logprobs is not None
             terms = self._penalty(kind, logits, logprobs, take(experience.reference_logprobs), ids, attention_mask)
             if config.kl.max_token > 0:
                 terms = terms.clamp(-config.kl.max_token, config.kl.max_token)

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import math
 import random
+from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -296,7 +297,8 @@ class Sampler:
         num = len(trajectory.response_ids) - (0 if branch is None else branch.num_tokens)
         starts = tuple((start, version_of(stamp)) for start, stamp in answered.versions if start < max(1, num))
         oldest = min((version for _, version in starts), default=policy_version)
-        return Rollout(trajectory, trajectory.logprobs, oldest, branch, starts if len(starts) > 1 else ())
+        logprobs, trajectory = array("d", trajectory.logprobs), replace(trajectory, logprobs=None)  # 8 bytes each, once
+        return Rollout(trajectory, logprobs, oldest, branch, starts if len(starts) > 1 else ())
 
     async def _branches(self, cut: Cut, num: int, params: SamplingParams) -> list[Rollout]:
         state, shared = cut.state, cut.rollout.logprobs[: len(cut.state.prefix_ids)]

@@ -19,7 +19,7 @@ from pathlib import Path
 from espalier.data.records import BadInput
 from espalier.rewards.score import HoldsEngines
 from espalier.rl.delivery.delivery import Delivery, sample_canaries
-from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext
+from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext, estimate_of_main_rank
 from espalier.rl.evaluation import Evaluation, is_budget_spent, read_accuracies
 from espalier.rl.experience import make_experience, token_rewards
 from espalier.rl.iteration_metrics import Clock, IterationMetrics
@@ -115,6 +115,7 @@ class Trainer:
                 precision=config.precision,
                 temperature=self.rollout_source.params.temperature,
                 clock=self.metrics.clock,
+                micro_batch_tokens=config.update.micro_batch_tokens,
             )
             experience = replace(experience, rewards=token_rewards(groups, experience.response_mask))
             for learner in self.update.learners:
@@ -142,7 +143,7 @@ class Trainer:
         clock = self.metrics.clock
         with clock.phase("advantage"):
             estimate = self.estimator(groups, experience, self._context(iteration, clock))
-            estimate = from_main_rank(lambda: estimate)  # one answer, whatever a rank draws or rounds
+            estimate = estimate_of_main_rank(estimate, experience.response_mask)
             if clock.has("completions"):  # they may have driven the marker out of the cache
                 self.delivery.ask_marker()
             return estimate, self.update.assign(experience, estimate)
@@ -182,6 +183,7 @@ class Trainer:
             clock,
             policy=self.policy.engine.model,
             micro_batch_size=self.config.update.micro_batch_size,
+            micro_batch_tokens=self.config.update.micro_batch_tokens,
             precision=self.config.precision,
         )
 

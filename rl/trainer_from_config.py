@@ -325,7 +325,8 @@ def make_critic(config: RLConfig) -> "Critic | None":
     rates = (settings.learning_rate, settings.max_grad_norm)
     engine = make_training_engine(config, build(settings.model), settings.optimizer, *rates)
     num_steps = config.num_iterations * steps_per_iteration(config)
-    return Critic(engine, settings, config.precision, config.update.micro_batch_size, num_steps)
+    sizes = (config.update.micro_batch_size, num_steps, config.update.micro_batch_tokens)
+    return Critic(engine, settings, config.precision, *sizes)
 
 
 def make_reference(config: RLConfig, engine: Engine) -> Any | None:

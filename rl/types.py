@@ -5,6 +5,7 @@ response, padded on the right), G rollouts of a problem. A per-token tensor [N, 
 about token `ids[n, t]`, and is 0 where `response_mask` is false.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -32,7 +33,7 @@ class Rollout:
     """
 
     trajectory: Trajectory
-    logprobs: list[float]
+    logprobs: Sequence[float]
     policy_version: int
     branch: Branch | None = None
     version_starts: tuple[tuple[int, int], ...] = ()

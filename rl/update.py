@@ -64,7 +64,7 @@ class Update:
                 if fits_returns
                 else "this estimator gives returns for a critic, and there is no critic to fit"
             )
-        sums = UpdateSums(experience.ids.shape)
+        sums = UpdateSums(experience.response_mask, self.config.update.num_epochs)
         rates: dict[str, float] = {}
         for number, rows in self._minibatches(len(experience.ids), iteration):
             for learner in self.learners:

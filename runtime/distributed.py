@@ -9,7 +9,7 @@ without a limit but with signs of life: before `barrier`, `gather_over_ranks` an
 
 import datetime
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
+from espalier.runtime.answers import packed, unpacked
 from espalier.runtime.company import company, peers, sharing_errors, store
 from espalier.runtime.ranks import is_main_rank as is_main_rank
 from espalier.runtime.ranks import rank as rank
@@ -117,16 +118,17 @@ def gather_over_ranks(value: T) -> list[T]:
 
 def from_main_rank(call: Callable[[], T]) -> T:
     """Return what `call` returns (picklable) on rank 0, which alone makes the call, on every rank, however long that
-    takes.
+    takes. On the others it is equal, and lists of numbers are smaller (`runtime.answers`).
 
     What it raises rises on rank 0; the others then raise RankFailed with its line and its exit code.
     """
     if world_size() == 1:
         return call()
-    values: list[Any] = [call() if is_main_rank() else None]
+    answer = call() if is_main_rank() else None
+    sent: list[Any] = [packed(answer) if is_main_rank() else None]
     _wait("the answer of rank 0")
-    dist.broadcast_object_list(values, src=0, device=device())
-    return values[0]  # type: ignore[no-any-return]
+    dist.broadcast_object_list(sent, src=0, device=device())
+    return answer if is_main_rank() else unpacked(sent[0])  # type: ignore[return-value]
 
 
 def sum_tensor_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
@@ -136,6 +138,18 @@ def sum_tensor_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
     moved = tensor.to(device())
     dist.all_reduce(moved)
     return moved.cpu()
+
+
+def gather_vectors(vector: torch.Tensor, sizes: Sequence[int]) -> list[torch.Tensor]:
+    """Return the CPU vector of every rank, in their order, on every rank; `vector` [sizes[rank]] is this one's, and all
+    know the `sizes`."""
+    if world_size() == 1:
+        return [vector]
+    sent = torch.zeros(max(sizes), dtype=vector.dtype, device=device())
+    sent[: len(vector)] = vector.to(device())
+    found = [torch.empty_like(sent) for _ in sizes]
+    dist.all_gather(found, sent)
+    return [part[:size].cpu() for part, size in zip(found, sizes, strict=True)]
 
 
 def sum_gradients(parameters: list[torch.nn.Parameter]) -> None:

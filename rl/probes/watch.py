@@ -265,7 +265,7 @@ class Watch:
         device = device_of(self.model)
         size = max(1, _MAX_LOGITS // (ids.shape[1] * int(network(self.model).config.vocab_size)))
         for row in range(0, len(ids), size):
-            part, mask = ids[row : row + size].to(device), attention_mask[row : row + size].to(device)
+            part, mask = (rows[row : row + size].to(device, torch.long) for rows in (ids, attention_mask))
             with autocast(device, precision or self.config.precision):
                 logits = policy_logits(self.model, part, mask)
             yield part, logits

@@ -45,6 +45,9 @@ class RLUpdateConfig:
     """rollouts of one optimizer step, over all ranks"""
     micro_batch_size: int = 64
     """rollouts of one pass; the gradient does not depend on the cut"""
+    micro_batch_tokens: int = 0
+    """above 0: a pass has as many rollouts as have so many tokens with their prompts (padding counted where rows are
+    padded), one at least, in place of `micro_batch_size`"""
     learning_rate: float = 1e-6
     """the highest rate of the schedule"""
     warmup_steps: int = 0

@@ -224,7 +224,7 @@ def test_a_minibatch_without_states_leaves_the_model_alone(tiny_policy: Path) ->
     model: Any = load_critic(str(tiny_policy), "policy", "eager")
     engine = TorchEngine(model, torch.optim.AdamW(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
     before = flat(model.parameters())
-    sums = UpdateSums((4, 8))
+    sums = UpdateSums(torch.ones(4, 8, dtype=torch.bool))
     Critic(engine, CriticConfig(**LIKELIHOOD), "fp32", 4, 1).step(targets_of_four(), torch.tensor([3]), 0, sums)
     assert torch.equal(flat(model.parameters()), before)
     assert sums.means()["value_grad_norm"] == 0.0

@@ -3,10 +3,14 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from benchmarks.processes.forked import run_ranks
 from espalier.models.scalar_head import load_process_reward
+from espalier.rl import estimator_context
+from espalier.rl.estimator_context import estimate_of_main_rank
+from espalier.rl.types import Estimate
 
 
 def estimates(policy: Path, prm: Path, out: Path, num_ranks: int) -> list[dict[str, Any]]:
@@ -37,3 +41,16 @@ def test_estimators_that_ask_have_the_same_advantages_on_every_rank_as_in_one_pr
             assert (metrics, state_values) == alone[name][1:], name
     assert all(len(advantages.unique()) > 2 for advantages, _, _ in alone.values())
     assert alone["vineppo"][1]["completions_per_state"] > 2  # further rounds were asked for
+
+
+def test_an_estimate_outside_the_responses_which_would_not_reach_the_others_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(estimator_context, "world_size", lambda: 2)
+    monkeypatch.setattr(estimator_context, "from_main_rank", lambda call: call())
+    mask = torch.tensor([[False, True]])
+    good = Estimate(torch.tensor([[0.0, 1.0]]), return_weights=torch.tensor([[0.0, 2.0]]))
+    assert estimate_of_main_rank(good, mask) is good
+    bad = Estimate(torch.tensor([[0.0, 1.0]]), return_weights=torch.tensor([[2.0, 0.0]]))
+    with pytest.raises(ValueError, match="return_weights are not 0 outside the responses"):
+        estimate_of_main_rank(bad, mask)

@@ -26,7 +26,7 @@ from espalier.rl.delivery import weight_sync
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import StaleWeights
 from espalier.rl.estimator_context import EstimatorContext
-from espalier.rl.experience import logprob_gap, make_experience
+from espalier.rl.experience import RowScorer, logprob_gap, make_experience
 from espalier.rl.kl import divergence
 from espalier.rl.losses import clipped_surrogate, clipped_tokens
 from espalier.rl.old_logprobs import OldLogprobs
@@ -111,9 +111,10 @@ def ragged_experience(model: Any, reference: Any = None) -> Experience:
     return replace(experience, advantages=estimate.advantages, returns=estimate.returns)
 
 
-def parameters_after(path: Path, micro_batch_size: int) -> torch.Tensor:
+def parameters_after(path: Path, micro_batch_size: int, micro_batch_tokens: int = 0) -> torch.Tensor:
     model = load_policy(str(path), "eager")
-    plain_update(model, micro_batch_size=micro_batch_size)(ragged_experience(model), iteration=0)
+    sizes = {"micro_batch_size": micro_batch_size, "micro_batch_tokens": micro_batch_tokens}
+    plain_update(model, **sizes)(ragged_experience(model), iteration=0)
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
@@ -205,12 +206,28 @@ def test_an_update_does_not_depend_on_the_micro_batches(tiny_policy: Path, micro
     torch.testing.assert_close(cut, whole, rtol=0, atol=2e-6)
 
 
+@pytest.mark.parametrize("micro_batch_tokens", [1, 20, 30, 1000])
+def test_an_update_does_not_depend_on_micro_batches_by_tokens(tiny_policy: Path, micro_batch_tokens: int) -> None:
+    whole, cut = parameters_after(tiny_policy, 6), parameters_after(tiny_policy, 6, micro_batch_tokens)
+    torch.testing.assert_close(cut, whole, rtol=0, atol=1e-6)
+
+
+def test_scores_do_not_depend_on_micro_batches_by_tokens(tiny_policy: Path) -> None:
+    model: Any = load_policy(str(tiny_policy), "eager")
+    whole = ragged_experience(model)
+    tensors = (whole.ids, whole.attention_mask, whole.response_mask)
+    for tokens in (1, 25, 1000):
+        logprobs, entropies = RowScorer(tensors, 4, "fp32", micro_batch_tokens=tokens).logprobs(model, 1.0)
+        torch.testing.assert_close(logprobs, whole.old_logprobs, rtol=0, atol=2e-6)
+        torch.testing.assert_close(entropies, whole.entropies, rtol=0, atol=2e-6)
+
+
 def test_an_update_is_the_gradient_of_all_tokens_divided_by_their_number(tiny_policy: Path) -> None:
     model: Any = load_policy(str(tiny_policy), "eager")
     experience = ragged_experience(model)
     assert experience.advantages is not None
     logits = model(input_ids=experience.ids, attention_mask=experience.attention_mask).logits
-    logprobs = token_logprobs(logits, experience.ids)[0]
+    logprobs = token_logprobs(logits, experience.ids.long())[0]
     # at ratio 1 the gradient of the surrogate is that of -A log pi; agreeing groups count as tokens
     loss = -(logprobs * experience.advantages[:, 1:]).sum() / experience.response_mask.sum()
     parameters = list(model.parameters())

@@ -19,8 +19,8 @@ from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.vineppo import VinePPO
 from espalier.rl.combinations import check_critic_range
 from espalier.rl.critic import Critic, check_returns, critic_values
-from espalier.rl.experience import micro_batches
 from espalier.rl.old_logprobs import OldLogprobs
+from espalier.rl.row_shares import micro_batches
 from espalier.rl.trainer_from_config import check_parts, check_vocabulary
 from espalier.rl.types import Experience
 from espalier.runtime.entrypoint import BadConfig
@@ -105,14 +105,13 @@ def make_experience() -> Experience:
     return Experience(ids, attention, mask, zeros, OldLogprobs(zeros, zeros), values=zeros, returns=mask.float())
 
 
-def step_once(tiny_policy: Path, micro_batch_size: int) -> tuple[Any, dict[str, float]]:
+def step_once(tiny_policy: Path, size: int, tokens: int = 0) -> tuple[Any, dict[str, float]]:
     torch.manual_seed(0)
     model = load_critic(str(tiny_policy), "policy", "eager")
     engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
     sums = Sums()
-    Critic(engine, CriticConfig(clip_range=0.0, learning_rate=1.0), "fp32", micro_batch_size, 1).step(
-        make_experience(), torch.arange(4), 0, sums
-    )
+    critic = Critic(engine, CriticConfig(clip_range=0.0, learning_rate=1.0), "fp32", size, 1, tokens)
+    critic.step(make_experience(), torch.arange(4), 0, sums)
     return model, sums.means()
 
 
@@ -125,8 +124,8 @@ def test_a_critics_step_is_the_gradient_of_the_mean_squared_error_over_tokens(ti
     loss = 0.5 * (values - 1).square().mean()
     slopes = torch.autograd.grad(loss, list(model.parameters()))
     expected = weights(model) - torch.cat([slope.flatten() for slope in slopes])
-    for size in (1, 3, 4):
-        stepped, means = step_once(tiny_policy, size)
+    for size, tokens in ((1, 0), (3, 0), (4, 0), (4, 1), (1, 22)):
+        stepped, means = step_once(tiny_policy, size, tokens)
         torch.testing.assert_close(weights(stepped), expected, rtol=0, atol=5e-6)
         assert means["value_loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
 

@@ -273,7 +273,7 @@ def test_every_sampled_token_is_trained_once_with_what_it_was_sampled_with(
     for rollout, logprobs in zip(rollouts, experience.rollout_logprobs, strict=True):
         start = len(rollout.context_ids)
         assert logprobs[start : start + len(rollout.drawn_ids)].tolist() == pytest.approx(
-            rollout.logprobs[-len(rollout.drawn_ids) :]
+            list(rollout.logprobs[-len(rollout.drawn_ids) :])
         )
         assert int((logprobs != 0).sum()) == len(rollout.drawn_ids)
         assert len(rollout.logprobs) == len(rollout.trajectory.response_ids)

@@ -22,7 +22,7 @@ from espalier.rl.advantages.remax import ReMaxAdvantage
 from espalier.rl.advantages.shared_prefixes import SharedPrefixes
 from espalier.rl.advantages.spo import SPO
 from espalier.rl.advantages.vineppo import VinePPO
-from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext
+from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext, estimate_of_main_rank
 from espalier.rl.experience import make_experience, token_rewards
 from espalier.rl.iteration_metrics import Clock
 from espalier.rl.rollout import Sampler
@@ -81,6 +81,14 @@ def main() -> None:
         experience = replace(experience, rewards=token_rewards(groups, experience.response_mask))
         estimates = {name: estimator(groups, experience, context) for name, estimator in estimators.items()}
         assert set(clock.take()) == {"seconds/completions", "seconds/reward", "seconds/prefill"}
+        # where ranks differ, that of rank 0 counts, at every token
+        one = estimates["vineppo"]
+        own = replace(one, advantages=one.advantages * (1 + rank()), returns=one.advantages * (2 - rank()))
+        shared = estimate_of_main_rank(own, experience.response_mask)
+        assert shared.returns is not None
+        assert torch.equal(shared.advantages, one.advantages)
+        assert torch.equal(shared.returns, 2 * one.advantages)
+        assert (shared.to_come, shared.return_weights, shared.metrics) == (None, None, one.metrics)
     found = {name: (e.advantages, e.metrics, e.state_values) for name, e in estimates.items()}
     torch.save(found, out / f"{rank()}.pt")
 

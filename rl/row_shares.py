@@ -1,0 +1,143 @@
+"""Which rank computes which rollouts, in which micro-batches, and how what each rank has made comes to all.
+
+A deal is a function of token ids and lengths alone, so that every rank knows the rows of all ranks without asking. Rows
+are dealt anew for every pass and every minibatch: what a pass costs is balanced even where some rows of the iteration
+are left out of it (those without a gradient).
+"""
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+import torch
+
+from espalier.data.batches.packing import MIN_SHARED, in_batches
+from espalier.runtime.distributed import gather_over_ranks, gather_vectors, rank, world_size
+
+
+def deal_longest_first(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Deal items of `lengths` tokens: the items of every rank, ascending. The longest goes first, each to the rank with
+    the fewest tokens so far (Graham 1969); of equal items and ranks the one with the lower number.
+
+    No rank has more tokens than the mean over ranks and the longest item together.
+    """
+    loads = [(0, number) for number in range(num_ranks)]
+    dealt: list[list[int]] = [[] for _ in range(num_ranks)]
+    for item in sorted(range(len(lengths)), key=lambda item: (-lengths[item], item)):
+        load, number = loads[0]
+        dealt[number].append(item)
+        heapq.heapreplace(loads, (load + lengths[item], number))
+    return [sorted(items) for items in dealt]
+
+
+def deal_neighbours(lengths: Sequence[int], shared: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Deal items as runs of neighbours: of all such cuts the one whose most loaded rank computes the fewest tokens.
+    `shared[i]`: tokens that item i has in common with the one before, computed once where both are of one rank."""
+
+    def cut(limit: int) -> list[list[int]]:
+        runs: list[list[int]] = [[]]
+        load = 0
+        for item, length in enumerate(lengths):
+            more = length - shared[item] if runs[-1] else length
+            if runs[-1] and load + more > limit:
+                runs.append([])
+                load, more = 0, length
+            runs[-1].append(item)
+            load += more
+        return runs
+
+    low, high = max(lengths, default=0), sum(lengths)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if len(cut(middle)) <= num_ranks else (middle + 1, high)
+    runs = cut(low)
+    return runs + [[] for _ in range(num_ranks - len(runs))]
+
+
+def computed_tokens(lengths: Sequence[int], shared: Sequence[int], items: Sequence[int]) -> int:
+    """Count the tokens of a packed pass over `items`, ascending: what neighbours have in common once."""
+    common = sum(min(shared[before + 1 : item + 1]) for before, item in pairwise(items))
+    return sum(lengths[item] for item in items) - common
+
+
+def shared_tokens(ids: torch.Tensor, attention_mask: torch.Tensor) -> list[int]:
+    """Count the tokens that each row of `ids` [R, T] begins with as the row before it; 0 where a packed pass would not
+    share them (`data.batches.packing`)."""
+    differs = (ids[1:] != ids[:-1]) | ~(attention_mask[1:].bool() & attention_mask[:-1].bool())
+    found = torch.where(differs.any(-1), differs.to(torch.uint8).argmax(-1), ids.shape[1])
+    return [0, *(size if size >= MIN_SHARED else 0 for size in found.tolist())][: len(ids)]
+
+
+def deal_rows(
+    ids: torch.Tensor, attention_mask: torch.Tensor, rows: torch.Tensor, is_packed: bool
+) -> list[torch.Tensor]:
+    """Deal `rows` [R] of `ids`, `attention_mask` [N, T] by tokens: the rows of every rank, ascending; every row once.
+
+    Where the pass packs rows, the rollouts of a problem share their prompt on a rank: they stay together unless the
+    most loaded rank then has more to compute.
+    """
+    ordered, num_ranks = rows.sort().values, world_size()
+    if num_ranks == 1:
+        return [ordered]
+    lengths = attention_mask[ordered].sum(-1).tolist()
+    dealt = deal_longest_first(lengths, num_ranks)
+    if is_packed:
+        shared = shared_tokens(ids[ordered], attention_mask[ordered])
+        together = deal_neighbours(lengths, shared, num_ranks)
+        dealt = min(together, dealt, key=lambda deal: max(computed_tokens(lengths, shared, items) for items in deal))
+    return [ordered[items] for items in dealt]
+
+
+def micro_batches(
+    attention_mask: torch.Tensor, rows: torch.Tensor, size: int, is_packed: bool, max_tokens: int = 0
+) -> Iterator[tuple[torch.Tensor, int]]:
+    """Cut `rows` [R] of `attention_mask` [N, T] into at most `size` each, or where `max_tokens` is above 0 into as many
+    as have so many tokens together, and one at least: (row numbers [r], tokens of the longest).
+
+    Where the pass packs rows, they are taken by number: the rollouts of a problem are neighbours and share their
+    prompt (`max_tokens` counts it for each). Where it pads them, by length (`max_tokens` counts the padding).
+    """
+    ordered = rows.sort().values if max_tokens else rows
+    lengths = attention_mask[ordered].sum(-1)
+    if max_tokens:
+        batches = in_batches([range(length) for length in lengths.tolist()], is_packed, max_tokens)
+        cuts = [torch.tensor(batch) for batch in batches]
+    else:
+        cuts = list(torch.argsort(ordered if is_packed else lengths, stable=True).split(size)) if len(rows) else []
+    for cut in cuts:
+        yield ordered[cut], int(lengths[cut].max())
+
+
+def most_passes(num_own: int) -> int:
+    """Return how many forward passes the rank with the most micro-batches makes. ZeRO-3 gathers weights in every pass,
+    and gradients are reduced in every backward pass: a rank with fewer has to make as many."""
+    return max(gather_over_ranks(num_own))
+
+
+def fill_from_ranks(wholes: Sequence[torch.Tensor], mask: torch.Tensor, deal: Sequence[torch.Tensor]) -> None:
+    """Put into each of `wholes` [N, T], in place, what the other ranks have at the tokens of `mask` [N, T] in their
+    rows of `deal`; a collective call. Nothing but these tokens travels, each once to every rank."""
+    if world_size() == 1:
+        return
+    sizes = [int(mask[rows].sum()) for rows in deal]
+    for whole in wholes:
+        own = deal[rank()]
+        parts = gather_vectors(whole[own][mask[own]], sizes)
+        for rows, part in zip(deal, parts, strict=True):
+            filled = whole[rows]
+            filled[mask[rows]] = part
+            whole[rows] = filled
+
+
+Take = Callable[[torch.Tensor], torch.Tensor]
+
+
+def taker(rows: torch.Tensor, length: int, device: torch.device) -> Take:
+    """Return what takes the first `length` tokens of `rows` [R] from a tensor [N, T] to `device`: [R, length]. Token
+    ids become int64 there, which models read."""
+
+    def take(tensor: torch.Tensor) -> torch.Tensor:
+        part = tensor[rows, :length].to(device)
+        return part.long() if part.dtype == torch.int32 else part
+
+    return take
