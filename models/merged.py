@@ -5,7 +5,8 @@ behind. W' = W + s B A (Hu et al. 2022), and with DoRA (Liu et al. 2024) the row
 the magnitude vector: W' m / |W'|.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -49,19 +50,43 @@ def merged(
     return whole if magnitude is None else whole * (magnitude / torch.linalg.norm(whole, dim=1)).unsqueeze(1)
 
 
+@dataclass(frozen=True)
+class Merged:
+    """How a weight of the plain model is computed of those of the model with adapters named `sources`: it is the only
+    one, or W, A, B and DoRA's magnitude are `merged`."""
+
+    sources: tuple[str, ...]
+    scaling: float = 0.0
+
+    def __call__(self, *tensors: torch.Tensor) -> torch.Tensor:
+        """Return the weight; what is without an adapter is not copied."""
+        if len(tensors) == 1:
+            return tensors[0]
+        weight, a, b, *magnitude = tensors
+        return merged(weight, a, b, self.scaling, magnitude[0] if magnitude else None)
+
+
+def merge_plan(names: Iterable[str], scalings: Mapping[str, float]) -> dict[str, Merged]:
+    """Return, by the plain model's names, how its weights are computed of those of a model with adapters, which has
+    these `names`."""
+    plain = {name.removeprefix(_PREFIX): name for name in names}
+    plan = {}
+    for name, source in plain.items():
+        owner, _, what = name.partition(".base_layer.")
+        if what == "weight":
+            needed = [plain[f"{owner}.lora_{part}.{_ADAPTER}.weight"] for part in "AB"]
+            magnitude = plain.get(f"{owner}.lora_magnitude_vector.{_ADAPTER}.weight")
+            sources = (source, *needed, *([magnitude] if magnitude is not None else []))
+            plan[f"{owner}.weight"] = Merged(sources, scalings[owner])
+        elif what:
+            plan[f"{owner}.{what}"] = Merged((source,))
+        elif ".lora_" not in name:
+            plan[name] = Merged((source,))
+    return plan
+
+
 def merge_weights(weights: Mapping[str, torch.Tensor], scalings: Mapping[str, float]) -> dict[str, torch.Tensor]:
     """The weights of a model with adapters, by their names there → by the plain model's names, the adapters merged;
     weights without an adapter are not copied."""
-    plain = {name.removeprefix(_PREFIX): value for name, value in weights.items()}
-    whole = {}
-    for name, value in plain.items():
-        owner, _, what = name.partition(".base_layer.")
-        if what == "weight":
-            a, b = (plain[f"{owner}.lora_{part}.{_ADAPTER}.weight"] for part in "AB")
-            magnitude = plain.get(f"{owner}.lora_magnitude_vector.{_ADAPTER}.weight")
-            whole[f"{owner}.weight"] = merged(value, a, b, scalings[owner], magnitude)
-        elif what:
-            whole[f"{owner}.{what}"] = value
-        elif ".lora_" not in name:
-            whole[name] = value
-    return whole
+    plan = merge_plan(weights, scalings)
+    return {name: how(*(weights[source] for source in how.sources)) for name, how in plan.items()}

@@ -5,13 +5,13 @@ weight); it begins as the first policy. It is neither sampled from nor trained: 
 end, as `model_ema/`. Weights are those that are delivered: whole, adapters merged.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from espalier.data.records import BadInput
+from espalier.rl.delivery.policy_weights import PolicyWeights
 from espalier.runtime.distributed import from_main_rank, is_main_rank
 from espalier.training.engine import BadCheckpoint
 
@@ -27,24 +27,22 @@ class MovingAverage:
         self.decay = decay
         self._own: dict[str, torch.Tensor] = {}
 
-    def start(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Begin as a copy of `weights`; names that share memory share one copy."""
-        copies: dict[int, torch.Tensor] = {}
-        self._own = {}
-        if not is_main_rank():
-            return
+    def start(self, weights: PolicyWeights) -> None:
+        """Begin as a copy of `weights`, tied names as one; called on every rank."""
+        self._own, first_names = {}, weights.first_names
         for name, value in weights.items():
-            if value.data_ptr() not in copies:
-                copies[value.data_ptr()] = value.to("cpu", torch.float32, copy=True)
-            self._own[name] = copies[value.data_ptr()]
+            if is_main_rank():
+                own = self._own.get(first_names[name])
+                self._own[name] = value.to("cpu", torch.float32, copy=True) if own is None else own
 
     @torch.no_grad()
-    def update(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """One version later."""
+    def update(self, weights: PolicyWeights) -> None:
+        """One version later; called on every rank."""
         done = set()
-        for name, own in self._own.items():
-            if id(own) not in done:
-                own.lerp_(weights[name].to(own), 1 - self.decay)
+        for name, value in weights.items():
+            own = self._own.get(name)
+            if own is not None and id(own) not in done:
+                own.lerp_(value.to(own), 1 - self.decay)
                 done.add(id(own))
 
     def weights(self) -> dict[str, torch.Tensor]:
@@ -57,7 +55,7 @@ class MovingAverage:
             first = {id(value): name for name, value in reversed(self._own.items())}
             save_file({name: self._own[name] for name in sorted(first.values())}, folder / _FILE)
 
-    def load(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    def load(self, folder: Path, weights: PolicyWeights) -> None:
         """What `save` wrote, for a policy of `weights`; called on every rank. Raises BadCheckpoint where there is
         nothing, or another policy's."""
         self.start(weights)

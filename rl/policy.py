@@ -25,6 +25,7 @@ from accelerate import init_empty_weights
 from espalier.models.inputs import network
 from espalier.models.merged import adapter_scalings, merge_weights
 from espalier.models.packing_check import packs_rows
+from espalier.rl.delivery.policy_weights import HeldWeights, PolicyWeights
 from espalier.rl.experience import RowScorer, empty_loss, reference_terms
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.learner import UpdateSums, write_model
@@ -37,12 +38,15 @@ from espalier.rl.types import Estimate, Experience
 from espalier.rl.update import steps_per_iteration
 from espalier.runtime.distributed import is_main_rank, rank, sum_over_ranks, world_size
 from espalier.runtime.manifest import write_folder
+from espalier.runtime.rank_calls import RankCalls
 from espalier.runtime.schemas import RLConfig
 from espalier.training.engine import Engine, TorchEngine
 from espalier.training.schedule import check_schedule, learning_rate
+from espalier.training.shards import GatheredWeights
 from espalier.training.sums import NotFinite
 
 if TYPE_CHECKING:
+    from espalier.rl.delivery.sharded_weights import ShardedWeights
     from espalier.rl.ema import MovingAverage
 
 
@@ -214,12 +218,24 @@ class Policy:
         if experience.reference_logprobs is not None:
             self.loss.kl.update(kl_per_response(experience), len(experience.ids))
 
-    def weights(self) -> dict[str, torch.Tensor]:
-        """Complete on rank 0, on the others perhaps empty; called on every rank, not to be written to."""
-        found = self.engine.whole_weights()
-        return merge_weights(found, self._scalings) if self._scalings else found
+    @cached_property
+    def _sharded(self) -> "ShardedWeights | None":
+        """Where no rank holds all weights."""
+        if self.engine.shards is None:
+            return None
+        from espalier.rl.delivery.sharded_weights import ShardedPolicy, ShardedWeights
 
-    def next_weights(self) -> dict[str, torch.Tensor]:
+        gathered = GatheredWeights(self.engine.shards, self._scalings)
+        return ShardedWeights(RankCalls(ShardedPolicy(self.engine, gathered)))
+
+    def weights(self) -> PolicyWeights:
+        """Return them as they are delivered; called on every rank."""
+        if self._sharded is not None:
+            return self._sharded
+        found = self.engine.whole_weights()
+        return HeldWeights(self.network, merge_weights(found, self._scalings) if self._scalings else found)
+
+    def next_weights(self) -> PolicyWeights:
         """Return the `weights` of a new version, with which the moving average goes on."""
         with self.metrics.clock.phase("weight_sync"):
             weights = self.weights()
@@ -246,8 +262,10 @@ class Policy:
         """A standard folder, adapters merged; called on every rank."""
         if not self._scalings:
             self.engine.save_model(folder)
+        elif self._sharded is not None:
+            self._sharded.policy.weights.save(self.network, folder)
         else:
-            self._save_weights(self.weights(), folder)
+            self._save_weights(dict(self.weights().items()), folder)
 
     def export(self, tokenizer: Any, run_dir: Path) -> None:
         """`adapter/` and `model_ema/` where there is one, and last of all `model/`, with adapters merged."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from espalier.data.records import BadInput
 from espalier.rewards.score import HoldsEngines
 from espalier.rl.delivery.delivery import Delivery, sample_canaries
+from espalier.rl.delivery.policy_weights import PolicyWeights
 from espalier.rl.estimator_context import AdvantageEstimator, EstimatorContext, estimate_of_main_rank
 from espalier.rl.evaluation import Evaluation, is_budget_spent, read_accuracies
 from espalier.rl.experience import make_experience, token_rewards
@@ -27,7 +28,6 @@ from espalier.rl.learner import RunState, write_model
 from espalier.rl.losses import whiten_around_mean
 from espalier.rl.metrics import describe_experience, describe_kl, describe_rollouts, speeds
 from espalier.rl.policy import Policy
-from espalier.rl.probes.canary import Weights
 from espalier.rl.probes.reward_falls import RewardWatch
 from espalier.rl.probes.watch import Watch
 from espalier.rl.rollout_source import Problems, RolloutSource
@@ -231,7 +231,7 @@ class Trainer:
                 if self.policy.average is not None and first == 0:
                     self.policy.average.start(weights)
                 self.delivery.make_room()
-                from_main_rank(lambda: self.loop.run(self._start(first, weights)))
+                weights.on_all_ranks(lambda: self.loop.run(self._start(first, weights)))
                 is_new = first == 0 and not self.evaluation.accuracies  # cut early it has been evaluated
                 if is_new and config.evaluation.every > 0:
                     self._evaluate(0)
@@ -266,7 +266,7 @@ class Trainer:
         """Say whether the iterations so far end the training by what they cost."""
         return from_main_rank(lambda: is_budget_spent(self.tracking.path, self.config, done))
 
-    async def _start(self, version: int, weights: Weights) -> None:
+    async def _start(self, version: int, weights: PolicyWeights) -> None:
         """Open the client, prove delivery on the canaries, and serve the policy of this version."""
         sampler, params = self.rollout_source.sampler, self.rollout_source.params
         await sampler.client.open()

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed
@@ -34,6 +34,17 @@ _GIVEN_UP = "given up"  # where the group meets
 _SENT, _BROKEN_OFF = 1, 0  # last byte of a bucket
 
 Kinds = Mapping[str, tuple[torch.Size, torch.dtype]]
+
+
+class Streamed(Protocol):
+    """Weights that come one by one, of which nobody has to hold all."""
+
+    @property
+    def kinds(self) -> Kinds:
+        """What will come, in that order."""
+
+    def items(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Return each when it is asked for; from the first one again with every call."""
 
 
 class StreamBroken(RuntimeError):
@@ -95,12 +106,16 @@ def buckets_of(kinds: Kinds, limit: int) -> list[Bucket]:
     return [*found, Bucket(entries, end + 1)] if entries else found
 
 
-def kinds_of(weights: Mapping[str, torch.Tensor], dtype: torch.dtype | None = None) -> Kinds:
+def kinds_of(weights: Mapping[str, torch.Tensor] | Streamed, dtype: torch.dtype | None = None) -> Kinds:
     """Return the shapes and dtypes that weights are sent in: floating-point ones in `dtype`, as an engine of that dtype
     rounds what it reads (None: as they are); the few that some networks keep in float32 there (routers' biases) too."""
+    if isinstance(weights, Mapping):
+        kinds: Kinds = {name: (value.shape, value.dtype) for name, value in weights.items()}
+    else:
+        kinds = weights.kinds
     return {
-        name: (value.shape, dtype if dtype is not None and value.is_floating_point() else value.dtype)
-        for name, value in weights.items()
+        name: (shape, dtype if dtype is not None and kind.is_floating_point else kind)
+        for name, (shape, kind) in kinds.items()
     }
 
 
@@ -268,6 +283,7 @@ class WeightSender(_End):
             slot = entry.view(buffer)
             slot.copy_(value.detach())
             digests[name] = digest(slot)
+            del value  # before the next one is made
         buffer[-1] = _SENT
 
 

@@ -12,14 +12,16 @@ stays.
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from espalier.runtime.distributed import device, is_main_rank, limit_all_groups, world_size
-from espalier.training.engine import BadCheckpoint
+from espalier.training.engine import BadCheckpoint, autocast, named_weights
+from espalier.training.shards import GatheredWeights, Shards
 
 TAG = "deepspeed"
 
@@ -122,24 +124,31 @@ class DeepSpeedEngine:
         """Of the reduced gradients, which stage 0 leaves whole on every rank and does not measure."""
         return torch.nn.utils.get_total_norm([p.grad for p in self.model.module.parameters() if p.grad is not None])
 
-    def whole_weights(self) -> dict[str, torch.Tensor]:
-        """Gathered one by one where ZeRO-3 cuts them, on rank 0 alone."""
+    @cached_property
+    def shards(self) -> Shards | None:
+        """What ZeRO-3 cuts over the ranks; None where every rank holds all weights."""
         import deepspeed
 
-        whole: dict[int, torch.Tensor] = {}  # by the parameter: tied ones are one
-        weights: dict[str, torch.Tensor] = {}
-        for name, value in self.model.module.state_dict(keep_vars=True).items():
-            if id(value) not in whole:
-                is_cut = hasattr(value, "ds_id")
-                with deepspeed.zero.GatheredParameters([value]) if is_cut else contextlib.nullcontext():
-                    whole[id(value)] = value.detach().clone() if is_cut and is_main_rank() else value.detach()
-            weights[name] = whole[id(value)]
-        return weights if is_main_rank() else {}
+        return Shards(self.model.module, deepspeed.zero.GatheredParameters) if self.zero_stage == 3 else None
+
+    def whole_weights(self) -> dict[str, torch.Tensor]:
+        """Return the model's own, on rank 0 alone; not where they are `shards`."""
+        return named_weights(self.model.module) if is_main_rank() else {}
+
+    @contextlib.contextmanager
+    def computing_in(self, precision: str) -> Iterator[None]:
+        """Have forward passes computed in bf16 or fp32, whichever of them the run has: DeepSpeed sets its own."""
+        config = self.model._config
+        before, config.torch_autocast_enabled = config.torch_autocast_enabled, precision == "bf16"
+        try:
+            with autocast(self.device, precision):
+                yield
+        finally:
+            config.torch_autocast_enabled = before
 
     def save_model(self, folder: Path) -> None:
-        """Gather (ZeRO-3) and write a standard folder from rank 0."""
-        import deepspeed
-
+        """Write a standard folder from rank 0, which gathers ZeRO-3's weights for one file at a time; of a model with
+        adapters peft's, with the adapters."""
         module = self.model.module
         if self.is_tensor_parallel:
             # Puts the parts of each layer together, in the precision of the weights whatever its name says.
@@ -147,7 +156,13 @@ class DeepSpeedEngine:
             if is_main_rank():
                 module.save_pretrained(folder, state_dict=whole)
             return
-        with deepspeed.zero.GatheredParameters(list(module.parameters())):
+        if self.shards is not None and not hasattr(module, "get_base_model"):
+            GatheredWeights(self.shards, {}).save(module, folder)
+            return
+        kept = [value for value in module.parameters() if value.requires_grad]
+        for layer in filter(None, (module.get_input_embeddings(), module.get_output_embeddings())):
+            kept += layer.parameters()  # which peft saves with adapters that are on them
+        with self.shards.whole(kept) if self.shards is not None else contextlib.nullcontext():
             if is_main_rank():
                 state = {name: value.detach().cpu() for name, value in module.state_dict().items()}
                 module.save_pretrained(folder, state_dict=state)

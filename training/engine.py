@@ -7,14 +7,17 @@ over ranks, never averaged.
 import json
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
 
 from espalier.runtime.distributed import is_main_rank, sum_gradients
+
+if TYPE_CHECKING:
+    from espalier.training.shards import Shards
 
 
 class BadCheckpoint(ValueError):
@@ -44,6 +47,13 @@ class Engine(Protocol):
     model: Any
     device: torch.device
 
+    @property
+    def shards(self) -> "Shards | None":
+        """What is cut over the ranks; None where every rank holds all weights."""
+
+    def computing_in(self, precision: str) -> AbstractContextManager[None]:
+        """Have forward passes computed in bf16 or fp32 within."""
+
     def start_step(self, num_micro_batches: int) -> None:
         """Say how many calls of `backward` the next step consists of, the same number on every rank."""
 
@@ -58,7 +68,7 @@ class Engine(Protocol):
 
     def whole_weights(self) -> dict[str, torch.Tensor]:
         """Return every weight by its name in the model, tied ones sharing memory: complete on rank 0, on the others
-        perhaps empty. Called on every rank; not to be written to."""
+        perhaps empty. Called on every rank; not to be written to. Not where they are `shards`."""
 
     def save_model(self, folder: Path) -> None:
         """A standard Hugging Face folder; called on every rank, written by rank 0."""
@@ -76,12 +86,18 @@ class TorchEngine:
     `max_grad_norm` 0 does not clip.
     """
 
+    shards = None
+
     def __init__(self, model: Any, optimizer: torch.optim.Optimizer, device: torch.device, max_grad_norm: float):
         self.model = model
         self.optimizer = optimizer
         self.device = device
         self.max_grad_norm = max_grad_norm if max_grad_norm > 0 else float("inf")
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def computing_in(self, precision: str) -> AbstractContextManager[None]:
+        """Have forward passes computed in bf16 or fp32 within."""
+        return autocast(self.device, precision)
 
     def start_step(self, num_micro_batches: int) -> None:
         """Any number will do."""

@@ -16,10 +16,11 @@ import torch
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.records import Problem, Trajectory
 from espalier.data.timeline import DELIVERY
+from espalier.rl.delivery.policy_weights import PolicyWeights
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.policy import Policy
-from espalier.rl.probes.canary import Canary, Weights
+from espalier.rl.probes.canary import Canary
 from espalier.rl.rollout import Sampler, check_refused
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import barrier, from_main_rank
@@ -56,16 +57,16 @@ class Delivery:
         """Return every engine's log-probs of every token but the first of each row, without its prefix cache."""
         return from_main_rank(lambda: [found for _, found in self.loop.run(self.sync.logprobs_of(rows))])
 
-    def send(self, weights: Weights, version: int) -> None:
+    def send(self, weights: PolicyWeights, version: int) -> None:
         """Look at the weights of a new version and deliver them. Raises ProbeFailed on a step that is too large,
         StaleWeights."""
         with self.metrics.clock.phase("probes"):
-            moved = from_main_rank(lambda: self.sync.look(self.policy.network, version, weights))
+            moved = weights.on_all_ranks(lambda: self.sync.look(weights, version))
         self.metrics.add(moved, "engine/")
         begun = time.monotonic()
         with self.metrics.clock.phase("weight_sync"):
             self.make_room()
-            serving, waking = from_main_rank(lambda: self.loop.run(self._send(weights)))
+            serving, waking = weights.on_all_ranks(lambda: self.loop.run(self._send(weights)))
         self.is_awake = True
         self.metrics.timeline.add(DELIVERY, f"version {version}", begun, time.monotonic(), engines=serving)
         if self.sleeps:
@@ -112,7 +113,7 @@ class Delivery:
         if self._proving is None:
             await self.sync.ask_marker()
 
-    async def _send(self, weights: Weights) -> tuple[int, float]:
+    async def _send(self, weights: PolicyWeights) -> tuple[int, float]:
         """Return (how many engines serve them, the seconds in which they were woken)."""
         before = self.sync.wake_seconds
         if self._proving is not None:  # the engines are asked by the weights of before
@@ -142,13 +143,13 @@ class Delivery:
         found, self._proof = self._proof, {}
         return {f"engine/{name}": value for name, value in found.items()}
 
-    async def start(self, version: int, weights: Weights, canaries: list[Canary], seed: int) -> None:
+    async def start(self, version: int, weights: PolicyWeights, canaries: list[Canary], seed: int) -> None:
         """On rank 0 alone: prove that deliveries reach the whole engine, and serve the policy of this version. Raises
         StaleWeights, ProbeFailed."""
         started = time.monotonic()
         self.sync.canaries = canaries
-        await self.sync.prove_delivery(self.policy.network, seed, weights)
-        self._proof |= await self.sync.sync(self.policy.network, version, weights)
+        await self.sync.prove_delivery(weights, seed)
+        self._proof |= await self.sync.sync(weights, version)
         ended, serving = time.monotonic(), self.sync.num_serving
         self.metrics.timeline.add(DELIVERY, f"version {version}", started, ended, engines=serving)
         log.info("the engine serves policy version %d (%.1f s)", version, ended - started)
@@ -161,7 +162,7 @@ async def sample_canaries(
     params: SamplingParams,
     sync: WeightSync,
     version: int,
-    weights: Weights,
+    weights: PolicyWeights,
 ) -> list[Canary]:
     """Read the responses of the first policy to `problems` from `path`, or sample them once a run from `weights`:
     resumed, a run is compared on the same ones."""

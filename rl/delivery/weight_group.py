@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, TypeVar, cast
@@ -10,9 +10,8 @@ from typing import Any, TypeVar, cast
 import torch
 
 from espalier.rl.delivery.weight_update_engine import LiveEngine
-from espalier.rl.probes.canary import Weights
 from espalier.sampling.client import LOOPBACK, ServerGone
-from espalier.sampling.weight_stream import StreamBroken, WeightSender, kinds_of, own_address
+from espalier.sampling.weight_stream import StreamBroken, Streamed, WeightSender, kinds_of, own_address
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ class WeightGroup:
     members: list[Serving]
     num_sent: int = 0
 
-    async def send(self, weights: Weights, dtype: torch.dtype | None) -> list[Any]:
+    async def send(self, weights: Mapping[str, torch.Tensor] | Streamed, dtype: torch.dtype | None) -> list[Any]:
         """Send the weights, rounded to `dtype`, to all engines; return the digests of what was sent and, behind them,
         what each engine's `load` returns. Raises what those raise, ServerGone."""
         self.num_sent += 1

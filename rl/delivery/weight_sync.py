@@ -38,12 +38,13 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from statistics import median
 from typing import Any, TypeVar
 
 import torch
 
+from espalier.rl.delivery.policy_weights import PolicyWeights, weights_of
 from espalier.rl.delivery.weight_group import Serving, WeightGroup, each, join_engines
 from espalier.rl.delivery.weight_update_engine import (
     DrawingEngine,
@@ -57,21 +58,17 @@ from espalier.rl.delivery.weight_update_engine import (
 from espalier.rl.probes.canary import (
     Canary,
     Unproven,
-    Weights,
     canary_gap,
-    canary_scores,
-    perturb,
     representatives,
     serves_old,
     step_kl,
-    trainer_logprobs,
 )
 from espalier.rl.probes.checks import CACHE, KL, UNKNOWN, UNUSED, VERSION, WEIGHTS, Fault, ProbeFailed
-from espalier.rl.probes.rounding import FACTOR, FLOOR, rounded
+from espalier.rl.probes.rounding import FACTOR, FLOOR
 from espalier.sampling.client import CACHE as CACHE_MEMORY
 from espalier.sampling.client import WEIGHTS as WEIGHTS_MEMORY
 from espalier.sampling.client import ServerGone
-from espalier.training.engine import named_weights
+from espalier.sampling.weight_stream import Streamed
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +120,7 @@ class WeightSync:
         """The engine's dtype; the coarsest of the usual ones where it is unknown."""
         return self.dtype or torch.bfloat16
 
-    async def deliver(self, weights: Weights, stamp: str = "") -> None:
+    async def deliver(self, weights: Mapping[str, torch.Tensor] | Streamed, stamp: str = "") -> None:
         """Send the weights to every engine that is there (one that sleeps is woken), compare every receipt, and stamp
         the engines; those that can draw no token meanwhile. Where an engine is gone under it, the others (and, where
         none is left, those that are being started in their place) get the whole delivery again, once. Raises
@@ -139,7 +136,9 @@ class WeightSync:
             log.warning("a delivery of weights is made again: %s", str(error).split("\n")[0])
             await self._deliver(await self._present(), weights, stamp)
 
-    async def _deliver(self, engines: list[Serving], weights: Weights, stamp: str) -> None:
+    async def _deliver(
+        self, engines: list[Serving], weights: Mapping[str, torch.Tensor] | Streamed, stamp: str
+    ) -> None:
         pausing = [one.engine for one in engines if isinstance(one.engine, PausingEngine)]
         await each(engine.pause() for engine in pausing)
         if self._group is None or self._group.members != engines:
@@ -245,7 +244,7 @@ class WeightSync:
         return {"policy_moved": moved}
 
     async def canary_logprobs(self) -> list[tuple[LiveEngine, torch.Tensor]]:
-        """Return [R], as `trainer_logprobs`, of every engine."""
+        """Return [R], as the trainer's `PolicyWeights.scores`, of every engine."""
         engines = await self.logprobs_of([canary.ids for canary in self.canaries])
         starts = [canary.start for canary in self.canaries]
         return [
@@ -276,23 +275,21 @@ class WeightSync:
         """Have every engine draw as if nothing had been asked since. Raises ServerGone."""
         await self._ask(lambda engine: engine.put_random_state_back(), DrawingEngine)
 
-    def look(self, model: Any, version: int, weights: Weights | None = None) -> dict[str, float]:
-        """Return what the next delivery is proven by: `weights` (None: the `model`'s own), which `model` computes with,
-        on the canaries; how far they moved since the last version. Raises ProbeFailed on a step that is too large."""
-        model.eval()
-        weights = named_weights(model) if weights is None else weights
-        logprobs, entropies, distributions = canary_scores(model, weights, self.canaries, self.precision)
+    def look(self, policy: PolicyWeights | torch.nn.Module, version: int) -> dict[str, float]:
+        """Return how far the policy's weights (a model's own), which are delivered next, moved since the last version;
+        keep what they are proven by. Raises ProbeFailed on a step that is too large."""
+        weights = weights_of(policy)
+        logprobs, entropies, distributions = weights.scores(self.canaries, self.precision)
         before, self._before = self._before, (logprobs, distributions)
         moved = self._check_step(before[1], distributions, version) if before else {}
-        in_engine = self._rounded_logprobs(model, weights)
+        in_engine = self._rounded_logprobs(weights)
         self._next = Unproven(version, logprobs, entropies, in_engine, before[0] if before else None)
         self._roundings.append(self._next.rounding)
         return moved
 
-    def _rounded_logprobs(self, model: Any, weights: Weights) -> torch.Tensor:
+    def _rounded_logprobs(self, weights: PolicyWeights) -> torch.Tensor:
         """As the engine would compute them, [R]."""
-        with rounded(model, self.computes_in):
-            return trainer_logprobs(model, weights, self.canaries, "fp32")[0]
+        return weights.scores(self.canaries, "fp32", self.computes_in).logprobs
 
     @property
     def takes_in_flight(self) -> bool:
@@ -300,7 +297,7 @@ class WeightSync:
         # by their classes: isinstance would ask engines that other ranks have never opened where they run
         return all(callable(getattr(type(one), "pause", None)) for one in self.engines)
 
-    async def send(self, weights: Weights) -> None:
+    async def send(self, weights: Streamed) -> None:
         """Deliver the weights that were looked at last, and stamp every engine with their version. Raises
         StaleWeights, ServerGone."""
         assert self._next is not None
@@ -344,15 +341,15 @@ class WeightSync:
             return Fault(WEIGHTS, f"{name} does not serve {version}: {distance} ({rounding})")
         return Fault(UNKNOWN, f"{name} read every tensor as it was sent, and {distance} ({rounding})")
 
-    async def sync(self, model: Any, version: int, weights: Weights | None = None) -> dict[str, float]:
+    async def sync(self, policy: PolicyWeights | torch.nn.Module, version: int) -> dict[str, float]:
         """Return `look`, `send` after the marker was asked for, and `prove` at once."""
-        weights = named_weights(model) if weights is None else weights
-        moved = self.look(model, version, weights)
+        weights = weights_of(policy)
+        moved = self.look(weights, version)
         await self.ask_marker()
         await self.send(weights)
         return moved | await self.prove()
 
-    async def prove_delivery(self, model: Any, seed: int = 0, weights: Weights | None = None) -> dict[str, float]:
+    async def prove_delivery(self, policy: PolicyWeights | torch.nn.Module, seed: int = 0) -> dict[str, float]:
         """Prove that every named parameter reaches every engine; they are left with a scratch copy.
 
         Raises StaleWeights naming the parameter that stays behind, or where log-probs depend on no weight, and
@@ -360,14 +357,13 @@ class WeightSync:
         trainer, a forward pass of the canaries per representative. Perturbing may lead where bf16 is too coarse to tell
         copies apart (an untrained model): another perturbation is tried then; one that passes is a proof.
         """
-        model.eval()
-        weights = named_weights(model) if weights is None else weights
+        weights = weights_of(policy)
         for attempt in range(_MAX_ATTEMPTS):
-            scratch, stale = self._scratch_copy(model, weights, seed + attempt)
+            scratch, stale = self._scratch_copy(weights, seed + attempt)
             before = dict(await self.canary_logprobs())
             await self.deliver(scratch)
             engines = await self.canary_logprobs()
-            truth, _ = trainer_logprobs(model, scratch, self.canaries, self.precision)
+            truth = scratch.scores(self.canaries, self.precision).logprobs
             found = torch.stack([logprobs for _, logprobs in engines])  # [E, R]
             errors = (found - truth).abs().mean(-1)
             error, worst = float(errors.max()), int(errors.nan_to_num(float("inf")).argmax())
@@ -377,7 +373,7 @@ class WeightSync:
             nearest = min(distances, key=distances.__getitem__)
             if _MARGIN * error < min(moved, distances[nearest]):
                 log.info("delivery reaches all %d weights: the engine is %.3f nats from the truth, and "
-                         "%.3f from a stale %s", len(scratch), error, distances[nearest], nearest)  # fmt: skip
+                         "%.3f from a stale %s", len(scratch.kinds), error, distances[nearest], nearest)  # fmt: skip
                 return {"error": error, "nearest_stale": distances[nearest], "moved": moved}
         measured = f"{error:.3f} from the trainer's, {distances[nearest]:.3f} from a stale {nearest}'s, and " \
                    f"{moved:.3f} from before (means over tokens)"  # fmt: skip
@@ -388,23 +384,20 @@ class WeightSync:
         raise StaleWeights(f"delivery does not reach the whole engine ({name}): with all weights perturbed its "
                            f"log-probs are {measured}", kind)  # fmt: skip
 
-    def _scratch_copy(
-        self, model: Any, weights: Weights, seed: int
-    ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    def _scratch_copy(self, weights: PolicyWeights, seed: int) -> tuple[PolicyWeights, dict[str, torch.Tensor]]:
         """(perturbed weights, name of a representative → log-probs [R] with that one parameter as it was).
 
         A perturbation that moves the log-probs by less than shows behind rounding is doubled.
         """
-        names = [name for name, value in weights.items() if value.is_floating_point()]
+        names = [name for name, (_, dtype) in weights.kinds.items() if dtype.is_floating_point]
         scales, groups = dict.fromkeys(names, 0.4), representatives(names)
         for _ in range(_MAX_ROUNDS):
-            scratch = perturb(weights, names, scales, seed)
-            truth, _ = trainer_logprobs(model, scratch, self.canaries, self.precision)
+            scratch = weights.perturbed(scales, seed)
+            truth = scratch.scores(self.canaries, self.precision).logprobs
             stale = {
-                name: trainer_logprobs(model, {**scratch, name: weights[name]}, self.canaries, self.precision)[0]
-                for name in groups
+                name: scratch.without_noise(name).scores(self.canaries, self.precision).logprobs for name in groups
             }
-            rounding = float((self._rounded_logprobs(model, scratch) - truth).abs().mean())
+            rounding = float((self._rounded_logprobs(scratch) - truth).abs().mean())
             shown = max(_SHOWN, _SHOWN_ROUNDINGS * rounding)
             small = [n for n in groups if (stale[n] - truth).abs().mean() < shown]
             if not small:

@@ -5,19 +5,17 @@ says.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import NamedTuple
 
 import torch
 
 from espalier.data.batches.packing import pad_rows
 from espalier.models.logprobs import token_logprobs
 from espalier.rl.probes.rounding import FLOOR
-from espalier.training.engine import autocast
 
-Weights = Mapping[str, torch.Tensor]
 _MAX_SCORES = 2**22  # positions x vocabulary whose distributions are kept from one version to the next: 16 MiB
 _FEWEST_TOKENS = 5  # that must say of an engine that it computes as the version before
 
@@ -28,6 +26,15 @@ class Canary:
 
     ids: list[int]
     start: int
+
+
+class Scores(NamedTuple):
+    """Of all canaries' response tokens: log-probs and entropies [R], and whole log-distributions [P, V] at as many of
+    their positions, evenly spread, as make `_MAX_SCORES` numbers."""
+
+    logprobs: torch.Tensor
+    entropies: torch.Tensor
+    distributions: torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -48,30 +55,18 @@ class Unproven:
 
 
 @torch.no_grad()
-def trainer_logprobs(
-    model: Any, weights: Weights, canaries: Sequence[Canary], precision: str
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (log-probs, entropies) [R] of all canaries' response tokens under `model` with `weights` put in."""
-    return canary_scores(model, weights, canaries, precision)[:2]
-
-
-@torch.no_grad()
-def canary_scores(
-    model: Any, weights: Weights, canaries: Sequence[Canary], precision: str
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return `trainer_logprobs`, and the whole log-distributions [P, V] at as many of their positions, evenly spread,
-    as make `_MAX_SCORES` numbers."""
+def canary_scores(logits: Callable[..., torch.Tensor], device: torch.device, canaries: Sequence[Canary]) -> Scores:
+    """Return what is read off the `logits` [B, T, V] of a call with `input_ids` and `attention_mask` [B, T] on that
+    device."""
     ids, attention_mask, response_mask = pad_rows([c.ids for c in canaries], [c.start for c in canaries], 0)
-    device = next(iter(weights.values())).device
-    arguments = {"input_ids": ids.to(device), "attention_mask": attention_mask.to(device)}
-    with autocast(device, precision):
-        logits = torch.func.functional_call(model, dict(weights), kwargs=arguments, tie_weights=False).logits
-    logprobs, entropies = token_logprobs(logits, ids.to(device))
+    ids = ids.to(device)
+    scored = logits(input_ids=ids, attention_mask=attention_mask.to(device))
+    logprobs, entropies = token_logprobs(scored, ids)
     mask = response_mask[:, 1:]
     rows, columns = mask.nonzero(as_tuple=True)
-    step = -(-len(rows) * logits.shape[-1] // _MAX_SCORES) or 1
-    chosen = logits[rows[::step].to(device), columns[::step].to(device)]
-    return logprobs.cpu()[mask], entropies.cpu()[mask], torch.log_softmax(chosen.float(), dim=-1).cpu()
+    step = -(-len(rows) * scored.shape[-1] // _MAX_SCORES) or 1
+    chosen = scored[rows[::step].to(device), columns[::step].to(device)]
+    return Scores(logprobs.cpu()[mask], entropies.cpu()[mask], torch.log_softmax(chosen.float(), dim=-1).cpu())
 
 
 def canary_gap(engine: torch.Tensor, trainer: torch.Tensor, entropies: torch.Tensor) -> float:
@@ -124,19 +119,9 @@ def representatives(names: Iterable[str], num_groups: int = 3) -> dict[str, list
     return found
 
 
-def perturb(weights: Weights, names: Sequence[str], scales: Mapping[str, float], seed: int) -> dict[str, torch.Tensor]:
-    """Return a copy with normal noise of `scales[name]` times its own size on every parameter in `names`.
-
-    Names that share memory (a tied head) share their noise.
-    """
-    found = dict(weights)
-    shared: dict[int, torch.Tensor] = {}
-    for index, name in enumerate(names):
-        value = weights[name]
-        if value.data_ptr() not in shared:
-            generator = torch.Generator().manual_seed(seed * 100_003 + index)
-            noise = torch.randn(value.shape, generator=generator).to(value)
-            size = float(value.float().square().mean().sqrt()) or 0.01
-            shared[value.data_ptr()] = value + scales[name] * size * noise
-        found[name] = shared[value.data_ptr()]
-    return found
+def noisy(value: torch.Tensor, scale: float, seed: int, index: int) -> torch.Tensor:
+    """Return a parameter [...], the one of that index, with normal noise of `scale` times its own size."""
+    generator = torch.Generator().manual_seed(seed * 100_003 + index)
+    noise = torch.randn(value.shape, generator=generator).to(value)
+    size = float(value.float().square().mean().sqrt()) or 0.01
+    return value + scale * size * noise

@@ -22,7 +22,7 @@ from espalier.models.logprobs import token_logprobs
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rewards.score import Score
 from espalier.rl.advantages.grpo import GRPO, group_advantages
-from espalier.rl.delivery import weight_sync
+from espalier.rl.delivery import policy_weights
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import StaleWeights
 from espalier.rl.estimator_context import EstimatorContext
@@ -30,7 +30,7 @@ from espalier.rl.experience import RowScorer, logprob_gap, make_experience
 from espalier.rl.kl import divergence
 from espalier.rl.losses import clipped_surrogate, clipped_tokens
 from espalier.rl.old_logprobs import OldLogprobs
-from espalier.rl.probes.canary import Canary, representatives, trainer_logprobs
+from espalier.rl.probes.canary import Canary, canary_scores, representatives
 from espalier.rl.probes.checks import ProbeFailed
 from espalier.rl.probes.watch import Watch
 from espalier.rl.rollout import BadSampling, Sampler, check_params, draw_problems, score
@@ -499,9 +499,9 @@ def test_the_proof_of_a_deep_network_costs_as_many_passes_as_that_of_a_shallow_o
 
         def counted(*arguments: Any, depth: int = depth) -> Any:
             passes[depth] += 1
-            return trainer_logprobs(*arguments)
+            return canary_scores(*arguments)
 
-        monkeypatch.setattr(weight_sync, "trainer_logprobs", counted)
+        monkeypatch.setattr(policy_weights, "canary_scores", counted)
         asyncio.run(make_sync(engine).prove_delivery(model))
     assert passes[12] <= 2 * passes[3]  # doubled perturbations apart they are as many
     stale = "model.layers.6.mlp.down_proj.weight"

@@ -14,6 +14,7 @@ from espalier.models.load import BadModel, load_policy
 from espalier.models.lora import Lora, merge_adapter
 from espalier.models.merged import adapter_scalings, merge_weights
 from espalier.models.without_adapters import PolicyWithoutAdapters
+from espalier.rl.delivery.policy_weights import HeldWeights
 from espalier.rl.ema import MovingAverage
 from espalier.rl.experience import policy_logits
 from espalier.rl.kl import full_divergence
@@ -187,10 +188,10 @@ def test_the_average_has_tensors_of_its_own_and_tied_weights_stay_one() -> None:
     shared = torch.ones(3)
     weights = {"embed": shared, "head": shared, "other": torch.zeros(2)}
     average = MovingAverage(0.9)
-    average.start(weights)
+    average.start(HeldWeights(None, weights))
     with torch.no_grad():
         shared.fill_(11.0)
-    average.update(weights)
+    average.update(HeldWeights(None, weights))
     found = average.weights()
     assert found["embed"] is found["head"]
     assert found["embed"].data_ptr() != shared.data_ptr()
@@ -200,8 +201,8 @@ def test_the_average_has_tensors_of_its_own_and_tied_weights_stay_one() -> None:
 
 def test_an_average_of_another_policy_is_refused(tmp_path: Path) -> None:
     average = MovingAverage(0.9)
-    average.start({"a": torch.ones(3)})
+    average.start(HeldWeights(None, {"a": torch.ones(3)}))
     average.save(tmp_path)
     for weights in ({"a": torch.ones(4)}, {"b": torch.ones(3)}):
         with pytest.raises(BadCheckpoint, match="has no average of this policy's weights: choose another output_dir"):
-            MovingAverage(0.9).load(tmp_path, weights)
+            MovingAverage(0.9).load(tmp_path, HeldWeights(None, weights))

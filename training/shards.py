@@ -1,0 +1,186 @@
+"""The weights of a model that ZeRO-3 has cut over the ranks: whole for a moment, a few at a time, and saved so.
+
+No rank and no host ever has to hold all of them. To gather is a collective: every rank makes the same calls in the same
+order, from its main thread.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from espalier.models.merged import Merged, merge_plan
+from espalier.runtime.distributed import is_main_rank
+
+GROUP_BYTES = 4 * 2**20  # gathered at once: less is mostly waiting
+FILE_BYTES = 2 * 2**30  # of weights in one file of a saved model
+_INDEX = "model.safetensors.index.json"
+
+Gather = Callable[..., AbstractContextManager[Any]]
+
+
+class Shards:
+    """`tensors`: the parameters and buffers of `module` by their names there, tied ones one object; a buffer is whole
+    on every rank. `gather`: deepspeed.zero.GatheredParameters."""
+
+    def __init__(self, module: torch.nn.Module, gather: Gather):
+        self.module = module
+        self.tensors: dict[str, torch.Tensor] = dict(module.state_dict(keep_vars=True))
+        self._gather = gather
+
+    @staticmethod
+    def is_cut(tensor: torch.Tensor) -> bool:
+        """Say whether a rank holds no more than its part of it."""
+        return hasattr(tensor, "ds_id")
+
+    @staticmethod
+    def shape(tensor: torch.Tensor) -> torch.Size:
+        """Return that of the whole."""
+        return torch.Size(getattr(tensor, "ds_shape", tensor.shape))
+
+    def size(self, tensor: torch.Tensor) -> int:
+        """Return the bytes of the whole."""
+        return self.shape(tensor).numel() * tensor.dtype.itemsize
+
+    def whole(self, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
+        """Have these whole within, not to be written to; entered by every rank, left by each when it likes."""
+        return self._gather(list(tensors))
+
+    @staticmethod
+    def own_part(tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy of what this rank holds of it."""
+        part: torch.Tensor = getattr(tensor, "ds_tensor", tensor)
+        return part.detach().clone()
+
+    @torch.no_grad()
+    def put_part(self, tensor: Any, part: torch.Tensor) -> None:
+        """Write what `own_part` gave over what this rank holds. What the optimizer keeps of it stays."""
+        if self.is_cut(tensor):
+            tensor.partition(has_been_updated=False)  # a small one may be whole still, as it was
+            tensor.ds_tensor.copy_(part)
+        else:
+            tensor.copy_(part)
+
+    @torch.no_grad()
+    def change(self, tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Write over it what `change` makes of the whole; on every rank. What the optimizer keeps of it stays."""
+        if not self.is_cut(tensor):
+            tensor.copy_(change(tensor))
+            return
+        with self._gather([tensor], modifier_rank=0):
+            if is_main_rank():
+                tensor.copy_(change(tensor))
+
+
+class GatheredWeights:
+    """The weights of a sharded model as rank 0 delivers or saves them: by the names of the plain model, adapters
+    (`scalings` of `models.merged`) merged."""
+
+    def __init__(self, shards: Shards, scalings: Mapping[str, float]):
+        self.shards = shards
+        self.plan: dict[str, Merged] = merge_plan(shards.tensors, scalings)
+        self._held = ExitStack()
+
+    def first(self, name: str) -> torch.Tensor:
+        """Return the tensor of the model that this weight is, or that adapters are added to."""
+        return self.shards.tensors[self.plan[name].sources[0]]
+
+    @property
+    def kinds(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Return whole shapes and dtypes by name, in the order in which they come; nothing is gathered."""
+        return {name: (self.shards.shape(self.first(name)), self.first(name).dtype) for name in self.plan}
+
+    @property
+    def first_names(self) -> dict[str, str]:
+        """Return by every name the first one of the same tensor: another one for the later names of tied weights."""
+        owners: dict[int, str] = {}
+        return {name: owners.setdefault(id(self.first(name)), name) for name in self.plan}
+
+    def groups(self, limit: int = GROUP_BYTES) -> list[list[str]]:
+        """Return the names in their order, in groups of at most so many bytes, or of one name."""
+        return groups_of({name: self._size(name) for name in self.plan}, limit)
+
+    def gather(self, names: Sequence[str]) -> list[tuple[str, torch.Tensor]]:
+        """Return these weights on rank 0, until `release` or the next call, and nothing on the others; on every
+        rank."""
+        self.release()
+        tensors = self.shards.tensors
+        needed = {id(tensors[source]): tensors[source] for name in names for source in self.plan[name].sources}
+        self._held.enter_context(self.shards.whole([*needed.values()]))
+        if not is_main_rank():
+            self.release()
+            return []
+        return [(name, self.plan[name](*(tensors[one].detach() for one in self.plan[name].sources))) for name in names]
+
+    def release(self) -> None:
+        """Let go of what was gathered, on this rank."""
+        self._held.close()
+
+    def save(self, model: Any, folder: Path, limit: int = FILE_BYTES) -> None:
+        """Write a standard folder of `model`, a transformers one; on every rank. Rank 0 holds the weights of one file
+        at a time, `limit` bytes or a layer."""
+        names_of: dict[str, list[str]] = {}  # tied names in the file of the first: transformers knows which one to keep
+        for name, first in self.first_names.items():
+            names_of.setdefault(first, []).append(name)
+        sizes = {first: self._size(first) for first in names_of}
+        files = groups_of(sizes, limit, layer_of)
+        written: list[Path] = []
+        for names in files:
+            part: dict[str, torch.Tensor] = {}
+            for group in groups_of({name: sizes[name] for name in names}, GROUP_BYTES):
+                for name, value in self.gather(group):
+                    part.update(dict.fromkeys(names_of[name], value.to("cpu", copy=True)))
+            self.release()
+            if is_main_rank():
+                place = folder if len(files) == 1 else folder / f"part-{len(written) + 1}"
+                model.save_pretrained(place, state_dict=part, max_shard_size=2**62)  # pops what it has written
+                written.append(place)
+        if is_main_rank() and len(files) > 1:
+            _join_files(written, folder, sum(sizes.values()))
+
+    def _size(self, name: str) -> int:
+        return sum(self.shards.size(self.shards.tensors[source]) for source in self.plan[name].sources)
+
+
+def groups_of(sizes: Mapping[str, int], limit: int, atom_of: Callable[[str], str] = str) -> list[list[str]]:
+    """Return names in their order, in groups of at most `limit` bytes or of one atom: neighbours of one `atom_of`."""
+    groups: list[list[str]] = []
+    filled = 0
+    for names in (list(found) for _, found in groupby(sizes, atom_of)):
+        size = sum(sizes[name] for name in names)
+        if groups and filled + size <= limit:
+            groups[-1] += names
+            filled += size
+        else:
+            groups.append(names)
+            filled = size
+    return groups
+
+
+def layer_of(name: str) -> str:
+    """Return a weight's name as far as its first number: within a layer transformers cuts and joins weights, so that
+    they are written as they were published."""
+    words = name.split(".")
+    return ".".join(words[: next((place for place, word in enumerate(words) if word.isdigit()), len(words)) + 1])
+
+
+def _join_files(parts: Sequence[Path], folder: Path, total: int) -> None:
+    """Make one standard folder of several, each with a file of weights, and an index of what is in which; `total`
+    bytes."""
+    places: dict[str, str] = {}
+    for number, part in enumerate(parts, start=1):
+        name = f"model-{number:05d}-of-{len(parts):05d}.safetensors"
+        (part / "model.safetensors").rename(folder / name)
+        with safe_open(folder / name, "pt") as file:
+            for key in file.keys():  # noqa: SIM118
+                places[key] = name
+        for path in part.iterdir():
+            path.replace(folder / path.name)
+        part.rmdir()
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    (folder / _INDEX).write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
