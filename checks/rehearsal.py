@@ -20,6 +20,7 @@ from espalier.checks.check import CheckFailed, Skipped
 from espalier.models.load import check_model_folder
 from espalier.rl.trainer_from_config import make_client, make_trainer, serving
 from espalier.rl.update import most_rollouts
+from espalier.runtime.distributed import process_group
 from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import RLConfig, SampleConfig, TrackingConfig, TrainConfig
 from espalier.sampling.client import SampleRequest, SamplingParams
@@ -47,10 +48,11 @@ def rehearse_rl(config: RLConfig, tokenizer: Any) -> str:
         small = in_small(config, folder / "run")
         torch.manual_seed(config.seed)
         server, client = make_client(small)
-        trainer = make_trainer(small, tokenizer, server, client)
-        Path(small.output_dir).mkdir(parents=True)
-        with serving(server, client):
-            trainer.run()
+        with process_group(config.rank_timeout_seconds, is_needed_alone=bool(config.deepspeed)):
+            trainer = make_trainer(small, tokenizer, server, client)
+            Path(small.output_dir).mkdir(parents=True)
+            with serving(server, client):
+                trainer.run()
         rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     last = {name: value for row in rows for name, value in row.items()}
     return (f"starts, takes every weight, and draws from the policy: {last['rollout/tokens']:.0f} tokens, log-probs "
@@ -124,8 +126,9 @@ def rehearse_training(config: TrainConfig, tokenizer: Any, examples: list[Any]) 
             checkpoints=replace(config.checkpoints, save_every=0, keep_best=0, resume="none"),
         )  # fmt: skip
         torch.manual_seed(config.seed)
-        loop, sizes = make_loop(small, tokenizer, examples, [])
-        loop.run()
+        with process_group(config.rank_timeout_seconds, is_needed_alone=bool(config.deepspeed)):
+            loop, sizes = make_loop(small, tokenizer, examples, [])
+            loop.run()
         rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     found = {name: value for row in rows for name, value in row.items()}
     return f"{sizes}, one step of {config.update.batch_size} examples: loss {found['train/loss']:.4g}"

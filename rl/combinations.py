@@ -33,6 +33,7 @@ def check_combinations(config: RLConfig) -> None:
     check_tree(config)
     check_staleness(config)
     check_sleep(config)
+    check_clusters(config)
     check_correction(config)
     check_step_rewards(config)
     check_value_scale(config)
@@ -109,6 +110,13 @@ def check_sleep(config: RLConfig) -> None:
     _check(not config.engine.sleeps or age == 0, f"engine.sleeps=true has the engines sleep while the policy is "
            f"trained, and rollout.max_staleness={age} has them draw meanwhile: set rollout.max_staleness=0, or "
            "engine.sleeps=false")  # fmt: skip
+
+
+def check_clusters(config: RLConfig) -> None:
+    """Ranks on a cluster that the engines are not on."""
+    ranks, engines = (config.launcher or {}).get("address"), config.client.get("address")
+    _check(not ranks or engines is None or bool(engines), f"launcher.address={ranks} has the ranks on a cluster, and "
+           f"the engines would be on a Ray of rank 0's own: set client.address={ranks} too")  # fmt: skip
 
 
 def check_correction(config: RLConfig) -> None:

@@ -12,7 +12,7 @@ from espalier.models.packing_check import packing_of
 from espalier.runtime.distributed import device
 from espalier.runtime.entrypoint import BadConfig, build
 from espalier.runtime.schemas import RLConfig
-from espalier.training.deepspeed_engine import DeepSpeedEngine, cut_over_ranks, tensor_parallel_size
+from espalier.training.deepspeed_engine import DeepSpeedEngine, cut_over_ranks
 from espalier.training.engine import Engine, TorchEngine
 
 _NOISES = ("dropout", "layerdrop", "pdrop", "jitter")
@@ -20,7 +20,7 @@ _NOISES = ("dropout", "layerdrop", "pdrop", "jitter")
 
 def check_engines(config: RLConfig) -> None:
     """Raise BadConfig where an engine or adapters cannot do what another setting asks of them."""
-    if config.deepspeed and tensor_parallel_size(config.deepspeed) > 1:
+    if int(((config.deepspeed or {}).get("tensor_parallel") or {}).get("autotp_size") or 1) > 1:
         raise BadConfig("main.py deals rollouts to all ranks, tensor parallelism wants the same on some: set "
                         "deepspeed=zero3")  # fmt: skip
 

@@ -27,4 +27,4 @@ shift
 if [[ $name == training || $name == rl ]]; then bash scripts/install_bench.sh; fi
 module=${files[0]%.py}
 "$python" -m "${module//\//.}" "$@"
-bash scripts/pages.sh benchmarks
+if [[ " $* " != *" --help "* && " $* " != *" -h "* ]]; then bash scripts/pages.sh benchmarks; fi

@@ -238,8 +238,8 @@ def driver_figures(rows: Sequence[Mapping[str, float]]) -> dict[str, dict[str, A
 def main() -> None:
     """Measure what is named and write it beside what is kept."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("parts", nargs="*", choices=PARTS, default=PARTS)
-    parser.add_argument("--policy", default="")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; all where none is named")
+    parser.add_argument("--policy", default="", help="a policy of word_arithmetic, for all parts but weights")
     parser.add_argument(
         "--rollouts", type=int, nargs="+", default=[512, 2048, 16384], help="of driver, with most engines"
     )
@@ -249,7 +249,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     parts = arguments.parts or PARTS
-    if parts != ["weights"]:
+    if unknown := [part for part in parts if part not in PARTS]:
+        parser.error(f"there is no part '{unknown[0]}': choose of {', '.join(PARTS)}")
+    if parts != ["weights"] and not arguments.policy:
+        parser.error(f"{', '.join(part for part in parts if part != 'weights')} need a policy: add --policy MODEL")
+    if arguments.policy:
         check_model_folder(arguments.policy)
     load, path = load_before(), RESULTS / "cluster.json"
     stored: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}

@@ -9,6 +9,7 @@ Runs of a method and its rows ahead are compared seed by seed at the last update
 benchmarks/results/staleness.json.
 """
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ def shown(mean: Mean | None, sign: str = "") -> str:
 
 def main() -> None:
     """Write results/staleness.json."""
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     plan = read_plan(Path(__file__).with_name("plan.yaml"))
     records, stale = read_records(plan, RESULTS / "staleness")
     rows: list[list[Any]] = []

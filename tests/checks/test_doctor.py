@@ -2,6 +2,8 @@
 
 import logging
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -193,3 +195,16 @@ def test_a_training_step_is_rehearsed_and_nothing_is_left(tiny_policy: Path, tmp
     assert (packing.status, step.status) == ("ok", "ok"), (packing, step)
     assert "one step of 2 examples: loss " in step.text
     assert sorted(path.name for path in tmp_path.iterdir()) == ["d.jsonl"]
+
+
+@pytest.mark.slow
+def test_a_step_with_deepspeed_is_rehearsed_without_a_launcher(tiny_policy: Path, tmp_path: Path) -> None:
+    """In a process of its own: DeepSpeed keeps its groups."""
+    name, words = WORDS[TrainConfig]
+    (tmp_path / "d.jsonl").write_text('{"id": "d", "prompt": "Mia has 2 pens.\\n", "completion": "#### 2"}\n')
+    words = [word.format(policy=tiny_policy, folder=tmp_path) for word in words]
+    words += ["update.batch_size=2", "update.micro_batch_size=2", "deepspeed=zero2"]
+    command = [sys.executable, "doctor.py", "-cn", name, *words]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "one step of 2 examples: loss " in run.stdout

@@ -14,7 +14,7 @@ from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.models.load import load_policy
 from espalier.rewards.score import Score
-from espalier.rl.combinations import check_correction
+from espalier.rl.combinations import check_clusters, check_correction
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import StaleWeights, check_receipt
 from espalier.rl.experience import make_experience
@@ -832,6 +832,18 @@ def test_bounds_of_a_ratio_that_is_not_taken_are_refused() -> None:
         check_correction(root_config(RLConfig, output_dir="", tis_cap=2.0, **one))
         with pytest.raises(BadConfig, match=r"update\.tis_cap=0 corrects nothing"):
             check_correction(root_config(RLConfig, output_dir="", tis_cap=0.0, **one))
+
+
+def test_engines_on_another_cluster_than_the_ranks_are_refused() -> None:
+    def check(ranks: str, engines: dict[str, str]) -> None:
+        config = root_config(RLConfig, output_dir="")
+        config.launcher, config.client = {"address": ranks}, engines
+        check_clusters(config)
+
+    for ranks, engines in (("auto", {"address": "auto"}), ("", {"address": ""}), ("auto", {"base_url": "http://x"})):
+        check(ranks, engines)
+    with pytest.raises(BadConfig, match=r"set client\.address=head:6379 too"):
+        check("head:6379", {"address": ""})
 
 
 def test_a_sampler_without_a_server_is_not_asked_for_one(task: WordArithmetic, tokenizer: Any) -> None:
