@@ -92,7 +92,7 @@ def score_by_engines(
             if not copies:
                 rows.append(row)
             copies.append(place)
-    _check_longest(engines, rows)
+    check_lengths(engines, solutions)
     if empty := [place for place, solution in enumerate(solutions) if not solution.step_ends]:
         on_scores(empty, [[] for _ in empty])
     copies_of = list(same.values())
@@ -112,11 +112,13 @@ def read_scores(logits: Sequence[Sequence[float]]) -> list[float]:
     return [round(float(value), 6) for value in scores_from_logits(torch.tensor(logits))]
 
 
-def _check_longest(engines: TokenScorer, rows: Sequence[TokenRow]) -> None:
-    longest = max(rows, key=lambda row: len(row.ids), default=None)
-    if longest is not None and len(longest.ids) > engines.max_length:
-        raise BadInput(f"{longest.name} has {len(longest.ids)} tokens and the engines take {engines.max_length}: set "
-                       f"client.max_model_len={len(longest.ids)}")  # fmt: skip
+def check_lengths(engines: TokenScorer, solutions: Sequence[StepTokens]) -> None:
+    """Raise BadInput, with the remedy, for a solution that is longer than the engines take; they need not run yet."""
+    lengths = [len(solution.prompt_ids) + len(solution.response_ids) for solution in solutions]
+    if (longest := max(lengths, default=0)) > engines.max_length:
+        name = solutions[lengths.index(longest)].name
+        raise BadInput(f"{name} has {longest} tokens and the engines take {engines.max_length}: set "
+                       f"client.max_model_len={longest}")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,7 @@ class EngineScoredModel:
         return [found[place] for place in range(len(rows))]
 
     def _start(self, rows: Sequence[StepTokens]) -> None:
+        check_lengths(self.engines, rows)
         checked = [row for row in rows if row.step_ends][: self.num_checked]
         expected = score_step_tokens(load_process_reward(self.path), checked, pad_id=0) if checked else []
         self.engines.open(self.path)

@@ -20,13 +20,13 @@ _TASK: Any = "token_classify"  # a name of vLLM's: logits of a head at every tok
 
 
 class OfflineClient:
-    """Args: `model` folder; `options` are vLLM's engine arguments (`tensor_parallel_size: 2`). Where it `scores_tokens`
-    the model has a head at every token and samples nothing.
+    """Args: `model` folder; `options` are vLLM's engine arguments (`tensor_parallel_size: 2`).
 
     The engine works in processes of its own, whose memory comes back when it is closed.
     """
 
     takes_weights = False
+    scores_tokens = False
 
     def __init__(
         self,
@@ -36,10 +36,8 @@ class OfflineClient:
         kv_cache_gib: int = 1,
         seed: int = 0,
         options: dict[str, Any] | None = None,
-        scores_tokens: bool = False,
     ):
         self.model = model
-        self.scores_tokens = scores_tokens
         self.name = "the engine"
         self.kv_cache_gib = kv_cache_gib
         self.seed = seed

@@ -16,12 +16,19 @@ from espalier.sampling.offline_client import OfflineClient
 
 class OneProcessEngine(OfflineClient):
     """An `OfflineClient`, and a `sampling.client.TakesWeights`. Nothing can interrupt it from within when it hangs, and
-    vLLM changes the process for good (environment, random numbers, threads): it needs one of its own."""
+    vLLM changes the process for good (environment, random numbers, threads): it needs one of its own.
+
+    Args: `model` folder; where it `scores_tokens` the model has a head at every token and samples nothing; the rest as
+    of an `OfflineClient`."""
 
     takes_weights = True
     process = 0
     is_coming = False
     _asleep: frozenset[str] = frozenset()
+
+    def __init__(self, model: str, scores_tokens: bool = False, **settings: Any):
+        super().__init__(model, **settings)
+        self.scores_tokens = scores_tokens
 
     def _load(self) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"

@@ -87,8 +87,13 @@ class ScoreSteps:
         return scores
 
     def _scored(
-        self, path: str, rows: Sequence[Trajectory], on_progress: Callable[[int], None] = lambda done: None
+        self,
+        path: str,
+        rows: Sequence[Trajectory],
+        on_progress: Callable[[int], None] = lambda done: None,
+        on_cpu: bool = False,
     ) -> list[list[float]]:
+        """Return the scores of these trajectories by one model; `on_cpu`: the GPU is left to engines."""
         from espalier.models.load import load_tokenizer
         from espalier.models.scalar_head import load_process_reward
         from espalier.rewards.process import score_trajectories
@@ -96,7 +101,8 @@ class ScoreSteps:
 
         if not rows:
             return []
-        model, pad_id = load_process_reward(path).to(device()), int(load_tokenizer(path).pad_token_id)
+        model, pad_id = load_process_reward(path), int(load_tokenizer(path).pad_token_id)
+        model.to("cpu" if on_cpu else device())
         return score_trajectories(model, rows, pad_id=pad_id, batch_tokens=self.batch_tokens, on_progress=on_progress)
 
     def _by_engines(
@@ -123,8 +129,9 @@ class ScoreSteps:
                 if any(t.id not in parts.scores for t in mine):
                     self._ask_engines(path, mine, parts, is_seen, context)
         except BaseException:
-            kept = f"{len(parts.scores)} of {len(trajectories)} solutions are scored and kept in {parts.folder}"
-            log.warning("%s: run the same command to go on", kept)
+            if parts.scores:
+                kept = f"{len(parts.scores)} of {len(trajectories)} solutions are scored and kept in {parts.folder}"
+                log.warning("%s: run the same command to go on", kept)
             raise
         return parts.scores
 
@@ -137,11 +144,12 @@ class ScoreSteps:
         context: StageContext,
     ) -> None:
         """Have one model's trajectories scored that are not done. Raises ScoresDiffer, and what engines raise."""
-        from espalier.rewards.engine_scores import check_scores, score_by_engines
+        from espalier.rewards.engine_scores import check_lengths, check_scores, score_by_engines
 
+        check_lengths(context.engines, list(map(step_tokens, mine)))
         missing = [t for t in mine if t.id not in parts.scores]
         checked = [t for t in mine if t.steps][: self.num_checked]
-        expected = self._scored(path, checked)
+        expected = self._scored(path, checked, on_cpu=True)
         try:
             context.engines.open(path)
             if checked:

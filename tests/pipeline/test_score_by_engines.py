@@ -187,6 +187,14 @@ def test_a_row_that_is_too_long_is_named_with_the_remedy(tiny_prm: Path) -> None
     assert engines.asked == []
 
 
+def test_a_row_that_is_too_long_ends_the_stage_before_an_engine_starts(config: StageConfig, tiny_prm: Path) -> None:
+    engines = Engines()
+    engines.max_length = 40
+    with pytest.raises(BadInput, match=r"and the engines take 40: set client\.max_model_len="):
+        run_stage(ScoreSteps(str(tiny_prm)), None, config, engines)
+    assert engines.models == []
+
+
 def test_folders_without_a_head_are_refused_before_an_engine_starts(
     config: StageConfig, tiny_policy: Path, tmp_path: Path
 ) -> None:

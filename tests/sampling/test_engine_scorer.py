@@ -143,7 +143,7 @@ class Pooled(OfflineClient):
     """An engine whose cache holds the first `num_cached` tokens; logits at a place are the token there."""
 
     def __init__(self, num_cached: int, lost: int = 0, value: float = 0.0):
-        super().__init__("prm", scores_tokens=True)
+        super().__init__("prm")
         self.num_cached, self.lost, self.value = num_cached, lost, value
         self.asked: list[bool] = []
 
