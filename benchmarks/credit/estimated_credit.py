@@ -219,7 +219,7 @@ class CreditBench:
             return torch.zeros(sum(weight.numel() for weight in self.parameters))
         ids, mask, chosen = (tensor[rows, :length] for tensor in
                              (experience.ids, experience.attention_mask, experience.response_mask))  # fmt: skip
-        logprobs = pad(response_logprobs(self.network, ids, mask, 1.0, chosen)[0], (1, 0))
+        logprobs = pad(response_logprobs(self.network, ids.long(), mask, 1.0, chosen)[0], (1, 0))
         parts = torch.autograd.grad((own * logprobs).sum(), self.parameters, allow_unused=True)
         pairs = zip(parts, self.parameters, strict=True)
         return torch.cat([(torch.zeros_like(weight) if part is None else part).flatten() for part, weight in pairs])

@@ -178,6 +178,7 @@ def settings(**changes: Any) -> RLConfig:
         ({"evaluation_every": 1, "evaluation_num_problems": 0}, "evaluation.num_problems must be at least 1"),
         ({"minibatch_size": 0}, "minibatch_size must be at least 1, got 0"),
         ({"micro_batch_size": 0}, "micro_batch_size must be at least 1, got 0"),
+        ({"micro_batch_tokens": -1}, "micro_batch_tokens must be at least 0"),
         ({"num_epochs": 0}, "num_epochs must be at least 1, got 0"),
         ({"precision": "fp16"}, "precision must be bf16 or fp32"),
         ({"whitening": "black"}, "whitening must be one of"),

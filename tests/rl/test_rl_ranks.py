@@ -91,7 +91,12 @@ def test_two_ranks_of_ppo_equal_one_also_when_resumed(
 
 
 @pytest.mark.parametrize(
-    "engine", ["none", *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero2", f"zero3 {CUT}"))]
+    "engine",
+    [
+        "none",
+        "none update.micro_batch_tokens=60",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero2", f"zero3 {CUT}")),
+    ],
 )
 def test_an_update_of_one_pass_on_two_ranks_equals_that_of_one(engine: str, tiny_policy: Path, tmp_path: Path) -> None:
     run(tiny_policy, tmp_path / "one", 1, "one_pass")

@@ -69,7 +69,7 @@ def main() -> None:
             loss_aggregation="sequence", num_iterations=3, rollout_num_problems=3, num_epochs=1, evaluation_every=0,
             save_every=1,
             warmup_steps=1, max_mean_ratio=1.01, optimizer=given.optimizer, deepspeed=given.deepspeed,
-            lora=given.lora, ema=given.ema,
+            lora=given.lora, ema=given.ema, micro_batch_tokens=given.update.micro_batch_tokens,
         )  # fmt: skip
         client = trainer.rollout_source.sampler.client
         on_repeatable(trainer, RepeatableServer(str(policy), max_model_len=512))
