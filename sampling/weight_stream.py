@@ -109,8 +109,10 @@ def buckets_of(kinds: Kinds, limit: int) -> list[Bucket]:
 def kinds_of(weights: Mapping[str, torch.Tensor] | Streamed, dtype: torch.dtype | None = None) -> Kinds:
     """Return the shapes and dtypes that weights are sent in: floating-point ones in `dtype`, as an engine of that dtype
     rounds what it reads (None: as they are); the few that some networks keep in float32 there (routers' biases) too."""
-    held = isinstance(weights, Mapping)
-    kinds = {name: (value.shape, value.dtype) for name, value in weights.items()} if held else weights.kinds
+    if isinstance(weights, Mapping):
+        kinds: Kinds = {name: (value.shape, value.dtype) for name, value in weights.items()}
+    else:
+        kinds = weights.kinds
     return {
         name: (shape, dtype if dtype is not None and kind.is_floating_point else kind)
         for name, (shape, kind) in kinds.items()
