@@ -90,6 +90,10 @@ class GatheredWeights:
         """Return the tensor of the model that this weight is, or that adapters are added to."""
         return self.shards.tensors[self.plan[name].sources[0]]
 
+    def lengths(self, name: str) -> list[torch.Tensor]:
+        """Return the tensor that gives this weight's rows their length, where there is one (DoRA's magnitude)."""
+        return [self.shards.tensors[source] for source in self.plan[name].sources[3:]]
+
     @property
     def kinds(self) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Return whole shapes and dtypes by name, in the order in which they come; nothing is gathered."""

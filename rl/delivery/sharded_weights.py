@@ -49,6 +49,7 @@ class ShardedPolicy:
         names = weights.first_names
         counts = Counter(names.values())
         self._tied = {name for name, first in names.items() if counts[first] > 1}
+        self._all_carriers = [*{id(one): one for name in names for one in self._carriers(name)}.values()]
         self._kept: dict[int, torch.Tensor] = {}  # this rank's part of what was perturbed, as it was
         self._now: dict[int, tuple[float, int, int]] = {}  # noise by parameter
         self._noise = Noise()
@@ -90,14 +91,18 @@ class ShardedPolicy:
         self._noise = noise
         wanted: dict[int, tuple[float, int, int]] = {}
         for index, (name, scale) in enumerate(noise.scales.items()):
-            wanted.setdefault(id(self.weights.first(name)), (scale, noise.seed, index))
-        if noise.without and noise.without not in self._tied:
-            del wanted[id(self.weights.first(noise.without))]
-        for tensor in {id(tensor): tensor for tensor in map(self.weights.first, self.weights.plan)}.values():
+            if name != noise.without or name in self._tied:
+                for tensor in self._carriers(name):
+                    wanted.setdefault(id(tensor), (scale, noise.seed, index))
+        for tensor in self._all_carriers:
             if self._now.get(id(tensor)) != wanted.get(id(tensor)):
                 self._change(tensor, wanted.get(id(tensor)))
         if not noise.scales:
             self._kept.clear()
+
+    def _carriers(self, name: str) -> list[torch.Tensor]:
+        """Return what the noise of a weight is put on: with DoRA on its direction and on its length."""
+        return [self.weights.first(name), *self.weights.lengths(name)]
 
     def _change(self, tensor: torch.Tensor, noise: tuple[float, int, int] | None) -> None:
         shards = self.weights.shards

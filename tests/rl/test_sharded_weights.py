@@ -39,7 +39,7 @@ def ranks(scenario: str, policy: Path, folder: Path, *settings: str) -> tuple[li
 
 
 @pytest.mark.parametrize(
-    ("is_tied", "settings"), [(True, (CUT,)), (False, ()), (False, (CUT, *ADAPTERS))],
+    ("is_tied", "settings"), [(True, (CUT,)), (False, ()), pytest.param(False, (CUT, *ADAPTERS), marks=pytest.mark.slow)],
     ids=["tied", "small weights whole", "adapters"],
 )  # fmt: skip
 def test_engines_get_what_there_is_and_the_sharded_model_proves_it(
@@ -73,6 +73,16 @@ def test_saved_in_several_files_they_are_what_there_is(
     assert codes == [0, 0], printed[-3000:]
     saved = {path.name for path in (tmp_path / "engine").iterdir()}
     assert ("adapter_model.safetensors" if more else "model.safetensors") in saved
+
+
+def test_rank_0_does_not_come_near_a_whole_copy(tiny_policy: Path, tmp_path: Path) -> None:
+    settings = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 6, "vocab_size": 4000}
+    config = AutoConfig.from_pretrained(tiny_policy, num_attention_heads=12, num_key_value_heads=12, head_dim=64,
+                                        **settings)  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "large")
+    codes, printed = ranks("peak", tmp_path / "large", tmp_path, CUT)
+    assert codes == [0, 0], printed[-3000:]
+    assert "rank 0 rises by" in printed
 
 
 def test_groups_keep_to_their_limit_and_hold_layers_together() -> None:

@@ -2,8 +2,11 @@
 behind a launcher. Rank 0 has the engines."""
 
 import asyncio
+import ctypes
+import json
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from espalier.runtime.entrypoint import build, compose_config
 from espalier.runtime.rank_calls import RankCalls
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import ServerGone
+from espalier.sampling.weight_stream import Invitation
 from espalier.training.engine import Engine
 from espalier.training.shards import GatheredWeights, Shards
 from tests.support.rl_cases import FakeEngine, StreamEnd
@@ -94,7 +98,8 @@ def parts_of(engine: Engine) -> Held:
 def assert_equal(one: Held, other: Held) -> None:
     assert list(one) == list(other), (list(one), list(other))
     for name, value in one.items():
-        assert value.dtype == other[name].dtype and torch.equal(value, other[name]), name
+        assert value.dtype == other[name].dtype, name
+        assert torch.equal(value, other[name]), name
 
 
 def engine_with_own_head(path: Path, stale: Sequence[str] = ()) -> FakeEngine:
@@ -125,7 +130,8 @@ def check_delivery(weights: ShardedWeights, whole: Held, path: Path) -> None:
             assert_equal(engine.found, whole)
     sizes = [shape.numel() * dtype.itemsize for shape, dtype in weights.kinds.values()]
     largest = max(map(weights.policy.weights._size, weights.kinds))
-    assert counted.live == 0 and 0 < counted.most <= max(BUCKET_BYTES, largest) < sum(sizes) / 4
+    assert counted.live == 0
+    assert 0 < counted.most <= max(BUCKET_BYTES, largest) < sum(sizes) / 4
     walked = dict(weights.items())  # as the moving average does, on every rank
     assert list(walked) == (list(whole) if is_main_rank() else [])
 
@@ -134,7 +140,7 @@ def check_proof(weights: ShardedWeights, engine: Engine, whole: Held, path: Path
     """The sharded model says of the canaries what whole weights say, and is as it was after the proof."""
     before = parts_of(engine)
     held = HeldWeights(without_weights(load_policy(str(path), "eager"), torch.device("cpu")), whole)
-    scales = {name: 0.4 for name in whole}
+    scales = dict.fromkeys(whole, 0.4)
     pairs: list[tuple[PolicyWeights, PolicyWeights]] = [(weights, held)]
     if is_plain:  # noise on what adapters are added to is another one than on their sum
         pairs.append((weights.perturbed(scales, 3), held.perturbed(scales, 3)))
@@ -156,7 +162,8 @@ def check_proof(weights: ShardedWeights, engine: Engine, whole: Held, path: Path
         for stale, named in ((None, ""), ("lm_head.weight", "from a stale lm_head.weight")):
             sync = sync_to(engine_with_own_head(path, [stale] if stale else []))
             error = weights.on_all_ranks(lambda sync=sync: loop.run(caught(sync.prove_delivery(weights))))
-            assert named in error and bool(error) == bool(named), error
+            assert named in error, error
+            assert bool(error) == bool(named), error
             assert_equal(parts_of(engine), before)
         sync = sync_to(engine_with_own_head(path))
         found = weights.on_all_ranks(lambda: loop.run(sync.sync(weights, 0)))
@@ -182,6 +189,71 @@ def check_lost(weights: ShardedWeights, whole: Held) -> None:
     with BackgroundLoop() as loop:
         gone = weights.on_all_ranks(lambda: loop.run(caught(sync_to(Keeping(is_lost=True)).deliver(weights))))
     assert gone == "no engine is left that weights could be sent to", gone
+
+
+READER = """
+import json, sys
+from espalier.sampling.weight_stream import Invitation, WeightReceiver
+end = WeightReceiver(Invitation(**json.loads(sys.argv[1])), int(sys.argv[2]))
+print("joined", flush=True)
+for _ in sys.stdin:
+    print(sum(1 for _ in end.receive()), flush=True)
+"""
+
+
+class Reading(StreamEnd):
+    """Reads what it is sent, in a process of its own, and keeps nothing."""
+
+    async def join_weights(self, invitation: Invitation, first_rank: int) -> None:
+        arguments = ["-c", READER, json.dumps(invitation.as_dict()), str(first_rank)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        self.reader = await asyncio.create_subprocess_exec(sys.executable, *arguments, **pipes)
+        await self._line()
+
+    async def load(self, key: str, number: int) -> None:
+        assert self.reader.stdin is not None
+        self.reader.stdin.write(b"next\n")
+        self.num_read = int(await self._line())
+
+    async def _line(self) -> bytes:
+        assert self.reader.stdout is not None
+        return await asyncio.wait_for(self.reader.stdout.readline(), 60)
+
+
+def peak_mib(call: Callable[[], object]) -> float:
+    """Return by how much the resident memory of this process rises while `call` runs, at most."""
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _status("VmRSS")
+    call()
+    return (_status("VmHWM") - before) / 1024
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))
+
+
+def check_peak(weights: ShardedWeights, path: Path, folder: Path) -> None:
+    """Rank 0's resident memory while it delivers and saves, beside what a whole copy takes."""
+    ctypes.CDLL(None).mallopt(-3, 2**20)  # M_MMAP_THRESHOLD: what is freed goes back at once
+    num_mib = sum(shape.numel() * dtype.itemsize for shape, dtype in weights.kinds.values()) / 2**20
+    largest = max(map(weights.policy.weights._size, weights.kinds)) / 2**20
+    weights.policy.groups = weights.policy.weights.groups()
+    engine, sync = Reading(), sync_to()
+    sync.engines = [engine]
+    with BackgroundLoop() as loop:
+        found = [peak_mib(lambda: weights.on_all_ranks(lambda: loop.run(sync.deliver(weights)))) for _ in range(3)]
+    network = without_weights(load_policy(str(path), "eager"), torch.device("cpu"))
+    found.append(peak_mib(lambda: weights.policy.weights.save(network, folder / "saved", 40 * 2**20)))
+    if is_main_rank():
+        assert engine.num_read == len(weights.kinds)
+        engine.reader.kill()
+        held = peak_mib(lambda: [torch.ones(shape, dtype=dtype) for shape, dtype in weights.kinds.values()])
+        rises = ", ".join(f"{value:.0f}" for value in found)
+        print(f"{num_mib:.0f} MiB of weights, the largest {largest:.0f}; rank 0 rises by {rises} in three deliveries "
+              f"and for files of 40, by {held:.0f} for a whole copy", file=sys.stderr)  # fmt: skip
+        assert max(found) < num_mib / 2.5
+        assert held > 0.8 * num_mib
 
 
 def check_saved(weights: ShardedWeights, engine: Engine, whole: Held, path: Path, folder: Path) -> None:
@@ -230,7 +302,11 @@ def main() -> None:
         policy = ShardedPolicy(engine, GatheredWeights(engine.shards, scalings))
         policy.groups = policy.weights.groups(BUCKET_BYTES)
         assert len(policy.groups) > 3
-        weights, whole = ShardedWeights(RankCalls(policy)), whole_weights(engine, scalings)
+        weights = ShardedWeights(RankCalls(policy))
+        if scenario == "peak":
+            check_peak(weights, path, folder)
+            return
+        whole = whole_weights(engine, scalings)
         if scenario == "delivery":
             check_delivery(weights, whole, path)
             check_proof(weights, engine, whole, path, is_plain=not scalings)
