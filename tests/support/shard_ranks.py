@@ -25,6 +25,7 @@ from espalier.rl.training_engines import make_training_engine
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import is_main_rank, process_group, rank
 from espalier.runtime.entrypoint import build, compose_config
+from espalier.runtime.logs import set_up_logging
 from espalier.runtime.rank_calls import RankCalls
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import ServerGone
@@ -253,7 +254,7 @@ def check_peak(weights: ShardedWeights, path: Path, folder: Path) -> None:
         print(f"{num_mib:.0f} MiB of weights, the largest {largest:.0f}; rank 0 rises by {rises} in three deliveries "
               f"and for files of 40, by {held:.0f} for a whole copy", file=sys.stderr)  # fmt: skip
         assert max(found) < num_mib / 2.5
-        assert held > 0.8 * num_mib
+        assert held > 0.6 * num_mib
 
 
 def check_saved(weights: ShardedWeights, engine: Engine, whole: Held, path: Path, folder: Path) -> None:
@@ -285,6 +286,7 @@ def fail_on_rank_1(policy: ShardedPolicy) -> None:
 def main() -> None:
     """One scenario."""
     torch.set_num_threads(1)
+    set_up_logging()
     scenario, path, folder = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     fixed = [f"output_dir={folder}", f"model.path={path}", "precision=fp32"]
     config = compose_config(RLConfig, "rl", [*fixed, *sys.argv[4:]])
