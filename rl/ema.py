@@ -2,7 +2,8 @@
 
 After every iteration average = decay * average + (1 - decay) * policy (Polyak and Juditsky 1992, with a constant
 weight); it begins as the first policy. It is neither sampled from nor trained: it is saved in checkpoints and, at the
-end, as `model_ema/`. Weights are those that are delivered: whole, adapters merged.
+end, as `model_ema/`. Weights are those that are delivered, adapters merged. Where ZeRO-3 cuts the policy, this average
+is whole all the same.
 """
 
 from pathlib import Path
