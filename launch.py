@@ -28,22 +28,25 @@ PAUSE_SECONDS = 2.0
 def main(arguments: Sequence[str]) -> int:
     """Launch the ranks of this machine and wait for them, again where they may end otherwise; the exit code."""
     from torch.distributed import run
+    from torch.distributed.elastic.multiprocessing import SignalException
 
     parsed = run.parse_args([f"--shutdown_timeout={SHUTDOWN_SECONDS}", *arguments])
     restarts, parsed.max_restarts = parsed.max_restarts, 0  # torchrun would start them again after any error
-    code = _launch(parsed)
-    for number in range(restarts):
-        if not may_start_again(code):
-            break
-        print(f"the ranks ended with exit code {code}: started again ({number + 1} of {restarts})", file=sys.stderr)
-        time.sleep(PAUSE_SECONDS)
+    try:
         code = _launch(parsed)
+        for number in range(restarts):
+            if not may_start_again(code):
+                break
+            print(f"the ranks ended with exit code {code}: started again ({number + 1} of {restarts})", file=sys.stderr)
+            time.sleep(PAUSE_SECONDS)
+            code = _launch(parsed)
+    except SignalException as error:  # torchrun's own handler stays, also between two starts
+        return 128 + int(error.sigval)
     return code
 
 
 def _launch(parsed: argparse.Namespace) -> int:
     from torch.distributed import DistError, run
-    from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
     # What it says of ranks that end early is said by these, or below.
@@ -68,8 +71,6 @@ def _launch(parsed: argparse.Namespace) -> int:
     except DistError as error:
         print(f"error: the machines of the run did not find one another: {str(error).splitlines()[0]}", file=sys.stderr)
         return 3
-    except SignalException as error:
-        return 128 + int(error.sigval)
     return 0
 
 

@@ -114,7 +114,9 @@ def check_sleep(config: RLConfig) -> None:
 
 def check_clusters(config: RLConfig) -> None:
     """Ranks on a cluster that the engines are not on."""
-    ranks, engines = (config.launcher or {}).get("address"), config.client.get("address")
+    if not config.launcher:
+        return
+    ranks, engines = config.launcher.get("address"), config.client.get("address")
     _check(not ranks or engines is None or bool(engines), f"launcher.address={ranks} has the ranks on a cluster, and "
            f"the engines would be on a Ray of rank 0's own: set client.address={ranks} too")  # fmt: skip
 

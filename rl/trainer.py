@@ -38,6 +38,7 @@ from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import from_main_rank, is_main_rank
 from espalier.runtime.schemas import RLConfig
 from espalier.runtime.tracking import Metrics, Progress
+from espalier.sampling.client import HasEngines
 from espalier.training import checkpoint
 
 log = logging.getLogger(__name__)
@@ -284,7 +285,9 @@ class Trainer:
 
     async def _stop(self) -> None:
         """Close the client, after whatever a signal or an error left waiting for it."""
-        left = asyncio.all_tasks() - {asyncio.current_task()}
+        client = self.rollout_source.sampler.client
+        own = client.own_tasks() if isinstance(client, HasEngines) else set()  # which its end waits for
+        left = asyncio.all_tasks() - {asyncio.current_task()} - own
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)

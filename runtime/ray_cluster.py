@@ -4,6 +4,7 @@
 """
 
 import asyncio
+import atexit
 import logging
 import math
 import os
@@ -11,21 +12,25 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import espalier
 
 log = logging.getLogger("espalier.ray_cluster")
+R = TypeVar("R")
 
 STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 ROOT = str(Path(espalier.__file__).resolve().parent.parent)
 ROOM_OF_RANKS = "ESPALIER_ROOM"
 """The variable that tells a rank which room the ranks of its run have."""
+AWAITS_NODES = "ESPALIER_AWAITS_NODES"
+"""The variable that tells a rank that its run was started again: a node may be away, and is waited for."""
 _REACH_SECONDS = 10.0
+_LEAVE_SECONDS = 30.0
 _TELL_SECONDS = 5.0
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -92,11 +97,37 @@ def _check_reachable(address: str, section: str) -> None:
 
 
 def leave_cluster() -> None:
-    """Leave the cluster; one that was started here ends."""
+    """Leave the cluster; one that was started here ends. A cluster whose head does not answer is left to itself."""
     import ray
 
-    with _own_signals():
-        ray.shutdown()
+    def leave() -> bool:
+        with _own_signals():
+            ray.shutdown()
+        return True
+
+    if not _within(_LEAVE_SECONDS, leave):
+        log.warning("Ray does not let go of this program within %g s: it ends without", _LEAVE_SECONDS)
+        atexit.unregister(ray.shutdown)  # which would wait again
+
+
+def _within(seconds: float, function: Callable[[], R]) -> R | None:
+    """Return what a function of Ray's returns, or raise what it raises; None where it has not ended within `seconds`.
+    It may wait for ever for a head that does not answer, in a thread that the program does not wait for."""
+    found: list[R] = []
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            found.append(function())
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="ray", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    if errors:
+        raise errors[0]
+    return found[0] if found else None
 
 
 @contextmanager
@@ -170,6 +201,7 @@ async def reserve(room: Room, seconds: float, awaits_nodes: bool = False) -> Any
     import ray
     from ray.util import placement_group
 
+    awaits_nodes = awaits_nodes or bool(os.environ.get(AWAITS_NODES))
     if not awaits_nodes and (lacking := missing_room(room, _nodes())):
         raise BadRoom(lacking)
     group = placement_group([dict(room.resources)] * room.number, strategy=room.strategy)
@@ -210,10 +242,13 @@ def has_place(group: Any, number: int) -> bool:
     import ray
     from ray.util import placement_group_table
 
-    found = placement_group_table(group)
-    living = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
-    node = living.get(found["bundles_to_node_id"].get(number))
-    if node is None or found["state"] != "CREATED":
+    def look() -> dict[str, Any] | None:
+        found = placement_group_table(group)
+        living = {node["NodeID"]: node for node in ray.nodes() if node["Alive"]}
+        return living.get(found["bundles_to_node_id"].get(number)) if found["state"] == "CREATED" else None
+
+    node = _within(_REACH_SECONDS, look)
+    if node is None:
         return False
     try:  # Ray misses a node only after some heartbeats
         socket.create_connection((node["NodeManagerAddress"], node["NodeManagerPort"]), _REACH_SECONDS).close()

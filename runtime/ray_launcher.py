@@ -23,6 +23,7 @@ from espalier.runtime.logs import set_up_logging
 from espalier.runtime.process_lifetime import die_with_parent
 from espalier.runtime.ranks import STARTED_BY, exit_code_of_ranks, may_start_again
 from espalier.runtime.ray_cluster import (
+    AWAITS_NODES,
     ROOM_OF_RANKS,
     ActorLost,
     BadRoom,
@@ -136,6 +137,7 @@ class _Rank:
     gpus: list[str]
     number: int = 0
     code: int | None = None
+    is_done: bool = False
 
     @property
     def name(self) -> str:
@@ -181,14 +183,16 @@ class RayLauncher:
             loop.add_signal_handler(told, self._stop, told)
         joined = join_cluster(self.address, "launcher")
         try:
-            code = await self._attempt(command, is_first=True)
+            # once: a cluster whose GPUs are away for a while is waited for, and no run goes on without them
+            gpus = self.gpus_each if self.gpus_each is not None else int(has_gpus())
+            code = await self._attempt(command, gpus, is_first=True)
             for number in range(self.max_restarts):
                 if self._signal or not may_start_again(code):
                     break
                 times = f"{number + 1} of {self.max_restarts}"
                 log.warning("the ranks ended with exit code %d: started again (%s)", code, times)
                 await asyncio.sleep(_PAUSE_SECONDS)
-                code = await self._attempt(command, is_first=False)
+                code = await self._attempt(command, gpus, is_first=False)
             return code
         finally:
             if joined:
@@ -197,8 +201,7 @@ class RayLauncher:
     def _stop(self, number: int) -> None:
         self._signal = number
 
-    async def _attempt(self, command: list[str], is_first: bool) -> int:
-        gpus = self.gpus_each if self.gpus_each is not None else int(has_gpus())
+    async def _attempt(self, command: list[str], gpus: int, is_first: bool) -> int:
         room = self._wanted(gpus)
         group = await self._unless_stopped(reserve(room, self.start_seconds, awaits_nodes=not is_first))
         if group is None:
@@ -209,7 +212,7 @@ class RayLauncher:
             try:
                 async with asyncio.timeout(self.start_seconds):
                     ranks = _in_order([_Rank(host, *await call_actor(host, "place")) for host in hosts])
-                    await self._start(ranks, command, gpus, group.id.hex())
+                    await self._start(ranks, command, gpus, group.id.hex(), is_first)
             except (ActorLost, TimeoutError) as error:
                 log.warning("the ranks were not started: %s", str(error) or f"not in {self.start_seconds:g} s")
                 return _LOST
@@ -230,7 +233,7 @@ class RayLauncher:
             return None
         return task.result()
 
-    async def _start(self, ranks: Sequence[_Rank], command: list[str], gpus: int, room: str) -> None:
+    async def _start(self, ranks: Sequence[_Rank], command: list[str], gpus: int, room: str, is_first: bool) -> None:
         port = await call_actor(ranks[0].host, "free_port")
         common = {
             STARTED_BY: "ray",
@@ -239,6 +242,7 @@ class RayLauncher:
             "MASTER_PORT": str(port),
             "RAY_ADDRESS": cluster_address(),
             ROOM_OF_RANKS: room,
+            AWAITS_NODES: "" if is_first else "1",
         }
         for rank in ranks:
             beside = [other for other in ranks if other.node == rank.node]
@@ -260,14 +264,18 @@ class RayLauncher:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        return exit_code_of_ranks(_LOST if rank.code is None else rank.code for rank in ranks)
+        return exit_code_of_ranks(0 if rank.is_done else _LOST if rank.code is None else rank.code for rank in ranks)
 
     async def _bring_to_end(self, ranks: Sequence[_Rank]) -> None:
         """Stop the others once one has ended badly, or all where a signal has come; return when none can be left."""
         passed = 0.0
         while not self._signal and passed < _OTHERS_SECONDS:
             await asyncio.sleep(_GLANCE_SECONDS)
-            passed += _GLANCE_SECONDS if any(rank.code for rank in ranks) else 0.0
+            passed += _GLANCE_SECONDS if any(rank.code is not None for rank in ranks) else 0.0
+        for rank in ranks if not self._signal and all(rank.code in (None, 0) for rank in ranks) else ():
+            rank.is_done = True  # they came to their end together: this one only does not leave
+            if rank.code is None:
+                log.warning("%s does not end, though the others are done: it is ended", rank.name)
         await _tell(ranks, self._signal or signal.SIGTERM)
         await asyncio.sleep(_SAVE_SECONDS)
         await _tell(ranks, signal.SIGKILL)
@@ -298,8 +306,9 @@ async def _follow(rank: _Rank) -> None:
             return
         for number, line in said:
             stream = sys.stdout if number == 1 else sys.stderr
-            stream.buffer.write(line)
-            stream.flush()
+            with suppress(OSError):  # nobody reads it, or a disk is full: the ranks go on
+                stream.buffer.write(line)
+                stream.flush()
     if rank.code < 0:
         log.warning("%s was ended by %s", rank.name, signal.Signals(-rank.code).name)
 

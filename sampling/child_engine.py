@@ -187,11 +187,11 @@ class EngineConnection(ABC):
 
     async def _hand_on(self, number: int, value: Any, error: Exception | None) -> None:
         """One answer to the one who waits for it, and to all where the engine itself has failed."""
+        if isinstance(error, EngineFailed):  # who waits stands in `_waiting` while the log is read: it may be given up
+            self.give_up(await self._with_log(f"{self.name}: {error}"))
+            return
         future = self._waiting.pop(number, None)
-        if isinstance(error, EngineFailed):
-            error = ServerGone(await self._with_log(f"{self.name}: {error}"))
-            self.give_up(str(error))
-        elif isinstance(error, ServerGone):
+        if isinstance(error, ServerGone):
             error = ServerGone(f"{self.name}: {error}")
         if future is None or future.done():
             return

@@ -1,5 +1,6 @@
 """What is asked of a sampler and what comes back. Token ids in and out: nothing is re-tokenised."""
 
+import asyncio
 import hashlib
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -239,6 +240,10 @@ class HasEngines(ABC):
     @abstractmethod
     async def close(self) -> None:
         """End the engines."""
+
+    @abstractmethod
+    def own_tasks(self) -> set[asyncio.Task[Any]]:
+        """Return what it does in the background and `close` brings to an end."""
 
     @abstractmethod
     def engine(self, number: int) -> TakesWeights:

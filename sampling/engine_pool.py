@@ -103,6 +103,9 @@ class EnginePool(HasEngines):
         self._may_start = asyncio.Event()
         self._may_start.set()
         self._paused: set[int] = set()
+        # Of the delivery at hand: whether the first engine that was lost in it is replaced; None: none was. Those that
+        # fail because of it are one loss with it.
+        self._broken: bool | None = None
         self._num_replaced = 0
         self._work = [EngineWork(engine_name(number, self.num_engines)) for number in range(self.num_engines)]
 
@@ -203,7 +206,7 @@ class EnginePool(HasEngines):
                     self._count_lost(work, num_owed, engine.drawn.get(arguments[0].id, 0))
                 if num_lost > _MAX_MOVES:
                     raise ServerGone(
-                        f"{num_lost} engines were gone while they had {what}, asked of no other: {error}"
+                        f"{num_lost} engines were gone while they had {what}, which is asked of no other: {error}"
                     ) from None
                 self.num_moved += 1
             finally:
@@ -224,6 +227,10 @@ class EnginePool(HasEngines):
     def take_work(self) -> list[WorkSpan]:
         """Return what the engines did since the last call."""
         return [span for work in self._work for span in work.take()]
+
+    def own_tasks(self) -> set[asyncio.Task[Any]]:
+        """Return what watches, ends and replaces engines."""
+        return {*self._watching, *self._ending, *self._replacing.values()}
 
     async def is_working(self) -> bool:
         """Say whether any engine says within `probe_seconds` that it samples, or one is being started."""
@@ -256,7 +263,10 @@ class EnginePool(HasEngines):
             return  # being closed
         self._lost.append(engine)
         self._work_of(engine).mark(LOST)
-        is_replaced = self._num_replaced < self.max_replaced
+        is_further = bool(self._paused) and self._broken is not None
+        is_replaced = bool(self._broken) if is_further else self._num_replaced < self.max_replaced
+        if self._paused and not is_further:
+            self._broken = is_replaced
         num_living = sum(not other.gone for other in self._engines)
         kept = engine.log.with_suffix(f".lost-{self._num_replaced}.log") if is_replaced else engine.log
         if num_living or is_replaced:
@@ -266,7 +276,7 @@ class EnginePool(HasEngines):
         if not is_replaced:
             self._ending.append(asyncio.create_task(asyncio.to_thread(engine.stop)))
             return
-        self._num_replaced += 1
+        self._num_replaced += not is_further
         number = self._engines.index(engine)
         self._starting.add(number)
         self._replacing[number] = asyncio.create_task(self._replace(number, kept))
@@ -348,6 +358,9 @@ class EnginePool(HasEngines):
             self._homes.clear()  # their caches are emptied next
             engine.is_taking = True  # it says nothing meanwhile
         if name == "pause":
+            if number in self._paused:  # another delivery, behind one that broke
+                self._paused.clear()
+                self._broken = None
             self._paused.add(number)
         try:
             found = await engine.ask(name, *arguments, seconds=self.control_seconds)
@@ -359,6 +372,7 @@ class EnginePool(HasEngines):
         if name == "resume":
             engine.has_weights = True
             self._paused.clear()  # of those that are gone meanwhile too
+            self._broken = None
         return found
 
     def process_of(self, number: int) -> int | None:

@@ -9,11 +9,11 @@ tensor is larger than a bucket, two of those).
 Who listens trusts who can reach it: like NCCL and gloo themselves, it is for networks of one's own.
 """
 
+import ctypes
 import ipaddress
 import json
 import secrets
 import socket
-import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -198,9 +198,10 @@ class _End:
 
     def close(self) -> None:
         """Leave the group."""
-        left, under_way = [self._group], self._under_way
+        if self._group is not None and not all(work.is_completed() for work in self._under_way):
+            # Its end would wait for them in C++, and a program that ends meanwhile be aborted: it is kept instead.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._group))
         self._group, self._store, self._under_way = None, None, []
-        threading.Thread(target=_end, args=(left, under_way), name="weights", daemon=True).start()
 
 
 class WeightSender(_End):
@@ -325,14 +326,6 @@ class WeightReceiver(_End):
     def _expect(self, bucket: Bucket) -> tuple[torch.Tensor, Any]:
         buffer = torch.empty(bucket.size, dtype=torch.uint8)
         return buffer, self.broadcast(buffer)
-
-
-def _end(groups: list[Any], under_way: list[Any]) -> None:
-    """Let a group go once nothing of it is under way (until its time is over, where another end is gone). Its own end
-    would wait for that in C++, and a program that ends meanwhile be aborted."""
-    while not all(work.is_completed() for work in under_way):
-        time.sleep(_GLANCE.total_seconds())
-    groups.clear()
 
 
 def _line(error: Exception) -> str:

@@ -55,6 +55,10 @@ class RepeatableEngine:
             rows = await asyncio.to_thread(self.model.prompt_logprobs, ids)
         return [row[str(token)]["logprob"] for token, row in zip(ids[1:], rows[1:], strict=True)]
 
+    def drawn_so_far(self) -> dict[str, int]:
+        """Say nothing."""
+        return {}
+
     async def is_working(self) -> bool:
         """It does."""
         return True

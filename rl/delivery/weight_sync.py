@@ -139,8 +139,7 @@ class WeightSync:
     async def _deliver(
         self, engines: list[Serving], weights: Mapping[str, torch.Tensor] | Streamed, stamp: str
     ) -> None:
-        pausing = [one.engine for one in engines if isinstance(one.engine, PausingEngine)]
-        await each(engine.pause() for engine in pausing)
+        await each(one.engine.pause() for one in engines if isinstance(one.engine, PausingEngine))
         if self._group is None or self._group.members != engines:
             self.close()
             self._group = await join_engines(engines)
@@ -154,8 +153,11 @@ class WeightSync:
         self._sent.append(sent)
         await self._wake(CACHE_MEMORY)
         if stamp:
-            await each(one.engine.stamp(stamp) for one in engines if isinstance(one.engine, StampedEngine))
-        await each(engine.resume() for engine in pausing)  # where a delivery failed they stay as they are: the run ends
+            await each(_to_it(one, lambda engine: engine.stamp(stamp)) for one in engines
+                       if isinstance(one.engine, StampedEngine))  # fmt: skip
+        # where a delivery failed they stay as they are: the run ends
+        await each(_to_it(one, lambda engine: engine.resume()) for one in engines
+                   if isinstance(one.engine, PausingEngine))  # fmt: skip
 
     async def sleep(self) -> None:
         """Have every engine that shares its device with the learner let go of its memory until the next delivery.
@@ -407,3 +409,11 @@ class WeightSync:
             raise StaleWeights("no delivery can be proven: the log-probs of the canaries depend on no weight")
         log.warning("no delivery can be proven of %s: log-probs hardly depend on them", ", ".join(small))
         return scratch, {name: stale[name] for name in groups if name not in small}
+
+
+async def _to_it(one: Serving, call: Callable[[Any], Coroutine[Any, Any, None]]) -> None:
+    """Make the call of the process that took the delivery, and of no other that was started in its place meanwhile.
+    Raises ServerGone."""
+    if not one.is_there:
+        raise ServerGone(f"{one.engine.name} was lost behind its receipt")
+    await call(one.engine)

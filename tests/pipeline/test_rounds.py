@@ -267,8 +267,13 @@ def test_the_manifest_holds_every_round_in_order(tmp_path: Path) -> None:
 
 # --- the script ---------------------------------------------------------------------------------------------
 
-# It answers one question, which the script goes on by: labels.json, where there is none, says "values".
+# It answers two questions, which the script goes on by: labels.json, where there is none, says "values", and a server
+# has an address.
 FAKE_PYTHON = """#!/usr/bin/env bash
+if [[ $1 == -m && $2 == espalier.sampling.server ]]; then
+  echo http://127.0.0.1:1
+  exec sleep 60
+fi
 printf '%s\\x1f' "$@" >>"$COMMANDS"
 printf '\\n' >>"$COMMANDS"
 for argument; do

@@ -197,3 +197,16 @@ def test_the_launcher_starts_a_run_again_that_lost_a_rank_and_no_other(tmp_path:
         assert len((tmp_path / f"{word}-0").read_text()) == starts, word
         said = (tmp_path / f"{word}.log").read_text()
         assert said.count("started again (1 of 1)") == starts - 1, said
+
+
+def test_a_launcher_that_is_stopped_between_two_starts_ends_with_that(tmp_path: Path) -> None:
+    (tmp_path / "child.py").write_text("import sys; sys.exit(3)")
+    log = tmp_path / "stopped.log"
+    settings = ["--standalone", "--nproc_per_node", "1", "--max-restarts", "1", str(tmp_path / "child.py")]
+    pid = start_program("launch.py", settings, log, {"OMP_NUM_THREADS": "1"})
+    end = time.monotonic() + 60
+    while not (log.is_file() and "started again" in log.read_text()) and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(0.3)
+    os.kill(pid, signal.SIGTERM)
+    assert exit_code(pid) == 143, log.read_text()

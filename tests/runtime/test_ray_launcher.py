@@ -1,8 +1,10 @@
 """Ranks on two Ray nodes (raylets of this machine): where they are, what they are told, and what becomes of the run
 when one of them, its node or the launcher ends. The ranks are plain programs; the last test trains."""
 
+import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from espalier.runtime import ray_launcher
 from espalier.runtime.process_lifetime import is_running
 from espalier.runtime.ray_cluster import BadRoom, NoCluster, join_cluster, leave_cluster
 from espalier.runtime.ray_launcher import RayLauncher
@@ -204,3 +207,50 @@ def test_a_rank_of_another_launcher_does_not_launch() -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     assert "run the program without launch.py or torchrun" in done.stderr
     assert done.returncode == 2
+
+
+@pytest.mark.parametrize(("first", "code"), [(0, 0), (3, 3)])
+def test_a_rank_that_does_not_end_behind_another_one_is_ended(
+    first: int, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work is done where one of them says so: they come to their end together."""
+    told = []
+
+    async def call(host: str, name: str, *arguments: Any) -> Any:
+        if name == "tell":
+            told.append((host, *arguments))
+        elif host == "ends":
+            return [], first
+        else:
+            await asyncio.sleep(3600)
+        return None
+
+    monkeypatch.setattr(ray_launcher, "call_actor", call)
+    for name in ("_OTHERS_SECONDS", "_SAVE_SECONDS", "_END_SECONDS"):
+        monkeypatch.setattr(ray_launcher, name, 0.3)
+    ranks = [ray_launcher._Rank("ends", "n", "a", [], 0), ray_launcher._Rank("hangs", "n", "a", [], 1)]
+    found = asyncio.run(asyncio.wait_for(RayLauncher()._ended(ranks), 20))
+    assert found == code
+    assert told == [("hangs", signal.SIGTERM), ("hangs", signal.SIGKILL)]
+
+
+def test_ranks_go_on_where_nobody_reads_what_they_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = iter([([(1, b"one\n")], None), ([(1, b"two\n")], None), ([], 0)])
+
+    async def call(host: str, name: str, *arguments: Any) -> Any:
+        return next(said)
+
+    class Gone:
+        @property
+        def buffer(self) -> "Gone":
+            return self
+
+        def write(self, line: bytes) -> None:
+            raise BrokenPipeError
+
+        def flush(self) -> None: ...
+
+    monkeypatch.setattr(ray_launcher, "call_actor", call)
+    monkeypatch.setattr(sys, "stdout", Gone())
+    ranks = [ray_launcher._Rank("h", "n", "a", [], 0)]
+    assert asyncio.run(RayLauncher()._ended(ranks)) == 0

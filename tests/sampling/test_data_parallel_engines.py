@@ -157,7 +157,7 @@ def test_what_every_engine_refuses_to_take_ends_the_run(tmp_path: Path) -> None:
         async with engines(tmp_path, "takes none", max_replaced=1) as client:
             with pytest.raises(ServerGone, match=r"engine . of 2: the vLLM engine takes no weights"):
                 await WeightSync(engines_of(client, None)).deliver({"a": torch.ones(3)})
-            assert sum(client.num_started) <= 3
+            assert sum(client.num_started) <= 4  # both of the first delivery are one loss
 
     asyncio.run(ask())
 
@@ -192,6 +192,59 @@ def test_an_engine_that_is_started_anew_has_no_request_before_it_has_the_weights
             assert sync.num_serving == 2
             await sync.check_version(2)
             assert await answering() == {"0", "1"}
+            sync.close()
+
+    asyncio.run(ask())
+
+
+class LosesOneBehindItsReceipt(Stood):
+    """Engine 1 has taken its weights, is lost and is there again while engine 0 still empties its cache."""
+
+    loses = is_taken = False
+
+    async def ask(self, number: int, name: str, *arguments: Any) -> Any:
+        if self.loses and name == "reset_cache" and number == 0 and self.num_started[1] == 1:
+            await wait_until(lambda: asyncio.sleep(0, self.is_taken))
+            kill(self, 1)
+            await wait_until(lambda: asyncio.sleep(0, self.num_started[1] == 2))
+        found = await super().ask(number, name, *arguments)
+        self.is_taken |= self.loses and name == "reset_cache" and number == 1
+        return found
+
+
+def test_an_engine_that_was_started_anew_within_a_delivery_is_not_taken_for_the_one_that_took_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def ask() -> None:
+        log = str(tmp_path / "pool.log")
+        pool = LosesOneBehindItsReceipt("policy", log, num_engines=2, num_threads=1, max_replaced=1)
+        async with opened(pool) as client:
+            sync = WeightSync(engines_of(client, None))
+            await sync.deliver({"a": torch.ones(3)}, "1")
+            client.loses = True
+            await sync.deliver({"a": 2 * torch.ones(3)}, "2")
+            await sync.check_version(2)
+            assert sync.num_serving == 2  # the other one has the weights now too, and not only their stamp
+            sync.close()
+
+    asyncio.run(ask())
+    assert any("a delivery of weights is made again" in record.message for record in caplog.records)
+
+
+def test_engines_that_fail_because_another_one_is_lost_in_a_delivery_are_one_loss(tmp_path: Path) -> None:
+    async def ask() -> None:
+        async with engines(tmp_path, num_engines=3, max_replaced=1) as client:
+            both = cast(list[OwnEngine], engines_of(client, None))
+            await asyncio.gather(*(engine.pause() for engine in both))
+            for number in range(3):
+                client._engines[number].give_up("the group for weights broke")
+            await wait_until(lambda: asyncio.sleep(0, client.num_started == [2, 2, 2]))
+            sync = WeightSync(both)
+            await sync.deliver({"a": torch.ones(3)}, "1")
+            assert sync.num_serving == 3
+            client._engines[0].give_up("another loss")
+            await asyncio.sleep(0.2)
+            assert client.num_started == [2, 2, 2]
             sync.close()
 
     asyncio.run(ask())
@@ -310,6 +363,31 @@ def test_where_no_engine_with_the_policys_weights_is_left_every_request_ends(tmp
             with pytest.raises(ServerGone, match="no engine is left that has the policy's weights"):
                 await sync.check_version(1)
             sync.close()
+
+    asyncio.run(ask())
+
+
+class SlowToRead(ChildEngine):
+    """Its log takes a while to come, as over a network."""
+
+    async def last_lines(self) -> str:
+        await asyncio.sleep(0.5)
+        return "the end"
+
+
+def test_whoever_waits_learns_of_an_engine_that_is_lost_while_its_log_is_read(tmp_path: Path) -> None:
+    async def ask() -> None:
+        settings = {"model": "policy", "options": {"seed": 0}, "seed": 0}
+        engine = SlowToRead("engine 0", str(tmp_path / "e.log"), Stood.program, settings)
+        await engine.start({**os.environ, "PYTHONPATH": str(ROOT)}, 60)
+        asked = asyncio.create_task(engine.call("sample", request("fail"), TWO))
+        await asyncio.sleep(0.3)
+        engine.give_up("its node is gone")
+        assert engine._reading is not None
+        engine._reading.cancel()
+        with pytest.raises(ServerGone, match="its node is gone"):
+            await asyncio.wait_for(asked, 5)
+        await engine.close()
 
     asyncio.run(ask())
 

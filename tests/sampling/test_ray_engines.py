@@ -22,6 +22,7 @@ import torch
 from espalier.data.steps import TokenRow
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.trainer_from_config import engines_of
+from espalier.runtime import ray_cluster
 from espalier.runtime.ray_cluster import (
     ActorLost,
     BadRoom,
@@ -364,3 +365,12 @@ def test_nobody_joins_a_cluster_by_asking_it_something(tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=environment)
     assert run.stdout.strip() == "refused False", run.stderr[-2000:]
+
+
+def test_a_question_that_ray_does_not_answer_has_a_deadline() -> None:
+    started = time.monotonic()
+    assert ray_cluster._within(0.2, lambda: time.sleep(3600)) is None
+    assert ray_cluster._within(5.0, lambda: 7) == 7
+    with pytest.raises(KeyError):
+        ray_cluster._within(5.0, lambda: {}["a"])
+    assert time.monotonic() - started < 3

@@ -193,3 +193,27 @@ time.sleep(0.5)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", program]
     assert subprocess.run(command, timeout=60, env=environment, check=False).returncode == 0
+
+
+def test_a_program_may_end_at_once_behind_a_delivery() -> None:
+    """A group that is let go in another thread while the program ends would abort it."""
+    program = f"""
+import sys, threading, torch
+from espalier.sampling import weight_stream as stream
+sender = stream.WeightSender("{LOOPBACK}", 1, seconds=20.0)
+def take():
+    receiver = stream.WeightReceiver(sender.invitation, 1)
+    list(receiver.receive())
+    receiver.close()
+taking = threading.Thread(target=take)
+taking.start()
+sender.join()
+weights = {{"a": torch.ones(3)}}
+sender.send(stream.kinds_of(weights), weights.items())
+taking.join()
+sender.close()
+sys.exit(143)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    started = [subprocess.Popen([sys.executable, "-c", program], env=environment) for _ in range(4)]
+    assert [process.wait(120) for process in started] == [143] * 4

@@ -80,6 +80,9 @@ class SleepingEngine:
         self.check_awake("prove")
         return None
 
+    def drawn_so_far(self) -> dict[str, int]:
+        return {}
+
     async def is_working(self) -> bool:
         return True
 
