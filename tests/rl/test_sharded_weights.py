@@ -39,7 +39,8 @@ def ranks(scenario: str, policy: Path, folder: Path, *settings: str) -> tuple[li
 
 
 @pytest.mark.parametrize(
-    ("is_tied", "settings"), [(True, (CUT,)), (False, ()), pytest.param(False, (CUT, *ADAPTERS), marks=pytest.mark.slow)],
+    ("is_tied", "settings"),
+    [(True, (CUT,)), (False, ()), pytest.param(False, (CUT, *ADAPTERS), marks=pytest.mark.slow)],
     ids=["tied", "small weights whole", "adapters"],
 )  # fmt: skip
 def test_engines_get_what_there_is_and_the_sharded_model_proves_it(
