@@ -7,11 +7,13 @@ trained on, every trajectory is scored by the model that has not seen its proble
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, StepScores, Trajectory
 from espalier.data.training_problems import FILE, problem_hash, read_policy_problems, read_training_problems
 from espalier.pipeline.stage import StageContext
+from espalier.runtime.manifest import weight_files
 
 log = logging.getLogger("stage")
 
@@ -38,7 +40,8 @@ class ScoreSteps:
 
     def inputs(self) -> list[str]:
         """Return the models' weights belong to the provenance."""
-        return [f"{model}/model.safetensors" for model in (self.model, self.other_model) if model]
+        models = [Path(model) for model in (self.model, self.other_model) if model]
+        return [file for model in models for file in weight_files(model)]
 
     def run(self, input_path: str, context: StageContext) -> Iterable[StepScores]:
         """Return one record a trajectory, in order; counts `problems_seen`, those that their scorer was trained on.
