@@ -34,6 +34,11 @@ def _files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file() and path != folder / MANIFEST)
 
 
+def weight_files(model: Path) -> list[str]:
+    """Return a model folder's files of weights: one, or as many as a large model was saved in."""
+    return sorted(map(str, model.glob("*.safetensors"))) or [str(model / "model.safetensors")]
+
+
 def file_digest(path: Path) -> str:
     """Return SHA-256 of a file."""
     with path.open("rb") as file:

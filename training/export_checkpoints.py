@@ -19,6 +19,7 @@ from typing import Any
 import yaml
 
 from espalier.data.records import BadInput
+from espalier.runtime.manifest import weight_files
 from espalier.training.checkpoint import checkpoints
 from espalier.training.export_model import Context, ExportModel
 
@@ -70,8 +71,7 @@ class ExportCheckpoints:
     def inputs(self) -> list[str]:
         """Return the run's config and its model's weights: a run without them is not finished."""
         run = Path(self.run_dir)
-        weights = sorted(str(path) for path in (run / "model").glob("*.safetensors"))
-        return [str(run / "config.yaml"), *(weights or [str(run / "model" / "model.safetensors")])]
+        return [str(run / "config.yaml"), *weight_files(run / "model")]
 
     def run(self, input_path: str, context: Context) -> None:
         """Writes the folder itself, complete or not at all."""

@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 from espalier.data.jsonl import read_records
@@ -16,6 +17,7 @@ from espalier.data.steps import check_ends, step_tokens
 from espalier.data.training_problems import FILE, problem_hash, read_policy_problems, read_training_problems
 from espalier.pipeline.prm.engine_parts import ScoreParts
 from espalier.pipeline.stage import StageContext
+from espalier.runtime.manifest import weight_files
 
 log = logging.getLogger("stage")
 
@@ -49,7 +51,8 @@ class ScoreSteps:
 
     def inputs(self) -> list[str]:
         """Return the models' weights belong to the provenance."""
-        return [f"{model}/model.safetensors" for model in (self.model, self.other_model) if model]
+        models = [Path(model) for model in (self.model, self.other_model) if model]
+        return [file for model in models for file in weight_files(model)]
 
     def run(self, input_path: str, context: StageContext) -> Iterable[StepScores]:
         """Return one record a trajectory, in order; counts `problems_seen`, those that their scorer was trained on.

@@ -110,3 +110,13 @@ def test_what_cannot_be_scored_is_named_with_its_place(tiny_prm: Path) -> None:
     ):
         with pytest.raises(espalier.BadInput, match=words):
             espalier.score_steps(prm, [("1 + 1 = ?\n", ["2"]), solution])  # type: ignore[list-item]
+
+
+def test_the_weights_of_a_large_model_are_in_the_provenance_file_by_file(tmp_path: Path) -> None:
+    stage = ScoreSteps(str(tmp_path / "one"), str(tmp_path / "several"))
+    names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    (tmp_path / "several").mkdir()
+    for name in reversed(names):
+        (tmp_path / "several" / name).touch()
+    several = [str(tmp_path / "several" / name) for name in names]
+    assert stage.inputs() == [str(tmp_path / "one" / "model.safetensors"), *several]

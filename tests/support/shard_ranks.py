@@ -45,8 +45,10 @@ class Keeping(StreamEnd):
     def __init__(self, is_lost: bool = False):
         self.is_lost = is_lost
         self.found: Held = {}
+        self.num_loads = 0
 
     async def load(self, key: str, number: int) -> None:
+        self.num_loads += 1
         if not self.is_lost:
             self.found = await self.received()
             return
@@ -182,9 +184,11 @@ async def caught(call: Any) -> str:
 
 def check_lost(weights: ShardedWeights, whole: Held) -> None:
     """The delivery is made again, whole, to the engine that is left; where none is left the error is rank 0's."""
-    left = Keeping()
-    deliver(weights, left, Keeping(is_lost=True))
+    left, lost = Keeping(), Keeping(is_lost=True)
+    deliver(weights, left, lost)
     if is_main_rank():
+        assert lost.process is None
+        assert left.num_loads == 2
         assert_equal(left.found, whole)
     deliver(weights, left)
     with BackgroundLoop() as loop:
