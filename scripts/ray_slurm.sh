@@ -5,13 +5,14 @@
 #   sbatch --nodes=4 --gpus-per-node=8 scripts/ray_slurm.sh main.py -cn ... launcher=ray launcher.num_ranks=16 \
 #     client=ray_engines server=none client.address=auto client.num_engines=16
 #
-# Slurm sends SIGTERM five minutes before the time is up: the run saves, ends with 143, and the same line goes on.
+# Ray's symmetric-run hands no signal on: what comes after the last checkpoint is lost when the time is up, so set
+# checkpoints.save_every; the same line goes on from there. Where Ray itself cannot be started it ends with 0: a run that
+# has no model/ is not finished, whatever the job says.
 #SBATCH --job-name=espalier
 #SBATCH --ntasks-per-node=1
 #SBATCH --gpus-per-node=8
 #SBATCH --cpus-per-task=64
 #SBATCH --time=24:00:00
-#SBATCH --signal=TERM@300
 #SBATCH --output=slurm-%j.log
 set -euo pipefail
 cd "${SLURM_SUBMIT_DIR:?this script is started by sbatch}"

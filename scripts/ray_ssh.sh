@@ -4,7 +4,8 @@
 #
 #   bash scripts/ray_ssh.sh "node1 node2" main.py -cn exp/ppo/ppo_word_arithmetic launcher=ray launcher.num_ranks=8 ...
 #
-# Ends with the program's exit code. PORT (6379) is Ray's on the first machine, whose name the others must resolve.
+# Ends with the program's exit code, but with 0 where Ray itself cannot be started (symmetric-run does so): a run that has
+# no model/ is not finished. PORT (6379) is Ray's on the first machine, whose name the others must resolve.
 set -euo pipefail
 read -ra hosts <<<"${1:?name the machines: \"node1 node2\"}"
 shift
