@@ -179,8 +179,8 @@ class RayLauncher:
 
     async def _run(self, command: list[str]) -> int:
         loop = asyncio.get_running_loop()
-        for told in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(told, self._stop, told)
+        for stopping in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(stopping, self._stop, stopping)
         joined = join_cluster(self.address, "launcher")
         try:
             # once: a cluster whose GPUs are away for a while is waited for, and no run goes on without them

@@ -1,4 +1,4 @@
-"""Ranks on two Ray nodes (raylets of this machine): where they are, what they are told, and what becomes of the run
+"""Ranks on two Ray nodes (raylets of this machine): where they are, what they get, and what becomes of the run
 when one of them, its node or the launcher ends. The ranks are plain programs; the last test trains."""
 
 import asyncio
@@ -110,17 +110,17 @@ def assert_nothing_is_left(folder: Path, word: str) -> None:
     assert ray.available_resources()["CPU"] == ray.cluster_resources()["CPU"]
 
 
-def test_ranks_are_told_what_a_launcher_tells_them_and_those_of_a_node_stand_together(
+def test_ranks_get_what_a_launcher_gives_them_and_those_of_a_node_stand_together(
     cluster: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
     assert launch(tmp_path, "ends", num_ranks=4, placement="SPREAD") == 0
-    told = [starts(tmp_path, "ends", rank)[0] for rank in range(4)]
-    assert [row["RANK"] for row in told] == ["0", "1", "2", "3"]
-    assert [row["LOCAL_RANK"] for row in told] == ["0", "1", "0", "1"]
-    for row in told:
+    rows = [starts(tmp_path, "ends", rank)[0] for rank in range(4)]
+    assert [row["RANK"] for row in rows] == ["0", "1", "2", "3"]
+    assert [row["LOCAL_RANK"] for row in rows] == ["0", "1", "0", "1"]
+    for row in rows:
         assert (row["WORLD_SIZE"], row["LOCAL_WORLD_SIZE"], row["OMP_NUM_THREADS"]) == ("4", "2", "1")
-        assert (row["MASTER_ADDR"], row["RAY_ADDRESS"]) == (told[0]["MASTER_ADDR"], cluster.address)
+        assert (row["MASTER_ADDR"], row["RAY_ADDRESS"]) == (rows[0]["MASTER_ADDR"], cluster.address)
         assert row["CUDA_VISIBLE_DEVICES"] == "", "of the program that launched"
     assert sorted(capfd.readouterr().out.splitlines()) == [f"rank {rank} is here" for rank in range(4)]
     assert_nothing_is_left(tmp_path, "ends")
@@ -214,11 +214,11 @@ def test_a_rank_that_does_not_end_behind_another_one_is_ended(
     first: int, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The work is done where one of them says so: they come to their end together."""
-    told = []
+    signals = []
 
     async def call(host: str, name: str, *arguments: Any) -> Any:
         if name == "tell":
-            told.append((host, *arguments))
+            signals.append((host, *arguments))
         elif host == "ends":
             return [], first
         else:
@@ -231,7 +231,7 @@ def test_a_rank_that_does_not_end_behind_another_one_is_ended(
     ranks = [ray_launcher._Rank("ends", "n", "a", [], 0), ray_launcher._Rank("hangs", "n", "a", [], 1)]
     found = asyncio.run(asyncio.wait_for(RayLauncher()._ended(ranks), 20))
     assert found == code
-    assert told == [("hangs", signal.SIGTERM), ("hangs", signal.SIGKILL)]
+    assert signals == [("hangs", signal.SIGTERM), ("hangs", signal.SIGKILL)]
 
 
 def test_ranks_go_on_where_nobody_reads_what_they_print(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,3 +254,19 @@ def test_ranks_go_on_where_nobody_reads_what_they_print(monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "stdout", Gone())
     ranks = [ray_launcher._Rank("h", "n", "a", [], 0)]
     assert asyncio.run(RayLauncher()._ended(ranks)) == 0
+
+
+def test_a_run_that_is_started_again_wants_the_gpus_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster whose only GPU node is away has none to see."""
+    seen, codes, attempts = iter([True, False, False]), iter([3, 0]), []
+
+    async def attempt(self: RayLauncher, command: list[str], gpus: int, is_first: bool) -> int:
+        attempts.append((gpus, is_first))
+        return next(codes)
+
+    monkeypatch.setattr(ray_launcher, "has_gpus", lambda: next(seen))
+    monkeypatch.setattr(ray_launcher, "join_cluster", lambda *_: False)
+    monkeypatch.setattr(ray_launcher, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(RayLauncher, "_attempt", attempt)
+    assert RayLauncher().run(["program"]) == 0
+    assert attempts == [(1, True), (1, False)]

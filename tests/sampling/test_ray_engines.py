@@ -374,3 +374,14 @@ def test_a_question_that_ray_does_not_answer_has_a_deadline() -> None:
     with pytest.raises(KeyError):
         ray_cluster._within(5.0, lambda: {}["a"])
     assert time.monotonic() - started < 3
+
+
+def test_engines_of_a_run_that_is_started_again_wait_for_a_node_that_is_away(
+    cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = Room("engines", 99, {"CPU": 1.0})
+    with pytest.raises(BadRoom, match="99 engines"):
+        asyncio.run(reserve(room, 0.2))
+    monkeypatch.setenv(ray_cluster.AWAITS_NODES, "1")
+    with pytest.raises(NoCluster, match="99 engines"):
+        asyncio.run(reserve(room, 0.2))
