@@ -41,7 +41,7 @@ from espalier.runtime.errors import exit_code_of, line_of
 from espalier.runtime.help import help_of
 from espalier.runtime.logs import quiet_libraries
 from espalier.runtime.peers import RankFailed
-from espalier.runtime.process_lifetime import REPEAT_SECONDS, die_with_owner
+from espalier.runtime.process_lifetime import REPEAT_SECONDS, die_with_owner, outlive_reader
 from espalier.runtime.ranks import STARTED_BY, says_errors
 
 C = TypeVar("C")
@@ -293,6 +293,8 @@ def _run(
 ) -> int:
     os.environ["HYDRA_FULL_ERROR"] = "1"
     quiet_libraries()
+    if is_on_ranks and os.environ.get(STARTED_BY) == "ray":
+        outlive_reader()  # an actor reads what a rank prints, and may be lost before it
     signal.signal(signal.SIGTERM, _Stop())
     die_with_owner()
     register_schemas()

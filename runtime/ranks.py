@@ -8,6 +8,9 @@ import os
 from collections.abc import Iterable
 
 STARTED_BY = "ESPALIER_LAUNCHER"  # set in ranks that a launcher of ours has started
+STARTED_AGAIN = "ESPALIER_STARTED_AGAIN"
+"""The variable that says to a rank that its run was started again: a node that is away is waited for, and so is a rank
+of before that still saves."""
 
 
 def rank() -> int:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import espalier
+from espalier.runtime.ranks import STARTED_AGAIN
 
 log = logging.getLogger("espalier.ray_cluster")
 R = TypeVar("R")
@@ -27,11 +28,10 @@ STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 ROOT = str(Path(espalier.__file__).resolve().parent.parent)
 ROOM_OF_RANKS = "ESPALIER_ROOM"
 """The variable that tells a rank which room the ranks of its run have."""
-AWAITS_NODES = "ESPALIER_AWAITS_NODES"
-"""The variable that tells a rank that its run was started again: a node may be away, and is waited for."""
 _REACH_SECONDS = 10.0
 _LEAVE_SECONDS = 30.0
 _TELL_SECONDS = 5.0
+_AGAIN_SECONDS = 0.5
 _QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a call after `leave_cluster` would join again, for ever
@@ -201,7 +201,7 @@ async def reserve(room: Room, seconds: float, awaits_nodes: bool = False) -> Any
     import ray
     from ray.util import placement_group
 
-    awaits_nodes = awaits_nodes or bool(os.environ.get(AWAITS_NODES))
+    awaits_nodes = awaits_nodes or bool(os.environ.get(STARTED_AGAIN))
     if not awaits_nodes and (lacking := missing_room(room, _nodes())):
         raise BadRoom(lacking)
     group = placement_group([dict(room.resources)] * room.number, strategy=room.strategy)
@@ -308,14 +308,22 @@ def cluster_address() -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
-async def call_actor(handle: Any, name: str, *arguments: Any) -> Any:
-    """Return what that method of an actor returns. Raises ActorLost."""
+async def call_actor(handle: Any, name: str, *arguments: Any, patience: float = 0.0) -> Any:
+    """Return what that method of an actor returns. One that cannot be reached for a while, though nobody knows that it
+    is dead, is asked again for `patience` seconds: the method may then run twice. Raises ActorLost."""
     import ray.exceptions
 
-    try:
-        return await getattr(handle, name).remote(*arguments)
-    except ray.exceptions.RayError as error:
-        raise ActorLost(_first_line(error)) from None
+    end = math.inf
+    while True:
+        try:
+            return await getattr(handle, name).remote(*arguments)
+        except ray.exceptions.ActorUnavailableError as error:
+            end = min(end, time.monotonic() + patience)
+            if time.monotonic() >= end:
+                raise ActorLost(_first_line(error)) from None
+        except ray.exceptions.RayError as error:
+            raise ActorLost(_first_line(error)) from None
+        await asyncio.sleep(_AGAIN_SECONDS)
 
 
 def end_actor(handle: Any, name: str, seconds: float) -> Any:

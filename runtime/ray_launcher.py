@@ -21,9 +21,8 @@ from typing import IO, Any
 
 from espalier.runtime.logs import set_up_logging
 from espalier.runtime.process_lifetime import die_with_parent
-from espalier.runtime.ranks import STARTED_BY, exit_code_of_ranks, may_start_again
+from espalier.runtime.ranks import STARTED_AGAIN, STARTED_BY, exit_code_of_ranks, may_start_again
 from espalier.runtime.ray_cluster import (
-    AWAITS_NODES,
     ROOM_OF_RANKS,
     ActorLost,
     BadRoom,
@@ -47,6 +46,7 @@ _LOST = 3
 _OTHERS_SECONDS = 90.0  # that the other ranks have to end by themselves when one has ended: runtime.peers sees to it
 _SAVE_SECONDS = 240.0
 _CALL_SECONDS = 60.0
+_PATIENCE_SECONDS = 60.0  # with an actor that cannot be reached
 _END_SECONDS = 10.0
 _PAUSE_SECONDS = 2.0
 _GLANCE_SECONDS = 0.1
@@ -60,6 +60,7 @@ class RankHost:
         self._process: subprocess.Popen[bytes] | None = None
         self._readers: list[threading.Thread] = []
         self._said: deque[tuple[int, bytes]] = deque()
+        self._num_printed = 0  # lines that the launcher has
 
     async def place(self) -> tuple[str, str, list[str]]:
         """Return its node, the address of that, and its GPUs."""
@@ -97,10 +98,14 @@ class RankHost:
         for line in iter(lambda: stream.readline(_CHUNK), b""):
             self._said.append((number, line))
 
-    async def output(self) -> tuple[list[tuple[int, bytes]], int | None]:
-        """Return what it has printed since the last call, by lines with the stream's number, waiting for some; and its
-        exit code once it has ended and nothing more comes."""
+    async def output(self, num_printed: int) -> tuple[list[tuple[int, bytes]], int | None]:
+        """Return what it has said behind its first `num_printed` lines, which the launcher has, by lines with the
+        stream's number, waiting for some; and its exit code once it has ended and nothing more comes. An answer that
+        was lost on its way is given again."""
         assert self._process is not None
+        while self._num_printed < num_printed:
+            self._said.popleft()
+            self._num_printed += 1
         code = None
         while not self._said:
             code = self._process.poll()
@@ -109,7 +114,7 @@ class RankHost:
                     await asyncio.to_thread(reader.join, 1.0)
                 break
             await asyncio.sleep(0.05)
-        said = [self._said.popleft() for _ in range(len(self._said))]
+        said = list(self._said)
         return said, code if not said else None
 
     async def tell(self, number: int) -> None:
@@ -242,7 +247,7 @@ class RayLauncher:
             "MASTER_PORT": str(port),
             "RAY_ADDRESS": cluster_address(),
             ROOM_OF_RANKS: room,
-            AWAITS_NODES: "" if is_first else "1",
+            STARTED_AGAIN: "" if is_first else "1",
         }
         for rank in ranks:
             beside = [other for other in ranks if other.node == rank.node]
@@ -297,13 +302,15 @@ async def _follow_all(ranks: Sequence[_Rank]) -> None:
 
 async def _follow(rank: _Rank) -> None:
     """Print what the rank prints until it has ended, and keep its exit code."""
+    num_printed = 0
     while rank.code is None:
         try:
-            said, rank.code = await call_actor(rank.host, "output")
+            said, rank.code = await call_actor(rank.host, "output", num_printed, patience=_PATIENCE_SECONDS)
         except ActorLost as error:
             log.warning("%s is gone with its node or its actor: %s", rank.name, error)
             rank.code = _LOST
             return
+        num_printed += len(said)
         for number, line in said:
             stream = sys.stdout if number == 1 else sys.stderr
             with suppress(OSError):  # nobody reads it, or a disk is full: the ranks go on
@@ -319,6 +326,6 @@ async def _tell(ranks: Sequence[_Rank], number: int) -> None:
     async def tell(rank: _Rank) -> None:
         with suppress(ActorLost, TimeoutError):
             async with asyncio.timeout(_CALL_SECONDS):
-                await call_actor(rank.host, "tell", number)
+                await call_actor(rank.host, "tell", number, patience=_CALL_SECONDS)
 
     await asyncio.gather(*(tell(rank) for rank in ranks if rank.code is None))

@@ -36,6 +36,7 @@ from espalier.sampling.engine_pool import EnginePool, engine_name
 
 _END_SECONDS = 20.0
 _TAIL_SECONDS = 5.0
+_PATIENCE_SECONDS = 60.0  # with an actor that cannot be reached
 
 
 class RayEngine(EngineConnection):
@@ -117,7 +118,7 @@ class RayEngine(EngineConnection):
     async def _ended(self) -> str:
         """Wait for the end of its process, its actor or its node, and give it up."""
         try:
-            why = str(await call_actor(self.actor, "wait"))
+            why = str(await call_actor(self.actor, "wait", patience=_PATIENCE_SECONDS))
         except ActorLost as error:
             why = self._lost(error)
         self.give_up(why)

@@ -184,6 +184,42 @@ def test_other_ranks_of_a_machine_say_nothing(
     assert capsys.readouterr().err == ""
 
 
+UNREAD = """
+import os, sys
+from espalier.runtime.entrypoint import entrypoint
+from espalier.runtime.schemas import TrainConfig
+
+@entrypoint(TrainConfig, config_name="train", is_on_ranks=True)
+def main(config):
+    sys.stdin.readline()
+    for stream in (sys.stdout, sys.stderr):
+        print("a step", file=stream, flush=True)
+    open(os.path.join(config.output_dir, "saved"), "w").close()
+main()
+"""
+
+
+@pytest.mark.parametrize("launcher", ["ray", ""])
+def test_a_rank_saves_where_the_actor_that_reads_what_it_prints_is_gone(launcher: str, tmp_path: Path) -> None:
+    settings = [f"output_dir={tmp_path}", "model.path=m", "examples.path=e"]
+    process = subprocess.Popen(
+        [sys.executable, "-c", UNREAD, *settings],
+        env=os.environ | {"ESPALIER_LAUNCHER": launcher},
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin and process.stdout and process.stderr
+    process.stdout.close()
+    process.stderr.close()
+    process.stdin.write(b"go on\n")
+    process.stdin.close()
+    code = process.wait(60)
+    assert (code == 0) == (launcher == "ray"), "behind any other pipe a program ends with it"
+    assert (tmp_path / "saved").is_file() == (launcher == "ray")
+
+
 def test_argv_is_flags_then_overrides_without_local_rank() -> None:
     given = ["seed=1", "--local_rank=0", "-cn", "exp/dpo/x", "max_steps=2", "--local-rank", "3", "+new.key=1"]
     found = _normalise_argv(given, CONF)

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from espalier.runtime import process_lifetime
 from espalier.runtime.process_lifetime import Busy, exclusive, is_running
+from espalier.runtime.ranks import STARTED_AGAIN
 
 HOLD = "import sys, time, pathlib\nfrom espalier.runtime.process_lifetime import exclusive\n"
 HOLD += "with exclusive(pathlib.Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)\n"
@@ -30,6 +32,20 @@ def test_a_second_writer_waits_and_is_then_refused(tmp_path: Path) -> None:
     holder.wait()
     with exclusive(tmp_path / "x.jsonl", 5.0):
         pass
+
+
+def test_a_run_that_is_started_again_waits_longer_for_the_ranks_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank whose node is out of reach may still save."""
+    monkeypatch.setattr(process_lifetime, "_WAIT_SECONDS", 0.1)
+    monkeypatch.setenv(STARTED_AGAIN, "1")
+    command = [sys.executable, "-c", HOLD.replace("sleep(60)", "sleep(1)"), str(tmp_path / "x")]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    with exclusive(tmp_path / "x"):
+        assert holder.wait(20) == 0
 
 
 def test_a_program_stops_when_its_owner_is_killed() -> None:

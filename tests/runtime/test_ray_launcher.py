@@ -216,7 +216,7 @@ def test_a_rank_that_does_not_end_behind_another_one_is_ended(
     """The work is done where one of them says so: they come to their end together."""
     signals = []
 
-    async def call(host: str, name: str, *arguments: Any) -> Any:
+    async def call(host: str, name: str, *arguments: Any, patience: float = 0.0) -> Any:
         if name == "tell":
             signals.append((host, *arguments))
         elif host == "ends":
@@ -237,7 +237,7 @@ def test_a_rank_that_does_not_end_behind_another_one_is_ended(
 def test_ranks_go_on_where_nobody_reads_what_they_print(monkeypatch: pytest.MonkeyPatch) -> None:
     said = iter([([(1, b"one\n")], None), ([(1, b"two\n")], None), ([], 0)])
 
-    async def call(host: str, name: str, *arguments: Any) -> Any:
+    async def call(host: str, name: str, *arguments: Any, patience: float = 0.0) -> Any:
         return next(said)
 
     class Gone:
@@ -254,6 +254,20 @@ def test_ranks_go_on_where_nobody_reads_what_they_print(monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "stdout", Gone())
     ranks = [ray_launcher._Rank("h", "n", "a", [], 0)]
     assert asyncio.run(RayLauncher()._ended(ranks)) == 0
+
+
+def test_lines_whose_answer_was_lost_on_its_way_come_again(tmp_path: Path) -> None:
+    async def ask() -> list[Any]:
+        host = ray_launcher.RankHost()
+        await host.start([sys.executable, "-c", "print(1); print(2)"], str(tmp_path), {})
+        assert host._process is not None
+        host._process.wait(20)
+        for reader in host._readers:
+            reader.join(20)
+        return [await host.output(number) for number in (0, 0, 1, 2)]
+
+    one, two = (1, b"1\n"), (1, b"2\n")
+    assert asyncio.run(ask()) == [([one, two], None), ([one, two], None), ([two], None), ([], 0)]
 
 
 def test_a_run_that_is_started_again_wants_the_gpus_that_it_had(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from espalier.data.steps import TokenRow
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.trainer_from_config import engines_of
 from espalier.runtime import ray_cluster
+from espalier.runtime.ranks import STARTED_AGAIN
 from espalier.runtime.ray_cluster import (
     ActorLost,
     BadRoom,
@@ -191,6 +192,31 @@ def test_a_program_is_in_one_cluster(cluster: Any) -> None:
     assert join_cluster(cluster.address) is False
     with pytest.raises(NoCluster, match=r"is in the cluster at .* already, and cannot join 10\.0\.0\.1:6379 too"):
         join_cluster("10.0.0.1:6379")
+
+
+@pytest.mark.parametrize(("num_failures", "patience", "is_reached"), [(2, 10.0, True), (2, 0.0, False), (99, 0.3, False)])
+def test_an_actor_that_cannot_be_reached_for_a_while_is_asked_again(
+    num_failures: int, patience: float, is_reached: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray says so of a break in the network, and does not know whether the actor lives."""
+    monkeypatch.setattr(ray_cluster, "_AGAIN_SECONDS", 0.05)
+    asked = []
+
+    class Method:
+        async def remote(self) -> str:
+            asked.append(1)
+            if len(asked) <= num_failures:
+                raise ray.exceptions.ActorUnavailableError("no answer", b"0" * 16)
+            return "here"
+
+    class Handle:
+        wait = Method()
+
+    if is_reached:
+        assert asyncio.run(call_actor(Handle(), "wait", patience=patience)) == "here"
+    else:
+        with pytest.raises(ActorLost, match="no answer"):
+            asyncio.run(call_actor(Handle(), "wait", patience=patience))
 
 
 def test_what_went_wrong_in_an_actor_is_named(cluster: Any) -> None:
@@ -382,6 +408,6 @@ def test_engines_of_a_run_that_is_started_again_wait_for_a_node_that_is_away(
     room = Room("engines", 99, {"CPU": 1.0})
     with pytest.raises(BadRoom, match="99 engines"):
         asyncio.run(reserve(room, 0.2))
-    monkeypatch.setenv(ray_cluster.AWAITS_NODES, "1")
+    monkeypatch.setenv(STARTED_AGAIN, "1")
     with pytest.raises(NoCluster, match="99 engines"):
         asyncio.run(reserve(room, 0.2))
