@@ -212,3 +212,23 @@ def test_a_published_rl_recipe_loads_with_tiny_models(
     kinds = {"ppo": GAE, "vineppo": VinePPO}
     assert isinstance(trainer.estimator, kinds.get(name.split("_")[0], object))
     assert (len(trainer.update.learners) == 2) == (name.split("_")[0] == "ppo")
+
+
+@pytest.mark.parametrize("size", ["rho", "deepseek"])
+@pytest.mark.parametrize("task", ["math", "gsm8k"])
+@pytest.mark.parametrize("advantage", ["grpo", "rloo"])
+def test_a_group_baseline_differs_from_the_published_vineppo_run_in_its_estimator_alone(
+    size: str, task: str, advantage: str
+) -> None:
+    given = ["model.path=M", "output_dir=D"]
+    published = OmegaConf.to_container(composed(f"exp/ppo/vineppo_{size}_{task}", *given), resolve=True)
+    baseline = OmegaConf.to_container(
+        composed(f"exp/ppo/grpo_{size}_{task}", *given, f"advantage={advantage}"), resolve=True
+    )
+    assert isinstance(published, dict)
+    assert isinstance(baseline, dict)
+    estimator = {"grpo": "espalier.rl.advantages.grpo.GRPO", "rloo": "espalier.rl.advantages.rloo.RLOO"}
+    assert baseline.pop("advantage")["_target_"] == estimator[advantage]
+    assert published.pop("advantage")["_target_"].endswith("VinePPO")
+    published["checkpoints"] |= {"save_every": {"rho": 40, "deepseek": 30}[size]}  # a cheaper iteration, saved less often
+    assert baseline == published
