@@ -15,8 +15,9 @@ from espalier.data.records import Completion, Problem, State, Trajectory
 from espalier.data.steps import Decode
 from espalier.rewards.score import Reward, Score, scores_of
 from espalier.rl.experience import RowScorer
+from espalier.rl.group_scores import score
 from espalier.rl.iteration_metrics import Clock
-from espalier.rl.rollout import Sampler, named_by, score
+from espalier.rl.rollout import Sampler, named_by
 from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import from_main_rank, is_main_rank, world_size

@@ -6,7 +6,6 @@ nothing came for `stall_seconds`, ends the run.
 
 import asyncio
 import logging
-import math
 import random
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
@@ -17,9 +16,8 @@ from typing import Any, TypeVar
 from espalier.data.prompts import encode_prompt
 from espalier.data.records import BadInput, Completion, Problem, State
 from espalier.data.tasks.task import Task
-from espalier.rewards.score import Reward, scores_of
 from espalier.rl.epochs import epoch_batch
-from espalier.rl.probes.checks import REWARD, Fault, ProbeFailed, crashed
+from espalier.rl.probes.checks import crashed
 from espalier.rl.types import Branch, Rollout, RolloutGroup
 from espalier.sampling.client import (
     Client,
@@ -115,18 +113,6 @@ def check_refused(refused: Sequence[Refusal], num_asked: int, max_share: float) 
     log.warning("%s; they are left out", message)
 
 
-def score(groups: Sequence[RolloutGroup], reward: Reward) -> list[RolloutGroup]:
-    """Return the groups with their scores. Raises ProbeFailed where a reward is no number."""
-    trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
-    scores = scores_of(trajectories, reward)
-    for trajectory, found in zip(trajectories, scores, strict=True):
-        if not all(math.isfinite(value) for value in (found.total, found.outcome, *found.steps)):
-            parts = "".join(f", {name} {value:g}" for name, value in found.parts.items())
-            raise ProbeFailed(Fault(REWARD, f"the reward of trajectory {trajectory.id} is {found.total}{parts}"))
-    rest = iter(scores)
-    return [replace(group, scores=[next(rest) for _ in group.rollouts]) for group in groups]
-
-
 @dataclass(frozen=True)
 class Cut:
     """A state on a rollout of `problem` from which others are sampled; `parent`: the rollout's index in its group."""
@@ -190,11 +176,12 @@ class Sampler:
         policy_version: int | Callable[[], int],
         gate: asyncio.Semaphore | None = None,
         is_cost: bool = True,
+        on_group: Callable[[RolloutGroup], None] = lambda group: None,
     ) -> tuple[list[RolloutGroup], list[Refusal]]:
         """Return `rollout`, of the problems that the server does not refuse; and the others. `policy_version` is a
         function where it may change before all are asked; `gate` is shared with others that are drawn meanwhile;
-        `is_cost`: whether the tokens count as generated for training."""
-        calls = [partial(self._group, problem, params, name, policy_version, is_cost) for problem in problems]
+        `is_cost`: whether the tokens count as generated for training; `on_group` gets every group as it is drawn."""
+        calls = [partial(self._group, problem, params, name, policy_version, is_cost, on_group) for problem in problems]
         found = await self._all(calls, gate)
         refused = [one for one in found if isinstance(one, Refusal)]
         return [one for one in found if isinstance(one, RolloutGroup)], refused
@@ -262,6 +249,7 @@ class Sampler:
         name: str,
         policy_version: int | Callable[[], int],
         is_cost: bool,
+        on_group: Callable[[RolloutGroup], None],
     ) -> RolloutGroup | Refusal:
         prompt = encode_prompt(self.task, self.tokenizer, problem)
         request = SampleRequest(f"{name}/{problem.id}", prompt.text, prompt.ids, problem_id=problem.id)
@@ -278,7 +266,9 @@ class Sampler:
         # grading can take a second where an answer needs symbolic work: not in the event loop
         make = partial(self._make_rollout, problem, request, asked_of)
         rollouts = await asyncio.to_thread(lambda: [make(k, sample) for k, sample in enumerate(samples)])
-        return RolloutGroup(problem, rollouts, scores=[])
+        group = RolloutGroup(problem, rollouts, scores=[])
+        on_group(group)
+        return group
 
     def _make_rollout(
         self,

@@ -14,10 +14,11 @@ from espalier.data.tasks.task import Task
 from espalier.data.timeline import DRAWING
 from espalier.rewards.score import Reward
 from espalier.rl.delivery.delivery import Delivery
+from espalier.rl.group_scores import GroupScores, computes_here
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.ledger import Ledger, tokens_of
 from espalier.rl.metrics import agrees, describe_rewards
-from espalier.rl.rollout import Refusal, Sampler, check_refused, draw_problems, score
+from espalier.rl.rollout import Refusal, Sampler, check_refused, draw_problems
 from espalier.rl.rollout_filters import RolloutFilter
 from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.types import RolloutGroup
@@ -77,8 +78,8 @@ def choose_problems(task: Task, tokenizer: Any, window: int | None, max_tokens: 
 
 @dataclass
 class DrawnBatch:
-    """What was drawn for one iteration: all scored groups in the order of drawing, refusals, seconds in all and of
-    scoring."""
+    """What was drawn for one iteration: all scored groups in the order of drawing, refusals, seconds in all and those
+    that scores were waited for once all was drawn."""
 
     groups: list[RolloutGroup] = field(default_factory=list)
     refused: list[Refusal] = field(default_factory=list)
@@ -211,13 +212,16 @@ class SampledGroups:
     async def _draw(self, iteration: int) -> DrawnBatch:
         """Return the batch of this iteration."""
         config, batch, begun = self.config, DrawnBatch(), time.monotonic()
+        scores = GroupScores(self.reward, waits=self.tree is not None or computes_here(self.reward))
         self._begins(iteration)
         try:
             for round_number in range(config.rollout.dynamic_sampling_rounds + 1):
                 count, order = config.rollout.num_problems, config.rollout.order
                 chosen = draw_problems(self.problems, count, config.seed, iteration, round_number, order)
                 name = f"rl-{iteration}" if round_number == 0 else f"rl-{iteration}-{round_number}"
-                drawn, more = await self.sampler.draw(chosen, self.params, name, lambda: self._version, self._gate)
+                drawn, more = await self.sampler.draw(
+                    chosen, self.params, name, lambda: self._version, self._gate, on_group=scores.add
+                )
                 if self.tree is not None:
                     drawn = await self.tree.grow(drawn, self.sampler, self.params)
                 self.ledger.generated += tokens_of(drawn)
@@ -225,12 +229,13 @@ class SampledGroups:
                 batch.refused += more
                 num_asked = len(batch.groups) + len(drawn) + len(batch.refused)
                 check_refused(batch.refused, num_asked, config.rollout.max_refused_share)
-                started = time.monotonic()
-                batch.groups += await asyncio.to_thread(score, drawn, self.reward)
-                batch.reward_seconds += time.monotonic() - started
+                scored, seconds = await scores.finish(drawn)
+                batch.groups += scored
+                batch.reward_seconds += seconds
                 if sum(not agrees(group) for group in batch.groups) >= config.rollout.num_problems or not chosen:
                     break
         finally:
+            await scores.give_up()
             self._ends(iteration)
         ended = time.monotonic()
         batch.seconds = ended - begun

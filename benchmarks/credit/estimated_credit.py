@@ -28,8 +28,9 @@ from espalier.rl.credit.step_credit import step_advantages
 from espalier.rl.credit.token_maps import spread_steps
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.experience import RowScorer, make_experience, token_rewards
+from espalier.rl.group_scores import score
 from espalier.rl.iteration_metrics import Clock
-from espalier.rl.rollout import Sampler, score
+from espalier.rl.rollout import Sampler
 from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.types import Experience, RolloutGroup
 from espalier.runtime.background_loop import BackgroundLoop

@@ -18,6 +18,7 @@ from espalier.rl.combinations import check_clusters, check_correction
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import StaleWeights, check_receipt
 from espalier.rl.experience import make_experience
+from espalier.rl.group_scores import score
 from espalier.rl.losses import clipped_surrogate, importance_weights
 from espalier.rl.probes.canary import Canary, Unproven, serves_old, step_kl
 from espalier.rl.probes.checks import (
@@ -45,7 +46,7 @@ from espalier.rl.probes.checks import (
 )
 from espalier.rl.probes.diagnosis import AskEngine, truncated_logprobs
 from espalier.rl.probes.watch import Watch
-from espalier.rl.rollout import Sampler, score
+from espalier.rl.rollout import Sampler
 from espalier.rl.types import Experience, Rollout, RolloutGroup
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import ProbesConfig, RLConfig

@@ -27,13 +27,14 @@ from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import StaleWeights
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.experience import RowScorer, logprob_gap, make_experience
+from espalier.rl.group_scores import score
 from espalier.rl.kl import divergence
 from espalier.rl.losses import clipped_surrogate, clipped_tokens
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.probes.canary import Canary, canary_scores, representatives
 from espalier.rl.probes.checks import ProbeFailed
 from espalier.rl.probes.watch import Watch
-from espalier.rl.rollout import BadSampling, Sampler, check_params, draw_problems, score
+from espalier.rl.rollout import BadSampling, Sampler, check_params, draw_problems
 from espalier.rl.types import Experience, Rollout, RolloutGroup
 from espalier.rl.update import Update
 from espalier.runtime.schemas import KLConfig, RLConfig

@@ -230,5 +230,5 @@ def test_a_group_baseline_differs_from_the_published_vineppo_run_in_its_estimato
     estimator = {"grpo": "espalier.rl.advantages.grpo.GRPO", "rloo": "espalier.rl.advantages.rloo.RLOO"}
     assert baseline.pop("advantage")["_target_"] == estimator[advantage]
     assert published.pop("advantage")["_target_"].endswith("VinePPO")
-    published["checkpoints"] |= {"save_every": {"rho": 40, "deepseek": 30}[size]}  # a cheaper iteration, saved less often
+    published["checkpoints"] |= {"save_every": {"rho": 40, "deepseek": 30}[size]}  # iterations are cheaper
     assert baseline == published

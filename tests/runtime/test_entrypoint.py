@@ -210,9 +210,10 @@ def test_a_rank_saves_where_the_actor_that_reads_what_it_prints_is_gone(launcher
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    assert process.stdin and process.stdout and process.stderr
-    process.stdout.close()
-    process.stderr.close()
+    for stream in (process.stdout, process.stderr):
+        assert stream
+        stream.close()
+    assert process.stdin
     process.stdin.write(b"go on\n")
     process.stdin.close()
     code = process.wait(60)

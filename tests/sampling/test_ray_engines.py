@@ -194,7 +194,9 @@ def test_a_program_is_in_one_cluster(cluster: Any) -> None:
         join_cluster("10.0.0.1:6379")
 
 
-@pytest.mark.parametrize(("num_failures", "patience", "is_reached"), [(2, 10.0, True), (2, 0.0, False), (99, 0.3, False)])
+@pytest.mark.parametrize(
+    ("num_failures", "patience", "is_reached"), [(2, 10.0, True), (2, 0.0, False), (99, 0.3, False)]
+)
 def test_an_actor_that_cannot_be_reached_for_a_while_is_asked_again(
     num_failures: int, patience: float, is_reached: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,0 +1,78 @@
+"""Groups of a batch scored as they finish, while the others are still drawn."""
+
+import asyncio
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from espalier.rewards.score import HoldsModels, Reward, scores_of
+from espalier.rl.probes.checks import REWARD, Fault, ProbeFailed
+from espalier.rl.types import RolloutGroup
+
+
+def score(groups: Sequence[RolloutGroup], reward: Reward) -> list[RolloutGroup]:
+    """Return the groups with their scores. Raises ProbeFailed where a reward is no number."""
+    trajectories = [rollout.trajectory for group in groups for rollout in group.rollouts]
+    scores = scores_of(trajectories, reward)
+    for trajectory, found in zip(trajectories, scores, strict=True):
+        if not all(math.isfinite(value) for value in (found.total, found.outcome, *found.steps)):
+            parts = "".join(f", {name} {value:g}" for name, value in found.parts.items())
+            raise ProbeFailed(Fault(REWARD, f"the reward of trajectory {trajectory.id} is {found.total}{parts}"))
+    rest = iter(scores)
+    return [replace(group, scores=[next(rest) for _ in group.rollouts]) for group in groups]
+
+
+def computes_here(reward: Reward) -> bool:
+    """Say whether the reward holds networks of this process. They compute whole batches: on the learner's device, and
+    with numbers that depend on which rows stand beside one another, so not on what happens to finish first."""
+    networks = reward.networks() if isinstance(reward, HoldsModels) else {}
+    return any(isinstance(network, torch.nn.Module) for network in networks.values())
+
+
+@dataclass
+class GroupScores:
+    """Of one batch. Args: `reward`; whether it `waits` until the batch is whole (`computes_here`, or groups that grow
+    once all are drawn). All but the reward runs in one event loop."""
+
+    reward: Reward
+    waits: bool
+    _new: list[RolloutGroup] = field(default_factory=list, init=False)
+    _scored: dict[str, RolloutGroup] = field(default_factory=dict, init=False)
+    _work: asyncio.Task[None] | None = field(default=None, init=False)
+
+    def add(self, group: RolloutGroup) -> None:
+        """Score a group that has just been drawn, together with those that finish meanwhile. Raises what the reward
+        raised for an earlier one."""
+        if self.waits:
+            return
+        self._new.append(group)
+        if self._work is None or self._work.done():
+            if self._work is not None:
+                self._work.result()
+            self._work = asyncio.create_task(self._score_new())
+
+    async def _score_new(self) -> None:
+        while self._new:
+            groups, self._new = self._new, []
+            for group in await asyncio.to_thread(score, groups, self.reward):
+                self._scored[group.problem.id] = group
+
+    async def finish(self, groups: Sequence[RolloutGroup]) -> tuple[list[RolloutGroup], float]:
+        """Return (`groups` with their scores, in order; the seconds that this was waited for)."""
+        started = time.monotonic()
+        if self.waits:
+            found = await asyncio.to_thread(score, groups, self.reward)
+        else:
+            if self._work is not None:
+                await self._work
+            found = [self._scored.pop(group.problem.id) for group in groups]
+        return found, time.monotonic() - started
+
+    async def give_up(self) -> None:
+        """Return once nothing is scored any more; what is not begun stays undone."""
+        self._new.clear()
+        if self._work is not None:
+            await asyncio.gather(self._work, return_exceptions=True)
