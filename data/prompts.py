@@ -243,8 +243,9 @@ def encode_prompt(task: Any, tokenizer: Any, problem: Problem) -> EncodedPrompt:
     return EncodedPrompt(text, encode_text(tokenizer, text, f"problem '{problem.id}'"))
 
 
-def write_chat(tokenizer: Any, messages: list[dict[str, str]]) -> str:
-    """Return the turns in the tokenizer's chat template, up to where the model's answer begins, as text.
+def write_chat(tokenizer: Any, messages: list[dict[str, str]], asks: bool = True) -> str:
+    """Return the turns in the tokenizer's chat template as text, up to where the model's answer begins where it `asks`
+    for one.
 
     Raises BadInput where there is no chat template, or where it refuses the turns.
     """
@@ -254,7 +255,7 @@ def write_chat(tokenizer: Any, messages: list[dict[str, str]]) -> str:
     from jinja2.exceptions import TemplateError
 
     try:
-        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        text: str = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks)
     except (TemplateError, ValueError) as error:
         roles = ", ".join(message["role"] for message in messages)
         reason = " ".join(str(error).split())[:200]

@@ -1,0 +1,211 @@
+"""A problem and the steps of a solution → the token ids that a published model reads, and the place of every step.
+
+A layout is called with (tokenizer, question, steps); white space around a step is not part of it. Every layout refuses
+what it cannot read one place per step of: a tag that the text holds already, a token that the tokenizer does not have.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from espalier.data.prompts import write_chat
+from espalier.data.records import BadInput
+
+
+@dataclass(frozen=True)
+class Reading:
+    """`ids` of the whole row; `places`: for each step the place in it (from 0) whose output is the step's. `start`: the
+    first token of the solution, where a layout has one (what a log-ratio of two policies begins with)."""
+
+    ids: list[int]
+    places: list[int]
+    start: int = 0
+
+
+class Layout(Protocol):
+    """Rows of one kind of model."""
+
+    def __call__(self, tokenizer: Any, question: str, steps: Sequence[str]) -> Reading:
+        """Return one row. Raises BadInput."""
+
+
+def last_id(tokenizer: Any, text: str) -> int:
+    """Return the id of a text's last token. Raises BadInput where the tokenizer has none for it."""
+    ids = tokenizer(text, add_special_tokens=False).input_ids
+    if not ids or ids[-1] == tokenizer.unk_token_id:
+        raise BadInput(f"the tokenizer has no token for {text!r}: this is another model than the layout's")
+    return int(ids[-1])
+
+
+def places_of(ids: Sequence[int], token: int, steps: Sequence[str], what: str) -> list[int]:
+    """Return where `token` stands, which must be once for each step."""
+    places = [place for place, one in enumerate(ids) if one == token]
+    if len(places) != len(steps):
+        raise BadInput(f"{len(places)} tokens {what} mark {len(steps)} steps: the text holds the mark itself, or the "
+                       "tokenizer joins it with its neighbours")  # fmt: skip
+    return places
+
+
+@dataclass(frozen=True)
+class Tagged:
+    """Plain text with a tag behind every step. `before` is written with the question, the tag `after` each step; its
+    last token is read. Steps that do not say their number get "Step i: " where it `numbers` them."""
+
+    before: str
+    after: str
+    between: str = ""
+    numbers: bool = False
+
+    def __call__(self, tokenizer: Any, question: str, steps: Sequence[str]) -> Reading:
+        """See `Layout`."""
+        written = [step.strip() for step in steps]
+        if self.numbers:
+            written = numbered(written)
+        text = self.before.format(question=question) + self.between.join(step + self.after for step in written)
+        ids = list(tokenizer(text).input_ids)
+        return Reading(ids, places_of(ids, last_id(tokenizer, "." + self.after), steps, repr(self.after)))
+
+
+def numbered(steps: Sequence[str]) -> list[str]:
+    """Write "Step i: " before every step that does not begin with it."""
+    return [
+        step if step.startswith(f"Step {number}") else f"Step {number}: {step}" for number, step in enumerate(steps, 1)
+    ]
+
+
+@dataclass(frozen=True)
+class ChatTagged:
+    """One chat turn of the solution, a special token behind every step. `system`: the first turn, "" for none."""
+
+    tag: str
+    system: str = ""
+
+    def __call__(self, tokenizer: Any, question: str, steps: Sequence[str]) -> Reading:
+        """See `Layout`."""
+        turns = [{"role": "system", "content": self.system}] if self.system else []
+        turns.append({"role": "user", "content": question})
+        turns.append({"role": "assistant", "content": "".join(step.strip() + self.tag for step in steps)})
+        ids = list(tokenizer(write_chat(tokenizer, turns, asks=False), add_special_tokens=False).input_ids)
+        return Reading(ids, places_of(ids, last_id(tokenizer, self.tag), steps, repr(self.tag)))
+
+
+@dataclass(frozen=True)
+class ChatTurns:
+    """A turn of the user for every step (the first behind the question), answered by `answer`; the token before each
+    answer is read. All turns in one row: every part of the talk must be written as the beginning of the whole."""
+
+    answer: str = "+"
+
+    def __call__(self, tokenizer: Any, question: str, steps: Sequence[str]) -> Reading:
+        """See `Layout`."""
+        turns: list[dict[str, str]] = []
+        written, places = [], []
+        for number, step in enumerate(steps):
+            said = step.strip() if number else f"{question} {step.strip()}"
+            turns += [{"role": "user", "content": said}, {"role": "assistant", "content": self.answer}]
+            written.append(write_chat(tokenizer, turns, asks=False))
+        ids = list(tokenizer(written[-1], add_special_tokens=False).input_ids) if written else []
+        answer = last_id(tokenizer, self.answer)
+        for text in written:
+            part = list(tokenizer(text, add_special_tokens=False).input_ids)
+            last = max((place for place, one in enumerate(part) if one == answer), default=0)
+            if part[: last + 1] != ids[: last + 1] or not last:
+                raise BadInput("the chat template writes a talk otherwise once it goes on: this is another model than "
+                               "the layout's")  # fmt: skip
+            places.append(last - 1)
+        return Reading(ids, places)
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """Question and steps tokenised each on its own, a separator behind every step, whose last token is read. `begins`:
+    whether the row begins with the tokenizer's first token, where it has one; `by_lines`: whether the lines of a step
+    are pieces of their own, of which the last one is read."""
+
+    separator: str
+    after_question: str = ""
+    begins: bool = False
+    by_lines: bool = False
+
+    def __call__(self, tokenizer: Any, question: str, steps: Sequence[str]) -> Reading:
+        """See `Layout`."""
+
+        def encode(text: str) -> list[int]:
+            return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+        separator, places = encode(self.separator), []
+        first = [tokenizer.bos_token_id] if self.begins and tokenizer.bos_token_id is not None else []
+        ids = first + encode(question + self.after_question)
+        for step in steps:
+            for piece in step.strip().split("\n") if self.by_lines else [step.strip()]:
+                ids += (encode(piece) if piece else []) + (separator[-1:] if self.by_lines else separator)
+            places.append(len(ids) - 1)
+        return Reading(ids, places)
+
+
+@dataclass(frozen=True)
+class Separated:
+    """Text tokenised with a special token between steps, which is then taken out; the last token of a step is read."""
+
+    before: str
+
+    def __call__(self, tokenizer: Any, question: str, steps: Sequence[str]) -> Reading:
+        """See `Layout`."""
+        border = tokenizer.pad_token
+        if border is None or border == tokenizer.eos_token:
+            border = tokenizer.unk_token or tokenizer.eos_token
+        mark = tokenizer.convert_tokens_to_ids(border)
+        text = self.before.format(question=question) + "".join(step.strip() + border for step in steps)
+        ids: list[int] = []
+        places: list[int] = []
+        for token in tokenizer(text).input_ids:
+            if token == mark:
+                places.append(len(ids) - 1)
+            else:
+                ids.append(token)
+        if len(places) != len(steps):
+            raise BadInput(f"{len(places)} marks {border!r} for {len(steps)} steps: the text holds the mark itself")
+        return Reading(ids, places)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document with a heading for the question and one for the solution, whose steps an empty line parts. Read at the
+    last token of the empty line behind each step, and at the end token behind the last one."""
+
+    before: str
+    between: str = "\n\n"
+
+    def __call__(self, tokenizer: Any, question: str, steps: Sequence[str]) -> Reading:
+        """See `Layout`."""
+        text, ends = self.before.format(question=question), []
+        for number, step in enumerate(steps):
+            text += step.strip() + (self.between if number + 1 < len(steps) else "")
+            ends.append(len(text))
+        found = tokenizer(text, return_offsets_mapping=True)
+        ids, places = list(found.input_ids), []
+        if ids[-1:] == [tokenizer.eos_token_id]:
+            ids.pop()
+        for end in ends[:-1]:
+            places.append(next(k for k, (_, after) in enumerate(found.offset_mapping) if after >= end))
+        return Reading([*ids, tokenizer.eos_token_id], [*places, len(ids)] if ends else [])
+
+
+@dataclass(frozen=True)
+class ChatSteps:
+    """One chat turn of numbered steps, an empty line between them; a step ends with its last token, the last one with
+    the row. For models that score by what all tokens of a step say."""
+
+    after: str = "\n\n"
+
+    def __call__(self, tokenizer: Any, question: str, steps: Sequence[str]) -> Reading:
+        """See `Layout`."""
+        asked = write_chat(tokenizer, [{"role": "user", "content": question}])
+        start = len(tokenizer(asked, add_special_tokens=False).input_ids)
+        text, ends = asked, []
+        for number, step in enumerate(numbered([step.strip() for step in steps])):
+            text += step + (self.after if number + 1 < len(steps) else "")
+            ends.append(len(text))
+        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        places = [next(k for k, (_, after) in enumerate(found.offset_mapping) if after >= end) for end in ends]
+        return Reading(list(found.input_ids), places, start)

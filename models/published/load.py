@@ -1,0 +1,100 @@
+"""A published model's network, built natively: no code of a model's repository is run."""
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForTokenClassification, PreTrainedModel
+
+from espalier.models.load import BadModel, from_pretrained, load_config, load_policy
+from espalier.models.published.table import CAUSAL, POLICIES, PUBLISHED, PublishedPRM
+
+
+def published_name(path: str) -> str:
+    """Return the row of the table that a folder or a hub name is of. Raises BadModel where nothing says so."""
+    for name, row in PUBLISHED.items():
+        if any(part.lower() in path.lower() for part in row.names):
+            return name
+    config = load_config(path)
+    architectures = " ".join(config.architectures or [])
+    if "ForProcessRewardModel" in architectures:
+        return "qwen"
+    if "ReasonEval" in architectures:
+        return "reasoneval"
+    if "ForTokenClassification" in architectures and config.num_labels == 2:
+        return "trl"
+    raise BadModel(f"{path}: nothing says which published model this is ({architectures or 'no architectures'}): set "
+                   f"stage.layout to one of {', '.join(PUBLISHED)}")  # fmt: skip
+
+
+def load_published(path: str, row: PublishedPRM, attention: str = "sdpa") -> Any:
+    """Return the network of a folder or a hub name, frozen. Raises BadModel where it is not what the row says."""
+    if row.network == POLICIES:
+        from espalier.models.log_ratio_reward import load_log_ratio_reward
+
+        return load_log_ratio_reward(path, attention)
+    model = load_policy(path, attention) if row.network == CAUSAL else _load_classes(path, row.head, attention)
+    model.requires_grad_(False)
+    model.train(False)
+    return model
+
+
+def _load_classes(path: str, prefix: str, attention: str) -> PreTrainedModel:
+    config = load_config(path)
+    config.classifier_dropout = 0.0
+    if not prefix:
+        return from_pretrained(
+            AutoModelForTokenClassification, path, may_add=["lm_head."], config=config, attention=attention
+        )
+    head = make_head(read_tensors(path, prefix), f"{path}: its head {prefix}*")
+    config.num_labels = [part for part in head if isinstance(part, torch.nn.Linear)][-1].out_features
+    model = from_pretrained(
+        AutoModelForTokenClassification,
+        path,
+        may_lack=["score."],
+        may_add=[prefix, "lm_head."],
+        config=config,
+        attention=attention,
+    )
+    model.score = head
+    model.config.use_cache = False
+    return model
+
+
+def make_head(tensors: dict[str, torch.Tensor], place: str) -> torch.nn.Sequential:
+    """Return the linear layers that weights `weight`, `bias` or `0.weight`, `2.weight` are of, with a ReLU between
+    them. Raises BadModel where there is none."""
+    numbers = sorted(
+        {name.rpartition(".")[0] for name in tensors if name.endswith("weight")}, key=lambda n: int(n or 0)
+    )
+    layers: list[torch.nn.Module] = []
+    for number in numbers:
+        prefix = f"{number}." if number else ""
+        weight, bias = tensors[f"{prefix}weight"], tensors.get(f"{prefix}bias")
+        layer = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
+        layer.load_state_dict({"weight": weight.float()} | ({} if bias is None else {"bias": bias.float()}))
+        layers += ([torch.nn.ReLU()] if layers else []) + [layer]
+    if not layers:
+        raise BadModel(f"{place} is not there: this is another model than the layout's")
+    return torch.nn.Sequential(OrderedDict((str(number), layer) for number, layer in enumerate(layers)))
+
+
+def read_tensors(path: str, prefix: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of a model's files whose names begin so, by the rest of their names."""
+    from safetensors import safe_open
+
+    folder = Path(path)
+    if not folder.is_dir():
+        from huggingface_hub import snapshot_download
+
+        folder = Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.bin", "*.json"]))
+    found: dict[str, torch.Tensor] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, "pt") as tensors:
+            names = [name for name in tensors.keys() if name.startswith(prefix)]  # noqa: SIM118
+            found |= {name.removeprefix(prefix): tensors.get_tensor(name) for name in names}
+    for file in sorted(folder.glob("pytorch_model*.bin")) if not found else ():
+        weights = torch.load(file, map_location="cpu", weights_only=True)
+        found |= {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
+    return found

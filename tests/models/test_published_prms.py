@@ -1,0 +1,339 @@
+"""Published process reward models against a computation by hand, as their authors describe it: a network of the same
+classes with random weights, saved under the published names of weights, and published tokenizers."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+)
+
+from benchmarks.silence.real_tokenizers import build
+from espalier.data.records import BadInput
+from espalier.models.load import BadModel, load_tokenizer
+from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
+from espalier.models.published.layouts import last_id
+from espalier.models.published.load import load_published, published_name
+from espalier.models.published.scoring import PublishedScorer, Solution
+from espalier.models.published.table import PUBLISHED
+
+QUESTION = "Mia has 3 apples and buys 4 more. How many now?"
+STEPS = ["Step 1: She begins with 3 apples.", "Step 2: 3 + 4 = 7, so she has 7.", "Step 3: The answer is \\boxed{7}."]
+SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "num_key_value_heads": 2, "max_position_embeddings": 512}  # fmt: skip
+LLAMA_CHAT = (
+    "{{ bos_token }}{% for m in messages %}<|head|>{{ m['role'] }}<|/head|>\n\n{{ m['content'] }}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|head|>assistant<|/head|>\n\n{% endif %}"
+)
+QWEN_CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
+
+Logits = Callable[[list[int]], torch.Tensor]  # ids → logits [T, L] of a plain forward pass in float32
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    pytest.importorskip("mistral_common", reason="the published tokenizers lie in the package mistral_common")
+    pytest.importorskip("sentencepiece", reason="one of them is read with the package sentencepiece")
+    folder: Path = tmp_path_factory.mktemp("tokenizers")
+    pieces = build("sentencepiece", folder / "pieces").tokenizer
+    found = {"pieces": pieces}
+    for name, template in (("llama", LLAMA_CHAT), ("qwen", QWEN_CHAT)):
+        made = build("tekken", folder / name, 16000).tokenizer
+        special = ["<extra_0>", "[PRM]", "<|head|>", "<|/head|>", "<|eot|>", "<|im_start|>", "<|im_end|>"]
+        made.add_special_tokens({"additional_special_tokens": special})
+        made.add_tokens([" \n\n\n\n", " \n\n\n\n\n"])  # one token each in the vocabularies of Llama 3 and Qwen
+        made.chat_template = template
+        found[name] = made
+    return found
+
+
+def save(folder: Path, tokenizer: Any, kind: str, labels: int = 0, head: dict[str, torch.Tensor] | None = None) -> None:
+    """Write a random network as it is published: a causal LM, transformers' classifier of tokens, or a body with a head
+    of other names."""
+    torch.manual_seed(len(str(folder)) % 7)
+    made = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config}[kind]
+    config = made(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, tie_word_embeddings=False, **SIZES)
+    if labels and head is None:
+        config.num_labels = labels
+        model = AutoModelForTokenClassification.from_config(config)
+    else:
+        model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(3.0)  # scores that are not all alike
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if head is not None:
+        weights = load_file(folder / "model.safetensors")
+        save_file(weights | head, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def body_of(folder: Path) -> Callable[[list[int]], torch.Tensor]:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    return lambda ids: model.base_model(torch.tensor([ids])).last_hidden_state[0]
+
+
+def logits_of(folder: Path, auto: Any = AutoModelForCausalLM) -> Logits:
+    model = auto.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def logits(ids: list[int]) -> torch.Tensor:
+        with torch.inference_mode():
+            found: torch.Tensor = model(torch.tensor([ids])).logits[0]
+        return found
+
+    return logits
+
+
+def score(folder: Path, name: str, solutions: Sequence[Solution]) -> list[list[float]]:
+    row = PUBLISHED[name]
+    scorer = PublishedScorer(load_published(str(folder), row), load_tokenizer(str(folder)), row, torch.float32)
+    return scorer.scores(solutions)
+
+
+def assert_exact(folder: Path, name: str, expected: Sequence[float], steps: Sequence[str] = STEPS) -> None:
+    """The row's scores are those by hand, alone and beside another solution; and not one number for all steps."""
+    other = Solution("other", "How many are 2 and 2?", [*steps[:2], "Step 3: It is 4.", "Step 4: So \\boxed{4}."])
+    alone, beside = (
+        score(folder, name, [Solution("mia", QUESTION, steps)])[0],
+        score(folder, name, [other, Solution("mia", QUESTION, steps)])[1],
+    )
+    assert alone == pytest.approx([float(value) for value in expected], abs=2e-5)
+    assert beside == pytest.approx(alone, abs=2e-5)
+    assert len({round(value, 4) for value in alone}) == len(steps)
+
+
+def share(logits: torch.Tensor, good: int, bad: int) -> float:
+    return float(torch.softmax(logits[[good, bad]], dim=0)[0])
+
+
+def test_tokens_of_math_shepherd_are_those_of_its_card(tokenizers: dict[str, Any]) -> None:
+    """Mistral's vocabulary is Math-Shepherd's: `+` 648, `-` 387, `ки` 12902."""
+    pieces = tokenizers["pieces"]
+    assert [last_id(pieces, text) for text in ("+", "-", "ки")] == [648, 387, 12902]
+
+
+def test_math_shepherd(tokenizers: dict[str, Any], tmp_path: Path) -> None:
+    save(tmp_path, tokenizers["pieces"], "mistral")
+    text = f"{QUESTION} " + "\n".join(f"{step} ки" for step in STEPS)
+    ids = tokenizers["pieces"](text).input_ids
+    logits = logits_of(tmp_path)(ids)
+    assert_exact(tmp_path, "math_shepherd", [share(logits[k], 648, 387) for k, one in enumerate(ids) if one == 12902])
+
+
+def test_math_shepherds_steps_get_the_numbers_that_they_lack(tokenizers: dict[str, Any], tmp_path: Path) -> None:
+    save(tmp_path, tokenizers["pieces"], "mistral")
+    bare = [step.partition(": ")[2] for step in STEPS]
+    given, written = (score(tmp_path, "math_shepherd", [Solution("s", QUESTION, steps)]) for steps in (bare, STEPS))
+    assert given == written
+
+
+def test_rlhflow_in_one_pass_is_a_pass_for_every_turn(tokenizers: dict[str, Any], tmp_path: Path) -> None:
+    """The published loop reads the third token from the end of the talk so far."""
+    llama = tokenizers["llama"]
+    save(tmp_path, llama, "llama")
+    logits, talk, expected = logits_of(tmp_path), list[dict[str, str]](), []
+    plus, minus = (llama(text, add_special_tokens=False).input_ids[-1] for text in "+-")
+    for number, step in enumerate(STEPS):
+        content = f"{QUESTION} {step}" if number == 0 else step
+        talk += [{"role": "user", "content": content}, {"role": "assistant", "content": "+"}]
+        ids = llama.apply_chat_template(talk, tokenize=True, return_dict=True)["input_ids"]
+        assert ids[-2] == plus
+        expected.append(share(logits(ids)[-3], plus, minus))
+    assert_exact(tmp_path, "rlhflow", expected)
+
+
+@pytest.mark.parametrize(("name", "system"), [("qwen", SYSTEM), ("reasonflux", "")])
+def test_qwens_head_of_two_layers(name: str, system: str, tokenizers: dict[str, Any], tmp_path: Path) -> None:
+    qwen, size = tokenizers["qwen"], SIZES["hidden_size"]
+    weights = [torch.randn(shape) / 8 for shape in ((size, size), (size,), (2, size), (2,))]
+    names = ("score.0.weight", "score.0.bias", "score.2.weight", "score.2.bias")
+    save(tmp_path, qwen, "qwen2", 2, dict(zip(names, weights, strict=True)))
+    talk = [{"role": "system", "content": system}] if system else []
+    answer = "<extra_0>".join(STEPS) + "<extra_0>"
+    talk += [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": answer}]
+    ids = qwen(qwen.apply_chat_template(talk, tokenize=False), add_special_tokens=False).input_ids
+    tag = qwen.convert_tokens_to_ids("<extra_0>")
+    hidden = body_of(tmp_path)(ids)[[k for k, one in enumerate(ids) if one == tag]]
+    first = torch.relu(hidden @ weights[0].T + weights[1])
+    expected = torch.softmax(first @ weights[2].T + weights[3], dim=-1)[:, 1]
+    assert_exact(tmp_path, name, expected.tolist())
+
+
+def test_skywork_reads_a_value_at_the_newline_behind_every_line(tokenizers: dict[str, Any], tmp_path: Path) -> None:
+    qwen, size = tokenizers["qwen"], SIZES["hidden_size"]
+    head = {"v_head.summary.weight": torch.randn(1, size) / 8, "v_head.summary.bias": torch.randn(1)}
+    save(tmp_path, qwen, "qwen2", 1, head)
+    ids, places = [qwen.bos_token_id, *qwen(QUESTION + "\n", add_special_tokens=False).input_ids], []
+    newline = qwen("\n", add_special_tokens=False).input_ids[-1]
+    for step in [*STEPS, "Two\nlines."]:
+        for line in step.split("\n"):
+            ids += [*qwen(line, add_special_tokens=False).input_ids, newline]
+        places.append(len(ids) - 1)
+    values = body_of(tmp_path)(ids)[places] @ head["v_head.summary.weight"].T + head["v_head.summary.bias"]
+    assert_exact(tmp_path, "skywork", torch.sigmoid(values[:, 0]).tolist(), [*STEPS, "Two\nlines."])
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_reasoneval_of_three_classes(has_bias: bool, tokenizers: dict[str, Any], tmp_path: Path) -> None:
+    pieces, size = tokenizers["pieces"], SIZES["hidden_size"]
+    head = {"score_head.weight": torch.randn(3, size) / 8} | ({"score_head.bias": torch.randn(3)} if has_bias else {})
+    save(tmp_path, pieces, "mistral", 3, head)
+    mark = pieces.unk_token  # its own pad token is the end token here
+    text = f"Question:\n{QUESTION}\nAnswer:\nLet's think step by step.\n" + "".join(step + mark for step in STEPS)
+    ids, places = list[int](), list[int]()
+    for token in pieces(text).input_ids:
+        if token == pieces.unk_token_id:
+            places.append(len(ids) - 1)
+        else:
+            ids.append(token)
+    values = body_of(tmp_path)(ids)[places] @ head["score_head.weight"].T
+    shares = torch.softmax(values + head.get("score_head.bias", torch.zeros(3)), dim=-1)
+    assert_exact(tmp_path, "reasoneval", (shares[:, 1] + shares[:, 2]).tolist())
+    assert_exact(tmp_path, "reasoneval_redundancy", shares[:, 1].tolist())
+
+
+def test_easy_to_hard_reads_empty_lines_and_the_end(tokenizers: dict[str, Any], tmp_path: Path) -> None:
+    pieces = tokenizers["pieces"]
+    save(tmp_path, pieces, "llama")
+    text = f"# Question\n\n{QUESTION}\n\n# Solution\n\n" + "\n\n".join(STEPS)
+    ids = [*pieces(text).input_ids, pieces.eos_token_id]
+    newline = pieces.convert_tokens_to_ids("<0x0A>")
+    pairs = [k for k in range(1, len(ids)) if ids[k] == ids[k - 1] == newline]
+    places = [*pairs[3:], len(ids) - 1]  # behind "# Question", the question and "# Solution" nothing is read
+    logits = logits_of(tmp_path)(ids)
+    assert_exact(tmp_path, "easy_to_hard", [float(torch.sigmoid(logits[place].mean())) for place in places])
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "pair"),
+    [
+        ("versa", f"{QUESTION} \n\n", " \n\n\n\n", ("+", "-")),
+        ("math_psa", f"{QUESTION} ", " \n\n\n\n\n", (" +", " -")),
+        ("er_prm", f"{QUESTION} ", " ки", (" +", " -")),
+    ],
+)
+def test_token_pairs_at_a_tag(
+    name: str, before: str, after: str, pair: tuple[str, str], tokenizers: dict[str, Any], tmp_path: Path
+) -> None:
+    llama = tokenizers["llama"]
+    mark = llama(after, add_special_tokens=False).input_ids
+    good, bad = (llama(text, add_special_tokens=False).input_ids for text in pair)
+    assert len(good) == len(bad) == 1
+    save(tmp_path, llama, "llama")
+    ids = llama(before + "".join(step + after for step in STEPS)).input_ids
+    places = [k for k, one in enumerate(ids) if one == mark[-1]]
+    assert len(places) == len(STEPS)
+    logits = logits_of(tmp_path)(ids)
+    assert_exact(tmp_path, name, [share(logits[place], good[0], bad[0]) for place in places])
+
+
+@pytest.mark.parametrize(("name", "separator", "begins"), [("pure", "\n\n", False), ("trl", "\n", True)])
+def test_token_classification_of_pieces(
+    name: str, separator: str, begins: bool, tokenizers: dict[str, Any], tmp_path: Path
+) -> None:
+    qwen = tokenizers["qwen"]
+    save(tmp_path, qwen, "qwen2", 2)
+    ids, places = [qwen.bos_token_id] * begins + qwen(QUESTION, add_special_tokens=False).input_ids, []
+    for step in STEPS:
+        ids += [text for part in (step, separator) for text in qwen(part, add_special_tokens=False).input_ids]
+        places.append(len(ids) - 1)
+    logits = logits_of(tmp_path, AutoModelForTokenClassification)(ids)[places]
+    assert_exact(tmp_path, name, torch.softmax(logits, dim=-1)[:, 1].tolist())
+
+
+def test_pqm_reads_a_value_at_its_own_token(tokenizers: dict[str, Any], tmp_path: Path) -> None:
+    llama, size = tokenizers["llama"], SIZES["hidden_size"]
+    head = {"v_head.summary.weight": torch.randn(1, size) / 8, "v_head.summary.bias": torch.randn(1)}
+    save(tmp_path, llama, "llama", 1, head)
+    ids = llama(f"{QUESTION} " + "\n".join(f"{step} [PRM]" for step in STEPS)).input_ids
+    places = [k for k, one in enumerate(ids) if one == llama.convert_tokens_to_ids("[PRM]")]
+    values = body_of(tmp_path)(ids)[places] @ head["v_head.summary.weight"].T + head["v_head.summary.bias"]
+    assert_exact(tmp_path, "pqm", torch.sigmoid(values[:, 0]).tolist())
+
+
+def test_math_minos_reads_one_logit_behind_a_letter(tokenizers: dict[str, Any], tmp_path: Path) -> None:
+    pieces = tokenizers["pieces"]
+    save(tmp_path, pieces, "mistral", 1)
+    ids = pieces(f"Human: {QUESTION}\n\nAssistant: " + "\n".join(f"{step}и" for step in STEPS)).input_ids
+    places = [k for k, one in enumerate(ids) if one == pieces.convert_tokens_to_ids("и")]
+    logits = logits_of(tmp_path, AutoModelForTokenClassification)(ids)[places, 0]
+    assert_exact(tmp_path, "math_minos", torch.sigmoid(logits).tolist())
+
+
+def test_eurus_sums_log_ratios_of_two_policies(tokenizers: dict[str, Any], tmp_path: Path) -> None:
+    qwen, beta = tokenizers["qwen"], 0.05
+    save(tmp_path / "policy", qwen, "qwen2")
+    save(tmp_path / "reference-model", qwen, "qwen2")
+    write_log_ratio_reward(
+        tmp_path / "prm", str(tmp_path / "policy"), str(tmp_path / "reference-model"), Scale("sum", beta, 0.0)
+    )
+    asked = qwen.apply_chat_template(
+        [{"role": "user", "content": QUESTION}], tokenize=False, add_generation_prompt=True
+    )
+    start = len(qwen(asked, add_special_tokens=False).input_ids)
+    ids = qwen(asked + "\n\n".join(STEPS), add_special_tokens=False).input_ids
+    logs = [torch.log_softmax(logits_of(tmp_path / name)(ids), dim=-1) for name in ("policy", "reference-model")]
+    ratios = [float((logs[0] - logs[1])[k - 1, ids[k]]) for k in range(start, len(ids))]
+    expected = []
+    for number in range(1, len(STEPS) + 1):
+        text = asked + "\n\n".join(STEPS[:number]) + ("\n\n" if number < len(STEPS) else "")
+        end = len(qwen(text, add_special_tokens=False).input_ids) - start
+        expected.append(float(torch.sigmoid(torch.tensor(beta * sum(ratios[:end])))))
+    assert_exact(tmp_path / "prm", "eurus", expected)
+
+
+# --- what is no such model, and what cannot be read -----------------------------------------------------------------
+
+
+def test_a_text_that_holds_the_mark_is_refused(tokenizers: dict[str, Any], tmp_path: Path) -> None:
+    save(tmp_path, tokenizers["pieces"], "mistral")
+    with pytest.raises(BadInput, match=r"^row 7: 4 tokens ' ки' mark 3 steps: the text holds the mark itself"):
+        score(tmp_path, "math_shepherd", [Solution("row 7", f"{QUESTION} ки", STEPS)])
+
+
+def test_a_head_of_another_size_and_a_head_that_is_not_there_are_refused(
+    tokenizers: dict[str, Any], tmp_path: Path
+) -> None:
+    save(tmp_path, tokenizers["qwen"], "qwen2", 3)
+    with pytest.raises(BadModel, match=r"reads a head of 2 numbers, and the model's gives 3"):
+        score(tmp_path, "trl", [Solution("s", QUESTION, STEPS)])
+    with pytest.raises(BadModel, match=r"its head v_head\.summary\.\* is not there"):
+        load_published(str(tmp_path), PUBLISHED["skywork"])
+
+
+def test_a_solution_without_steps_has_no_scores_and_one_too_long_is_named(
+    tokenizers: dict[str, Any], tmp_path: Path
+) -> None:
+    save(tmp_path, tokenizers["qwen"], "qwen2", 2)
+    assert score(tmp_path, "trl", [Solution("a", QUESTION, []), Solution("b", QUESTION, STEPS)])[0] == []
+    with pytest.raises(BadInput, match=r"^long: \d+ tokens, and the model has 512 positions"):
+        score(tmp_path, "trl", [Solution("long", QUESTION, ["many words " * 400])])
+
+
+def test_a_model_says_by_its_name_or_its_config_which_row_it_is(tokenizers: dict[str, Any], tmp_path: Path) -> None:
+    assert published_name("peiyi9979/math-shepherd-mistral-7b-prm") == "math_shepherd"
+    assert published_name("Qwen/Qwen2.5-Math-PRM-72B") == "qwen"
+    assert published_name("RLHFlow/Llama3.1-8B-PRM-Deepseek-Data") == "rlhflow"
+    folder = tmp_path / "mine"
+    save(folder, tokenizers["qwen"], "qwen2", 2)
+    assert published_name(str(folder)) == "trl"
+    for architecture, name in (("Qwen2ForProcessRewardModel", "qwen"), ("ReasonEval_34B", "reasoneval")):
+        config = json.loads((folder / "config.json").read_text()) | {"architectures": [architecture]}
+        (folder / "config.json").write_text(json.dumps(config))
+        assert published_name(str(folder)) == name
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForCausalLM"]}))
+    with pytest.raises(BadModel, match=r"nothing says which published model this is .*: set stage\.layout to one of"):
+        published_name(str(folder))
