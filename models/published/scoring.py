@@ -53,10 +53,13 @@ class PublishedScorer:
         solutions: Sequence[Solution],
         batch_tokens: int = 16384,
         on_progress: Callable[[int], None] = lambda done: None,
+        on_too_long: Callable[[str], None] | None = None,
     ) -> list[list[float]]:
         """Return a score in [0, 1] for every step of every solution, in order; `on_progress` gets the number of
-        solutions done. Raises BadInput for one that cannot be read or is too long, BadModel for another model."""
+        solutions done. Raises BadInput for one that cannot be read, BadModel for another model. One that is longer than
+        the model's positions is refused too, or, with `on_too_long`, said to it and left without scores."""
         readings = [self.read(one) if one.steps else Reading([], []) for one in solutions]
+        readings = [self._fitting(*pair, on_too_long) for pair in zip(solutions, readings, strict=True)]
         if self.row.network == POLICIES:
             rows = [
                 StepTokens(r.ids[: r.start], r.ids[r.start :], [place + 1 - r.start for place in r.places], one.name)
@@ -64,7 +67,6 @@ class PublishedScorer:
             ]
             found: list[list[float]] = self.model.scores(rows, max(1, batch_tokens // 2), on_progress)
             return found
-        self._check_longest(solutions, readings)
         scores: dict[int, list[float]] = {index: [] for index, r in enumerate(readings) if not r.places}
         asked = [index for index, r in enumerate(readings) if r.places]
         for batch in in_batches([readings[index].ids for index in asked], self._is_packed(readings), batch_tokens):
@@ -77,12 +79,15 @@ class PublishedScorer:
         longest = max((len(reading.ids) for reading in readings), default=0)
         return packing_of(self.model).choice_for(longest) == "packed"
 
-    def _check_longest(self, solutions: Sequence[Solution], readings: Sequence[Reading]) -> None:
+    def _fitting(self, one: Solution, reading: Reading, on_too_long: Callable[[str], None] | None) -> Reading:
         limit = getattr(self.model.config, "max_position_embeddings", None)
-        for one, reading in zip(solutions, readings, strict=True):
-            if limit is not None and len(reading.ids) > limit:
-                raise BadInput(f"{one.name}: {len(reading.ids)} tokens, and the model has {limit} positions: leave it "
-                               "out")  # fmt: skip
+        if limit is None or len(reading.ids) <= limit:
+            return reading
+        message = f"{one.name}: {len(reading.ids)} tokens, and the model has {limit} positions"
+        if on_too_long is None:
+            raise BadInput(f"{message}: leave it out")
+        on_too_long(message)
+        return Reading([], [])
 
     @torch.inference_mode()
     def _pass(self, readings: Sequence[Reading]) -> list[list[float]]:

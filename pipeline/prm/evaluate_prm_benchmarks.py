@@ -12,12 +12,15 @@ the solutions that have what it needs (figures and formulas: `pipeline.prm.step_
 A threshold that is not given is chosen, for each section by itself, on `tune_share` of the problems (by hash of
 the problem id: the same problems for every scorer), where `f1` (or `tune_for`) and `prm_score` are highest; the
 figures are those of all other problems. What is left out is counted.
+
+Beside the first two stand the figures of a score that knows nothing but a step's index (`pipeline.prm.index_baseline`),
+counted on that share of the problems, and how far scores separate right from wrong steps at all.
 """
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -27,6 +30,14 @@ from espalier.data.jsonl import read_records
 from espalier.data.records import AnnotatedSolution, BadInput, StepScores
 from espalier.pipeline.evaluation.evaluation_table import make_row, make_table
 from espalier.pipeline.evaluation.intervals import Interval
+from espalier.pipeline.prm.index_baseline import (
+    Truth,
+    is_right_so_far,
+    is_right_step,
+    scores_by_index,
+    separation,
+    shares_by_index,
+)
 from espalier.pipeline.prm.step_score_metrics import (
     FIRST_ERROR_FORMULA,
     STEP_FORMULA,
@@ -87,8 +98,9 @@ class EvaluatePRMBenchmarks:
         return [self.scores]
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
-        """Return `{"first_error", "steps", "pairs", "left_out", "num_rows", "num_problems", "table"}`; a section that
-        no row serves is null. Raises BadInput where scores do not fit, or nothing can be evaluated."""
+        """Return `{"first_error", "steps", "pairs", "index", "separation", "left_out", "num_rows", "num_problems",
+        "table"}`; a section that no row serves is null. Raises BadInput where scores do not fit, or nothing can be
+        evaluated."""
         self._check()
         rows = read_records(AnnotatedSolution, input_path)
         scored, left_out, num_unused = self._join(rows, input_path)
@@ -100,12 +112,19 @@ class EvaluatePRMBenchmarks:
         if not any(sections.values()):
             raise BadInput(f"{input_path}: nothing to evaluate: of {len(rows)} rows are left out: "
                            + ", ".join(f"{count} ({reason})" for reason, count in left_out.items()))  # fmt: skip
-        table = make_table([make_row(name, figure) for name, figure in _flat(sections).items()])
+        index = self._index_baseline(scored, sections)
+        own = [s for s in scored if not s.is_original]
+        separated = separation([s.row for s in own], [s.scores for s in own])
+        figures = _flat(sections) | {f"index alone: {name}": figure for name, figure in _flat(index).items()}
+        figures |= {f"steps {name}": figure for name, figure in (separated or {}).items() if isinstance(figure, dict)}
+        table = make_table([make_row(name, figure) for name, figure in figures.items()])
         context.counts.update({"labelled": len(rows), "scores_not_used": num_unused})
         context.counts.update({f"left out ({reason})": count for reason, count in left_out.items() if count})
         log.info("%s\n%s", context.output, table["plain"])
         return {
             **sections,
+            "index": index,
+            "separation": separated,
             "left_out": {reason: count for reason, count in left_out.items() if count},
             "num_rows": len(rows),
             "num_problems": len({row.problem_id for row in rows}),
@@ -134,6 +153,9 @@ class EvaluatePRMBenchmarks:
                 left_out["no step"] += 1
                 continue
             steps = scores.get(row.id, [])
+            if row.id in scores and not steps:
+                left_out["no scores: longer than the scorer takes"] += 1
+                continue
             if len(steps) != len(row.steps):
                 numbers = f"{len(steps)} scores and {len(row.steps)} steps"
                 raise BadInput(f"{self.scores}: '{row.id}' has {numbers}: score these solutions")
@@ -145,6 +167,19 @@ class EvaluatePRMBenchmarks:
                 continue
             scored.append(Scored(row, steps))
         return scored, left_out, len(scores.keys() - {row.id for row in rows})
+
+    def _index_baseline(self, scored: Sequence[Scored], sections: Mapping[str, Any]) -> dict[str, Any]:
+        """Return those of the sections of first errors and of steps that there are, for scores by the index alone,
+        counted where thresholds are chosen."""
+        chosen = replace(self, threshold=None)
+
+        def by_index(truth: Truth) -> list[Scored]:
+            shares = shares_by_index([s.row for s in chosen._split(scored)[0]], truth)
+            return [Scored(s.row, scores_by_index(len(s.row.steps), shares)) for s in scored]
+
+        first = chosen._first_errors(by_index(is_right_so_far), Counter()) if sections["first_error"] else None
+        steps = chosen._steps(by_index(is_right_step), Counter()) if sections["steps"] else None
+        return {"first_error": first, "steps": steps}
 
     def _split(self, scored: Sequence[Scored]) -> tuple[list[Scored], list[Scored]]:
         """Return (to choose the threshold on, to report)."""

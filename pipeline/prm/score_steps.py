@@ -15,7 +15,7 @@ from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, StepScores, Trajectory
 from espalier.data.steps import check_ends, step_tokens
 from espalier.data.training_problems import FILE, problem_hash, read_policy_problems, read_training_problems
-from espalier.pipeline.prm.engine_parts import ScoreParts
+from espalier.pipeline.prm.score_parts import ScoreParts
 from espalier.pipeline.stage import StageContext
 from espalier.runtime.manifest import weight_files
 
@@ -123,7 +123,7 @@ class ScoreSteps:
             check_engine_model(path)
         for trajectory in trajectories:
             check_ends(trajectory.steps, trajectory.step_ends, trajectory.id)
-        parts = ScoreParts(context.output, input_path, models, trajectories)
+        parts = ScoreParts(context.output, input_path, models, [t.id for t in trajectories])
         context.kept.append(parts.folder)
         is_seen = {problem_id: seen for problem_id, (_, seen) in chosen.items()}
         try:

@@ -1,0 +1,72 @@
+"""What a score that knows a step's index alone says, beside a scorer's figures."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from espalier.data.jsonl import write_records
+from espalier.data.records import AnnotatedSolution, StepScores
+from espalier.pipeline.prm.evaluate_prm_benchmarks import EvaluatePRMBenchmarks
+from espalier.pipeline.prm.index_baseline import (
+    is_right_so_far,
+    is_right_step,
+    scores_by_index,
+    separation,
+    shares_by_index,
+)
+from espalier.pipeline.stage import StageContext
+
+
+def solution(number: int, labels: list[float | None], first_error: int | None = None) -> AnnotatedSolution:
+    return AnnotatedSolution(f"s{number}", f"p{number}", "Q", ["x"] * len(labels), labels, first_error, None)
+
+
+ROWS = [solution(0, [1, 1, 0], 2), solution(1, [1, 0, None], 1), solution(2, [0, None], 0), solution(3, [1, 1], -1)]
+
+
+def test_shares_by_index_by_hand() -> None:
+    """Right so far: at index 0 three of four, at 1 two of four, at 2 none of two. Judged steps: 3/4, 2/3, 0/1."""
+    assert shares_by_index(ROWS, is_right_so_far) == [0.75, 0.5, 0.0]
+    assert shares_by_index(ROWS, is_right_step) == pytest.approx([0.75, 2 / 3, 0.0])
+
+
+def test_indices_that_nobody_has_seen_take_the_last_share_and_a_gap_the_one_before() -> None:
+    assert shares_by_index([solution(0, [1, None, 0])], is_right_step) == [1.0, 1.0, 0.0]
+    assert scores_by_index(4, [0.75, 0.5]) == [0.75, 0.5, 0.5, 0.5]
+    assert scores_by_index(2, []) == [1.0, 1.0]
+
+
+def test_separation_by_hand() -> None:
+    """Inner steps: right 0.9, 0.2, 0.8 and 0.7, wrong 0.3 and 0.1: 7 of 8 pairs in order. The index: right at 0, 1, 0
+    and 0, wrong at 1 and 0, with shares 3/4 (index 0) and 1/2 (index 1): 3 pairs won, 4 ties, 1 lost: 5/8."""
+    scores = [[0.9, 0.2, 0.1], [0.8, 0.3, 0.9], [0.1, 0.9], [0.7, 0.9]]
+    found = separation(ROWS, scores)
+    assert found is not None
+    assert found["inner_auc"]["mean"] == pytest.approx(7 / 8)
+    assert found["inner_auc_of_the_index"]["mean"] == pytest.approx(5 / 8)
+    assert (found["num_inner"], found["num_last"]) == (6, 2)
+    assert found["last_auc"]["mean"] == 1.0  # right 0.9 above wrong 0.1
+    assert found["last_minimum"] == 0.25
+
+
+def test_an_outcome_model_in_disguise_has_its_minima_on_last_steps() -> None:
+    found = separation(ROWS, [[0.9, 0.9, 0.1], [0.9, 0.9, 0.1], [0.9, 0.1], [0.9, 0.9]])
+    assert found is not None
+    assert found["last_minimum"] == 0.75
+
+
+def test_an_evaluation_shows_the_index_beside_a_scorer(tmp_path: Path) -> None:
+    """First errors at index 3 of half the solutions: the index alone gets them all and calls all others wrong too, or
+    none; a perfect scorer has F1 1."""
+    rows = [solution(n, [1, 1, 1, 0], 3) if n % 2 else solution(n, [1, 1, 1, 1], -1) for n in range(200)]
+    perfect = [StepScores(row.id, row.problem_id, [float(label or 0) for label in row.labels]) for row in rows]
+    write_records(tmp_path / "rows.jsonl", rows)
+    write_records(tmp_path / "scores.jsonl", perfect)
+    context = StageContext(None, tmp_path / "out.json", 10.0)
+    found: dict[str, Any] = EvaluatePRMBenchmarks(str(tmp_path / "scores.jsonl")).run(
+        str(tmp_path / "rows.jsonl"), context
+    )
+    assert found["first_error"]["overall"]["f1"]["mean"] == 1.0
+    assert found["index"]["first_error"]["overall"]["f1"]["mean"] == 0.0
+    assert "index alone: first_error f1" in found["table"]["plain"]
