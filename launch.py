@@ -30,6 +30,8 @@ def main(arguments: Sequence[str]) -> int:
     from torch.distributed import run
     from torch.distributed.elastic.multiprocessing import SignalException
 
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(f"{__doc__}\ntorchrun's own arguments:\n")
     parsed = run.parse_args([f"--shutdown_timeout={SHUTDOWN_SECONDS}", *arguments])
     restarts, parsed.max_restarts = parsed.max_restarts, 0  # torchrun would start them again after any error
     try:
