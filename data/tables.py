@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.data.records import BadInput
-from espalier.data.sources import Row, read_text
+from espalier.data.sources import Row, read_json_rows, read_text
 
 
 def read_csv_rows(path: str | Path) -> list[Row]:
@@ -105,3 +105,30 @@ def read_hub_rows(hub: str, config: str, split: str, revision: str) -> list[Row]
     if not rows:
         raise BadInput(f"{hub}: the split '{split}' has no row")
     return rows
+
+
+def read_parquet_rows(path: str | Path) -> list[Row]:
+    """Return the rows of a Parquet file, counted from 1. Raises BadInput where it cannot be read or has no row."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        table = parquet.read_table(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BadInput(
+            f"{path}: no Parquet file that can be read ({reason}): check the path, or fetch it again"
+        ) from None
+    if not table.num_rows:
+        raise BadInput(f"{path}: a header and no row: fetch it again")
+    return table_rows(table.to_pylist(), str(path))
+
+
+def read_rows(path: str, hub: str = "", config: str = "", split: str = "train", revision: str = "") -> list[Row]:
+    """Return the rows of a file (JSON lines, JSON or Parquet, by its name), or of a data set of the hub where no file
+    is named. Raises BadInput where neither is named, or both."""
+    if bool(path) == bool(hub):
+        raise BadInput("name one of the two: input=FILE, or stage.hub=NAME")
+    if hub:
+        return read_hub_rows(hub, config, split, revision)
+    return read_parquet_rows(path) if Path(path).suffix == ".parquet" else read_json_rows(path)

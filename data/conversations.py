@@ -1,0 +1,193 @@
+"""Conversations and preference pairs in the published layouts of columns, and the tokens of them that are learnt.
+
+A conversation is a list of turns `{"role": ..., "content": ...}`, written by the tokenizer's chat template. What the
+assistant writes, up to and with the end token of each of its turns, is tokenised apart from what it answers, as it will
+be sampled. Where a template marks it (`{% generation %}`) its marks are taken.
+
+| layout of a pair | columns |
+|---|---|
+| explicit prompt | `prompt`, `chosen`, `rejected`: texts, or lists of turns |
+| implicit prompt | `chosen`, `rejected` that begin alike: texts, or whole conversations |
+| UltraFeedback | `prompt` a text, `chosen` and `rejected` whole conversations; `score_chosen`, `score_rejected` |
+
+Texts are read behind their prompt, and an end token is written behind them, as TRL does.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from espalier.data.prompts import encode_text, write_chat
+from espalier.data.records import BadInput
+from espalier.data.sources import BadRow, Row
+from espalier.data.token_text import encode_response
+
+Turn = dict[str, str]
+
+
+@dataclass(frozen=True)
+class LearntTokens:
+    """`ids` [T] of a conversation; `is_learnt` [T]: whether the assistant writes the token."""
+
+    ids: list[int]
+    is_learnt: list[bool]
+
+
+@dataclass(frozen=True)
+class PairTokens:
+    """A prompt and its two continuations, as text and as ids."""
+
+    prompt: str
+    chosen: str
+    rejected: str
+    prompt_ids: list[int]
+    chosen_ids: list[int]
+    rejected_ids: list[int]
+
+
+def read_turns(row: Row, name: str) -> list[Turn]:
+    """Return the turns of a column. Raises BadRow where it holds none, or something else."""
+    value = row.fields.get(name)
+    if not isinstance(value, list) or not value:
+        raise BadRow(f"{name} must be a list of turns")
+    turns = []
+    for number, turn in enumerate(value, 1):
+        if not isinstance(turn, Mapping) or not isinstance(turn.get("role"), str):
+            raise BadRow(f"turn {number} of {name} has no role: a turn is {{'role': ..., 'content': ...}}")
+        if not isinstance(turn.get("content"), str):
+            raise BadRow(f"turn {number} of {name} has no text as content: tools and pictures are not read")
+        turns.append({"role": turn["role"], "content": turn["content"]})
+    return turns
+
+
+def is_conversational(row: Row, name: str) -> bool:
+    """Say whether a column holds turns."""
+    return isinstance(row.fields.get(name), list)
+
+
+def split_prompt(chosen: str, rejected: str) -> tuple[str, str, str]:
+    """Return (prompt, chosen, rejected) of two texts that begin alike: what they share is the prompt, less a space at
+    its end (TRL's rule)."""
+    shared = next((k for k, pair in enumerate(zip(chosen, rejected, strict=False)) if len(set(pair)) > 1), None)
+    end = min(len(chosen), len(rejected)) if shared is None else shared
+    if end and chosen[end - 1] == " ":
+        end -= 1
+    return chosen[:end], chosen[end:], rejected[end:]
+
+
+def split_turns(chosen: Sequence[Turn], rejected: Sequence[Turn]) -> tuple[list[Turn], list[Turn], list[Turn]]:
+    """Return (prompt, chosen, rejected) of two conversations that begin alike."""
+    pairs = zip(chosen, rejected, strict=False)
+    end = next((k for k, (one, other) in enumerate(pairs) if one != other), min(len(chosen), len(rejected)))
+    return list(chosen[:end]), list(chosen[end:]), list(rejected[end:])
+
+
+def pair_tokens(row: Row, tokenizer: Any) -> PairTokens:
+    """Return the pair of a row in any of the layouts. Raises BadRow on a row that holds none, BadInput where the chat
+    template cannot be used."""
+    if is_conversational(row, "chosen"):
+        return _pair_of_turns(row, tokenizer)
+    if row.has("prompt"):
+        prompt, chosen, rejected = (_text(row, name) for name in ("prompt", "chosen", "rejected"))
+    else:
+        prompt, chosen, rejected = split_prompt(_text(row, "chosen"), _text(row, "rejected"))
+    _check_parts(prompt, chosen, rejected)
+    prompt_ids = encode_text(tokenizer, prompt, row.place)
+    sides = [[*encode_response(tokenizer, prompt_ids, text)[0], tokenizer.eos_token_id] for text in (chosen, rejected)]
+    return PairTokens(prompt, chosen, rejected, prompt_ids, *sides)
+
+
+def _text(row: Row, name: str) -> str:
+    value = row.fields.get(name)
+    if not isinstance(value, str):
+        raise BadRow(f"{name} must be a text, or a list of turns as the others are")
+    return value
+
+
+def _check_parts(prompt: Any, chosen: Any, rejected: Any) -> None:
+    for name, value in (("prompt", prompt), ("chosen", chosen), ("rejected", rejected)):
+        if not value:
+            why = ": chosen and rejected do not begin alike" if name == "prompt" else ""
+            raise BadRow(f"the pair has no {name}{why}")
+    if chosen == rejected:
+        raise BadRow("chosen and rejected are the same")
+
+
+def _pair_of_turns(row: Row, tokenizer: Any) -> PairTokens:
+    chosen, rejected = read_turns(row, "chosen"), read_turns(row, "rejected")
+    if is_conversational(row, "prompt"):
+        prompt = read_turns(row, "prompt")
+    else:
+        prompt, chosen, rejected = split_turns(chosen, rejected)
+        asked = [turn["content"] for turn in prompt if turn["role"] == "user"]
+        if row.has("prompt") and asked[-1:] != [_text(row, "prompt")]:
+            raise BadRow("prompt is not what chosen and rejected begin with")
+    _check_parts(prompt, chosen, rejected)
+    asked_text = write_chat(tokenizer, prompt)
+    prompt_ids = encode_text(tokenizer, asked_text, row.place, is_complete=True)
+    texts = [_answer(tokenizer, prompt, side, asked_text) for side in (chosen, rejected)]
+    sides = [_encode_behind(tokenizer, prompt_ids, text) for text in texts]
+    return PairTokens(asked_text, texts[0], texts[1], prompt_ids, *sides)
+
+
+def _answer(tokenizer: Any, prompt: Sequence[Turn], answer: Sequence[Turn], asked: str) -> str:
+    """Return what the template writes of the answer behind the prompt, up to its last end token."""
+    whole = write_chat(tokenizer, [*prompt, *answer], asks=False)
+    if not whole.startswith(asked):
+        raise BadInput("the chat template writes a prompt otherwise once it is answered, so that another one would be "
+                       "learnt than is asked: use a template that does not change what came before")  # fmt: skip
+    text = whole[len(asked) :]
+    end = tokenizer.eos_token or ""
+    if end and end in text:
+        return text[: text.rindex(end) + len(end)]
+    return text.rstrip("\n") + end
+
+
+def learnt_tokens(turns: Sequence[Turn], tokenizer: Any) -> LearntTokens:
+    """Return a conversation's tokens and which of them the assistant writes, its end tokens included. Raises BadRow
+    where it writes none, BadInput where the template cannot be used."""
+    if "{% generation" in (tokenizer.chat_template or "") or "{%- generation" in (tokenizer.chat_template or ""):
+        found = tokenizer.apply_chat_template(
+            list(turns), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
+        )
+        tokens = LearntTokens(list(found["input_ids"]), [bool(one) for one in found["assistant_masks"]])
+    else:
+        tokens = _by_turns(turns, tokenizer)
+    if not any(tokens.is_learnt):
+        raise BadRow("no turn of the assistant: there is nothing to learn")
+    return tokens
+
+
+def _by_turns(turns: Sequence[Turn], tokenizer: Any) -> LearntTokens:
+    """Return the tokens by the template's texts of the conversation before and behind each turn of the assistant."""
+    whole = write_chat(tokenizer, list(turns), asks=False)
+    spans = []
+    for number, turn in enumerate(turns):
+        if turn["role"] != "assistant":
+            continue
+        before = write_chat(tokenizer, list(turns[:number]), asks=True)
+        behind = write_chat(tokenizer, list(turns[: number + 1]), asks=False)
+        if not behind.startswith(before) or not whole.startswith(behind):
+            raise BadInput(f"the chat template writes turn {number + 1} otherwise once the conversation goes on (it "
+                           "leaves out earlier thoughts, say): what the assistant wrote cannot be found in it; make a "
+                           "conversation end with it, or mark it in the template by {% generation %}")  # fmt: skip
+        end = tokenizer.eos_token or ""
+        place = whole.find(end, len(before), len(behind)) if end else -1
+        spans.append((len(before), place + len(end) if place >= 0 else len(behind)))
+    ids: list[int] = []
+    is_learnt: list[bool] = []
+    place = 0
+    for start, stop in [*spans, (len(whole), len(whole))]:
+        for text, is_own in ((whole[place:start], False), (whole[start:stop], True)):
+            part = _encode_behind(tokenizer, ids, text)
+            ids += part
+            is_learnt += [is_own] * len(part)
+        place = stop
+    return LearntTokens(ids, is_learnt)
+
+
+def _encode_behind(tokenizer: Any, before: Sequence[int], text: str) -> list[int]:
+    """Return the tokens of a text behind others: a prompt and what answers it are tokenised apart, as in sampling."""
+    if not before:
+        return list(tokenizer(text, add_special_tokens=False).input_ids) if text else []
+    return encode_response(tokenizer, before, text)[0] if text else []

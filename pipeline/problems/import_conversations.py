@@ -1,0 +1,68 @@
+"""Conversations, or prompts with completions, as others publish them → WeightedResponse: ids, and which are learnt.
+
+    python run_stage.py -cn problems/import_conversations input=chats.jsonl output=tokens.jsonl stage.tokenizer=MODEL
+    python trainer_base_ds_mul.py -cn exp/sft/word_arithmetic examples=weighted_responses examples.path=tokens.jsonl ...
+
+Columns: `messages` or `conversation` (turns), `prompt` and `completion` (texts, or turns), as TRL names them. Tokens
+of the assistant have weight 1 (`stage.learns=last`: those of its last turn alone), all others 0.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from espalier.data.conversations import LearntTokens, is_conversational, learnt_tokens, read_turns
+from espalier.data.examples.token_examples import WeightedResponse
+from espalier.data.process_data.published import problem_key
+from espalier.data.prompts import encode_text
+from espalier.data.records import BadInput
+from espalier.data.sources import BadRow, Row
+from espalier.data.token_text import encode_response
+from espalier.pipeline.published_rows import PublishedRows, row_name
+
+LEARNS = ("all", "last")
+_COLUMNS = ("messages", "conversation")
+
+
+@dataclass(frozen=True)
+class ImportConversations(PublishedRows):
+    """`learns`: all turns of the assistant, or its last one; see `PublishedRows`."""
+
+    learns: str = "all"
+
+    def __post_init__(self) -> None:
+        if self.learns not in LEARNS:
+            raise BadInput(f"stage.learns must be one of {', '.join(LEARNS)}, got '{self.learns}'")
+
+    def read(self, row: Row, tokenizer: Any) -> WeightedResponse:
+        """Return the record of a row. Raises BadRow."""
+        tokens, asked = _read(row, tokenizer)
+        is_learnt = tokens.is_learnt if self.learns == "all" else _last_run(tokens.is_learnt)
+        start = is_learnt.index(True)
+        if not start:
+            raise BadRow("nothing stands before what is learnt: a prompt is needed")
+        weights = [float(one) for one in is_learnt[start:]]
+        return WeightedResponse(row_name(row), problem_key(asked), tokens.ids[:start], tokens.ids[start:], weights)
+
+
+def _read(row: Row, tokenizer: Any) -> tuple[LearntTokens, str]:
+    """Return a row's tokens, and what its first turn of the user asks."""
+    column = next((name for name in _COLUMNS if row.has(name)), "")
+    if column or is_conversational(row, "prompt"):
+        turns = read_turns(row, column) if column else [*read_turns(row, "prompt"), *read_turns(row, "completion")]
+        asked = next((turn["content"] for turn in turns if turn["role"] == "user"), "")
+        return learnt_tokens(turns, tokenizer), asked
+    prompt, completion = row.fields.get("prompt"), row.fields.get("completion")
+    if not isinstance(prompt, str) or not isinstance(completion, str) or not completion:
+        has = ", ".join(row.fields)
+        raise BadRow(f"the row needs {' or '.join(_COLUMNS)}, or prompt and completion; it has {has}")
+    prompt_ids = encode_text(tokenizer, prompt, row.place)
+    ids = [*encode_response(tokenizer, prompt_ids, completion)[0], tokenizer.eos_token_id]
+    return LearntTokens([*prompt_ids, *ids], [False] * len(prompt_ids) + [True] * len(ids)), prompt
+
+
+def _last_run(is_learnt: Sequence[bool]) -> list[bool]:
+    """Return only the last unbroken run of true values."""
+    end = max(place for place, one in enumerate(is_learnt) if one) + 1
+    start = next((place + 1 for place in range(end - 1, -1, -1) if not is_learnt[place]), 0)
+    return [start <= place < end for place in range(len(is_learnt))]

@@ -1,0 +1,137 @@
+"""Published columns of pairs and conversations: what is the prompt, and which tokens are learnt, token for token."""
+
+from typing import Any
+
+import pytest
+
+from benchmarks.silence.real_tokenizers import build
+from espalier.data.conversations import learnt_tokens, pair_tokens, split_prompt
+from espalier.data.records import BadInput
+from espalier.data.sources import BadRow, Row
+from espalier.models.tiny import build_tokenizer
+
+CHAT = (
+    "{%- for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+MARKED = (
+    "{%- for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' %}{% generation %}"
+    "{{ m['content'] }}<|im_end|>{% endgeneration %}{{ '\n' }}{% else %}{{ m['content'] }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+FORGETS = (  # leaves out what the assistant said before, as templates of reasoning models do with thoughts
+    "{%- for m in messages %}<|im_start|>{{ m['role'] }}\n"
+    "{{ m['content'] if loop.last or m['role'] != 'assistant' else '...' }}<|im_end|>\n{% endfor %}"
+    "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "What is 2 + 3?"},
+    {"role": "assistant", "content": "5"},
+    {"role": "user", "content": "And 数学 twice?"},
+    {"role": "assistant", "content": "10.\n\nThat is all."},
+]
+
+
+@pytest.fixture(scope="module", params=["tekken", "tiny"])
+def chat(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A published byte-level tokenizer and the tiny one, in the form of a chat model's."""
+    if request.param == "tiny":
+        made = build_tokenizer(["What is 2 + 3?\n5"], 300)
+    else:
+        pytest.importorskip("mistral_common", reason="the published tokenizer lies in the package mistral_common")
+        made = build("tekken", tmp_path_factory.mktemp("tokenizer"), 8000).tokenizer
+    made.add_special_tokens({"eos_token": "<|im_end|>", "additional_special_tokens": ["<|im_start|>"]})
+    made.chat_template = CHAT
+    return made
+
+
+def row(**fields: Any) -> Row:
+    return Row("pairs.jsonl", 3, fields)
+
+
+def ids(tokenizer: Any, text: str) -> list[int]:
+    found: list[int] = tokenizer(text, add_special_tokens=False).input_ids
+    return found
+
+
+def test_the_assistants_tokens_are_those_that_a_marked_template_gives(chat: Any) -> None:
+    """The marks are what TRL trains on with assistant_only_loss; they are computed by transformers."""
+    found = learnt_tokens(TURNS, chat)
+    chat.chat_template = MARKED
+    marked = chat.apply_chat_template(TURNS, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    assert learnt_tokens(TURNS, chat) == found
+    chat.chat_template = CHAT
+    assert found.ids == marked["input_ids"]
+    assert [int(one) for one in found.is_learnt] == marked["assistant_masks"]
+    learnt = [token for token, one in zip(found.ids, found.is_learnt, strict=True) if one]
+    assert chat.decode(learnt) == "5<|im_end|>10.\n\nThat is all.<|im_end|>"
+
+
+def test_a_template_that_rewrites_earlier_turns_is_refused(chat: Any) -> None:
+    chat.chat_template = FORGETS
+    with pytest.raises(BadInput, match="writes turn 3 otherwise once the conversation goes on"):
+        learnt_tokens(TURNS, chat)
+    assert any(learnt_tokens(TURNS[:3], chat).is_learnt)
+    chat.chat_template = CHAT
+    with pytest.raises(BadRow, match="no turn of the assistant"):
+        learnt_tokens(TURNS[:2], chat)
+
+
+def test_a_text_pair_with_its_prompt_ends_in_the_end_token(chat: Any) -> None:
+    found = pair_tokens(row(prompt="2 + 3 =", chosen=" 5", rejected=" 6"), chat)
+    assert (found.prompt, found.chosen, found.rejected) == ("2 + 3 =", " 5", " 6")
+    assert chat.decode(found.chosen_ids) == " 5<|im_end|>"
+    assert chat.decode(found.rejected_ids) == " 6<|im_end|>"
+    assert found.prompt_ids == ids(chat, "2 + 3 =")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "rejected", "parts"),
+    [
+        ("The sky is blue.", "The sky is green.", ("The sky is", " blue.", " green.")),
+        ("ab", "abc", ("ab", "", "c")),
+        ("xy", "zy", ("", "xy", "zy")),
+    ],
+)
+def test_an_implicit_prompt_is_what_both_texts_begin_with(
+    chosen: str, rejected: str, parts: tuple[str, str, str]
+) -> None:
+    assert split_prompt(chosen, rejected) == parts
+
+
+@pytest.mark.parametrize("has_prompt", ["turns", "text", "none"])
+def test_a_pair_of_conversations_is_the_same_pair_in_every_layout(has_prompt: str, chat: Any) -> None:
+    """Explicit turns; UltraFeedback's, whose prompt is a text; and none at all."""
+    prompt, good, bad = TURNS[:2], [{"role": "assistant", "content": "5"}], [{"role": "assistant", "content": "6!"}]
+    fields: dict[str, Any] = {"chosen": [*prompt, *good], "rejected": [*prompt, *bad], "score_chosen": 8.0}
+    if has_prompt == "turns":
+        fields = {"prompt": prompt, "chosen": good, "rejected": bad}
+    elif has_prompt == "text":
+        fields["prompt"] = "What is 2 + 3?"
+    found = pair_tokens(row(**fields), chat)
+    asked = (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWhat is 2 + 3?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert found.prompt == asked
+    assert found.prompt_ids == ids(chat, asked)
+    assert (found.chosen, found.rejected) == ("5<|im_end|>", "6!<|im_end|>")
+    assert found.chosen_ids == ids(chat, "5<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, "chosen and rejected are the same"),
+        ({"chosen": "xy", "rejected": "zy"}, "the pair has no prompt: chosen and rejected do not begin alike"),
+        ({"prompt": "a", "chosen": "b"}, "rejected must be a text"),
+        ({"prompt": "a", "chosen": "b", "rejected": ""}, "the pair has no rejected"),
+        ({"prompt": "no", "chosen": TURNS[:3], "rejected": [*TURNS[:2], {"role": "assistant", "content": "6"}]},
+         "prompt is not what chosen and rejected begin with"),
+        ({"chosen": [{"role": "user"}], "rejected": TURNS}, "turn 1 of chosen has no text as content"),
+        ({"chosen": [{"from": "human", "value": "x"}], "rejected": TURNS}, "turn 1 of chosen has no role"),
+    ],
+)  # fmt: skip
+def test_a_row_without_a_pair_says_why(fields: dict[str, Any], message: str, chat: Any) -> None:
+    with pytest.raises(BadRow, match=message):
+        pair_tokens(row(**fields), chat)

@@ -1,0 +1,104 @@
+"""Published pairs and conversations, from their files to the examples of a training."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from espalier.data.examples.token_examples import PreferenceExamples, WeightedExamples
+from espalier.data.jsonl import read_records, write_records
+from espalier.data.records import BadInput, PreferencePair
+from espalier.models.load import load_tokenizer
+from espalier.pipeline.pairs.import_preferences import ImportPreferences
+from espalier.pipeline.problems.import_conversations import ImportConversations
+from espalier.pipeline.stage import StageContext
+
+CHAT = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"  # noqa: E501
+PAIRS: list[dict[str, Any]] = [
+    {"prompt": "2 + 3 =", "chosen": " 5", "rejected": " 6", "score_chosen": 9.5, "score_rejected": 2.0, "id": None},
+    {"prompt": "2 + 3 =", "chosen": " 5", "rejected": " 7", "id": "mine"},
+    {"prompt": "4 + 3 =", "chosen": " 7", "rejected": " 8", "id": "mine"},
+    {"prompt": "4 + 3 =", "chosen": " 7", "rejected": " 7"},
+]
+
+
+@pytest.fixture(scope="module")
+def chat_model(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny tokenizer with a chat template, as a model's folder."""
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    tokenizer = load_tokenizer(str(tiny_policy))
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(folder)
+    for name in ("config.json", "model.safetensors"):
+        (folder / name).write_bytes((tiny_policy / name).read_bytes())
+    return folder
+
+
+def lines(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_pairs_become_examples_and_what_is_no_pair_is_listed(kind: str, tiny_policy: Path, tmp_path: Path) -> None:
+    if kind == "jsonl":
+        path = lines(tmp_path / "pairs.jsonl", PAIRS)
+    else:
+        path = str(tmp_path / "pairs.parquet")
+        parquet.write_table(pyarrow.Table.from_pylist(PAIRS), path)
+    context = StageContext(None, tmp_path / "out.jsonl", 10.0)
+    pairs = list(ImportPreferences(str(tiny_policy)).run(path, context))
+    assert [pair.id for pair in pairs] == ["row-1", "mine", "mine~2"]
+    assert [(pair.chosen_score, pair.rejected_score) for pair in pairs] == [(9.5, 2.0), (1.0, 0.0), (1.0, 0.0)]
+    assert pairs[0].problem_id == pairs[1].problem_id != pairs[2].problem_id
+    assert context.counts["rejected"] == 1
+    (rejected,) = map(json.loads, (tmp_path / "out.rejected.jsonl").read_text().splitlines())
+    assert (rejected["line"], rejected["reason"]) == (4, "chosen and rejected are the same")
+    write_records(tmp_path / "out.jsonl", pairs)
+    assert read_records(PreferencePair, tmp_path / "out.jsonl") == pairs
+    examples = PreferenceExamples(str(tmp_path / "out.jsonl"), 64, has_score_margin=True).load(None)
+    assert [example.margin for example in examples] == [7.5, 1.0, 1.0]
+    tokenizer = load_tokenizer(str(tiny_policy))
+    assert examples[0].chosen_ids[-1] == tokenizer.eos_token_id
+
+
+def test_conversations_become_examples_whose_weights_mask_all_but_the_assistant(
+    chat_model: Path, tmp_path: Path
+) -> None:
+    turns = [("user", "2 + 3?"), ("assistant", "5"), ("user", "and 4?"), ("assistant", "9")]
+    rows: list[dict[str, Any]] = [
+        {"messages": [{"role": role, "content": text} for role, text in turns]},
+        {"prompt": "2 + 3 =", "completion": " 5"},
+        {"text": "no columns"},
+    ]
+    path = lines(tmp_path / "chats.jsonl", rows)
+    context = StageContext(None, tmp_path / "out.jsonl", 10.0)
+    records = list(ImportConversations(str(chat_model)).run(path, context))
+    write_records(tmp_path / "out.jsonl", records)
+    examples = WeightedExamples(str(tmp_path / "out.jsonl"), 128).load(None)
+    tokenizer = load_tokenizer(str(chat_model))
+
+    def learnt(number: int) -> str:
+        example = examples[number]
+        pairs = zip(example.ids[example.prompt_length :], example.weights, strict=True)
+        return str(tokenizer.decode([token for token, weight in pairs if weight]))
+
+    end = tokenizer.eos_token
+    assert [learnt(0), learnt(1)] == [f"5{end}9{end}", f" 5{end}"]
+    assert context.counts["rejected"] == 1
+    context = StageContext(None, tmp_path / "last.jsonl", 10.0)
+    (last, _) = ImportConversations(str(chat_model), learns="last").run(path, context)
+    assert tokenizer.decode(last.prompt_ids).endswith("and 4?" + end + "\nassistant: ")
+    assert tokenizer.decode(last.response_ids) == f"9{end}\n"
+    assert last.weights == [1.0] * (len(last.weights) - 1) + [0.0]
+
+
+def test_settings_that_cannot_be_are_refused(tiny_policy: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"stage\.learns must be one of all, last, got 'first'"):
+        ImportConversations(str(tiny_policy), learns="first")
+    context = StageContext(None, tmp_path / "out.jsonl", 10.0)
+    with pytest.raises(BadInput, match=r"name one of the two: input=FILE, or stage\.hub=NAME"):
+        list(ImportPreferences(str(tiny_policy)).run("", context))
