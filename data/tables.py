@@ -105,3 +105,18 @@ def read_hub_rows(hub: str, config: str, split: str, revision: str) -> list[Row]
     if not rows:
         raise BadInput(f"{hub}: the split '{split}' has no row")
     return rows
+
+
+def read_parquet_rows(path: str | Path) -> list[Row]:
+    """Return the rows of a Parquet file, counted from 1. Raises BadInput where it cannot be read or has no row."""
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        table = parquet.read_table(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise BadInput(f"{path}: no Parquet file that can be read ({reason}): check the path, or fetch it again") from None
+    if not table.num_rows:
+        raise BadInput(f"{path}: a header and no row: fetch it again")
+    return table_rows(table.to_pylist(), str(path))

@@ -51,10 +51,11 @@ class FunctionCall:
 
 @dataclass(frozen=True)
 class ScriptRun:
-    """What a program printed; `reason` is empty where it ended by itself with exit code 0."""
+    """What a program printed; `reason` is empty where it ended by itself with exit code 0. `seconds`: wall clock."""
 
     output: str
     reason: str
+    seconds: float
 
 
 class _Stopped(Exception):
@@ -181,7 +182,8 @@ def run_script(program: str, stdin: str, seconds: float = 4.0, limits: Limits | 
         given.write(stdin.encode(errors="surrogatepass"))
         given.seek(0)
         with _child("script", {"program.py": program}, limits, given) as child:
-            deadline = time.monotonic() + _wall(seconds)
+            started = time.monotonic()
+            deadline = started + _wall(seconds)
             try:
                 while piece := _read([child], child.output, deadline):
                     output += piece
@@ -193,7 +195,7 @@ def run_script(program: str, stdin: str, seconds: float = 4.0, limits: Limits | 
                 reason = str(stopped)
             except subprocess.TimeoutExpired:
                 reason = "no end in time"
-    return ScriptRun(output.decode(errors="replace"), reason)
+    return ScriptRun(output.decode(errors="replace"), reason, time.monotonic() - started)
 
 
 @dataclass

@@ -1,0 +1,108 @@
+"""Verifiers on responses they accept and refuse, and rows with several of them."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from espalier.data.answers.grading import grade_answer
+from espalier.data.sources import BadRow
+from espalier.data.verifiers.verify import VERIFIERS, Check, grade_by_verifiers, verify, write_checks
+
+FINAL = "Final Answer: The final answer is {}. I hope it is correct."
+# verifier, ground truth, responses that score 1, responses that score 0
+CASES: list[tuple[str, Any, list[str], list[str]]] = [
+    ("gsm8k", "18", ["so 18", "18.0", "9 + 9 = 18.", "it costs $18", "I saw 3, then 18", "<think>7</think>18"],
+     ["18 then 7", "1.8", "-18", "", "eighteen", "<think>it is 18"]),
+    ("gsm8k", "-3", ["it is -3", "5 - 8 = -3"], ["it is 3"]),
+    ("gsm8k", "1,234,567", ["1234567", "1,234,567 people"], ["234567"]),
+    ("gsm8k", 18, ["18"], ["19"]),
+    ("math", "\\frac{1}{2}", ["\\boxed{0.5}", "so $x = 2$ and $\\frac12$", FINAL.format("$1/2$"), "1/2",
+                             "\\boxed{3} ... " + FINAL.format("0.5")],
+     ["\\boxed{\\frac{1}{3}}", "half of \\boxed{0.5} is \\boxed{0.25}", ""]),
+    ("math", "x^2+1", ["\\boxed{1+x^2}"], ["\\boxed{x^2-1}"]),
+    ("math", "\\sqrt{8}", ["\\boxed{2\\sqrt{2}}"], ["\\boxed{2\\sqrt{3}}"]),
+    ("math", "10\\%", ["\\boxed{10\\%}"], ["\\boxed{11\\%}"]),
+    ("strict_math", "7", [FINAL.format("7"), "7"], ["\\boxed{7}", FINAL.format("8") + " 7"]),
+    ("flan", "the United States", ["The answer is: United States!", "united states"], ["The answer is: France", ""]),
+    ("string_matcher", ["Paris", "the Paris"], ["<answer>A</answer><answer> paris. </answer>"],
+     ["Paris", "<answer>Paris", "<answer>London</answer>"]),
+    ("puzzle", "red blue", ["<think>hm</think> <answer>Red, blue</answer>", "red blue"], ["<think>red blue</think> no"]),
+    ("format", "", ["a</think> <answer>b</answer>"], ["<answer>b</answer>", "a</think> b"]),
+    ("format", r".*#### \d+$", ["x\n#### 3"], ["3"]),
+    ("think_format", None, ["<think>a</think>b"], ["b"]),
+    ("ifeval", '{"func_name": "validate_no_commas"}', ["a b", "<think>a, b</think>c"], ["a, b", ""]),
+    ("marked_number", "4", ["2 + 2 = 4\n#### 4"], ["4"]),
+    ("choice", "B", ["The answer is (B)."], ["The answer is (C)."]),
+]  # fmt: skip
+
+
+def score(name: str, truth: Any, text: str, num_tokens: int | None = None) -> float:
+    """One verifier's score."""
+    (verdict,) = verify(text, write_checks([Check(name, truth)]), num_tokens)
+    return verdict.result.score
+
+
+@pytest.mark.parametrize(("name", "truth", "good", "bad"), CASES)
+def test_a_verifier_accepts_what_is_right_and_nothing_else(name: str, truth: Any, good: list[str], bad: list[str]) -> None:
+    assert {text: score(name, truth, text) for text in good} == dict.fromkeys(good, 1.0)
+    assert {text: score(name, truth, text) for text in bad} == dict.fromkeys(bad, 0.0)
+
+
+def test_f1_by_hand() -> None:
+    # tokens "red car" and "red big car": precision 2/2, recall 2/3
+    assert score("string_f1", ["The red, big car", "bus"], "a red car") == pytest.approx(0.8)
+    assert score("string_f1", ["x"], "<think>open") == 0.0
+
+
+def test_lengths_by_hand() -> None:
+    assert [score("max_length", 8, "x", n) for n in (0, 4, 8, 9)] == [0.0, 0.5, 1.0, 0.0]
+    assert [score("up_to_max_length", "8", "x", n) for n in (8, 10, 16, 99)] == [1.0, 0.75, 0.0, 0.0]
+
+
+def test_several_instructions_score_the_share_that_is_followed() -> None:
+    label = [{"instruction_id": ["punctuation:no_comma", "startend:quotation"], "kwargs": [None, {}]}]
+    assert score("ifeval", label, "no comma") == 0.5
+
+
+def test_symbolic_equality_works_in_worker_threads() -> None:
+    gold = write_checks([Check("math", "\\sqrt{18}")])
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda k: verify(f"{k}: \\boxed{{3\\sqrt{{2}}}}", gold)[0].result.score, range(6)))
+    assert found == [1.0] * 6
+
+
+def test_a_row_is_right_where_all_its_verifiers_say_so() -> None:
+    gold = write_checks([Check("gsm8k", "4"), Check("format", r".*####", 0.1), Check("max_length", 100)])
+    assert grade_by_verifiers("#### 4", gold).is_correct
+    half = grade_by_verifiers("so 4", gold)
+    assert (half.verdict, half.answer, half.reason) == ("wrong", "4", "gsm8k 1, format 0")
+    assert grade_answer(prediction="#### 4", gold=gold, kind="verifiers").is_correct
+    assert [verdict.name for verdict in verify("#### 4", gold, 3)] == ["gsm8k", "format", "max_length"]
+
+
+def test_what_only_counts_tokens_is_never_graded_right() -> None:
+    assert grade_by_verifiers("x", write_checks([Check("max_length", 9)])).verdict == "unparseable"
+
+
+@pytest.mark.parametrize(("rows", "message"), [
+    ([{"name": "gsm9k", "ground_truth": "1"}], "there is no verifier 'gsm9k': use one of boolean3, choice, code"),
+    ([{"name": "gsm8k", "ground_truth": ""}], "verifier gsm8k: the ground truth is empty"),
+    ([{"name": "gsm8k", "ground_truth": None}], "must be a text or a list of texts"),
+    ([{"name": "max_length", "ground_truth": 0}], "verifier max_length: a length is a whole number"),
+    ([{"name": "format", "ground_truth": "("}], "verifier format: the format is no regular expression"),
+    ([{"name": "gsm8k", "ground_truth": "1", "wieght": 2}], "not 'wieght'"),
+    ([{"name": "gsm8k", "ground_truth": "1", "weight": "2"}], "the weight of gsm8k must be a number"),
+    ([], "no list of verifiers"),
+    ("18", "no list of verifiers"),
+])  # fmt: skip
+def test_a_gold_that_names_no_good_verifiers_is_refused(rows: Any, message: str) -> None:
+    with pytest.raises(BadRow, match=message):
+        verify("x", json.dumps(rows))
+
+
+def test_every_verifier_has_a_case() -> None:
+    tested = {case[0] for case in CASES} | {"string_f1", "max_length", "up_to_max_length"}
+    own_kinds = {"response_math", "number", "response_number", "boolean3", "short_answer"}  # tests/data/answers
+    assert set(VERIFIERS) - tested - own_kinds == {"code", "code_stdio"}  # test_code_verifier.py
