@@ -5,50 +5,18 @@ from typing import Any
 
 import pytest
 
+from benchmarks.grading.verifier_cases import FOLLOWED
 from espalier.data.sources import BadRow
 from espalier.data.verifiers.instruction_labels import read_instructions
 from espalier.data.verifiers.instructions import INSTRUCTIONS, RLVR_NAMES, count_sentences, count_words, holds
 
-# id, arguments, a text that follows it, a text that does not
-CASES: list[tuple[str, dict[str, Any], str, str]] = [
-    ("keywords:existence", {"keywords": ["river", "boat"]}, "A Boat on the river.", "A boat on the lake."),
-    ("keywords:frequency", {"keyword": "sun", "frequency": 2, "relation": "at least"}, "Sun, sun.", "Sun, Sunday."),
-    ("keywords:forbidden_words", {"forbidden_words": ["cat"]}, "Concatenate.", "The Cat."),
-    ("keywords:letter_frequency", {"letter": "q", "let_frequency": 2, "let_relation": "less than"}, "Quit.", "q Q"),
-    ("language:response_language", {"language": "de"}, "Das ist ein ganz einfacher deutscher Satz über das Wetter.",
-     "This is a plain English sentence about the weather."),
-    ("length_constraints:number_sentences", {"num_sentences": 2, "relation": "less than"}, "Mr. Lee ran!", "A. B. Go! Stop!"),
-    ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, "one\n***\ntwo", "one\n***\n\n***\ntwo"),
-    ("length_constraints:number_words", {"num_words": 3, "relation": "at least"}, "don't stop now", "well-known man"),
-    ("length_constraints:nth_paragraph_first_word", {"num_paragraphs": 2, "nth_paragraph": 2, "first_word": "then"},
-     "First.\n\n**Then** more.", "Then.\n\nFirst."),
-    ("detectable_content:number_placeholders", {"num_placeholders": 2}, "[name], [place]", "[name], []"),
-    ("detectable_content:postscript", {"postscript_marker": "P.S."}, "Bye.\np. s. More.", "Bye. PS more"),
-    ("detectable_format:number_bullet_lists", {"num_bullets": 2}, "* one\n- two", "* one\n- two\n* three"),
-    ("detectable_format:constrained_response", {}, "Well. My answer is no.", "My answer is nothing."),
-    ("detectable_format:number_highlighted_sections", {"num_highlights": 2}, "*one* and **two**", "*one* and ** **"),
-    ("detectable_format:multiple_sections", {"section_spliter": "Section", "num_sections": 2},
-     "Section 1 a\nSection 2 b", "Section 1 a\nSubsection 2 b"),
-    ("detectable_format:json_format", {}, '```json\n{"a": 1}\n```', 'Here: {"a": 1}'),
-    ("detectable_format:title", {}, "<<Joy>> text", "<< >> text"),
-    ("combination:repeat_prompt", {"prompt_to_repeat": "Say it."}, "say it. Yes.", "Yes. Say it."),
-    ("combination:two_responses", {}, "one\n******\ntwo", "one\n******\none"),
-    ("change_case:capital_word_frequency", {"capital_frequency": 2, "capital_relation": "at least"}, "GO NOW ok", "GO now"),
-    ("change_case:english_capital", {}, "THIS IS A PLAIN ENGLISH SENTENCE.", "THIS IS A PLAIN ENGLISH SENTENCe."),
-    ("change_case:english_lowercase", {}, "this is a plain english sentence.", "This is a plain english sentence."),
-    ("startend:end_checker", {"end_phrase": "That is all."}, 'So. "that is all."\n', "That is all. Bye."),
-    ("startend:quotation", {}, ' "all of it" ', '"half" of it'),
-    ("punctuation:no_comma", {}, "one; two", "one, two"),
-]  # fmt: skip
-
-
 def test_all_25_instructions_have_a_case() -> None:
-    assert [case[0] for case in CASES] == list(INSTRUCTIONS)
+    assert [case[0] for case in FOLLOWED] == list(INSTRUCTIONS)
     assert len(INSTRUCTIONS) == len(RLVR_NAMES) == 25
     assert {identity for identity, _, _ in RLVR_NAMES.values()} == set(INSTRUCTIONS)
 
 
-@pytest.mark.parametrize(("identity", "arguments", "good", "bad"), CASES)
+@pytest.mark.parametrize(("identity", "arguments", "good", "bad"), FOLLOWED)
 def test_an_instruction_tells_who_follows_it(identity: str, arguments: dict[str, Any], good: str, bad: str) -> None:
     label = {"instruction_id_list": [identity], "kwargs": [{**arguments, "unused": None}]}
     (instruction,) = read_instructions(label)

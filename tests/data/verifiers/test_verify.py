@@ -6,37 +6,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.grading.verifier_cases import ANSWERS
 from espalier.data.answers.grading import grade_answer
 from espalier.data.sources import BadRow
 from espalier.data.verifiers.verify import VERIFIERS, Check, grade_by_verifiers, verify, write_checks
-
-FINAL = "Final Answer: The final answer is {}. I hope it is correct."
-# verifier, ground truth, responses that score 1, responses that score 0
-CASES: list[tuple[str, Any, list[str], list[str]]] = [
-    ("gsm8k", "18", ["so 18", "18.0", "9 + 9 = 18.", "it costs $18", "I saw 3, then 18", "<think>7</think>18"],
-     ["18 then 7", "1.8", "-18", "", "eighteen", "<think>it is 18"]),
-    ("gsm8k", "-3", ["it is -3", "5 - 8 = -3"], ["it is 3"]),
-    ("gsm8k", "1,234,567", ["1234567", "1,234,567 people"], ["234567"]),
-    ("gsm8k", 18, ["18"], ["19"]),
-    ("math", "\\frac{1}{2}", ["\\boxed{0.5}", "so $x = 2$ and $\\frac12$", FINAL.format("$1/2$"), "1/2",
-                             "\\boxed{3} ... " + FINAL.format("0.5")],
-     ["\\boxed{\\frac{1}{3}}", "half of \\boxed{0.5} is \\boxed{0.25}", ""]),
-    ("math", "x^2+1", ["\\boxed{1+x^2}"], ["\\boxed{x^2-1}"]),
-    ("math", "\\sqrt{8}", ["\\boxed{2\\sqrt{2}}"], ["\\boxed{2\\sqrt{3}}"]),
-    ("math", "10\\%", ["\\boxed{10\\%}"], ["\\boxed{11\\%}"]),
-    ("strict_math", "7", [FINAL.format("7"), "7"], ["\\boxed{7}", FINAL.format("8") + " 7"]),
-    ("flan", "the United States", ["The answer is: United States!", "united states"], ["The answer is: France", ""]),
-    ("string_matcher", ["Paris", "the Paris"], ["<answer>A</answer><answer> paris. </answer>"],
-     ["Paris", "<answer>Paris", "<answer>London</answer>"]),
-    ("puzzle", "red blue", ["<think>hm</think> <answer>Red, blue</answer>", "red blue"], ["<think>red blue</think> no"]),
-    ("format", "", ["a</think> <answer>b</answer>"], ["<answer>b</answer>", "a</think> b"]),
-    ("format", r".*#### \d+$", ["x\n#### 3"], ["3"]),
-    ("think_format", None, ["<think>a</think>b"], ["b"]),
-    ("ifeval", '{"func_name": "validate_no_commas"}', ["a b", "<think>a, b</think>c"], ["a, b", ""]),
-    ("marked_number", "4", ["2 + 2 = 4\n#### 4"], ["4"]),
-    ("choice", "B", ["The answer is (B)."], ["The answer is (C)."]),
-]  # fmt: skip
-
 
 def score(name: str, truth: Any, text: str, num_tokens: int | None = None) -> float:
     """One verifier's score."""
@@ -44,7 +17,7 @@ def score(name: str, truth: Any, text: str, num_tokens: int | None = None) -> fl
     return verdict.result.score
 
 
-@pytest.mark.parametrize(("name", "truth", "good", "bad"), CASES)
+@pytest.mark.parametrize(("name", "truth", "good", "bad"), ANSWERS)
 def test_a_verifier_accepts_what_is_right_and_nothing_else(name: str, truth: Any, good: list[str], bad: list[str]) -> None:
     assert {text: score(name, truth, text) for text in good} == dict.fromkeys(good, 1.0)
     assert {text: score(name, truth, text) for text in bad} == dict.fromkeys(bad, 0.0)
@@ -103,6 +76,6 @@ def test_a_gold_that_names_no_good_verifiers_is_refused(rows: Any, message: str)
 
 
 def test_every_verifier_has_a_case() -> None:
-    tested = {case[0] for case in CASES} | {"string_f1", "max_length", "up_to_max_length"}
+    tested = {case[0] for case in ANSWERS} | {"string_f1", "max_length", "up_to_max_length"}
     own_kinds = {"response_math", "number", "response_number", "boolean3", "short_answer"}  # tests/data/answers
     assert set(VERIFIERS) - tested - own_kinds == {"code", "code_stdio"}  # test_code_verifier.py
