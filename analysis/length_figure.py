@@ -2,8 +2,9 @@
 
     python run_stage.py -cn analysis/draw_lengths input=mixed.jsonl stage.tokenizer=MODEL output=lengths.svg
 
-A problem's prompt is written by `stage.template`; a demonstration has a prompt and a completion. The source is what stands
-in `info["subject"]` of a problem and before the first `-` of a demonstration's id, as problems/mix_datasets writes both.
+A problem's prompt is written by `stage.template`; a demonstration has a prompt and a completion. The source is
+`info["subject"]` of a problem, and what stands before the first `-` of a demonstration's id: problems/mix_datasets
+writes both.
 """
 
 import json
@@ -39,15 +40,16 @@ class DrawLengths:
         return []
 
     def run(self, input_path: str, context: StageContext) -> str:
-        """Return the figure; lowest, mean and highest number of tokens go to the counts. Raises BadInput on a file without
-        rows."""
+        """Return the figure; lowest, mean and highest number of tokens go to the counts. Raises BadInput on a file
+        without rows."""
         texts = self._texts(input_path)
         tokenizer = load_tokenizer(self.tokenizer)
         lengths = {name: count_tokens(rows, tokenizer) for name, rows in texts.items()}
         for name, by_source in lengths.items():
             for source, numbers in by_source.items():
                 mean = sum(numbers) / len(numbers)
-                context.counts[f"{name}/{source}"] = f"{min(numbers)} to {max(numbers)}, mean {mean:.1f}, n {len(numbers)}"
+                spread = f"{min(numbers)} to {max(numbers)}, mean {mean:.1f}, n {len(numbers)}"
+                context.counts[f"{name}/{source}"] = spread
         return f"{figure(lengths)}\n"
 
     def _texts(self, path: str) -> dict[str, dict[str, list[str]]]:

@@ -1,8 +1,8 @@
 """How much of each source goes into a mixture, and which of its rows: pure functions of names, sizes and a seed.
 
-An amount is a share of the source where it is written with a dot (0.5: half of the rows, 1.0: each once, 2.5: each twice
-and half of them a third time), a number of rows where it is a whole number (1 is *one row*). Rows that are drawn only in
-part are drawn without replacement by (seed, name), so that no other source changes them.
+An amount is a share of the source where it is written with a dot (0.5: half of the rows, 1.0: each once, 2.5: each
+twice and half of them a third time), a number of rows where it is a whole number (1 is *one row*). Rows that are drawn
+only in part are drawn without replacement by (seed, name), so that no other source changes them.
 """
 
 import random
@@ -18,8 +18,8 @@ _FEW, _MANY = 10, 100
 
 @dataclass(frozen=True)
 class Source:
-    """One source of a mixture: a local file (`path`: JSON lines, JSON, Parquet) or a data set of the hub (`hub`, with its
-    `config` and a pinned `revision`), its `split`, and how much of it."""
+    """One source of a mixture: a local file (`path`: JSON lines, JSON, Parquet) or a data set of the hub (`hub`, with
+    its `config` and a pinned `revision`), its `split`, and how much of it."""
 
     name: str
     amount: float | int

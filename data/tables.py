@@ -116,7 +116,9 @@ def read_parquet_rows(path: str | Path) -> list[Row]:
         table = parquet.read_table(path)
     except (OSError, pyarrow.ArrowException) as error:
         reason = " ".join(str(error).split())[:200]
-        raise BadInput(f"{path}: no Parquet file that can be read ({reason}): check the path, or fetch it again") from None
+        raise BadInput(
+            f"{path}: no Parquet file that can be read ({reason}): check the path, or fetch it again"
+        ) from None
     if not table.num_rows:
         raise BadInput(f"{path}: a header and no row: fetch it again")
     return table_rows(table.to_pylist(), str(path))

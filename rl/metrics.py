@@ -38,8 +38,8 @@ def describe_rollouts(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def describe_rewards(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Return mean reward, its parts (over the rollouts that have them) and spread, and the share of groups whose rewards
-    all agree."""
+    """Return mean reward, its parts (over the rollouts that have them) and spread, and the share of groups whose
+    rewards all agree."""
     scores = [score for group in groups for score in group.scores]
     names = sorted({name for score in scores for name in score.parts})
     columns = {name: [score.parts[name] for score in scores if name in score.parts] for name in names}

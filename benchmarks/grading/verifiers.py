@@ -35,7 +35,9 @@ def graded_cases() -> dict[str, list[bool]]:
         found[name].extend(score(name, truth, text) == 0 for text in bad)
     for identity, arguments, follows, breaks in FOLLOWED:
         label = {"instruction_id_list": [identity], "kwargs": [arguments]}
-        found.setdefault("ifeval", []).extend([score("ifeval", label, follows) == 1, score("ifeval", label, breaks) == 0])
+        found.setdefault("ifeval", []).extend(
+            [score("ifeval", label, follows) == 1, score("ifeval", label, breaks) == 0]
+        )
     found["code"] = [abs(score("code", truth, text) - share) < 1e-9 for text, truth, share in PROGRAMS]
     return found
 

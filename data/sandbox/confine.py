@@ -5,7 +5,7 @@ be undone by the process: limits are hard, and Landlock and seccomp cannot be ta
 
 | what | by |
 |---|---|
-| no network, no child processes, no signals to others, no tracing, no mounts | seccomp: a list of system calls that are allowed |
+| no network, no child processes, no signals to others, no tracing, no mounts | seccomp: a list of allowed calls |
 | no file outside the scratch folder is written, none but the standard library's is read | Landlock |
 | processor time, memory, size of a file, open files, no core dumps | resource limits |
 | no privileges, should the user be root | capabilities given up, `no_new_privs` |
@@ -25,10 +25,42 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 _PDEATHSIG, _SET_DUMPABLE, _SET_SECCOMP, _NO_NEW_PRIVS = 1, 4, 22, 38
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF, _CAPSET = 444, 445, 446, 126
 
-# System calls of x86-64 that are allowed whatever their arguments: reading, writing and waiting on what is open, memory,
-# time, the process's own signals, and names of files (which Landlock judges).
+# System calls of x86-64 that are allowed whatever their arguments: reading, writing and waiting on what is open,
+# memory, time, the process's own signals, and names of files (which Landlock judges).
 _ALLOWED = (
-    *(0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 18, 19, 20, 21, 22, 23, 24, 25, 27, 28, 32, 33, 34, 35, 36),
+    *(
+        0,
+        1,
+        3,
+        4,
+        5,
+        6,
+        7,
+        8,
+        9,
+        10,
+        11,
+        12,
+        13,
+        14,
+        15,
+        17,
+        18,
+        19,
+        20,
+        21,
+        22,
+        23,
+        24,
+        25,
+        27,
+        28,
+        32,
+        33,
+        34,
+        35,
+        36,
+    ),
     *(37, 38, 39, 45, 53, 60, 63, 74, 75, 77, 78, 79, 80, 82, 87, 89, 95, 96, 97, 98, 99, 100, 102, 104, 107),
     *(108, 110, 111, 131, 186, 201, 202, 204, 213, 217, 218, 219, 228, 229, 230, 231, 232, 233, 262, 263, 264),
     *(267, 269, 270, 271, 273, 281, 290, 291, 292, 293, 316, 318, 324, 332, 334, 439),

@@ -25,6 +25,7 @@ from espalier.data.verifiers.verify import Check, counts_tokens_alone, write_che
 
 log = logging.getLogger(__name__)
 _QUESTIONS = ("question", "problem", "prompt", "messages")
+_TOKENS_ALONE = "counts_tokens_alone"
 _GOLDS = ("ground_truth", "gold", "answer")
 
 
@@ -49,7 +50,7 @@ class VerifiableProblems(PublishedTask):
     def problems(self, split: str) -> list[Problem]:
         """Return the problems of a split; one line says how many of them no text can answer."""
         found = super().problems(split)
-        num = sum(bool(problem.info.get("only_tokens")) for problem in found)
+        num = sum(bool(problem.info.get(_TOKENS_ALONE)) for problem in found)
         if num:
             log.warning("%s/%s: %d of %d rows have verifiers that count tokens alone: reward=verifiers scores them, "
                         "and no response to them is ever graded right", self.name, split, num, len(found))  # fmt: skip
@@ -64,7 +65,7 @@ class VerifiableProblems(PublishedTask):
         gold = write_checks(checks)
         info = {"subject": row.text("source", default="") or "+".join(dict.fromkeys(one.name for one in checks))}
         if counts_tokens_alone(gold):
-            info["only_tokens"] = True
+            info[_TOKENS_ALONE] = "yes"
         identity = row.fields.get("id")
         named = str(identity) if isinstance(identity, str | int) and not isinstance(identity, bool) else ""
         return Problem(named, read_question(row), gold, info)
@@ -84,7 +85,7 @@ def _rest(check: Check) -> tuple[Any, float]:
 
 
 def read_question(row: Row) -> str:
-    """Return what a row asks: a text, or the one turn of a user. Raises BadRow where there is none, or several turns."""
+    """Return what a row asks: a text, or the one turn of a user. Raises BadRow on none, or several turns."""
     name = next((name for name in _QUESTIONS if row.has(name)), "")
     value = row.fields.get(name)
     if isinstance(value, str):
@@ -122,7 +123,9 @@ def read_checks(row: Row, verifier: str = "") -> list[Check]:
     if names is None and truth_name == "gold" and isinstance(truth, str) and truth.startswith('[{"name"'):
         return [_as_check(one) for one in json.loads(truth)]  # a problem that was written by this task
     if names is None:
-        raise BadRow("the row names no verifier: it needs verifiers, or dataset and ground_truth, or task.verifier=NAME")
+        raise BadRow(
+            "the row names no verifier: it needs verifiers, or dataset and ground_truth, or task.verifier=NAME"
+        )
     if isinstance(names, str):
         return [Check(names.lower(), truth)]
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):

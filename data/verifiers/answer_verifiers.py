@@ -16,7 +16,9 @@ from espalier.data.answers.short_answers import normalise, token_f1
 from espalier.data.sources import BadRow
 from espalier.data.verifiers.response import Response, Result, Verifier
 
-_FINAL = re.compile(r"(?i)final answer:?\s*(?:the final answer is)?\s*(.+?)(?:\.?\s*I hope it is correct|\.?\s*(?:\n|$))")
+_FINAL = re.compile(
+    r"(?i)final answer:?\s*(?:the final answer is)?\s*(.+?)(?:\.?\s*I hope it is correct|\.?\s*(?:\n|$))"
+)
 _FLAN = "The answer is: "
 _ANSWER_TAGS = re.compile(r"</?answer>")
 _DOLLARS = re.compile(r"(?<!\\)\$")
@@ -105,7 +107,7 @@ def check_flan(response: Response, golds: Sequence[str]) -> Result:
 
 
 def check_string(response: Response, golds: Sequence[str]) -> Result:
-    """What is between the last `<answer>` and `</answer>`, both of which must be there, is a ground truth, normalised."""
+    """What is between the last `<answer>` and `</answer>`, both there, is a ground truth, normalised."""
     found = re.findall(r"<answer>(.*?)</answer>", response.text, re.DOTALL)
     if not found:
         return Result(0.0, None, "no answer tags")

@@ -3,8 +3,8 @@
 | ground truth | tests |
 |---|---|
 | `["assert f(2) == 4", ...]` | Python with `assert`, each run against the program's functions by name |
-| `{"fn_name": "f", "inputs": [[2], ...], "outputs": [4, ...]}` | calls of one function (also a method of `Solution`); JSON |
-| `{"inputs": ["2\\n", ...], "outputs": ["4\\n", ...]}`, or `[{"input": ..., "output": ...}, ...]` | standard input and output |
+| `{"fn_name": "f", "inputs": [[2], ...], "outputs": [4, ...]}` | calls of one function, or method of `Solution` |
+| `{"inputs": ["2\\n", ...], "outputs": [...]}`, or `[{"input": ..., "output": ...}, ...]` | standard input and output |
 
 Each of them also as its JSON text, or under `tests` of an object with `seconds` (per test) and `threshold` (a pass rate
 below it scores 0).

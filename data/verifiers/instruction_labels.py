@@ -2,7 +2,7 @@
 
 | form | published with |
 |---|---|
-| `{"func_name": NAME, "N": 3, ...}`, as an object or as its JSON text | RLVR-IFeval (Lambert et al. 2024): one instruction |
+| `{"func_name": NAME, "N": 3, ...}`, as an object or as its JSON text | RLVR-IFeval: one instruction |
 | `[{"instruction_id": [...], "kwargs": [...]}]`, as JSON or as Python writes it | the sets of several instructions |
 | `{"instruction_id_list": [...], "kwargs": [...]}` | IFEval itself |
 """

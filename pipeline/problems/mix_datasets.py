@@ -6,8 +6,9 @@
 
 Amounts, repeats and draws are those of `data.mixture`. Rows are read as `task=verifiable` reads them; demonstrations
 (`stage.kind=demonstration`) need an answer to imitate: a last turn of the assistant, `completion`, `response` or
-`solution`. A row's id is `{source}-{its id}`, `~2` behind it where it stands in the mixture again. Everything about a row
-is in the row, so that the shuffle cannot part a question from its ground truth. `X.statistics.json` counts each source.
+`solution`. A row's id is `{source}-{its id}`, `~2` behind it where it stands in the mixture again. Everything about a
+row is in the row, so that the shuffle cannot part a question from its ground truth. `X.statistics.json` counts each
+source.
 """
 
 import logging
@@ -15,7 +16,6 @@ import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 from espalier.data.jsonl import write_json
@@ -39,7 +39,9 @@ class AnsweredRows(VerifiableProblems):
     def problem(self, row: Row) -> Problem:
         """Read question and answer. Raises BadRow where either is missing."""
         identity = row.fields.get("id")
-        return Problem(str(identity) if identity is not None else "", read_question(row), "", {"solution": read_answer(row)})
+        return Problem(
+            str(identity) if identity is not None else "", read_question(row), "", {"solution": read_answer(row)}
+        )
 
 
 def read_answer(row: Row) -> str:
@@ -70,7 +72,9 @@ class MixDatasets:
         if self.kind not in KINDS:
             raise BadInput(f"stage.kind must be one of {', '.join(KINDS)}, got '{self.kind}'")
         if self.kind == "demonstration" and self.template.is_chat:
-            raise BadInput("stage.template writes turns, and a demonstration holds text: choose a prompt with is_chat: false")
+            raise BadInput(
+                "stage.template writes turns, and a demonstration holds text: choose a prompt with is_chat: false"
+            )
         names = Counter(source.name for source in self._sources())
         if not names or max(names.values()) > 1:
             what = f"the name '{names.most_common(1)[0][0]}' stands twice" if names else "there is none"
@@ -102,7 +106,9 @@ class MixDatasets:
         texts = Counter(_question(row) for row in rows)
         shared = {"rows": len(rows), "distinct_questions": len(texts)}
         context.counts |= {**shared, "sources": len(statistics)}
-        write_json(context.output.with_name(f"{context.output.stem}.statistics.json"), {**shared, "sources": statistics})
+        write_json(
+            context.output.with_name(f"{context.output.stem}.statistics.json"), {**shared, "sources": statistics}
+        )
         return rows
 
     def _task(self, source: Source) -> VerifiableProblems:

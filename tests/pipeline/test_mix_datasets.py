@@ -44,7 +44,9 @@ def test_a_share_has_a_dot_and_a_number_of_rows_has_none(amount: Any, rows: int,
     drawn = draw_rows(read_source(source(amount)), rows, 0)
     counts = Counter(drawn)
     assert len(drawn) == wanted
-    assert max(counts.values()) - min(counts[index] for index in range(rows)) <= 1  # full repeats, then each at most once
+    assert (
+        max(counts.values()) - min(counts[index] for index in range(rows)) <= 1
+    )  # full repeats, then each at most once
 
 
 def test_the_draw_follows_from_seed_and_name_alone() -> None:

@@ -56,7 +56,9 @@ def test_ordinary_programs_run(program: str, wanted: str) -> None:
 @needs_kernel
 def test_programs_run_beside_one_another_in_threads(surroundings: Surroundings) -> None:
     with ThreadPoolExecutor(6) as threads:
-        found = list(threads.map(lambda k: run_tests("def f(x): return x + 1", [f"assert f({k}) == {k + 1}"]), range(12)))
+        found = list(
+            threads.map(lambda k: run_tests("def f(x): return x + 1", [f"assert f({k}) == {k + 1}"]), range(12))
+        )
     assert found == [[True]] * 12
     assert not left_processes(str(surroundings.scratch))
 
@@ -64,7 +66,9 @@ def test_programs_run_beside_one_another_in_threads(surroundings: Surroundings) 
 @pytest.mark.parametrize("name", ["read a file", "write outside", "connect", "remove a file"])
 def test_without_the_sandbox_the_same_programs_are_seen_to_escape(surroundings: Surroundings, name: str) -> None:
     (case,) = (case for case in PROGRAMS if case.name == name)
-    done = subprocess.run([sys.executable, "-c", surroundings.program(case)], capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [sys.executable, "-c", surroundings.program(case)], capture_output=True, text=True, timeout=30
+    )
     assert done.stdout.strip() == case.wanted
     assert surroundings.traces() == {"write outside": ["wrote a file"], "connect": ["connected"],
                                      "remove a file": ["changed a file"]}.get(name, [])  # fmt: skip
@@ -73,7 +77,8 @@ def test_without_the_sandbox_the_same_programs_are_seen_to_escape(surroundings: 
 
 @needs_kernel
 def test_a_program_dies_with_the_process_that_grades_it(tmp_path: Path) -> None:
-    code = "from espalier.data.sandbox.run import run_script\nprint('begun', flush=True)\nrun_script('while True: pass', '', 60)"
+    code = "from espalier.data.sandbox.run import run_script\nprint('begun', flush=True)\n"
+    code += "run_script('while True: pass', '', 60)"
     environment = {**os.environ, "TMPDIR": str(tmp_path), "PYTHONPATH": str(Path(run.__file__).parents[2])}
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=environment) as grading:
         assert grading.stdout is not None
@@ -109,7 +114,9 @@ def test_descriptors_do_not_leak() -> None:
 
 def test_nothing_runs_where_the_kernel_cannot_confine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "missing_parts", lambda: ["landlock"])
-    with pytest.raises(BadInput, match=r"landlock missing: run code verifiers on Linux 5\.13 .*ESPALIER_SANDBOX_WITHOUT"):
+    with pytest.raises(
+        BadInput, match=r"landlock missing: run code verifiers on Linux 5\.13 .*ESPALIER_SANDBOX_WITHOUT"
+    ):
         run_script("print(1)", "")
     monkeypatch.setattr(run, "missing_parts", lambda: ["seccomp"])
     monkeypatch.setenv("ESPALIER_SANDBOX_WITHOUT", "landlock")

@@ -71,14 +71,18 @@ def test_a_parquet_file_is_read_as_the_same_rows(tmp_path: Path) -> None:
 def test_problems_that_were_written_out_are_read_by_both_tasks(tmp_path: Path) -> None:
     gold = write_checks([Check("gsm8k", "2"), Check("format", "")])
     path = write(tmp_path / "a.jsonl", {"id": "x", "question": "?", "gold": gold})
-    (one,), (two,) = VerifiableProblems(str(path)).problems("train"), ProblemFile(str(path), kind="verifiers").problems("train")
+    (one,), (two,) = (
+        VerifiableProblems(str(path)).problems("train"),
+        ProblemFile(str(path), kind="verifiers").problems("train"),
+    )
     assert one.gold == two.gold == gold
     assert one.id == two.id == "x"
 
 
 @pytest.mark.parametrize(("row", "message"), [
     ({"question": "?", "dataset": "gsm9k", "ground_truth": "1"}, "a.jsonl:2: there is no verifier 'gsm9k'"),
-    ({"question": "?", "dataset": ["gsm8k", "math"], "ground_truth": "1"}, "dataset has 2 names and ground_truth 1 values"),
+    ({"question": "?", "dataset": ["gsm8k", "math"], "ground_truth": "1"},
+     "dataset has 2 names and ground_truth 1 values"),
     ({"question": "?", "ground_truth": "1"}, "the row names no verifier"),
     ({"question": "?", "verifiers": []}, "verifiers must be a list of at least one"),
     ({"question": "?", "verifiers": [{"name": "math"}]}, "verifier math: the ground truth must be a text"),

@@ -9,6 +9,7 @@ from benchmarks.grading.verifier_cases import PROGRAMS
 from espalier.data.sources import BadRow
 from espalier.data.verifiers.verify import Check, verify, write_checks
 
+
 @pytest.mark.parametrize(("text", "truth", "wanted"), PROGRAMS)
 def test_a_program_scores_the_share_of_tests_it_passes(text: str, truth: Any, wanted: float) -> None:
     for form in (truth, json.dumps(truth)):

@@ -10,6 +10,7 @@ from espalier.data.sources import BadRow
 from espalier.data.verifiers.instruction_labels import read_instructions
 from espalier.data.verifiers.instructions import INSTRUCTIONS, RLVR_NAMES, count_sentences, count_words, holds
 
+
 def test_all_25_instructions_have_a_case() -> None:
     assert [case[0] for case in FOLLOWED] == list(INSTRUCTIONS)
     assert len(INSTRUCTIONS) == len(RLVR_NAMES) == 25
@@ -27,8 +28,11 @@ def test_an_instruction_tells_who_follows_it(identity: str, arguments: dict[str,
 
 def test_the_forms_of_labels_mean_the_same() -> None:
     one = read_instructions('{"func_name": "verify_paragraph_count", "N": 3, "quantifier": null}')
-    two = read_instructions("[{'instruction_id': ['length_constraints:number_paragraphs'], 'kwargs': [{'num_paragraphs': 3}]}]")
-    three = read_instructions(json.dumps({"instruction_id_list": ["length_constraints:number_paragraphs"], "kwargs": [{"num_paragraphs": 3.0}]}))  # fmt: skip
+    two = read_instructions(
+        "[{'instruction_id': ['length_constraints:number_paragraphs'], 'kwargs': [{'num_paragraphs': 3}]}]"
+    )
+    label = {"instruction_id_list": ["length_constraints:number_paragraphs"], "kwargs": [{"num_paragraphs": 3.0}]}
+    three = read_instructions(json.dumps(label))
     assert one == two == three
     assert one[0].is_followed("a * * * b *** c")
 

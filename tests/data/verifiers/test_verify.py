@@ -11,6 +11,7 @@ from espalier.data.answers.grading import grade_answer
 from espalier.data.sources import BadRow
 from espalier.data.verifiers.verify import VERIFIERS, Check, grade_by_verifiers, verify, write_checks
 
+
 def score(name: str, truth: Any, text: str, num_tokens: int | None = None) -> float:
     """One verifier's score."""
     (verdict,) = verify(text, write_checks([Check(name, truth)]), num_tokens)
@@ -18,7 +19,9 @@ def score(name: str, truth: Any, text: str, num_tokens: int | None = None) -> fl
 
 
 @pytest.mark.parametrize(("name", "truth", "good", "bad"), ANSWERS)
-def test_a_verifier_accepts_what_is_right_and_nothing_else(name: str, truth: Any, good: list[str], bad: list[str]) -> None:
+def test_a_verifier_accepts_what_is_right_and_nothing_else(
+    name: str, truth: Any, good: list[str], bad: list[str]
+) -> None:
     assert {text: score(name, truth, text) for text in good} == dict.fromkeys(good, 1.0)
     assert {text: score(name, truth, text) for text in bad} == dict.fromkeys(bad, 0.0)
 
