@@ -33,6 +33,14 @@ ANSWERS: list[tuple[str, Any, list[str], list[str]]] = [
     ("choice", "B", ["The answer is (B)."], ["The answer is (C)."]),
 ]  # fmt: skip
 
+# verifier, ground truth, response, its number of tokens, score
+SCORES: list[tuple[str, Any, str, int, float]] = [
+    ("string_f1", ["The red, big car", "bus"], "a red car", 3, 0.8),  # precision 2/2, recall 2/3
+    ("string_f1", ["x"], "<think>open", 3, 0.0),
+    *[("max_length", 8, "x", tokens, score) for tokens, score in ((0, 0.0), (4, 0.5), (8, 1.0), (9, 0.0))],
+    *[("up_to_max_length", "8", "x", tokens, score) for tokens, score in ((8, 1.0), (10, 0.75), (16, 0.0), (99, 0.0))],
+]  # fmt: skip
+
 # id, arguments, a text that follows it, a text that does not
 FOLLOWED: list[tuple[str, dict[str, Any], str, str]] = [
     ("keywords:existence", {"keywords": ["river", "boat"]}, "A Boat on the river.", "A boat on the lake."),

@@ -13,7 +13,7 @@ from typing import Any
 
 from benchmarks.grading.hostile_programs import PROGRAMS as HOSTILE
 from benchmarks.grading.program_escapes import Surroundings
-from benchmarks.grading.verifier_cases import ANSWERS, FOLLOWED, PROGRAMS
+from benchmarks.grading.verifier_cases import ANSWERS, FOLLOWED, PROGRAMS, SCORES
 from benchmarks.result import count, write_result
 from espalier.data.sandbox.confine import landlock_version
 from espalier.data.verifiers.verify import Check, verify, write_checks
@@ -21,9 +21,9 @@ from espalier.data.verifiers.verify import Check, verify, write_checks
 HOW = "bash scripts/bench.sh verifiers"
 
 
-def score(name: str, truth: Any, text: str) -> float:
+def score(name: str, truth: Any, text: str, num_tokens: int | None = None) -> float:
     """Return one verifier's score of a response."""
-    (verdict,) = verify(text, write_checks([Check(name, truth)]))
+    (verdict,) = verify(text, write_checks([Check(name, truth)]), num_tokens)
     return verdict.result.score
 
 
@@ -38,6 +38,8 @@ def graded_cases() -> dict[str, list[bool]]:
         found.setdefault("ifeval", []).extend(
             [score("ifeval", label, follows) == 1, score("ifeval", label, breaks) == 0]
         )
+    for name, truth, text, num_tokens, share in SCORES:
+        found.setdefault(name, []).append(abs(score(name, truth, text, num_tokens) - share) < 1e-9)
     found["code"] = [abs(score("code", truth, text) - share) < 1e-9 for text, truth, share in PROGRAMS]
     return found
 

@@ -24,8 +24,26 @@ from espalier.data.sandbox.plain_values import read_line, write_line
 
 _MAX_REPLY = 4 << 20
 _MODULES = frozenset(
-    "math cmath itertools functools collections re string random statistics fractions decimal datetime heapq bisect "
-    "copy operator json typing".split()
+    [
+        "math",
+        "cmath",
+        "itertools",
+        "functools",
+        "collections",
+        "re",
+        "string",
+        "random",
+        "statistics",
+        "fractions",
+        "decimal",
+        "datetime",
+        "heapq",
+        "bisect",
+        "copy",
+        "operator",
+        "json",
+        "typing",
+    ]
 )
 
 

@@ -120,6 +120,14 @@ def counts_tokens_alone(gold: str) -> bool:
     return all(verifier.needs_tokens for _, verifier, _ in _read(gold))
 
 
+def gold_answer(gold: str) -> str:
+    """Return the ground truth of a gold with one verifier, of answers; "" of any other. Raises BadRow on none."""
+    checks = [check for check, _, _ in _read(gold)]
+    is_answer = len(checks) == 1 and checks[0].name in ANSWER_VERIFIERS
+    truths = checks[0].ground_truth if isinstance(checks[0].ground_truth, list) else [checks[0].ground_truth]
+    return str(truths[0]) if is_answer else ""
+
+
 def grade_by_verifiers(text: str, gold: Gold) -> Grade:
     """Return right where every verifier that judges texts gives its full score. Never raises on a text or a gold."""
     if not isinstance(gold, str):

@@ -11,6 +11,7 @@ from pyarrow import parquet
 
 from espalier.data.records import BadInput
 from espalier.data.sources import Row
+from espalier.data.tasks.gold_check import check_golds
 from espalier.data.tasks.problem_file import ProblemFile
 from espalier.data.tasks.verifiable import VerifiableProblems, read_checks, read_question
 from espalier.data.verifiers.verify import Check, write_checks
@@ -108,3 +109,14 @@ def test_rows_that_no_text_can_answer_are_counted(tmp_path: Path, caplog: pytest
 
 def test_the_turn_of_the_user_is_the_question() -> None:
     assert read_question(Row("f", 1, {"messages": [USER]})) == "1 + 1?"
+
+
+def test_the_doctor_tries_the_golds_of_single_answer_verifiers(tmp_path: Path) -> None:
+    names = ["gsm8k", "math", "strict_math", "flan", "string_matcher", "puzzle", "string_f1"]
+    rows = [{"question": "?", "dataset": name, "ground_truth": "12"} for name in names]
+    more = {"question": "?", "dataset": "ifeval", "ground_truth": {"func_name": "validate_no_commas"}}
+    task = VerifiableProblems(str(write(tmp_path / "a.jsonl", *rows, more)))
+    found = check_golds(task, task.problems("train"))
+    assert (found.labelled, found.accepted, found.rejected, found.untried, found.unlabelled) == (7, 7, 7, 1, 0)
+    assert found.is_sound
+    assert "1 rows have verifiers that no gold answers" in found.line

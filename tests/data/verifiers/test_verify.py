@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.grading.verifier_cases import ANSWERS
+from benchmarks.grading.verifier_cases import ANSWERS, SCORES
 from espalier.data.answers.grading import grade_answer
 from espalier.data.sources import BadRow
 from espalier.data.verifiers.verify import VERIFIERS, Check, grade_by_verifiers, verify, write_checks
@@ -26,15 +26,9 @@ def test_a_verifier_accepts_what_is_right_and_nothing_else(
     assert {text: score(name, truth, text) for text in bad} == dict.fromkeys(bad, 0.0)
 
 
-def test_f1_by_hand() -> None:
-    # tokens "red car" and "red big car": precision 2/2, recall 2/3
-    assert score("string_f1", ["The red, big car", "bus"], "a red car") == pytest.approx(0.8)
-    assert score("string_f1", ["x"], "<think>open") == 0.0
-
-
-def test_lengths_by_hand() -> None:
-    assert [score("max_length", 8, "x", n) for n in (0, 4, 8, 9)] == [0.0, 0.5, 1.0, 0.0]
-    assert [score("up_to_max_length", "8", "x", n) for n in (8, 10, 16, 99)] == [1.0, 0.75, 0.0, 0.0]
+@pytest.mark.parametrize(("name", "truth", "text", "num_tokens", "wanted"), SCORES)
+def test_scores_between_by_hand(name: str, truth: Any, text: str, num_tokens: int, wanted: float) -> None:
+    assert score(name, truth, text, num_tokens) == pytest.approx(wanted)
 
 
 def test_several_instructions_score_the_share_that_is_followed() -> None:
@@ -79,6 +73,6 @@ def test_a_gold_that_names_no_good_verifiers_is_refused(rows: Any, message: str)
 
 
 def test_every_verifier_has_a_case() -> None:
-    tested = {case[0] for case in ANSWERS} | {"string_f1", "max_length", "up_to_max_length"}
+    tested = {case[0] for case in [*ANSWERS, *SCORES]}
     own_kinds = {"response_math", "number", "response_number", "boolean3", "short_answer"}  # tests/data/answers
     assert set(VERIFIERS) - tested - own_kinds == {"code", "code_stdio"}  # test_code_verifier.py
