@@ -16,9 +16,7 @@ from espalier.data.answers.short_answers import normalise, token_f1
 from espalier.data.sources import BadRow
 from espalier.data.verifiers.response import Response, Result, Verifier
 
-_FINAL = re.compile(
-    r"(?i)final answer:?\s*(?:the final answer is)?\s*(.+?)(?:\.?\s*I hope it is correct|\.?\s*(?:\n|$))"
-)
+_FINAL = re.compile(r"(?i)final answer:? ?\n?(?:the final answer is)? ?(.+?)(?:\.? ?I hope it is correct|\.?(?:\n|$))")
 _FLAN = "The answer is: "
 _ANSWER_TAGS = re.compile(r"</?answer>")
 _DOLLARS = re.compile(r"(?<!\\)\$")
@@ -56,7 +54,8 @@ def check_gsm8k(response: Response, golds: Sequence[str]) -> Result:
 
 def _final_statement(text: str) -> str | None:
     """Return X of the last "Final Answer: The final answer is X. I hope it is correct.\""""
-    found = _FINAL.findall(text)
+    lines = (" ".join(line.split()) for line in text.split("\n"))
+    found = _FINAL.findall("\n".join(line for line in lines if line))
     return found[-1].strip().strip("$").strip() if found else None
 
 
@@ -108,10 +107,12 @@ def check_flan(response: Response, golds: Sequence[str]) -> Result:
 
 def check_string(response: Response, golds: Sequence[str]) -> Result:
     """What is between the last `<answer>` and `</answer>`, both there, is a ground truth, normalised."""
-    found = re.findall(r"<answer>(.*?)</answer>", response.text, re.DOTALL)
-    if not found:
+    end = response.text.rfind("</answer>")
+    start = response.text.rfind("<answer>", 0, max(end, 0))
+    if start < 0:
         return Result(0.0, None, "no answer tags")
-    return Result(float(normalise(found[-1]) in map(normalise, golds)), found[-1].strip())
+    answer = response.text[start + len("<answer>") : end].strip()[:_MAX_TEXT]
+    return Result(float(normalise(answer) in map(normalise, golds)), answer)
 
 
 def check_string_f1(response: Response, golds: list[str]) -> Result:

@@ -10,30 +10,37 @@ from espalier.data.sources import BadRow
 from espalier.data.verifiers.instruction_labels import Instruction, read_instructions
 from espalier.data.verifiers.response import Response, Result, Verifier
 
-THINK_THEN_ANSWER = r".*?</think>\s*<answer>.*?</answer>"
-"""The layout of reasoning models whose prompt has opened the reasoning."""
+_THINK_THEN_ANSWER = re.compile(r"</think>\s*<answer>")
+_MAX_TEXT = 200_000
 
 
 def check_instructions(response: Response, instructions: Sequence[Instruction]) -> Result:
     """The share of instructions that the visible part follows."""
-    text = (visible_part(response.text) or "").strip()
+    text = (visible_part(response.text) or "").strip()[:_MAX_TEXT]
     broken = [one.id for one in instructions if not one.is_followed(text)]
     return Result(1 - len(broken) / len(instructions), text[:200] or None, ", ".join(broken))
 
 
-def read_pattern(truth: Any) -> "re.Pattern[str]":
-    """Return the compiled pattern; of "" or null that of thinking and then answering. Raises BadRow on none."""
+def read_pattern(truth: Any) -> "re.Pattern[str] | None":
+    """Return the compiled pattern; None of "" or null: thinking and then answering. Raises BadRow on no pattern."""
     if truth is not None and not isinstance(truth, str):
         raise BadRow(f"a format is a regular expression, got {str(truth)[:40]!r}")
     try:
-        return re.compile(truth or THINK_THEN_ANSWER, re.DOTALL)
+        return re.compile(truth, re.DOTALL) if truth else None
     except re.error as error:
         raise BadRow(f"the format is no regular expression: {error}") from None
 
 
-def check_format(response: Response, pattern: "re.Pattern[str]") -> Result:
-    """The response matches the pattern from its beginning."""
-    return Result(float(pattern.match(response.text) is not None), response.text[-200:] or None)
+def check_format(response: Response, pattern: "re.Pattern[str] | None") -> Result:
+    """The response matches the pattern from its beginning; without one, `</think>` is followed by `<answer>`, and that
+    by `</answer>` (the layout of reasoning models whose prompt has opened the reasoning)."""
+    text = response.text[:_MAX_TEXT]
+    if pattern is not None:
+        matches = pattern.match(text) is not None
+    else:
+        found = _THINK_THEN_ANSWER.search(text)
+        matches = found is not None and "</answer>" in text[found.end() :]
+    return Result(float(matches), text[-200:] or None)
 
 
 def check_think_format(response: Response, truth: None) -> Result:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 _TITLES = re.compile(r"\b(?:Mr|Mrs|Ms|Dr|Prof|St|Sr|Jr|vs|e\.g|i\.e|etc|No|U\.S|[A-Z])\.(?=\s)")
-_SENTENCE_END = re.compile(r"[.!?]+[\"'”’)\]]*(?=\s|$)|[。！？]+")
+_SENTENCE_END = re.compile(r"(?<![.!?])[.!?]++[\"'”’)\]]*+(?=\s|$)|[。！？]+")
 _CHOICES = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 RELATIONS = ("at least", "less than", "at most", "around", "exactly")
 
@@ -150,9 +150,12 @@ def has_sections(text: str, section_spliter: str, num_sections: int, relation: s
 
 def is_json(text: str) -> bool:
     """The whole response is JSON; a fence around it does not count."""
-    inside = re.fullmatch(r"\s*```(?:json)?\s*\n(.*?)\n?\s*```\s*", text, re.DOTALL | re.IGNORECASE)
+    inside = text.strip()
+    opening, _, rest = inside.partition("\n")
+    if opening.strip().lower() in ("```", "```json") and rest.endswith("```"):
+        inside = rest.removesuffix("```")
     try:
-        json.loads(inside[1] if inside else text)
+        json.loads(inside)
     except (ValueError, RecursionError):
         return False
     return True
@@ -160,7 +163,7 @@ def is_json(text: str) -> bool:
 
 def has_title(text: str) -> bool:
     """A title in double angular brackets, `<<...>>`."""
-    return any(title.strip(" <>") for title in re.findall(r"<<[^\n]+?>>", text))
+    return any(title.strip() for title in re.findall(r"<<([^\n<>]+)>>", text))
 
 
 def repeats_prompt(text: str, prompt_to_repeat: str) -> bool:

@@ -60,12 +60,11 @@ def read_answer(row: Row) -> str:
 @dataclass(frozen=True)
 class MixDatasets:
     """`sources`: see `data.mixture.Source`; `kind` of rows to write; `template` writes the prompts of demonstrations;
-    `seed` draws and, where `shuffles`, shuffles."""
+    `seed` draws and shuffles."""
 
     sources: Sequence[Any]
     kind: str = "problem"
     template: PromptTemplate = field(default_factory=PromptTemplate)
-    shuffles: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -101,8 +100,7 @@ class MixDatasets:
             taken = self._records(source, problems, indices)
             statistics[source.name] = describe_source(source, problems, indices, taken)
             rows += taken
-        if self.shuffles:
-            random.Random(f"mixture/{self.seed}").shuffle(rows)
+        random.Random(f"mixture/{self.seed}").shuffle(rows)
         texts = Counter(_question(row) for row in rows)
         shared = {"rows": len(rows), "distinct_questions": len(texts)}
         context.counts |= {**shared, "sources": len(statistics)}

@@ -87,16 +87,16 @@ def test_a_folder_of_the_datasets_library_is_a_source(tmp_path: Path) -> None:
     rows = [{"question": "1 + 1?", "answer": "2"}, {"question": "2 + 1?", "answer": "3"}]
     datasets.Dataset.from_list(rows).save_to_disk(str(tmp_path / "saved"))
     hub = {"name": "h", "hub": str(tmp_path / "saved"), "amount": 1.0, "verifier": "gsm8k", "revision": "abc"}
-    found, _ = mixed(tmp_path, hub, shuffles=False)
-    assert [row.question for row in found] == ["1 + 1?", "2 + 1?"]
+    found, _ = mixed(tmp_path, hub)
+    assert {row.question for row in found} == {"1 + 1?", "2 + 1?"}
 
 
 def test_demonstrations_hold_the_answer_to_imitate(tmp_path: Path) -> None:
     turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
     path = tmp_path / "chat.jsonl"
     path.write_text(json.dumps({"messages": turns}) + "\n" + json.dumps({"prompt": "Bye", "completion": "Good night."}))
-    rows, _ = mixed(tmp_path, source(1.0, path=str(path)), kind="demonstration", shuffles=False)
-    assert rows == [Demonstration("a-verifiable-train-0", "Hi\n", "Hello."),
+    rows, _ = mixed(tmp_path, source(1.0, path=str(path)), kind="demonstration")
+    assert sorted(rows, key=lambda row: row.id) == [Demonstration("a-verifiable-train-0", "Hi\n", "Hello."),
                     Demonstration("a-verifiable-train-1", "Bye\n", "Good night.")]  # fmt: skip
 
 

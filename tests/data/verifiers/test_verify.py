@@ -1,12 +1,13 @@
 """Verifiers on responses they accept and refuse, and rows with several of them."""
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from benchmarks.grading.verifier_cases import ANSWERS, SCORES
+from benchmarks.grading.verifier_cases import ANSWERS, FOLLOWED, SCORES
 from espalier.data.answers.grading import grade_answer
 from espalier.data.sources import BadRow
 from espalier.data.verifiers.verify import VERIFIERS, Check, grade_by_verifiers, verify, write_checks
@@ -70,6 +71,29 @@ def test_what_only_counts_tokens_is_never_graded_right() -> None:
 def test_a_gold_that_names_no_good_verifiers_is_refused(rows: Any, message: str) -> None:
     with pytest.raises(BadRow, match=message):
         verify("x", json.dumps(rows))
+
+
+LONG = [
+    "." * 99_999 + "x", "<<" * 50_000, "<answer>" * 12_000, "</answer>" + "</think> <answer>" * 6_000,
+    " " * 99_999 + "x", "```json\n" + " " * 99_999 + "x", "final answer " * 8_000,
+    "final answer x" + " " * 99_000 + "y", "[" * 99_999, "*" * 99_999, "\n" * 99_999 + "x", "a-" * 50_000,
+    "1," * 50_000, "\\boxed{" * 14_000, "$" * 99_999, "```\n" * 20_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", LONG, ids=lambda text: repr(text[:9]))
+def test_no_degenerate_text_takes_long(text: str) -> None:
+    checks = [
+        Check(name, "12") for name in ("gsm8k", "math", "strict_math", "flan", "string_matcher", "string_f1", "puzzle")
+    ]
+    checks += [
+        Check("format", ""),
+        *(Check("ifeval", {"instruction_id": [i], "kwargs": [a]}) for i, a, _, _ in FOLLOWED),
+    ]
+    gold = write_checks(checks)
+    started = time.process_time()
+    verify(text, gold)
+    assert time.process_time() - started < 5
 
 
 def test_every_verifier_has_a_case() -> None:
