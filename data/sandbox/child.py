@@ -65,6 +65,7 @@ def serve(scratch: str, calls: int, replies: int) -> None:
     """Run the program as a module, then answer calls until the pipe closes. What it prints goes nowhere."""
     namespace: dict[str, Any] = {"__name__": "program", "__builtins__": builtins}
     failure = ""
+    os.dup2(2, 1)
     try:
         exec(compile(_source(scratch), "program.py", "exec"), namespace)
     except BaseException as error:  # the program's own; every call of it fails with the same
@@ -166,11 +167,13 @@ def run_tests(scratch: str, calls: int, replies: int) -> None:
     """Print `ok`, `failed` or `gone` (the program has ended; the tests after it are not run) per test."""
     with open(os.path.join(scratch, "tests.json"), encoding="utf-8") as file:
         tests = json.load(file)
+    verdicts = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a test prints is no verdict
     with os.fdopen(calls, "wb", buffering=0) as asked, os.fdopen(replies, "rb") as answered:
         server = _Server(asked, answered)
         for test in tests:
             has_passed = _passes(test, server)
-            print("gone" if server.is_gone else "ok" if has_passed else "failed", flush=True)
+            print("gone" if server.is_gone else "ok" if has_passed else "failed", file=verdicts, flush=True)
             if server.is_gone:
                 return
 

@@ -104,6 +104,12 @@ def test_all_tests_of_a_program_have_one_deadline() -> None:
 
 
 @needs_kernel
+def test_what_a_function_or_a_test_prints_is_neither_a_verdict_nor_in_the_way() -> None:
+    program = "def f(x):\n    print('ok\\n' * 100_000)\n    return x"
+    assert run_tests(program, ["print('ok', flush=True)\nassert f(1) == 2", "assert f(1) == 1"]) == [False, True]
+
+
+@needs_kernel
 def test_descriptors_do_not_leak() -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
