@@ -52,7 +52,7 @@ def test_a_label_that_is_none_is_refused_by_name(label: Any, message: str) -> No
 
 
 def test_counts_by_hand() -> None:
-    assert count_words("It's a well-known fact: 3 of 4.") == 7
+    assert count_words("It's a well-known fact: 3 of 4.") == 9
     assert count_words("") == count_sentences("...") == 0
     assert count_sentences("Dr. Ng came at 3.5 p. He left! Did he? Yes") == 4
     assert count_sentences("他来了。她走了！") == 2
