@@ -98,6 +98,7 @@ PROGRAMS = (
     _script("listen", "import socket\ns = socket.socket()\ns.bind(('', 0))\ns.listen()\nprint('out')"),
     # resources
     _script("endless loop", "while True:\n    pass"),
+    _script("endless drip", "import time\nwhile True:\n    print('.', flush=True)\n    time.sleep(0.01)"),
     _script("endless sleep", "import time\ntime.sleep(1e6)"),
     _script("signals ignored", "import signal\nfor s in range(1, 65):\n"
             "    try:\n        signal.signal(s, signal.SIG_IGN)\n"

@@ -9,6 +9,7 @@ remedy, unless ESPALIER_SANDBOX_WITHOUT=landlock says by name that files may be 
 """
 
 import json
+import math
 import os
 import select
 import shutil
@@ -30,7 +31,8 @@ from espalier.data.sandbox.confine import Limits, missing_parts
 _ROOT = Path(espalier.__file__).resolve().parent.parent
 _WITHOUT = "ESPALIER_SANDBOX_WITHOUT"
 _START_SECONDS, _TICK_SECONDS, _END_SECONDS = 60.0, 0.05, 10.0
-_MAX_FILES = 200
+_MAX_FILES, _PATIENCE = 200, 6.0
+_TICKS = os.sysconf("SC_CLK_TCK")
 _SLOTS = threading.BoundedSemaphore(max(2, os.cpu_count() or 1))
 
 
@@ -158,20 +160,55 @@ def _await_ready(child: _Child, ready: int) -> None:
     raise SandboxBroken(f"the sandbox does not start: {said.splitlines()[-1] if said else 'no answer in time'}")
 
 
-def _read(children: Sequence[_Child], source: int, deadline: float) -> bytes:
-    """Return what comes next from a pipe, b"" at its end. Raises _Stopped at the deadline or beyond a limit."""
-    while True:
-        if select.select([source], [], [], _TICK_SECONDS)[0]:
-            return os.read(source, 65536)
-        for child in children:
+@dataclass
+class _Clock:
+    """How long children may go on in one test: `seconds` of processor time, three times that and 2 s by the wall clock;
+    longer, up to six times that, while one of them waits for a processor that others have. Nothing ends after `end`.
+    """
+
+    children: Sequence[_Child]
+    seconds: float
+    end: float = math.inf
+
+    def __post_init__(self) -> None:
+        self.started = time.monotonic()
+        self.before = self._used()[0]
+
+    def _used(self) -> tuple[float, bool]:
+        """Return (processor seconds of all children, whether one could run now)."""
+        used, is_runnable = 0.0, False
+        for child in self.children:
+            with suppress(OSError):
+                fields = Path(f"/proc/{child.process.pid}/stat").read_text().rpartition(")")[2].split()
+                used += (int(fields[11]) + int(fields[12])) / _TICKS
+                is_runnable |= fields[0] == "R"
+        return used, is_runnable
+
+    def check(self) -> None:
+        """Raise _Stopped where time is up, or a child is beyond a limit."""
+        for child in self.children:
             child.check()
-        if time.monotonic() > deadline:
+        used, is_runnable = self._used()
+        if used - self.before > self.seconds:
+            raise _Stopped(f"more than {self.seconds:g} s of processor time")
+        wall = (3 * self.seconds + 2) * (_PATIENCE if is_runnable else 1)
+        if time.monotonic() > min(self.started + wall, self.end):
             raise _Stopped("no end in time")
 
+    def read(self, source: int) -> bytes:
+        """Return what comes next from a pipe, b"" at its end. Raises as `check`."""
+        while True:
+            is_ready = select.select([source], [], [], _TICK_SECONDS)[0]
+            self.check()
+            if is_ready:
+                return os.read(source, 65536)
 
-def _wall(seconds: float) -> float:
-    """Return a deadline for so many seconds of processor time: a busy machine turns no answer into a wrong one."""
-    return 3 * seconds + 2
+    def wait(self, child: _Child) -> int:
+        """Return the exit code of a child. Raises as `check`."""
+        while True:
+            with suppress(subprocess.TimeoutExpired):
+                return child.process.wait(_TICK_SECONDS)
+            self.check()
 
 
 def run_script(program: str, stdin: str, seconds: float = 4.0, limits: Limits | None = None) -> ScriptRun:
@@ -182,20 +219,17 @@ def run_script(program: str, stdin: str, seconds: float = 4.0, limits: Limits | 
         given.write(stdin.encode(errors="surrogatepass"))
         given.seek(0)
         with _child("script", {"program.py": program}, limits, given) as child:
-            started = time.monotonic()
-            deadline = started + _wall(seconds)
+            clock = _Clock([child], seconds)
             try:
-                while piece := _read([child], child.output, deadline):
+                while piece := clock.read(child.output):
                     output += piece
                     if len(output) > limits.output_bytes:
                         raise _Stopped(f"more than {limits.output_bytes:,} bytes of output")
-                code = child.process.wait(max(deadline - time.monotonic(), _TICK_SECONDS))
+                code = clock.wait(child)
                 reason = "" if code == 0 else f"exit code {code}"
             except _Stopped as stopped:
                 reason = str(stopped)
-            except subprocess.TimeoutExpired:
-                reason = "no end in time"
-    return ScriptRun(output.decode(errors="replace"), reason, time.monotonic() - started)
+    return ScriptRun(output.decode(errors="replace"), reason, time.monotonic() - clock.started)
 
 
 @dataclass
@@ -210,9 +244,8 @@ class _TestRun:
         """Read results until there is one per test, or the program has ended or run out of time in one."""
         wanted, rest = len(self.results) + num_tests, b""
         while len(self.results) < wanted:
-            limit = min(time.monotonic() + _wall(self.seconds), self.deadline)
             try:
-                piece = _read([tester, server], tester.output, limit)
+                piece = _Clock([tester, server], self.seconds, self.deadline).read(tester.output)
             except _Stopped:
                 self.results.append(False)
                 return
