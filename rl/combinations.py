@@ -36,6 +36,7 @@ def check_combinations(config: RLConfig) -> None:
     check_clusters(config)
     check_correction(config)
     check_step_rewards(config)
+    check_verifiers(config)
     check_value_scale(config)
     check_critic_range(config)
     check_samples(config)
@@ -208,6 +209,14 @@ def check_step_rewards(config: RLConfig) -> None:
         for place, given in process_forms("reward", config.reward):
             _check(form is None or given == form, f"{key} {kind.__name__} reads process rewards of the form {form}, "
                    f"and {place}.form is {given}: set {place}.form={form}, or choose another {key}")  # fmt: skip
+
+
+def check_verifiers(config: RLConfig) -> None:
+    """A reward of verifiers beside a task whose golds name none."""
+    kind = config.task.get("kind") if isinstance(config.task, Mapping) else None
+    _check("VerifierReward" not in str(config.reward) or kind == "verifiers", "reward=verifiers checks what the rows "
+           "name, and those of this task name no verifiers: choose task=verifiable (task.verifier=NAME), or another "
+           "reward")  # fmt: skip
 
 
 def process_forms(key: str, node: Any) -> Iterator[tuple[str, str]]:

@@ -38,10 +38,12 @@ def describe_rollouts(groups: Sequence[RolloutGroup]) -> dict[str, float]:
 
 
 def describe_rewards(groups: Sequence[RolloutGroup]) -> dict[str, float]:
-    """Return mean reward, its parts and spread, and the share of groups whose rewards all agree."""
+    """Return mean reward, its parts (over the rollouts that have them) and spread, and the share of groups whose
+    rewards all agree."""
     scores = [score for group in groups for score in group.scores]
     names = sorted({name for score in scores for name in score.parts})
-    parts = {f"reward/{name}": sum(score.parts.get(name, 0.0) for score in scores) / len(scores) for name in names}
+    columns = {name: [score.parts[name] for score in scores if name in score.parts] for name in names}
+    parts = {f"reward/{name}": sum(column) / len(column) for name, column in columns.items()}
     totals = torch.tensor([score.total for score in scores], dtype=torch.float64)
     return {
         "rollout/reward": float(totals.mean()),

@@ -11,9 +11,10 @@
 | `boolean3` | an answer or a response | True, False or Unknown |
 | `short_answer` | an answer or a response | texts, any of which is right |
 | `think_format` | a whole response | none: is it `<think>...</think>` and then an answer |
+| `verifiers` | a whole response | verifiers by name, as JSON (docs/verifiers.md) |
 
-It never raises on what a model wrote, never takes more than about a second, never evaluates a text as code.
-Repeats come from a cache.
+It never raises on what a model wrote, never takes more than about a second (programs: as their tests say), never
+evaluates a text as code outside the sandbox. Repeats come from a cache.
 """
 
 from collections.abc import Callable
@@ -34,7 +35,8 @@ _BY_TEXT: dict[str, Callable[[str, str], Grade]] = {
     "marked_number": lambda prediction, gold: grade_marked_number(gold, prediction),
     "boolean3": grade_boolean3,
 }
-KINDS = (*_BY_TEXT, "choice", "short_answer", "think_format")
+ANSWER_KINDS = (*_BY_TEXT, "choice", "short_answer", "think_format")
+KINDS = (*ANSWER_KINDS, "verifiers")
 _MAX_CHARS = 20_000
 _MAX_GOLD = 10_000
 _KEPT_CHARS = 2_000
@@ -47,6 +49,10 @@ def grade_answer(*, prediction: str, gold: Gold, kind: str, num_options: int = 0
     """
     if kind not in KINDS:
         raise BadInput(f"there is no kind '{kind}' of answer: choose one of {', '.join(KINDS)}")
+    if kind == "verifiers":
+        from espalier.data.verifiers.verify import grade_by_verifiers  # which asks this module for answers
+
+        return grade_by_verifiers(prediction, gold)
     text = prediction[-_MAX_CHARS:]
     golds = tuple([gold] if isinstance(gold, str) else gold)
     longest = max(map(len, golds), default=0)

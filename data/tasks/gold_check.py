@@ -12,6 +12,7 @@ from espalier.data.answers.grade import Gold
 from espalier.data.answers.plain_numbers import read_number
 from espalier.data.records import Problem
 from espalier.data.tasks.task import Task
+from espalier.data.verifiers.verify import gold_answer
 
 _LAYOUTS = {
     "math": ("{}",),
@@ -23,6 +24,7 @@ _LAYOUTS = {
     "boolean3": ("The answer is {}.",),
     "short_answer": ("{}",),
     "think_format": ("<think>Let us see.</think>{}",),
+    "verifiers": ("So \\boxed{{{}}}.", "The answer is: {}", "#### {}", "<answer>{}</answer>", "{}"),
 }
 # A task with a grader of its own says no kind: one of the layouts that graders read must be its own.
 _ANY_LAYOUT = ("#### {}", "Finish[{}]", "The answer is {}.", "So \\boxed{{{}}}.", "{}")
@@ -32,7 +34,8 @@ _TRUTHS = {"true": "False", "false": "Unknown", "unknown": "True", "uncertain": 
 @dataclass(frozen=True)
 class GoldCheck:
     """Of `labelled` golds `accepted` were right as answers and `rejected` wrong once changed. `first_refused` and
-    `first_passed` name the first that failed either test, "" where none did; `unlabelled` problems have no gold."""
+    `first_passed` name the first that failed either test, "" where none did; `unlabelled` problems have no gold, those
+    of `untried` are checked by verifiers that no gold answers: instructions, programs, several at once."""
 
     labelled: int
     accepted: int
@@ -40,21 +43,24 @@ class GoldCheck:
     unlabelled: int
     first_refused: str = ""
     first_passed: str = ""
+    untried: int = 0
 
     @property
     def is_sound(self) -> bool:
-        """Whether every gold was accepted and every changed one rejected, of at least one."""
-        return 0 < self.labelled == self.accepted == self.rejected
+        """Whether every gold was accepted and every changed one rejected, of at least one that can be tried."""
+        has_golds = self.labelled + self.untried > 0
+        return has_golds and self.labelled == self.accepted == self.rejected
 
     @property
     def line(self) -> str:
         """What was found, in one line."""
+        untried = f"{self.untried} rows have verifiers that no gold answers" if self.untried else ""
         if not self.labelled:
-            return f"none of {self.unlabelled} problems has a gold answer: nothing can be graded"
+            return untried or f"none of {self.unlabelled} problems has a gold answer: nothing can be graded"
         counts = (
             f"{self.accepted} of {self.labelled} golds are accepted as answers, {self.rejected} rejected once changed"
         )
-        return "; ".join(part for part in (counts, self.first_refused, self.first_passed) if part)
+        return "; ".join(part for part in (counts, untried, self.first_refused, self.first_passed) if part)
 
 
 def check_golds(task: Task, problems: Sequence[Problem], most: int = 100) -> GoldCheck:
@@ -62,11 +68,14 @@ def check_golds(task: Task, problems: Sequence[Problem], most: int = 100) -> Gol
 
     A gold that is a list counts by its first answer. A second or so where golds are formulas; no model is asked.
     """
-    accepted = rejected = labelled = 0
+    accepted = rejected = labelled = untried = 0
     refused = passed = ""
     chosen = problems[:most]
     for problem in chosen:
         gold = _first(problem.gold)
+        if getattr(task, "kind", "") == "verifiers" and gold:
+            gold = gold_answer(gold)
+            untried += not gold
         if not gold.strip():
             continue
         labelled += 1
@@ -84,7 +93,7 @@ def check_golds(task: Task, problems: Sequence[Problem], most: int = 100) -> Gol
         rejected += not is_passed
         if is_passed and not passed:
             passed = f"first passed: {problem.id}: '{other[:60]}' is right for gold '{gold[:60]}'"
-    return GoldCheck(labelled, accepted, rejected, len(chosen) - labelled, refused, passed)
+    return GoldCheck(labelled, accepted, rejected, len(chosen) - labelled - untried, refused, passed, untried)
 
 
 def _first(gold: Gold) -> str:

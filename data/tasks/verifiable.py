@@ -1,0 +1,144 @@
+"""Problems whose answers are checked by verifiers (docs/verifiers.md): rows that name them, of any source.
+
+A row asks by `question`, `problem`, `prompt` (a text, or chat turns) or `messages` (a last turn of the assistant is
+left out), and names its verifiers by
+
+    verifiers: [{"name": "gsm8k", "ground_truth": "18", "weight": 1.0}]      as a list or its JSON text
+    dataset: "gsm8k", ground_truth: "18"                                     one of each, or a list of each, as long
+    answer, gold or ground_truth, beside task.verifier=gsm8k                 one verifier for every row
+
+Files are JSON lines, JSON or Parquet. A row's `id` is kept where all have one; else it is made of the row's number.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from espalier.data.records import Problem
+from espalier.data.sources import BadRow, Row
+from espalier.data.tables import read_parquet_rows
+from espalier.data.tasks.published import PublishedTask
+from espalier.data.verifiers.verify import Check, counts_tokens_alone, write_checks
+
+log = logging.getLogger(__name__)
+_QUESTIONS = ("question", "problem", "prompt", "messages")
+_TOKENS_ALONE = "counts_tokens_alone"
+_GOLDS = ("ground_truth", "gold", "answer")
+
+
+@dataclass(frozen=True)
+class VerifiableProblems(PublishedTask):
+    """`verifier`: of rows that name none; `rename`: name in the data → verifier (`{ifeval_old: ifeval}`)."""
+
+    kind: str = "verifiers"
+    verifier: str = ""
+    rename: Mapping[str, str] = field(default_factory=dict)
+
+    name = "verifiable"
+    remedy: ClassVar[str] = "a row needs a question and its verifiers (docs/verifiers.md), or set task.verifier=NAME"
+    files: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        split: (f"{split}.jsonl", f"{split}.json", f"{split}.parquet") for split in ("train", "dev", "test")
+    }
+
+    def read_file(self, path: Path) -> list[Row]:
+        """Return the rows of a file, by its name."""
+        return read_parquet_rows(path) if path.suffix == ".parquet" else super().read_file(path)
+
+    def problems(self, split: str) -> list[Problem]:
+        """Return the problems of a split; one line says how many of them no text can answer."""
+        found = super().problems(split)
+        num = sum(bool(problem.info.get(_TOKENS_ALONE)) for problem in found)
+        if num:
+            log.warning("%s/%s: %d of %d rows have verifiers that count tokens alone: reward=verifiers scores them, "
+                        "and no response to them is ever graded right", self.name, split, num, len(found))  # fmt: skip
+        return found
+
+    def problem(self, row: Row) -> Problem:
+        """Read a row; `info["subject"]` is its source where the row says it, else the names of its verifiers.
+
+        Raises BadRow on a verifier that does not exist, or whose ground truth is no use.
+        """
+        checks = [Check(self.rename.get(one.name, one.name), *_rest(one)) for one in read_checks(row, self.verifier)]
+        gold = write_checks(checks)
+        info = {"subject": row.text("source", default="") or "+".join(dict.fromkeys(one.name for one in checks))}
+        if counts_tokens_alone(gold):
+            info[_TOKENS_ALONE] = "yes"
+        identity = row.fields.get("id")
+        named = str(identity) if isinstance(identity, str | int) and not isinstance(identity, bool) else ""
+        return Problem(named, read_question(row), gold, info)
+
+    def _named(self, problem: Problem, split: str, index: int, taken: set[str]) -> Problem:
+        """Return the problem with its own id where it has one that is new, else with that of its row."""
+        if not problem.id:
+            return super()._named(problem, split, index, taken)
+        if problem.id in taken:
+            raise BadRow(f"the id {problem.id!r} is that of another row")
+        taken.add(problem.id)
+        return problem
+
+
+def _rest(check: Check) -> tuple[Any, float]:
+    return check.ground_truth, check.weight
+
+
+def read_question(row: Row) -> str:
+    """Return what a row asks: a text, or the one turn of a user. Raises BadRow on none, or several turns."""
+    name = next((name for name in _QUESTIONS if row.has(name)), "")
+    value = row.fields.get(name)
+    if isinstance(value, str):
+        return row.text(name)
+    if not isinstance(value, list) or not all(isinstance(turn, Mapping) for turn in value):
+        raise BadRow(f"the row asks nothing: it needs one of {', '.join(_QUESTIONS)}")
+    turns = value[:-1] if value and value[-1].get("role") == "assistant" else value
+    roles = [turn.get("role") for turn in turns]
+    if roles != ["user"]:
+        raise BadRow(f"{name} has the turns {', '.join(map(str, roles)) or 'none'}: one of the user is read (a system "
+                     "turn is the prompt's: task.template.system)")  # fmt: skip
+    question = turns[0].get("content")
+    if not isinstance(question, str) or not question.strip():
+        raise BadRow(f"the user's turn of {name} is empty")
+    return question.strip()
+
+
+def read_checks(row: Row, verifier: str = "") -> list[Check]:
+    """Return the verifiers of a row, in one of the three forms of the module; `verifier` is that of a row that names
+    none. Raises BadRow where there are none, or two lists differ in length."""
+    given = row.fields.get("verifiers")
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            raise BadRow(f"verifiers are no JSON: {given[:40]!r}") from None
+    if given is not None:
+        if not isinstance(given, list) or not given:
+            raise BadRow("verifiers must be a list of at least one")
+        return [_as_check(one) for one in given]
+    truth_name = next((name for name in _GOLDS if name in row.fields), "")
+    truth, names = row.fields.get(truth_name), row.fields.get("dataset")
+    if names is None and verifier:
+        names = verifier
+    if names is None and truth_name == "gold" and isinstance(truth, str) and truth.startswith('[{"name"'):
+        return [_as_check(one) for one in json.loads(truth)]  # a problem that was written by this task
+    if names is None:
+        raise BadRow(
+            "the row names no verifier: it needs verifiers, or dataset and ground_truth, or task.verifier=NAME"
+        )
+    if isinstance(names, str):
+        return [Check(names.lower(), truth)]
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        raise BadRow(f"dataset must be a name or a list of names, got {str(names)[:40]!r}")
+    truths = truth if isinstance(truth, list) else [truth]
+    if len(truths) != len(names):
+        raise BadRow(f"dataset has {len(names)} names and {truth_name or 'ground_truth'} {len(truths)} values: as many")
+    return [Check(name.lower(), one) for name, one in zip(names, truths, strict=True)]
+
+
+def _as_check(value: Any) -> Check:
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        raise BadRow(f"a verifier is an object with a name and a ground_truth, got {str(value)[:60]!r}")
+    if strange := [key for key in value if key not in ("name", "ground_truth", "weight")]:
+        raise BadRow(f"a verifier has name, ground_truth and weight, not '{strange[0]}'")
+    return Check(value["name"], value.get("ground_truth"), value.get("weight", 1.0))

@@ -1,0 +1,1 @@
+"""What can be checked of a response without a model: verifiers, and the rows that name them."""

@@ -1,0 +1,102 @@
+"""Verifiers on responses they accept and refuse, and rows with several of them."""
+
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from benchmarks.grading.verifier_cases import ANSWERS, FOLLOWED, SCORES
+from espalier.data.answers.grading import grade_answer
+from espalier.data.sources import BadRow
+from espalier.data.verifiers.verify import VERIFIERS, Check, grade_by_verifiers, verify, write_checks
+
+
+def score(name: str, truth: Any, text: str, num_tokens: int | None = None) -> float:
+    """One verifier's score."""
+    (verdict,) = verify(text, write_checks([Check(name, truth)]), num_tokens)
+    return verdict.result.score
+
+
+@pytest.mark.parametrize(("name", "truth", "good", "bad"), ANSWERS)
+def test_a_verifier_accepts_what_is_right_and_nothing_else(
+    name: str, truth: Any, good: list[str], bad: list[str]
+) -> None:
+    assert {text: score(name, truth, text) for text in good} == dict.fromkeys(good, 1.0)
+    assert {text: score(name, truth, text) for text in bad} == dict.fromkeys(bad, 0.0)
+
+
+@pytest.mark.parametrize(("name", "truth", "text", "num_tokens", "wanted"), SCORES)
+def test_scores_between_by_hand(name: str, truth: Any, text: str, num_tokens: int, wanted: float) -> None:
+    assert score(name, truth, text, num_tokens) == pytest.approx(wanted)
+
+
+def test_several_instructions_score_the_share_that_is_followed() -> None:
+    label = [{"instruction_id": ["punctuation:no_comma", "startend:quotation"], "kwargs": [None, {}]}]
+    assert score("ifeval", label, "no comma") == 0.5
+
+
+def test_symbolic_equality_works_in_worker_threads() -> None:
+    gold = write_checks([Check("math", "\\sqrt{18}")])
+    with ThreadPoolExecutor(3) as threads:
+        found = list(threads.map(lambda k: verify(f"{k}: \\boxed{{3\\sqrt{{2}}}}", gold)[0].result.score, range(6)))
+    assert found == [1.0] * 6
+
+
+def test_a_row_is_right_where_all_its_verifiers_say_so() -> None:
+    gold = write_checks([Check("gsm8k", "4"), Check("format", r".*####", 0.1), Check("max_length", 100)])
+    assert grade_by_verifiers("#### 4", gold).is_correct
+    half = grade_by_verifiers("so 4", gold)
+    assert (half.verdict, half.answer, half.reason) == ("wrong", "4", "gsm8k 1, format 0")
+    assert grade_answer(prediction="#### 4", gold=gold, kind="verifiers").is_correct
+    assert [verdict.name for verdict in verify("#### 4", gold, 3)] == ["gsm8k", "format", "max_length"]
+
+
+def test_what_only_counts_tokens_is_never_graded_right() -> None:
+    assert grade_by_verifiers("x", write_checks([Check("max_length", 9)])).verdict == "unparseable"
+
+
+@pytest.mark.parametrize(("rows", "message"), [
+    ([{"name": "gsm9k", "ground_truth": "1"}], "there is no verifier 'gsm9k': use one of boolean3, choice, code"),
+    ([{"name": "gsm8k", "ground_truth": ""}], "verifier gsm8k: the ground truth is empty"),
+    ([{"name": "gsm8k", "ground_truth": None}], "must be a text or a list of texts"),
+    ([{"name": "max_length", "ground_truth": 0}], "verifier max_length: a length is a whole number"),
+    ([{"name": "format", "ground_truth": "("}], "verifier format: the format is no regular expression"),
+    ([{"name": "gsm8k", "ground_truth": "1", "wieght": 2}], "not 'wieght'"),
+    ([{"name": "gsm8k", "ground_truth": "1", "weight": "2"}], "the weight of gsm8k must be a number"),
+    ([], "no list of verifiers"),
+    ("18", "no list of verifiers"),
+])  # fmt: skip
+def test_a_gold_that_names_no_good_verifiers_is_refused(rows: Any, message: str) -> None:
+    with pytest.raises(BadRow, match=message):
+        verify("x", json.dumps(rows))
+
+
+LONG = [
+    "." * 99_999 + "x", "<<" * 50_000, "<answer>" * 12_000, "</answer>" + "</think> <answer>" * 6_000,
+    " " * 99_999 + "x", "```json\n" + " " * 99_999 + "x", "final answer " * 8_000,
+    "final answer x" + " " * 99_000 + "y", "[" * 99_999, "*" * 99_999, "\n" * 99_999 + "x", "a-" * 50_000,
+    "1," * 50_000, "\\boxed{" * 14_000, "$" * 99_999, "```\n" * 20_000,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", LONG, ids=lambda text: repr(text[:9]))
+def test_no_degenerate_text_takes_long(text: str) -> None:
+    checks = [
+        Check(name, "12") for name in ("gsm8k", "math", "strict_math", "flan", "string_matcher", "string_f1", "puzzle")
+    ]
+    checks += [
+        Check("format", ""),
+        *(Check("ifeval", {"instruction_id": [i], "kwargs": [a]}) for i, a, _, _ in FOLLOWED),
+    ]
+    gold = write_checks(checks)
+    started = time.process_time()
+    verify(text, gold)
+    assert time.process_time() - started < 5
+
+
+def test_every_verifier_has_a_case() -> None:
+    tested = {case[0] for case in [*ANSWERS, *SCORES]}
+    own_kinds = {"response_math", "number", "response_number", "boolean3", "short_answer"}  # tests/data/answers
+    assert set(VERIFIERS) - tested - own_kinds == {"code", "code_stdio"}  # test_code_verifier.py
