@@ -23,6 +23,7 @@ from espalier.data.sources import BadRow, Row
 from espalier.data.token_text import encode_response
 
 Turn = dict[str, str]
+_KEYS, _NOTHING = ("role", "content", "name"), (None, "", [], {})
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,10 @@ def read_turns(row: Row, name: str) -> list[Turn]:
             raise BadRow(f"turn {number} of {name} has no role: a turn is {{'role': ..., 'content': ...}}")
         if not isinstance(turn.get("content"), str):
             raise BadRow(f"turn {number} of {name} has no text as content: tools and pictures are not read")
+        strange = [key for key, value in turn.items() if key not in _KEYS and value not in _NOTHING]
+        if strange:
+            raise BadRow(f"turn {number} of {name} has {strange[0]}, which is not read: a call of a tool or a thought "
+                         "would be lost")  # fmt: skip
         turns.append({"role": turn["role"], "content": turn["content"]})
     return turns
 
@@ -92,9 +97,17 @@ def pair_tokens(row: Row, tokenizer: Any) -> PairTokens:
     else:
         prompt, chosen, rejected = split_prompt(_text(row, "chosen"), _text(row, "rejected"))
     _check_parts(prompt, chosen, rejected)
+    if chosen.startswith(prompt) and rejected.startswith(prompt):
+        raise BadRow("chosen and rejected repeat the prompt: leave prompt out, and it is what both begin with")
     prompt_ids = encode_text(tokenizer, prompt, row.place)
-    sides = [[*encode_response(tokenizer, prompt_ids, text)[0], tokenizer.eos_token_id] for text in (chosen, rejected)]
+    sides = [ended_response(tokenizer, prompt_ids, text) for text in (chosen, rejected)]
     return PairTokens(prompt, chosen, rejected, prompt_ids, *sides)
+
+
+def ended_response(tokenizer: Any, prompt_ids: Sequence[int], text: str) -> list[int]:
+    """Return the tokens of a response and one end token, which its text may have written already."""
+    ids = encode_response(tokenizer, prompt_ids, text)[0]
+    return ids if ids[-1:] == [tokenizer.eos_token_id] else [*ids, tokenizer.eos_token_id]
 
 
 def _text(row: Row, name: str) -> str:
@@ -123,6 +136,8 @@ def _pair_of_turns(row: Row, tokenizer: Any) -> PairTokens:
         if row.has("prompt") and asked[-1:] != [_text(row, "prompt")]:
             raise BadRow("prompt is not what chosen and rejected begin with")
     _check_parts(prompt, chosen, rejected)
+    if any(turn["role"] != "assistant" for turn in (*chosen, *rejected)):
+        raise BadRow("chosen and rejected part before their last turn: what others say in them would be learnt")
     asked_text = write_chat(tokenizer, prompt)
     prompt_ids = encode_text(tokenizer, asked_text, row.place, is_complete=True)
     texts = [_answer(tokenizer, prompt, side, asked_text) for side in (chosen, rejected)]
@@ -143,27 +158,37 @@ def _answer(tokenizer: Any, prompt: Sequence[Turn], answer: Sequence[Turn], aske
     return text.rstrip("\n") + end
 
 
-def learnt_tokens(turns: Sequence[Turn], tokenizer: Any) -> LearntTokens:
-    """Return a conversation's tokens and which of them the assistant writes, its end tokens included. Raises BadRow
-    where it writes none, BadInput where the template cannot be used."""
+def learnt_tokens(turns: Sequence[Turn], tokenizer: Any, num_asked: int = 0) -> LearntTokens:
+    """Return a conversation's tokens and which of them the assistant writes behind the first `num_asked` turns, its end
+    tokens included. Raises BadRow where it writes none, BadInput where the template cannot be used."""
     if "{% generation" in (tokenizer.chat_template or "") or "{%- generation" in (tokenizer.chat_template or ""):
         found = tokenizer.apply_chat_template(
             list(turns), tokenize=True, return_dict=True, return_assistant_tokens_mask=True
         )
-        tokens = LearntTokens(list(found["input_ids"]), [bool(one) for one in found["assistant_masks"]])
+        num_own = sum(turn["role"] == "assistant" for turn in turns[:num_asked])
+        tokens = LearntTokens(list(found["input_ids"]), _without_runs(found["assistant_masks"], num_own))
     else:
-        tokens = _by_turns(turns, tokenizer)
+        tokens = _by_turns(turns, tokenizer, num_asked)
     if not any(tokens.is_learnt):
         raise BadRow("no turn of the assistant: there is nothing to learn")
     return tokens
 
 
-def _by_turns(turns: Sequence[Turn], tokenizer: Any) -> LearntTokens:
+def _without_runs(mask: Sequence[int], num: int) -> list[bool]:
+    """Return a mask without its first `num` unbroken runs."""
+    kept, number = [], 0
+    for place, one in enumerate(mask):
+        number += bool(one) and (place == 0 or not mask[place - 1])
+        kept.append(bool(one) and number > num)
+    return kept
+
+
+def _by_turns(turns: Sequence[Turn], tokenizer: Any, num_asked: int) -> LearntTokens:
     """Return the tokens by the template's texts of the conversation before and behind each turn of the assistant."""
     whole = write_chat(tokenizer, list(turns), asks=False)
     spans = []
     for number, turn in enumerate(turns):
-        if turn["role"] != "assistant":
+        if turn["role"] != "assistant" or number < num_asked:
             continue
         before = write_chat(tokenizer, list(turns[:number]), asks=True)
         behind = write_chat(tokenizer, list(turns[: number + 1]), asks=False)
@@ -173,7 +198,10 @@ def _by_turns(turns: Sequence[Turn], tokenizer: Any) -> LearntTokens:
                            "conversation end with it, or mark it in the template by {% generation %}")  # fmt: skip
         end = tokenizer.eos_token or ""
         place = whole.find(end, len(before), len(behind)) if end else -1
-        spans.append((len(before), place + len(end) if place >= 0 else len(behind)))
+        if place < 0:
+            raise BadInput(f"the chat template writes no end token ({end!r}) behind the assistant's turn, and a model "
+                           "would learn never to stop: use a template that does")  # fmt: skip
+        spans.append((len(before), place + len(end)))
     ids: list[int] = []
     is_learnt: list[bool] = []
     place = 0

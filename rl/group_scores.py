@@ -12,6 +12,8 @@ from espalier.rewards.score import HoldsModels, Reward, scores_of
 from espalier.rl.probes.checks import REWARD, Fault, ProbeFailed
 from espalier.rl.types import RolloutGroup
 
+_GIVE_UP_SECONDS = 60.0
+
 
 def score(groups: Sequence[RolloutGroup], reward: Reward) -> list[RolloutGroup]:
     """Return the groups with their scores. Raises ProbeFailed where a reward is no number."""
@@ -72,7 +74,7 @@ class GroupScores:
         return found, time.monotonic() - started
 
     async def give_up(self) -> None:
-        """Return once nothing is scored any more; what is not begun stays undone."""
+        """Return once nothing is scored any more, after a minute at most; what is not begun stays undone."""
         self._new.clear()
         if self._work is not None:
-            await asyncio.gather(self._work, return_exceptions=True)
+            await asyncio.wait([self._work], timeout=_GIVE_UP_SECONDS)

@@ -6,6 +6,7 @@ The checkout, the environment, the model and the run directory must be at the sa
 """
 
 import asyncio
+import itertools
 import logging
 import os
 import signal
@@ -51,6 +52,7 @@ _END_SECONDS = 10.0
 _PAUSE_SECONDS = 2.0
 _GLANCE_SECONDS = 0.1
 _CHUNK = 1 << 16
+_SERIALS = itertools.count(1)
 
 
 class RankHost:
@@ -61,6 +63,7 @@ class RankHost:
         self._readers: list[threading.Thread] = []
         self._said: deque[tuple[int, bytes]] = deque()
         self._num_printed = 0  # lines that the launcher has
+        self._last_serial = 0  # of a signal
 
     async def place(self) -> tuple[str, str, list[str]]:
         """Return its node, the address of that, and its GPUs."""
@@ -117,10 +120,12 @@ class RankHost:
         said = list(self._said)
         return said, code if not said else None
 
-    async def tell(self, number: int) -> None:
-        """Send the rank a signal; SIGKILL to all of its session."""
-        if self._process is None:
+    async def tell(self, number: int, serial: int = 0) -> None:
+        """Send the rank a signal; SIGKILL to all of its session. One with the `serial` number of an earlier one is that
+        one, whose answer was lost: a rank takes a second signal as a wish to end without saving."""
+        if self._process is None or (serial and serial <= self._last_serial):
             return
+        self._last_serial = max(serial, self._last_serial)
         with suppress(ProcessLookupError):
             if number == signal.SIGKILL:
                 os.killpg(self._process.pid, number)
@@ -323,9 +328,11 @@ async def _follow(rank: _Rank) -> None:
 async def _tell(ranks: Sequence[_Rank], number: int) -> None:
     """Send the ranks that run a signal."""
 
+    serial = next(_SERIALS)
+
     async def tell(rank: _Rank) -> None:
         with suppress(ActorLost, TimeoutError):
             async with asyncio.timeout(_CALL_SECONDS):
-                await call_actor(rank.host, "tell", number, patience=_CALL_SECONDS)
+                await call_actor(rank.host, "tell", number, serial, patience=_CALL_SECONDS)
 
     await asyncio.gather(*(tell(rank) for rank in ranks if rank.code is None))

@@ -4,6 +4,7 @@ A layout is called with (tokenizer, question, steps); white space around a step 
 what it cannot read one place per step of: a tag that the text holds already, a token that the tokenizer does not have.
 """
 
+import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -29,12 +30,24 @@ class Layout(Protocol):
         """Return one row. Raises BadInput."""
 
 
-def last_id(tokenizer: Any, text: str) -> int:
-    """Return the id of a text's last token. Raises BadInput where the tokenizer has none for it."""
-    ids = tokenizer(text, add_special_tokens=False).input_ids
-    if not ids or ids[-1] == tokenizer.unk_token_id:
-        raise BadInput(f"the tokenizer has no token for {text!r}: this is another model than the layout's")
-    return int(ids[-1])
+def only_id(tokenizer: Any, text: str) -> int:
+    """Return the id of a text that is one token by itself. Raises BadInput where it is none, or several."""
+    return _one(tokenizer, text, list(tokenizer(text, add_special_tokens=False).input_ids))
+
+
+def mark_id(tokenizer: Any, text: str) -> int:
+    """Return the id of a text that is one token behind others. Raises BadInput where it is none, or several."""
+    before, whole = (list(tokenizer(one, add_special_tokens=False).input_ids) for one in (".", f".{text}"))
+    if whole[: len(before)] == before:
+        return _one(tokenizer, text, whole[len(before) :])
+    return only_id(tokenizer, text)
+
+
+def _one(tokenizer: Any, text: str, ids: list[int]) -> int:
+    if len(ids) != 1 or ids[0] == tokenizer.unk_token_id:
+        raise BadInput(f"{text!r} is {len(ids)} tokens of this tokenizer, or an unknown one: this is another model "
+                       "than the layout's")  # fmt: skip
+    return int(ids[0])
 
 
 def places_of(ids: Sequence[int], token: int, steps: Sequence[str], what: str) -> list[int]:
@@ -48,13 +61,14 @@ def places_of(ids: Sequence[int], token: int, steps: Sequence[str], what: str) -
 
 @dataclass(frozen=True)
 class Tagged:
-    """Plain text with a tag behind every step. `before` is written with the question, the tag `after` each step; its
-    last token is read. Steps that do not say their number get "Step i: " where it `numbers` them."""
+    """Plain text with a tag behind every step. `before` is written with the question, `after` each step. Read at the
+    one token of `tag` ("": of `after`). Steps that do not say their number get "Step i: " where it `numbers` them."""
 
     before: str
     after: str
     between: str = ""
     numbers: bool = False
+    tag: str = ""
 
     def __call__(self, tokenizer: Any, question: str, steps: Sequence[str]) -> Reading:
         """See `Layout`."""
@@ -63,7 +77,7 @@ class Tagged:
             written = numbered(written)
         text = self.before.format(question=question) + self.between.join(step + self.after for step in written)
         ids = list(tokenizer(text).input_ids)
-        return Reading(ids, places_of(ids, last_id(tokenizer, "." + self.after), steps, repr(self.after)))
+        return Reading(ids, places_of(ids, mark_id(tokenizer, self.tag or self.after), steps, repr(self.after)))
 
 
 def numbered(steps: Sequence[str]) -> list[str]:
@@ -86,7 +100,7 @@ class ChatTagged:
         turns.append({"role": "user", "content": question})
         turns.append({"role": "assistant", "content": "".join(step.strip() + self.tag for step in steps)})
         ids = list(tokenizer(write_chat(tokenizer, turns, asks=False), add_special_tokens=False).input_ids)
-        return Reading(ids, places_of(ids, last_id(tokenizer, self.tag), steps, repr(self.tag)))
+        return Reading(ids, places_of(ids, only_id(tokenizer, self.tag), steps, repr(self.tag)))
 
 
 @dataclass(frozen=True)
@@ -99,21 +113,26 @@ class ChatTurns:
     def __call__(self, tokenizer: Any, question: str, steps: Sequence[str]) -> Reading:
         """See `Layout`."""
         turns: list[dict[str, str]] = []
-        written, places = [], []
+        written: list[list[int]] = []
+        asked: list[list[int]] = []
         for number, step in enumerate(steps):
             said = step.strip() if number else f"{question} {step.strip()}"
-            turns += [{"role": "user", "content": said}, {"role": "assistant", "content": self.answer}]
-            written.append(write_chat(tokenizer, turns, asks=False))
-        ids = list(tokenizer(written[-1], add_special_tokens=False).input_ids) if written else []
-        answer = last_id(tokenizer, self.answer)
-        for text in written:
-            part = list(tokenizer(text, add_special_tokens=False).input_ids)
-            last = max((place for place, one in enumerate(part) if one == answer), default=0)
-            if part[: last + 1] != ids[: last + 1] or not last:
-                raise BadInput("the chat template writes a talk otherwise once it goes on: this is another model than "
-                               "the layout's")  # fmt: skip
-            places.append(last - 1)
-        return Reading(ids, places)
+            turns.append({"role": "user", "content": said})
+            asked.append(_written(tokenizer, turns, asks=True))
+            turns.append({"role": "assistant", "content": self.answer})
+            written.append(_written(tokenizer, turns, asks=False))
+        ids, answer = written[-1], only_id(tokenizer, self.answer)
+        for before, part in zip(asked, written, strict=True):
+            place = len(before)
+            is_beginning = ids[: place + 1] == [*before, answer] and ids[: len(part)] == part
+            if not is_beginning:
+                raise BadInput("the chat template writes a talk otherwise once it goes on, or joins an answer with its "
+                               "neighbours: this is another model than the layout's")  # fmt: skip
+        return Reading(ids, [len(before) - 1 for before in asked])
+
+
+def _written(tokenizer: Any, turns: list[dict[str, str]], asks: bool) -> list[int]:
+    return list(tokenizer(write_chat(tokenizer, turns, asks=asks), add_special_tokens=False).input_ids)
 
 
 @dataclass(frozen=True)
@@ -145,7 +164,8 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Separated:
-    """Text tokenised with a special token between steps, which is then taken out; the last token of a step is read."""
+    """Text tokenised with a special token behind the question and behind every step, which is then taken out; the last
+    token of a step is read."""
 
     before: str
 
@@ -155,23 +175,24 @@ class Separated:
         if border is None or border == tokenizer.eos_token:
             border = tokenizer.unk_token or tokenizer.eos_token
         mark = tokenizer.convert_tokens_to_ids(border)
-        text = self.before.format(question=question) + "".join(step.strip() + border for step in steps)
+        text = self.before.format(question=question) + border + "".join(step.strip() + border for step in steps)
         ids: list[int] = []
         places: list[int] = []
-        for token in tokenizer(text).input_ids:
-            if token == mark:
+        for number, token in enumerate(tokenizer(text).input_ids):
+            if token == mark and number:  # the first may be the tokenizer's own
                 places.append(len(ids) - 1)
             else:
                 ids.append(token)
-        if len(places) != len(steps):
-            raise BadInput(f"{len(places)} marks {border!r} for {len(steps)} steps: the text holds the mark itself")
-        return Reading(ids, places)
+        if len(places) != len(steps) + 1:
+            raise BadInput(f"{len(places)} marks {border!r} for {len(steps)} steps and the question: the text holds "
+                           "the mark itself")  # fmt: skip
+        return Reading(ids, places[1:])
 
 
 @dataclass(frozen=True)
 class Document:
     """A document with a heading for the question and one for the solution, whose steps an empty line parts. Read at the
-    last token of the empty line behind each step, and at the end token behind the last one."""
+    first token of the empty line behind each step, and at the end token behind the last one."""
 
     before: str
     between: str = "\n\n"
@@ -180,14 +201,15 @@ class Document:
         """See `Layout`."""
         text, ends = self.before.format(question=question), []
         for number, step in enumerate(steps):
-            text += step.strip() + (self.between if number + 1 < len(steps) else "")
+            text += step.strip()
             ends.append(len(text))
+            text += self.between if number + 1 < len(steps) else ""
         found = tokenizer(text, return_offsets_mapping=True)
         ids, places = list(found.input_ids), []
         if ids[-1:] == [tokenizer.eos_token_id]:
             ids.pop()
         for end in ends[:-1]:
-            places.append(next(k for k, (_, after) in enumerate(found.offset_mapping) if after >= end))
+            places.append(next(k for k, (_, after) in enumerate(found.offset_mapping) if after > end))
         return Reading([*ids, tokenizer.eos_token_id], [*places, len(ids)] if ends else [])
 
 
@@ -207,5 +229,6 @@ class ChatSteps:
             text += step + (self.after if number + 1 < len(steps) else "")
             ends.append(len(text))
         found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        places = [next(k for k, (_, after) in enumerate(found.offset_mapping) if after >= end) for end in ends]
+        starts = [first for first, _ in found.offset_mapping]  # several tokens of one character begin at one place
+        places = [bisect.bisect_left(starts, end) - 1 for end in ends]
         return Reading(list(found.input_ids), places, start)

@@ -1,5 +1,7 @@
 """A published model's network, built natively: no code of a model's repository is run."""
 
+import logging
+import re
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,23 @@ from transformers import AutoModelForTokenClassification, PreTrainedModel
 from espalier.models.load import BadModel, from_pretrained, load_config, load_policy
 from espalier.models.published.table import CAUSAL, POLICIES, PUBLISHED, PublishedPRM
 
+log = logging.getLogger(__name__)
+
 
 def published_name(path: str) -> str:
-    """Return the row of the table that a folder or a hub name is of. Raises BadModel where nothing says so."""
+    """Return the row of the table that a folder or a hub name is of, with a warning where its config alone says so.
+    Raises BadModel where nothing does."""
+    own = Path(path).name
     for name, row in PUBLISHED.items():
-        if any(part.lower() in path.lower() for part in row.names):
+        if any(re.search(rf"(^|[^a-z0-9]){re.escape(part)}", own, re.IGNORECASE) for part in row.names):
             return name
+    found = _name_by_config(path)
+    log.warning("%s is read as %s by its config: a model of these classes may be trained on another layout, which "
+                "stage.layout names", path, found)  # fmt: skip
+    return found
+
+
+def _name_by_config(path: str) -> str:
     config = load_config(path)
     architectures = " ".join(config.architectures or [])
     if "ForProcessRewardModel" in architectures:

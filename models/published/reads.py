@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from espalier.models.load import BadModel
-from espalier.models.published.layouts import last_id
+from espalier.models.published.layouts import only_id
 
 
 class Read(Protocol):
@@ -29,7 +29,7 @@ class TokenShare:
 
     def scores(self, logits: torch.Tensor, tokenizer: Any) -> torch.Tensor:
         """See `Read`."""
-        return torch.sigmoid(logits[:, last_id(tokenizer, self.good)] - logits[:, last_id(tokenizer, self.bad)])
+        return torch.sigmoid(logits[:, only_id(tokenizer, self.good)] - logits[:, only_id(tokenizer, self.bad)])
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,9 @@ def _answering(
     def answer(hidden: torch.Tensor) -> torch.Tensor:
         size = max(1, MAX_SCORES[hidden.device.type] // head.weight.shape[0])
         parts = hidden.flatten(0, -2).index_select(0, positions).split(size)
-        found = [scores(linear(part, head.weight, head.bias)) for part in parts]
+        with torch.autocast(hidden.device.type, enabled=False):  # in bf16 two tokens' logits differ in coarse steps
+            bias = None if head.bias is None else head.bias.float()
+            found = [scores(linear(part.float(), head.weight.float(), bias)) for part in parts]
         return torch.cat(found).reshape(1, -1, 1)
 
     head.forward = answer  # type: ignore[method-assign, assignment]

@@ -82,11 +82,11 @@ _ROWS = {
     "pure": PublishedPRM(Pieces("\n\n"), ClassShares(), CLASSES, names=("PURE-PRM-",)),
     "trl": PublishedPRM(Pieces("\n", begins=True), ClassShares(), CLASSES),
     "math_psa": PublishedPRM(
-        Tagged("{question} ", " \n\n\n\n\n", numbers=True), TokenShare(" +", " -"), names=("Math-psa",)
+        Tagged("{question} ", " \n\n\n\n\n", between=" "), TokenShare(" +", " -"), names=("Math-psa",)
     ),
     "er_prm": PublishedPRM(Tagged("{question} ", " ки"), TokenShare(" +", " -"), names=("ER-PRM",)),
     "pqm": PublishedPRM(
-        Tagged("{question} ", " [PRM]", between="\n"),
+        Tagged("{question} ", " [PRM]", between="\n", tag="[PRM]"),
         Scalar(),
         CLASSES,
         head="v_head.summary.",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from espalier.data.jsonl import iter_rows, read_records
+from espalier.data.process_data.published import content_key
 from espalier.data.records import AnnotatedSolution, BadInput, Problem, StepScores, Trajectory
 from espalier.data.steps import StepTokens
 from espalier.data.training_problems import problem_hash, read_training_problems
@@ -58,7 +59,9 @@ class ScoreSolutions:
         rows = self._read(input_path, context.task)
         layout, scorer = self._scorer(context.task)
         context.counts.update(layout=layout, steps=sum(len(row.steps) for row in rows))
-        parts = ScoreParts(context.output, input_path, [self.model], [row.id for row in rows], f"{layout} {self.model}")
+        asked = [(row.id, row.question, list(row.steps)) for row in rows]
+        how = f"{layout}, {self.model}, {content_key([asked, self._prompt(rows, context.task)])}"
+        parts = ScoreParts(context.output, input_path, [self.model], [row.id for row in rows], how)
         context.kept.append(parts.folder)
         is_seen = self._seen(rows, context)
         missing = [row for row in rows if row.id not in parts.scores]
@@ -90,8 +93,19 @@ class ScoreSolutions:
             if problem is None:
                 raise BadInput(f"trajectory '{row.id}': the task's split {self.split} has no problem "
                                f"'{row.problem_id}': set stage.split and task as they were sampled")  # fmt: skip
+            if problem.question not in row.prompt or problem.gold != row.gold:
+                raise BadInput(f"trajectory '{row.id}' answers another problem than the task's '{row.problem_id}': set "
+                               "task, task.* and stage.split as they were sampled")  # fmt: skip
             rows.append(Text(row.id, row.problem_id, problem.question, row.steps))
         return rows
+
+    def _prompt(self, rows: Sequence[Text], task: Any) -> str:
+        """Return what stands before the first solution, where that is the task's affair."""
+        if self.layout != TASK or not rows:
+            return ""
+        template = getattr(task, "template", None)
+        problem = Problem(rows[0].problem_id, rows[0].question, "")
+        return str(template.render(problem)) if hasattr(template, "render") else str(task.prompt(problem))
 
     def _scorer(self, task: Any) -> tuple[str, Any]:
         """Return (the layout's name, a function that scores solutions)."""

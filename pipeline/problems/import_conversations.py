@@ -11,13 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from espalier.data.conversations import LearntTokens, is_conversational, learnt_tokens, read_turns
+from espalier.data.conversations import LearntTokens, ended_response, is_conversational, learnt_tokens, read_turns
 from espalier.data.examples.token_examples import WeightedResponse
 from espalier.data.process_data.published import problem_key
 from espalier.data.prompts import encode_text
 from espalier.data.records import BadInput
 from espalier.data.sources import BadRow, Row
-from espalier.data.token_text import encode_response
 from espalier.pipeline.published_rows import PublishedRows, row_name
 
 LEARNS = ("all", "last")
@@ -49,16 +48,17 @@ def _read(row: Row, tokenizer: Any) -> tuple[LearntTokens, str]:
     """Return a row's tokens, and what its first turn of the user asks."""
     column = next((name for name in _COLUMNS if row.has(name)), "")
     if column or is_conversational(row, "prompt"):
-        turns = read_turns(row, column) if column else [*read_turns(row, "prompt"), *read_turns(row, "completion")]
+        prompt = [] if column else read_turns(row, "prompt")
+        turns = read_turns(row, column) if column else [*prompt, *read_turns(row, "completion")]
         asked = next((turn["content"] for turn in turns if turn["role"] == "user"), "")
-        return learnt_tokens(turns, tokenizer), asked
-    prompt, completion = row.fields.get("prompt"), row.fields.get("completion")
-    if not isinstance(prompt, str) or not isinstance(completion, str) or not completion:
+        return learnt_tokens(turns, tokenizer, len(prompt)), asked
+    text, completion = row.fields.get("prompt"), row.fields.get("completion")
+    if not isinstance(text, str) or not isinstance(completion, str) or not completion:
         has = ", ".join(row.fields)
         raise BadRow(f"the row needs {' or '.join(_COLUMNS)}, or prompt and completion; it has {has}")
-    prompt_ids = encode_text(tokenizer, prompt, row.place)
-    ids = [*encode_response(tokenizer, prompt_ids, completion)[0], tokenizer.eos_token_id]
-    return LearntTokens([*prompt_ids, *ids], [False] * len(prompt_ids) + [True] * len(ids)), prompt
+    prompt_ids = encode_text(tokenizer, text, row.place)
+    ids = ended_response(tokenizer, prompt_ids, completion)
+    return LearntTokens([*prompt_ids, *ids], [False] * len(prompt_ids) + [True] * len(ids)), text
 
 
 def _last_run(is_learnt: Sequence[bool]) -> list[bool]:

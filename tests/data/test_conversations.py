@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from benchmarks.silence.real_tokenizers import build
-from espalier.data.conversations import learnt_tokens, pair_tokens, split_prompt
+from espalier.data.conversations import ended_response, learnt_tokens, pair_tokens, split_prompt
 from espalier.data.records import BadInput
 from espalier.data.sources import BadRow, Row
 from espalier.models.tiny import build_tokenizer
@@ -16,7 +16,8 @@ CHAT = (
 )
 MARKED = (
     "{%- for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'assistant' %}{% generation %}"
-    "{{ m['content'] }}<|im_end|>{% endgeneration %}{{ '\n' }}{% else %}{{ m['content'] }}<|im_end|>\n{% endif %}{% endfor %}"
+    "{{ m['content'] }}<|im_end|>{% endgeneration %}{{ '\n' }}{% else %}{{ m['content'] }}<|im_end|>\n{% endif %}"
+    "{% endfor %}"
     "{%- if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 FORGETS = (  # leaves out what the assistant said before, as templates of reasoning models do with thoughts
@@ -78,6 +79,25 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(chat: Any) -> None:
         learnt_tokens(TURNS[:2], chat)
 
 
+@pytest.mark.parametrize("template", [CHAT, MARKED])
+def test_only_what_follows_the_turns_that_are_asked_is_learnt(template: str, chat: Any) -> None:
+    """A prompt may show answers of the assistant as examples."""
+    chat.chat_template = template
+    found = learnt_tokens(TURNS, chat, num_asked=4)
+    learnt = [token for token, one in zip(found.ids, found.is_learnt, strict=True) if one]
+    chat.chat_template = CHAT
+    assert chat.decode(learnt) == "10.\n\nThat is all.<|im_end|>"
+
+
+def test_a_template_that_writes_no_end_is_refused_and_an_end_that_is_written_is_not_doubled(chat: Any) -> None:
+    chat.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}" \
+                         "{% if add_generation_prompt %}assistant: {% endif %}"  # fmt: skip
+    with pytest.raises(BadInput, match="writes no end token"):
+        learnt_tokens(TURNS, chat)
+    chat.chat_template = CHAT
+    assert ended_response(chat, [5], " 5<|im_end|>") == ended_response(chat, [5], " 5")
+
+
 def test_a_text_pair_with_its_prompt_ends_in_the_end_token(chat: Any) -> None:
     found = pair_tokens(row(prompt="2 + 3 =", chosen=" 5", rejected=" 6"), chat)
     assert (found.prompt, found.chosen, found.rejected) == ("2 + 3 =", " 5", " 6")
@@ -129,6 +149,11 @@ def test_a_pair_of_conversations_is_the_same_pair_in_every_layout(has_prompt: st
         ({"prompt": "no", "chosen": TURNS[:3], "rejected": [*TURNS[:2], {"role": "assistant", "content": "6"}]},
          "prompt is not what chosen and rejected begin with"),
         ({"chosen": [{"role": "user"}], "rejected": TURNS}, "turn 1 of chosen has no text as content"),
+        ({"prompt": "Q: x", "chosen": "Q: x A: 1", "rejected": "Q: x A: 2"}, "repeat the prompt: leave prompt out"),
+        ({"prompt": TURNS[:2], "chosen": TURNS[2:], "rejected": [{"role": "assistant", "content": "6"}]},
+         "part before their last turn: what others say in them would be learnt"),
+        ({"chosen": [{"role": "assistant", "content": "", "tool_calls": [1]}], "rejected": TURNS},
+         "turn 1 of chosen has tool_calls, which is not read"),
         ({"chosen": [{"from": "human", "value": "x"}], "rejected": TURNS}, "turn 1 of chosen has no role"),
     ],
 )  # fmt: skip

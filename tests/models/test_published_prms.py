@@ -21,7 +21,7 @@ from benchmarks.silence.real_tokenizers import build
 from espalier.data.records import BadInput
 from espalier.models.load import BadModel, load_tokenizer
 from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
-from espalier.models.published.layouts import last_id
+from espalier.models.published.layouts import Tagged, only_id
 from espalier.models.published.load import load_published, published_name
 from espalier.models.published.scoring import PublishedScorer, Solution
 from espalier.models.published.table import PUBLISHED
@@ -54,7 +54,7 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         made = build("tekken", folder / name, 16000).tokenizer
         special = ["<extra_0>", "[PRM]", "<|head|>", "<|/head|>", "<|eot|>", "<|im_start|>", "<|im_end|>"]
         made.add_special_tokens({"additional_special_tokens": special})
-        made.add_tokens([" \n\n\n\n", " \n\n\n\n\n"])  # one token each in the vocabularies of Llama 3 and Qwen
+        made.add_tokens([" \n\n\n\n", " \n\n\n\n\n", " ки"])  # one token each in the models' vocabularies
         made.chat_template = template
         found[name] = made
     return found
@@ -122,7 +122,7 @@ def share(logits: torch.Tensor, good: int, bad: int) -> float:
 def test_tokens_of_math_shepherd_are_those_of_its_card(tokenizers: dict[str, Any]) -> None:
     """Mistral's vocabulary is Math-Shepherd's: `+` 648, `-` 387, `ки` 12902."""
     pieces = tokenizers["pieces"]
-    assert [last_id(pieces, text) for text in ("+", "-", "ки")] == [648, 387, 12902]
+    assert [only_id(pieces, text) for text in ("+", "-", "ки")] == [648, 387, 12902]
 
 
 def test_math_shepherd(tokenizers: dict[str, Any], tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_reasoneval_of_three_classes(has_bias: bool, tokenizers: dict[str, Any],
     head = {"score_head.weight": torch.randn(3, size) / 8} | ({"score_head.bias": torch.randn(3)} if has_bias else {})
     save(tmp_path, pieces, "mistral", 3, head)
     mark = pieces.unk_token  # its own pad token is the end token here
-    text = f"Question:\n{QUESTION}\nAnswer:\nLet's think step by step.\n" + "".join(step + mark for step in STEPS)
+    text = f"Question:\n{QUESTION}\nAnswer:\nLet's think step by step.\n{mark}" + "".join(step + mark for step in STEPS)
     ids, places = list[int](), list[int]()
     for token in pieces(text).input_ids:
         if token == pieces.unk_token_id:
@@ -200,6 +200,8 @@ def test_reasoneval_of_three_classes(has_bias: bool, tokenizers: dict[str, Any],
         else:
             ids.append(token)
     values = body_of(tmp_path)(ids)[places] @ head["score_head.weight"].T
+    assert len(places) == len(STEPS) + 1  # the first mark parts the question from the first step
+    values = values[1:]
     shares = torch.softmax(values + head.get("score_head.bias", torch.zeros(3)), dim=-1)
     assert_exact(tmp_path, "reasoneval", (shares[:, 1] + shares[:, 2]).tolist())
     assert_exact(tmp_path, "reasoneval_redundancy", shares[:, 1].tolist())
@@ -211,29 +213,29 @@ def test_easy_to_hard_reads_empty_lines_and_the_end(tokenizers: dict[str, Any], 
     text = f"# Question\n\n{QUESTION}\n\n# Solution\n\n" + "\n\n".join(STEPS)
     ids = [*pieces(text).input_ids, pieces.eos_token_id]
     newline = pieces.convert_tokens_to_ids("<0x0A>")
-    pairs = [k for k in range(1, len(ids)) if ids[k] == ids[k - 1] == newline]
+    pairs = [k for k in range(len(ids) - 1) if ids[k] == ids[k + 1] == newline]
     places = [*pairs[3:], len(ids) - 1]  # behind "# Question", the question and "# Solution" nothing is read
     logits = logits_of(tmp_path)(ids)
     assert_exact(tmp_path, "easy_to_hard", [float(torch.sigmoid(logits[place].mean())) for place in places])
 
 
 @pytest.mark.parametrize(
-    ("name", "before", "after", "pair"),
+    ("name", "before", "after", "between", "pair"),
     [
-        ("versa", f"{QUESTION} \n\n", " \n\n\n\n", ("+", "-")),
-        ("math_psa", f"{QUESTION} ", " \n\n\n\n\n", (" +", " -")),
-        ("er_prm", f"{QUESTION} ", " ки", (" +", " -")),
+        ("versa", f"{QUESTION} \n\n", " \n\n\n\n", "", ("+", "-")),
+        ("math_psa", f"{QUESTION} ", " \n\n\n\n\n", " ", (" +", " -")),
+        ("er_prm", f"{QUESTION} ", " ки", "", (" +", " -")),
     ],
 )
 def test_token_pairs_at_a_tag(
-    name: str, before: str, after: str, pair: tuple[str, str], tokenizers: dict[str, Any], tmp_path: Path
+    name: str, before: str, after: str, between: str, pair: tuple[str, str], tokenizers: dict[str, Any], tmp_path: Path
 ) -> None:
     llama = tokenizers["llama"]
     mark = llama(after, add_special_tokens=False).input_ids
     good, bad = (llama(text, add_special_tokens=False).input_ids for text in pair)
     assert len(good) == len(bad) == 1
     save(tmp_path, llama, "llama")
-    ids = llama(before + "".join(step + after for step in STEPS)).input_ids
+    ids = llama(before + between.join(step + after for step in STEPS)).input_ids
     places = [k for k, one in enumerate(ids) if one == mark[-1]]
     assert len(places) == len(STEPS)
     logits = logits_of(tmp_path)(ids)
@@ -304,6 +306,30 @@ def test_a_text_that_holds_the_mark_is_refused(tokenizers: dict[str, Any], tmp_p
         score(tmp_path, "math_shepherd", [Solution("row 7", f"{QUESTION} ки", STEPS)])
 
 
+def test_a_mark_of_several_tokens_is_another_model(tokenizers: dict[str, Any]) -> None:
+    """Its last token may stand anywhere."""
+    with pytest.raises(BadInput, match=r"^' \[RM\]' is \d+ tokens of this tokenizer"):
+        Tagged("{question} ", " [RM]")(tokenizers["qwen"], QUESTION, STEPS)
+
+
+def test_a_talk_whose_answers_are_joined_to_their_neighbours_is_another_model(
+    tokenizers: dict[str, Any], tmp_path: Path
+) -> None:
+    llama = tokenizers["llama"]
+    llama.chat_template = LLAMA_CHAT.replace("<|eot|>", "+<|eot|>")
+    save(tmp_path, llama, "llama")
+    llama.chat_template = LLAMA_CHAT
+    with pytest.raises(BadInput, match=r"joins an answer with its neighbours"):
+        score(tmp_path, "rlhflow", [Solution("s", QUESTION, ["1 + 1"])])
+
+
+def test_a_step_that_ends_in_a_character_of_several_tokens_ends_with_its_last_one(tokenizers: dict[str, Any]) -> None:
+    qwen = tokenizers["qwen"]
+    reading = PUBLISHED["eurus"].layout(qwen, QUESTION, ["Step 1: so 🤖", "Step 2: 數🤖"])
+    assert reading.places[-1] == len(reading.ids) - 1
+    assert qwen.decode(reading.ids[reading.start : reading.places[0] + 1]) == "Step 1: so 🤖\n\n"
+
+
 def test_a_head_of_another_size_and_a_head_that_is_not_there_are_refused(
     tokenizers: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -327,9 +353,13 @@ def test_a_model_says_by_its_name_or_its_config_which_row_it_is(tokenizers: dict
     assert published_name("peiyi9979/math-shepherd-mistral-7b-prm") == "math_shepherd"
     assert published_name("Qwen/Qwen2.5-Math-PRM-72B") == "qwen"
     assert published_name("RLHFlow/Llama3.1-8B-PRM-Deepseek-Data") == "rlhflow"
+    assert published_name("hanningzhang/ER-PRM-Data") == "er_prm"
     folder = tmp_path / "mine"
     save(folder, tokenizers["qwen"], "qwen2", 2)
     assert published_name(str(folder)) == "trl"
+    better = tmp_path / "Better-PRM"  # no ER-PRM
+    better.symlink_to(folder)
+    assert published_name(str(better)) == "trl"
     for architecture, name in (("Qwen2ForProcessRewardModel", "qwen"), ("ReasonEval_34B", "reasoneval")):
         config = json.loads((folder / "config.json").read_text()) | {"architectures": [architecture]}
         (folder / "config.json").write_text(json.dumps(config))

@@ -218,7 +218,7 @@ def test_a_rank_that_does_not_end_behind_another_one_is_ended(
 
     async def call(host: str, name: str, *arguments: Any, patience: float = 0.0) -> Any:
         if name == "tell":
-            signals.append((host, *arguments))
+            signals.append((host, arguments[0]))
         elif host == "ends":
             return [], first
         else:
@@ -254,6 +254,24 @@ def test_ranks_go_on_where_nobody_reads_what_they_print(monkeypatch: pytest.Monk
     monkeypatch.setattr(sys, "stdout", Gone())
     ranks = [ray_launcher._Rank("h", "n", "a", [], 0)]
     assert asyncio.run(RayLauncher()._ended(ranks)) == 0
+
+
+def test_a_signal_whose_answer_was_lost_is_not_sent_twice(tmp_path: Path) -> None:
+    """A rank takes a second one, seconds later, as a wish to end without saving."""
+    program = "import signal, sys, time\nseen = []\nsignal.signal(15, lambda *_: seen.append(1))\n"
+    program += "print('up', flush=True)\ntime.sleep(1.5)\nsys.exit(len(seen))\n"
+
+    async def ask() -> int:
+        host = ray_launcher.RankHost()
+        await host.start([sys.executable, "-c", program], str(tmp_path), {})
+        await host.output(0)
+        for serial in (7, 7):
+            await host.tell(signal.SIGTERM, serial)
+            await asyncio.sleep(0.2)
+        assert host._process is not None
+        return host._process.wait(20)
+
+    assert asyncio.run(ask()) == 1
 
 
 def test_lines_whose_answer_was_lost_on_its_way_come_again(tmp_path: Path) -> None:
