@@ -1,15 +1,15 @@
 """Rows that reward models are evaluated on: right and wrong responses to a prompt, from the layouts of published sets.
 
-| layout | set | what is read |
-|---|---|---|
-| reward_bench | RewardBench (Lambert et al. 2024) and its prior sets | `prompt`, `chosen`, `rejected`, `subset`, `id` |
-| reward_bench_2 | RewardBench 2 (Malik et al. 2025) | the same, `chosen` and `rejected` lists; ids of the subset Ties begin with `ref:` or `tied:` |
-| rm_bench | RM-Bench (Liu et al. 2024) | lists of three styles each: concise, detailed, detailed with Markdown; `domain` |
-| llmbar | LLMBar (Zeng et al. 2023) | `input`, `output_1`, `output_2`, `label`: **1 or 2**, the number of the better output |
-| pairs | preferences of one's own | `prompt`, `chosen`, `rejected`; `subset` and `id` where there are any |
+- reward_bench: RewardBench (Lambert et al. 2024) and its prior sets: `prompt`, `chosen`, `rejected`, `subset`, `id`;
+- reward_bench_2: RewardBench 2 (Malik et al. 2025): the same with lists of responses; ids of its subset Ties begin with
+  `ref:` or `tied:`;
+- rm_bench: RM-Bench (Liu et al. 2024): lists of three styles each, concise, detailed, detailed with Markdown; `domain`;
+- llmbar: LLMBar (Zeng et al. 2023): `input`, `output_1`, `output_2` and `label`, **1 or 2**, the number of the better
+  output;
+- pairs: preferences of one's own: `prompt`, `chosen`, `rejected`; `subset` and `id` where there are any.
 
-A `prompt`, `chosen` or `rejected` that is a list of messages (`role`, `content`) is read too: the prompt is the messages
-before the last, the response is the last one's text.
+A `prompt`, `chosen` or `rejected` that is a list of messages (`role`, `content`) is read too: the prompt is the
+messages before the last, the response is the last one's text.
 """
 
 from collections.abc import Callable, Mapping
@@ -67,7 +67,9 @@ def read_pair(row: Row) -> RankedResponses:
 def read_lists(row: Row) -> RankedResponses:
     """Read a row with lists of chosen and rejected responses (RewardBench 2)."""
     subset = row.text("subset")
-    return RankedResponses(_identity(row, subset), subset, row.text("prompt"), row.texts("chosen"), row.texts("rejected"))
+    return RankedResponses(
+        _identity(row, subset), subset, row.text("prompt"), row.texts("chosen"), row.texts("rejected")
+    )
 
 
 def read_styles(row: Row) -> RankedResponses:
@@ -113,7 +115,9 @@ def read_ranked(rows: list[Row], layout: str) -> list[RankedResponses]:
         except (BadRow, BadInput) as error:
             raise BadInput(f"{row.place}: {error}: is it a file of the layout {layout}?") from None
         if record.id in seen:
-            raise BadInput(f"{row.place}: the id '{record.id}' is that of {seen[record.id]} too: give every row its own")
+            raise BadInput(
+                f"{row.place}: the id '{record.id}' is that of {seen[record.id]} too: give every row its own"
+            )
         seen[record.id] = row.place
         records.append(record)
     return records

@@ -28,7 +28,9 @@ def seen_rows(rows: Sequence[RankedResponses], hashes: Collection[str]) -> list[
     """Return the ids of the rows that were seen, by the rule of the module."""
     seen = []
     for row in rows:
-        chosen, rejected = ([text for text in side if response_hash(text) in hashes] for side in (row.chosen, row.rejected))
+        chosen, rejected = (
+            [text for text in side if response_hash(text) in hashes] for side in (row.chosen, row.rejected)
+        )
         if (chosen and rejected) or any(len(text.split()) >= LONG for text in (*chosen, *rejected)):
             seen.append(row.id)
     return seen

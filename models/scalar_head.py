@@ -35,7 +35,8 @@ def load_process_reward(
     The fresh head is zero: before training every score is 1/2 (one label) or the middle of the classes. `trains`: all,
     or head: the body is frozen here, before there is an optimizer, which then holds the head alone: no state, no
     gradient and no weight decay for the body. A phase of the head alone is a run of its own, and the next one starts
-    from its folder. Raises BadModel on a critic whose values are no shares, and where a head is asked for that a folder cannot have.
+    from its folder. Raises BadModel on a critic whose values are no shares, and where a head is asked for that a folder
+    cannot have.
     """
     if _is_log_ratio_reward(path):
         from espalier.models.log_ratio_reward import load_log_ratio_reward

@@ -23,8 +23,8 @@ from espalier.rewards.score import ANYTHING, Score, ScoreRange, clipped
 
 
 def read_normaliser(path: str) -> tuple[float, float]:
-    """Return (mean, standard deviation) of a reward model's logits. Raises BadInput where the file does not say them, or
-    they do not differ."""
+    """Return (mean, standard deviation) of a reward model's logits. Raises BadInput where the file does not say them,
+    or the logits do not differ."""
     try:
         row = json.loads(Path(path).read_text())["reward"]
         mean, deviation = float(row["mean"]), float(row["std"])

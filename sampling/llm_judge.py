@@ -236,7 +236,9 @@ class RankedResponseRequests(PairRequests):
         found = read_records(RankedResponses, self.rows)
         many = next((row.id for row in found if len(row.chosen) + len(row.rejected) > 2), None)
         if many is not None:
-            raise BadInput(f"{self.rows}: '{many}' has more than two responses: a judge of pairs cannot be asked about it")
+            raise BadInput(
+                f"{self.rows}: '{many}' has more than two responses: a judge of pairs cannot be asked about it"
+            )
         return [SolutionPair(row.id, row.id, row.prompt, row.chosen[0], row.rejected[0]) for row in found]
 
     def inputs(self) -> list[str]:

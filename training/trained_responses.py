@@ -30,5 +30,5 @@ def check_benchmarks(examples: Sequence[Any], files: Sequence[str], tokenizer: A
     for file in files:
         rows = read_records(RankedResponses, file)
         if seen := seen_rows(rows, hashes):
-            raise BadInput(f"{path} holds {len(seen)} of {len(rows)} rows of {file} ('{seen[0]}' is the first): a model "
-                           "trained on them cannot be evaluated on them: leave them out")  # fmt: skip
+            raise BadInput(f"{path} holds {len(seen)} of {len(rows)} rows of {file} ('{seen[0]}' is the first): a "
+                           "model trained on them cannot be evaluated on them: leave them out")  # fmt: skip

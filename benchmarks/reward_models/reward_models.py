@@ -1,16 +1,15 @@
-"""From preferences to a policy, where the true reward is known: does PPO against a reward model gain, and when too much?
+"""From preferences to a policy, where the true reward is known: PPO against a reward model, up to too much of it.
 
     bash scripts/bench.sh reward_models                          64, 256 and 2048 pairs, seeds 0 to 2
     bash scripts/bench.sh reward_models --sizes 64 --seeds 0     one run
     bash scripts/bench.sh reward_models --seeds                  the figures of the runs that are kept
 
-Task `shopping_notes`: its true reward falls where a reward model made of few preferences still rises. One policy samples
-once; seed s draws its own comparisons, labelled with the noise of a judge. Each run is scripts/reward_model.sh on the
-first n pairs of its seed: a Bradley-Terry model, judged on 500 comparisons of other problems, and PPO with its reward,
-whose true reward is measured on the same rollouts and trains nothing. All sizes take equally many optimizer steps of
-the same data order. Proxy (the normalised reward model) and true reward are drawn over the KL divergence from the policy
-of the start in nats per response (Gao et al. 2023, "Scaling laws for reward model overoptimization"). A run's record is
-in benchmarks/results/reward_models/.
+Task `shopping_notes`: its true reward falls where a reward model made of few preferences still rises. One policy
+samples once; seed s draws its own comparisons, labelled with the noise of a judge. Each run is scripts/reward_model.sh
+on the first n pairs of its seed: a Bradley-Terry model, judged on 500 comparisons of other problems, and PPO with its
+reward, whose true reward is measured on the same rollouts and trains nothing. Proxy (the normalised reward model) and
+true reward are drawn over the KL divergence from the policy of the start in nats per response (Gao et al. 2023,
+"Scaling laws for reward model overoptimization"). A run's record is in benchmarks/results/reward_models/.
 """
 
 import argparse
@@ -45,8 +44,13 @@ ENGINE = ("client=data_parallel_engines", "server=none", "client.num_engines=1",
 def make_data(folder: Path, seeds: Sequence[int], num_steps: int) -> Path:
     """Return the policy; write `folder/trajectories.jsonl` and for every seed `pairs-SEED.jsonl` and
     `held_out-SEED.jsonl`."""
-    policy = make_policy(folder, num_steps, "exp/sft/shopping_notes", TASK)
     log, sampled = folder / "programs.log", folder / "trajectories.jsonl"
+    demonstrations, base = folder / "demonstrations.jsonl", folder / "base"
+    if not base.is_dir():
+        run_program(log, "run_stage.py", "-cn", "problems/make_demonstrations", f"output={demonstrations}", *TASK)
+        run_program(log, "run_stage.py", "-cn", "training/make_policy", f"input={demonstrations}", f"output={base}",
+                    "stage.hidden_size=96", "stage.num_layers=2", "stage.num_heads=3")  # fmt: skip
+    policy = make_policy(folder, num_steps, "exp/sft/shopping_notes", TASK, start=base)
     number = (max(SIZES) + NUM_HELD_OUT) * 5 // 4
     run_program(log, "service_api_caller_v1.py", "-cn", "api/vllm/trajectories", f"output={sampled}",
                 f"policy={policy}", f"requests.limit={number}", "params.n=4", *TASK, *ENGINE)  # fmt: skip
@@ -163,7 +167,17 @@ def write(records: Sequence[Mapping[str, Any]]) -> None:
                      f"{100 * accuracy['mean']:.1f} [{100 * accuracy['low']:.1f}, {100 * accuracy['high']:.1f}]",
                      *(f"{found[key]:.2f}" for key in ("start", "peak")), f"{found['peak_kl']:.1f}",
                      f"{found['end']:.2f}", f"{found['end_kl']:.1f}", f"{found['proxy_end']:.2f}"])  # fmt: skip
-    columns = ["pairs", "seed", "pair accuracy, %", "true reward: start", "peak", "at KL", "end", "at KL", "proxy at the end"]
+    columns = [
+        "pairs",
+        "seed",
+        "pair accuracy, %",
+        "true reward: start",
+        "peak",
+        "at KL",
+        "end",
+        "at KL",
+        "proxy at the end",
+    ]
     table = {"title": "PPO against reward models", "columns": columns, "rows": rows}
     write_result("reward_models", figures_of(records), {"records": "benchmarks/results/reward_models"}, tables=[table])
     draw(records)
@@ -175,7 +189,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, choices=SIZES, default=list(SIZES))
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--folder", default="experiments/reward_models", help="keeps the policy and the runs")
-    parser.add_argument("--policy-steps", type=int, default=800, help="of the policy of the start")
+    parser.add_argument("--policy-steps", type=int, default=1000, help="of the policy of the start")
     parser.add_argument("--settings", nargs="*", default=[], help="further ones of scripts/reward_model.sh")
     arguments = parser.parse_args()
     folder = Path(arguments.folder).resolve()

@@ -47,7 +47,9 @@ def read_items(question: str) -> list[Item]:
     match = _QUESTION.fullmatch(question)
     words = [item.split() for item in match["things"].split(", ")] if match else []
     if not words or any(len(item) != 2 or not item[0].isdigit() for item in words):
-        raise BadInput(f"shopping_notes: no request for things: {question[:60]!r}: is the task that of the trajectories?")
+        raise BadInput(
+            f"shopping_notes: no request for things: {question[:60]!r}: is the task that of the trajectories?"
+        )
     return [(int(number), thing) for number, thing in words]
 
 

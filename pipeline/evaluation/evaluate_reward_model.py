@@ -85,8 +85,14 @@ class EvaluateRewardModel:
         for row in ranked:
             found = scores.get(row.id)
             sizes = (len(row.chosen), len(row.rejected))
-            if found is None or found.subset != row.subset or (len(found.chosen), len(found.rejected)) not in (sizes, (0, 0)):
-                raise BadInput(f"{self.scores}: no scores of the {sum(sizes)} responses of row '{row.id}': score these rows")
+            if (
+                found is None
+                or found.subset != row.subset
+                or (len(found.chosen), len(found.rejected)) not in (sizes, (0, 0))
+            ):
+                raise BadInput(
+                    f"{self.scores}: no scores of the {sum(sizes)} responses of row '{row.id}': score these rows"
+                )
         return [scores[row.id] for row in ranked]
 
     def _score(

@@ -1,5 +1,5 @@
-"""A published set of right and wrong responses → RankedResponses (`data.ranked_responses`): a file, or a data set of the
-hub."""
+"""A published set of right and wrong responses → RankedResponses (`data.ranked_responses`): a file, or a data set of
+the hub."""
 
 from dataclasses import dataclass, replace
 
@@ -32,7 +32,11 @@ class ImportComparisons:
         named."""
         if bool(input_path) == bool(self.hub):
             raise BadInput("name one source: input=FILE, or stage.hub=NAME_OR_FOLDER with stage.split")
-        rows = read_json_rows(input_path) if input_path else read_hub_rows(self.hub, self.config, self.split, self.revision)
+        rows = (
+            read_json_rows(input_path)
+            if input_path
+            else read_hub_rows(self.hub, self.config, self.split, self.revision)
+        )
         if self.subset:
             named = [row for row in rows if row.has("subset")]
             if named:

@@ -2,8 +2,8 @@
 
 Of pairs (`PairRewards`): `accuracy`, the share in which the preferred side has the higher reward, a tie being wrong;
 `score_accuracy`, the same against the pairs' own scores (of embedded tasks the true rewards, which no label noise has
-touched), pairs of equal score left out; `ece`, the calibration error of sigmoid(|margin|), the confidence that the larger
-reward is right; mean and standard deviation of margins, and of all rewards (`reward`: the `normaliser` of
+touched), pairs of equal score left out; `ece`, the calibration error of sigmoid(|margin|), the confidence that the
+larger reward is right; mean and standard deviation of margins, and of all rewards (`reward`: the `normaliser` of
 reward=outcome_model).
 
 Of single responses (`RewardPrediction`): `auc` (right from wrong targets at 1/2, ties half), `brier`, the mean squared

@@ -1,7 +1,7 @@
 """The scores of published reward-model benchmarks, from the scores of responses: pure functions.
 
 **RewardBench** (Lambert et al. 2024): a row is right where its chosen response scores strictly higher, a tie is wrong.
-A section is the mean over its subsets' accuracies weighted by `REWARD_BENCH_COUNTS`: the number of rows, but for math-prm,
+A section is the mean of its subsets' accuracies weighted by `REWARD_BENCH_COUNTS`: numbers of rows, but for math-prm,
 whose 447 rows weigh 984, as much as the six code subsets together. The overall score is the mean of the four
 sections; where the four prior sets are there too, their plain mean is a fifth section of weight 0.5.
 
@@ -110,7 +110,9 @@ def ties_score(rows: Sequence[ResponseScores]) -> float:
     both = np.minimum(ref, tied)
     margins = [math.tanh(lead / width - 1) if width > 0 else 0.0 for lead, width in zip(both, spread, strict=True)]
     preferred, hard = np.mean(tied > spread), np.mean(both > spread)
-    return float(0.3 * np.mean(ref > 0) + 0.3 * np.mean(tied > 0) + 0.2 * preferred + 0.2 * hard + 0.01 * np.mean(margins))
+    return float(
+        0.3 * np.mean(ref > 0) + 0.3 * np.mean(tied > 0) + 0.2 * preferred + 0.2 * hard + 0.01 * np.mean(margins)
+    )
 
 
 def _lead(row: ResponseScores) -> float:

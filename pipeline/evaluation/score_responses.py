@@ -36,7 +36,9 @@ def encode_row(tokenizer: Any, row: RankedResponses, is_chat: bool) -> list[Step
     if is_chat and not tokenizer.chat_template:
         raise BadInput("stage.is_chat=true needs a chat template, and the model's tokenizer has none: set it to false")
     messages = [{"role": "user", "content": row.prompt}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) if is_chat else row.prompt
+    text = (
+        tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) if is_chat else row.prompt
+    )
     prompt = encode_text(tokenizer, text, f"row '{row.id}'", is_complete=is_chat)
     found = []
     for response in (*row.chosen, *row.rejected):

@@ -1,7 +1,7 @@
 """Trajectory → PreferencePair by the task's true reward, with the noise of a judge: labels of the Bradley-Terry model.
 
 Of every problem's distinct trajectories pairs are drawn without replacement. A comparison of y and y' prefers y with
-probability sigmoid(beta * (R(y) - R(y'))) (Bradley and Terry 1952), R the true reward of `data.tasks.scored.ScoredTask`;
+probability sigmoid(beta * (R(y) - R(y'))) (Bradley and Terry 1952), R the true reward of a `data.tasks.scored` task;
 `beta` null knows no noise: the better one is always preferred, and pairs of equal reward are left out. The scores of a
 pair are the true rewards: the side that the label calls rejected can have the higher one.
 
@@ -40,7 +40,7 @@ def compare(one: Scored, other: Scored, beta: float | None, rng: random.Random) 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawComparisons(ProblemPart):
-    """Up to `pairs_per_problem` comparisons of a problem and `num_pairs` in all (0: no cap); cut responses take part."""
+    """Up to `pairs_per_problem` comparisons of a problem and `num_pairs` in all (0: no cap); with cut responses."""
 
     beta: float | None = 4.0
     pairs_per_problem: int = 1
@@ -68,8 +68,8 @@ class DrawComparisons(ProblemPart):
         random.Random(f"{self.seed}/problems").shuffle(orders)
         pairs = [pair for turn in zip_longest(*orders) for pair in turn if pair is not None]
         if len(pairs) < self.num_pairs:
-            raise BadInput(f"{input_path}: {len(pairs)} comparisons can be drawn, {self.num_pairs} are asked for: sample "
-                           "more problems, or raise stage.pairs_per_problem")  # fmt: skip
+            raise BadInput(f"{input_path}: {len(pairs)} comparisons can be drawn, {self.num_pairs} are asked for: "
+                           "sample more problems, or raise stage.pairs_per_problem")  # fmt: skip
         kept = pairs[: self.num_pairs] if self.num_pairs else pairs
         context.counts.update(groups.counts)
         context.counts["in_true_order"] = sum(pair.chosen_score > pair.rejected_score for pair in kept)

@@ -23,7 +23,7 @@ def test_llmbar_labels_are_one_and_two() -> None:
     assert read("llmbar", **row, label=1).chosen == ["first"]
     assert read("llmbar", **row, label=2).chosen == ["second"]
     for label in (0, 3):
-        with pytest.raises(BadInput, match="f.json:3: label must be 1 or 2, the number of the better output, got"):
+        with pytest.raises(BadInput, match=r"f.json:3: label must be 1 or 2, the number of the better output, got"):
             read("llmbar", **row, label=label)
 
 

@@ -21,8 +21,8 @@ from espalier.pipeline.evaluation.reward_benchmarks import (
 
 NAMES = [name for subsets in REWARD_BENCH_SECTIONS.values() for name in subsets]
 # Accuracies of the subsets in the order of NAMES, as allenai/reward-bench-results publishes them (eval-set/...), and
-# (overall, Chat, Chat Hard, Safety, Reasoning) of the same models on the leaderboard of October 2024, as the model cards
-# of Skywork-Reward quote it.
+# (overall, Chat, Chat Hard, Safety, Reasoning) of the same models on the leaderboard of October 2024, as the model card
+# of Skywork-Reward quotes it.
 PUBLISHED = {
     "general-preference/GPM-Llama-3.1-8B": (
         [0.92, 0.9368421052631579, 0.9052631578947369, 1.0, 0.975, 0.8108108108108109, 0.91, 0.8507462686567164,
@@ -82,7 +82,7 @@ def test_there_are_23_subsets_of_2985_rows_and_math_weighs_984() -> None:
 
 
 def test_prior_sets_weigh_half_and_a_missing_subset_leaves_no_score() -> None:
-    accuracies = dict.fromkeys(NAMES, 0.8) | {name: 0.4 for name in ("anthropic_helpful", "anthropic_hhh", "shp")}
+    accuracies = dict.fromkeys(NAMES, 0.8) | dict.fromkeys(("anthropic_helpful", "anthropic_hhh", "shp"), 0.4)
     assert section_scores(accuracies)["overall"] is None  # summarize is missing
     whole = section_scores(accuracies | {"summarize": 0.8})
     assert whole["Prior Sets"] == pytest.approx(0.5)

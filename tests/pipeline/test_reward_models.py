@@ -21,7 +21,12 @@ from espalier.models.logprobs import response_logprobs
 from espalier.models.scalar_head import load_process_reward
 from espalier.pipeline.evaluation.evaluate_reward_model import EvaluateRewardModel
 from espalier.pipeline.evaluation.import_comparisons import ImportComparisons
-from espalier.pipeline.evaluation.measure_reward_model import MeasureRewardModel, ScoredPair, pair_figures, response_figures
+from espalier.pipeline.evaluation.measure_reward_model import (
+    MeasureRewardModel,
+    ScoredPair,
+    pair_figures,
+    response_figures,
+)
 from espalier.pipeline.evaluation.score_responses import ScoreResponses, encode_row, judged_scores
 from espalier.pipeline.pairs.draw_comparisons import DrawComparisons, preference
 from espalier.pipeline.stage import StageContext
@@ -50,7 +55,9 @@ def draw(tmp_path: Path, num_problems: int, **settings: Any) -> list[PreferenceP
 
 def test_comparisons_without_noise_are_in_the_true_order(tmp_path: Path) -> None:
     pairs = draw(tmp_path, 1, beta=None, pairs_per_problem=0)
-    assert [(pair.chosen_score, pair.rejected_score) for pair in pairs if pair.chosen_score <= pair.rejected_score] == []
+    assert [
+        (pair.chosen_score, pair.rejected_score) for pair in pairs if pair.chosen_score <= pair.rejected_score
+    ] == []
     # rewards 1, -0.25, 1.2, -0.25: of six pairs the two of equal reward make none
     assert len(pairs) == 5
 
@@ -61,14 +68,19 @@ def test_labels_are_drawn_with_the_bradley_terry_probability(tmp_path: Path) -> 
     share = sum(pair.chosen_score > pair.rejected_score for pair in close) / len(close)
     assert len(close) == 1500
     assert share == pytest.approx(1 / (1 + math.exp(-0.4)), abs=0.035)
-    assert preference(-1000.0, 4.0) == 0.0 and preference(0.0, 4.0) == 0.5
+    assert [preference(gap, 4.0) for gap in (-1000.0, 0.0)] == [0.0, 0.5]
 
 
 def test_fewer_comparisons_are_the_first_of_more(tmp_path: Path) -> None:
-    many, few = draw(tmp_path, 40, num_pairs=60, pairs_per_problem=2), draw(tmp_path, 40, num_pairs=20, pairs_per_problem=2)
+    many, few = (
+        draw(tmp_path, 40, num_pairs=60, pairs_per_problem=2),
+        draw(tmp_path, 40, num_pairs=20, pairs_per_problem=2),
+    )
     assert many[:20] == few
     assert len({pair.problem_id for pair in few}) == 20  # problems take turns
-    with pytest.raises(BadInput, match="80 comparisons can be drawn, 200 are asked for: sample more problems, or raise"):
+    with pytest.raises(
+        BadInput, match="80 comparisons can be drawn, 200 are asked for: sample more problems, or raise"
+    ):
         draw(tmp_path, 40, num_pairs=200, pairs_per_problem=2)
 
 
@@ -114,7 +126,7 @@ def test_implicit_scores_are_sums_or_means_of_log_ratios(tiny_policy: Path, tmp_
     ):
         found = [value for row in scored(tmp_path, **settings) for value in (*row.chosen, *row.rejected)]
         assert found == pytest.approx(expected, abs=2e-3)
-    with pytest.raises(BadInput, match="is a policy: name stage.reference"):
+    with pytest.raises(BadInput, match=r"is a policy: name stage.reference"):
         scored(tmp_path, model=values["model"])
 
 
@@ -125,7 +137,7 @@ def test_a_scalar_model_is_read_at_the_end_token(tiny_prm: Path, tmp_path: Path)
     with torch.no_grad():
         logit = model(input_ids=torch.tensor([[*one.prompt_ids, *one.response_ids]])).logits[0, -1, 0]
     assert found[0].rejected == pytest.approx([float(logit)], abs=0.03)  # scored in bfloat16
-    with pytest.raises(BadInput, match="is a reward model with a head: leave out stage.reference"):
+    with pytest.raises(BadInput, match=r"is a reward model with a head: leave out stage.reference"):
         scored(tmp_path, model=str(tiny_prm), is_reference_free=True)
 
 
@@ -134,7 +146,7 @@ def test_a_model_that_was_trained_on_the_rows_is_refused(tiny_prm: Path, tmp_pat
     model.save_pretrained(tmp_path / "model")
     load_tokenizer(str(tiny_prm)).save_pretrained(tmp_path / "model")
     write_training_responses(tmp_path / "model", map(response_hash, ("4", "6")), "")
-    with pytest.raises(BadInput, match="was trained on 1 of 2 rows of .* .'s/2' is the first"):
+    with pytest.raises(BadInput, match=r"was trained on 1 of 2 rows of .* .'s/2' is the first"):
         scored(tmp_path, model=str(tmp_path / "model"))
 
 
@@ -154,7 +166,9 @@ def test_a_judge_scores_by_both_orders_and_a_place_is_a_tie() -> None:
 
 def test_the_evaluation_joins_by_id_and_counts_missing_scores(tmp_path: Path) -> None:
     write_records(tmp_path / "rows.jsonl", ROWS)
-    write_records(tmp_path / "scores.jsonl", [ResponseScores("s/2", "s", [1.0], [0.0, 0.5]), ResponseScores("s/1", "s", [], [])])
+    write_records(
+        tmp_path / "scores.jsonl", [ResponseScores("s/2", "s", [1.0], [0.0, 0.5]), ResponseScores("s/1", "s", [], [])]
+    )
     found = EvaluateRewardModel(str(tmp_path / "scores.jsonl")).run(str(tmp_path / "rows.jsonl"), context())
     assert (found["score"], found["num_without_scores"]) == (0.5, 1)
     write_records(tmp_path / "scores.jsonl", [ResponseScores("s/1", "s", [1.0], [0.0])] * 1)
@@ -167,7 +181,7 @@ def test_a_part_of_reward_bench_has_no_overall_score(tmp_path: Path) -> None:
     write_records(tmp_path / "scores.jsonl", [ResponseScores("hep-go/1", "hep-go", [1.0], [0.0])])
     stage = EvaluateRewardModel(str(tmp_path / "scores.jsonl"), "reward_bench")
     found = stage.run(str(tmp_path / "rows.jsonl"), context())
-    assert found["score"] is None and found["sections"]["Reasoning"] is None
+    assert [found["score"], found["sections"]["Reasoning"]] == [None, None]
     assert found["subsets"]["hep-go"]["mean"] == 1.0
 
 

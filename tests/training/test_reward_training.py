@@ -21,17 +21,21 @@ from espalier.models.load import BadModel
 from espalier.models.scalar_head import load_process_reward
 from espalier.rewards.composed import ComposedReward
 from espalier.rewards.outcome_model import OutcomeModelReward
+from espalier.runtime.schemas import TrainConfig
 from espalier.training.engine import TorchEngine
 from espalier.training.loop_from_config import make_engine
 from espalier.training.objectives.bradley_terry import BradleyTerry
 from espalier.training.objectives.dpo import DirectPreference
 from espalier.training.trained_responses import check_benchmarks, trained_responses
-from espalier.runtime.schemas import TrainConfig
 from tests.support.objective_cases import Fixed
 from tests.support.root_config import root_config
 
 PADDED = Layout("padded")
-PAIRS = [PairExample("a", [5, 6], [7, 8], [9]), PairExample("b", [5, 6], [3], [4]), PairExample("c", [4], [3, 2], [8, 8])]
+PAIRS = [
+    PairExample("a", [5, 6], [7, 8], [9]),
+    PairExample("b", [5, 6], [3], [4]),
+    PairExample("c", [4], [3, 2], [8, 8]),
+]
 
 
 def test_the_head_alone_is_trained_with_no_state_or_decay_for_the_body(tiny_policy: Path) -> None:
@@ -52,7 +56,7 @@ def test_the_head_alone_is_trained_with_no_state_or_decay_for_the_body(tiny_poli
     moved = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert moved == {"score.weight"}  # pairs leave the bias open
     assert all(parameter.grad is None for parameter in model.parameters())
-    with pytest.raises(BadModel, match="model.trains must be all or head, got 'body'"):
+    with pytest.raises(BadModel, match=r"model.trains must be all or head, got 'body'"):
         load_process_reward(str(tiny_policy), 1, trains="body")
 
 
@@ -68,7 +72,7 @@ def test_prompts_of_equal_weight_share_it_among_their_pairs() -> None:
     want = 0.75 * losses[0] + 0.75 * losses[1] + 1.5 * losses[2]
     assert objective.count(batch) == pytest.approx(3.0)
     assert float(objective.loss(Fixed(logits), batch).total) == pytest.approx(want, abs=1e-5)
-    with pytest.raises(BadInput, match="examples.balances_prompts is for objective=bradley_terry"):
+    with pytest.raises(BadInput, match=r"examples.balances_prompts is for objective=bradley_terry"):
         DirectPreference(None).collate(weighted, PADDED)
 
 
@@ -84,7 +88,9 @@ def test_benchmark_rows_among_the_pairs_are_refused(tokenizer: Any, tmp_path: Pa
     assert trained_responses(pairs, tokenizer) == {response_hash("three  apples."), response_hash("Four apples.")}
     file = tmp_path / "rows.jsonl"
     write_records(file, [RankedResponses("s/1", "s", "Q", ["Three apples."], ["Four apples.", "Five."])])
-    with pytest.raises(BadInput, match="pairs.jsonl holds 1 of 1 rows of .* a model trained on them cannot be evaluated"):
+    with pytest.raises(
+        BadInput, match=r"pairs.jsonl holds 1 of 1 rows of .* a model trained on them cannot be evaluated"
+    ):
         check_benchmarks(pairs, [str(file)], tokenizer, "pairs.jsonl")
     write_records(file, [RankedResponses("s/1", "s", "Q", ["Three apples."], ["Five."])])
     check_benchmarks(pairs, [str(file)], tokenizer, "pairs.jsonl")
@@ -94,7 +100,9 @@ def test_benchmark_rows_among_the_pairs_are_refused(tokenizer: Any, tmp_path: Pa
 ROW = Trajectory("p/0", "p", "Q\n", "a", ["a"], [5, 6], [7, 8], [2], "stop", "7", "7", True)
 
 
-def test_a_reward_is_normalised_then_clipped_and_a_cut_response_gets_the_penalty_alone(tiny_prm: Path, tmp_path: Path) -> None:
+def test_a_reward_is_normalised_then_clipped_and_a_cut_response_gets_the_penalty_alone(
+    tiny_prm: Path, tmp_path: Path
+) -> None:
     plain = OutcomeModelReward(str(tiny_prm))([ROW])[0].outcome
     path = tmp_path / "reward_model.json"
     path.write_text(json.dumps({"reward": {"mean": plain - 3.0, "std": 2.0}}))

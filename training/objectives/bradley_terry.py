@@ -5,8 +5,9 @@ of a pair is
 
     -(1 - eps) log sigmoid(s) - eps log sigmoid(-s) + centring * (r(chosen) + r(rejected))^2
 
-A pair counts as its weight (1, unless `examples.balances_prompts`). `eps` smooths labels that may be wrong; `centring` (Eisenstein et al. 2023) keeps rewards near 0, which pairs alone
-leave open by a constant. Margins are the pairs' scores' differences where the examples have `has_score_margin`.
+A pair counts as its weight (1, unless `examples.balances_prompts`). `eps` smooths labels that may be wrong; `centring`
+(Eisenstein et al. 2023) keeps rewards near 0, which pairs alone leave open by a constant. Margins: differences of the
+pairs' scores where the examples have `has_score_margin`.
 """
 
 from collections.abc import Sequence

@@ -51,7 +51,8 @@ def test_the_best_notes_reach_the_best_reward_and_the_teacher_seldom_flatters() 
 
 def test_the_splits_share_no_problem_and_steps_join_to_the_response() -> None:
     golds = {split: {problem.gold for problem in NOTES.problems(split)} for split in ("train", "dev", "test")}
-    assert not golds["train"] & golds["test"] and not golds["train"] & golds["dev"]
+    assert not golds["train"] & golds["test"]
+    assert not golds["train"] & golds["dev"]
     response = NOTES.demonstrations("train")[0].completion
     assert "".join(NOTES.split_steps(response)) == response
 
