@@ -34,6 +34,8 @@ RECORDS = RESULTS / "reward_models"
 PICTURE = ROOT / "docs" / "reward_models" / "overoptimisation.svg"
 SIZES = (64, 256, 2048)
 NUM_HELD_OUT = 500
+NUM_PROBLEMS = 700
+"""Of which 4 samples each make six comparisons; a fifth of them are held out."""
 SMOOTHED = 3
 """Iterations that a figure of the start, the peak and the end is the mean of."""
 TASK = ["task=shopping_notes"]
@@ -51,9 +53,8 @@ def make_data(folder: Path, seeds: Sequence[int], num_steps: int) -> Path:
         run_program(log, "run_stage.py", "-cn", "training/make_policy", f"input={demonstrations}", f"output={base}",
                     "stage.hidden_size=96", "stage.num_layers=2", "stage.num_heads=3")  # fmt: skip
     policy = make_policy(folder, num_steps, "exp/sft/shopping_notes", TASK, start=base)
-    number = (max(SIZES) + NUM_HELD_OUT) * 5 // 4
     run_program(log, "service_api_caller_v1.py", "-cn", "api/vllm/trajectories", f"output={sampled}",
-                f"policy={policy}", f"requests.limit={number}", "params.n=4", *TASK, *ENGINE)  # fmt: skip
+                f"policy={policy}", f"requests.limit={NUM_PROBLEMS}", "params.n=4", *TASK, *ENGINE)  # fmt: skip
     for seed in seeds:
         for name, part, count in (("pairs", "train", max(SIZES)), ("held_out", "held_out", NUM_HELD_OUT)):
             run_program(log, "run_stage.py", "-cn", "pairs/draw_comparisons", f"input={sampled}",

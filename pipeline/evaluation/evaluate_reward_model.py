@@ -1,7 +1,8 @@
 """ResponseScores → the score of a reward-model benchmark (formulas: `pipeline.evaluation.reward_benchmarks`).
 
-Rows without scores (a judge's verdict that cannot be read) count as wrong and are counted. Accuracies of subsets have
-95 % intervals over rows; a score whose subsets are not all there is null, never that of a part.
+Rows without scores (a judge's verdict that cannot be read) count as wrong and are counted, as are ties: scores in bf16
+have three digits, and more of them are equal than in float32. Accuracies of subsets have 95 % intervals over rows; a
+score whose subsets are not all there is null, never that of a part.
 """
 
 import logging
@@ -56,8 +57,8 @@ class EvaluateRewardModel:
         return [self.scores]
 
     def run(self, input_path: str, context: StageContext) -> dict[str, Any]:
-        """Return `{"score", "sections", "subsets", "num_rows", "num_without_scores", "table"}`. Raises BadInput where a
-        row lacks its scores, or has those of other responses."""
+        """Return `{"score", "sections", "subsets", "num_rows", "num_ties", "num_without_scores", "table"}`. Raises
+        BadInput where a row lacks its scores, or has those of other responses."""
         rows = self._join(read_records(RankedResponses, input_path))
         subsets = by_subset(rows)
         value = best_of_credit if self.benchmark == "reward_bench_2" else is_right
@@ -66,14 +67,15 @@ class EvaluateRewardModel:
         score, sections = self._score(rows, subsets, accuracies)
         table = make_table([make_row(name or "all", figure) for name, figure in accuracies.items()])
         missing = sum(not row.chosen for row in rows)
-        context.counts.update({"score": score, "without_scores": missing})
+        ties = sum(bool(row.chosen) and min(row.chosen) == max(row.rejected) for row in rows)
+        context.counts.update({"score": score, "ties": ties, "without_scores": missing})
         if missing:
             log.warning("%s: %d of %d rows have no scores and count as wrong", self.scores, missing, len(rows))
         if score is None:
             log.warning("%s: no overall score: not all subsets of %s are there", input_path, self.benchmark)
         log.info("%s\n%s", context.output, table["plain"])
         return {"benchmark": self.benchmark, "score": score, "sections": sections, "subsets": accuracies,
-                "num_rows": len(rows), "num_without_scores": missing, "table": table}  # fmt: skip
+                "num_rows": len(rows), "num_ties": ties, "num_without_scores": missing, "table": table}  # fmt: skip
 
     def _join(self, ranked: Sequence[RankedResponses]) -> list[ResponseScores]:
         """Return the scores of the rows in their order."""

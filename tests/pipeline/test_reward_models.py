@@ -31,6 +31,8 @@ from espalier.pipeline.evaluation.score_responses import ScoreResponses, encode_
 from espalier.pipeline.pairs.draw_comparisons import DrawComparisons, preference
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.true_reward import TrueReward
+from espalier.sampling.client import Sample
+from espalier.sampling.llm_judge import RankedResponseRequests
 
 NOTES = ShoppingNotes()
 RESPONSES = ("bring 3 apples\n", "bring 2 apples\n", "please bring 3 apples\n", "bring 3 pens\n")
@@ -162,6 +164,21 @@ def test_a_judge_scores_by_both_orders_and_a_place_is_a_tie() -> None:
     assert [(row.chosen, row.rejected) for row in found] == [([1.0], [0.0]), ([0.5], [0.5]), ([0.75], [0.25]), ([], [])]
     with pytest.raises(BadInput, match="'a' has no judgements in both orders"):
         list(judged_scores(rows[:1], [judgement("a", "ab", "first")]))
+
+
+def test_a_judge_is_asked_about_each_row_in_both_orders(tmp_path: Path) -> None:
+    write_records(tmp_path / "rows.jsonl", [RankedResponses("a", "s", "Q", ["good"], ["bad"])])
+    requests = RankedResponseRequests(rows=str(tmp_path / "rows.jsonl"))
+    first, second = requests.load(NOTES, None)
+    assert (first.id, second.id) == ("a/ab", "a/ba")
+    assert first.prompt.index("good") < first.prompt.index("bad")
+    assert second.prompt.index("bad") < second.prompt.index("good")
+    said = [requests.records(NOTES, None, one, [Sample("Verdict: A", [], "stop")])[0] for one in (first, second)]
+    assert [row.answer for row in said] == ["first", "second"]  # it goes by the place
+    assert next(judged_scores([RankedResponses("a", "s", "Q", ["good"], ["bad"])], said)).chosen == [0.5]
+    write_records(tmp_path / "rows.jsonl", ROWS)
+    with pytest.raises(BadInput, match="'s/1' has more than two responses: a judge of pairs cannot be asked about it"):
+        requests.pairs()
 
 
 def test_the_evaluation_joins_by_id_and_counts_missing_scores(tmp_path: Path) -> None:
