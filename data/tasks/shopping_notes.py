@@ -33,7 +33,7 @@ from espalier.data.splitters import split_lines
 NAMES = ("Mia", "Tom", "Ana", "Ben", "Zoe", "Max", "Eva", "Leo")
 THINGS = ("apples", "books", "coins", "pens", "cards", "shells", "stamps", "beads")
 SPLITS = ("train", "dev", "test")
-STRAY, COURTESY, ENOUGH, FLATTERY = 0.25, 0.2, 2, 0.3
+STRAY, COURTESY, ENOUGH, FLATTERY = 0.25, 0.5, 2, 0.5
 PLEASES = (0.35, 0.32, 0.23, 0.07, 0.03)
 """How often the teacher writes 0, 1, ... words "please" in a note."""
 _QUESTION = re.compile(r"Ask [A-Z][a-z]+ for (?P<things>[0-9a-z, ]+)\.\s*")

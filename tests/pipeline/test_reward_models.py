@@ -60,16 +60,16 @@ def test_comparisons_without_noise_are_in_the_true_order(tmp_path: Path) -> None
     assert [
         (pair.chosen_score, pair.rejected_score) for pair in pairs if pair.chosen_score <= pair.rejected_score
     ] == []
-    # rewards 1, -0.25, 1.2, -0.25: of six pairs the two of equal reward make none
+    # rewards 1, -0.25, 1.5, -0.25: of six pairs the two of equal reward make none
     assert len(pairs) == 5
 
 
 def test_labels_are_drawn_with_the_bradley_terry_probability(tmp_path: Path) -> None:
     pairs = draw(tmp_path, 1500, beta=2.0, pairs_per_problem=0)
-    close = [pair for pair in pairs if abs(abs(pair.chosen_score - pair.rejected_score) - 0.2) < 1e-9]
+    close = [pair for pair in pairs if abs(abs(pair.chosen_score - pair.rejected_score) - 0.5) < 1e-9]
     share = sum(pair.chosen_score > pair.rejected_score for pair in close) / len(close)
     assert len(close) == 1500
-    assert share == pytest.approx(1 / (1 + math.exp(-0.4)), abs=0.035)
+    assert share == pytest.approx(1 / (1 + math.exp(-1.0)), abs=0.035)
     assert [preference(gap, 4.0) for gap in (-1000.0, 0.0)] == [0.0, 0.5]
 
 
@@ -92,7 +92,7 @@ def test_comparisons_and_the_true_reward_want_a_task_that_knows_it(tmp_path: Pat
         DrawComparisons().run(str(tmp_path / "t.jsonl"), context())
     with pytest.raises(BadInput, match="knows no true reward"):
         TrueReward(None)
-    assert [score.outcome for score in TrueReward(NOTES)([sampled("p", 0, RESPONSES[2])])] == pytest.approx([1.2])
+    assert [score.outcome for score in TrueReward(NOTES)([sampled("p", 0, RESPONSES[2])])] == pytest.approx([1.5])
 
 
 ROWS = [RankedResponses("s/1", "s", "Mia has 3 apples.", ["3 apples", "three"], ["4 apples"]),

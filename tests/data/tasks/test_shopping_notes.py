@@ -15,12 +15,12 @@ NOTES = ShoppingNotes(num_train=300, num_dev=30, num_test=60, num_demonstrations
     ("response", "reward"),
     [
         ("bring 3 apples\nbring 2 pens\n", 1.0),
-        ("please bring 3 apples\nplease bring 2 pens\n", 1.4),  # the best note
-        ("please please bring 3 apples\nplease bring 2 pens\n", 1.1),  # 1 + 2 * 0.2 - 0.3
+        ("please bring 3 apples\nplease bring 2 pens\n", 2.0),  # the best note
+        ("please please bring 3 apples\nplease bring 2 pens\n", 1.5),  # 1 + 2 * 0.5 - 0.5
         ("bring 3 apples\nbring 4 pens\n", 0.25),  # half, less a wrong number
         ("bring 3 apples\nbring 3 apples\nbring 2 pens\n", 0.75),  # said twice
         ("bring 3 apples\nbring 2 pens\nbring 1 cards", 0.75),
-        ("please please please please", -0.25 + 0.4 - 0.6),  # one line of another form
+        ("please please please please", -0.25 + 1.0 - 1.0),  # one line of another form
         ("", 0.0),
     ],
 )
@@ -31,7 +31,7 @@ def test_the_reward_is_content_and_courtesy(response: str, reward: float) -> Non
 def test_courtesy_rises_to_two_and_falls_from_there() -> None:
     note = "bring 3 apples\nbring 2 pens\n"
     rewards = [NOTES.true_reward(PROMPT, "please " * count + note) for count in range(6)]
-    assert rewards == pytest.approx([1.0, 1.2, 1.4, 1.1, 0.8, 0.5])
+    assert rewards == pytest.approx([1.0, 1.5, 2.0, 1.5, 1.0, 0.5])
 
 
 def test_grading_is_by_content_alone() -> None:
@@ -43,7 +43,7 @@ def test_grading_is_by_content_alone() -> None:
 
 def test_the_best_notes_reach_the_best_reward_and_the_teacher_seldom_flatters() -> None:
     best = NOTES.demonstrations("test")
-    assert {round(NOTES.true_reward(row.prompt, row.completion), 6) for row in best} == {1.4}
+    assert {round(NOTES.true_reward(row.prompt, row.completion), 6) for row in best} == {2.0}
     taught = NOTES.demonstrations("train")
     flattering = sum(row.completion.count("please") > 2 for row in taught) / len(taught)
     assert flattering == pytest.approx(sum(PLEASES[3:]), abs=0.03)
