@@ -83,6 +83,7 @@ class DrawComparisons(ProblemPart):
         scored: list[Scored] = [(row, task.true_reward(row.prompt, row.response)) for row in group]
         found = list(combinations(scored, 2))
         rng.shuffle(found)
-        made = (compare(*rng.sample(both, 2), self.beta, rng) for both in found)
+        shown = (rng.sample(both, 2) for both in found)
+        made = (compare(one, other, self.beta, rng) for one, other in shown)
         pairs = [pair for pair in made if pair is not None]
         yield from pairs[: self.pairs_per_problem] if self.pairs_per_problem else pairs
