@@ -10,15 +10,16 @@
 # held_out=FILE     pairs that the reward model is judged on; without: those of a tenth of the problems
 # head_steps=N      a first phase of N steps that trains the head alone, in a run of its own: $run/head
 # kl=0.01           the KL penalty's coefficient in PPO; the reward has standard deviation 1 on the policy's samples
+# name=ppo          the PPO run's folder: with another name a further run from the same reward model, as with another kl
 # objective.*       settings of the objective: objective.label_smoothing=0.1
-# -> $run/reward_model, $run/reward_model.json (accuracy, calibration, scale), $run/ppo
+# -> $run/reward_model, $run/reward_model.json (accuracy, calibration, scale), $run/$name
 # Safe to run again from the top.
 set -euo pipefail
 settings="task policy run preferences held_out num_problems num_samples num_pairs beta max_tokens max_length seed exp ppo \
-  head_steps kl num_iterations objective"
+  head_steps kl num_iterations objective name"
 task=shopping_notes policy='' run='' preferences='' held_out='' num_problems=2400 num_samples=4 num_pairs=2048 beta=4.0
 max_tokens=64 max_length=256 seed=0 exp=exp/reward/outcome_pairs_embedded ppo=exp/ppo/rlhf_shopping_notes head_steps=0 kl=0.01
-num_iterations=40 objective=bradley_terry
+num_iterations=40 objective=bradley_terry name=ppo
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
@@ -50,7 +51,7 @@ stage score_held_out "$python" trainer_base_ds_mul.py "${train[@]}" mode=predict
   output_dir="$run/held_out" "predict.checkpoints={reward_model: $run/reward_model/model}"
 stage measure_reward_model "$python" run_stage.py -cn evaluation/measure_reward_model \
   input="$run/held_out/reward_model.jsonl" output="$run/reward_model.json" stage.examples="$pairs"
-stage ppo "$python" main.py -cn "$ppo" output_dir="$run/ppo" model.path="$policy" task="$task" seed="$seed" \
+stage "$name" "$python" main.py -cn "$ppo" output_dir="$run/$name" model.path="$policy" task="$task" seed="$seed" \
   num_iterations="$num_iterations" kl.coefficient="$kl" params.max_tokens="$max_tokens" \
   reward.terms.outcome_model.path="$run/reward_model/model" \
   reward.terms.outcome_model.normaliser="$run/reward_model.json" "${extra[@]}"

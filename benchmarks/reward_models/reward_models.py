@@ -9,7 +9,8 @@ samples once; seed s draws its own comparisons, labelled with the noise of a jud
 on the first n pairs of its seed: a Bradley-Terry model, judged on 500 comparisons of other problems, and PPO with its
 reward, whose true reward is measured on the same rollouts and trains nothing. Proxy (the normalised reward model) and
 true reward are drawn over the KL divergence from the policy of the start in nats per response (Gao et al. 2023,
-"Scaling laws for reward model overoptimization"). A run's record is in benchmarks/results/reward_models/.
+"Scaling laws for reward model overoptimization"). From the largest reward model of a seed a second PPO run is held
+near its start by a KL coefficient of 0.3 in place of 0.01. A run's record is in benchmarks/results/reward_models/.
 """
 
 import argparse
@@ -33,6 +34,8 @@ HOW = "bash scripts/bench.sh reward_models"
 RECORDS = RESULTS / "reward_models"
 PICTURE = ROOT / "docs" / "reward_models" / "overoptimisation.svg"
 SIZES = (64, 256, 2048)
+KL = {"far": 0.01, "near": 0.3}
+"""Coefficients of the KL penalty: of the curves, and of runs from the largest reward models that are to gain."""
 NUM_HELD_OUT = 500
 NUM_PROBLEMS = 700
 """Of which 4 samples each make six comparisons; a fifth of them are held out."""
@@ -63,7 +66,7 @@ def make_data(folder: Path, seeds: Sequence[int], num_steps: int) -> Path:
     return policy
 
 
-def measure(folder: Path, policy: Path, size: int, seed: int, settings: Sequence[str]) -> dict[str, Any]:
+def measure(folder: Path, policy: Path, size: int, seed: int, how_far: str) -> dict[str, Any]:
     """Make one run, or what is missing of it, and return its record."""
     run = folder / f"run-{size}-{seed}"
     run.mkdir(parents=True, exist_ok=True)
@@ -71,18 +74,19 @@ def measure(folder: Path, policy: Path, size: int, seed: int, settings: Sequence
     if not pairs.is_file():
         pairs.write_text("".join((folder / f"pairs-{seed}.jsonl").read_text().splitlines(keepends=True)[:size]))
     command = ["bash", "scripts/reward_model.sh", f"policy={policy}", f"run={run}", f"seed={seed}",
-               f"preferences={pairs}", f"held_out={folder / f'held_out-{seed}.jsonl'}", *settings]  # fmt: skip
+               f"preferences={pairs}", f"held_out={folder / f'held_out-{seed}.jsonl'}", f"kl={KL[how_far]}",
+               f"name={how_far}"]  # fmt: skip
     log = run / "programs.log"
     with log.open("ab") as file:
         code = subprocess.run(command, stdout=file, stderr=file, cwd=ROOT, check=False).returncode
     if code:
         raise SystemExit(f"scripts/reward_model.sh in {run} ended with exit code {code}: see {log}")
-    rows = [json.loads(line) for line in (run / "ppo" / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (run / how_far / "metrics.jsonl").read_text().splitlines()]
     keys = {"kl": "kl/per_response", "proxy": "reward/outcome_model", "true": "reward/true",
             "tokens": "rollout/response_length"}  # fmt: skip
     curve = [{name: round(row[key], 5) for name, key in keys.items()} for row in rows if keys["kl"] in row]
     return {
-        "size": size, "seed": seed, "settings": list(settings), "curve": curve,
+        "size": size, "seed": seed, "how_far": how_far, "curve": curve,
         "reward_model": json.loads((run / "reward_model.json").read_text()),
         "seconds": round(sum(row.get("seconds/iteration", 0.0) for row in rows), 1),
         "machine": machine(), "commit": code_commit(),
@@ -110,15 +114,19 @@ def summary(record: Mapping[str, Any]) -> dict[str, float]:
 
 
 def figures_of(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return for every size, over seeds: the gain in true reward at the peak and at the end, the fall from the peak to
-    the end (what over-optimisation took), the gain in the proxy, and how far pair accuracy is above chance."""
+    """Return for every size, over seeds: the gain in true reward at the end, the fall from the peak to the end (what
+    over-optimisation took; the peak is the highest of many noisy means), the gain in the proxy, and how far pair accuracy
+    is above chance; of the runs near the start the gain at the end."""
     figures = {}
+    near = [summary(record) for record in records if record["how_far"] == "near"]
+    if near:
+        gain = mean_over_seeds([row["end"] - row["start"] for row in near])
+        figures[f"gain_near_the_start_{max(SIZES)}"] = figure_above_zero(gain, "true reward", HOW)
     for size in SIZES:
-        rows = [summary(record) for record in records if record["size"] == size]
+        rows = [summary(record) for record in records if record["size"] == size and record["how_far"] == "far"]
         if not rows:
             continue
         differences = {
-            "gain_at_peak": [row["peak"] - row["start"] for row in rows],
             "gain_at_end": [row["end"] - row["start"] for row in rows],
             "fall_from_peak": [row["peak"] - row["end"] for row in rows],
             "proxy_gain": [row["proxy_end"] - row["proxy_start"] for row in rows],
@@ -135,7 +143,7 @@ def draw(records: Sequence[Mapping[str, Any]]) -> None:
     """Draw true and proxy reward over KL, means over seeds at equal iterations."""
     series = []
     for size in SIZES:
-        curves = [record["curve"] for record in records if record["size"] == size]
+        curves = [record["curve"] for record in records if record["size"] == size and record["how_far"] == "far"]
         if not curves:
             continue
         length = min(map(len, curves)) - SMOOTHED + 1
@@ -156,21 +164,18 @@ def draw(records: Sequence[Mapping[str, Any]]) -> None:
 
 def write(records: Sequence[Mapping[str, Any]]) -> None:
     """Write the figures, the table of all runs and the picture."""
-    recipes = {tuple(record["settings"]) for record in records}
-    if len(recipes) > 1:
-        raise SystemExit(f"benchmarks/results/reward_models: runs of {len(recipes)} recipes: move the older ones away, "
-                         "and run them again")  # fmt: skip
     rows = []
     for record in records:
         found = summary(record)
         accuracy = record["reward_model"]["score_accuracy"]
-        rows.append([record["size"], record["seed"],
+        rows.append([record["size"], record["seed"], KL[record["how_far"]],
                      f"{100 * accuracy['mean']:.1f} [{100 * accuracy['low']:.1f}, {100 * accuracy['high']:.1f}]",
                      *(f"{found[key]:.2f}" for key in ("start", "peak")), f"{found['peak_kl']:.1f}",
                      f"{found['end']:.2f}", f"{found['end_kl']:.1f}", f"{found['proxy_end']:.2f}"])  # fmt: skip
     columns = [
         "pairs",
         "seed",
+        "KL coefficient",
         "pair accuracy, %",
         "true reward: start",
         "peak",
@@ -184,6 +189,10 @@ def write(records: Sequence[Mapping[str, Any]]) -> None:
     draw(records)
 
 
+def _record(size: int, seed: int, how_far: str) -> Path:
+    return RECORDS / f"{size}-{how_far}-{seed}.json"
+
+
 def main() -> None:
     """Make the runs that are asked for and have no record; write the figures of all."""
     parser = argparse.ArgumentParser()
@@ -191,18 +200,18 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, default=[0, 1, 2])
     parser.add_argument("--folder", default="experiments/reward_models", help="keeps the policy and the runs")
     parser.add_argument("--policy-steps", type=int, default=1000, help="of the policy of the start")
-    parser.add_argument("--settings", nargs="*", default=[], help="further ones of scripts/reward_model.sh")
     arguments = parser.parse_args()
     folder = Path(arguments.folder).resolve()
     RECORDS.mkdir(parents=True, exist_ok=True)
-    missing = [(size, seed) for seed in arguments.seeds for size in arguments.sizes
-               if not (RECORDS / f"{size}-{seed}.json").is_file()]  # fmt: skip
+    wanted = [(size, seed, how_far) for seed in arguments.seeds for size in arguments.sizes for how_far in KL
+              if how_far == "far" or size == max(SIZES)]  # fmt: skip
+    missing = [run for run in wanted if not _record(*run).is_file()]
     if missing:
-        policy = make_data(folder, sorted({seed for _, seed in missing}), arguments.policy_steps)
-    for size, seed in missing:
-        record = measure(folder, policy, size, seed, arguments.settings)
-        write_json(RECORDS / f"{size}-{seed}.json", record)
-        print(f"{size} pairs, seed {seed}: {summary(record)}", file=sys.stderr)
+        policy = make_data(folder, sorted({seed for _, seed, _ in missing}), arguments.policy_steps)
+    for run in missing:
+        record = measure(folder, policy, *run)
+        write_json(_record(*run), record)
+        print(f"{run}: {summary(record)}", file=sys.stderr)
     write([json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))])
 
 
