@@ -115,8 +115,8 @@ def summary(record: Mapping[str, Any]) -> dict[str, float]:
 
 def figures_of(records: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return for every size, over seeds: the gain in true reward at the end, the fall from the peak to the end (what
-    over-optimisation took; the peak is the highest of many noisy means), the gain in the proxy, and how far pair accuracy
-    is above chance; of the runs near the start the gain at the end."""
+    over-optimisation took; the peak is the highest of many noisy means), the gain in the proxy, and how far pair
+    accuracy is above chance; of the runs near the start the gain at the end."""
     figures = {}
     near = [summary(record) for record in records if record["how_far"] == "near"]
     if near:
