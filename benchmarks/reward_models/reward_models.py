@@ -36,6 +36,7 @@ PICTURE = ROOT / "docs" / "reward_models" / "overoptimisation.svg"
 SIZES = (64, 256, 2048)
 KL = {"far": 0.01, "near": 0.3}
 """Coefficients of the KL penalty: of the curves, and of runs from the largest reward models that are to gain."""
+ITERATIONS = {"far": 40, "near": 20}
 NUM_HELD_OUT = 500
 NUM_PROBLEMS = 700
 """Of which 4 samples each make six comparisons; a fifth of them are held out."""
@@ -75,12 +76,17 @@ def measure(folder: Path, policy: Path, size: int, seed: int, how_far: str) -> d
         pairs.write_text("".join((folder / f"pairs-{seed}.jsonl").read_text().splitlines(keepends=True)[:size]))
     command = ["bash", "scripts/reward_model.sh", f"policy={policy}", f"run={run}", f"seed={seed}",
                f"preferences={pairs}", f"held_out={folder / f'held_out-{seed}.jsonl'}", f"kl={KL[how_far]}",
-               f"name={how_far}"]  # fmt: skip
+               f"num_iterations={ITERATIONS[how_far]}", f"name={how_far}"]  # fmt: skip
     log = run / "programs.log"
     with log.open("ab") as file:
         code = subprocess.run(command, stdout=file, stderr=file, cwd=ROOT, check=False).returncode
     if code:
         raise SystemExit(f"scripts/reward_model.sh in {run} ended with exit code {code}: see {log}")
+    return record_of(run, size, seed, how_far)
+
+
+def record_of(run: Path, size: int, seed: int, how_far: str) -> dict[str, Any]:
+    """Return what is kept of a finished run."""
     rows = [json.loads(line) for line in (run / how_far / "metrics.jsonl").read_text().splitlines()]
     keys = {"kl": "kl/per_response", "proxy": "reward/outcome_model", "true": "reward/true",
             "tokens": "rollout/response_length"}  # fmt: skip
