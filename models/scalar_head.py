@@ -22,19 +22,26 @@ from espalier.models.load import BadModel, checkpoint_gradients, from_pretrained
 
 
 def load_process_reward(
-    path: str, num_labels: int | None = None, attention: str = "sdpa", gradient_checkpointing: bool = False
+    path: str,
+    num_labels: int | None = None,
+    attention: str = "sdpa",
+    gradient_checkpointing: bool = False,
+    trains: str = "all",
 ) -> Any:
     """Return a process reward model: a trained folder (transformers' classifiers of whole texts too, whose head has no
     bias), or a policy's body with a fresh head of `num_labels`; or the two policies of a folder of
     `models.log_ratio_reward`, which have no head.
 
-    The fresh head is zero: before training every score is 1/2 (one label) or the middle of the classes. Raises BadModel
-    on a critic whose values are no shares, and where a head is asked for that a folder cannot have.
+    The fresh head is zero: before training every score is 1/2 (one label) or the middle of the classes. `trains`: all,
+    or head: the body is frozen here, before there is an optimizer, which then holds the head alone: no state, no
+    gradient and no weight decay for the body. A phase of the head alone is a run of its own, and the next one starts
+    from its folder. Raises BadModel on a critic whose values are no shares, and where a head is asked for that a folder
+    cannot have.
     """
     if _is_log_ratio_reward(path):
         from espalier.models.log_ratio_reward import load_log_ratio_reward
 
-        if num_labels is not None or gradient_checkpointing:
+        if num_labels is not None or gradient_checkpointing or trains != "all":
             raise BadModel(f"{path} scores by the log-ratio of two policies and has no head to train: train a reward "
                            "model from a policy")  # fmt: skip
         return load_log_ratio_reward(path, attention)
@@ -43,7 +50,13 @@ def load_process_reward(
         raise BadModel(
             f"{path} is a critic of form {form}, whose values are no scores from 0 to 1: name a reward model"
         )
-    return _load(path, num_labels, attention, gradient_checkpointing)
+    if trains not in ("all", "head"):
+        raise BadModel(f"model.trains must be all or head, got '{trains}'")
+    model = _load(path, num_labels, attention, gradient_checkpointing)
+    if trains == "head":
+        model.requires_grad_(False)
+        model.get_submodule("score").requires_grad_(True)
+    return model
 
 
 def critic_form(config: PretrainedConfig) -> str | None:

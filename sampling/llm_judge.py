@@ -13,6 +13,7 @@ from typing import Any
 
 from espalier.data.jsonl import read_records
 from espalier.data.judgements import ORDERS, PairJudgement, StepJudgement
+from espalier.data.ranked_responses import RankedResponses
 from espalier.data.records import AnnotatedSolution, BadInput, PreferencePair, Trajectory
 from espalier.data.tasks.task import Task
 from espalier.sampling.client import Sample, SampleRequest
@@ -222,6 +223,27 @@ class PreferencePairRequests(PairRequests):
     def inputs(self) -> list[str]:
         """Return the pairs."""
         return [self.preferences]
+
+
+@dataclass
+class RankedResponseRequests(PairRequests):
+    """The rows of a reward-model benchmark with one chosen and one rejected response."""
+
+    rows: str = ""
+
+    def pairs(self) -> list[SolutionPair]:
+        """Return them in file order, the chosen response first. Raises BadInput on a row with more responses."""
+        found = read_records(RankedResponses, self.rows)
+        many = next((row.id for row in found if len(row.chosen) + len(row.rejected) > 2), None)
+        if many is not None:
+            raise BadInput(
+                f"{self.rows}: '{many}' has more than two responses: a judge of pairs cannot be asked about it"
+            )
+        return [SolutionPair(row.id, row.id, row.prompt, row.chosen[0], row.rejected[0]) for row in found]
+
+    def inputs(self) -> list[str]:
+        """Return the rows."""
+        return [self.rows]
 
 
 def _by_problem(path: str) -> dict[str, list[Trajectory]]:

@@ -11,6 +11,7 @@ from espalier.data.batches.loader import Loader
 from espalier.data.batches.packing import Layout
 from espalier.data.examples.example_view import of_each_kind, token_text, view
 from espalier.data.examples.token_examples import example_length
+from espalier.data.seen_responses import write_training_responses
 from espalier.data.training_problems import write_training_problems
 from espalier.models.load import is_reward_model
 from espalier.models.lora import merge_adapter, write_bits
@@ -25,6 +26,7 @@ from espalier.training.deepspeed_engine import BadSettings, DeepSpeedEngine, ten
 from espalier.training.engine import Engine, TorchEngine
 from espalier.training.guards import check_amount, check_examples, check_held_out, check_targets
 from espalier.training.loop import Loop
+from espalier.training.trained_responses import check_benchmarks, trained_responses
 
 log = logging.getLogger("train")
 
@@ -51,6 +53,7 @@ def load_data(config: TrainConfig, tokenizer: Any) -> tuple[list[Any], list[Any]
         check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
     check_amount(examples, config.update.batch_size)
     check_targets(examples, config.objective.get("hard_above"), str(config.examples.get("path")))
+    check_benchmarks(examples, config.held_out_benchmarks, tokenizer, str(config.examples.get("path")))
     if config.debug:
         show_examples([*examples, *eval_examples], tokenizer)
     return examples, eval_examples
@@ -102,7 +105,12 @@ def make_engine(config: TrainConfig, model: Any) -> Engine:
 
 def make_model(config: TrainConfig) -> Any:
     """Return the model, with adapters where the config has them. How its rows may be computed together is measured
-    here, on whole weights of full precision: before adapters round them, or an engine cuts them."""
+    here, on whole weights of full precision: before adapters round them, or an engine cuts them. Raises BadSettings
+    where adapters of a body are asked for that is frozen."""
+    if config.lora and config.model.get("trains", "all") != "all":
+        raise BadSettings(
+            "adapters train the body, and model.trains=head freezes it: set lora=none or model.trains=all"
+        )
     model = build(config.model)
     if not (config.lora and config.lora.get("bits")):
         model = model.to(device())
@@ -175,6 +183,8 @@ def save_model(loop: Loop, tokenizer: Any) -> None:
                 from_policy = is_reward_model(str(folder)) and not is_reward
                 earlier, policy = ("", start) if from_policy else (start, "")
                 write_training_problems(folder, problems, earlier, is_reward, policy)
+            if responses := trained_responses(loop.loader.examples, tokenizer):
+                write_training_responses(folder, responses, config.model["path"])
 
     if config.lora:
         write_folder(adapter, write_adapter)

@@ -125,5 +125,6 @@ def collate_pairs(examples: Sequence[PairExample], layout: Layout) -> Batch:
         for example in examples
         for side in (example.chosen_ids, example.rejected_ids)
     ]
-    reads = [Read(number, len(row.row) - 1, float(number % 2 == 0), 1.0) for number, row in enumerate(rows)]
+    weights = [example.weight for example in examples for _ in range(2)]
+    reads = [Read(number, len(row.row) - 1, float(number % 2 == 0), weights[number]) for number, row in enumerate(rows)]
     return _batch([e.id for e in examples], rows, layout, reads, [e.margin for e in examples])

@@ -8,6 +8,7 @@ carry the sampler's ids; only text that no sampler has tokenised is tokenised he
 
 import hashlib
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
@@ -77,8 +78,8 @@ class OutcomeExample:
 
 @dataclass(frozen=True)
 class PairExample:
-    """Two continuations of one prompt, as ids; `margin`: how much better the chosen one is held to be. `problem_id`
-    says where the pair comes from and is no part of the example."""
+    """Two continuations of one prompt, as ids; `margin`: how much better the chosen one is held to be; `weight` weighs
+    the pair. `problem_id` says where the pair comes from and is no part of the example."""
 
     id: str
     prompt_ids: list[int]
@@ -86,6 +87,7 @@ class PairExample:
     rejected_ids: list[int]
     margin: float = 0.0
     problem_id: str = field(default="", repr=False, compare=False)
+    weight: float = field(default=1.0, repr=False)
 
 
 def is_held_out(problem_id: str, share: float) -> bool:
@@ -254,6 +256,8 @@ class PreferenceExamples:
     """Examples of a file of `PreferencePair`; every pair of the file is one example.
 
     `has_score_margin`: the example's margin is the chosen score less the rejected one (Bradley-Terry's).
+    `balances_prompts`: all prompts weigh alike, however many pairs they have: each pair weighs 1 / pairs of its prompt,
+    as the comparisons of one ranking do in Ouyang et al. 2022 (weights are scaled to a mean of 1). For Bradley-Terry.
     """
 
     path: str
@@ -261,11 +265,13 @@ class PreferenceExamples:
     part: str = "all"
     held_out_share: float = 0.0
     has_score_margin: bool = False
+    balances_prompts: bool = False
 
     def load(self, tokenizer: Any) -> list[PairExample]:
         """Return examples in file order; `tokenizer` is not used. Raises BadInput on a pair with an empty part."""
         examples = [self._example(pair) for pair in of_part(read_records(PreferencePair, self.path), self)]
-        return keep_short(examples, self.max_length, self.path)
+        kept = keep_short(examples, self.max_length, self.path)
+        return balanced_prompts(kept) if self.balances_prompts else kept
 
     def _example(self, pair: PreferencePair) -> PairExample:
         for name in ("prompt_ids", "chosen_ids", "rejected_ids"):
@@ -273,6 +279,13 @@ class PreferenceExamples:
                 raise BadInput(f"{self.path}: {name} of pair '{pair.id}' is empty: build the pairs with token ids")
         margin = pair.chosen_score - pair.rejected_score if self.has_score_margin else 0.0
         return PairExample(pair.id, pair.prompt_ids, pair.chosen_ids, pair.rejected_ids, margin, pair.problem_id)
+
+
+def balanced_prompts(examples: Sequence[PairExample]) -> list[PairExample]:
+    """Return the pairs with the same sum of weights for every prompt, 1 on average over all pairs."""
+    sizes = Counter(tuple(example.prompt_ids) for example in examples)
+    scale = len(examples) / len(sizes) if sizes else 1.0
+    return [replace(example, weight=scale / sizes[tuple(example.prompt_ids)]) for example in examples]
 
 
 def pair_length(pair: PairExample) -> int:
@@ -308,4 +321,6 @@ def examples_fingerprint(examples: Sequence[Any]) -> str:
     digest = hashlib.sha256()
     for example in examples:
         digest.update(repr(example).encode())
+        if isinstance(example, PairExample) and example.weight != 1.0:  # runs from before there were weights go on
+            digest.update(f"weight {example.weight!r}".encode())
     return digest.hexdigest()[:16]

@@ -39,6 +39,7 @@ PAGE = (
             ("data/examples/outcome_examples.py", ("JudgedResponse",)),
             ("data/judgements.py", ("PairJudgement", "StepJudgement")),
             ("pipeline/evaluation/grade_answers.py", ("AnswerToGrade",)),
+            ("data/ranked_responses.py", ("RankedResponses", "ResponseScores")),
         ),
     ),
     (

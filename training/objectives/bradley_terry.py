@@ -5,8 +5,9 @@ of a pair is
 
     -(1 - eps) log sigmoid(s) - eps log sigmoid(-s) + centring * (r(chosen) + r(rejected))^2
 
-`eps` smooths labels that may be wrong; `centring` (Eisenstein et al. 2023) keeps rewards near 0, which pairs alone
-leave open by a constant. Margins are the pairs' scores' differences where the examples have `has_score_margin`.
+A pair counts as its weight (1, unless `examples.balances_prompts`). `eps` smooths labels that may be wrong; `centring`
+(Eisenstein et al. 2023) keeps rewards near 0, which pairs alone leave open by a constant. Margins: differences of the
+pairs' scores where the examples have `has_score_margin`.
 """
 
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from espalier.data.examples.token_examples import PairExample
 from espalier.data.records import BadInput
 from espalier.models.logits import read_logits
 from espalier.training.objectives.objective import Loss, calibration, sum_and_count, with_deviation
+from espalier.training.objectives.scalar_targets import sum_of_weights
 
 
 def bradley_terry_losses(
@@ -36,7 +38,7 @@ def bradley_terry_losses(
 
 @dataclass
 class BradleyTerry:
-    """Count = pairs. The model has one label."""
+    """Count = pairs, each as its weight. The model has one label."""
 
     margin_scale: float = 0.0
     label_smoothing: float = 0.0
@@ -53,8 +55,8 @@ class BradleyTerry:
         return collate_pairs(examples, layout)
 
     def count(self, batch: Batch) -> float:
-        """Return pairs."""
-        return float(len(batch.example_ids))
+        """Return the sum of the pairs' weights."""
+        return sum_of_weights(batch.weights[0::2])
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         """Also logs rewards and margins with their deviations, accuracy (ties are wrong), and how well the
@@ -76,4 +78,4 @@ class BradleyTerry:
             "rejected_reward": sum_and_count(rejected),
             **calibration(torch.sigmoid(margin.abs()), is_right),
         }
-        return Loss(losses.sum(), metrics)
+        return Loss((losses * batch.weights[0::2]).sum(), metrics)

@@ -92,7 +92,9 @@ class PairObjective(ABC):
         return {}
 
     def collate(self, examples: Sequence[PairExample], layout: Layout) -> Batch:
-        """Return two rows a pair."""
+        """Return two rows a pair. Raises BadInput on pairs with weights, which no loss of log-probs reads."""
+        if any(example.weight != 1.0 for example in examples):
+            raise BadInput("examples.balances_prompts is for objective=bradley_terry: set it to false")
         return collate_pairs(examples, layout)
 
     def count(self, batch: Batch) -> float:

@@ -1,0 +1,159 @@
+"""Rows that reward models are evaluated on: right and wrong responses to a prompt, from the layouts of published sets.
+
+- reward_bench: RewardBench (Lambert et al. 2024) and its prior sets: `prompt`, `chosen`, `rejected`, `subset`, `id`;
+- reward_bench_2: RewardBench 2 (Malik et al. 2025): the same with lists of responses; ids of its subset Ties begin with
+  `ref:` or `tied:`;
+- rm_bench: RM-Bench (Liu et al. 2024): lists of three styles each, concise, detailed, detailed with Markdown; `domain`;
+- llmbar: LLMBar (Zeng et al. 2023): `input`, `output_1`, `output_2` and `label`, **1 or 2**, the number of the better
+  output;
+- pairs: preferences of one's own: `prompt`, `chosen`, `rejected`; `subset` and `id` where there are any.
+
+A `prompt`, `chosen` or `rejected` that is a list of messages (`role`, `content`) is read too: the prompt is the
+messages before the last, the response is the last one's text.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from espalier.data.records import BadInput
+from espalier.data.sources import BadRow, Row
+
+PRIOR_SETS = ("anthropic_helpful", "anthropic_hhh", "shp", "summarize")
+
+
+@dataclass(frozen=True)
+class RankedResponses:
+    """Responses to one prompt, of which some are right (or preferred) and the others are not."""
+
+    id: str
+    """unique in the file: `{subset}/{published id}`"""
+    subset: str
+    """the part of the set that it is counted in"""
+    prompt: str
+    """what the responses answer, as text"""
+    chosen: list[str]
+    """the right or preferred ones, at least one"""
+    rejected: list[str]
+    """the others, at least one"""
+
+    def __post_init__(self) -> None:
+        if not self.chosen or not self.rejected:
+            raise BadInput(f"'{self.id}' needs a chosen and a rejected response at least")
+
+
+@dataclass(frozen=True)
+class ResponseScores:
+    """What a scorer says of the responses of a `RankedResponses`, in their order."""
+
+    id: str
+    """that row's id"""
+    subset: str
+    """its subset"""
+    chosen: list[float]
+    """one score per chosen response; empty where the scorer said nothing that can be read"""
+    rejected: list[float]
+    """one score per rejected response; empty with `chosen`"""
+
+
+def read_pair(row: Row) -> RankedResponses:
+    """Read a row with one chosen and one rejected response."""
+    prompt, chosen = _turns(row, "chosen")
+    _, rejected = _turns(row, "rejected")
+    subset = row.text("subset", "")
+    return RankedResponses(_identity(row, subset), subset, _prompt(row, prompt), [chosen], [rejected])
+
+
+def read_lists(row: Row) -> RankedResponses:
+    """Read a row with lists of chosen and rejected responses (RewardBench 2)."""
+    subset = row.text("subset")
+    return RankedResponses(
+        _identity(row, subset), subset, row.text("prompt"), row.texts("chosen"), row.texts("rejected")
+    )
+
+
+def read_styles(row: Row) -> RankedResponses:
+    """Read a row of RM-Bench; its subset is its domain. Raises BadRow unless there are three styles on each side."""
+    sides = [row.texts("chosen"), row.texts("rejected")]
+    if list(map(len, sides)) != [3, 3]:
+        raise BadRow(f"chosen and rejected must hold three styles each, got {len(sides[0])} and {len(sides[1])}")
+    domain = row.text("domain")
+    return RankedResponses(_identity(row, domain), domain, row.text("prompt"), *sides)
+
+
+def read_labelled_outputs(row: Row) -> RankedResponses:
+    """Read a row of LLMBar. Raises BadRow on a label other than 1 and 2: 0 and 1 would name the wrong outputs."""
+    label = row.integer("label")
+    if label not in (1, 2):
+        raise BadRow(f"label must be 1 or 2, the number of the better output, got {label}")
+    better, worse = row.text(f"output_{label}"), row.text(f"output_{3 - label}")
+    subset = row.text("subset", "llmbar")
+    return RankedResponses(_identity(row, subset), subset, row.text("input"), [better], [worse])
+
+
+LAYOUTS: Mapping[str, Callable[[Row], RankedResponses]] = {
+    "reward_bench": read_pair,
+    "reward_bench_2": read_lists,
+    "rm_bench": read_styles,
+    "llmbar": read_labelled_outputs,
+    "pairs": read_pair,
+}
+
+
+def read_ranked(rows: list[Row], layout: str) -> list[RankedResponses]:
+    """Return the records of a published file's rows. Raises BadInput, with file and line, on an unknown layout, on a
+    row that does not fit, and where two rows have one id."""
+    if layout not in LAYOUTS:
+        raise BadInput(f"stage.layout must be one of {', '.join(LAYOUTS)}, got '{layout}'")
+    records: list[RankedResponses] = []
+    seen: dict[str, str] = {}
+    for row in rows:
+        try:
+            if row.error:
+                raise BadRow(row.error)
+            record = LAYOUTS[layout](row)
+        except (BadRow, BadInput) as error:
+            raise BadInput(f"{row.place}: {error}: is it a file of the layout {layout}?") from None
+        if record.id in seen:
+            raise BadInput(
+                f"{row.place}: the id '{record.id}' is that of {seen[record.id]} too: give every row its own"
+            )
+        seen[record.id] = row.place
+        records.append(record)
+    return records
+
+
+def _identity(row: Row, subset: str) -> str:
+    """Return `{subset}/{published id}`; the row's line stands for a missing id."""
+    published = row.fields.get("id")
+    name = f"line-{row.line}" if published is None else str(published)
+    return f"{subset}/{name}" if subset else name
+
+
+def _turns(row: Row, name: str) -> tuple[list[Mapping[str, Any]], str]:
+    """Return (the messages before the last one, the response's text); no messages where the field is a text."""
+    value = row.fields.get(name)
+    if not isinstance(value, list):
+        return [], row.text(name)
+    try:
+        texts = [str(turn["content"]) for turn in value]
+        roles = [turn["role"] for turn in value]
+    except (TypeError, KeyError):
+        raise BadRow(f"{name} must be a text or a list of messages with role and content") from None
+    if not texts or roles[-1] != "assistant" or not texts[-1].strip():
+        raise BadRow(f"{name} must end with a message of the assistant")
+    return value[:-1], texts[-1].strip()
+
+
+def _prompt(row: Row, turns: list[Mapping[str, Any]]) -> str:
+    """Return the text of `prompt`, or of the messages before the response."""
+    value = row.fields.get("prompt")
+    messages = value if isinstance(value, list) else turns if value is None else None
+    if messages is None:
+        return row.text("prompt")
+    texts = [str(turn.get("content", "")).strip() if isinstance(turn, Mapping) else "" for turn in messages]
+    if not messages or not all(texts):
+        raise BadRow("there is no prompt: give a prompt, or messages before the response")
+    if len(texts) == 1:
+        return texts[0]
+    return "\n\n".join(f"{turn['role']}: {text}" for turn, text in zip(messages, texts, strict=True))

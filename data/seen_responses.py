@@ -1,0 +1,54 @@
+"""Whether a model was trained on the rows that it is evaluated on: hashes of the responses it was trained on.
+
+A response is named by its text without case and white space, so that a template, a tokenizer or a chat format around it
+changes nothing. A row of a benchmark counts as seen where one of its chosen **and** one of its rejected responses were
+trained on, or any response of at least `LONG` words: a short one ("I cannot help with that.") occurs by chance.
+
+Paraphrases are not found, nor rows of which only the prompt was trained on.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from espalier.data.ranked_responses import RankedResponses
+from espalier.data.records import BadInput
+
+FILE = "training_responses.json"
+LONG = 20
+
+
+def response_hash(text: str) -> str:
+    """Return 16 hexadecimal digits of a response's text."""
+    return hashlib.sha256(("response/" + "".join(text.casefold().split())).encode("utf-8", "replace")).hexdigest()[:16]
+
+
+def seen_rows(rows: Sequence[RankedResponses], hashes: Collection[str]) -> list[str]:
+    """Return the ids of the rows that were seen, by the rule of the module."""
+    seen = []
+    for row in rows:
+        chosen, rejected = (
+            [text for text in side if response_hash(text) in hashes] for side in (row.chosen, row.rejected)
+        )
+        if (chosen and rejected) or any(len(text.split()) >= LONG for text in (*chosen, *rejected)):
+            seen.append(row.id)
+    return seen
+
+
+def write_training_responses(folder: Path, hashes: Iterable[str], started_from: str) -> None:
+    """Write the file of a model trained on these responses and on those of the model it `started_from`."""
+    earlier = read_training_responses(started_from) or frozenset()
+    (folder / FILE).write_text(json.dumps({"responses": sorted(earlier | frozenset(hashes))}) + "\n")
+
+
+def read_training_responses(folder: str) -> frozenset[str] | None:
+    """Return the hashes of the responses that a model was trained on; None where its folder does not say. Raises
+    BadInput on a file that cannot be read."""
+    path = Path(folder) / FILE
+    if not path.is_file():
+        return None
+    try:
+        return frozenset(map(str, json.loads(path.read_text())["responses"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"{path} cannot be read ({error}): train the model again, or remove the file") from None

@@ -1,0 +1,82 @@
+"""Published layouts of right and wrong responses, and which of them a model was trained on."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from espalier.data.ranked_responses import RankedResponses, read_ranked
+from espalier.data.records import BadInput
+from espalier.data.seen_responses import read_training_responses, response_hash, seen_rows, write_training_responses
+from espalier.data.sources import Row, read_json_rows
+
+LONG = "one two three four five six seven eight nine ten " * 2
+
+
+def read(layout: str, **fields: object) -> RankedResponses:
+    return read_ranked([Row("f.json", 3, fields)], layout)[0]
+
+
+def test_llmbar_labels_are_one_and_two() -> None:
+    row = {"input": "Q", "output_1": "first", "output_2": "second"}
+    assert read("llmbar", **row, label=1).chosen == ["first"]
+    assert read("llmbar", **row, label=2).chosen == ["second"]
+    for label in (0, 3):
+        with pytest.raises(BadInput, match=r"f.json:3: label must be 1 or 2, the number of the better output, got"):
+            read("llmbar", **row, label=label)
+
+
+def test_reward_bench_names_a_row_by_subset_and_id() -> None:
+    row = read("reward_bench", prompt="Q", chosen="good", rejected="bad", subset="hep-go", id=7, chosen_model="m")
+    assert row == RankedResponses("hep-go/7", "hep-go", "Q", ["good"], ["bad"])
+
+
+def test_a_prompt_of_messages_is_their_text() -> None:
+    turns = [{"role": "user", "content": "Q"}, {"role": "assistant", "content": "good"}]
+    row = read("pairs", chosen=turns, rejected=[turns[0], {"role": "assistant", "content": "bad"}])
+    assert (row.prompt, row.chosen, row.rejected) == ("Q", ["good"], ["bad"])
+    with pytest.raises(BadInput, match="must end with a message of the assistant"):
+        read("pairs", chosen=turns[:1], rejected=turns)
+
+
+def test_rm_bench_has_three_styles_a_side() -> None:
+    row = {"prompt": "Q", "rejected": ["d", "e", "f"], "domain": "math", "id": 1}
+    assert read("rm_bench", **row, chosen=["a", "b", "c"]).subset == "math"
+    with pytest.raises(BadInput, match="three styles each, got 2 and 3"):
+        read("rm_bench", **row, chosen=["a", "b"])
+
+
+def test_two_rows_of_one_id_are_refused() -> None:
+    rows = [Row("f", line, {"prompt": "Q", "chosen": "a", "rejected": "b", "subset": "s", "id": 1}) for line in (1, 2)]
+    with pytest.raises(BadInput, match="the id 's/1' is that of f:1 too"):
+        read_ranked(rows, "reward_bench")
+
+
+def test_a_row_is_seen_by_both_sides_or_by_a_long_one() -> None:
+    short = RankedResponses("a", "", "Q", ["I cannot help with that."], ["Sure!"])
+    long = RankedResponses("b", "", "Q", [LONG], ["no"])
+    assert seen_rows([short, long], {response_hash("i  cannot help\nwith that.")}) == []
+    assert seen_rows([short, long], {response_hash("I cannot help with that."), response_hash("sure!")}) == ["a"]
+    assert seen_rows([short, long], {response_hash(LONG.upper())}) == ["b"]
+
+
+def test_what_a_model_started_from_was_trained_on_counts_too(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for folder in (first, second):
+        folder.mkdir()
+    write_training_responses(first, {"aa"}, "none")
+    write_training_responses(second, {"bb"}, str(first))
+    assert read_training_responses(str(second)) == {"aa", "bb"}
+    assert read_training_responses(str(tmp_path)) is None
+
+
+def test_the_published_llmbar_file_has_42_first_and_58_second_labels() -> None:
+    path = Path(os.environ.get("ESPALIER_DATA", "../shared/datasets")) / "rewardbench_parts" / "llmbar_natural.json"
+    if not path.is_file():
+        pytest.skip(f"{path} is not there: set ESPALIER_DATA to the folder of the published files")
+    published = json.loads(path.read_text())
+    rows = read_ranked(read_json_rows(path), "llmbar")
+    assert len(rows) == 100
+    first = [row for row, one in zip(rows, published, strict=True) if row.chosen == [one["output_1"].strip()]]
+    assert len(first) == 42

@@ -1,0 +1,244 @@
+"""From samples to a judged reward model: noisy comparisons, scores of responses by every scorer, refused benchmarks."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from espalier.data.jsonl import read_records, write_records
+from espalier.data.judgements import PairJudgement
+from espalier.data.predictions import PairRewards, RewardPrediction
+from espalier.data.ranked_responses import RankedResponses, ResponseScores
+from espalier.data.records import BadInput, PreferencePair, Trajectory
+from espalier.data.seen_responses import response_hash, write_training_responses
+from espalier.data.sources import Row
+from espalier.data.tasks.shopping_notes import ShoppingNotes
+from espalier.models.load import load_policy, load_tokenizer
+from espalier.models.logprobs import response_logprobs
+from espalier.models.scalar_head import load_process_reward
+from espalier.pipeline.evaluation.evaluate_reward_model import EvaluateRewardModel
+from espalier.pipeline.evaluation.import_comparisons import ImportComparisons
+from espalier.pipeline.evaluation.measure_reward_model import (
+    MeasureRewardModel,
+    ScoredPair,
+    pair_figures,
+    response_figures,
+)
+from espalier.pipeline.evaluation.score_responses import ScoreResponses, encode_row, judged_scores
+from espalier.pipeline.pairs.draw_comparisons import DrawComparisons, preference
+from espalier.pipeline.stage import StageContext
+from espalier.rewards.true_reward import TrueReward
+from espalier.sampling.client import Sample
+from espalier.sampling.llm_judge import RankedResponseRequests
+
+NOTES = ShoppingNotes()
+RESPONSES = ("bring 3 apples\n", "bring 2 apples\n", "please bring 3 apples\n", "bring 3 pens\n")
+
+
+def context(task: Any = None) -> StageContext:
+    return StageContext(task, Path("unused"), 10.0)
+
+
+def sampled(problem: str, number: int, response: str) -> Trajectory:
+    ids = [ord(character) for character in response]
+    return Trajectory(f"{problem}/{number}", problem, "Ask Tom for 3 apples.\n", response, [response], [1, 2], ids,
+                      [len(ids)], "stop", "3 apples", None, False)  # fmt: skip
+
+
+def draw(tmp_path: Path, num_problems: int, **settings: Any) -> list[PreferencePair]:
+    rows = [sampled(f"p{n}", k, text) for n in range(num_problems) for k, text in enumerate(RESPONSES)]
+    path = tmp_path / "trajectories.jsonl"
+    write_records(path, rows)
+    return DrawComparisons(**settings).run(str(path), context(NOTES))
+
+
+def test_comparisons_without_noise_are_in_the_true_order(tmp_path: Path) -> None:
+    pairs = draw(tmp_path, 1, beta=None, pairs_per_problem=0)
+    assert [
+        (pair.chosen_score, pair.rejected_score) for pair in pairs if pair.chosen_score <= pair.rejected_score
+    ] == []
+    # rewards 1, -0.25, 1.5, -0.25: of six pairs the two of equal reward make none
+    assert len(pairs) == 5
+
+
+def test_labels_are_drawn_with_the_bradley_terry_probability(tmp_path: Path) -> None:
+    pairs = draw(tmp_path, 1500, beta=2.0, pairs_per_problem=0)
+    close = [pair for pair in pairs if abs(abs(pair.chosen_score - pair.rejected_score) - 0.5) < 1e-9]
+    share = sum(pair.chosen_score > pair.rejected_score for pair in close) / len(close)
+    assert len(close) == 1500
+    assert share == pytest.approx(1 / (1 + math.exp(-1.0)), abs=0.035)
+    assert [preference(gap, 4.0) for gap in (-1000.0, 0.0)] == [0.0, 0.5]
+
+
+def test_fewer_comparisons_are_the_first_of_more(tmp_path: Path) -> None:
+    many, few = (
+        draw(tmp_path, 40, num_pairs=60, pairs_per_problem=2),
+        draw(tmp_path, 40, num_pairs=20, pairs_per_problem=2),
+    )
+    assert many[:20] == few
+    assert len({pair.problem_id for pair in few}) == 20  # problems take turns
+    with pytest.raises(
+        BadInput, match="80 comparisons can be drawn, 200 are asked for: sample more problems, or raise"
+    ):
+        draw(tmp_path, 40, num_pairs=200, pairs_per_problem=2)
+
+
+def test_comparisons_and_the_true_reward_want_a_task_that_knows_it(tmp_path: Path) -> None:
+    write_records(tmp_path / "t.jsonl", [sampled("p", 0, "x")])
+    with pytest.raises(BadInput, match="set task=shopping_notes"):
+        DrawComparisons().run(str(tmp_path / "t.jsonl"), context())
+    with pytest.raises(BadInput, match="knows no true reward"):
+        TrueReward(None)
+    assert [score.outcome for score in TrueReward(NOTES)([sampled("p", 0, RESPONSES[2])])] == pytest.approx([1.5])
+
+
+ROWS = [RankedResponses("s/1", "s", "Mia has 3 apples.", ["3 apples", "three"], ["4 apples"]),
+        RankedResponses("s/2", "s", "Mia has 4 pens.", ["4"], ["5", "6"])]  # fmt: skip
+
+
+def scored(tmp_path: Path, **settings: Any) -> list[ResponseScores]:
+    write_records(tmp_path / "rows.jsonl", ROWS)
+    return ScoreResponses(**settings).run(str(tmp_path / "rows.jsonl"), context())
+
+
+def test_implicit_scores_are_sums_or_means_of_log_ratios(tiny_policy: Path, tmp_path: Path) -> None:
+    other = load_policy(str(tiny_policy))
+    with torch.no_grad():
+        other.lm_head.weight.mul_(1.5)
+    other.save_pretrained(tmp_path / "other")
+    tokenizer, networks = load_tokenizer(str(tiny_policy)), (other, load_policy(str(tiny_policy)))
+    tokenizer.save_pretrained(tmp_path / "other")
+    want = []
+    for row in ROWS:
+        for one in encode_row(tokenizer, row, is_chat=False):
+            assert one.response_ids[-1] == tokenizer.eos_token_id
+            ids = torch.tensor([[*one.prompt_ids, *one.response_ids]])
+            with torch.inference_mode():
+                lines = [response_logprobs(network, ids, torch.ones_like(ids))[0][0] for network in networks]
+            start = len(one.prompt_ids) - 1
+            want.append(([float(line[start:].sum()) for line in lines], len(one.response_ids)))
+    values = {"model": str(tmp_path / "other"), "reference": str(tiny_policy)}
+    for settings, expected in (
+        (values, [own - base for (own, base), _ in want]),
+        ({**values, "aggregate": "average"}, [(own - base) / length for (own, base), length in want]),
+        ({"model": values["model"], "is_reference_free": True}, [own for (own, _), _ in want]),
+    ):
+        found = [value for row in scored(tmp_path, **settings) for value in (*row.chosen, *row.rejected)]
+        assert found == pytest.approx(expected, abs=2e-3)
+    with pytest.raises(BadInput, match=r"is a policy: name stage.reference"):
+        scored(tmp_path, model=values["model"])
+
+
+def test_a_scalar_model_is_read_at_the_end_token(tiny_prm: Path, tmp_path: Path) -> None:
+    found = scored(tmp_path, model=str(tiny_prm))
+    model, tokenizer = load_process_reward(str(tiny_prm)), load_tokenizer(str(tiny_prm))
+    one = encode_row(tokenizer, ROWS[0], is_chat=False)[2]
+    with torch.no_grad():
+        logit = model(input_ids=torch.tensor([[*one.prompt_ids, *one.response_ids]])).logits[0, -1, 0]
+    assert found[0].rejected == pytest.approx([float(logit)], abs=0.03)  # scored in bfloat16
+    with pytest.raises(BadInput, match=r"is a reward model with a head: leave out stage.reference"):
+        scored(tmp_path, model=str(tiny_prm), is_reference_free=True)
+
+
+def test_a_model_that_was_trained_on_the_rows_is_refused(tiny_prm: Path, tmp_path: Path) -> None:
+    model = load_process_reward(str(tiny_prm))
+    model.save_pretrained(tmp_path / "model")
+    load_tokenizer(str(tiny_prm)).save_pretrained(tmp_path / "model")
+    write_training_responses(tmp_path / "model", map(response_hash, ("4", "6")), "")
+    with pytest.raises(BadInput, match=r"was trained on 1 of 2 rows of .* .'s/2' is the first"):
+        scored(tmp_path, model=str(tmp_path / "model"))
+
+
+def judgement(name: str, order: str, answer: str | None) -> PairJudgement:
+    return PairJudgement(f"{name}/{order}/0", name, name, order, answer, "", "stop")
+
+
+def test_a_judge_scores_by_both_orders_and_a_place_is_a_tie() -> None:
+    rows = [RankedResponses(name, "s", "Q", ["good"], ["bad"]) for name in "abcd"]
+    answers = {"a": ("first", "first"), "b": ("first", "second"), "c": ("tie", "first"), "d": ("first", None)}
+    found = list(judged_scores(rows, [judgement(n, o, v) for n, both in answers.items()
+                                      for o, v in zip(("ab", "ba"), both, strict=True)]))  # fmt: skip
+    assert [(row.chosen, row.rejected) for row in found] == [([1.0], [0.0]), ([0.5], [0.5]), ([0.75], [0.25]), ([], [])]
+    with pytest.raises(BadInput, match="'a' has no judgements in both orders"):
+        list(judged_scores(rows[:1], [judgement("a", "ab", "first")]))
+
+
+def test_a_judge_is_asked_about_each_row_in_both_orders(tmp_path: Path) -> None:
+    write_records(tmp_path / "rows.jsonl", [RankedResponses("a", "s", "Q", ["good"], ["bad"])])
+    requests = RankedResponseRequests(rows=str(tmp_path / "rows.jsonl"))
+    first, second = requests.load(NOTES, None)
+    assert (first.id, second.id) == ("a/ab", "a/ba")
+    assert first.prompt.index("good") < first.prompt.index("bad")
+    assert second.prompt.index("bad") < second.prompt.index("good")
+    said = [requests.records(NOTES, None, one, [Sample("Verdict: A", [], "stop")])[0] for one in (first, second)]
+    assert [row.answer for row in said] == ["first", "second"]  # it goes by the place
+    assert next(judged_scores([RankedResponses("a", "s", "Q", ["good"], ["bad"])], said)).chosen == [0.5]
+    write_records(tmp_path / "rows.jsonl", ROWS)
+    with pytest.raises(BadInput, match="'s/1' has more than two responses: a judge of pairs cannot be asked about it"):
+        requests.pairs()
+
+
+def test_the_evaluation_joins_by_id_and_counts_missing_scores(tmp_path: Path) -> None:
+    write_records(tmp_path / "rows.jsonl", ROWS)
+    write_records(
+        tmp_path / "scores.jsonl", [ResponseScores("s/2", "s", [1.0], [0.0, 0.5]), ResponseScores("s/1", "s", [], [])]
+    )
+    found = EvaluateRewardModel(str(tmp_path / "scores.jsonl")).run(str(tmp_path / "rows.jsonl"), context())
+    assert (found["score"], found["num_without_scores"]) == (0.5, 1)
+    write_records(tmp_path / "scores.jsonl", [ResponseScores("s/1", "s", [1.0], [0.0])] * 1)
+    with pytest.raises(BadInput, match="no scores of the 3 responses of row 's/1'"):
+        EvaluateRewardModel(str(tmp_path / "scores.jsonl")).run(str(tmp_path / "rows.jsonl"), context())
+
+
+def test_a_part_of_reward_bench_has_no_overall_score(tmp_path: Path) -> None:
+    write_records(tmp_path / "rows.jsonl", [RankedResponses("hep-go/1", "hep-go", "Q", ["a"], ["b"])])
+    write_records(tmp_path / "scores.jsonl", [ResponseScores("hep-go/1", "hep-go", [1.0], [0.0])])
+    stage = EvaluateRewardModel(str(tmp_path / "scores.jsonl"), "reward_bench")
+    found = stage.run(str(tmp_path / "rows.jsonl"), context())
+    assert [found["score"], found["sections"]["Reasoning"]] == [None, None]
+    assert found["subsets"]["hep-go"]["mean"] == 1.0
+
+
+def test_a_file_or_the_hub_is_imported(tmp_path: Path) -> None:
+    rows = [{"prompt": "Q", "chosen": "a", "rejected": "b"}]
+    (tmp_path / "f.json").write_text(json.dumps(rows))
+    found = ImportComparisons("pairs", subset="mine").run(str(tmp_path / "f.json"), context())
+    assert found == [RankedResponses("mine/line-1", "mine", "Q", ["a"], ["b"])]
+    import datasets
+
+    datasets.Dataset.from_list([{**rows[0], "subset": "shp", "id": 4}]).to_parquet(tmp_path / "set" / "data.parquet")
+    found = ImportComparisons("reward_bench", hub=str(tmp_path / "set"), split="train").run("", context())
+    assert found == [RankedResponses("shp/4", "shp", "Q", ["a"], ["b"])]
+    with pytest.raises(BadInput, match="name one source"):
+        ImportComparisons("pairs").run("", context())
+    assert Row("f", 1).fields == {}
+
+
+def test_figures_of_pairs_by_hand() -> None:
+    pairs = [ScoredPair("p", 2.0, 0.0, 1.0), ScoredPair("p", 1.0, 1.0, 0.5), ScoredPair("q", 0.0, 2.0, -1.0),
+             ScoredPair("q", 1.0, -3.0, 0.0)]  # fmt: skip
+    found = pair_figures(pairs)
+    assert found["accuracy"]["mean"] == 0.5  # the tie is wrong
+    assert found["score_accuracy"]["mean"] == pytest.approx(2 / 3, abs=1e-5)  # the third is in the true order
+    assert found["reward"] == {"mean": 0.5, "std": pytest.approx(math.sqrt(20 / 8 - 0.25), abs=1e-6)}
+    assert found["margin"]["mean"] == 1.0
+
+
+def test_figures_of_responses_by_hand(tmp_path: Path) -> None:
+    found = response_figures(["a", "b", "c", "d"], [0.9, 0.4, 0.4, 0.1], [1.0, 1.0, 0.0, 0.0])
+    assert found["auc"]["mean"] == pytest.approx(3.5 / 4)
+    assert found["brier"]["mean"] == pytest.approx((0.01 + 0.36 + 0.16 + 0.01) / 4)
+    assert found["base_brier"] == 0.25
+    assert found["ece"]["mean"] == pytest.approx((0.1 + abs(-0.6 + 0.4) + 0.1) / 4, abs=1e-5)
+    assert found["accuracy"]["mean"] == 0.75
+    write_records(tmp_path / "r.jsonl", [RewardPrediction("p/0", 0.9, 1.0)])
+    write_records(tmp_path / "t.jsonl", [sampled("p", 0, "x")])
+    document = MeasureRewardModel(str(tmp_path / "t.jsonl")).run(str(tmp_path / "r.jsonl"), context())
+    assert (document["kind"], document["num_problems"], document["auc"]) == ("responses", 1, None)
+    write_records(tmp_path / "r.jsonl", [PairRewards("x", 1.0, 0.0, 1.0)])
+    with pytest.raises(BadInput, match="no example 'x'"):
+        MeasureRewardModel(str(tmp_path / "t.jsonl")).run(str(tmp_path / "r.jsonl"), context())
+    assert read_records(PairRewards, str(tmp_path / "r.jsonl"))[0].margin == 1.0
