@@ -23,7 +23,8 @@ from espalier.data.sources import BadRow, Row
 from espalier.data.token_text import encode_response
 
 Turn = dict[str, str]
-_KEYS, _NOTHING = ("role", "content", "name"), (None, "", [], {})
+_KEYS = ("role", "content", "name")
+_NOTHING: tuple[Any, ...] = (None, "", [], {})
 
 
 @dataclass(frozen=True)

@@ -103,9 +103,8 @@ class ScoreSolutions:
         """Return what stands before the first solution, where that is the task's affair."""
         if self.layout != TASK or not rows:
             return ""
-        template = getattr(task, "template", None)
         problem = Problem(rows[0].problem_id, rows[0].question, "")
-        return str(template.render(problem)) if hasattr(template, "render") else str(task.prompt(problem))
+        return str(task.template.render(problem) if hasattr(task, "template") else task.prompt(problem))
 
     def _scorer(self, task: Any) -> tuple[str, Any]:
         """Return (the layout's name, a function that scores solutions)."""
