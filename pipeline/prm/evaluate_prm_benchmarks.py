@@ -133,9 +133,12 @@ class EvaluatePRMBenchmarks:
             if not row.steps:
                 left_out["no step"] += 1
                 continue
-            steps = scores.get(row.id, [])
-            if len(steps) != len(row.steps):
-                numbers = f"{len(steps)} scores and {len(row.steps)} steps"
+            steps = scores.get(row.id)
+            if steps == []:
+                left_out["no score was given"] += 1
+                continue
+            if steps is None or len(steps) != len(row.steps):
+                numbers = f"{len(steps or [])} scores and {len(row.steps)} steps"
                 raise BadInput(f"{self.scores}: '{row.id}' has {numbers}: score these solutions")
             if not all(0 <= score <= 1 for score in steps):
                 raise BadInput(f"{self.scores}: '{row.id}' has a score outside [0, 1]: "

@@ -1,0 +1,60 @@
+"""Trajectory → Verification by a task that knows the truth of every step: a teacher of rationales without a model.
+
+For every question it goes through the steps, says of each whether the solution is right so far, and stops at the first
+that is not. **The teacher is imperfect on purpose**: with probability `mistake_rate` it says the opposite about a step.
+Its verdict follows from what it said, so that some verdicts are not the truth, as with a model.
+"""
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from espalier.data.judgements import Verification
+from espalier.data.records import BadInput
+from espalier.data.solutions_to_verify import Question, questions_about, read_solutions, with_task_truth
+from espalier.data.verification import VerifierFormat, verdict_name
+from espalier.pipeline.stage import StageContext
+
+
+@dataclass(frozen=True)
+class WriteRationales:
+    """`split`: the one of the task that the trajectories answer; `mistake_rate` in [0, 1] per step; `num_votes`:
+    rationales of a question."""
+
+    verifier: VerifierFormat
+    split: str = "train"
+    mistake_rate: float = 0.05
+    num_votes: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.mistake_rate <= 1 or self.num_votes < 1:
+            raise BadInput(f"stage.mistake_rate must be in [0, 1] and stage.num_votes at least 1, got "
+                           f"{self.mistake_rate:g} and {self.num_votes}")  # fmt: skip
+
+    def inputs(self) -> list[str]:
+        """None beside the input."""
+        return []
+
+    def run(self, input_path: str, context: StageContext) -> Iterable[Verification]:
+        """Return `num_votes` rationales of every question in order. Raises BadInput where the task does not know the
+        truth of the steps."""
+        solutions = with_task_truth(read_solutions(input_path, "trajectories"), context.task, self.split)
+        asked = [one for one in questions_about(solutions, self.verifier) if one.num_steps]
+        rows = [self._write(one, vote) for one in asked for vote in range(self.num_votes)]
+        num_true = sum((row.answer == verdict_name(bool(one.is_right)))
+                       for row, one in zip(rows, (one for one in asked for _ in range(self.num_votes)), strict=True))  # fmt: skip
+        context.counts.update(questions=len(asked), agreeing_with_the_truth=num_true)
+        return rows
+
+    def _write(self, asked: Question, vote: int) -> Verification:
+        name = f"{asked.id}/{vote}"
+        rng = random.Random(f"{self.seed}/{name}")
+        lines, is_yes = [], True
+        for step, is_right in zip(asked.steps, asked.solution.steps_right, strict=False):
+            is_yes = bool(is_right) != (rng.random() < self.mistake_rate)
+            lines.append(f"{step.strip()}: {'right' if is_yes else 'wrong'}")
+            if not is_yes:
+                break
+        text = self.verifier.answer(is_yes, "\n".join(lines))
+        return Verification(name, asked.id, asked.solution.problem_id, verdict_name(is_yes), text, "stop")
