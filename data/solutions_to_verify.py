@@ -82,7 +82,7 @@ def with_task_truth(solutions: Sequence[Solution], task: Any, split: str) -> lis
 
     Raises BadInput where the task does not know it, or its split has not their problems."""
     if not hasattr(task, "position"):
-        raise BadInput("nobody knows which steps of these are right: name an enumerable task (task=word_arithmetic), or "
+        raise BadInput("nobody knows which steps of these are right: set task=word_arithmetic or another that does, or "
                        "read StepValues (stage.kind=step_values)")  # fmt: skip
     problems: dict[str, Problem] = {problem.id: problem for problem in task.problems(split)}
     found = []

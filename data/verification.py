@@ -24,6 +24,7 @@ from functools import cached_property
 from espalier.data.records import BadInput
 
 UNITS = ("solution", "step")
+_OPEN_MARKS = re.compile(r"(?:^|(?<=\s))[*_]+\s*$")  # Markdown's, which the question closes
 YES, NO = "yes", "no"
 
 
@@ -66,9 +67,7 @@ class VerifierFormat:
                 raise BadInput(f"verifier.{name} is empty: write what the verifier is asked with")
         words = self._words(self.yes), self._words(self.no)
         if not all(words) or "" in words[0] | words[1] or words[0] & words[1]:
-            raise BadInput(
-                f"verifier.yes={self.yes} and verifier.no={self.no} must each hold a word, and none the same"
-            )
+            raise BadInput(f"verifier.yes={self.yes} and verifier.no={self.no} must hold words, and none the same")
         if self.question.strip() != self.question:
             raise BadInput("verifier.question begins or ends with white space: the verdict brings its own")
 
@@ -97,7 +96,8 @@ class VerifierFormat:
         match = self._verdict.match(text, place + len(self.question)) if place >= 0 else None
         if match is None:
             return None
-        return Verdict(match[1] in self._words(self.yes), text[: match.start(1)].rstrip(" "), text[:place].strip())
+        rationale = _OPEN_MARKS.sub("", text[:place]).strip()
+        return Verdict(match[1] in self._words(self.yes), text[: match.start(1)].rstrip(" "), rationale)
 
     def asks_twice(self, verdict: Verdict) -> bool:
         """Say whether the rationale holds a verdict of its own before the one that counts."""

@@ -78,10 +78,14 @@ def yes_probs(
     """
     sides = [*verdicts.yes, *verdicts.no]
     distinct = list(dict.fromkeys(texts))
+    longest = getattr(model.config, "max_position_embeddings", None)
     rows = []
     for number, text in enumerate(distinct):
         name = f"text {number}, which ends {text[-60:]!r},"
         ids = encode_text(tokenizer, text, name)
+        if longest is not None and len(ids) + max(map(len, sides)) > longest:
+            raise BadInput(f"{name} has {len(ids)} tokens and the verifier takes {longest} with its verdict: leave out "
+                           "longer solutions, or take a verifier with a longer window")  # fmt: skip
         rows += [StepTokens(ids, list(tokens), [], name) for tokens in sides]
     found = sampled_logprobs(model, rows, batch_tokens, lambda done: on_progress(done // len(sides)))
     scores = {}

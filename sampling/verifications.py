@@ -1,7 +1,7 @@
 """Requests for rationales about solutions: to a generative verifier, and to the teacher of one; verdicts read strictly.
 
-A **verifier** continues the solution and the request for a check, as its demonstrations do. A **teacher** is a chat model
-that is sent instructions; with `shows_gold` they hold the right answer, so that more of its verdicts are true (the
+A **verifier** continues the solution and the request for a check, as its demonstrations do. A **teacher** is a chat
+model that is sent instructions; with `shows_gold` they hold the right answer, so that more verdicts are true (the
 reference-guided rationales of Zhang et al. 2024). Which of its rationales become demonstrations says
 `pipeline.problems.verifier_demonstrations`.
 """
@@ -20,8 +20,8 @@ from espalier.sampling.client import Sample, SampleRequest
 from espalier.sampling.llm_judge import check_template, fill
 
 TEACHER_PROMPT = """\
-Here are a problem and a solution to it, or its first steps. Check every step of it: calculate anew what it calculates, \
-and say of each step whether it is right. A right final answer does not make a wrong step right.
+Here are a problem and a solution to it, or its first steps. Check every step: calculate anew what it calculates, and \
+say of each step whether it is right. A right final answer does not make a wrong step right.
 
 <problem>
 {question}

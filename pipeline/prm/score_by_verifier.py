@@ -1,8 +1,8 @@
 """Solutions → the scores of a generative verifier: OutcomeScore of whole solutions, or StepScores of their steps.
 
 - **direct** (no `verifications`): p(Yes) of the question, one forward pass and nothing sampled;
-- **chain of thought**: the mean over K rationales of p(Yes) where each of them gives its verdict (`votes=mean`; Zhang et
-  al. 2024, section 3.3), or the share of them that say Yes (`votes=hard`, which needs no model).
+- **chain of thought**: the mean over K rationales of p(Yes) where each of them gives its verdict (`votes=mean`; arXiv
+  2408.15240), or the share of them that say Yes (`votes=hard`, which needs no model).
 
 A rationale without a verdict is missing, not a No: it is left out of the mean and counted. Where all rationales of a
 solution are, its score is null; of a solution of which one step has none, no step is scored (`scores` is []).
@@ -50,8 +50,8 @@ class ScoreByVerifier:
 
     def __post_init__(self) -> None:
         if self.votes not in VOTES or self.max_votes < 0:
-            raise BadInput(f"stage.votes must be {' or '.join(VOTES)} and stage.max_votes 0 or more, got '{self.votes}' "
-                           f"and {self.max_votes}")  # fmt: skip
+            raise BadInput(f"stage.votes must be {' or '.join(VOTES)} and stage.max_votes 0 or more, got "
+                           f"'{self.votes}' and {self.max_votes}")  # fmt: skip
         if self.votes == "hard" and not self.verifications:
             raise BadInput("stage.votes=hard counts the verdicts of stage.verifications: name them")
         if bool(self.model) != (self.votes == "mean"):
@@ -140,7 +140,6 @@ def _accuracy(questions: Sequence[Question], scores: Mapping[str, float | None])
     area = auc([score for score, _ in known], [is_right for _, is_right in known])
     if area is None:
         return {}
-    shares = [
-        fmean((score >= 0.5) == truth for score, is_right in known if is_right == truth) for truth in (True, False)
-    ]
-    return {"auc": round(area, 4), "balanced_accuracy": round(fmean(shares), 4)}
+    yes_shares = {truth: fmean([float(score >= 0.5) for score, is_right in known if is_right == truth])
+                  for truth in (True, False)}  # fmt: skip
+    return {"auc": round(area, 4), "balanced_accuracy": round((yes_shares[True] + 1 - yes_shares[False]) / 2, 4)}

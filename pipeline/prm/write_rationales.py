@@ -41,9 +41,11 @@ class WriteRationales:
         truth of the steps."""
         solutions = with_task_truth(read_solutions(input_path, "trajectories"), context.task, self.split)
         asked = [one for one in questions_about(solutions, self.verifier) if one.num_steps]
-        rows = [self._write(one, vote) for one in asked for vote in range(self.num_votes)]
-        num_true = sum((row.answer == verdict_name(bool(one.is_right)))
-                       for row, one in zip(rows, (one for one in asked for _ in range(self.num_votes)), strict=True))  # fmt: skip
+        written = [(one, self._write(one, vote)) for one in asked for vote in range(self.num_votes)]
+        rows = [row for _, row in written]
+        num_true = sum(
+            row.answer == verdict_name(bool(one.solution.steps_right[one.num_steps - 1])) for one, row in written
+        )
         context.counts.update(questions=len(asked), agreeing_with_the_truth=num_true)
         return rows
 

@@ -3,8 +3,8 @@
 - **direct**: the question about every solution, and ` Yes` or ` No`;
 - **chain of thought** (`verifications` are named): those rationales whose verdict agrees with the truth.
 
-Right and wrong ones are equally many in the end: first at most `max_per_problem` of each class per problem, then as many
-of the larger class as of the smaller, drawn by the seed. Everything that is left out is counted with its reason.
+Right and wrong ones are equally many in the end: first at most `max_per_problem` of each class per problem, then as
+many of the larger class as of the smaller, drawn by the seed. Everything that is left out is counted with its reason.
 """
 
 import logging
@@ -62,7 +62,10 @@ class MakeVerifierDemonstrations(ProblemPart):
         reasons: Counter[str] = Counter()
         questions = self._questions(input_path, context, reasons)
         found = self._with_rationales(questions, reasons) if self.verifications else self._direct(questions)
-        distinct = list({(one.row.prompt, one.row.completion): one for one in reversed(found)}.values())[::-1]
+        first: dict[tuple[str, str, str], Candidate] = {}
+        for one in found:
+            first.setdefault((one.problem_id, one.row.prompt, one.row.completion), one)
+        distinct = list(first.values())
         reasons["repeated"] += len(found) - len(distinct)
         chosen = self._balanced(distinct, reasons)
         if not chosen:
