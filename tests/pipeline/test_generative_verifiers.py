@@ -77,6 +77,14 @@ def test_direct_demonstrations_are_balanced_and_what_is_left_out_is_counted(tmp_
     assert wrong == Demonstration("a/2", f"Q\n2+2=5\n#### 5\n{Q}", " No")
 
 
+def test_a_repeated_solution_of_a_problem_counts_once_and_the_first_stays(tmp_path: Path) -> None:
+    path, context = tmp_path / "t.jsonl", StageContext(None, tmp_path / "unused", 10.0)
+    write_records(path, [*ROWS[:3], solution("a/4", ROWS[0].response, True)])
+    rows = list(MakeVerifierDemonstrations(verifier=SOLUTION, max_per_problem=1).run(str(path), context))
+    assert [row.id for row in rows] == ["a/0", "a/2"]
+    assert context.counts["left out (repeated)"] == 1
+
+
 def test_a_problem_gives_at_most_n_of_each_class(tmp_path: Path) -> None:
     rows, counts = demonstrations(tmp_path, max_per_problem=1)
     assert [row.id for row in rows] == ["a/0", "a/2", "b/0", "b/2"]
@@ -249,18 +257,16 @@ def test_the_mix_is_the_mean_over_verdicts_plus_lambda_times_that_over_solutions
     tokenizer = load_tokenizer(folder)
     sets = {"verify": [Demonstration("v", "Q", " Yes"), Demonstration("w", "Q", " No")],
             "generate": [Demonstration("v", "Q\n", "2+2=4\n#### 4")]}  # fmt: skip
-    for name, rows in sets.items():
-        write_records(tmp_path / f"{name}.jsonl", rows)
+    for name, demonstrated in sets.items():
+        write_records(tmp_path / f"{name}.jsonl", demonstrated)
     parts = [DemonstrationExamples(str(tmp_path / f"{name}.jsonl"), 64) for name in sets]
     for unit in ("token", "sequence"):
         examples = VerifierExamples(parts[0], parts[1], 0.25, unit).load(tokenizer)
         assert [one.id for one in examples] == ["verify/v", "verify/w", "generate/v"]
         units = [len(one.ids) - one.prompt_length if unit == "token" else 1 for one in examples]
         assert [len(one.weights) for one in examples] == [len(one.ids) - one.prompt_length for one in examples]
-        losses = [2.0, 4.0, 3.0]  # a loss for every unit of each example
-        total = sum(one.weights[0] * loss * n for one, loss, n in zip(examples, losses, units, strict=True)) / sum(
-            units
-        )
+        rows = zip(examples, (2.0, 4.0, 3.0), units, strict=True)  # a loss for every unit of each example
+        total = sum(one.weights[0] * loss * n for one, loss, n in rows) / sum(units)
         verify = (2.0 * units[0] + 4.0 * units[1]) / (units[0] + units[1])
         assert total == pytest.approx(verify + 0.25 * 3.0)
     with pytest.raises(BadInput, match="must be above 0"):
