@@ -30,6 +30,7 @@ from espalier.runtime.run_dir import code_commit
 HOW = "bash scripts/bench.sh generative_verifiers"
 RECORDS = RESULTS / "generative_verifiers"
 ENGINE = ("client=data_parallel_engines", "client.num_engines=1", "server=none")
+RECIPE = ("num_problems", "num_test", "max_steps", "policy")
 SCORERS = ("outcome_model", "direct", "rationales_1", "rationales_8", "hard_8")
 
 
@@ -77,9 +78,8 @@ class Run:
         self.stage("problems/select_demonstrations", "train", "solutions")
         self.stage("prm/write_rationales", "train", "teacher", task)
         self.stage("problems/verifier_demonstrations", "train", "direct")
-        self.stage(
-            "problems/verifier_demonstrations", "train", "rationales", f"stage.verifications={self.path('teacher')}"
-        )
+        teacher = f"stage.verifications={self.path('teacher')}"
+        self.stage("problems/verifier_demonstrations", "train", "rationales", teacher)
         models = {
             name: self.train(
                 f"verifier_{name}",
@@ -151,8 +151,17 @@ def figures_of(records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return figures
 
 
+def check_recipes(records: Sequence[dict[str, Any]]) -> None:
+    """Raise SystemExit where records were not made alike, so that no mean over them is one."""
+    recipes = {row["seed"]: tuple(row[name] for name in RECIPE) for row in records}
+    if len(set(recipes.values())) > 1:
+        raise SystemExit(f"{RECORDS}: seeds {', '.join(map(str, sorted(recipes)))} are of several recipes "
+                         f"({', '.join(RECIPE)}): move those of one away, and run them again")  # fmt: skip
+
+
 def write(records: Sequence[dict[str, Any]]) -> None:
     """Write the figures and the table of all records."""
+    check_recipes(records)
     columns = ["seed", "problems", "mean of samples", "majority of 8", *(f"best of 8: {name}" for name in SCORERS)]
     rows = []
     for row in sorted(records, key=lambda row: int(row["seed"])):
@@ -182,9 +191,8 @@ def main() -> None:
         path = RECORDS / f"{seed}.json"
         if path.is_file():
             continue
-        policy = (
-            Path(arguments.policy).resolve() if arguments.policy else planned_policy(plan, "word_arithmetic", folder)
-        )
+        given = arguments.policy
+        policy = Path(given).resolve() if given else planned_policy(plan, "word_arithmetic", folder)
         run = Run(folder / f"seed-{seed}", policy, seed, arguments.num_problems, arguments.max_steps)
         run.sample_solutions(arguments.num_test)
         counts = run.judge(run.train_judges())
