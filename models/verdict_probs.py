@@ -55,11 +55,19 @@ class VerdictTokens:
         return found
 
 
-def share_of_yes(yes: Sequence[float], no: Sequence[float]) -> float:
-    """Return p_yes / (p_yes + p_no) from the log-probs of the spellings of each, without underflow."""
-    highest = max(*yes, *no)
-    p_yes, p_no = (math.fsum(math.exp(value - highest) for value in side) for side in (yes, no))
-    return p_yes / (p_yes + p_no)
+@dataclass(frozen=True)
+class YesProb:
+    """`share`: p_yes / (p_yes + p_no); `mass`: p_yes + p_no, near 1 where the model does answer the question."""
+
+    share: float
+    mass: float
+
+    @classmethod
+    def of(cls, yes: Sequence[float], no: Sequence[float]) -> "YesProb":
+        """From the log-probs of the spellings of each, without underflow of the share."""
+        highest = max(*yes, *no)
+        p_yes, p_no = (math.fsum(math.exp(value - highest) for value in side) for side in (yes, no))
+        return cls(p_yes / (p_yes + p_no), (p_yes + p_no) * math.exp(highest))
 
 
 def yes_probs(
@@ -70,7 +78,7 @@ def yes_probs(
     *,
     batch_tokens: int = 16384,
     on_progress: Callable[[int], None] = lambda done: None,
-) -> list[float]:
+) -> list[YesProb]:
     """Return the score in [0, 1] of every text, a whole prompt up to where the verdict stands, in order.
 
     `batch_tokens` are padded tokens of one forward pass; `on_progress` gets the number of distinct texts done. Raises
@@ -91,5 +99,5 @@ def yes_probs(
     scores = {}
     for number, text in enumerate(distinct):
         sums = [math.fsum(row) for row in found[number * len(sides) : (number + 1) * len(sides)]]
-        scores[text] = share_of_yes(sums[: len(verdicts.yes)], sums[len(verdicts.yes) :])
+        scores[text] = YesProb.of(sums[: len(verdicts.yes)], sums[len(verdicts.yes) :])
     return [scores[text] for text in texts]

@@ -63,9 +63,12 @@ class ScoreByVerifier:
         return [*models, *([self.verifications] if self.verifications else [])]
 
     def run(self, input_path: str, context: StageContext) -> Iterable[Any]:
-        """Return one record a solution, in order. Counts `without_verdict` (rationales) and `without_score`
-        (solutions), and where the truth is known the AUC and the accuracy at 1/2, each class weighing alike. Raises
-        BadInput where a question was not asked."""
+        """Return one record a solution, in order.
+
+        Counts `verdict_mass` (the mean of p(Yes) + p(No), near 1 where the model answers the question),
+        `without_verdict` (rationales), `without_score` (solutions), and where the truth is known the AUC and the
+        accuracy at 1/2, each class weighing alike. Raises BadInput where a question was not asked.
+        """
         solutions = read_solutions(input_path, self.kind, self.template)
         questions = [asked for asked in questions_about(solutions, self.verifier) if asked.num_steps]
         scores = self._voted(questions, context) if self.verifications else self._direct(questions, context)
@@ -125,7 +128,9 @@ class ScoreByVerifier:
         model = GenerativeVerifier(self.model, self.verifier, self.batch_tokens)
         model.model.to(device())
         with context.progress("verify", len(texts), "text") as progress:
-            return model.scores(texts, progress.update)
+            found = model.probs(texts, progress.update)
+        context.counts["verdict_mass"] = round(fmean([one.mass for one in found] or [1.0]), 4)
+        return [round(one.share, 6) for one in found]
 
 
 def _mean(votes: Sequence[float]) -> float | None:

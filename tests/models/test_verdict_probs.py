@@ -13,7 +13,7 @@ from espalier.data.steps import Decoder
 from espalier.data.token_text import added_text
 from espalier.models.load import load_policy, load_tokenizer
 from espalier.models.tiny import build_tiny
-from espalier.models.verdict_probs import VerdictTokens, share_of_yes, spelling_tokens, yes_probs
+from espalier.models.verdict_probs import VerdictTokens, YesProb, spelling_tokens, yes_probs
 
 QUESTION = "Is the solution right (Yes/No)?"
 YES, NO = [" Yes", "Yes"], [" No", "No"]
@@ -48,13 +48,13 @@ def test_two_verdicts_of_the_same_tokens_are_refused(tmp_path: Path) -> None:
 
 def test_the_share_of_yes_by_hand() -> None:
     logs = [math.log(p) for p in (0.3, 0.1)], [math.log(p) for p in (0.1,)]
-    assert share_of_yes(*logs) == pytest.approx(0.8)
-    assert share_of_yes([-2000.0], [-2000.0 + math.log(3)]) == pytest.approx(0.25)  # no underflow
-    assert share_of_yes([-5.0], [-5000.0]) == 1.0
+    assert YesProb.of(*logs) == YesProb(pytest.approx(0.8), pytest.approx(0.5))
+    assert YesProb.of([-2000.0], [-2000.0 + math.log(3)]) == YesProb(pytest.approx(0.25), 0.0)  # no underflow
+    assert YesProb.of([-5.0], [-5000.0]).share == 1.0
 
 
-def brute_force(model: Any, tokenizer: Any, text: str, verdicts: VerdictTokens) -> float:
-    """p_yes / (p_yes + p_no), every spelling a pass of its own, the softmax in float64."""
+def brute_force(model: Any, tokenizer: Any, text: str, verdicts: VerdictTokens) -> list[float]:
+    """p_yes / (p_yes + p_no) and p_yes + p_no, every spelling a pass of its own, the softmax in float64."""
     before = list(tokenizer(text).input_ids)
     sides = []
     for side in (verdicts.yes, verdicts.no):
@@ -64,7 +64,7 @@ def brute_force(model: Any, tokenizer: Any, text: str, verdicts: VerdictTokens) 
             probs = torch.softmax(logits, dim=-1)
             total += math.prod(float(probs[len(before) - 1 + k, token]) for k, token in enumerate(tokens))
         sides.append(total)
-    return sides[0] / sum(sides)
+    return [sides[0] / sum(sides), sum(sides)]
 
 
 @pytest.mark.parametrize("knows_the_words", [True, False])
@@ -80,7 +80,9 @@ def test_yes_probs_equal_the_softmax_over_all_tokens(knows_the_words: bool, tmp_
         expected = [brute_force(model, tokenizer, text, verdicts) for text in asked]
     done: list[int] = []
     found = yes_probs(model, tokenizer, asked, verdicts, batch_tokens=200, on_progress=done.append)
-    assert found == pytest.approx(expected, abs=1e-5)
+    for one, (share, mass) in zip(found, expected, strict=True):
+        assert one.share == pytest.approx(share, abs=1e-5)
+        assert one.mass == pytest.approx(mass, rel=1e-4)
     assert found[0] == found[2]
     assert done[-1] == 3  # distinct ones
     with pytest.raises(BadInput, match="text 0"):

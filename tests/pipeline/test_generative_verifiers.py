@@ -1,5 +1,6 @@
 """From graded solutions to a verifier's demonstrations, and from its rationales to scores: files in, files out."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ from espalier.data.examples.token_examples import DemonstrationExamples
 from espalier.data.examples.verifier_examples import VerifierExamples
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.judgements import Verification
-from espalier.data.records import BadInput, Demonstration, Problem, StepScores, Trajectory
+from espalier.data.records import AnnotatedSolution, BadInput, Demonstration, Problem, StepScores, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.data.verification import VerifierFormat
 from espalier.models.load import load_policy, load_tokenizer
 from espalier.models.tiny import build_tiny
 from espalier.pipeline.evaluation.evaluation_inputs import OutcomeScore, read_rankings
 from espalier.pipeline.evaluation.votes import best_of, weighted_vote
+from espalier.pipeline.pairs.build_preferences import ProcessPreferences
+from espalier.pipeline.prm.evaluate_prm_benchmarks import EvaluatePRMBenchmarks
 from espalier.pipeline.prm.score_by_verifier import ScoreByVerifier
 from espalier.pipeline.prm.write_rationales import WriteRationales
 from espalier.pipeline.problems.verifier_demonstrations import MakeVerifierDemonstrations
@@ -304,3 +307,31 @@ def test_a_verifier_continues_the_solution_and_a_teacher_is_sent_the_right_answe
     blind = TeacherRationaleRequests(path, SOLUTION, shows_gold=False).load(task, None)[0]
     assert "right final answer is" not in blind.prompt
     assert read_records(Trajectory, source.inputs()[0]) == ROWS
+
+
+def test_a_model_that_does_not_answer_the_question_is_warned_of(
+    folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, counts = scored(tmp_path, folder)  # random weights: every token is as likely
+    assert counts["verdict_mass"] < 0.1
+    assert "gives Yes and No together a probability of" in caplog.text
+
+
+def test_a_solution_without_step_scores_makes_no_pair_and_is_in_no_benchmark(tmp_path: Path) -> None:
+    rows = [ROWS[0], ROWS[1], ROWS[2]]
+    paths = {name: str(tmp_path / f"{name}.jsonl") for name in ("t", "s", "a")}
+    numbers: list[list[float]] = [[], [0.9, 0.8], [0.9, 0.1]]
+    write_records(paths["s"], [StepScores(row.id, "a", scores) for row, scores in zip(rows, numbers, strict=True)])
+    context = StageContext(None, tmp_path / "o", 10.0)
+    distinct = [replace(row, response_ids=[2, 3 + k], step_ends=[1, 2]) for k, row in enumerate(rows)]
+    write_records(paths["t"], distinct)
+    pairs = ProcessPreferences(scores=paths["s"]).run(paths["t"], context)
+    assert {name for pair in pairs for name in pair.id.split(">")} <= {"a/1", "a/2"}
+    assert context.counts["without_score"] == 1
+    judged = [AnnotatedSolution(row.id, row.id, "Q", row.steps, [1.0, label], first, None)
+              for row, label, first in zip(rows, (1.0, 1.0, 0.0), (-1, -1, 1), strict=True)]  # fmt: skip
+    write_records(paths["a"], judged)
+    stage = EvaluatePRMBenchmarks(paths["s"], threshold=0.5)
+    found = stage.run(paths["a"], StageContext(None, tmp_path / "o", 10.0))
+    assert found["left_out"]["no score was given"] == 1
+    assert found["first_error"]["num_rows"] == 2
