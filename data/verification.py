@@ -47,23 +47,21 @@ class Verdict:
 class VerifierFormat:
     """`unit`: what a verdict is about, a whole "solution" or every "step" (the solution up to it).
 
-    `request` opens a rationale, `question` is answered by the verdict, `separator` stands before each of both and
-    behind a rationale. `yes` and `no` are all the spellings of a verdict that count; demonstrations write the first of
+    `request` opens a rationale, `question` is answered by the verdict; each of both begins a line. `yes` and `no` are all the spellings of a verdict that count; demonstrations write the first of
     each. Raises BadInput on another unit, a text that is empty, or spellings that cannot be distinguished.
     """
 
     unit: str
     question: str
     request: str
-    separator: str = "\n"
     yes: list[str] = field(default_factory=lambda: [" Yes", "Yes"])
     no: list[str] = field(default_factory=lambda: [" No", "No"])
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
             raise BadInput(f"verifier.unit must be {' or '.join(UNITS)}, got '{self.unit}'")
-        for name in ("question", "request", "separator"):
-            if not getattr(self, name).strip(" " if name == "separator" else None):
+        for name in ("question", "request"):
+            if not getattr(self, name).strip():
                 raise BadInput(f"verifier.{name} is empty: write what the verifier is asked with")
         words = self._words(self.yes), self._words(self.no)
         if not all(words) or "" in words[0] | words[1] or words[0] & words[1]:
@@ -82,13 +80,13 @@ class VerifierFormat:
 
     def ask(self, prompt: str, steps: Sequence[str], has_rationale: bool) -> str:
         """Return what the verifier continues: with a verdict, or where it `has_rationale` with that."""
-        asked = prompt + "".join(steps).rstrip() + self.separator
-        return asked + (self.request + self.separator if has_rationale else self.question)
+        asked = prompt + "".join(steps).rstrip() + "\n"
+        return asked + (self.request + "\n" if has_rationale else self.question)
 
     def answer(self, is_yes: bool, rationale: str | None = None) -> str:
         """Return what it is to write then."""
         verdict = (self.yes if is_yes else self.no)[0]
-        return verdict if rationale is None else rationale.strip() + self.separator + self.question + verdict
+        return verdict if rationale is None else f"{rationale.strip()}\n{self.question}{verdict}"
 
     def read(self, text: str) -> Verdict | None:
         """Return the last verdict of a text; None where the last question has none behind it, or there is none."""

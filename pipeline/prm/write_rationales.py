@@ -18,39 +18,34 @@ from espalier.pipeline.stage import StageContext
 
 @dataclass(frozen=True)
 class WriteRationales:
-    """`split`: the one of the task that the trajectories answer; `mistake_rate` in [0, 1] per step; `num_votes`:
-    rationales of a question."""
+    """`split`: the one of the task that the trajectories answer; `mistake_rate` in [0, 1] per step."""
 
     verifier: VerifierFormat
     split: str = "train"
     mistake_rate: float = 0.05
-    num_votes: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.mistake_rate <= 1 or self.num_votes < 1:
-            raise BadInput(f"stage.mistake_rate must be in [0, 1] and stage.num_votes at least 1, got "
-                           f"{self.mistake_rate:g} and {self.num_votes}")  # fmt: skip
+        if not 0 <= self.mistake_rate <= 1:
+            raise BadInput(f"stage.mistake_rate must be in [0, 1], got {self.mistake_rate:g}")
 
     def inputs(self) -> list[str]:
         """None beside the input."""
         return []
 
     def run(self, input_path: str, context: StageContext) -> Iterable[Verification]:
-        """Return `num_votes` rationales of every question in order. Raises BadInput where the task does not know the
-        truth of the steps."""
+        """Return one rationale of every question in order. Raises BadInput where the task does not know the truth of
+        the steps."""
         solutions = with_task_truth(read_solutions(input_path, "trajectories"), context.task, self.split)
         asked = [one for one in questions_about(solutions, self.verifier) if one.num_steps]
-        written = [(one, self._write(one, vote)) for one in asked for vote in range(self.num_votes)]
-        rows = [row for _, row in written]
-        num_true = sum(
-            row.answer == verdict_name(bool(one.solution.steps_right[one.num_steps - 1])) for one, row in written
-        )
+        rows = [self._write(one) for one in asked]
+        truths = [verdict_name(bool(one.solution.steps_right[one.num_steps - 1])) for one in asked]
+        num_true = sum(row.answer == truth for row, truth in zip(rows, truths, strict=True))
         context.counts.update(questions=len(asked), agreeing_with_the_truth=num_true)
         return rows
 
-    def _write(self, asked: Question, vote: int) -> Verification:
-        name = f"{asked.id}/{vote}"
+    def _write(self, asked: Question) -> Verification:
+        name = f"{asked.id}/0"
         rng = random.Random(f"{self.seed}/{name}")
         lines, is_yes = [], True
         for step, is_right in zip(asked.steps, asked.solution.steps_right, strict=False):
