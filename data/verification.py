@@ -48,8 +48,8 @@ class VerifierFormat:
     """`unit`: what a verdict is about, a whole "solution" or every "step" (the solution up to it).
 
     `request` opens a rationale, `question` is answered by the verdict; each of both begins a line. `yes` and `no` are
-    all the spellings of a verdict that count; demonstrations write the first of each. Raises BadInput on another unit, a
-    text that is empty, or spellings that cannot be distinguished.
+    all the spellings of a verdict that count; demonstrations write the first of each. Raises BadInput on another
+    unit, a text that is empty, or spellings that cannot be distinguished.
     """
 
     unit: str

@@ -67,7 +67,8 @@ class ScoreByVerifier:
 
         Counts `verdict_mass` (the mean of p(Yes) + p(No), near 1 where the model answers the question),
         `without_verdict` (rationales), `without_score` (solutions), and where the truth is known the AUC and the
-        accuracy at 1/2, each class weighing alike. Raises BadInput where a question was not asked.
+        accuracy at 1/2, each class weighing alike. Raises BadInput where a question was not asked, or no solution gets
+        a score.
         """
         solutions = read_solutions(input_path, self.kind, self.template)
         questions = [asked for asked in questions_about(solutions, self.verifier) if asked.num_steps]
@@ -77,6 +78,9 @@ class ScoreByVerifier:
         number = sum(record.score is None if isinstance(record, OutcomeScore) else not record.scores and bool(row.steps)
                      for record, row in zip(records, solutions, strict=True))  # fmt: skip
         context.counts["without_score"] = number
+        if records and number == len(records):
+            raise BadInput(f"{self.verifications or input_path}: none of {number} solutions gets a score: no text ends "
+                           "in a verdict: train the verifier longer, or ask it as its demonstrations did")  # fmt: skip
         if number:
             log.warning("%d of %d solutions have no score: no step, or no verdict", number, len(records))
         return records
@@ -129,7 +133,8 @@ class ScoreByVerifier:
         model.model.to(device())
         with context.progress("verify", len(texts), "text") as progress:
             found = model.probs(texts, progress.update)
-        context.counts["verdict_mass"] = round(fmean([one.mass for one in found] or [1.0]), 4)
+        if found:
+            context.counts["verdict_mass"] = round(fmean(one.mass for one in found), 4)
         return [round(one.share, 6) for one in found]
 
 

@@ -220,6 +220,8 @@ def test_rationales_are_averaged_and_one_without_a_verdict_is_missing_not_a_no(f
 def test_a_question_that_nobody_was_asked_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="nothing was written about 'a/1'"):
         scored(tmp_path, "", [wrote("a/0", f"{Q} Yes")], votes="hard")
+    with pytest.raises(BadInput, match="none of 7 solutions gets a score"):
+        scored(tmp_path, "", [wrote(row.id, "Hm.") for row in ROWS], votes="hard")
     for options, said in (({"votes": "hard"}, "name them"), ({"votes": "most"}, "stage.votes")):
         with pytest.raises(BadInput, match=said):
             ScoreByVerifier("", SOLUTION, **options)  # type: ignore[arg-type]
