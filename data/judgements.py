@@ -2,6 +2,7 @@
 
 pair judgement   `{pair}/{order}/{vote}`    order `ab`: the pair's first solution was shown first, `ba`: last
 step judgement   `{trajectory}/{vote}`
+verification     `{trajectory}/{vote}`, or `{trajectory}#{steps}/{vote}` of its first steps
 """
 
 from dataclasses import dataclass
@@ -64,3 +65,19 @@ class StepJudgement:
             is_good = label == 1 and (not states or states[-1] == 1)
             states.append(float(is_good))
         return states
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What a generative verifier, or the teacher of one, wrote about a solution or its first steps."""
+
+    id: str
+    """`{question}/{vote}`"""
+    question_id: str
+    """the trajectory's id; `{trajectory}#{steps}` where its first steps are asked about"""
+    problem_id: str
+    answer: str | None
+    """yes or no: the verdict as it was read; null where the response ends in none"""
+    response: str
+    """the rationale with its verdict, as it was written"""
+    finish_reason: str

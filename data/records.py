@@ -248,7 +248,7 @@ class StepScores:
     """the trajectory's id"""
     problem_id: str
     scores: list[float]
-    """of each step, in [0, 1]"""
+    """of each step, in [0, 1]; empty where the scorer gave none that can be read"""
     is_seen: bool | None = None
     """whether the model was trained on this problem; null where its folder does not say"""
 

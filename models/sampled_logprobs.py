@@ -47,9 +47,11 @@ def sampled_logprobs(
     for batch in in_batches(rows, False, batch_tokens):
         ids = pad_sequence([torch.tensor(rows[index], device=device) for index in batch], batch_first=True)
         lengths = torch.tensor([len(rows[index]) for index in batch], device=device)
-        mask = torch.arange(ids.shape[1], device=device) < lengths.unsqueeze(1)
+        starts = torch.tensor([len(distinct[index][0]) for index in batch], device=device)
+        places = torch.arange(ids.shape[1], device=device)
+        mask = places < lengths.unsqueeze(1)
         with torch.inference_mode():
-            logprobs = response_logprobs(model, ids, mask)[0]
+            logprobs = response_logprobs(model, ids, mask, response_mask=places >= starts.unsqueeze(1))[0]
         for index, line in zip(batch, logprobs.tolist(), strict=True):
             prompt, response = distinct[index]
             found[distinct[index]] = line[len(prompt) - 1 : len(prompt) - 1 + len(response)]

@@ -117,7 +117,7 @@ def _request(request_id: str, text: str) -> SampleRequest:
     return SampleRequest(request_id, text, [], [{"role": "user", "content": text}])
 
 
-def _check_template(template: str, names: Sequence[str]) -> None:
+def check_template(template: str, names: Sequence[str]) -> None:
     missing = [name for name in names if "{" + name + "}" not in template]
     if missing:
         raise BadInput(f"requests.template lacks {{{missing[0]}}}: the judge would not see it")
@@ -151,7 +151,7 @@ class PairRequests:
     def load(self, task: Task, tokenizer: Any) -> list[SampleRequest]:
         """Return two requests per pair. Raises BadInput where two pairs have one id, or the template lacks a part."""
         template = self.template or PAIR_PROMPT
-        _check_template(template, ("question", "solution_a", "solution_b"))
+        check_template(template, ("question", "solution_a", "solution_b"))
         requests = []
         for pair in self.pairs():
             for order in ORDERS:
@@ -278,7 +278,7 @@ class StepRequests:
         if self.form not in FORMS:
             raise BadInput(f"requests.form must be {' or '.join(FORMS)}, got '{self.form}'")
         template = self.template or FORMS[self.form]
-        _check_template(template, ("question", "steps"))
+        check_template(template, ("question", "steps"))
         self._solutions: dict[str, _Solution] = {}
         requests = []
         for solution_id, problem_id, question, steps in self._read():

@@ -4,6 +4,8 @@ Scores are joined by trajectory id, problems by problem id. A scorer's file hold
 step) or OutcomeScore rows (one score a trajectory).
 """
 
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,8 @@ from espalier.data.records import BadInput, Problem, StepScores, Trajectory
 from espalier.pipeline.evaluation.votes import by_problem
 from espalier.rewards.aggregate import aggregate, logistic
 
+log = logging.getLogger("stage")
+
 
 @dataclass(frozen=True)
 class OutcomeScore:
@@ -24,13 +28,14 @@ class OutcomeScore:
     id: str
     """the trajectory's id"""
     problem_id: str
-    score: float
-    """a share in [0, 1], or log-odds"""
+    score: float | None
+    """a share in [0, 1], or log-odds; null where the scorer gave none that can be read"""
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """One scorer with one aggregation: `scores` rank trajectories (best of n), `weights` (at least 0) vote."""
+    """One scorer with one aggregation: `scores` rank trajectories (best of n), `weights` (at least 0) vote. One that
+    the scorer gave no score ranks behind all others and does not vote."""
 
     name: str
     scores: dict[str, float]
@@ -120,12 +125,14 @@ def _first_gap(groups: Mapping[str, Any], greedy: Mapping[str, Any]) -> str:
 
 
 def read_scores(path: str) -> tuple[dict[str, list[float]], bool]:
-    """(trajectory id → its scores, whether these are outcome scores). Raises BadInput on a bad or empty file."""
+    """(trajectory id → its scores, [] where it was given none, whether these are outcome scores). Raises BadInput on a
+    bad or empty file."""
     row = next((row for _, row in iter_rows(path)), None)
     if row is None:
         raise BadInput(f"{path}: no scores: score the trajectories first")
     if "score" in row:
-        return {scored.id: [scored.score] for scored in read_records(OutcomeScore, path)}, True
+        rows = read_records(OutcomeScore, path)
+        return {scored.id: [] if scored.score is None else [scored.score] for scored in rows}, True
     return {scored.id: scored.scores for scored in read_records(StepScores, path)}, False
 
 
@@ -138,9 +145,16 @@ def read_rankings(path: str, name: str, aggregates: Sequence[str], trajectories:
     for t in trajectories:
         if t.id not in scores:
             raise BadInput(f"{path}: no scores for trajectory '{t.id}': score these first")
+    unscored = [t for t in trajectories if not scores[t.id] and (is_outcome or t.steps)]
+    if unscored:
+        log.warning("%s: %d of %d trajectories were given no score: they rank behind all others and do not vote", path,
+                    len(unscored), len(trajectories))  # fmt: skip
+    left = {t.id for t in unscored}
+    trajectories = [t for t in trajectories if t.id not in left]
     is_outcome |= any(len(t.steps) > 1 for t in trajectories) and all(len(scores[t.id]) == 1 for t in trajectories)
     if is_outcome:
-        return [_ranking(name or "outcome", {t.id: scores[t.id][0] for t in trajectories}, is_log_odds=None)]
+        found = {t.id: scores[t.id][0] for t in trajectories}
+        return [_ranking(name or "outcome", found, unscored, is_log_odds=None)]
     for t in trajectories:
         if len(scores[t.id]) != len(t.steps):
             numbers = f"{len(scores[t.id])} scores and {len(t.steps)} steps"
@@ -149,18 +163,20 @@ def read_rankings(path: str, name: str, aggregates: Sequence[str], trajectories:
         _ranking(
             f"{name}_{how}".lstrip("_"),
             {t.id: aggregate(scores[t.id], how) for t in trajectories},
+            unscored,
             is_log_odds=how == "log_odds",
         )
         for how in aggregates
     ]
 
 
-def _ranking(name: str, scores: dict[str, float], is_log_odds: bool | None) -> Ranking:
+def _ranking(name: str, scores: dict[str, float], unscored: Sequence[Trajectory], is_log_odds: bool | None) -> Ranking:
     """Weigh log-odds as shares, as a vote's weights cannot be negative; None: log-odds where a score is negative."""
     if is_log_odds is None:
         is_log_odds = any(score < 0 for score in scores.values())
     weights = {key: logistic(score) for key, score in scores.items()} if is_log_odds else scores
-    return Ranking(name, scores, weights)
+    last, no_vote = dict.fromkeys((t.id for t in unscored), -math.inf), dict.fromkeys((t.id for t in unscored), 0.0)
+    return Ranking(name, scores | last, weights | no_vote)
 
 
 def named_paths(value: Any, setting: str) -> dict[str, str]:

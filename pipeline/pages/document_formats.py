@@ -37,7 +37,7 @@ PAGE = (
             ("data/records.py", ("AnnotatedSolution",)),
             ("data/examples/token_examples.py", ("WeightedResponse",)),
             ("data/examples/outcome_examples.py", ("JudgedResponse",)),
-            ("data/judgements.py", ("PairJudgement", "StepJudgement")),
+            ("data/judgements.py", ("PairJudgement", "StepJudgement", "Verification")),
             ("pipeline/evaluation/grade_answers.py", ("AnswerToGrade",)),
             ("data/ranked_responses.py", ("RankedResponses", "ResponseScores")),
         ),

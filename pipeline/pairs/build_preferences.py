@@ -170,20 +170,27 @@ class ProcessPreferences(ProcessRule, ProblemPart):
         return [path for path in (self.scores, self.exclude) if path]
 
     def run(self, input_path: str, context: StageContext) -> list[PreferencePair]:
-        """Return pairs in the order of their problems' ids. Raises BadInput for a trajectory without scores."""
+        """Return pairs in the order of their problems' ids. Those whose scorer gave no score that can be read make no
+        pair and are counted. Raises BadInput for a trajectory that is not in the scores."""
         scores = read_steps("", self.scores)
+        unscored = {name for name, (_, numbers) in scores.items() if not numbers}
         excluded = problem_ids(self.exclude) if self.exclude else set()
         groups = read_groups(input_path, self)
         consequence = "make no pair" if self.excludes_seen else FLATTERED
         seen = note_seen(groups.by_problem, self.scores, context, consequence)
         pairs: list[PreferencePair] = []
+        num_unscored = 0
         for problem, group in groups.by_problem.items():
             if self.excludes_seen and problem in seen:
                 continue
-            scored: list[Scored] = [self._scored(t, numbers_of_steps(t, scores, self.scores)) for t in group]
+            known = [t for t in group if t.id not in unscored]
+            num_unscored += len(group) - len(known)
+            scored: list[Scored] = [self._scored(t, numbers_of_steps(t, scores, self.scores)) for t in known]
             made = process_pairs(scored, self, random.Random(f"{self.seed}/{problem}"))
             pairs += [p for p in made if not (problem in excluded and p.kind == "process_correct")]
         context.counts["problems_excluded"] = len(excluded & groups.by_problem.keys())
+        if num_unscored:
+            context.counts["without_score"] = num_unscored
         return report(pairs, groups, context)
 
     def _scored(self, trajectory: Trajectory, scores: Sequence[float]) -> Scored:
@@ -269,7 +276,7 @@ class PartialPreferences(PartialRule, ProblemPart):
 
 def _with_values(stage: Any, input_path: str, labels: str = "") -> tuple[Groups, dict[str, list[float]]]:
     """Return the trajectories that have values, and the values of theirs."""
-    numbers = read_steps(stage.values, stage.scores, labels)
+    numbers = {name: row for name, row in read_steps(stage.values, stage.scores, labels).items() if row[1]}
     groups = read_groups(input_path, stage, known=numbers)
     path = stage.values or stage.scores or labels
     rows = [trajectory for group in groups.by_problem.values() for trajectory in group]

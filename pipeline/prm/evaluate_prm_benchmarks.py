@@ -152,12 +152,12 @@ class EvaluatePRMBenchmarks:
             if not row.steps:
                 left_out["no step"] += 1
                 continue
-            steps = scores.get(row.id, [])
-            if row.id in scores and not steps:
-                left_out["no scores: longer than the scorer takes"] += 1
+            steps = scores.get(row.id)
+            if steps == []:
+                left_out["no score was given"] += 1
                 continue
-            if len(steps) != len(row.steps):
-                numbers = f"{len(steps)} scores and {len(row.steps)} steps"
+            if steps is None or len(steps) != len(row.steps):
+                numbers = f"{len(steps or [])} scores and {len(row.steps)} steps"
                 raise BadInput(f"{self.scores}: '{row.id}' has {numbers}: score these solutions")
             if not all(0 <= score <= 1 for score in steps):
                 raise BadInput(f"{self.scores}: '{row.id}' has a score outside [0, 1]: "

@@ -1,0 +1,103 @@
+"""p(Yes) of a generative verifier: how likely a causal language model continues a text with a Yes rather than a No.
+
+score = p_yes / (p_yes + p_no), where p_yes sums the probabilities of all spellings of a Yes (` Yes` and `Yes` are other
+tokens) and a spelling of several tokens counts with the product of theirs, so that a first token which both verdicts
+share (a space that stands alone) says nothing for either. Spellings of the same tokens, or that go on from another one
+of their side, are counted once.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from espalier.data.prompts import encode_text
+from espalier.data.records import BadInput
+from espalier.data.steps import StepTokens
+from espalier.data.token_text import encode_response
+from espalier.models.sampled_logprobs import sampled_logprobs
+
+Tokens = tuple[int, ...]
+
+
+def spelling_tokens(tokenizer: Any, before: str, spellings: Sequence[str]) -> list[Tokens]:
+    """Return the tokens of each spelling behind the text `before`, without those that begin with another one.
+
+    Raises BadInput where the tokenizer cannot write a spelling (it normalises): its tokens would read otherwise."""
+    context = encode_text(tokenizer, before, "verifier.question")
+    found: list[Tokens] = []
+    for spelling in spellings:
+        ids, is_exact = encode_response(tokenizer, context, spelling)
+        if not ids or not is_exact:
+            raise BadInput(f"the tokenizer cannot write {spelling!r}: leave it out of verifier.yes and verifier.no")
+        found.append(tuple(ids))
+    return [row for row in dict.fromkeys(found)
+            if not any(row != other and row[: len(other)] == other for other in found)]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class VerdictTokens:
+    """The token sequences of the spellings of both verdicts; none of one side begins with one of the other."""
+
+    yes: list[Tokens]
+    no: list[Tokens]
+
+    @classmethod
+    def of(cls, tokenizer: Any, question: str, yes: Sequence[str], no: Sequence[str]) -> "VerdictTokens":
+        """Raises BadInput where a spelling cannot be written, or the tokens of two verdicts cannot be distinguished."""
+        found = cls(spelling_tokens(tokenizer, question, yes), spelling_tokens(tokenizer, question, no))
+        for one in found.yes:
+            for other in found.no:
+                length = min(len(one), len(other))
+                if one[:length] == other[:length]:
+                    raise BadInput(f"verifier.yes and verifier.no are the same tokens {list(one[:length])}: spell them "
+                                   "otherwise")  # fmt: skip
+        return found
+
+
+@dataclass(frozen=True)
+class YesProb:
+    """`share`: p_yes / (p_yes + p_no); `mass`: p_yes + p_no, near 1 where the model does answer the question."""
+
+    share: float
+    mass: float
+
+    @classmethod
+    def of(cls, yes: Sequence[float], no: Sequence[float]) -> "YesProb":
+        """From the log-probs of the spellings of each, without underflow of the share."""
+        highest = max(*yes, *no)
+        p_yes, p_no = (math.fsum(math.exp(value - highest) for value in side) for side in (yes, no))
+        return cls(p_yes / (p_yes + p_no), (p_yes + p_no) * math.exp(highest))
+
+
+def yes_probs(
+    model: Any,
+    tokenizer: Any,
+    texts: Sequence[str],
+    verdicts: VerdictTokens,
+    *,
+    batch_tokens: int = 16384,
+    on_progress: Callable[[int], None] = lambda done: None,
+) -> list[YesProb]:
+    """Return the score in [0, 1] of every text, a whole prompt up to where the verdict stands, in order.
+
+    `batch_tokens` are padded tokens of one forward pass; `on_progress` gets the number of distinct texts done. Raises
+    BadInput for a text that is longer than the network takes.
+    """
+    sides = [*verdicts.yes, *verdicts.no]
+    distinct = list(dict.fromkeys(texts))
+    longest = getattr(model.config, "max_position_embeddings", None)
+    rows = []
+    for number, text in enumerate(distinct):
+        name = f"text {number}, which ends {text[-60:]!r},"
+        ids = encode_text(tokenizer, text, name)
+        if longest is not None and len(ids) + max(map(len, sides)) > longest:
+            raise BadInput(f"{name} has {len(ids)} tokens and the verifier takes {longest} with its verdict: leave out "
+                           "longer solutions, or take a verifier with a longer window")  # fmt: skip
+        rows += [StepTokens(ids, list(tokens), [], name) for tokens in sides]
+    found = sampled_logprobs(model, rows, batch_tokens, lambda done: on_progress(done // len(sides)))
+    scores = {}
+    for number, text in enumerate(distinct):
+        sums = [math.fsum(row) for row in found[number * len(sides) : (number + 1) * len(sides)]]
+        scores[text] = YesProb.of(sums[: len(verdicts.yes)], sums[len(verdicts.yes) :])
+    return [scores[text] for text in texts]
