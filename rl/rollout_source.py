@@ -16,7 +16,7 @@ from espalier.rewards.score import Reward
 from espalier.rl.delivery.delivery import Delivery
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.ledger import Ledger, tokens_of
-from espalier.rl.metrics import agrees, describe_rewards
+from espalier.rl.metrics import agrees, describe_rewards, is_replaceable
 from espalier.rl.rollout import Refusal, Sampler, check_refused, draw_problems, score
 from espalier.rl.rollout_filters import RolloutFilter
 from espalier.rl.tree_rollouts import TreeRollouts
@@ -158,7 +158,8 @@ class SampledGroups:
         measured |= self._count_gone()
         self._waiting.pop(iteration)
         if config.rollout.dynamic_sampling_rounds > 0:
-            kept = sorted(groups, key=agrees)[: config.rollout.num_problems]  # stable: the order of drawing stays
+            order = sorted(groups, key=lambda group: (self._is_replaceable(group), agrees(group)))  # stable: as drawn
+            kept = order[: config.rollout.num_problems]
             self.ledger.agreeing += tokens_of(groups) - tokens_of(kept)
             groups = kept
         if self.rollout_filter is not None:
@@ -177,6 +178,9 @@ class SampledGroups:
             queue = {"ready_batches": float(num_ready), "batch_seconds": batch.seconds, "engines_idle_seconds": idle}
             measured |= balance | {f"queue/{name}": value for name, value in queue.items()}
         return groups, measured
+
+    def _is_replaceable(self, group: RolloutGroup) -> bool:
+        return is_replaceable(group, self.config.rollout.accuracy_range)
 
     def _count_gone(self) -> dict[str, float]:
         """Return what engines of the run's own that are gone cost since the last call."""
@@ -228,7 +232,8 @@ class SampledGroups:
                 started = time.monotonic()
                 batch.groups += await asyncio.to_thread(score, drawn, self.reward)
                 batch.reward_seconds += time.monotonic() - started
-                if sum(not agrees(group) for group in batch.groups) >= config.rollout.num_problems or not chosen:
+                num_good = sum(not self._is_replaceable(group) for group in batch.groups)
+                if num_good >= config.rollout.num_problems or not chosen:
                     break
         finally:
             self._ends(iteration)

@@ -15,8 +15,8 @@ from espalier.training.objectives.dpo import DirectPreference
 from espalier.training.objectives.dpo_positive import PositivePreference
 from espalier.training.objectives.dpo_robust import RobustPreference
 from espalier.training.objectives.hinge import HingePreference
-from espalier.training.objectives.ipo import IdentityPreference
 from espalier.training.objectives.implicit_ce import ImplicitCrossEntropy, implicit_ce_losses
+from espalier.training.objectives.ipo import IdentityPreference
 from espalier.training.objectives.kto import KahnemanTversky, kto_losses
 from espalier.training.objectives.nca import NoiseContrastive
 from espalier.training.objectives.preference import PairObjective, PreferenceLogprobs
@@ -264,8 +264,8 @@ def test_kto_without_mismatched_responses_says_what_to_set() -> None:
 
 def test_implicit_ce_of_three_responses_by_hand() -> None:
     losses = implicit_ce_losses(torch.tensor([2.0, 2.0, -200.0]), torch.tensor([1.0, 0.25, 1.0]))
-    mixed = -0.25 * math.log(sigmoid(2)) - 0.75 * math.log(sigmoid(-2))
-    torch.testing.assert_close(losses, torch.tensor([-math.log(sigmoid(2)), mixed, 200.0]))  # no sigmoid that rounds to 0
+    mixed = -0.25 * math.log(sigmoid(2)) - 0.75 * math.log(sigmoid(-2))  # and no sigmoid rounds to 0
+    torch.testing.assert_close(losses, torch.tensor([-math.log(sigmoid(2)), mixed, 200.0]))
 
 
 def test_implicit_ce_agrees_with_its_formula_and_says_how_often_the_sign_is_right() -> None:
