@@ -2,8 +2,8 @@
 
 A policy trained by DPO on whole solutions is an implicit process reward model (Rafailov et al. 2024, "From r to Q*";
 Yuan et al. 2024, "Free process rewards without process labels"): log pi - log pi_ref, summed over a step's tokens, says
-what training has made of the step, whether DPO, KTO, NCA or `implicit_ce` has trained it on outcomes. With l_1 .. l_S these
-log-ratios of the steps, the score of step t is sigmoid(slope x + offset), and x is by `how`
+what training has made of the step, whether DPO, KTO, NCA or `implicit_ce` has trained it on outcomes. With l_1 .. l_S
+these log-ratios of the steps, the score of step t is sigmoid(slope x + offset), and x is by `how`
 
 - "minimum": of l_1 .. l_t: a solution is as good as its worst step so far;
 - "sum": of l_1 .. l_t, the value after the step as published: beta times it is the reward of a solution so far;

@@ -98,9 +98,9 @@ class MakeLogRatioReward:
         from espalier.models.load import load_policy
         from espalier.runtime.distributed import device
 
+        self._check_folders()
         if context.output.is_dir() and not is_log_ratio_reward(str(context.output)):
             raise BadInput(f"{context.output} holds another model: choose another output, or remove it")
-        self._check_folders()
         rows = self._labelled(input_path) if input_path else []
         scale = self._unfitted
         if rows:
