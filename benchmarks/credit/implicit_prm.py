@@ -1,0 +1,182 @@
+"""Implicit process reward models beside a Monte-Carlo one: does a score say whether the solution is right so far?
+
+    bash scripts/bench.sh implicit_prm                         what is missing, then the table of all records
+    bash scripts/bench.sh implicit_prm --cells word_arithmetic --seeds 1
+    bash scripts/bench.sh implicit_prm --seeds                 the table alone
+
+From one policy of plan.yaml solutions of a cell's problems are sampled once. On the same solutions of the same nine
+tenths of them are trained: the Monte-Carlo reward model (scripts/process_rewards.sh; its completions are tokens more)
+and, on outcomes alone, one policy by each of four losses (conf/exp/reward/implicit_*_embedded), which is read as a
+log-ratio reward model in three ways (`models.log_ratio_reward`). All score the same solutions of test problems, and
+`prm/compare_with_truth` gives the AUC over inner steps beside that of the step's index. A record per cell and seed is
+kept (benchmarks/results/implicit_prm/): another seed has other problems, solutions and training order.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.credit.intervals import mean_over_seeds
+from benchmarks.credit.plan import read_plan
+from benchmarks.credit.rare_success import script
+from benchmarks.credit.runs import digest, planned_policy, tokens_of
+from benchmarks.result import RESULTS, machine, write_result
+from benchmarks.rl.policy import run_program
+from espalier.data.jsonl import write_json
+from espalier.runtime.run_dir import code_commit
+
+HOW = "bash scripts/bench.sh implicit_prm"
+RECORDS = RESULTS / "implicit_prm"
+LOSSES = ("ce", "dpo", "nca", "kto")
+JOINS = ("minimum", "sum", "step")
+NUM_TEST, TEST_SAMPLES = 200, 4
+
+
+@dataclass(frozen=True)
+class Cell:
+    """`task` also names the policy in plan.yaml; `num_problems` of a run; `max_tokens` of a response."""
+
+    task: str
+    num_problems: int
+    max_tokens: int
+
+
+CELLS = {"word_arithmetic": Cell("word_arithmetic", 300, 96), "rule_logic": Cell("rule_logic", 300, 128)}
+
+
+def auc_of(cell: Cell, run: Path, name: str, model: Path) -> dict[str, Any]:
+    """Score the test solutions of a run by a reward model; the document of `prm/compare_with_truth`."""
+    log, samples = run / "programs.log", run / "test" / "samples.jsonl"
+    scores, truth = run / "test" / f"{name}_scores.jsonl", run / "test" / f"{name}_truth.json"
+    if not truth.is_file():
+        run_program(log, "run_stage.py", "-cn", "prm/score_steps", f"input={samples}", f"output={scores}",
+                    f"stage.model={model}")  # fmt: skip
+        run_program(log, "run_stage.py", "-cn", "prm/compare_with_truth", f"task={cell.task}", f"input={samples}",
+                    f"output={truth}", f"stage.scores={scores}", "stage.split=test")  # fmt: skip
+    found: dict[str, Any] = json.loads(truth.read_text())
+    return found
+
+
+def train_on_outcomes(run: Path, loss: str, policy: Path, seed: int) -> tuple[Path, float]:
+    """Train a policy by a loss on the run's outcomes; (its folder, its accuracy at the last step that was logged)."""
+    folder, data = run / loss, run / "process_rewards"
+    source = run / "pairs.jsonl" if loss in ("dpo", "nca") else data / "trajectories.jsonl"
+    if not (folder / "model").is_dir():
+        run_program(run / "programs.log", "trainer_base_ds_mul.py", "-cn", f"exp/reward/implicit_{loss}_embedded",
+                    f"output_dir={folder}", f"model.path={policy}", f"examples.path={source}", f"seed={seed}",
+                    "examples.max_length=512")  # fmt: skip
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return folder / "model", next(row["train/accuracy"] for row in reversed(rows) if "train/accuracy" in row)
+
+
+def measure(cell: Cell, seed: int, policy: Path, run: Path) -> dict[str, Any]:
+    """Make one run, or what is missing of it, and return its record."""
+    log, data, samples = run / "programs.log", run / "process_rewards", run / "test" / "samples.jsonl"
+    limits = [f"task={cell.task}", f"seed={seed}", f"policy={policy}"]
+    first = cell.num_problems * seed
+    script(run, "process_rewards", *limits, f"task.num_train={first + cell.num_problems}", "folds=1", "labels=values",
+           f"max_tokens={cell.max_tokens}", f"num_problems={cell.num_problems}", f"first={first}")  # fmt: skip
+    if not samples.is_file():
+        run_program(log, "service_api_caller_v1.py", "-cn", "api/vllm/trajectories", f"output={samples}", *limits,
+                    "requests.split=test", f"requests.limit={NUM_TEST}", f"params.n={TEST_SAMPLES}",
+                    f"params.max_tokens={cell.max_tokens}")  # fmt: skip
+    pairs = run / "pairs.jsonl"
+    if not pairs.is_file():
+        run_program(log, "run_stage.py", "-cn", "pairs/outcome_preferences", f"input={data / 'trajectories.jsonl'}",
+                    f"output={pairs}", "stage.part=train", "stage.held_out_share=0.1", f"seed={seed}")  # fmt: skip
+    truth = {"monte_carlo": auc_of(cell, run, "monte_carlo", run / "prm" / "model")}
+    accuracies = {}
+    for loss in LOSSES:
+        trained, accuracies[loss] = train_on_outcomes(run, loss, policy, seed)
+        for how in JOINS:
+            name, model = f"{loss}_{how}", run / loss / f"prm_{how}"
+            if not model.is_dir():
+                run_program(log, "run_stage.py", "-cn", "prm/make_log_ratio_reward", f"output={model}",
+                            f"stage.policy={trained}", f"stage.reference={policy}", f"stage.how={how}",
+                            "stage.beta=0.05")  # fmt: skip
+            truth[name] = auc_of(cell, run, name, model)
+    any_truth = truth["monte_carlo"]
+    return {
+        "task": cell.task,
+        "seed": seed,
+        "num_problems": cell.num_problems,
+        "policy": digest(policy),
+        "auc": {name: found["inner_auc"] for name, found in truth.items()},
+        "index_auc": any_truth["index_auc"],
+        "num_steps": any_truth["num_steps"],
+        "right_share": any_truth["right_share"],
+        "training_accuracy": accuracies,
+        "tokens": {
+            "solutions": tokens_of(data / "trajectories.jsonl"),
+            "completions": tokens_of(data / "completions.jsonl"),
+        },
+        "machine": machine(),
+        "commit": code_commit(),
+    }
+
+
+def write(records: Sequence[dict[str, Any]]) -> None:
+    """Write the figures (each loss in the way it is read best minus the Monte-Carlo model) and the tables."""
+    figures: dict[str, dict[str, Any]] = {}
+    rows = []
+    for cell in CELLS:
+        mine = [row for row in records if row["task"] == cell]
+        if not mine:
+            continue
+
+        def mean(name: str, of: Sequence[dict[str, Any]] = tuple(mine)) -> float:
+            return mean_over_seeds([row["auc"][name]["mean"] for row in of]).value
+
+        solutions, completions = (sum(row["tokens"][kind] for row in mine) / len(mine) / 1e6
+                                  for kind in ("solutions", "completions"))  # fmt: skip
+        index = mean_over_seeds([row["index_auc"]["mean"] for row in mine]).value
+        rows.append([cell, "step's index alone", "", "", f"{index:.3f}", len(mine)])
+        rows.append([cell, "Monte-Carlo values", f"{solutions + completions:.2f}", "", f"{mean('monte_carlo'):.3f}",
+                     len(mine)])  # fmt: skip
+        for loss in LOSSES:
+            for how in JOINS:
+                rows.append([cell, f"implicit, {loss}", f"{solutions:.2f}", how, f"{mean(f'{loss}_{how}'):.3f}",
+                             len(mine)])  # fmt: skip
+            best = max(JOINS, key=lambda how, loss=loss: mean(f"{loss}_{how}"))  # type: ignore[misc]
+            gains = [row["auc"][f"{loss}_{best}"]["mean"] - row["auc"]["monte_carlo"]["mean"] for row in mine]
+            found = mean_over_seeds(gains)
+            figures[f"{cell}_{loss}_{best}_minus_monte_carlo"] = {
+                "value": round(found.value, 4),
+                "low": None if found.low is None else round(found.low, 4),
+                "high": None if found.high is None else round(found.high, 4),
+                "unit": f"AUC, {found.n} seed{'s' * (found.n > 1)}", "goal": 0.0, "better": "higher",
+                "met": found.value >= 0.0, "how": HOW,
+            }  # fmt: skip
+    columns = ["cell", "reward model", "M tokens", "joined by", "AUC, inner steps", "seeds"]
+    table = {"title": "Implicit process reward models", "columns": columns, "rows": rows}
+    write_result("implicit_prm", figures, {"records": "benchmarks/results/implicit_prm"}, tables=[table])
+
+
+def main() -> None:
+    """Make the runs that are asked for and have no record; write the figures of all."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--cells", nargs="+", choices=list(CELLS), default=list(CELLS))
+    parser.add_argument("--seeds", nargs="*", type=int, default=[1, 2, 3])
+    parser.add_argument("--folder", default="experiments/implicit_prm", help="keeps policies and runs")
+    arguments = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    plan = read_plan(Path(__file__).with_name("plan.yaml"))
+    RECORDS.mkdir(parents=True, exist_ok=True)
+    for seed in arguments.seeds:
+        for name in arguments.cells:
+            path, folder = RECORDS / f"{name}-{seed}.json", Path(arguments.folder).resolve()
+            if path.is_file():
+                continue
+            policy = planned_policy(plan, CELLS[name].task, folder)
+            write_json(path, measure(CELLS[name], seed, policy, folder / name / f"seed-{seed}"))
+            print(f"{name}, seed {seed}: {path}", file=sys.stderr)
+    write([json.loads(path.read_text()) for path in sorted(RECORDS.glob("*.json"))])
+
+
+if __name__ == "__main__":
+    main()
