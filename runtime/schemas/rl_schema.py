@@ -186,8 +186,7 @@ class CriticConfig:
 
 @dataclass
 class ImplicitRewardConfig:
-    """A causal LM whose log-ratio to a reference is a reward of every token, trained along on outcomes (PRIME): its own
-    optimizer, at a constant rate, one pass over an iteration's rollouts."""
+    """A causal LM whose log-ratio to a reference is a reward of every token, trained along on outcomes (PRIME)."""
 
     model: Any = MISSING
     """where its weights come from: implicit_reward=policy"""
@@ -202,7 +201,7 @@ class ImplicitRewardConfig:
     optimizer: Any = MISSING
     """the optimizer and its settings, but for the learning rate"""
     learning_rate: float = 1e-6
-    """of every step"""
+    """of every step: one pass over an iteration's rollouts"""
     max_grad_norm: float = 10.0
     """the gradient of a step is scaled down to this norm; 0 does not clip"""
 
