@@ -1,7 +1,8 @@
 """Published settings of reinforcement learning: the experiments hold them, and load with tiny models in their place.
 
 VinePPO: Kazemnejad et al. 2024 (arXiv 2410.01679), 64 problems of 8 rollouts an iteration and two epochs of 16
-steps in all. PRIME: Cui et al. 2025 (arXiv 2502.01456). LPR: Jiao et al. 2024 (arXiv 2402.00658). What differs on purpose stands in docs/reinforcement.md.
+steps in all. PRIME: Cui et al. 2025 (arXiv 2502.01456). LPR: Jiao et al. 2024 (arXiv 2402.00658). What differs on
+purpose stands in docs/reinforcement.md.
 """
 
 from collections.abc import Iterator
