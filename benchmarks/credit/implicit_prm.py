@@ -4,10 +4,10 @@
     bash scripts/bench.sh implicit_prm --cells word_arithmetic --seeds 1
     bash scripts/bench.sh implicit_prm --seeds                 the table alone
 
-From one policy of plan.yaml solutions of a cell's problems are sampled once. On the same solutions of the same nine
-tenths of them are trained: the Monte-Carlo reward model (scripts/process_rewards.sh; its completions are tokens more)
-and, on outcomes alone, one policy by each of four losses (conf/exp/reward/implicit_*_embedded), which is read as a
-log-ratio reward model in three ways (`models.log_ratio_reward`). All score the same solutions of test problems, and
+From one policy of plan.yaml solutions of a cell's problems are sampled once. On the same solutions of the same half of
+them are trained: the Monte-Carlo reward model (scripts/process_rewards.sh; its completions are tokens more) and, on
+outcomes alone, one policy by each of four losses (conf/exp/reward/implicit_*_embedded), which is read as a log-ratio
+reward model in three ways (`models.log_ratio_reward`). All score the solutions of the other half, and
 `prm/compare_with_truth` gives the AUC over inner steps beside that of the step's index. A record per cell and seed is
 kept (benchmarks/results/implicit_prm/): another seed has other problems, solutions and training order.
 """
@@ -27,14 +27,25 @@ from benchmarks.credit.rare_success import script
 from benchmarks.credit.runs import digest, planned_policy, tokens_of
 from benchmarks.result import RESULTS, machine, write_result
 from benchmarks.rl.policy import run_program
-from espalier.data.jsonl import write_json
+from espalier.data.examples.token_examples import is_in_part
+from espalier.data.jsonl import read_records, write_json, write_records
+from espalier.data.records import StepScores, Trajectory
+from espalier.data.steps import step_tokens
+from espalier.models.load import load_policy
+from espalier.models.log_ratio_reward import Scale, joined_ratios
+from espalier.models.sampled_logprobs import sampled_logprobs
+from espalier.pipeline.prm.compare_with_truth import CompareWithTruth
+from espalier.pipeline.stage import StageContext
+from espalier.runtime.entrypoint import build, compose_config
 from espalier.runtime.run_dir import code_commit
+from espalier.runtime.schemas import StageConfig
 
 HOW = "bash scripts/bench.sh implicit_prm"
 RECORDS = RESULTS / "implicit_prm"
 LOSSES = ("ce", "dpo", "nca", "kto")
 JOINS = ("minimum", "sum", "step")
-NUM_TEST, TEST_SAMPLES = 200, 4
+HELD_OUT = 0.5
+"""Of the problems: reward models are trained on the others."""
 
 
 @dataclass(frozen=True)
@@ -49,16 +60,28 @@ class Cell:
 CELLS = {"word_arithmetic": Cell("word_arithmetic", 300, 96), "rule_logic": Cell("rule_logic", 300, 128)}
 
 
-def auc_of(cell: Cell, run: Path, name: str, model: Path) -> dict[str, Any]:
-    """Score the test solutions of a run by a reward model; the document of `prm/compare_with_truth`."""
-    log, samples = run / "programs.log", run / "test" / "samples.jsonl"
-    scores, truth = run / "test" / f"{name}_scores.jsonl", run / "test" / f"{name}_truth.json"
-    if not truth.is_file():
-        run_program(log, "run_stage.py", "-cn", "prm/score_steps", f"input={samples}", f"output={scores}",
-                    f"stage.model={model}")  # fmt: skip
-        run_program(log, "run_stage.py", "-cn", "prm/compare_with_truth", f"task={cell.task}", f"input={samples}",
-                    f"output={truth}", f"stage.scores={scores}", "stage.split=test")  # fmt: skip
-    found: dict[str, Any] = json.loads(truth.read_text())
+def truth_of(task: Any, trajectories: Path, scores: Path) -> dict[str, Any]:
+    """Return the document of `prm/compare_with_truth`."""
+    context = StageContext(task, scores.with_suffix(".truth.json"), line_every_seconds=60)
+    return CompareWithTruth(str(scores), "train").run(str(trajectories), context)
+
+
+def implicit_truths(
+    task: Any, held_out: Path, trained: Path, reference: Sequence[Sequence[float]], run: Path, loss: str
+) -> dict[str, dict[str, Any]]:
+    """Score the held-out solutions by a trained policy, read in every way of `JOINS`; `reference`: their tokens'
+    log-probs under the policy that it began as."""
+    rows = read_records(Trajectory, str(held_out))
+    logprobs = sampled_logprobs(load_policy(str(trained), "eager"), list(map(step_tokens, rows)))
+    found = {}
+    for how in JOINS:
+        scale, file = Scale(how, 0.05), run / f"{loss}_{how}_scores.jsonl"
+        ratios = [joined_ratios(own, base, row.step_ends, how)
+                  for row, own, base in zip(rows, logprobs, reference, strict=True)]  # fmt: skip
+        scores = [list(map(scale.score, of_row)) for of_row in ratios]
+        scored = [StepScores(row.id, row.problem_id, own, False) for row, own in zip(rows, scores, strict=True)]
+        write_records(file, scored)
+        found[f"{loss}_{how}"] = truth_of(task, held_out, file)
     return found
 
 
@@ -69,38 +92,40 @@ def train_on_outcomes(run: Path, loss: str, policy: Path, seed: int) -> tuple[Pa
     if not (folder / "model").is_dir():
         run_program(run / "programs.log", "trainer_base_ds_mul.py", "-cn", f"exp/reward/implicit_{loss}_embedded",
                     f"output_dir={folder}", f"model.path={policy}", f"examples.path={source}", f"seed={seed}",
-                    "examples.max_length=512")  # fmt: skip
+                    f"examples.held_out_share={HELD_OUT}", "examples.max_length=512")  # fmt: skip
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     return folder / "model", next(row["train/accuracy"] for row in reversed(rows) if "train/accuracy" in row)
 
 
 def measure(cell: Cell, seed: int, policy: Path, run: Path) -> dict[str, Any]:
     """Make one run, or what is missing of it, and return its record."""
-    log, data, samples = run / "programs.log", run / "process_rewards", run / "test" / "samples.jsonl"
-    limits = [f"task={cell.task}", f"seed={seed}", f"policy={policy}"]
-    first = cell.num_problems * seed
-    script(run, "process_rewards", *limits, f"task.num_train={first + cell.num_problems}", "folds=1", "labels=values",
-           f"max_tokens={cell.max_tokens}", f"num_problems={cell.num_problems}", f"first={first}")  # fmt: skip
-    if not samples.is_file():
-        run_program(log, "service_api_caller_v1.py", "-cn", "api/vllm/trajectories", f"output={samples}", *limits,
-                    "requests.split=test", f"requests.limit={NUM_TEST}", f"params.n={TEST_SAMPLES}",
-                    f"params.max_tokens={cell.max_tokens}")  # fmt: skip
-    pairs = run / "pairs.jsonl"
+    log, data, pairs, first = (
+        run / "programs.log",
+        run / "process_rewards",
+        run / "pairs.jsonl",
+        cell.num_problems * seed,
+    )
+    task_words = [f"task={cell.task}", f"task.num_train={first + cell.num_problems}"]
+    script(run, "process_rewards", *task_words, f"seed={seed}", f"policy={policy}", "folds=1", "labels=values",
+           f"held_out_share={HELD_OUT}", f"max_tokens={cell.max_tokens}", f"num_problems={cell.num_problems}",
+           f"first={first}")  # fmt: skip
     if not pairs.is_file():
         run_program(log, "run_stage.py", "-cn", "pairs/outcome_preferences", f"input={data / 'trajectories.jsonl'}",
-                    f"output={pairs}", "stage.part=train", "stage.held_out_share=0.1", f"seed={seed}")  # fmt: skip
-    truth = {"monte_carlo": auc_of(cell, run, "monte_carlo", run / "prm" / "model")}
+                    f"output={pairs}", f"seed={seed}", "stage.part=train",
+                    f"stage.held_out_share={HELD_OUT}")  # fmt: skip
+    unused = ["stage.scores=none", "output=none"]
+    task = build(compose_config(StageConfig, "stage/prm/compare_with_truth", [*task_words, *unused]).task)
+    rows = read_records(Trajectory, str(data / "trajectories.jsonl"))
+    rows = [row for row in rows if is_in_part(row.problem_id, "held_out", HELD_OUT)]
+    held_out = run / "held_out.jsonl"
+    write_records(held_out, rows)
+    truth = {"monte_carlo": truth_of(task, held_out, data / "step_scores.jsonl")}
+    reference = sampled_logprobs(load_policy(str(policy), "eager"), list(map(step_tokens, rows)))
     accuracies = {}
     for loss in LOSSES:
         trained, accuracies[loss] = train_on_outcomes(run, loss, policy, seed)
-        for how in JOINS:
-            name, model = f"{loss}_{how}", run / loss / f"prm_{how}"
-            if not model.is_dir():
-                run_program(log, "run_stage.py", "-cn", "prm/make_log_ratio_reward", f"output={model}",
-                            f"stage.policy={trained}", f"stage.reference={policy}", f"stage.how={how}",
-                            "stage.beta=0.05")  # fmt: skip
-            truth[name] = auc_of(cell, run, name, model)
-    any_truth = truth["monte_carlo"]
+        truth |= implicit_truths(task, held_out, trained, reference, run, loss)
+    any_truth = next(reversed(truth.values()))
     return {
         "task": cell.task,
         "seed": seed,
