@@ -145,38 +145,51 @@ def measure(cell: Cell, seed: int, policy: Path, run: Path) -> dict[str, Any]:
     }
 
 
+def mean_auc(records: Sequence[dict[str, Any]], name: str) -> float:
+    """Return the mean over records of the AUC of a reward model."""
+    return mean_over_seeds([row["auc"][name]["mean"] for row in records]).value
+
+
+def rows_of(cell: str, records: Sequence[dict[str, Any]]) -> list[list[Any]]:
+    """Return the rows of a cell in the table."""
+    tokens = {kind: sum(row["tokens"][kind] for row in records) / len(records) / 1e6
+              for kind in ("solutions", "completions")}  # fmt: skip
+    index, num = mean_over_seeds([row["index_auc"]["mean"] for row in records]).value, len(records)
+    monte_carlo = f"{mean_auc(records, 'monte_carlo'):.3f}"
+    rows = [
+        [cell, "step's index alone", "", "", f"{index:.3f}", num],
+        [cell, "Monte-Carlo values", f"{sum(tokens.values()):.2f}", "", monte_carlo, num],
+    ]
+    for loss in LOSSES:
+        aucs = {how: f"{mean_auc(records, f'{loss}_{how}'):.3f}" for how in JOINS}
+        rows += [[cell, f"implicit, {loss}", f"{tokens['solutions']:.2f}", how, auc, num] for how, auc in aucs.items()]
+    return rows
+
+
+def figures_of(cell: str, records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return, for each loss, the AUC of the worst step so far minus that of the Monte-Carlo model."""
+    figures = {}
+    for loss in LOSSES:
+        gains = [row["auc"][f"{loss}_minimum"]["mean"] - row["auc"]["monte_carlo"]["mean"] for row in records]
+        found = mean_over_seeds(gains)
+        figures[f"{cell}_{loss}_minus_monte_carlo"] = {
+            "value": round(found.value, 4),
+            "low": None if found.low is None else round(found.low, 4),
+            "high": None if found.high is None else round(found.high, 4),
+            "unit": f"AUC, {found.n} seed{'s' * (found.n > 1)}", "goal": 0.0, "better": "higher",
+            "met": found.value >= 0.0, "how": HOW,
+        }  # fmt: skip
+    return figures
+
+
 def write(records: Sequence[dict[str, Any]]) -> None:
-    """Write the figures (each loss in the way it is read best minus the Monte-Carlo model) and the tables."""
+    """Write the figures and the table of all records."""
     figures: dict[str, dict[str, Any]] = {}
-    rows = []
+    rows: list[list[Any]] = []
     for cell in CELLS:
-        mine = [row for row in records if row["task"] == cell]
-        if not mine:
-            continue
-
-        def mean(name: str, of: Sequence[dict[str, Any]] = tuple(mine)) -> float:
-            return mean_over_seeds([row["auc"][name]["mean"] for row in of]).value
-
-        solutions, completions = (sum(row["tokens"][kind] for row in mine) / len(mine) / 1e6
-                                  for kind in ("solutions", "completions"))  # fmt: skip
-        index = mean_over_seeds([row["index_auc"]["mean"] for row in mine]).value
-        rows.append([cell, "step's index alone", "", "", f"{index:.3f}", len(mine)])
-        rows.append([cell, "Monte-Carlo values", f"{solutions + completions:.2f}", "", f"{mean('monte_carlo'):.3f}",
-                     len(mine)])  # fmt: skip
-        for loss in LOSSES:
-            for how in JOINS:
-                rows.append([cell, f"implicit, {loss}", f"{solutions:.2f}", how, f"{mean(f'{loss}_{how}'):.3f}",
-                             len(mine)])  # fmt: skip
-            best = max(JOINS, key=lambda how, loss=loss: mean(f"{loss}_{how}"))  # type: ignore[misc]
-            gains = [row["auc"][f"{loss}_{best}"]["mean"] - row["auc"]["monte_carlo"]["mean"] for row in mine]
-            found = mean_over_seeds(gains)
-            figures[f"{cell}_{loss}_{best}_minus_monte_carlo"] = {
-                "value": round(found.value, 4),
-                "low": None if found.low is None else round(found.low, 4),
-                "high": None if found.high is None else round(found.high, 4),
-                "unit": f"AUC, {found.n} seed{'s' * (found.n > 1)}", "goal": 0.0, "better": "higher",
-                "met": found.value >= 0.0, "how": HOW,
-            }  # fmt: skip
+        if mine := [row for row in records if row["task"] == cell]:
+            figures |= figures_of(cell, mine)
+            rows += rows_of(cell, mine)
     columns = ["cell", "reward model", "M tokens", "joined by", "AUC, inner steps", "seeds"]
     table = {"title": "Implicit process reward models", "columns": columns, "rows": rows}
     write_result("implicit_prm", figures, {"records": "benchmarks/results/implicit_prm"}, tables=[table])
