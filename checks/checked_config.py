@@ -40,7 +40,7 @@ from espalier.models.load import (
 )
 from espalier.models.packing_check import packing_of
 from espalier.models.tokenizer_checks import check_tokenizer, model_limits, stop_token_faults
-from espalier.rl.combinations import check_combinations
+from espalier.rl.combinations import check_combinations, reads_start
 from espalier.rl.losses import VALUE_RANGES
 from espalier.rl.trainer_from_config import check_same_tokenizer, make_client
 from espalier.runtime.entrypoint import build
@@ -117,6 +117,8 @@ class CheckedConfig:
         paths = [path for path in model_paths([config.reward, config.advantage]) if path != self.policy]
         if config.critic is not None and str(config.critic.model["path"]) != self.policy:
             paths.append(str(config.critic.model["path"]))
+        if config.implicit_reward is not None and str(config.implicit_reward.model["path"]) != self.policy:
+            paths.append(str(config.implicit_reward.model["path"]))
         if not paths:
             raise Skipped("no other network reads the policy's tokens")
         for path in dict.fromkeys(paths):
@@ -178,7 +180,10 @@ class CheckedConfig:
             if config.critic is not None:
                 path = str(config.critic.model["path"])
                 found.append(trained("the critic", path, is_adapter=False, is_divided=bool(config.deepspeed)))
-            if config.kl.coefficient > 0 and not config.lora:
+            if config.implicit_reward is not None:
+                path = str(config.implicit_reward.model["path"])
+                found.append(trained("the implicit reward", path, is_adapter=False, is_divided=bool(config.deepspeed)))
+            if reads_start(config) and not config.lora:
                 found.append(frozen("the reference", self.policy))
             found += [frozen("a reward model", path) for path in model_paths([config.reward, config.advantage])]
         if isinstance(config, TrainConfig) and not config.lora:

@@ -71,9 +71,9 @@ def shape_of(config: Any, parameters: int) -> Shape:
 
 @dataclass(frozen=True)
 class Sharing:
-    """How a run uses the GPU. `engine`: a name of conf/deepspeed. Bytes of `critic` (trained) and `frozen` networks are
-    per parameter: their numbers of parameters. `micro_batch` rows of at most `row` tokens go through the network at
-    once. `num_engines` on this GPU, each cut over `cut` of them, take `utilization` of it each."""
+    """How a run uses the GPU. `engine`: a name of conf/deepspeed. Bytes of `critic` (what else is trained) and `frozen`
+    networks are per parameter: their numbers of parameters. `micro_batch` rows of at most `row` tokens go through the
+    network at once. `num_engines` on this GPU, each cut over `cut` of them, take `utilization` of it each."""
 
     engine: str = "none"
     has_adapters: bool = False

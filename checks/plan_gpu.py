@@ -15,6 +15,7 @@ from espalier.checks.gpu_plan import GIB, GpuPlan, Sharing, gpu_plan, lines_of, 
 from espalier.checks.resources import model_paths, num_parameters, setting_of
 from espalier.data.records import BadInput
 from espalier.models.load import load_config
+from espalier.rl.combinations import reads_start
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import RLConfig
 
@@ -32,13 +33,13 @@ def sharing_of(config: RLConfig) -> Sharing:
     options = setting_of(config.client, "options", {}) or {}
     policy = str(config.model["path"])
     frozen = [num_parameters(path) for path in model_paths([config.reward, config.advantage])]
-    if config.kl.coefficient > 0 and not config.lora:
+    if reads_start(config) and not config.lora:
         frozen.append(num_parameters(policy))
     sees_all = setting_of(config.client, "gpus_each", None) == 0
     return Sharing(
         engine=engine_name(config.deepspeed),
         has_adapters=bool(config.lora),
-        critic=num_parameters(str(config.critic.model["path"])) if config.critic is not None else 0,
+        critic=sum(num_parameters(str(one.model["path"])) for one in (config.critic, config.implicit_reward) if one),
         frozen=sum(frozen),
         micro_batch=config.update.micro_batch_size,
         row=int(setting_of(config.client, "max_model_len", 512)),

@@ -2,17 +2,22 @@
 
 A policy trained by DPO on whole solutions is an implicit process reward model (Rafailov et al. 2024, "From r to Q*";
 Yuan et al. 2024, "Free process rewards without process labels"): log pi - log pi_ref, summed over a step's tokens, says
-what training has made of the step. With l_1 .. l_S these log-ratios of the steps, the score after step t is
-sigmoid(slope x + offset), where x is the `minimum` of l_1 .. l_t (a solution is as good as its worst step so far), or
-their `sum`, as published.
+what training has made of the step, whether DPO, KTO, NCA or `implicit_ce` has trained it on outcomes. With l_1 .. l_S
+these log-ratios of the steps, the score of step t is sigmoid(slope x + offset), and x is by `how`
 
-The folder is the trained policy's, with the reference in `reference/` and the numbers in `log_ratio_reward.json`. It is
-read wherever a process reward model is (`models.scalar_head.load_process_reward`).
+- "minimum": of l_1 .. l_t: a solution is as good as its worst step so far;
+- "sum": of l_1 .. l_t, the value after the step as published: beta times it is the reward of a solution so far;
+- "step": l_t alone, the published process reward of the step;
+- "token": the lowest log-ratio of a token of step t;
+- "whole": l_1 + .. + l_S at every step, an outcome reward model.
+
+The folder is the trained policy's, with the reference in `reference/` and the numbers in `log_ratio_reward.json`; where
+that says `has_reference` false, x is of the policy's log-probs alone (Yuan et al.'s ablation). It is read wherever a
+process reward model is (`models.scalar_head.load_process_reward`).
 """
 
 import json
 import math
-import operator
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -29,7 +34,14 @@ from espalier.models.sampled_logprobs import sampled_logprobs
 
 FILE = "log_ratio_reward.json"
 REFERENCE = "reference"
-HOW: dict[str, Callable[[float, float], float]] = {"minimum": min, "sum": operator.add}
+HOW: dict[str, Callable[[list[list[float]]], list[float]]] = {
+    "minimum": lambda steps: list(accumulate(map(math.fsum, steps), min)),
+    "sum": lambda steps: list(accumulate(map(math.fsum, steps))),
+    "step": lambda steps: [math.fsum(step) for step in steps],
+    "token": lambda steps: [min(step, default=0.0) for step in steps],
+    "whole": lambda steps: [math.fsum(value for step in steps for value in step)] * len(steps),
+}
+"""How log-ratios of the tokens of S steps become the S numbers x."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,7 @@ class Scale:
     how: str = "minimum"
     slope: float = 1.0
     offset: float = 0.0
+    has_reference: bool = True
 
     def __post_init__(self) -> None:
         if self.how not in HOW:
@@ -55,16 +68,16 @@ class Scale:
 def joined_ratios(
     logprobs: Sequence[float], reference: Sequence[float], step_ends: Sequence[int], how: str
 ) -> list[float]:
-    """Return x of the module after every step, in nats, from the log-probs of a response's tokens under both models."""
+    """Return x of the module for every step, in nats, from the log-probs of a response's tokens under both models."""
     ratios = [one - other for one, other in zip(logprobs, reference, strict=True)]
-    steps = [math.fsum(ratios[start:end]) for start, end in zip([0, *step_ends], step_ends, strict=False)]
-    return list(accumulate(steps, HOW[how]))
+    return HOW[how]([ratios[start:end] for start, end in zip([0, *step_ends], step_ends, strict=False)])
 
 
 class LogRatioReward(torch.nn.Module):
-    """Two causal LMs of one vocabulary; `scale` makes scores of their log-ratios."""
+    """Two causal LMs of one vocabulary; `scale` makes scores of their log-ratios. `reference` None: of the policy's
+    log-probs."""
 
-    def __init__(self, policy: Any, reference: Any, scale: Scale):
+    def __init__(self, policy: Any, reference: Any | None, scale: Scale):
         super().__init__()
         self.policy, self.reference, self.scale = policy, reference, scale
 
@@ -76,17 +89,21 @@ class LogRatioReward(torch.nn.Module):
     def ratios(
         self, rows: Sequence[StepTokens], batch_tokens: int, on_progress: Callable[[int], None] = lambda done: None
     ) -> list[list[float]]:
-        """Return the joined log-ratio in nats after every step of every solution; `on_progress` gets the number of
+        """Return the joined log-ratio in nats of every step of every solution; `on_progress` gets the number of
         distinct ones done. Raises BadInput on a row that cannot be read."""
-        own = sampled_logprobs(self.policy, rows, batch_tokens)
-        other = sampled_logprobs(self.reference, rows, batch_tokens, on_progress)
+        if self.reference is None:
+            own = sampled_logprobs(self.policy, rows, batch_tokens, on_progress)
+            other = [[0.0] * len(row) for row in own]
+        else:
+            own = sampled_logprobs(self.policy, rows, batch_tokens)
+            other = sampled_logprobs(self.reference, rows, batch_tokens, on_progress)
         pairs = zip(rows, own, other, strict=True)
         return [joined_ratios(one, base, row.step_ends, self.scale.how) for row, one, base in pairs]
 
     def scores(
         self, rows: Sequence[StepTokens], batch_tokens: int, on_progress: Callable[[int], None] = lambda done: None
     ) -> list[list[float]]:
-        """Return the score in (0, 1) after every step of every solution, as `ratios`."""
+        """Return the score in (0, 1) of every step of every solution, as `ratios`."""
         found = self.ratios(rows, batch_tokens, on_progress)
         return [[self.scale.score(ratio) for ratio in row] for row in found]
 
@@ -102,12 +119,14 @@ def load_log_ratio_reward(path: str, attention: str = "sdpa") -> LogRatioReward:
         scale = Scale(**json.loads((Path(path) / FILE).read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise BadModel(f"{path}/{FILE} cannot be read ({error}): make the reward model again") from None
-    return LogRatioReward(load_policy(path, attention), load_policy(f"{path}/{REFERENCE}", attention), scale)
+    reference = load_policy(f"{path}/{REFERENCE}", attention) if scale.has_reference else None
+    return LogRatioReward(load_policy(path, attention), reference, scale)
 
 
-def write_log_ratio_reward(folder: Path, policy: str, reference: str, scale: Scale) -> None:
-    """Copy both folders and write the numbers; what says that the policy's folder is complete is not copied."""
+def write_log_ratio_reward(folder: Path, policy: str, reference: str | None, scale: Scale) -> None:
+    """Copy the folders and write the numbers; what says that the policy's folder is complete is not copied."""
     unwanted = shutil.ignore_patterns("manifest.json", FILE, REFERENCE)
     shutil.copytree(policy, folder, ignore=unwanted, dirs_exist_ok=True)
-    shutil.copytree(reference, folder / REFERENCE, ignore=unwanted)
+    if reference is not None:
+        shutil.copytree(reference, folder / REFERENCE, ignore=unwanted)
     (folder / FILE).write_text(json.dumps(asdict(scale)) + "\n")

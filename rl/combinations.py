@@ -20,6 +20,8 @@ from espalier.runtime.schemas import RLConfig
 log = logging.getLogger(__name__)
 WHITENINGS = ("none", "scale", "standard")
 ORDERS = ("random", "epochs")
+REFERENCES = ("start", "policy")
+UPDATES = ("before", "after")
 _REMEDY = "choose critic=reward_model_body or policy (critic.form=linear)"
 
 
@@ -39,6 +41,7 @@ def check_combinations(config: RLConfig) -> None:
     check_verifiers(config)
     check_value_scale(config)
     check_critic_range(config)
+    check_implicit_reward(config)
     check_samples(config)
 
 
@@ -74,6 +77,11 @@ def check_numbers(config: RLConfig) -> None:
         f"rollout.dynamic_sampling_rounds={rounds} replaces groups whose rewards agree, and those of "
         "rollout.group_size=1 always do: set rollout.dynamic_sampling_rounds=0",
     )
+    bounds = list(config.rollout.accuracy_range)
+    _check(len(bounds) == 2 and 0 <= bounds[0] <= bounds[1] <= 1,
+           f"rollout.accuracy_range must be two shares, the lower first, got {bounds}")  # fmt: skip
+    _check(rounds > 0 or bounds == [0, 1], f"rollout.accuracy_range={bounds} says which groups are replaced, and "
+           "rollout.dynamic_sampling_rounds=0 replaces none: set it to 1 or more")  # fmt: skip
 
 
 def check_schedules(config: RLConfig) -> None:
@@ -260,6 +268,32 @@ def check_samples(config: RLConfig) -> None:
     _check(not samples.estimators or (samples.every > 0 and samples.num_problems > 0),
            "samples.estimators are asked about rollouts that are written down, and samples.every="
            f"{samples.every} with samples.num_problems={samples.num_problems} writes none")  # fmt: skip
+
+
+def check_implicit_reward(config: RLConfig) -> None:
+    """Settings of a reward that is trained along, and an estimator that reads it where there is one, and only there."""
+    settings = config.implicit_reward
+    for key, kind, _ in estimators_of(config):
+        reads = getattr(kind, "needs_implicit_rewards", False)
+        _check(not reads or settings is not None, f"{key}: {kind.__name__} reads an implicit reward, and the run has "
+               "none: set implicit_reward=policy")  # fmt: skip
+        _check(reads or settings is None or key != "advantage", f"{kind.__name__} reads no implicit reward: it "
+               "would be trained for nothing: set implicit_reward=none, or choose advantage=prime")  # fmt: skip
+    if settings is None:
+        return
+    for key, choices in (("reference", REFERENCES), ("update", UPDATES)):
+        value = getattr(settings, key)
+        _check(value in choices, f"implicit_reward.{key} must be one of {', '.join(choices)}, got '{value}'")
+    for key in ("beta", "learning_rate"):
+        number = getattr(settings, key)
+        _check(number > 0, f"implicit_reward.{key} must be above 0, got {number:g}")
+
+
+def reads_start(config: RLConfig) -> bool:
+    """Say whether the policy of the start is asked for log-probs: for a KL penalty, or as an implicit reward's
+    reference."""
+    implicit = config.implicit_reward
+    return config.kl.coefficient > 0 or (implicit is not None and implicit.reference == "start")
 
 
 def check_critic_range(config: RLConfig) -> None:

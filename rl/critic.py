@@ -6,6 +6,7 @@ sees the token it is the baseline of.
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from espalier.rl.experience import RowScorer, empty_loss
 from espalier.rl.learner import write_model
 from espalier.rl.losses import VALUE_RANGES, check_value_loss, cross_entropy_loss, value_loss
 from espalier.rl.row_shares import deal_rows, micro_batches, most_passes, taker
-from espalier.rl.types import Estimate, Experience
+from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.distributed import is_main_rank, rank
 from espalier.runtime.schemas import CriticConfig
 from espalier.training.engine import BadCheckpoint, Engine, autocast
@@ -98,7 +99,7 @@ class Critic:
         """`critic/`."""
         write_model(self.engine.save_model, tokenizer, run_dir / "critic")
 
-    def score(self, experience: Experience, scorer: RowScorer) -> Experience:
+    def score(self, groups: Sequence[RolloutGroup], experience: Experience, scorer: RowScorer) -> Experience:
         """Return the experience with the values [N, T] of all rollouts, before the update."""
         model = self.engine.model
         model.eval()

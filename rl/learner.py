@@ -11,11 +11,14 @@ from typing import Any, Protocol
 import torch
 
 from espalier.rl.experience import RowScorer
-from espalier.rl.types import Estimate, Experience
+from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.runtime.distributed import barrier, gather_over_ranks, is_main_rank, sum_over_ranks, sum_tensor_over_ranks
 from espalier.runtime.manifest import write_folder
 from espalier.training.engine import BadCheckpoint
 from espalier.training.sums import Sums
+
+LEARNER_FOLDERS = ("critic", "implicit_reward")
+"""Of the learners that a run may have beside its policy."""
 
 
 class UpdateSums(Sums):
@@ -66,8 +69,8 @@ class Learner(Protocol):
     fits_returns: bool
     """Whether it learns the estimator's returns."""
 
-    def score(self, experience: Experience, scorer: RowScorer) -> Experience:
-        """Return the experience with what this network says of it before the update."""
+    def score(self, groups: Sequence[RolloutGroup], experience: Experience, scorer: RowScorer) -> Experience:
+        """Return the experience with what this network says of it before the policy's update."""
 
     def check(self, experience: Experience, estimate: Estimate) -> None:
         """Raise BadInput where it cannot learn what the estimator asks of it."""
@@ -101,11 +104,12 @@ class RunState:
             learner.save_state(folder / learner.folder)
 
     def load_state(self, folder: Path) -> None:
-        """What `save_state` wrote. Raises BadCheckpoint where one has a critic and the other has none."""
-        has_critic = any(learner.folder == "critic" for learner in self.learners)
-        if has_critic != (folder / "critic").is_dir():
-            has = "no critic" if has_critic else "a critic"
-            raise BadCheckpoint(f"{folder} has {has}: choose another output_dir")
+        """What `save_state` wrote. Raises BadCheckpoint where one has a critic, say, and the other has none."""
+        own = {learner.folder for learner in self.learners}
+        for name in LEARNER_FOLDERS:
+            if (name in own) != (folder / name).is_dir():
+                has = "no" if name in own else "a trained"
+                raise BadCheckpoint(f"{folder} has {has} {name}: choose another output_dir")
         for learner in self.learners:
             learner.load_state(folder / learner.folder)
 

@@ -14,6 +14,14 @@ def agrees(group: RolloutGroup) -> bool:
     return len(set(group.rewards)) == 1
 
 
+def is_replaceable(group: RolloutGroup, accuracy_range: Sequence[float]) -> bool:
+    """Say whether dynamic sampling replaces a group: its rewards agree, or its share of right rollouts is outside the
+    range (low, high)."""
+    right = [rollout.trajectory.is_correct for rollout in group.rollouts]
+    low, high = accuracy_range
+    return agrees(group) or not low <= sum(right) / len(right) <= high
+
+
 def describe_rollouts(groups: Sequence[RolloutGroup]) -> dict[str, float]:
     """Return means over the rollouts of an iteration; lengths are tokens."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]

@@ -14,6 +14,7 @@ before any weight changes.
 import copy
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -34,7 +35,7 @@ from espalier.rl.metrics import kl_per_response
 from espalier.rl.policy_loss import PolicyLoss
 from espalier.rl.probes.watch import Watch
 from espalier.rl.row_shares import deal_rows, fill_from_ranks, micro_batches, most_passes
-from espalier.rl.types import Estimate, Experience
+from espalier.rl.types import Estimate, Experience, RolloutGroup
 from espalier.rl.update import steps_per_iteration
 from espalier.runtime.distributed import is_main_rank, rank, sum_over_ranks, world_size
 from espalier.runtime.manifest import write_folder
@@ -105,7 +106,7 @@ class Policy:
         has_penalty = self.loss.reference is not None or config.kl.coefficient != 0
         return is_one_step and self.may_wait and not has_penalty and config.update.entropy_bonus == 0
 
-    def score(self, experience: Experience, scorer: RowScorer) -> Experience:
+    def score(self, groups: Sequence[RolloutGroup], experience: Experience, scorer: RowScorer) -> Experience:
         """Return the experience with the log-probs of the reference, and the KL penalty in its rewards where that is
         its place; the policy's own are scored unless the update's pass will give them."""
         if not self.makes_one_pass(len(experience.ids)):

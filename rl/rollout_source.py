@@ -17,7 +17,7 @@ from espalier.rl.delivery.delivery import Delivery
 from espalier.rl.group_scores import GroupScores, computes_here
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.ledger import Ledger, tokens_of
-from espalier.rl.metrics import agrees, describe_rewards
+from espalier.rl.metrics import agrees, describe_rewards, is_replaceable
 from espalier.rl.rollout import Refusal, Sampler, check_refused, draw_problems
 from espalier.rl.rollout_filters import RolloutFilter
 from espalier.rl.tree_rollouts import TreeRollouts
@@ -159,7 +159,8 @@ class SampledGroups:
         measured |= self._count_gone()
         self._waiting.pop(iteration)
         if config.rollout.dynamic_sampling_rounds > 0:
-            kept = sorted(groups, key=agrees)[: config.rollout.num_problems]  # stable: the order of drawing stays
+            order = sorted(groups, key=lambda group: (self._is_replaceable(group), agrees(group)))  # stable: as drawn
+            kept = order[: config.rollout.num_problems]
             self.ledger.agreeing += tokens_of(groups) - tokens_of(kept)
             groups = kept
         if self.rollout_filter is not None:
@@ -178,6 +179,9 @@ class SampledGroups:
             queue = {"ready_batches": float(num_ready), "batch_seconds": batch.seconds, "engines_idle_seconds": idle}
             measured |= balance | {f"queue/{name}": value for name, value in queue.items()}
         return groups, measured
+
+    def _is_replaceable(self, group: RolloutGroup) -> bool:
+        return is_replaceable(group, self.config.rollout.accuracy_range)
 
     def _count_gone(self) -> dict[str, float]:
         """Return what engines of the run's own that are gone cost since the last call."""
@@ -229,10 +233,8 @@ class SampledGroups:
                 batch.refused += more
                 num_asked = len(batch.groups) + len(drawn) + len(batch.refused)
                 check_refused(batch.refused, num_asked, config.rollout.max_refused_share)
-                scored, seconds = await scores.finish(drawn)
-                batch.groups += scored
-                batch.reward_seconds += seconds
-                if sum(not agrees(group) for group in batch.groups) >= config.rollout.num_problems or not chosen:
+from espalier.rl.metrics import agrees, describe_rewards, is_replaceable
+from espalier.rl.rollout import Refusal, Sampler, check_refused, draw_problems
                     break
         finally:
             await scores.give_up()

@@ -108,6 +108,7 @@ def first_rows(experience: Experience, num: int) -> Experience:
         experience.old.first(num),
         reference_logprobs=cut(experience.reference_logprobs),
         rewards=cut(experience.rewards),
+        implicit_rewards=cut(experience.implicit_rewards),
         values=cut(experience.values),
     )
 

@@ -120,7 +120,7 @@ class Trainer:
             )
             experience = replace(experience, rewards=token_rewards(groups, experience.response_mask))
             for learner in self.update.learners:
-                experience = learner.score(experience, scorer)
+                experience = learner.score(groups, experience, scorer)
             distance = {}
             if experience.reference_logprobs is not None:
                 distance = describe_kl(experience, groups) | {"kl/coefficient": self.policy.loss.kl.coefficient}

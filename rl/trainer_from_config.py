@@ -15,12 +15,13 @@ from espalier.models.load import BadModel, load_tokenizer, max_length_of
 from espalier.models.row_limits import longest_row
 from espalier.models.tokenizer_checks import tokenizer_differences
 from espalier.rewards.score import HoldsModels, Reward
-from espalier.rl.combinations import check_combinations
+from espalier.rl.combinations import check_combinations, reads_start
 from espalier.rl.delivery.delivery import Delivery
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import LiveEngine, OwnEngine, VLLMEngine
 from espalier.rl.estimator_context import AdvantageEstimator
 from espalier.rl.evaluation import Evaluation
+from espalier.rl.implicit_reward import ImplicitReward, make_implicit_reward
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.kl import KLController
 from espalier.rl.learner import Learner
@@ -32,7 +33,7 @@ from espalier.rl.rollout_filters import RolloutFilter
 from espalier.rl.rollout_source import SampledGroups, choose_problems
 from espalier.rl.samples import RolloutLog, kept_random_state
 from espalier.rl.trainer import Trainer
-from espalier.rl.training_engines import check_engines, has_noise, load_frozen, make_training_engine
+from espalier.rl.training_engines import check_engines, has_noise, make_training_engine, start_policy
 from espalier.rl.tree_rollouts import TreeRollouts
 from espalier.rl.update import Update, steps_per_iteration
 from espalier.runtime.background_loop import BackgroundLoop
@@ -68,7 +69,9 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
         config, trained, config.optimizer, config.update.learning_rate, config.update.max_grad_norm
     )
     critic = make_critic(config)
-    reference = make_reference(config, engine)
+    start = start_policy(config, engine) if reads_start(config) else None
+    reference = start if config.kl.coefficient > 0 else None
+    implicit_reward = make_implicit_reward(config, params.temperature, start)
     reward = build(config.reward)
     rollout_filter = make_filter(config, estimator)
     further = make_further_estimators(config, params)
@@ -78,11 +81,12 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
                 check_vocabulary(model, int(found.config.vocab_size), name)
                 check_same_tokenizer(tokenizer, str(found.config.name_or_path), name)
             part.to(device())
-    if critic is not None:
-        found = network(critic.engine.model).config
-        check_vocabulary(model, int(found.vocab_size), "critic")
-        if str(found.name_or_path) not in ("", str(config.model["path"])):
-            check_same_tokenizer(tokenizer, str(found.name_or_path), "critic")
+    for name, learner in (("critic", critic), ("implicit reward", implicit_reward)):
+        if learner is not None:
+            found = network(learner.engine.model).config
+            check_vocabulary(model, int(found.vocab_size), name)
+            if str(found.name_or_path) not in ("", str(config.model["path"])):
+                check_same_tokenizer(tokenizer, str(found.name_or_path), name)
     check_server = server.check if server is not None else lambda: None
     window = from_main_rank(lambda: window_of(client, server, config.model["path"]))
     check_window(model, window)
@@ -107,6 +111,7 @@ def make_trainer(config: RLConfig, tokenizer: Any, server: "VLLMServer | None", 
         window,
         rollout_filter,
         further,
+        implicit_reward,
     )
 
 
@@ -123,6 +128,7 @@ def assemble(
     window: int | None = None,
     rollout_filter: RolloutFilter | None = None,
     further: Mapping[str, AdvantageEstimator] | None = None,
+    implicit_reward: ImplicitReward | None = None,
 ) -> Trainer:
     """Put a run together. `engine` trains the policy; `reference` is None without a KL penalty; `window`: the tokens
     that the engines take (None: any); `further`: the estimators of `samples.estimators`. Raises BadInput on settings
@@ -137,6 +143,9 @@ def assemble(
         may_wait=critic is None and not estimator.samples_more and not has_noise(engine.model),
         metrics=metrics,
     )
+    if implicit_reward is not None:
+        implicit_reward.metrics = metrics
+    beside = [learner for learner in (critic, implicit_reward) if learner is not None]
     delivery = Delivery(weight_sync, policy, loop, metrics, sleeps=config.engine.sleeps)
     policy.watch = watch = Watch(config, engine.model, params, sampler.tokenizer, delivery)
     tree = TreeRollouts(config.rollout.branches, config.rollout.segment_steps) if config.rollout.branches else None
@@ -149,7 +158,7 @@ def assemble(
         rollout_source=source,
         estimator=estimator,
         policy=policy,
-        update=Update(config, [policy] if critic is None else [policy, critic]),
+        update=Update(config, [policy, *beside]),
         watch=watch,
         delivery=delivery,
         evaluation=Evaluation(config, problems.dev, source, loop, metrics.clock),
@@ -327,17 +336,6 @@ def make_critic(config: RLConfig) -> "Critic | None":
     num_steps = config.num_iterations * steps_per_iteration(config)
     sizes = (config.update.micro_batch_size, num_steps, config.update.micro_batch_tokens)
     return Critic(engine, settings, config.precision, *sizes)
-
-
-def make_reference(config: RLConfig, engine: Engine) -> Any | None:
-    """Return the policy of the start: without its adapters, or a frozen copy; None without a KL penalty."""
-    if config.kl.coefficient <= 0:
-        return None
-    if config.lora:
-        from espalier.models.without_adapters import PolicyWithoutAdapters
-
-        return PolicyWithoutAdapters(engine.model)
-    return load_frozen(config, config.model["path"], config.model["attention"])
 
 
 def make_average(config: RLConfig) -> "MovingAverage | None":

@@ -70,6 +70,15 @@ def load_frozen(config: RLConfig, path: str, attention: str) -> Any:
     return cut_over_ranks(model, settings, config.precision)
 
 
+def start_policy(config: RLConfig, engine: Engine) -> Any:
+    """Return the policy of the start: without its adapters, or a frozen copy. `engine` trains the policy."""
+    if config.lora:
+        from espalier.models.without_adapters import PolicyWithoutAdapters
+
+        return PolicyWithoutAdapters(engine.model)
+    return load_frozen(config, config.model["path"], config.model["attention"])
+
+
 def make_training_engine(
     config: RLConfig, model: Any, optimizer: Any, learning_rate: float, max_grad_norm: float
 ) -> Engine:

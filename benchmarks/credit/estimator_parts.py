@@ -86,6 +86,8 @@ def config_of(row: Row, task: tuple[str, ...], policy: Path, prm: Path | None) -
         return str(error)
     if config.critic is not None and not row.prm:
         return "its critic is trained along with the policy: a fresh one has nothing to say"
+    if config.implicit_reward is not None:
+        return "its implicit reward is trained along with the policy: a fresh one says nothing, and the rest is rloo"
     return config
 
 

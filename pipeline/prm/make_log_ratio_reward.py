@@ -10,7 +10,7 @@ the joined log-ratio (Platt 1999), so that 1/2 is a step as likely right as wron
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -67,10 +67,11 @@ class MakeLogRatioReward:
 
     policy: str
     """the folder of the policy that was trained on pairs"""
-    reference: str
-    """the folder of the policy that it was trained from"""
+    reference: str | None
+    """the folder of the policy that it was trained from; null, to compare: scores of the policy's log-probs alone"""
     how: str = "minimum"
-    """minimum or sum of the steps' log-ratios so far"""
+    """minimum or sum of the steps' log-ratios so far, step: this step's alone, token: the lowest of its tokens, whole:
+    that of the whole solution, at every step"""
     beta: float = 0.5
     """the slope where there are no labels"""
     part: str = "all"
@@ -81,7 +82,11 @@ class MakeLogRatioReward:
     """padded tokens of one forward pass"""
 
     def __post_init__(self) -> None:
-        Scale(self.how, self.beta)
+        _ = self._unfitted
+
+    @property
+    def _unfitted(self) -> Scale:
+        return Scale(self.how, self.beta, has_reference=self.reference is not None)
 
     def inputs(self) -> list[str]:
         """Return nothing: model folders that the config names are inputs of every stage."""
@@ -90,24 +95,16 @@ class MakeLogRatioReward:
     def run(self, input_path: str, context: StageContext) -> None:
         """Write the folder, complete or not at all. Raises BadInput where the models are one, their tokenizers differ,
         or labels give no scale."""
-        from espalier.models.load import load_policy, load_tokenizer
+        from espalier.models.load import load_policy
         from espalier.runtime.distributed import device
 
-        for name, path in (("policy", self.policy), ("reference", self.reference)):
-            if not Path(path).is_dir():
-                raise BadInput(f"stage.{name}={path} is no folder, and both are copied: name one, a hub model after "
-                               "`hf download`")  # fmt: skip
+        self._check_folders()
         if context.output.is_dir() and not is_log_ratio_reward(str(context.output)):
             raise BadInput(f"{context.output} holds another model: choose another output, or remove it")
-        if Path(self.policy).resolve() == Path(self.reference).resolve():
-            raise BadInput(f"stage.policy and stage.reference are one model, {self.policy}: every log-ratio would be 0")
-        if load_tokenizer(self.policy).get_vocab() != load_tokenizer(self.reference).get_vocab():
-            raise BadInput(f"{self.policy} and {self.reference} have different tokenizers: name the policy that "
-                           "stage.policy was trained from")  # fmt: skip
         rows = self._labelled(input_path) if input_path else []
-        scale = Scale(self.how, self.beta)
+        scale = self._unfitted
         if rows:
-            policy, reference = (load_policy(path) for path in (self.policy, self.reference))
+            policy, reference = (None if path is None else load_policy(path) for path in (self.policy, self.reference))
             scale = self._fitted(LogRatioReward(policy, reference, scale).to(device()), rows, context)
 
         def write(partial: Path) -> None:
@@ -116,6 +113,22 @@ class MakeLogRatioReward:
 
         write_folder(context.output, write)
         context.counts.update(slope=round(scale.slope, 6), offset=round(scale.offset, 6))
+
+    def _check_folders(self) -> None:
+        """Raise BadInput where one is missing, or the two are no pair."""
+        from espalier.models.load import load_tokenizer
+
+        for name, path in (("policy", self.policy), ("reference", self.reference)):
+            if path is not None and not Path(path).is_dir():
+                raise BadInput(f"stage.{name}={path} is no folder, and both are copied: name one, a hub model after "
+                               "`hf download`")  # fmt: skip
+        if self.reference is None:
+            return
+        if Path(self.policy).resolve() == Path(self.reference).resolve():
+            raise BadInput(f"stage.policy and stage.reference are one model, {self.policy}: every log-ratio would be 0")
+        if load_tokenizer(self.policy).get_vocab() != load_tokenizer(self.reference).get_vocab():
+            raise BadInput(f"{self.policy} and {self.reference} have different tokenizers: name the policy that "
+                           "stage.policy was trained from")  # fmt: skip
 
     def _labelled(self, path: str) -> list[StepValues]:
         found = [
@@ -143,4 +156,5 @@ class MakeLogRatioReward:
         ]
         context.counts.update(solutions=len(rows), labels=len(read))
         x, y, w = zip(*read, strict=True)
-        return Scale(self.how, *fit_scale(x, y, w))
+        slope, offset = fit_scale(x, y, w)
+        return replace(model.scale, slope=slope, offset=offset)

@@ -7,6 +7,7 @@ components: a `_target_` and its keyword arguments, for `runtime.entrypoint.buil
 from espalier.runtime.schemas.rl_schema import (
     CriticConfig,
     EMAConfig,
+    ImplicitRewardConfig,
     KLConfig,
     ProbesConfig,
     RLCheckpointsConfig,
@@ -32,6 +33,7 @@ __all__ = [
     "CriticConfig",
     "EMAConfig",
     "EngineConfig",
+    "ImplicitRewardConfig",
     "KLConfig",
     "PredictConfig",
     "ProbesConfig",

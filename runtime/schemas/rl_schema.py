@@ -30,6 +30,9 @@ class RolloutConfig:
     dynamic_sampling_rounds: int = 0
     """times per iteration that groups whose rewards agree are replaced by groups of other problems (DAPO's dynamic
     sampling)"""
+    accuracy_range: list[float] = field(default_factory=lambda: [0.0, 1.0])
+    """with dynamic_sampling_rounds, groups whose share of right rollouts is outside are replaced too ([0.2, 0.8]:
+    PRIME's); where too few are within in the end, those outside fill up"""
     max_refused_share: float = 0.05
     """share of an iteration's, or an evaluation's, problems of which the server may refuse the prompt (HTTP 400); such
     a problem gives no group; beyond the share the run ends (one may always be refused, unless it is 0)"""
@@ -182,6 +185,28 @@ class CriticConfig:
 
 
 @dataclass
+class ImplicitRewardConfig:
+    """A causal LM whose log-ratio to a reference is a reward of every token, trained along on outcomes (PRIME)."""
+
+    model: Any = MISSING
+    """where its weights come from: implicit_reward=policy"""
+    reference: str = "start"
+    """what its log-probs are compared with: start (the policy that the run begins with, which stays) or policy (the one
+    before the update, which moves on)"""
+    beta: float = 0.05
+    """times the log-ratio: of a token its reward, of a response the logit of its success"""
+    update: str = "before"
+    """before: it is trained on an iteration's outcomes, then asked for its rewards, which is a pass more; after: its
+    rewards are read off the passes that train it"""
+    optimizer: Any = MISSING
+    """the optimizer and its settings, but for the learning rate"""
+    learning_rate: float = 1e-6
+    """of every step: one pass over an iteration's rollouts"""
+    max_grad_norm: float = 10.0
+    """the gradient of a step is scaled down to this norm; 0 does not clip"""
+
+
+@dataclass
 class EMAConfig:
     """A moving average of the policy's versions (rl/ema.py), saved as model_ema/."""
 
@@ -248,6 +273,8 @@ class RLConfig:
     kl: KLConfig = field(default_factory=KLConfig)
     critic: CriticConfig | None = None
     """the value network; null where the estimator needs none"""
+    implicit_reward: ImplicitRewardConfig | None = None
+    """a reward of every token that is trained along; null where the estimator reads none"""
     evaluation: RLEvaluationConfig = field(default_factory=RLEvaluationConfig)
     checkpoints: RLCheckpointsConfig = field(default_factory=RLCheckpointsConfig)
     samples: SamplesConfig = field(default_factory=SamplesConfig)

@@ -48,11 +48,14 @@ def labelled(row: Trajectory, labels: list[float | None]) -> StepValues:
     )  # fmt: skip
 
 
-def test_log_ratios_are_joined_by_their_minimum_or_their_sum_so_far() -> None:
+def test_log_ratios_are_joined_over_steps_tokens_or_the_whole_solution() -> None:
     """Steps of log-ratios 0.5 + 0.5, -3 + 1 and 4."""
     logprobs, reference = [-1.0, -1.0, -4.0, -1.0, -1.0], [-1.5, -1.5, -1.0, -2.0, -5.0]
     assert joined_ratios(logprobs, reference, [2, 4, 5], "minimum") == [1.0, -2.0, -2.0]
     assert joined_ratios(logprobs, reference, [2, 4, 5], "sum") == [1.0, -1.0, 3.0]
+    assert joined_ratios(logprobs, reference, [2, 4, 5], "step") == [1.0, -2.0, 4.0]
+    assert joined_ratios(logprobs, reference, [2, 4, 5], "token") == [0.5, -3.0, 4.0]
+    assert joined_ratios(logprobs, reference, [2, 4, 5], "whole") == [3.0, 3.0, 3.0]
     assert Scale(slope=2.0, offset=1.0).score(1.0) == pytest.approx(sigmoid(3.0))
     assert Scale().score(-2000.0) == 0.0
 
@@ -107,12 +110,14 @@ def moved_policy(tiny_policy: Path, tmp_path: Path) -> Path:
     return tmp_path / "moved"
 
 
-def make(tmp_path: Path, policy: Path, reference: Path, rows: list[StepValues] | None = None, **settings: Any) -> Path:
+def make(
+    tmp_path: Path, policy: Path, reference: Path | None, rows: list[StepValues] | None = None, **settings: Any
+) -> Path:
     """Return the folder that the stage writes."""
     source, folder = tmp_path / "labels.jsonl", tmp_path / "prm"
     if rows:
         write_records(source, rows)
-    stage = MakeLogRatioReward(str(policy), str(reference), **settings)
+    stage = MakeLogRatioReward(str(policy), None if reference is None else str(reference), **settings)
     stage.run(str(source) if rows else "", StageContext(None, folder, 60))
     return folder
 
@@ -139,6 +144,19 @@ def test_scores_are_those_of_the_two_networks(tiny_policy: Path, moved_policy: P
         ratios = own_ratios(row, moved_policy, tiny_policy)
         wanted = [sigmoid(sum(ratios[:end])) for end in row.step_ends]
         assert scored.scores == pytest.approx(wanted, abs=1e-4)
+
+
+def test_without_a_reference_scores_are_of_the_policys_log_probs_alone(moved_policy: Path, tmp_path: Path) -> None:
+    folder = make(tmp_path, moved_policy, None, how="step", beta=0.1)
+    assert not (folder / "reference").exists()
+    assert not json.loads((folder / "log_ratio_reward.json").read_text())["has_reference"]
+    model: Any = load_process_reward(str(folder))
+    network, ids = load_policy(str(moved_policy)).eval(), torch.tensor([ROW.prompt_ids + ROW.response_ids])
+    with torch.no_grad():
+        logs = network(ids).logits[0].double().log_softmax(-1)
+    own = [float(logs[k - 1, ids[0, k]]) for k in range(2, 7)]
+    wanted = [sigmoid(0.1 * sum(own[start:end])) for start, end in ((0, 2), (2, 4), (4, 5))]
+    assert score_trajectories(model, [ROW], pad_id=0) == [pytest.approx(wanted, abs=1e-4)]
 
 
 def test_labels_set_the_scale(tiny_policy: Path, moved_policy: Path, tmp_path: Path) -> None:

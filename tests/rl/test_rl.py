@@ -563,7 +563,7 @@ def test_a_run_that_is_stopped_and_resumed_ends_with_equal_parameters(
 
 @pytest.mark.slow
 @pytest.mark.server
-@pytest.mark.parametrize("name", ["grpo", "ppo", "vineppo", "remax"])
+@pytest.mark.parametrize("name", ["grpo", "ppo", "vineppo", "remax", "prime"])
 def test_two_iterations_against_a_real_server_leave_a_model_and_no_process(
     name: str, tiny_policy: Path, tmp_path: Path
 ) -> None:
@@ -586,6 +586,7 @@ def test_two_iterations_against_a_real_server_leave_a_model_and_no_process(
     assert all(0 <= row["engine/canary_gap"] < 0.1 for row in rows if "rollout/reward" in row)
     assert (run_dir / "model" / "model.safetensors").is_file()
     assert (run_dir / "critic" / "model.safetensors").is_file() == (name == "ppo")
+    assert (run_dir / "implicit_reward" / "model.safetensors").is_file() == (name == "prime")
     assert ("estimate/num_completions" in rows[1]) == (name == "vineppo")
     listed = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
     assert str(tiny_policy) not in listed

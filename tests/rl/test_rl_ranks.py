@@ -128,6 +128,27 @@ def test_a_process_reward_model_trained_along_on_two_ranks_equals_that_of_one(
     assert_same_weights(tmp_path / "one", tmp_path / "two", 1e-4)
 
 
+@pytest.mark.parametrize("engine", ["none", *(pytest.param(name, marks=pytest.mark.slow) for name in
+                                              ("zero2", f"zero3 {CUT}"))])  # fmt: skip
+def test_an_implicit_reward_trained_along_on_two_ranks_equals_that_of_one_also_when_resumed(
+    engine: str, tiny_policy: Path, tmp_path: Path
+) -> None:
+    folders = ("model", "implicit_reward")
+    run(tiny_policy, tmp_path / "one", 1, "prime")
+    run(tiny_policy, tmp_path / "two", 2, "prime", *f"deepspeed={engine}".split())
+    rows = read_metrics(tmp_path / "one")
+    assert all(row["implicit_reward/grad_norm"] > 0 and row["estimate/process_part"] > 0 for row in rows)
+    assert_same_metrics(tmp_path / "one", tmp_path / "two", 1e-4)
+    assert_same_weights(tmp_path / "one", tmp_path / "two", 1e-4, folders)
+    rows = read_metrics(tmp_path / "two")
+    (tmp_path / "straight").mkdir()
+    for name in folders:
+        shutil.move(tmp_path / "two" / name, tmp_path / "straight" / name)
+    run(tiny_policy, tmp_path / "two", 2, "prime", *f"deepspeed={engine}".split())
+    assert read_metrics(tmp_path / "two") == rows
+    assert_same_weights(tmp_path / "straight", tmp_path / "two", 0.0, folders)
+
+
 ADAPTERS = ("lora=lora", "lora.rank=4", "ema.decay=0.75")
 MERGED = ("model", "model_ema", "critic")
 

@@ -1,7 +1,8 @@
 """Published settings of reinforcement learning: the experiments hold them, and load with tiny models in their place.
 
 VinePPO: Kazemnejad et al. 2024 (arXiv 2410.01679), 64 problems of 8 rollouts an iteration and two epochs of 16
-steps in all. LPR: Jiao et al. 2024 (arXiv 2402.00658). What differs on purpose stands in docs/reinforcement.md.
+steps in all. PRIME: Cui et al. 2025 (arXiv 2502.01456). LPR: Jiao et al. 2024 (arXiv 2402.00658). What differs on
+purpose stands in docs/reinforcement.md.
 """
 
 from collections.abc import Iterator
@@ -110,6 +111,16 @@ RECIPES: dict[str, dict[str, Any]] = {
         "critic.learning_rate": 1e-7, "kl.coefficient": 0.07, "num_iterations": 625, "evaluation.every": 208,
         "checkpoints.save_every": 40, "deepspeed.zero_optimization.stage": 3, "update.warmup_steps": 250,
         "critic.warmup_steps": 250},
+    "prime_eurus": {
+        "params.temperature": 1.0, "params.max_tokens": 3072, "rollout.num_problems": 256, "rollout.group_size": 4,
+        "rollout.accuracy_range": [0.2, 0.8], "rollout.dynamic_sampling_rounds": 1, "update.learning_rate": 5e-7,
+        "update.whitening": "standard", "update.num_epochs": 1, "kl.coefficient": 0.0, "critic": None,
+        "advantage.process_weight": 5.0, "advantage.outcome_weight": 5.0, "advantage.gamma": 1.0,
+        "advantage.granularity": "token", "advantage.bounds_returns": True, "implicit_reward.beta": 0.05,
+        "implicit_reward.learning_rate": 1e-6, "implicit_reward.max_grad_norm": 10.0,
+        "implicit_reward.update": "before",
+        "implicit_reward.reference": "start", "evaluation.every": 16, "checkpoints.save_every": 16,
+        "deepspeed.zero_optimization.stage": 3},
     # 12,567 problems x 5 passes / 64 = 982 iterations of 2 steps; a tenth of them is warm-up; saved every 100 steps
     "ppo_logiqa": {
         **LPR, "update.learning_rate": 1e-6, "critic.learning_rate": 5e-7, "update.minibatch_size": 64,
@@ -211,7 +222,7 @@ def test_a_published_rl_recipe_loads_with_tiny_models(
     assert (trainer.policy.loss.reference is None) == (settings.kl.coefficient == 0)
     kinds = {"ppo": GAE, "vineppo": VinePPO}
     assert isinstance(trainer.estimator, kinds.get(name.split("_")[0], object))
-    assert (len(trainer.update.learners) == 2) == (name.split("_")[0] == "ppo")
+    assert (len(trainer.update.learners) == 2) == (name.split("_")[0] in ("ppo", "prime"))
 
 
 @pytest.mark.parametrize("size", ["rho", "deepseek"])

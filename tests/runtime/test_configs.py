@@ -23,7 +23,9 @@ BASES = [CONF / f"{name}.yaml" for name in ("train", "sample", "rl", "stage")]
 ALL = sorted(CONF.rglob("*.yaml"))
 # What the programs add to the config's own keys when they build a component.
 GIVEN_BY_CODE = {"client": {"seed": 0}}
-GIVEN_BY_CODE |= {name: {"params": [], "lr": 1e-3} for name in ("optimizer", "critic.optimizer")}
+GIVEN_BY_CODE |= {
+    name: {"params": [], "lr": 1e-3} for name in ("optimizer", "critic.optimizer", "implicit_reward.optimizer")
+}
 
 
 def name_of(path: Path) -> str:
@@ -98,6 +100,7 @@ def test_every_stage_is_found_by_its_folder_and_name(path: Path) -> None:
     [("train", "model"), ("train", "objective"), ("train", "examples"), ("train", "optimizer"),
      ("train", "deepspeed"), ("train", "lora"), ("sample", "task"), ("sample", "client"), ("sample", "server"),
      ("sample", "requests"), ("rl", "advantage"), ("rl", "reward"), ("rl", "critic"), ("rl", "kl"),
+     ("rl", "implicit_reward"),
      ("rl", "estimators")],
 )  # fmt: skip
 def test_every_option_of_a_group_composes_and_binds(base: str, group: str) -> None:

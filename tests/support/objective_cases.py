@@ -16,8 +16,10 @@ from espalier.training.objectives.dpo import DirectPreference
 from espalier.training.objectives.dpo_positive import PositivePreference
 from espalier.training.objectives.dpo_robust import RobustPreference
 from espalier.training.objectives.hinge import HingePreference
+from espalier.training.objectives.implicit_ce import ImplicitCrossEntropy
 from espalier.training.objectives.ipo import IdentityPreference
 from espalier.training.objectives.kto import KahnemanTversky
+from espalier.training.objectives.nca import NoiseContrastive
 from espalier.training.objectives.objective import Objective
 from espalier.training.objectives.outcome_reward import OutcomeRewardObjective
 from espalier.training.objectives.preference import PairObjective
@@ -43,11 +45,12 @@ PAIR_OBJECTIVES: dict[str, Any] = {
     "robust": lambda reference: RobustPreference(reference, beta=0.5, flip_rate=0.2),
     "ipo": lambda reference: IdentityPreference(reference, beta=0.2),
     "hinge": lambda reference: HingePreference(reference, beta=0.5),
+    "nca": lambda reference: NoiseContrastive(reference, beta=0.5),
     "positive": lambda reference: PositivePreference(reference, beta=0.5, penalty=3.0, label_smoothing=0.05),
 }
 OBJECTIVES = [
     "sft token", "sft sequence", "sft batch", "soft labels", "hard labels", "classes", "outcome", "two classes",
-    "bradley-terry", "reference-free", "kto", "kto without baseline", *PAIR_OBJECTIVES,
+    "bradley-terry", "reference-free", "kto", "kto without baseline", "implicit ce", *PAIR_OBJECTIVES,
 ]  # fmt: skip
 
 
@@ -104,6 +107,8 @@ def case(name: str, policy: Path) -> tuple[Objective, Any, list[Any]]:
     if name.startswith("kto"):
         has_baseline = name == "kto"
         return KahnemanTversky(reference, 0.5, 1.0, 1.5, has_baseline), load_policy(path), OUTCOMES
+    if name == "implicit ce":
+        return ImplicitCrossEntropy(reference, 0.5), load_policy(path), OUTCOMES
     if name == "reference-free":
         objective_free: PairObjective = DirectPreference(None, beta=2.0, is_length_normalised=True, target_margin=1.0)
         return objective_free, load_policy(path), PAIRS

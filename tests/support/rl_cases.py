@@ -23,6 +23,7 @@ from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.critic import Critic
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.estimator_context import AdvantageEstimator
+from espalier.rl.implicit_reward import ImplicitReward
 from espalier.rl.kl import KLController
 from espalier.rl.policy import Policy
 from espalier.rl.policy_loss import PolicyLoss
@@ -208,6 +209,14 @@ def make_trainer(
         fitted = make_training_engine(config, network, config.optimizer, *rates)
         num_steps = config.num_iterations * steps_per_iteration(config)
         critic = Critic(fitted, config.critic, "fp32", config.update.micro_batch_size, num_steps)
+    implicit_reward = None
+    if config.implicit_reward is not None:
+        settings = config.implicit_reward
+        network = load_policy(str(tiny_policy), "eager")
+        fitted = make_training_engine(config, network, config.optimizer, settings.learning_rate, settings.max_grad_norm)
+        start = load_frozen(config, str(tiny_policy), "eager")
+        sizes = (config.update.minibatch_size, config.update.micro_batch_size, config.update.micro_batch_tokens)
+        implicit_reward = ImplicitReward(fitted, settings, start, PARAMS.temperature, "fp32", *sizes)
     reference: Any = load_frozen(config, str(tiny_policy), "eager") if config.kl.coefficient > 0 else None
     if reference is not None and config.lora:
         reference = PolicyWithoutAdapters(engine.model)
@@ -225,6 +234,7 @@ def make_trainer(
         WeightSync(FakeEngine(tiny_policy), precision="fp32", dtype=torch.float32),
         window,
         further=further,
+        implicit_reward=implicit_reward,
     )
 
 

@@ -1,5 +1,6 @@
 """A small RL run for `test_rl_ranks.py`: `rl_ranks.py POLICY RUN_DIR [one_pass [asking | further] | vineppo |
-prm_value] [KEY=VALUE ...]`, alone or behind a launcher: PPO, VinePPO, a process reward model trained along, or with
+prm_value | prime] [KEY=VALUE ...]`, alone or behind a launcher: PPO, VinePPO, a process reward model trained along, an
+implicit one, or with
 `one_pass` GRPO, whose update makes the only pass, unless it is `asking`: that reads the old policy's log-probs first,
 and asks the sampler for more; with `further` that is asked about samples alone. Its sampler answers by the request
 alone, so that no rounding changes what is learnt from; the engine that is asked for log-probs serves what was
@@ -18,11 +19,12 @@ from espalier.models.load import load_tokenizer
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.advantages.grpo import GRPO
 from espalier.rl.advantages.online_process_values import OnlineProcessValueAdvantage
+from espalier.rl.advantages.prime import PRIME
 from espalier.rl.advantages.vineppo import VinePPO
 from espalier.rl.types import Estimate
 from espalier.runtime.distributed import process_group, rank
 from espalier.runtime.entrypoint import compose_config
-from espalier.runtime.schemas import CriticConfig, KLConfig, RLConfig
+from espalier.runtime.schemas import CriticConfig, ImplicitRewardConfig, KLConfig, RLConfig
 from tests.support.rl_cases import make_trainer, on_repeatable
 
 
@@ -60,6 +62,9 @@ def main() -> None:
             kind |= {"estimator": OnlineProcessValueAdvantage(completions_per_refresh=6, completions_per_state=2)}
             likelihood = {"form": "probability", "loss": "cross_entropy", "clip_range": 0.0}
             kind |= {"critic": CriticConfig(learning_rate=1e-3, **likelihood)}
+        elif "prime" in sys.argv:
+            kind = {"minibatch_size": 6, "num_lines": 2, "estimator": PRIME(granularity="step")}
+            kind |= {"implicit_reward": ImplicitRewardConfig(learning_rate=1e-3)}
         elif not is_one_pass:
             kind = {"minibatch_size": 6, "estimator": GAE(gamma=1.0, lam=0.95)}
             kind |= {"critic": CriticConfig(learning_rate=1e-3), "kl": KLConfig(coefficient=0.05, kind="k3")}

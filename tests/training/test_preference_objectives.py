@@ -15,8 +15,10 @@ from espalier.training.objectives.dpo import DirectPreference
 from espalier.training.objectives.dpo_positive import PositivePreference
 from espalier.training.objectives.dpo_robust import RobustPreference
 from espalier.training.objectives.hinge import HingePreference
+from espalier.training.objectives.implicit_ce import ImplicitCrossEntropy, implicit_ce_losses
 from espalier.training.objectives.ipo import IdentityPreference
 from espalier.training.objectives.kto import KahnemanTversky, kto_losses
+from espalier.training.objectives.nca import NoiseContrastive
 from espalier.training.objectives.preference import PairObjective, PreferenceLogprobs
 from tests.support.objective_cases import (
     OUTCOMES,
@@ -68,18 +70,22 @@ def test_the_losses_of_two_pairs_by_hand(objective: PairObjective, want: list[fl
 
 
 def formula(name: str) -> Callable[[float, float], float]:
-    """loss(d, how far the chosen side has sunk), in plain floats, for `PAIR_OBJECTIVES`."""
+    """loss(d, the chosen side's log-ratio), in plain floats, for `PAIR_OBJECTIVES`."""
     b = 0.5
     formulas: dict[str, Callable[[float, float], float]] = {
-        "dpo": lambda d, sunk: -math.log(sigmoid(b * d)),
-        "dpo with sft": lambda d, sunk: -math.log(sigmoid(b * d)),
-        "cdpo": lambda d, sunk: -0.9 * math.log(sigmoid(b * d)) - 0.1 * math.log(sigmoid(-b * d)),
-        "length normalised": lambda d, sunk: -math.log(sigmoid(2.0 * d)),
-        "robust": lambda d, sunk: (-0.8 * math.log(sigmoid(b * d)) + 0.2 * math.log(1 - sigmoid(b * d))) / 0.6,
-        "ipo": lambda d, sunk: (d - 2.5) ** 2,
-        "hinge": lambda d, sunk: max(0.0, 1 - b * d),
-        "positive": lambda d, sunk: (
-            -0.95 * math.log(sigmoid(b * (d - 3 * sunk))) - 0.05 * math.log(sigmoid(-b * (d - 3 * sunk)))
+        "dpo": lambda d, w: -math.log(sigmoid(b * d)),
+        "dpo with sft": lambda d, w: -math.log(sigmoid(b * d)),
+        "cdpo": lambda d, w: -0.9 * math.log(sigmoid(b * d)) - 0.1 * math.log(sigmoid(-b * d)),
+        "length normalised": lambda d, w: -math.log(sigmoid(2.0 * d)),
+        "robust": lambda d, w: (-0.8 * math.log(sigmoid(b * d)) + 0.2 * math.log(1 - sigmoid(b * d))) / 0.6,
+        "ipo": lambda d, w: (d - 2.5) ** 2,
+        "hinge": lambda d, w: max(0.0, 1 - b * d),
+        "nca": lambda d, w: (
+            -math.log(sigmoid(b * w)) - 0.5 * (math.log(sigmoid(-b * w)) + math.log(sigmoid(-b * (w - d))))
+        ),
+        "positive": lambda d, w: (
+            -0.95 * math.log(sigmoid(b * (d - 3 * max(0.0, -w))))
+            - 0.05 * math.log(sigmoid(-b * (d - 3 * max(0.0, -w))))
         ),
     }
     return formulas[name]
@@ -94,7 +100,7 @@ def test_a_preference_loss_agrees_with_its_formula_in_float64(name: str) -> None
     shares = [len(row) if objective.is_length_normalised else 1 for row in pi]
     ratios = [(sum(p) - sum(r)) / share for p, r, share in zip(pi, ref, shares, strict=True)]
     d = [ratios[0] - ratios[1], ratios[2] - ratios[3]]
-    want = sum(formula(name)(d[k], max(0.0, -ratios[2 * k])) for k in (0, 1))
+    want = sum(formula(name)(d[k], ratios[2 * k]) for k in (0, 1))
     want -= objective.sft_weight * (sum(pi[0]) / 3 + sum(pi[2]) / 2)
     batch = objective.collate(PAIRS, PADDED)
     loss = objective.loss(Fixed(policy), batch)
@@ -254,3 +260,39 @@ def test_kto_without_mismatched_responses_says_what_to_set() -> None:
     batch = objective.collate([example], PADDED)
     assert batch.ids.shape == (1, 3)
     assert objective.measure(None, batch) == (0.0, 0.0)
+
+
+def test_implicit_ce_of_three_responses_by_hand() -> None:
+    losses = implicit_ce_losses(torch.tensor([2.0, 2.0, -200.0]), torch.tensor([1.0, 0.25, 1.0]))
+    mixed = -0.25 * math.log(sigmoid(2)) - 0.75 * math.log(sigmoid(-2))  # and no sigmoid rounds to 0
+    torch.testing.assert_close(losses, torch.tensor([-math.log(sigmoid(2)), mixed, 200.0]))
+
+
+def test_implicit_ce_agrees_with_its_formula_and_says_how_often_the_sign_is_right() -> None:
+    policy, reference = random_logits(2, 4, 10), random_logits(2, 4, 10, seed=1)
+    objective = ImplicitCrossEntropy(Fixed(reference), beta=0.5)
+    batch = objective.collate(OUTCOMES, PADDED)
+    good, bad = (
+        0.5 * (sum(token_logprobs(policy[row], ids, start)) - sum(token_logprobs(reference[row], ids, start)))
+        for row, ids, start in ((0, [5, 6, 7, 8], 2), (1, [9, 4, 3], 1))
+    )
+    loss = objective.loss(Fixed(policy), batch)
+    want = -math.log(sigmoid(good)) - 2 * math.log(sigmoid(-bad))  # the second example weighs 2
+    assert float(loss.total) == pytest.approx(want, abs=1e-5)
+    assert objective.count(batch) == 3.0
+    assert loss.metrics["accuracy"] == (float(good > 0) + float(bad <= 0), 2.0)
+    assert loss.metrics["margin|plus"] == (pytest.approx(good, abs=1e-5), 1.0)
+    assert loss.metrics["undesirable_reward"] == (pytest.approx(bad, abs=1e-5), 1.0)
+
+
+def test_nca_of_a_pair_by_hand_and_its_gradient_keeps_the_chosen_side_likely() -> None:
+    sides = [torch.tensor([value], requires_grad=True) for value in (2.0, 4.0)]  # rewards 1 and 2 with beta 0.5
+    pairs = PreferenceLogprobs(sides[0], sides[1], torch.zeros(1), torch.zeros(1))
+    objective = NoiseContrastive(None, beta=0.5)
+    losses = objective.pair_losses(pairs)
+    want = -math.log(sigmoid(1)) - 0.5 * (math.log(sigmoid(-1)) + math.log(sigmoid(-2)))
+    assert losses.tolist() == [pytest.approx(want, abs=1e-6)]
+    losses.sum().backward()
+    assert float(sides[0].grad) == pytest.approx(0.5 * (-sigmoid(-1) + 0.5 * sigmoid(1)), abs=1e-6)
+    assert float(sides[1].grad) == pytest.approx(0.5 * 0.5 * sigmoid(2), abs=1e-6)
+    assert objective.pair_metrics(pairs)["sign_accuracy"] == (1.0, 2.0)  # the rejected side is above 0

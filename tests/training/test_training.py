@@ -27,6 +27,7 @@ from espalier.training.loop_from_config import make_layout
 from espalier.training.objectives.bradley_terry import BradleyTerry
 from espalier.training.objectives.dpo import DirectPreference
 from espalier.training.objectives.dpo_positive import PositivePreference
+from espalier.training.objectives.implicit_ce import ImplicitCrossEntropy
 from espalier.training.objectives.kto import KahnemanTversky
 from espalier.training.objectives.objective import Loss
 from espalier.training.objectives.outcome_reward import OutcomeRewardObjective
@@ -68,7 +69,8 @@ OUTCOMES = [
 WEIGHTED = [
     TokenExample(f"w{i}", tokens(i, 6 + i % 5), 3, [0.5 * (j % 4) - 0.5 for j in range(3 + i % 5)]) for i in range(24)
 ]
-KINDS = ["sft", "sft by sequence", "process reward", "classes", "outcome", "bradley-terry", "dpo", "positive", "kto"]
+KINDS = ["sft", "sft by sequence", "process reward", "classes", "outcome", "bradley-terry", "dpo", "positive", "kto",
+         "implicit ce"]  # fmt: skip
 
 
 def parts(kind: str, policy: Path) -> tuple[Any, Any, list[Any]]:
@@ -84,6 +86,8 @@ def parts(kind: str, policy: Path) -> tuple[Any, Any, list[Any]]:
         return PositivePreference(load_reference(path), beta=0.5, sft_weight=0.5), load_policy(path), PAIRS
     if kind == "kto":
         return KahnemanTversky(_moved(load_reference(path)), beta=0.5), load_policy(path), OUTCOMES
+    if kind == "implicit ce":
+        return ImplicitCrossEntropy(load_reference(path), beta=0.5), load_policy(path), OUTCOMES
     if kind == "bradley-terry":
         return BradleyTerry(margin_scale=1.0, centring=0.1), load_process_reward(path, 1), PAIRS
     if kind == "outcome":
@@ -172,7 +176,7 @@ def test_the_gradient_does_not_depend_on_a_budget_of_tokens(kind: str, tiny_poli
             torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["dpo", "positive", "kto"])
+@pytest.mark.parametrize("kind", ["dpo", "positive", "kto", "implicit ce"])
 def test_a_reference_asked_once_trains_as_one_asked_in_every_step(kind: str, tiny_policy: Path, tmp_path: Path) -> None:
     ends = []
     for how in ("online", "precomputed"):

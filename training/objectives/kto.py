@@ -23,9 +23,8 @@ from espalier.data.batches.collate import collate_outcomes, collate_unpaired
 from espalier.data.batches.packing import Layout
 from espalier.data.examples.token_examples import OutcomeExample
 from espalier.data.records import BadInput
-from espalier.models.logprobs import target_scores
 from espalier.training.objectives.objective import Loss, calibration, sum_and_count
-from espalier.training.objectives.preference import check_range, reference_sums
+from espalier.training.objectives.preference import check_range, log_ratios, unpaired_metrics
 
 
 def kto_losses(
@@ -76,29 +75,19 @@ class KahnemanTversky:
         """Return (sum, count) of the mismatched responses' log-ratios."""
         if batch.mismatched is None:
             return 0.0, 0.0
-        return sum_and_count(self._ratios(model, batch.mismatched))
+        return sum_and_count(log_ratios(model, self.reference, batch.mismatched, self.temperature))
 
     def loss(self, model: Any, batch: Batch) -> Loss:
         """Also logs rewards beta * r of both sides and the margin of their means, the accuracy of r > z0, and how
         well sigmoid(beta (r - z0)) is calibrated as the probability that a response is desirable."""
         baseline = max(0.0, self.step_mean)
-        ratios = self._ratios(model, batch)
+        ratios = log_ratios(model, self.reference, batch, self.temperature)
         weights = (self.desirable_weight, self.undesirable_weight)
         losses = kto_losses(ratios, batch.values, baseline, self.beta, weights)
-        rewards, is_good = self.beta * ratios.detach(), batch.values > 0.5
-        good, bad = sum_and_count(rewards[is_good]), sum_and_count(rewards[~is_good])
+        rewards = self.beta * ratios.detach()
         metrics = {
-            "desirable_reward": good,
-            "undesirable_reward": bad,
-            "margin|plus": good,
-            "margin|minus": bad,
-            "accuracy": sum_and_count(((ratios.detach() > baseline) == is_good).float()),
+            **unpaired_metrics(rewards, ratios.detach() > baseline, batch.values),
             "baseline": (baseline * len(rewards), float(len(rewards))),
             **calibration(torch.sigmoid(rewards - self.beta * baseline), batch.values),
         }
         return Loss((losses * batch.weights).sum(), metrics)
-
-    def _ratios(self, model: Any, batch: Batch) -> torch.Tensor:
-        """Return lp - ref [rows]."""
-        sums = batch.row_sums(target_scores(model, batch, self.temperature).logprobs)
-        return sums - reference_sums(self.reference, batch, sums, self.temperature)

@@ -68,6 +68,26 @@ def reference_sums(reference: Any, batch: Batch, like: torch.Tensor, temperature
         return batch.row_sums(target_scores(reference, batch, temperature).logprobs)
 
 
+def log_ratios(model: Any, reference: Any, batch: Batch, temperature: float) -> torch.Tensor:
+    """Return lp - ref [rows], summed over every row's targets."""
+    sums = batch.row_sums(target_scores(model, batch, temperature).logprobs)
+    return sums - reference_sums(reference, batch, sums, temperature)
+
+
+def unpaired_metrics(rewards: torch.Tensor, is_said: torch.Tensor, labels: torch.Tensor) -> Metrics:
+    """Return the log of responses judged alone: the rewards [B] of both sides and the margin of their means, and how
+    often `is_said` [B] (good or not) is what the labels [B] say, at the threshold 1/2."""
+    is_good = labels > 0.5
+    good, bad = sum_and_count(rewards[is_good]), sum_and_count(rewards[~is_good])
+    return {
+        "desirable_reward": good,
+        "undesirable_reward": bad,
+        "margin|plus": good,
+        "margin|minus": bad,
+        "accuracy": sum_and_count((is_said == is_good).float()),
+    }
+
+
 @dataclass
 class PairObjective(ABC):
     """Count = pairs. `pair_losses` is the objective itself."""

@@ -1,0 +1,175 @@
+"""An implicit process reward model that is trained along on outcomes alone (PRIME, Cui et al. 2025, arXiv 2502.01456).
+
+The reward of a response token is beta times the log-ratio of this network, a causal LM that begins as the policy, and a
+reference. In every iteration it takes one pass of optimizer steps on the rollouts, each on whole minibatches in the
+order of their groups, with the cross-entropy of beta times the log-ratio of a response against the grader's verdict
+(`training.objectives.implicit_ce`), before advantages are estimated: `experience.implicit_rewards`.
+
+Log-probs of both networks are those at the rollouts' temperature. Every rank holds all rewards.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from espalier.models.packing_check import packs_rows
+from espalier.rl.experience import RowScorer, empty_loss, policy_logprobs
+from espalier.rl.iteration_metrics import IterationMetrics
+from espalier.rl.learner import write_model
+from espalier.rl.row_shares import deal_rows, fill_from_ranks, micro_batches, most_passes, taker
+from espalier.rl.training_engines import make_training_engine
+from espalier.rl.types import Estimate, Experience, RolloutGroup
+from espalier.runtime.distributed import rank
+from espalier.runtime.entrypoint import build
+from espalier.runtime.schemas import ImplicitRewardConfig, RLConfig
+from espalier.training.engine import Engine, autocast
+from espalier.training.objectives.implicit_ce import implicit_ce_losses
+from espalier.training.sums import NotFinite, Sums
+
+
+def pair_accuracy(scores: Sequence[float], outcomes: Sequence[bool], sizes: Sequence[int]) -> float:
+    """Return how often a right rollout scores above a wrong one of the same problem (`sizes`: rollouts of each, in
+    their order); a tie counts 1/2, and so does an iteration without such a pair."""
+    total = count = 0.0
+    for start, end in pairwise(accumulate(sizes, initial=0)):
+        own = list(zip(scores[start:end], outcomes[start:end], strict=True))
+        right = [score for score, outcome in own if outcome]
+        wrong = [score for score, outcome in own if not outcome]
+        total += sum((good > bad) + 0.5 * (good == bad) for good in right for bad in wrong)
+        count += len(right) * len(wrong)
+    return total / count if count else 0.5
+
+
+@dataclass
+class ImplicitReward:
+    """Implements `rl.learner.Learner`. `reference` is the policy of the start, None where it is not asked: the policy
+    before the update is the reference, or the KL penalty has it. Sizes in rollouts."""
+
+    engine: Engine
+    config: ImplicitRewardConfig
+    reference: Any | None
+    temperature: float
+    precision: str
+    minibatch_size: int
+    micro_batch_size: int
+    micro_batch_tokens: int = 0
+    metrics: IterationMetrics = field(default_factory=IterationMetrics)
+    folder = "implicit_reward"
+    fits_returns = False
+
+    def score(self, groups: Sequence[RolloutGroup], experience: Experience, scorer: RowScorer) -> Experience:
+        """Return the experience with the rewards of its response tokens, after the steps on it. Raises NotFinite."""
+        model, beta = self.engine.model, self.config.beta
+        outcomes = [rollout.trajectory.is_correct for group in groups for rollout in group.rollouts]
+        sizes = [len(group.rollouts) for group in groups]
+        reference = self._reference_logprobs(experience, scorer)
+        logprobs, sums = self._fit(experience, reference, torch.tensor(outcomes, dtype=torch.float32))
+        rewards = beta * (logprobs - reference)
+        measured = {**sums.means(), "pair_accuracy_before": pair_accuracy(_totals(rewards), outcomes, sizes)}
+        if self.config.update == "before":
+            rewards = beta * (scorer.logprobs(model, self.temperature)[0] - reference)
+            measured["pair_accuracy_after"] = pair_accuracy(_totals(rewards), outcomes, sizes)
+        said = [total > 0 for total in _totals(rewards)]
+        right = sum(one == other for one, other in zip(said, outcomes, strict=True))
+        measured |= {"sign_accuracy": right / len(said), "reward": float(rewards[experience.response_mask].mean())}
+        self.metrics.add(measured, "implicit_reward/")
+        return replace(experience, implicit_rewards=rewards)
+
+    def _reference_logprobs(self, experience: Experience, scorer: RowScorer) -> torch.Tensor:
+        """Return [N, T]; those of a KL penalty are of the same policy."""
+        if self.config.reference == "policy":
+            return experience.old_logprobs
+        if experience.reference_logprobs is not None:
+            return experience.reference_logprobs
+        return scorer.logprobs(self.reference, self.temperature)[0]
+
+    def _fit(
+        self, experience: Experience, reference: torch.Tensor, outcomes: torch.Tensor
+    ) -> tuple[torch.Tensor, Sums]:
+        """Take one pass of steps against `outcomes` [N]: (the log-probs [N, T] that its passes gave, what was
+        measured)."""
+        seen, sums = torch.zeros(experience.ids.shape), Sums()
+        self.engine.model.train()
+        for rows in torch.arange(len(outcomes)).split(self.minibatch_size):
+            self._step(experience, reference, outcomes, rows, seen, sums)
+        return seen, sums
+
+    def _step(
+        self,
+        experience: Experience,
+        reference: torch.Tensor,
+        outcomes: torch.Tensor,
+        rows: torch.Tensor,
+        seen: torch.Tensor,
+        sums: Sums,
+    ) -> None:
+        """Take one optimizer step on the rollouts `rows` [R]: the mean loss over them; their log-probs go to `seen`."""
+        ids, attention_mask, mask = experience.ids, experience.attention_mask, experience.response_mask
+        model, is_packed = self.engine.model, packs_rows(self.engine.model)
+        deal = deal_rows(ids, attention_mask, rows, is_packed)
+        cuts = list(micro_batches(attention_mask, deal[rank()], self.micro_batch_size, is_packed,
+                                  self.micro_batch_tokens))  # fmt: skip
+        sums.add({"loss": (0.0, 0.0)})  # on every rank, also on one without rows
+        num_passes = most_passes(len(cuts))
+        self.engine.start_step(num_passes)
+        for cut, length in cuts:
+            take = taker(cut, length, self.engine.device)
+            own = take(mask)
+            with autocast(self.engine.device, self.precision):
+                found = policy_logprobs(model, take(ids), take(attention_mask).long(), own, self.temperature)[0]
+            logprobs = found.float() * own
+            scores = self.config.beta * (logprobs - take(reference)).sum(-1)
+            total = implicit_ce_losses(scores, outcomes[cut].to(scores.device)).sum()
+            if not math.isfinite(float(total.detach())):
+                raise NotFinite(f"the implicit reward's loss is {float(total.detach())} on rollouts {cut.tolist()[:8]}")
+            self.engine.backward(total / len(rows))
+            seen[cut, :length] = logprobs.detach().cpu()
+            sums.add({"loss": (float(total.detach()), len(cut))})
+        for _ in range(num_passes - len(cuts)):
+            self.engine.backward(empty_loss(model, ids, attention_mask))
+        norm = self.engine.step(self.config.learning_rate)
+        if not math.isfinite(norm):
+            raise NotFinite(f"the implicit reward's gradient norm is {norm}: lower implicit_reward.learning_rate")
+        sums.add({"grad_norm": (norm, 1)})
+        fill_from_ranks([seen], mask, deal)
+
+    def check(self, experience: Experience, estimate: Estimate) -> None:
+        """Learn nothing from advantages."""
+
+    def step(self, experience: Experience, rows: torch.Tensor, number: int, sums: Sums) -> dict[str, float]:
+        """Take no step: this iteration's were taken before its advantages were estimated."""
+        return {}
+
+    def save_state(self, folder: Path) -> None:
+        """What a resume needs; called on every rank."""
+        self.engine.save_state(folder)
+
+    def load_state(self, folder: Path) -> None:
+        """What `save_state` wrote."""
+        self.engine.load_state(folder)
+
+    def export(self, tokenizer: Any, run_dir: Path) -> None:
+        """`implicit_reward/`, a causal LM: `prm/make_log_ratio_reward` makes a reward model of it and its reference."""
+        write_model(self.engine.save_model, tokenizer, run_dir / self.folder)
+
+
+def _totals(rewards: torch.Tensor) -> list[float]:
+    """Sum [N, T] over tokens."""
+    found: list[float] = rewards.double().sum(-1).tolist()
+    return found
+
+
+def make_implicit_reward(config: RLConfig, temperature: float, reference: Any | None) -> ImplicitReward | None:
+    """Return the learner with its own engine, None where the config has none."""
+    if (settings := config.implicit_reward) is None:
+        return None
+    rates = (settings.learning_rate, settings.max_grad_norm)
+    engine = make_training_engine(config, build(settings.model), settings.optimizer, *rates)
+    update = config.update
+    sizes = (update.minibatch_size, update.micro_batch_size, update.micro_batch_tokens)
+    return ImplicitReward(engine, settings, reference, temperature, config.precision, *sizes)

@@ -1,0 +1,215 @@
+"""An implicit reward that is trained along: its loss and step by hand, what it says before and after, and that it comes
+back bit for bit."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.load import load_policy
+from espalier.rl.advantages.prime import PRIME
+from espalier.rl.combinations import check_implicit_reward, check_numbers
+from espalier.rl.experience import RowScorer
+from espalier.rl.implicit_reward import ImplicitReward, pair_accuracy
+from espalier.rl.metrics import is_replaceable
+from espalier.rl.old_logprobs import OldLogprobs
+from espalier.rl.types import Experience, RolloutGroup
+from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.schemas import ImplicitRewardConfig, KLConfig, RLConfig, RolloutConfig
+from espalier.sampling.client import ServerGone
+from espalier.training.engine import BadCheckpoint, TorchEngine
+from tests.rl.test_prime import groups_of
+from tests.rl.test_rl_critic import make_experience, weights
+from tests.support.rl_cases import make_trainer, read_metrics
+from tests.support.root_config import root_config
+
+ROWS = [[(3, [4], 1.0), (5, [1], 0.0)], [(2, [3, 7], 0.0), (4, [2], 1.0)]]  # of `make_experience`
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def moved(path: Path) -> Any:
+    """The policy, a little away from itself."""
+    model = load_policy(str(path), "eager")
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.03 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def learner_of(path: Path, minibatch: int = 4, micro: int = 4, **settings: Any) -> ImplicitReward:
+    model = moved(path)
+    engine = TorchEngine(model, torch.optim.SGD(model.parameters(), lr=1.0), torch.device("cpu"), 1e9)
+    config = ImplicitRewardConfig(beta=0.5, learning_rate=1.0, **settings)
+    return ImplicitReward(engine, config, load_policy(str(path), "eager"), 0.7, "fp32", minibatch, micro)
+
+
+def score(learner: ImplicitReward, experience: Experience, groups: list[RolloutGroup]) -> tuple[Any, dict[str, float]]:
+    scorer = RowScorer((experience.ids, experience.attention_mask, experience.response_mask), 3, "fp32")
+    with torch.random.fork_rng():
+        found = learner.score(groups, experience, scorer)
+    return found.implicit_rewards, learner.metrics.take()
+
+
+def plain_logprobs(model: Any, experience: Experience) -> torch.Tensor:
+    """Log-probs [N, T] at temperature 0.7 from padded rows, not packed, 0 outside the responses."""
+    logits = model(input_ids=experience.ids, attention_mask=experience.attention_mask).logits[:, :-1] / 0.7
+    chosen = logits.log_softmax(-1).gather(-1, experience.ids[:, 1:, None])[..., 0]
+    return torch.nn.functional.pad(chosen, (1, 0)) * experience.response_mask
+
+
+def plain_ratios(model: Any, path: Path, experience: Experience) -> torch.Tensor:
+    """Log-ratios [N, T] to the policy."""
+    return plain_logprobs(model, experience) - plain_logprobs(load_policy(str(path), "eager"), experience).detach()
+
+
+def test_a_step_is_the_gradient_of_the_mean_cross_entropy_of_responses_however_it_is_cut(tiny_policy: Path) -> None:
+    experience, groups = make_experience(), groups_of(ROWS)
+    model = moved(tiny_policy)
+    sums = 0.5 * plain_ratios(model, tiny_policy, experience).sum(-1)
+    signs = torch.tensor([1.0, -1.0, -1.0, 1.0])
+    loss = -torch.log(torch.sigmoid(signs * sums)).mean()
+    grads = torch.autograd.grad(loss, list(model.parameters()))
+    expected = weights(model) - torch.cat([grad.flatten() for grad in grads])
+    for micro in (1, 3, 4):
+        learner = learner_of(tiny_policy, micro=micro, update="after")
+        rewards, metrics = score(learner, experience, groups)
+        torch.testing.assert_close(weights(learner.engine.model), expected, rtol=0, atol=5e-6)
+        assert metrics["implicit_reward/loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+        before = 0.5 * plain_ratios(moved(tiny_policy), tiny_policy, experience).detach()
+        torch.testing.assert_close(rewards, before, rtol=1e-4, atol=1e-5)  # read off the passes that trained it
+        said = [float(total > 0) == float(sign > 0) for total, sign in zip(before.sum(-1), signs, strict=True)]
+        assert metrics["implicit_reward/sign_accuracy"] == sum(said) / 4
+        assert "implicit_reward/pair_accuracy_after" not in metrics
+
+
+def test_updated_before_it_is_asked_it_says_what_it_has_become(tiny_policy: Path) -> None:
+    experience, groups = make_experience(), groups_of(ROWS)
+    first, second = (learner_of(tiny_policy, minibatch=2, update=update) for update in ("before", "after"))
+    rewards, metrics = score(first, experience, groups)
+    torch.testing.assert_close(
+        rewards, 0.5 * plain_ratios(first.engine.model, tiny_policy, experience).detach(), rtol=1e-4, atol=1e-5
+    )
+    seen, _ = score(second, experience, groups)
+    assert torch.equal(weights(first.engine.model), weights(second.engine.model))
+    assert metrics["implicit_reward/reward"] == pytest.approx(float(rewards[experience.response_mask].mean()))
+    # two steps: what the second minibatch is scored by has learnt from the first already
+    torch.testing.assert_close(
+        seen[:2], 0.5 * plain_ratios(moved(tiny_policy), tiny_policy, experience).detach()[:2], rtol=1e-4, atol=1e-5
+    )
+    assert not torch.allclose(seen[2:], 0.5 * plain_ratios(moved(tiny_policy), tiny_policy, experience)[2:].detach())
+
+
+def test_the_policy_before_the_update_may_be_the_reference_and_that_of_a_kl_penalty_is_not_asked_again(
+    tiny_policy: Path,
+) -> None:
+    experience, groups = make_experience(), groups_of(ROWS)
+    drawn = torch.randn(experience.ids.shape, generator=torch.Generator().manual_seed(1)) * experience.response_mask
+    of_policy = replace(experience, old=OldLogprobs(drawn, drawn))
+    of_penalty = replace(experience, reference_logprobs=drawn)
+    for one, reference in ((of_policy, "policy"), (of_penalty, "start")):
+        learner = learner_of(tiny_policy, reference=reference)
+        learner.reference = None
+        rewards, _ = score(learner, one, groups)
+        own = plain_logprobs(learner.engine.model, experience).detach()
+        torch.testing.assert_close(rewards, 0.5 * (own - drawn), rtol=1e-4, atol=1e-5)
+
+
+def test_pair_accuracy_is_the_share_of_ordered_pairs_within_problems_and_a_tie_is_a_half() -> None:
+    scores, outcomes = [3.0, 1.0, 2.0, 5.0, 5.0, 9.0], [True, False, True, True, False, True]
+    # problem 1: 3 > 1, 2 > 1; problem 2: 5 = 5; problem 3 alone
+    assert pair_accuracy(scores, outcomes, [3, 2, 1]) == pytest.approx(2.5 / 3)
+    assert pair_accuracy([1.0, 2.0], [True, True], [2]) == 0.5
+
+
+def test_a_group_outside_the_range_of_accuracies_is_replaced() -> None:
+    (group,) = groups_of([[(1, [1], 1.0), (1, [1], 1.0), (1, [1], 1.0), (1, [1], 1.0), (1, [1], 0.0)]])
+    assert not is_replaceable(group, [0.0, 1.0])
+    assert not is_replaceable(group, [0.2, 0.8])
+    assert is_replaceable(group, [0.2, 0.7])
+    (agreeing,) = groups_of([[(1, [1], 1.0), (1, [1], 1.0)]])
+    assert is_replaceable(agreeing, [0.0, 1.0])
+
+
+NODE = {"_target_": "espalier.rl.advantages.prime.PRIME"}
+RLOO = {"_target_": "espalier.rl.advantages.rloo.RLOO"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"advantage": NODE}, "reads an implicit reward, and the run has none: set implicit_reward=policy"),
+        (
+            {"advantage": RLOO, "implicit_reward": ImplicitRewardConfig()},
+            "trained for nothing: set implicit_reward=none",
+        ),
+        ({"advantage": NODE, "implicit_reward": ImplicitRewardConfig(update="later")}, "must be one of before, after"),
+        ({"advantage": NODE, "implicit_reward": ImplicitRewardConfig(reference="x")}, "must be one of start, policy"),
+        ({"advantage": NODE, "implicit_reward": ImplicitRewardConfig(beta=0.0)}, "beta must be above 0"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadConfig, match=message):
+        check_implicit_reward(root_config(RLConfig, **settings))
+
+
+def test_a_range_of_accuracies_needs_rounds_that_replace() -> None:
+    rollout = RolloutConfig(accuracy_range=[0.2, 0.8])
+    with pytest.raises(BadConfig, match="dynamic_sampling_rounds=0 replaces none"):
+        check_numbers(replace(RLConfig(), rollout=rollout))
+    check_numbers(replace(RLConfig(), rollout=replace(rollout, dynamic_sampling_rounds=1)))
+    with pytest.raises(BadConfig, match="must be two shares, the lower first"):
+        check_numbers(replace(RLConfig(), rollout=replace(rollout, accuracy_range=[0.8, 0.2])))
+
+
+@pytest.mark.parametrize("settings", [
+    {"implicit_reward": ImplicitRewardConfig(learning_rate=1e-3, update="before")},
+    {"implicit_reward": ImplicitRewardConfig(learning_rate=1e-3, update="after", reference="policy"),
+     "kl": KLConfig(coefficient=0.01)},
+])  # fmt: skip
+def test_prime_stopped_and_resumed_ends_with_equal_parameters(
+    settings: dict[str, Any], tiny_policy: Path, task: WordArithmetic, tokenizer: Any, tmp_path: Path
+) -> None:
+    def make(folder: str, dies_at: str = "") -> Any:
+        small = {"num_iterations": 3, "num_epochs": 1, "evaluation_every": 0, "save_every": 2, "whitening": "standard"}
+        small |= {
+            "rollout_num_problems": 3,
+            "minibatch_size": 12,
+            "dynamic_sampling_rounds": 1,
+            "accuracy_range": [0.2, 0.8],
+        }
+        small |= {"num_lines": 2}
+        return make_trainer(tiny_policy, task, tokenizer, tmp_path / folder, dies_at,
+                            estimator=PRIME(), **small, **settings)  # fmt: skip
+
+    whole = make("whole")
+    whole.run()
+    with pytest.raises(ServerGone):
+        make("cut", dies_at="rl-2").run()
+    resumed = make("cut")
+    resumed.run()
+    for one, other in zip(whole.update.learners, resumed.update.learners, strict=True):
+        assert torch.equal(weights(one.engine.model), weights(other.engine.model))
+    start = weights(load_policy(str(tiny_policy), "eager"))
+    assert not torch.equal(weights(whole.update.learners[1].engine.model), start)
+    assert read_metrics(tmp_path / "cut") == read_metrics(tmp_path / "whole")
+    first = read_metrics(tmp_path / "whole")[0]
+    assert first["implicit_reward/loss"] == pytest.approx(math.log(2), abs=1e-5)  # it begins as its reference
+    whole.save_model()
+    assert torch.equal(weights(load_policy(str(tmp_path / "whole" / "implicit_reward"))),
+                       weights(whole.update.learners[1].engine.model))  # fmt: skip
+    plain = make_trainer(tiny_policy, task, tokenizer, tmp_path / "cut", "", num_iterations=3)
+    with pytest.raises(BadCheckpoint, match="has a trained implicit_reward"):
+        plain.run()
