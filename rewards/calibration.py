@@ -19,7 +19,9 @@ deviation (`advantage.divide_by_std`) makes any of these improper; docs/calibrat
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
+
+import torch
 
 from espalier.data.answers.stated_answers import Forecast, stated_forecast
 from espalier.data.records import BadInput, Trajectory
@@ -53,6 +55,14 @@ class Forecasts(Protocol):
         """Return one forecast a trajectory, in order."""
 
 
+@runtime_checkable
+class MovesNetworks(Protocol):
+    """A reader with networks of its own."""
+
+    def to(self, device: torch.device) -> None:
+        """Move them."""
+
+
 class StatedForecasts:
     """Takes the probabilities that a response states at their word (`data.answers.stated_answers`)."""
 
@@ -76,6 +86,15 @@ class LinguisticCalibrationReward:
         if not 0 < self.epsilon < 1 or self.sum_weight <= 1:
             raise BadInput("a calibration reward needs 0 < reward.epsilon < 1 and reward.sum_weight > 1, got "
                            f"{self.epsilon:g} and {self.sum_weight:g}")  # fmt: skip
+
+    def to(self, device: torch.device) -> None:
+        """Move the networks of the reader, where it has some."""
+        if isinstance(self.forecasts, MovesNetworks):
+            self.forecasts.to(device)
+
+    def networks(self) -> dict[str, Any]:
+        """None that is given the policy's ids: readers are given texts."""
+        return {}
 
     @classmethod
     def score_range(cls, settings: Mapping[str, Any]) -> ScoreRange:
