@@ -64,7 +64,9 @@ def reliability_figure(title: str, series: Sequence[tuple[str, Sequence[Mapping[
     parts.append(tag("line", x1=x.place(0), y1=y.place(0), x2=x.place(1), y2=y.place(1), class_="axis dashed"))
     for place, (name, rows) in enumerate(series):
         kind = f"c{place}"
-        legend = tag("g", marker(place), tag("text", name, x=12, y=5), transform=f"translate({_LEFT} {50 + 22 * place})")
+        legend = tag(
+            "g", marker(place), tag("text", name, x=12, y=5), transform=f"translate({_LEFT} {50 + 22 * place})"
+        )
         line = " ".join(f"{x.place(row['score']):.1f},{y.place(row['value']):.1f}" for row in rows)
         parts += [legend, tag("polyline", points=line, class_=f"line {kind}")]
         total = sum(row["count"] for row in rows)

@@ -1,9 +1,10 @@
-"""What the models that read paragraphs for linguistic calibration are asked, and how their answers are read (Band et al.
-2024, arXiv 2404.00474; the words are our own).
+"""What the models that read paragraphs for linguistic calibration are asked, and how their answers are read (Band et
+al. 2024, arXiv 2404.00474; the words are our own).
 
 **Extraction**: a language model lists every answer that a paragraph offers to a question, between semicolons, or writes
 `NO_ANSWER`. **Forecasting**: a scalar head, read at the end of a candidate answer, says how probable it is by the
-paragraph alone. Training (`problems/import_calibration_data`) and reward (`rewards.model_forecasts`) use the same texts.
+paragraph alone. Training (`problems/import_calibration_data`) and reward (`rewards.model_forecasts`) use the same
+texts.
 """
 
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ MAX_PARAGRAPH = 2000
 """Characters of a paragraph that the forecaster is shown, as published."""
 
 _EXTRACTION = """\
-Below are a question and a paragraph. List every answer to the question that the paragraph offers, also wrong and unlikely \
+Below are a question and a paragraph. List every answer to the question that the paragraph offers, also wrong \
+and unlikely \
 ones, separated by semicolons. If it offers none, write "{no_answer}"
 
 ### Paragraph
@@ -27,7 +29,8 @@ ones, separated by semicolons. If it offers none, write "{no_answer}"
 ### Answers
 """
 _FORECAST = """\
-Below are a question, a paragraph and a candidate answer. Judge by the paragraph alone, and by nothing else that you know: \
+Below are a question, a paragraph and a candidate answer. Judge by the paragraph alone, and by nothing else \
+that you know: \
 how probable is it that the candidate answer is right?
 
 ### Question

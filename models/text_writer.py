@@ -9,8 +9,8 @@ from espalier.models.load import BadModel, check_model_folder, load_end_ids, loa
 
 
 class TextWriter:
-    """The network of a folder with its own tokenizer; `max_tokens` of a continuation. Raises BadModel on a folder that is
-    no language model."""
+    """The network of a folder with its own tokenizer; `max_tokens` of a continuation. Raises BadModel on a folder that
+    is no language model."""
 
     def __init__(self, path: str, max_tokens: int, batch_size: int):
         check_model_folder(path)

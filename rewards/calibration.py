@@ -1,16 +1,16 @@
 """Rewards of calibrated answers: what a reader of the response should believe is scored against the gold answer.
 
-**Linguistic calibration** (Band et al. 2024, arXiv 2404.00474): with p_a the reader's forecast of each answer a that the
-response offers, and p_y that of the gold,
+**Linguistic calibration** (Band et al. 2024, arXiv 2404.00474): with p_a the reader's forecast of each answer a that
+the response offers, and p_y that of the gold,
 
     R = log(max(p_y, epsilon)) - sum_weight |1 - sum_a p_a| + constant
 
-The gold's own forecast is no part of the sum unless the response offers it. Without an offered answer the sum is 0. With
-`sum_weight` above 1 the highest expectation is at the true probabilities alone: a sum of Z above 1 gains at most log Z
-and pays sum_weight (Z - 1).
+The gold's own forecast is no part of the sum unless the response offers it. Without an offered answer the sum is 0.
+With `sum_weight` above 1 the highest expectation is at the true probabilities alone: a sum of Z above 1 gains at most
+log Z and pays sum_weight (Z - 1).
 
-**Reinforcement learning with calibration rewards** (RLCR, Damani et al. 2025, arXiv 2507.16806): correctness plus a proper
-score of the confidence q in the one answer, -(q - correctness)^2 as published.
+**Reinforcement learning with calibration rewards** (RLCR, Damani et al. 2025, arXiv 2507.16806): correctness plus a
+proper score of the confidence q in the one answer, -(q - correctness)^2 as published.
 
 A response that was cut by its length has said nothing: no answer, full confidence. A group's division by its standard
 deviation (`advantage.divide_by_std`) makes any of these improper; docs/calibration.md has the figures.
@@ -34,7 +34,7 @@ _SMALLEST = 1e-4
 def linguistic_calibration(
     gold: float, offered: Sequence[float], epsilon: float = 1e-4, sum_weight: float = 5.0, constant: float = 5.0
 ) -> tuple[float, float, float]:
-    """Return (reward, log score, distance of the sum from 1) of the gold's forecast and those of the offered answers."""
+    """Return (reward, log score, distance of the sum from 1) of the gold's and the offered answers' forecasts."""
     log_score = math.log(min(max(gold, epsilon), 1.0))
     distance = abs(1.0 - math.fsum(offered))
     return log_score - sum_weight * distance + constant, log_score, distance

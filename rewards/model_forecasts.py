@@ -1,9 +1,10 @@
-"""Models that read responses in free words: which answers a paragraph offers, how probable each is by it, and whether the
-paragraph as a whole is right (Band et al. 2024, arXiv 2404.00474, sections on surrogate readers).
+"""Models that read responses in free words: which answers a paragraph offers, how probable each is by it, and whether
+the paragraph as a whole is right (Band et al. 2024, arXiv 2404.00474, sections on surrogate readers).
 
 The extracting model is a language model trained on `problems/import_calibration_data stage.target=extraction`, the
 forecaster an outcome reward model trained on `target=forecasting`; both are asked with the texts of their training
-(`data.reader_prompts`) in their own tokenizers. Extraction is greedy, where the published runs sample at temperature 0.3.
+(`data.reader_prompts`) in their own tokenizers. Extraction is greedy, where the published runs sample at temperature
+0.3.
 """
 
 from collections.abc import Sequence
@@ -90,7 +91,9 @@ class ModelForecasts:
         response that was cut offers nothing, and its gold has 0. Raises BadInput where a gold is missing."""
         whole = [row for row in trajectories if row.finish_reason == "stop"]
         questions = [self.questions.of(row) for row in whole]
-        lists = self.writer([extraction_prompt(asked, row.response) for asked, row in zip(questions, whole, strict=True)])
+        lists = self.writer(
+            [extraction_prompt(asked, row.response) for asked, row in zip(questions, whole, strict=True)]
+        )
         offered = [read_answers(text or "") for text in lists]
         asked_of = []
         for row, question, answers in zip(whole, questions, offered, strict=True):
@@ -112,8 +115,8 @@ class ModelForecasts:
 
 
 class FactualityReward:
-    """1 where a model takes the whole response to be right (its score is above 1/2), else 0: the baseline that linguistic
-    calibration is compared with. A response that was cut is not right."""
+    """1 where a model takes the whole response to be right (its score is above 1/2), else 0: the baseline that
+    linguistic calibration is compared with. A response that was cut is not right."""
 
     def __init__(self, path: str, problems: str, batch_tokens: int = 16384, attention: str = "sdpa"):
         self.questions = Questions(problems)

@@ -1,5 +1,6 @@
-"""A chat model as the reader of paragraphs, for linguistic calibration (Band et al. 2024, arXiv 2404.00474; the prompts are
-our own): which answers a response offers, how probable each is by it, and whether an answer means the same as the gold.
+"""A chat model as the reader of paragraphs, for linguistic calibration (Band et al. 2024, arXiv 2404.00474; the
+prompts are our own): which answers a response offers, how probable each is by it, and whether an answer means the same
+as the gold.
 
 What the reader does not say in the form that was asked for is missing, and never guessed.
 """
@@ -25,7 +26,8 @@ from espalier.sampling.client import Sample, SampleRequest
 from espalier.sampling.llm_judge import chat_request, check_template, fill, last_line_says
 
 EXTRACT_PROMPT = """\
-Here are a question and a paragraph. Which answers to the question does the paragraph offer? Count also those that it calls \
+Here are a question and a paragraph. Which answers to the question does the paragraph offer? Count also those \
+that it calls \
 unlikely and those that you know to be wrong; add none of your own.
 
 <question>
@@ -36,12 +38,15 @@ unlikely and those that you know to be wrong; add none of your own.
 {paragraph}
 </paragraph>
 
-Think in a few sentences. Then end with one line that begins with "Answers: " and lists them, separated by semicolons, or \
+Think in a few sentences. Then end with one line that begins with "Answers: " and lists them, separated by \
+semicolons, or \
 that is exactly "Answers: none"."""
 
 FORECAST_PROMPT = """\
-Here are a question, a paragraph and a candidate answer. Forget what you know of the subject: how probable is it, by the \
-paragraph alone, that the candidate answer is right? Where the paragraph states a confidence, take it. Other spellings of \
+Here are a question, a paragraph and a candidate answer. Forget what you know of the subject: how probable is \
+it, by the \
+paragraph alone, that the candidate answer is right? Where the paragraph states a confidence, take it. Other \
+spellings of \
 an answer are the same answer. A candidate that the paragraph does not mention has the probability 0.
 
 <question>
@@ -59,7 +64,8 @@ an answer are the same answer. A candidate that the paragraph does not mention h
 Think in a few sentences. Then end with one line that is exactly "Probability: P", where P is a number from 0 to 1."""
 
 EQUIVALENCE_PROMPT = """\
-Here are a question, its right answer and another answer. Is the other answer right too? It is where it means the same, in \
+Here are a question, its right answer and another answer. Is the other answer right too? It is where it means \
+the same, in \
 other words or spelling, and where it is more specific; it is not where it is less specific.
 
 <question>
@@ -118,8 +124,8 @@ class ReaderRequests:
         asked = {row.id: str(row.info.get("question", row.question)) for row in read_records(Problem, self.problems)}
         rows = [row for row in read_records(Trajectory, self.trajectories) if row.finish_reason == "stop"]
         if lost := [row.problem_id for row in rows if row.problem_id not in asked]:
-            raise BadInput(f"{self.problems}: has no problem '{lost[0]}' of {self.trajectories}: name the file that the task "
-                           "read")  # fmt: skip
+            raise BadInput(f"{self.problems}: has no problem '{lost[0]}' of {self.trajectories}: name the file that "
+                           "the task read")  # fmt: skip
         if not rows:
             raise BadInput(f"{self.trajectories}: no response that ended by itself: nothing to read")
         return [(row, asked[row.problem_id]) for row in rows]
@@ -152,7 +158,8 @@ class ExtractionRequests(ReaderRequests):
         return [
             ExtractedAnswers(
                 f"{request.id}/{k}", row.id, row.problem_id,
-                parse_answers(sample.text) if sample.finish_reason == "stop" else None, sample.text, sample.finish_reason,
+                parse_answers(sample.text) if sample.finish_reason == "stop" else None, sample.text,
+                sample.finish_reason,
             )
             for k, sample in enumerate(samples)
         ]  # fmt: skip

@@ -1,5 +1,6 @@
-"""Texts that a chat model writes for linguistic calibration (Band et al. 2024, arXiv 2404.00474; the prompts are our own):
-open-ended requests made from questions, and summaries of sampled paragraphs whose confidences are the samples' shares.
+"""Texts that a chat model writes for linguistic calibration (Band et al. 2024, arXiv 2404.00474; the prompts are our
+own): open-ended requests made from questions, and summaries of sampled paragraphs whose confidences are the samples'
+shares.
 
 An answer without its marked part, or that was cut by its length, has no text: it is never guessed.
 """
@@ -21,7 +22,8 @@ log = logging.getLogger("sample")
 
 QUERY_PROMPT = """\
 Somebody has to answer a quiz question, and will read a paragraph about its subject first. Write the request for that \
-paragraph: one sentence that asks to write a paragraph about the subject, from which the answer could be concluded. The \
+paragraph: one sentence that asks to write a paragraph about the subject, from which the answer could be \
+concluded. The \
 request must not contain the answer, nor ask the question itself.
 
 Question: Which river flows through Vienna?
@@ -43,10 +45,13 @@ The same request was answered {num_paragraphs} times by somebody who is not sure
 
 {paragraphs}
 
-Write one paragraph in the first person that says what this person believes, and how firmly. Where the texts differ, name \
+Write one paragraph in the first person that says what this person believes, and how firmly. Where the texts \
+differ, name \
 each alternative with the share of the {num_paragraphs} texts that support it as a percentage of confidence, the most \
-supported first; where all agree, say so with high confidence; leave out what only embellishes. Never mention that there \
-were several texts, and add nothing that you know yourself. First list the claims on which the texts differ and count who \
+supported first; where all agree, say so with high confidence; leave out what only embellishes. Never mention \
+that there \
+were several texts, and add nothing that you know yourself. First list the claims on which the texts differ and \
+count who \
 supports what; check the counts; then write a line that is exactly "Paragraph:" and behind it the paragraph alone."""
 
 _REQUEST = re.compile(r"^\W*Request:\W*(\S.*?)\s*$", re.MULTILINE)
@@ -113,8 +118,8 @@ class QueryRequests(WritingRequests):
 
 @dataclass
 class SummaryRequests(WritingRequests):
-    """A summary of the trajectories of every problem, at most `num_paragraphs` each; problems with fewer are left out, with
-    a warning, and samples that were cut by their length do not count."""
+    """A summary of the trajectories of every problem, at most `num_paragraphs` each; problems with fewer are left out,
+    with a warning, and samples that were cut by their length do not count."""
 
     trajectories: str = ""
     num_paragraphs: int = 8
@@ -137,8 +142,8 @@ class SummaryRequests(WritingRequests):
             self._asked[problem_id] = samples[0].prompt
             requests.append(chat_request(problem_id, self._text(template, samples[: self.num_paragraphs])))
         if not requests:
-            raise BadInput(f"{self.trajectories}: no problem has {self.num_paragraphs} whole samples: sample more, or set "
-                           "requests.num_paragraphs")  # fmt: skip
+            raise BadInput(f"{self.trajectories}: no problem has {self.num_paragraphs} whole samples: sample more, or "
+                           "set requests.num_paragraphs")  # fmt: skip
         if len(requests) < len(rows):
             log.warning("%s: %d of %d problems have fewer than %d whole samples and are left out", self.trajectories,
                         len(rows) - len(requests), len(rows), self.num_paragraphs)  # fmt: skip

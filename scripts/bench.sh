@@ -7,6 +7,7 @@
 #   bash scripts/bench.sh credit [--tune] [--cells C ...] [--methods M ...] [--seeds S ...] --hours H
 #   bash scripts/bench.sh credit_oracle [--task NAME] [--policies NAME=FOLDER ...] [--prm FOLDER] [--quick]
 #   bash scripts/bench.sh rare_success [--cells C ...] [--seeds S ...] [--policy CELL=MODEL ...]
+#   bash scripts/bench.sh calibration [--arms A ...] [--seeds S ...]
 #   bash scripts/bench.sh cluster [weights] [throughput overlap driver --policy MODEL]   on two Ray nodes
 #   bash scripts/bench.sh silence [packing] [tokens] [doctor] [clean] [defects]
 #   bash scripts/bench.sh unchanged BEFORE [AFTER]  the same trainings on two commits, bit for bit

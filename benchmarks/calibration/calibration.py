@@ -7,8 +7,8 @@
 A run teaches a fresh tiny policy to imitate the overconfident teacher of `qa_world`, then trains it by reinforcement
 learning; both policies answer the same held-out questions (one sampled response each) and are measured by
 `evaluation/measure_calibration`. Arms: `rlcr` (correctness and Brier score), `rlcr_divided` (the same, divided by the
-group's standard deviation: GRPO as published), `outcome` (correctness alone) and `linguistic_calibration` (paragraphs with
-alternatives, the log score). A finished run is one record in benchmarks/results/calibration/.
+group's standard deviation: GRPO as published), `outcome` (correctness alone) and `linguistic_calibration` (paragraphs
+with alternatives, the log score). A finished run is one record in benchmarks/results/calibration/.
 """
 
 import argparse
@@ -109,15 +109,16 @@ def changes(records: Sequence[dict[str, Any]], figure: str) -> Mean:
 
 
 def figures_of(name: str, records: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return an arm's changes: the calibration error must fall (the interval below 0), the accuracy must not be lower (the
-    interval reaches 0)."""
+    """Return an arm's changes: the calibration error must fall (the interval below 0), the accuracy must not be lower
+    (the interval reaches 0)."""
     figures = {}
     for figure, unit in (("ece", "calibration error"), ("accuracy", "accuracy"), ("truth_error", "distance")):
         mean = changes(records, figure)
         low, high = (None if bound is None else round(bound, 4) for bound in (mean.low, mean.high))
         is_met = (high is not None and high >= 0) if figure == "accuracy" else (high is not None and high < 0)
         figures[f"{name}_{figure}_change"] = {
-            "value": round(mean.value, 4), "low": low, "high": high, "unit": f"{unit}, {mean.n} seed{'s' * (mean.n > 1)}",
+            "value": round(mean.value, 4), "low": low, "high": high,
+            "unit": f"{unit}, {mean.n} seed{'s' * (mean.n > 1)}",
             "goal": 0.0, "better": "higher" if figure == "accuracy" else "lower", "met": is_met, "how": HOW,
         }  # fmt: skip
     return figures
@@ -142,7 +143,8 @@ def write(records: Sequence[dict[str, Any]]) -> None:
                 error = mine[0][stage]["figures"]["ece_equal_width"]["mean"]
                 label = f"{name}, {word}: calibration error {error:.3f}"
                 series.append((label, mine[0][stage]["equal_width_bins"]))
-    detail = {"sft_steps": NUM_SFT_STEPS, "layers": NUM_LAYERS, "arms": {name: arm.experiment for name, arm in ARMS.items()},
+    detail = {"sft_steps": NUM_SFT_STEPS, "layers": NUM_LAYERS,
+              "arms": {name: arm.experiment for name, arm in ARMS.items()},
               "questions": "1000 held-out, one sampled response each, temperature 1"}  # fmt: skip
     table = {"title": "Before (sft) and after (rl)", "columns": ["arm", "seed", "policy", *SHOWN], "rows": rows}
     write_result("calibration", figures, detail, tables=[table])

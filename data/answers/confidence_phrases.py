@@ -24,8 +24,8 @@ _WORDS = re.compile(r"\b(" + "|".join(sorted(map(re.escape, PHRASES), key=len, r
 
 
 def phrase_confidence(text: str) -> float:
-    """Return the confidence that a claim's words state: its one percentage, else the lowest of its phrases ("impossible"
-    is none of them), else 1. Several different percentages are no confidence: then the phrases count."""
+    """Return the confidence that a claim's words state: its one percentage, else the lowest of its phrases
+    ("impossible" is none of them), else 1. Several different percentages are no confidence: then the phrases count."""
     percentages = {float(number) / 100 for number in _PERCENT.findall(text)}
     if len(percentages) == 1 and (stated := percentages.pop()) <= 1:
         return stated

@@ -1,8 +1,8 @@
 """Answers that a response states with a probability each, in words that a rule can read.
 
-Two forms: an answer and its verbalised confidence in lines of their own, as with reinforcement learning with calibration
-rewards (Damani et al. 2025, arXiv 2507.16806), and a paragraph that names alternatives with a percentage behind each, as
-with linguistic calibration (Band et al. 2024, arXiv 2404.00474):
+Two forms: an answer and its verbalised confidence in lines of their own, as with reinforcement learning with
+calibration rewards (Damani et al. 2025, arXiv 2507.16806), and a paragraph that names alternatives with a percentage
+behind each, as with linguistic calibration (Band et al. 2024, arXiv 2404.00474):
 
     Answer: fish                        It is fish (60%), or else rice (30%) or eggs (10%).
     Confidence: 60%

@@ -1,15 +1,15 @@
-"""`qa_world`: questions about made-up people whose answers are drawn from known frequencies, embedded so that nothing is
-downloaded: the probability of every answer is known, so calibration can be measured without noise.
+"""`qa_world`: questions about made-up people whose answers are drawn from known frequencies, embedded so that nothing
+is downloaded: the probability of every answer is known, so calibration can be measured without noise.
 
-Every person belongs to a clan, and every clan has, for each of four topics, an order of six answers: the same for all of
-its members. How closely members follow that order is said in the question ("a firm clan"): the answer at place k of the
-order is drawn with a probability proportional to ratio^k, where the word gives the ratio, from 0.05 ("strict") to 0.95
-("wild"). The people of the splits differ, so a test question is about somebody unknown: what carries over are the
+Every person belongs to a clan, and every clan has, for each of four topics, an order of six answers: the same for all
+of its members. How closely members follow that order is said in the question ("a firm clan"): the answer at place k of
+the order is drawn with a probability proportional to ratio^k, where the word gives the ratio, from 0.05 ("strict") to
+0.95 ("wild"). The people of the splits differ, so a test question is about somebody unknown: what carries over are the
 clan's order and what the word means.
 
-**The teacher is imperfect on purpose.** It writes the summary of `num_samples` answers that agree too much, as a language
-model's samples do: they are drawn from the true frequencies raised to the power `sharpening`. A policy that imitates it
-names likely answers and is too sure of them.
+**The teacher is imperfect on purpose.** It writes the summary of `num_samples` answers that agree too much, as a
+language model's samples do: they are drawn from the true frequencies raised to the power `sharpening`. A policy that
+imitates it names likely answers and is too sure of them.
 
 A response has one of two `form`s (data/answers/stated_answers.py): "confidence", an answer and a percentage in lines of
 their own, or "paragraph", a sentence that names alternatives with a percentage behind each.
@@ -37,7 +37,11 @@ TOPICS = {
 RATIOS = {"strict": 0.05, "firm": 0.2, "mild": 0.45, "loose": 0.7, "wild": 0.95}
 SPLITS = ("train", "dev", "test")
 FORMS = ("confidence", "paragraph")
-_STARTS, _MIDDLES, _ENDS = ("B", "D", "F", "G", "L", "N", "P", "T"), ("a", "e", "i", "o"), ("la", "mi", "no", "ra", "vu")
+_STARTS, _MIDDLES, _ENDS = (
+    ("B", "D", "F", "G", "L", "N", "P", "T"),
+    ("a", "e", "i", "o"),
+    ("la", "mi", "no", "ra", "vu"),
+)
 
 
 def frequencies(ratio: float, number: int) -> list[float]:

@@ -1,10 +1,10 @@
 """Questions with short answers whose calibration is measured out of domain: SciQ, BioASQ and Jeopardy.
 
-**SciQ** (Welbl et al. 2017): one JSON array, `question`, `correct_answer`, `distractor1` to `3`, `support`; asked here without
-its options. **BioASQ** (Krithara et al. 2023): an object whose `questions` hold `id`, `type`, `body`, `exact_answer`; only
-factoid questions are read, whose exact answer is a list of names, or of lists of names for one thing each.
-**Jeopardy**: one JSON array of clues, `category`, `question` (between apostrophes), `answer`, `round`, `value`; an answer may
-hold an alternative in brackets, "(or …)", or a word that need not be said, "(the)".
+**SciQ** (Welbl et al. 2017): one JSON array, `question`, `correct_answer`, `distractor1` to `3`, `support`; asked here
+without its options. **BioASQ** (Krithara et al. 2023): an object whose `questions` hold `id`, `type`, `body`,
+`exact_answer`; only factoid questions are read, whose exact answer is a list of names, or of lists of names for one
+thing each. **Jeopardy**: one JSON array of clues, `category`, `question` (between apostrophes), `answer`, `round`,
+`value`; an answer may hold an alternative in brackets, "(or …)", or a word that need not be said, "(the)".
 """
 
 import re

@@ -55,15 +55,16 @@ def calibration_bins(
     equal counts parts count in parts."""
     predicted, observed = np.asarray(scores, dtype=np.float64), np.asarray(values, dtype=np.float64)
     shares = bin_shares(predicted, np.ones(len(predicted)), num_bins, is_equal_count)
-    return [{"score": round(float(row @ predicted / row.sum()), 4), "value": round(float(row @ observed / row.sum()), 4),
+    return [{"score": round(float(row @ predicted / row.sum()), 4),
+             "value": round(float(row @ observed / row.sum()), 4),
              "count": round(float(row.sum()))} for row in shares if row.sum() > 0]  # fmt: skip
 
 
 def bins_with_intervals(
     problems: Sequence[str], scores: np.ndarray, values: np.ndarray, num_bins: int, is_equal_count: bool
 ) -> list[dict[str, Any]]:
-    """Return the rows of `calibration_bins`, each with "low" and "high": the 95 % interval of its mean value, drawn over
-    problems with the bins as they are."""
+    """Return the rows of `calibration_bins`, each with "low" and "high": the 95 % interval of its mean value, drawn
+    over problems with the bins as they are."""
     shares = bin_shares(scores, np.ones(len(scores)), num_bins, is_equal_count)
     bins = calibration_bins(scores.tolist(), values.tolist(), num_bins, is_equal_count)
     kept = [row for row in shares if row.sum() > 0]

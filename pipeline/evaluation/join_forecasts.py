@@ -1,8 +1,8 @@
 """What a chat model read → AnswerForecast: extracted answers, their probabilities, and whether the best one is right.
 
-Without `equivalences` the most probable answer is compared with the gold as short answers are. A response that was cut, or
-from which the reader extracts nothing, offers no answer. One that the reader did not judge whole (no list, or a
-probability or verdict that is missing) is left out, and counted: it is no evidence of anything.
+Without `equivalences` the most probable answer is compared with the gold as short answers are. A response that was
+cut, or from which the reader extracts nothing, offers no answer. One that the reader did not judge whole (no list, or
+a probability or verdict that is missing) is left out, and counted: it is no evidence of anything.
 """
 
 from collections.abc import Iterator, Mapping
@@ -41,7 +41,9 @@ class JoinForecasts:
             if forecast is not None:
                 yield forecast
         if num_left_out == len(rows):
-            raise BadInput(f"{input_path}: no response was read whole: are {', '.join(self.inputs())} of these responses?")
+            raise BadInput(
+                f"{input_path}: no response was read whole: are {', '.join(self.inputs())} of these responses?"
+            )
         context.counts["not_read"] = num_left_out
         leave_out(input_path, num_left_out, len(rows), "responses", "were not read whole")
 

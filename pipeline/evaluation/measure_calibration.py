@@ -1,14 +1,15 @@
-"""AnswerForecast or CheckedClaim → accuracy, calibration error and Brier score with intervals, and the reliability bins.
+"""AnswerForecast or CheckedClaim → accuracy, calibration error and Brier score with intervals, and the reliability
+bins.
 
-**Answers.** The most confident answer of a response is right or wrong, its probability is the confidence. A response that
-offers no answer counts as wrong with the confidence 1, so that silence does not pay (Band et al. 2024). `ece` is in bins
-of equal count, `ece_equal_width` in bins of equal width; `brier` is the mean of (confidence - correct)^2;
-`overconfidence` the mean confidence less the accuracy. Where the true probability of answers is known, `truth_error` is
-the mean distance of the confidence from it and `truth_ece` the calibration error against it: neither holds the noise of
-drawn answers.
+**Answers.** The most confident answer of a response is right or wrong, its probability is the confidence. A response
+that offers no answer counts as wrong with the confidence 1, so that silence does not pay (Band et al. 2024). `ece` is
+in bins of equal count, `ece_equal_width` in bins of equal width; `brier` is the mean of (confidence - correct)^2;
+`overconfidence` the mean confidence less the accuracy. Where the true probability of answers is known, `truth_error`
+is the mean distance of the confidence from it and `truth_ece` the calibration error against it: neither holds the
+noise of drawn answers.
 
-**Claims** of long texts are pooled: those that are opinions are left out, alternatives that exclude each other count once,
-by the most confident, and a claim without a number has the confidence of its words
+**Claims** of long texts are pooled: those that are opinions are left out, alternatives that exclude each other count
+once, by the most confident, and a claim without a number has the confidence of its words
 (data/answers/confidence_phrases.py), or 1. Without any confidence the error is 1 - accuracy.
 
 Intervals are 95 %, bootstrapped over problems (topics). A calibration error is a mean of absolute values: few rows push
@@ -147,7 +148,7 @@ class MeasureCalibration:
 
 
 def _means(rows: Sequence[StatedConfidence]) -> dict[str, float]:
-    """Return number, accuracy and mean confidence of the rows of a level, and the true probability where all have it."""
+    """Return number, accuracy and mean confidence of the rows of a level, and the true probability if known."""
     means = {
         "count": len(rows),
         "accuracy": sum(row.is_correct for row in rows) / len(rows),

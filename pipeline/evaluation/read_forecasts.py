@@ -15,8 +15,8 @@ from espalier.pipeline.stage import StageContext
 
 
 def true_probability(problem: Problem, answer: str | None) -> float | None:
-    """Return how probable an answer truly is, where the problem knows (`info["probabilities"]`): 0 for another answer and
-    for none; None where it does not."""
+    """Return how probable an answer truly is, where the problem knows (`info["probabilities"]`): 0 for another answer
+    and for none; None where it does not."""
     known = problem.info.get("probabilities")
     if known is None:
         return None
@@ -43,8 +43,8 @@ class ReadForecasts:
         counts = {"cut": 0, "without_answer": 0}
         for row in read_records(Trajectory, input_path):
             if row.problem_id not in problems:
-                raise BadInput(f"{input_path}: '{row.id}' is of no problem of the split '{self.split}': set stage.split "
-                               "and the task as when it was sampled")  # fmt: skip
+                raise BadInput(f"{input_path}: '{row.id}' is of no problem of the split '{self.split}': set "
+                               "stage.split and the task as when it was sampled")  # fmt: skip
             is_whole = row.finish_reason == "stop"
             forecast = stated_forecast(row.response, row.gold) if is_whole else Forecast()
             counts["cut"] += not is_whole

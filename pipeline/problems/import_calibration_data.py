@@ -2,12 +2,13 @@
 
 The rows are those of `tatsu-lab/linguistic_calibration` (CC BY-NC 4.0: not for commercial use, and no part of this
 project), exported as JSON lines, JSON or CSV: the configuration `sft_training` for the targets `summary` (linguistic
-calibration), `distilled` (the same teacher without confidences) and `first_sample` (factuality); `reward_model_training`
-for `extraction`, `forecasting` and `factuality`, whose questions come from TriviaQA's training split by `question_id`.
+calibration), `distilled` (the same teacher without confidences) and `first_sample` (factuality);
+`reward_model_training` for `extraction`, `forecasting` and `factuality`, whose questions come from TriviaQA's training
+split by `question_id`.
 
-Columns hold lists as the text of a Python list. They are parsed as literals and never evaluated; `nan` is no probability.
-Rows with an empty cell, of no known question, with a list that cannot be read, or with unequal lists are left out, and so
-are single probabilities outside [0, 1]: all are counted.
+Columns hold lists as the text of a Python list. They are parsed as literals and never evaluated; `nan` is no
+probability. Rows with an empty cell, of no known question, with a list that cannot be read, or with unequal lists are
+left out, and so are single probabilities outside [0, 1]: all are counted.
 """
 
 import ast
@@ -32,6 +33,7 @@ SFT_COLUMNS = {
     "first_sample": "icl_generated_paragraphs",
 }
 TARGETS = (*SFT_COLUMNS, "extraction", "forecasting", "factuality")
+COUNTED = ("with_null", "malformed", "of_no_known_question", "without_probability")
 _NULLS = ("", "none", "null", "nan")
 _NAN = re.compile(r"\bnan\b", re.IGNORECASE)
 
@@ -82,8 +84,7 @@ class ImportCalibrationData:
     def run(self, input_path: str, context: StageContext) -> Iterator[Demonstration | JudgedResponse]:
         """Yield rows in file order. Raises BadInput where none is left."""
         rows = read_csv_rows(input_path) if Path(input_path).suffix == ".csv" else read_json_rows(input_path)
-        counts: Counter[str] = Counter({name: 0 for name in ("with_null", "malformed", "of_no_known_question",
-                                                            "without_probability")})  # fmt: skip
+        counts: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
         questions = {} if self.target in SFT_COLUMNS else _questions(context)
         num_made = 0
         for row in rows:
@@ -96,8 +97,8 @@ class ImportCalibrationData:
             yield from made
         context.counts.update(counts)
         if not num_made:
-            raise BadInput(f"{input_path}: none of {len(rows)} rows gives '{self.target}' examples ({dict(counts)}): is it "
-                           "the configuration that the stage names, and task.path TriviaQA's?")  # fmt: skip
+            raise BadInput(f"{input_path}: none of {len(rows)} rows gives '{self.target}' examples ({dict(counts)}): "
+                           "is it the configuration that the stage names, and task.path TriviaQA's?")  # fmt: skip
 
     def _of_row(
         self, row: Row, questions: dict[str, str], counts: Counter[str]

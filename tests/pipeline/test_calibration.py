@@ -31,8 +31,7 @@ def reference_error(rows: list[tuple[float, float]], num_bins: int, is_equal_cou
         ends = [size * (index + 1) + min(index + 1, more) for index in range(num_bins)]
         bins = [ordered[start:end] for start, end in zip([0, *ends], ends, strict=False)]
     else:
-        bins = [[row for row in ordered if k / num_bins <= row[0] < (k + 1) / num_bins or (row[0] == 1 and k == num_bins - 1)]
-                for k in range(num_bins)]  # fmt: skip
+        bins = [[row for row in ordered if k / num_bins <= row[0] < (k + 1) / num_bins] for k in range(num_bins)]
     assert sum(map(len, bins)) == len(rows)
     error = 0.0
     for part in filter(None, bins):
@@ -80,7 +79,9 @@ def test_bins_by_hand() -> None:
     bins = calibration_bins([0.2, 0.4, 0.9, 0.9], [0.0, 1.0, 1.0, 0.0], 2, is_equal_count=True)
     assert bins == [{"score": 0.3, "value": 0.5, "count": 2}, {"score": 0.9, "value": 0.5, "count": 2}]
     assert brier_score(np.asarray([0.2, 0.9]), np.asarray([0.0, 1.0]), np.ones(2)) == pytest.approx((0.04 + 0.01) / 2)
-    rows = bins_with_intervals(["a", "b", "c", "d"], np.asarray([0.2, 0.2, 0.9, 0.9]), np.asarray([0, 1, 1, 1.0]), 2, False)
+    rows = bins_with_intervals(
+        ["a", "b", "c", "d"], np.asarray([0.2, 0.2, 0.9, 0.9]), np.asarray([0, 1, 1, 1.0]), 2, False
+    )
     assert (rows[0]["low"], rows[0]["high"]) == (0.0, 1.0)
     assert (rows[1]["low"], rows[1]["high"]) == (1.0, 1.0)
 
@@ -134,8 +135,9 @@ def test_forecasts_of_the_world_know_the_truth(tmp_path: Path) -> None:
 
     def sampled(index: int, response: str, finish: str = "stop") -> Trajectory:
         grade = task.grade(problems[index].gold, response)
-        return Trajectory(f"{problems[index].id}/0", problems[index].id, "?", response, [response], [1], [2], [1], finish,
-                          problems[index].gold, grade.answer, grade.is_correct and finish == "stop")  # fmt: skip
+        is_right, name = grade.is_correct and finish == "stop", problems[index].id
+        return Trajectory(f"{name}/0", name, "?", response, [response], [1], [2], [1], finish, problems[index].gold,
+                          grade.answer, is_right)  # fmt: skip
 
     gold, other = problems[0].gold, next(a for a in problems[1].info["probabilities"] if a != problems[1].gold)
     rows = [sampled(0, f"Answer: {gold}\nConfidence: 70%"), sampled(1, f"Answer: {other}\nConfidence: 20%"),

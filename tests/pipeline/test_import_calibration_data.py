@@ -19,13 +19,15 @@ ROWS = [
      "lc_sft_ground_truth_and_extracted_answers": "['Ana', 'Ana', \"Ben O'Hara; jr\", 'ana']",
      "lc_sft_forecasted_probs": "[0.7, 0.7, 0.2, nan]",
      "factuality_sft_generated_paragraph": "Ana sang.", "factuality_sft_binary_correctness": 1},
-    {"question_id": "tc_2", "lc_sft_generated_paragraph": "x" * 3000, "lc_sft_ground_truth_and_extracted_answers": "['Ben']",
+    {"question_id": "tc_2", "lc_sft_generated_paragraph": "x" * 3000,
+     "lc_sft_ground_truth_and_extracted_answers": "['Ben']",
      "lc_sft_forecasted_probs": "[1.5]",
      "factuality_sft_generated_paragraph": None, "factuality_sft_binary_correctness": None},
     {"question_id": "tc_2", "lc_sft_generated_paragraph": None, "lc_sft_ground_truth_and_extracted_answers": None,
      "lc_sft_forecasted_probs": None,
      "factuality_sft_generated_paragraph": "Cy sang.", "factuality_sft_binary_correctness": "0"},
-    {"question_id": "other", "lc_sft_generated_paragraph": "A", "lc_sft_ground_truth_and_extracted_answers": "['A', 'B']",
+    {"question_id": "other", "lc_sft_generated_paragraph": "A",
+     "lc_sft_ground_truth_and_extracted_answers": "['A', 'B']",
      "lc_sft_forecasted_probs": "[0.1, 0.2]",
      "factuality_sft_generated_paragraph": "A", "factuality_sft_binary_correctness": 0},
     {"question_id": "tc_1", "lc_sft_generated_paragraph": "A",
@@ -46,7 +48,8 @@ def imported(path: Path, target: str, rows: list[dict[str, Any]]) -> tuple[list[
 def test_extraction_lists_answers_behind_the_gold_once(tmp_path: Path) -> None:
     rows, counts = imported(tmp_path, "extraction", ROWS)
     assert [row.completion for row in rows] == ["Ana; Ben O'Hara, jr", NO_ANSWER]
-    assert "Who sang 1?" in rows[0].prompt and "Ana, or else Ben." in rows[0].prompt
+    assert "Who sang 1?" in rows[0].prompt
+    assert "Ana, or else Ben." in rows[0].prompt
     assert isinstance(rows[0], Demonstration)
     assert counts == {"with_null": 1, "malformed": 1, "of_no_known_question": 1, "without_probability": 0}
 

@@ -66,14 +66,19 @@ def test_with_a_weight_of_at_most_one_it_would_pay_to_state_too_much() -> None:
 @pytest.mark.parametrize("truth", [0.05, 0.3, 0.5, 0.85])
 def test_a_confidence_score_is_highest_at_the_truth_alone(score: str, truth: float) -> None:
     grid = [index / 20 for index in range(21)]
-    expected = [truth * confidence_score(q, True, score) + (1 - truth) * confidence_score(q, False, score) for q in grid]
+    expected = [
+        truth * confidence_score(q, True, score) + (1 - truth) * confidence_score(q, False, score) for q in grid
+    ]
     best = sorted(range(21), key=expected.__getitem__, reverse=True)
     assert grid[best[0]] == pytest.approx(truth)
     assert expected[best[0]] > expected[best[1]]
 
 
 def test_rlcr_by_hand_and_the_best_answer_pays_most() -> None:
-    rows = [response("Answer: fish\nConfidence: 60%", "fish", True), response("Answer: rice\nConfidence: 60%", "fish", False)]
+    rows = [
+        response("Answer: fish\nConfidence: 60%", "fish", True),
+        response("Answer: rice\nConfidence: 60%", "fish", False),
+    ]
     assert [score.total for score in ConfidenceReward()(rows)] == pytest.approx([1 - 0.16, -0.36])
     assert ConfidenceReward()(rows)[0].parts == pytest.approx({"outcome": 1.0, "confidence": 0.6, "brier": -0.16})
     assert [score.total for score in ConfidenceReward(0.0)(rows)] == pytest.approx([-0.16, -0.36])

@@ -1,4 +1,4 @@
-"""Readers that are models: asked with the texts of their training, in order, and nothing that failed becomes a number."""
+"""Readers that are models: asked with the texts of their training, in order, and no failure becomes a number."""
 
 from pathlib import Path
 
@@ -23,13 +23,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny policy, a scalar head on it with random weights, and two problems."""
     path = tmp_path_factory.mktemp("readers")
     texts = [forecast_prompt("Who sang?", "It was Ana, or else Ben."), extraction_prompt("Who?", "Ana; Ben")] * 4
-    build_tiny(path / "policy", texts, hidden_size=32, num_layers=1, num_heads=2, vocab_size=320, max_length=1024, seed=0)
+    build_tiny(
+        path / "policy", texts, hidden_size=32, num_layers=1, num_heads=2, vocab_size=320, max_length=1024, seed=0
+    )
     model = load_process_reward(str(path / "policy"), num_labels=1)
     torch.manual_seed(0)
     torch.nn.init.normal_(model.score.weight, std=1.0)
     model.save_pretrained(path / "scorer")
     load_tokenizer(str(path / "policy")).save_pretrained(path / "scorer")
-    rows = [Problem("p", "Write about singers.", ["Ana", "Anna"], {"question": "Who sang?"}), Problem("q", "Who hit?", "Ben")]
+    rows = [
+        Problem("p", "Write about singers.", ["Ana", "Anna"], {"question": "Who sang?"}),
+        Problem("q", "Who hit?", "Ben"),
+    ]
     write_records(path / "problems.jsonl", rows)
     return path
 
@@ -69,20 +74,31 @@ def test_a_batch_of_unequal_prompts_is_continued_as_each_alone(folder: Path) -> 
 def test_forecasts_are_of_the_offered_answers_and_of_the_golds_first_name(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reader = ModelForecasts(str(folder / "policy"), str(folder / "scorer"), str(folder / "problems.jsonl"), max_tokens=4)
+    reader = ModelForecasts(
+        str(folder / "policy"), str(folder / "scorer"), str(folder / "problems.jsonl"), max_tokens=4
+    )
     LinguisticCalibrationReward(reader).to(torch.device("cpu"))
-    monkeypatch.setattr(reader, "writer", lambda prompts: ["Ana; Ben" if "Who sang?" in row else None for row in prompts])
-    rows = [sampled("q", "x", "Ben", "length"), sampled("p", "It was Ana.", ["Ana", "Anna"]), sampled("q", "No idea.", "Ben")]
+    monkeypatch.setattr(
+        reader, "writer", lambda prompts: ["Ana; Ben" if "Who sang?" in row else None for row in prompts]
+    )
+    rows = [
+        sampled("q", "x", "Ben", "length"),
+        sampled("p", "It was Ana.", ["Ana", "Anna"]),
+        sampled("q", "No idea.", "Ben"),
+    ]
     cut, first, second = reader(rows)
     ask = reader.scorer
     one = forecast_prompt("Who sang?", "It was Ana.")
     assert (cut.answers, cut.gold) == ((), 0.0)
     assert first.answers == ("Ana", "Ben")
-    assert [*first.probabilities, first.gold] == pytest.approx(ask([(one, "Ana"), (one, "Ben"), (one, "Ana")]), abs=0.02)
+    assert [*first.probabilities, first.gold] == pytest.approx(
+        ask([(one, "Ana"), (one, "Ben"), (one, "Ana")]), abs=0.02
+    )
     assert second.answers == ()
     assert second.gold == pytest.approx(ask([(forecast_prompt("Who hit?", "No idea."), "Ben")])[0], abs=0.02)
     reward = LinguisticCalibrationReward(reader)
-    assert isinstance(reward, HoldsModels) and reward.networks() == {}
+    assert isinstance(reward, HoldsModels)
+    assert reward.networks() == {}
     with pytest.raises(BadInput, match="no problem 'z'"):
         reader([sampled("z", "x", "Ben")])
 

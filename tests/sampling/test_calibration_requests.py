@@ -61,8 +61,8 @@ def test_requests_paragraphs_and_verdicts_are_read_strictly() -> None:
 
 def sampled(problem: str, k: int, text: str, finish: str = "stop") -> Trajectory:
     gold = next(row.gold for row in PROBLEMS if row.id == problem)
-    return Trajectory(f"{problem}/{k}", problem, f"Write of {problem}.\n", text, [text], [1], [2], [1], finish, gold, None,
-                      False)  # fmt: skip
+    return Trajectory(f"{problem}/{k}", problem, f"Write of {problem}.\n", text, [text], [1], [2], [1], finish, gold,
+                      None, False)  # fmt: skip
 
 
 def test_a_summary_needs_whole_samples_and_shows_each(tmp_path: Path) -> None:
@@ -72,7 +72,8 @@ def test_a_summary_needs_whole_samples_and_shows_each(tmp_path: Path) -> None:
     (request,) = SummaryRequests(trajectories=str(tmp_path / "t.jsonl"), num_paragraphs=2).load(None, None)  # type: ignore[arg-type]
     assert request.id == "p"
     assert "<text_1>\nIt was {request} Ana.\n</text_1>\n<text_2>\nBen.\n</text_2>" in request.prompt
-    assert "Write of p." in request.prompt and "2 times" in request.prompt
+    assert "Write of p." in request.prompt
+    assert "2 times" in request.prompt
     with pytest.raises(BadInput, match="num_paragraphs"):
         SummaryRequests(trajectories=str(tmp_path / "t.jsonl")).load(None, None)  # type: ignore[arg-type]
 
@@ -127,7 +128,7 @@ def test_the_whole_way_from_questions_to_forecasts(tmp_path: Path, monkeypatch: 
     (asked,) = UseRequests("train").run(str(out["queries"]), context)
     assert (asked.id, asked.question, asked.info["question"]) == ("p", "Write about music.", "Who sang?")
     assert context.counts == {"with_the_answer": 1}
-    shown = [row for row in UseSummaries().run(str(out["summaries"]), context)]
+    shown = list(UseSummaries().run(str(out["summaries"]), context))
     assert Demonstration("p", "Write of p.\n", "I am 60% sure that it was Ana.") in shown
     lists = {row.trajectory_id: row.answers for row in read_records(ExtractedAnswers, out["lists"])}
     assert lists == {"p/0": ["Anna", "Eva"], "p/1": [], "q/0": ["Dan"], "q/1": None}
@@ -139,4 +140,5 @@ def test_the_whole_way_from_questions_to_forecasts(tmp_path: Path, monkeypatch: 
     assert found["p/0"] == AnswerForecast("p/0", "p", ["Anna", "Eva"], [0.6, 0.3], 0.0, True)
     assert found["q/0"] == AnswerForecast("q/0", "q", ["Dan"], [0.8], 0.0, False)
     assert [found[name].answers for name in ("p/1", "q/2")] == [[], []]
-    assert "q/1" not in found and context.counts["not_read"] == 1
+    assert "q/1" not in found
+    assert context.counts["not_read"] == 1

@@ -49,7 +49,7 @@ def test_the_teacher_is_too_sure_and_a_true_one_is_not() -> None:
         truth = {problem.id: problem.info["probabilities"] for problem in WORLD.problems(split)}
         gaps = []
         for row in WORLD.demonstrations(split):
-            (answer, stated), = stated_answers(row.completion)
+            ((answer, stated),) = stated_answers(row.completion)
             gaps.append(stated - truth[row.id.split("/")[0]][answer])
         return sum(gaps) / len(gaps)
 

@@ -32,7 +32,9 @@ def test_bioasq_reads_factoids_with_all_their_names(tmp_path: Path) -> None:
     first, second = BioASQ(str(tmp_path)).problems("train")
     assert (first.id, first.gold) == ("bioasq-train-b1", ["ABC1", "A1", "B2"])
     assert second.gold == ["X"]
-    (tmp_path / "training12b_new.json").write_text(json.dumps({"questions": [{**BIOASQ["questions"][0], "exact_answer": []}]}))
+    (tmp_path / "training12b_new.json").write_text(
+        json.dumps({"questions": [{**BIOASQ["questions"][0], "exact_answer": []}]})
+    )
     with pytest.raises(BadInput, match="exact_answer"):
         BioASQ(str(tmp_path)).problems("train")
 
