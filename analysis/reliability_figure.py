@@ -22,19 +22,15 @@ _SIZE, _LEFT, _HEAD = 420, 60, 40
 
 @dataclass(frozen=True)
 class DrawReliability:
-    """`others`: further files beside the input. `names`: one each, in their order. `bins`: "bins" (equal count) or
-    "equal_width_bins"."""
+    """`others`: further files beside the input. `names`: one each, in their order. Bins are those of equal width."""
 
     others: list[str]
     names: list[str]
-    bins: str
 
     def __post_init__(self) -> None:
         if len(self.names) != len(self.others) + 1:
             raise BadInput(f"stage.names must name the input and stage.others: {len(self.others) + 1} are wanted, got "
                            f"{len(self.names)}")  # fmt: skip
-        if self.bins not in ("bins", "equal_width_bins"):
-            raise BadInput(f"stage.bins must be bins or equal_width_bins, got '{self.bins}'")
 
     def inputs(self) -> list[str]:
         """Return the further files."""
@@ -47,9 +43,9 @@ class DrawReliability:
             with open(path, encoding="utf-8") as file:
                 try:
                     measured = json.load(file)
-                    error = measured["figures"]["ece" if self.bins == "bins" else "ece_equal_width"]["mean"]
+                    error = measured["figures"]["ece_equal_width"]["mean"]
                     rows = [{key: float(row[key]) for key in ("score", "value", "low", "high", "count")}
-                            for row in measured[self.bins]]  # fmt: skip
+                            for row in measured["equal_width_bins"]]  # fmt: skip
                 except (ValueError, KeyError, TypeError, AttributeError) as error_found:
                     raise BadInput(f"{path}: not written by evaluation/measure_calibration ({error_found!r})") from None
             series.append((f"{name}: calibration error {error:.3f}", rows))

@@ -156,8 +156,8 @@ def test_forecasts_of_the_world_know_the_truth(tmp_path: Path) -> None:
 def test_the_diagram_shows_every_bin_and_refuses_another_file(tmp_path: Path) -> None:
     found = measure(tmp_path, [forecast(str(index), [index / 10], index > 5) for index in range(10)])
     write_json(tmp_path / "m.json", found)
-    figure = DrawReliability([], ["one"], "bins").run(str(tmp_path / "m.json"), StageContext(None, tmp_path, 10.0))
+    figure = DrawReliability([], ["one"]).run(str(tmp_path / "m.json"), StageContext(None, tmp_path, 10.0))
     assert figure.count("answers: stated") == 2
     write_json(tmp_path / "other.json", {})
     with pytest.raises(BadInput, match="measure_calibration"):
-        DrawReliability([], ["one"], "bins").run(str(tmp_path / "other.json"), StageContext(None, tmp_path, 10.0))
+        DrawReliability([], ["one"]).run(str(tmp_path / "other.json"), StageContext(None, tmp_path, 10.0))
