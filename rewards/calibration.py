@@ -19,7 +19,7 @@ deviation (`advantage.divide_by_std`) makes any of these improper; docs/calibrat
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
@@ -82,6 +82,8 @@ class LinguisticCalibrationReward:
     sum_weight: float = 5.0
     constant: float = 5.0
 
+    is_proper_score: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         if not 0 < self.epsilon < 1 or self.sum_weight <= 1:
             raise BadInput("a calibration reward needs 0 < reward.epsilon < 1 and reward.sum_weight > 1, got "
@@ -128,6 +130,8 @@ class ConfidenceReward:
 
     correctness_weight: float = 1.0
     score: str = "brier"
+
+    is_proper_score: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.score not in SCORES or self.correctness_weight < 0:

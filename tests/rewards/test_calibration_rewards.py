@@ -15,6 +15,11 @@ from espalier.rewards.calibration import (
 )
 from espalier.rewards.score import StatesRange
 from espalier.rl.advantages.grpo import group_advantages
+from espalier.rl.combinations import check_proper_score
+from espalier.runtime.schemas import RLConfig
+from tests.support.root_config import root_config
+
+OUTCOME = {"_target_": "espalier.rewards.outcome.OutcomeReward"}
 
 
 def response(text: str, gold: str, is_correct: bool, finish: str = "stop") -> Trajectory:
@@ -118,3 +123,14 @@ def test_dividing_by_a_groups_spread_makes_a_proper_score_improper(divides: bool
                   for is_right in (True, False)}  # fmt: skip
     gains = [0.6 * right + 0.4 * wrong for right, wrong in zip(by_outcome[True], by_outcome[False], strict=True)]
     assert stated[gains.index(max(gains))] == (0.8 if divides else 0.6)
+
+
+@pytest.mark.parametrize("divides", [True, False])
+def test_a_run_that_divides_a_proper_score_is_warned(divides: bool, caplog: pytest.LogCaptureFixture) -> None:
+    reward = {"_target_": "espalier.rewards.calibration.ConfidenceReward"}
+    advantage = {"_target_": "espalier.rl.advantages.grpo.GRPO", "divide_by_std": divides}
+    check_proper_score(root_config(RLConfig, output_dir="", reward=reward, advantage=advantage))
+    assert ("divide_by_std=false" in caplog.text) == divides
+    caplog.clear()
+    check_proper_score(root_config(RLConfig, output_dir="", reward=OUTCOME, advantage=advantage))
+    assert not caplog.text
