@@ -43,6 +43,7 @@ def check_combinations(config: RLConfig) -> None:
     check_critic_range(config)
     check_implicit_reward(config)
     check_samples(config)
+    check_proper_score(config)
 
 
 def check_numbers(config: RLConfig) -> None:
@@ -317,6 +318,17 @@ def check_critic_range(config: RLConfig) -> None:
     in_reward = config.kl.coefficient > 0 and config.kl.place == "reward"
     _check(not in_reward or (lowest, highest) == VALUE_RANGES["linear"],
            f"{says}, and kl.place=reward takes off a cost that has no bound: {_REMEDY}, or kl.place=loss")  # fmt: skip
+
+
+def check_proper_score(config: RLConfig) -> None:
+    """A warning where a group's spread divides rewards whose expectation is highest at true confidences."""
+    rewarded, estimated = component_settings(config.reward), component_settings(config.advantage)
+    if rewarded is None or estimated is None or not getattr(rewarded[0], "is_proper_score", False):
+        return
+    if estimated[1].get("divide_by_std", False):
+        log.warning("advantage.divide_by_std=true divides by a spread that depends on the stated confidences: %s is no "
+                    "proper score then, and confidences drift: set advantage.divide_by_std=false",
+                    rewarded[0].__name__)  # fmt: skip
 
 
 def component_settings(node: Any) -> tuple[Any, dict[str, Any]] | None:

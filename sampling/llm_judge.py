@@ -75,7 +75,7 @@ def _lines(response: str) -> list[str]:
     return [line for line in stripped if line]
 
 
-def _last(pattern: re.Pattern[str], response: str) -> str | None:
+def last_line_says(pattern: re.Pattern[str], response: str) -> str | None:
     """Return what the last line says; None where it does not fit, or where another line says something else."""
     lines = _lines(response)
     if not lines or not pattern.fullmatch(lines[-1]):
@@ -86,13 +86,13 @@ def _last(pattern: re.Pattern[str], response: str) -> str | None:
 
 def parse_verdict(response: str) -> str | None:
     """ "A", "B", "tie"; None where the answer does not end in one verdict."""
-    return _last(_VERDICT, response)
+    return last_line_says(_VERDICT, response)
 
 
 def parse_first_error(response: str, num_steps: int) -> int | None:
     """Return the 0-based index of the first wrong step, -1 where none is; None without a verdict on `num_steps`
     steps."""
-    said = _last(_FIRST_ERROR, response)
+    said = last_line_says(_FIRST_ERROR, response)
     if said is None or said == "none":
         return None if said is None else -1
     return int(said) - 1 if int(said) <= num_steps else None
@@ -113,11 +113,13 @@ def fill(template: str, parts: Mapping[str, str]) -> str:
     return re.sub(r"\{(\w+)\}", lambda match: parts.get(match.group(1), match.group(0)), template)
 
 
-def _request(request_id: str, text: str) -> SampleRequest:
+def chat_request(request_id: str, text: str) -> SampleRequest:
+    """Return a request of one message."""
     return SampleRequest(request_id, text, [], [{"role": "user", "content": text}])
 
 
 def check_template(template: str, names: Sequence[str]) -> None:
+    """Raise BadInput where the template lacks one of the parts."""
     missing = [name for name in names if "{" + name + "}" not in template]
     if missing:
         raise BadInput(f"requests.template lacks {{{missing[0]}}}: the judge would not see it")
@@ -159,7 +161,7 @@ class PairRequests:
                 parts = {"question": pair.question.strip(), "solution_a": shown[0].strip(),
                          "solution_b": shown[1].strip()}  # fmt: skip
                 self._pairs[f"{pair.id}/{order}"] = pair
-                requests.append(_request(f"{pair.id}/{order}", fill(template, parts)))
+                requests.append(chat_request(f"{pair.id}/{order}", fill(template, parts)))
         if len(self._pairs) < len(requests):
             raise BadInput("two pairs have the same id: give every pair once")
         return requests
@@ -286,7 +288,7 @@ class StepRequests:
                 continue
             numbered = (f"<step_{n}>\n{step.strip()}\n</step_{n}>" for n, step in enumerate(steps, 1))
             parts = {"question": question.strip(), "steps": "\n".join(numbered), "num_steps": str(len(steps))}
-            requests.append(_request(solution_id, fill(template, parts)))
+            requests.append(chat_request(solution_id, fill(template, parts)))
             self._solutions[solution_id] = _Solution(solution_id, problem_id, len(steps))
         if not requests:
             raise BadInput(f"{self.solutions}: no solution with steps to judge")

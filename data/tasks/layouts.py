@@ -15,6 +15,7 @@ from espalier.data.tasks.logical_reading import ARLSAT, LogiQA1, LogiQA2, ReClor
 from espalier.data.tasks.math import MATH
 from espalier.data.tasks.problem_file import ProblemFile
 from espalier.data.tasks.published import PublishedTask
+from espalier.data.tasks.quiz_questions import BioASQ, Jeopardy, SciQ
 from espalier.data.tasks.short_answers import NQOpen, TriviaQA, TruthfulQA
 from espalier.data.tasks.word_problems import SVAMP, ASDiv
 
@@ -35,6 +36,9 @@ TASKS: dict[str, type[PublishedTask]] = {
     "nq_open": NQOpen,
     "triviaqa": TriviaQA,
     "truthfulqa": TruthfulQA,
+    "sciq": SciQ,
+    "bioasq": BioASQ,
+    "jeopardy": Jeopardy,
     "problem_file": ProblemFile,
 }
 _NUM_TRIED = 20

@@ -38,6 +38,8 @@ PAGE = (
             ("data/examples/token_examples.py", ("WeightedResponse",)),
             ("data/examples/outcome_examples.py", ("JudgedResponse",)),
             ("data/judgements.py", ("PairJudgement", "StepJudgement", "Verification")),
+            ("data/reader_answers.py", ("WrittenText", "ExtractedAnswers", "AnswerProbability", "AnswerEquivalence")),
+            ("data/forecasts.py", ("AnswerForecast", "CheckedClaim")),
             ("pipeline/evaluation/grade_answers.py", ("AnswerToGrade",)),
             ("data/ranked_responses.py", ("RankedResponses", "ResponseScores")),
         ),

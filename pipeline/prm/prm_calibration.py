@@ -25,12 +25,12 @@ from espalier.data.examples.token_examples import is_held_out
 from espalier.data.jsonl import read_records
 from espalier.data.left_out import leave_out
 from espalier.data.records import BadInput, StepScores, StepValues
+from espalier.pipeline.evaluation.calibration_metrics import calibration_bins, calibration_error
 from espalier.pipeline.evaluation.intervals import resampled, resampled_mean
 from espalier.pipeline.prm.seen_problems import note_unknown
 from espalier.pipeline.stage import StageContext
 
 log = logging.getLogger("stage")
-NUM_BINS = 10
 FEWEST_PROBLEMS = 10
 """Below which nothing is said of whether the scores know more than a step's index."""
 TARGETS = ("values", "labels")
@@ -50,29 +50,6 @@ def auc(scores: Numbers, is_positive: Sequence[bool], weights: Numbers | None = 
         return None
     outranked = np.cumsum(below) - below / 2
     return float((above * outranked).sum() / pairs)
-
-
-def _bin_of(scores: np.ndarray) -> np.ndarray:
-    return np.minimum((scores * NUM_BINS).astype(int), NUM_BINS - 1)
-
-
-def calibration_bins(scores: Sequence[float], values: Sequence[float]) -> list[dict[str, float]]:
-    """Return ten equal bins of the score: mean score, mean value, number; empty bins are left out."""
-    predicted, observed = np.asarray(scores), np.asarray(values)
-    place = _bin_of(predicted)
-    bins = []
-    for index in range(NUM_BINS):
-        chosen = place == index
-        if chosen.any():
-            row = (predicted[chosen].mean(), observed[chosen].mean(), int(chosen.sum()))
-            bins.append({"score": round(float(row[0]), 4), "value": round(float(row[1]), 4), "count": row[2]})
-    return bins
-
-
-def calibration_error(scores: np.ndarray, values: np.ndarray, weights: np.ndarray) -> float | None:
-    """Return the expected calibration error of scores [R] against values [R], each row as often as its weight says."""
-    gaps = np.bincount(_bin_of(scores), weights * (scores - values), minlength=NUM_BINS)
-    return float(np.abs(gaps).sum() / weights.sum()) if weights.sum() else None
 
 
 def index_shares(indices: Sequence[int], is_positive: Sequence[bool]) -> dict[int, float]:

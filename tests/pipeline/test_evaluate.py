@@ -17,6 +17,7 @@ from espalier.data.examples.token_examples import is_held_out
 from espalier.data.failed_rows import write_failed
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.records import BadInput, Problem, StepScores, StepValues, Trajectory
+from espalier.pipeline.evaluation.calibration_metrics import calibration_bins, calibration_error
 from espalier.pipeline.evaluation.evaluate import (
     Evaluate,
     Prediction,
@@ -27,7 +28,7 @@ from espalier.pipeline.evaluation.evaluate import (
 )
 from espalier.pipeline.evaluation.evaluation_inputs import OutcomeScore
 from espalier.pipeline.evaluation.intervals import intervals, resampled, resampled_mean
-from espalier.pipeline.prm.prm_calibration import EvaluateProcessReward, auc, calibration_bins, calibration_error
+from espalier.pipeline.prm.prm_calibration import EvaluateProcessReward, auc
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.aggregate import BadAggregate
 

@@ -1,0 +1,32 @@
+"""Words that say how sure somebody is → a confidence, by the table of Band et al. 2024 (arXiv 2404.00474) for
+biographies. What is said plainly has the confidence 1."""
+
+import re
+
+PHRASES = {
+    "almost impossible": 0.05,
+    "doubtful": 0.1,
+    "improbable": 0.1,
+    "unlikely": 0.15,
+    "possible": 0.3,
+    "possibly": 0.3,
+    "toss-up": 0.5,
+    "tossup": 0.5,
+    "good chance": 0.65,
+    "likely": 0.75,
+    "probable": 0.75,
+    "probably": 0.75,
+    "almost certain": 0.95,
+    "almost certainly": 0.95,
+}
+_PERCENT = re.compile(r"\b([0-9]+(?:\.[0-9]+)?)\s*(?:%|percent\b|per cent\b)")
+_WORDS = re.compile(r"\b(" + "|".join(sorted(map(re.escape, PHRASES), key=len, reverse=True)) + r")\b", re.IGNORECASE)
+
+
+def phrase_confidence(text: str) -> float:
+    """Return the confidence that a claim's words state: its one percentage, else the lowest of its phrases
+    ("impossible" is none of them), else 1. Several different percentages are no confidence: then the phrases count."""
+    percentages = {float(number) / 100 for number in _PERCENT.findall(text)}
+    if len(percentages) == 1 and (stated := percentages.pop()) <= 1:
+        return stated
+    return min((PHRASES[phrase.lower()] for phrase in _WORDS.findall(text)), default=1.0)

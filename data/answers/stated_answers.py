@@ -1,0 +1,87 @@
+"""Answers that a response states with a probability each, in words that a rule can read.
+
+Two forms: an answer and its verbalised confidence in lines of their own, as with reinforcement learning with
+calibration rewards (Damani et al. 2025, arXiv 2507.16806), and a paragraph that names alternatives with a percentage
+behind each, as with linguistic calibration (Band et al. 2024, arXiv 2404.00474):
+
+    Answer: fish                        It is fish (60%), or else rice (30%) or eggs (10%).
+    Confidence: 60%
+
+A paragraph in free words needs models to read it (`rewards.forecasts`).
+"""
+
+import re
+from dataclasses import dataclass
+
+from espalier.data.answers.grade import Gold
+from espalier.data.answers.short_answers import golds, normalise
+
+_ANSWER = re.compile(r"^[ \t]*Answer:[ \t]*(\S[^\n]*?)[ \t]*$", re.MULTILINE)
+_CONFIDENCE = re.compile(r"^[ \t]*Confidence:[ \t]*([0-9]+(?:\.[0-9]+)?)[ \t]*(%?)[ \t]*$", re.MULTILINE)
+_ALTERNATIVE = re.compile(r"([^\s,;.()][^,;()\n]*?)\s*\(\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*\)")
+_OPENING = re.compile(r"(?:it is|or else|either|perhaps|maybe|or|and|else)\s+", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a reader of a response believes. `answers` are those the response offers, each once, in its order;
+    `probabilities` [A] are theirs in [0, 1]; `gold` is that of the gold answer, offered or not."""
+
+    answers: tuple[str, ...] = ()
+    probabilities: tuple[float, ...] = ()
+    gold: float = 0.0
+
+    @property
+    def most_confident(self) -> tuple[str | None, float]:
+        """The answer with the highest probability (the first of equals) and that probability; without an answer (None,
+        1): nothing said counts as wrong with full confidence."""
+        if not self.answers:
+            return None, 1.0
+        best = max(range(len(self.answers)), key=lambda index: self.probabilities[index])
+        return self.answers[best], self.probabilities[best]
+
+
+def stated_answers(response: str) -> list[tuple[str, float]]:
+    """Return (answer, probability) in the response's order, each answer once: what is said first holds.
+
+    An answer line without a confidence has the probability 1. Empty where nothing can be read, where lines contradict
+    each other (two different answers or confidences), and where a number is no probability (150%).
+    """
+    lines = _ANSWER.findall(response)
+    found = _lines_stated(response, lines) if lines else _alternatives_stated(response)
+    if not all(0 <= probability <= 1 for _, probability in found):
+        return []
+    unique: dict[str, tuple[str, float]] = {}
+    for answer, probability in found:
+        if key := normalise(answer):
+            unique.setdefault(key, (answer, probability))
+    return list(unique.values())
+
+
+def _lines_stated(response: str, answers: list[str]) -> list[tuple[str, float]]:
+    confidences = {float(number) / 100 if percent else float(number)
+                   for number, percent in _CONFIDENCE.findall(response)}  # fmt: skip
+    if len(set(answers)) > 1 or len(confidences) > 1:
+        return []
+    if not confidences and re.search(r"^[ \t]*Confidence:", response, re.MULTILINE):
+        return []  # one that cannot be read is no certainty
+    return [(answers[0], next(iter(confidences), 1.0))]
+
+
+def _alternatives_stated(response: str) -> list[tuple[str, float]]:
+    found = []
+    for text, number in _ALTERNATIVE.findall(response):
+        answer = text
+        while opening := _OPENING.match(answer):
+            answer = answer[opening.end() :]
+        found.append((answer.strip(), float(number) / 100))
+    return found
+
+
+def stated_forecast(response: str, gold: Gold) -> Forecast:
+    """Return what a reader believes who takes stated probabilities at their word; a gold that is not stated has 0."""
+    stated = stated_answers(response)
+    accepted = {normalise(one) for one in golds(gold)}
+    believed = sum(probability for answer, probability in stated if normalise(answer) in accepted)
+    answers, probabilities = tuple(answer for answer, _ in stated), tuple(probability for _, probability in stated)
+    return Forecast(answers, probabilities, min(believed, 1.0))

@@ -1,0 +1,69 @@
+"""WrittenText → Problem or Demonstration: requests to sample paragraphs from, and summaries to imitate.
+
+Texts that are missing are left out and counted; of several votes the first with a text is taken.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from espalier.data.jsonl import read_records
+from espalier.data.left_out import leave_out
+from espalier.data.reader_answers import WrittenText
+from espalier.data.records import BadInput, Demonstration, Problem
+from espalier.pipeline.stage import StageContext
+
+
+def first_texts(path: str, noun: str) -> dict[str, WrittenText]:
+    """Return problem → its first vote with a text. Raises BadInput where no row has one."""
+    rows = read_records(WrittenText, path)
+    found: dict[str, WrittenText] = {}
+    for row in rows:
+        if row.text is not None:
+            found.setdefault(row.problem_id, row)
+    num_problems = len({row.problem_id for row in rows})
+    if not found:
+        raise BadInput(f"{path}: no row holds a text: read some of the responses there")
+    leave_out(path, num_problems - len(found), num_problems, noun, "have no text")
+    return found
+
+
+@dataclass(frozen=True)
+class UseRequests:
+    """Input: requests of the task's `split`. A request that contains the answer is left out, and counted."""
+
+    split: str
+
+    def inputs(self) -> list[str]:
+        """None beside the requests."""
+        return []
+
+    def run(self, input_path: str, context: StageContext) -> Iterator[Problem]:
+        """Yield the problems whose request is known, with it as their question and the own one in `info`."""
+        texts = first_texts(input_path, "problems")
+        num_revealing = 0
+        for problem in context.task.problems(self.split):
+            if problem.id not in texts:
+                continue
+            request = str(texts[problem.id].text)
+            names = [problem.gold] if isinstance(problem.gold, str) else problem.gold
+            if any(name.strip() and name.lower() in request.lower() for name in names):
+                num_revealing += 1
+                continue
+            info: dict[str, Any] = {**problem.info, "question": problem.question}
+            yield replace(problem, question=request, info=info)
+        context.counts["with_the_answer"] = num_revealing
+
+
+@dataclass(frozen=True)
+class UseSummaries:
+    """Input: summaries; the prompt of each demonstration is the request that the summarised samples answer."""
+
+    def inputs(self) -> list[str]:
+        """None beside the summaries."""
+        return []
+
+    def run(self, input_path: str, context: StageContext) -> Iterator[Demonstration]:
+        """Yield a demonstration a problem."""
+        for problem_id, row in first_texts(input_path, "problems").items():
+            yield Demonstration(problem_id, row.prompt, str(row.text))

@@ -1,0 +1,142 @@
+"""Models that read responses in free words: which answers a paragraph offers, how probable each is by it, and whether
+the paragraph as a whole is right (Band et al. 2024, arXiv 2404.00474, sections on surrogate readers).
+
+The extracting model is a language model trained on `problems/import_calibration_data stage.target=extraction`, the
+forecaster an outcome reward model trained on `target=forecasting`; both are asked with the texts of their training
+(`data.reader_prompts`) in their own tokenizers. Extraction is greedy, where the published runs sample at temperature
+0.3.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from espalier.data.answers.short_answers import golds
+from espalier.data.answers.stated_answers import Forecast
+from espalier.data.examples.token_examples import encode_demonstrations
+from espalier.data.jsonl import read_records
+from espalier.data.reader_prompts import extraction_prompt, factuality_prompt, forecast_prompt, read_answers
+from espalier.data.records import BadInput, Demonstration, Problem, Trajectory
+from espalier.models.load import load_tokenizer
+from espalier.models.scalar_head import load_process_reward, scores_from_logits
+from espalier.models.text_writer import TextWriter
+from espalier.rewards.process import row_logits
+from espalier.rewards.score import Score, ScoreRange
+
+
+class TextScorer:
+    """A scalar head that is read at the end of a text behind a prompt, in its own tokenizer."""
+
+    def __init__(self, path: str, batch_tokens: int, attention: str):
+        self.path, self.batch_tokens = path, batch_tokens
+        self.model: Any = load_process_reward(path, attention=attention).requires_grad_(False).eval()
+        self.tokenizer = load_tokenizer(path)
+
+    @torch.inference_mode()
+    def __call__(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+        """Return a score in [0, 1] of each (prompt, text), tokenised as in training."""
+        if not pairs:
+            return []
+        texts = [Demonstration(str(place), prompt, text) for place, (prompt, text) in enumerate(pairs)]
+        rows = [example.ids for example in encode_demonstrations(self.tokenizer, texts, self.path)]
+        scores = [0.0] * len(rows)
+        for batch in row_logits(self.model, rows, self.tokenizer.pad_token_id, self.batch_tokens):
+            for index, logits in batch:
+                scores[index] = float(scores_from_logits(logits[-1]))
+        return scores
+
+
+class Questions:
+    """Problem id → the question that a paragraph should answer, from a file of `Problem` (`info["question"]` where the
+    policy is asked something else: `problems/use_requests`)."""
+
+    def __init__(self, path: str):
+        self.path = path
+        rows = read_records(Problem, path)
+        self.by_id = {row.id: str(row.info.get("question", row.question)) for row in rows}
+
+    def of(self, trajectory: Trajectory) -> str:
+        """Return it. Raises BadInput where the file lacks the problem."""
+        if trajectory.problem_id not in self.by_id:
+            raise BadInput(f"{self.path}: has no problem '{trajectory.problem_id}': name the file that the task reads")
+        return self.by_id[trajectory.problem_id]
+
+
+class ModelForecasts:
+    """Forecasts of responses in free words (`rewards.calibration.Forecasts`). `problems`: a file of them, for their
+    questions. A list of answers that does not end within `max_tokens` offers nothing, as a response that was cut."""
+
+    def __init__(
+        self,
+        extractor: str,
+        forecaster: str,
+        problems: str,
+        max_tokens: int = 300,
+        batch_size: int = 16,
+        batch_tokens: int = 16384,
+        attention: str = "sdpa",
+    ):
+        self.questions = Questions(problems)
+        self.writer = TextWriter(extractor, max_tokens, batch_size)
+        self.scorer = TextScorer(forecaster, batch_tokens, attention)
+
+    def to(self, device: torch.device) -> None:
+        """Move both networks."""
+        self.writer.model.to(device)  # type: ignore[arg-type]
+        self.scorer.model.to(device)
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Forecast]:
+        """Extract, then forecast every answer and the gold (the first of its names), offered or not, as published. A
+        response that was cut offers nothing, and its gold has 0. Raises BadInput where a gold is missing."""
+        whole = [row for row in trajectories if row.finish_reason == "stop"]
+        questions = [self.questions.of(row) for row in whole]
+        lists = self.writer(
+            [extraction_prompt(asked, row.response) for asked, row in zip(questions, whole, strict=True)]
+        )
+        offered = [read_answers(text or "") for text in lists]
+        asked_of = []
+        for row, question, answers in zip(whole, questions, offered, strict=True):
+            names = golds(row.gold)
+            if not names:
+                raise BadInput(f"problem '{row.problem_id}' has no gold answer: a calibration reward needs one")
+            prompt = forecast_prompt(question, row.response)
+            asked_of.append([(prompt, text) for text in [*answers, names[0]]])
+        scores = iter(self.scorer([pair for pairs in asked_of for pair in pairs]))
+        read = iter([([next(scores) for _ in answers], next(scores)) for answers in offered])
+        forecasts, answers_of = [], iter(offered)
+        for row in trajectories:
+            if row.finish_reason != "stop":
+                forecasts.append(Forecast())
+                continue
+            probabilities, gold = next(read)
+            forecasts.append(Forecast(tuple(next(answers_of)), tuple(probabilities), gold))
+        return forecasts
+
+
+class FactualityReward:
+    """1 where a model takes the whole response to be right (its score is above 1/2), else 0: the baseline that
+    linguistic calibration is compared with. A response that was cut is not right."""
+
+    def __init__(self, path: str, problems: str, batch_tokens: int = 16384, attention: str = "sdpa"):
+        self.questions = Questions(problems)
+        self.scorer = TextScorer(path, batch_tokens, attention)
+
+    @classmethod
+    def score_range(cls, settings: dict[str, Any]) -> ScoreRange:
+        """Return 0 to 1."""
+        return ScoreRange((0.0, 1.0))
+
+    def to(self, device: torch.device) -> None:
+        """Move the network."""
+        self.scorer.model.to(device)
+
+    def networks(self) -> dict[str, Any]:
+        """None that is given the policy's ids."""
+        return {}
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Score]:
+        """Return an outcome each; the part is the probability that the response is right."""
+        scores = self.scorer([(factuality_prompt(self.questions.of(row)), row.response) for row in trajectories])
+        return [Score(float(score > 0.5 and row.finish_reason == "stop"), parts={"factuality": score})
+                for row, score in zip(trajectories, scores, strict=True)]  # fmt: skip

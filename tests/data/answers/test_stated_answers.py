@@ -1,0 +1,70 @@
+"""Answers with stated probabilities, read by a rule; nothing ambiguous becomes a number."""
+
+import pytest
+
+from espalier.data.answers.confidence_phrases import phrase_confidence
+from espalier.data.answers.stated_answers import stated_answers, stated_forecast
+
+
+def test_an_answer_line_and_a_confidence_line_are_read() -> None:
+    assert stated_answers("Answer: fish\nConfidence: 60%") == [("fish", 0.6)]
+    assert stated_answers("I think so.\n  Answer:  the red fish \nConfidence: 0.25\n") == [("the red fish", 0.25)]
+
+
+def test_a_paragraph_names_alternatives_in_its_order() -> None:
+    stated = stated_answers("It is fish (60%), or else rice (30%) or old eggs (10 %).")
+    assert stated == [("fish", 0.6), ("rice", 0.3), ("old eggs", 0.1)]
+
+
+def test_an_answer_without_a_confidence_is_certain() -> None:
+    assert stated_answers("Answer: fish") == [("fish", 1.0)]
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "",
+        "fish",
+        "Answer: fish\nConfidence: 150%",
+        "Answer: fish\nConfidence: high",
+        "Answer: fish\nAnswer: rice\nConfidence: 50%",
+        "Answer: fish\nConfidence: 50%\nConfidence: 90%",
+        "It is fish (160%) or rice (20%).",
+        "Confidence: 50%",
+    ],
+)
+def test_what_is_missing_impossible_or_contradicts_itself_is_nothing(response: str) -> None:
+    assert stated_answers(response) == []
+    assert stated_forecast(response, "fish").most_confident == (None, 1.0)
+
+
+def test_a_repeated_answer_counts_once_and_as_it_was_said_first() -> None:
+    assert stated_answers("It is fish (60%), or else Fish (40%).") == [("fish", 0.6)]
+
+
+def test_the_gold_has_what_is_stated_of_any_of_its_names() -> None:
+    response = "It is fish (60%), or else rice (30%)."
+    assert stated_forecast(response, "rice").gold == 0.3
+    assert stated_forecast(response, ["the fish", "trout"]).gold == 0.6
+    assert stated_forecast(response, "eggs").gold == 0.0
+
+
+def test_the_most_confident_answer_is_the_first_of_equals() -> None:
+    assert stated_forecast("It is rice (20%), or else fish (40%) or eggs (40%).", "x").most_confident == ("fish", 0.4)
+
+
+@pytest.mark.parametrize(
+    ("text", "confidence"),
+    [
+        ("She was born in 1950.", 1.0),
+        ("She was likely born in Rome.", 0.75),
+        ("It is unlikely that she was born in Rome.", 0.15),
+        ("It is almost certain that she sang.", 0.95),
+        ("It is possible, even likely, that she sang.", 0.3),
+        ("I am 40% sure that she probably sang.", 0.4),
+        ("There is a toss-up here.", 0.5),
+        ("She grew 120% faster.", 1.0),
+    ],
+)
+def test_words_state_the_confidence_of_the_table(text: str, confidence: float) -> None:
+    assert phrase_confidence(text) == confidence

@@ -1,0 +1,163 @@
+"""Calibration: the error against an independent computation, what counts as wrong, and claims of long texts."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from espalier.analysis.reliability_figure import DrawReliability
+from espalier.data.forecasts import AnswerForecast, CheckedClaim
+from espalier.data.jsonl import read_records, write_json, write_records
+from espalier.data.records import BadInput, Trajectory
+from espalier.data.tasks.qa_world import QAWorld
+from espalier.pipeline.evaluation.calibration_metrics import (
+    bin_shares,
+    bins_with_intervals,
+    brier_score,
+    calibration_bins,
+    calibration_error,
+)
+from espalier.pipeline.evaluation.measure_calibration import MeasureCalibration, pooled_claims
+from espalier.pipeline.evaluation.read_forecasts import ReadForecasts
+from espalier.pipeline.stage import StageContext
+
+
+def reference_error(rows: list[tuple[float, float]], num_bins: int, is_equal_count: bool) -> float:
+    """The textbook's formula in plain Python: parts of sorted rows as `array_split` makes them, or intervals."""
+    ordered = sorted(rows)
+    if is_equal_count:
+        size, more = divmod(len(ordered), num_bins)
+        ends = [size * (index + 1) + min(index + 1, more) for index in range(num_bins)]
+        bins = [ordered[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    else:
+        bins = [[row for row in ordered if k / num_bins <= row[0] < (k + 1) / num_bins] for k in range(num_bins)]
+    assert sum(map(len, bins)) == len(rows)
+    error = 0.0
+    for part in filter(None, bins):
+        confidence = sum(score for score, _ in part) / len(part)
+        accuracy = sum(value for _, value in part) / len(part)
+        error += len(part) / len(rows) * abs(accuracy - confidence)
+    return error
+
+
+@pytest.mark.parametrize("num_rows", [10, 97, 1000])
+@pytest.mark.parametrize("num_bins", [1, 10, 20])
+@pytest.mark.parametrize("is_equal_count", [True, False])
+def test_the_calibration_error_is_the_textbooks(num_rows: int, num_bins: int, is_equal_count: bool) -> None:
+    rng = random.Random(num_rows + num_bins)
+    rows = [(score := rng.random(), float(rng.random() < score**2)) for _ in range(num_rows)]
+    scores, values = np.asarray(rows).T
+    error = calibration_error(scores, values, np.ones(num_rows), num_bins, is_equal_count)
+    assert error == pytest.approx(reference_error(rows, num_bins, is_equal_count), abs=1e-12)
+
+
+def test_weights_are_repeated_rows() -> None:
+    rng = random.Random(0)
+    scores = np.asarray([rng.choice([0.1, 0.5, 0.9, 1.0]) for _ in range(60)])
+    values = np.asarray([float(rng.random() < 0.5) for _ in range(60)])
+    weights = np.asarray([float(rng.randint(0, 3)) for _ in range(60)])
+    repeated = np.repeat(np.arange(60), weights.astype(int))
+    for is_equal_count in (True, False):
+        whole = calibration_error(scores[repeated], values[repeated], np.ones(len(repeated)), 7, is_equal_count)
+        assert calibration_error(scores, values, weights, 7, is_equal_count) == pytest.approx(whole)
+
+
+def test_no_row_is_dropped_and_equal_confidences_are_parted_alike() -> None:
+    scores = np.asarray([0.9] * 7 + [1.0] * 6)
+    shares = bin_shares(scores, np.ones(13), 5, is_equal_count=True)
+    assert shares.sum(axis=0) == pytest.approx(np.ones(13))
+    assert shares.sum(axis=1) == pytest.approx([3, 3, 3, 2, 2])
+    values = np.asarray([1.0, 0, 1, 0, 1, 1, 0, 1, 1, 1, 1, 0, 1])
+    order = [*range(6, -1, -1), *range(12, 6, -1)]
+    ones = np.ones(13)
+    error = calibration_error(scores, values, ones, 5, True)
+    assert calibration_error(scores[order], values[order], ones, 5, True) == pytest.approx(error)
+
+
+def test_bins_by_hand() -> None:
+    bins = calibration_bins([0.2, 0.4, 0.9, 0.9], [0.0, 1.0, 1.0, 0.0], 2, is_equal_count=True)
+    assert bins == [{"score": 0.3, "value": 0.5, "count": 2}, {"score": 0.9, "value": 0.5, "count": 2}]
+    assert brier_score(np.asarray([0.2, 0.9]), np.asarray([0.0, 1.0]), np.ones(2)) == pytest.approx((0.04 + 0.01) / 2)
+    rows = bins_with_intervals(
+        ["a", "b", "c", "d"], np.asarray([0.2, 0.2, 0.9, 0.9]), np.asarray([0, 1, 1, 1.0]), 2, False
+    )
+    assert (rows[0]["low"], rows[0]["high"]) == (0.0, 1.0)
+    assert (rows[1]["low"], rows[1]["high"]) == (1.0, 1.0)
+
+
+def forecast(name: str, probabilities: list[float], is_correct: bool) -> AnswerForecast:
+    answers = [f"answer {index}" for index in range(len(probabilities))]
+    return AnswerForecast(name, name, answers, probabilities, 0.0, is_correct)
+
+
+def measure(path: Path, rows: list[AnswerForecast] | list[CheckedClaim], kind: str = "answers") -> dict:
+    write_records(path / "rows.jsonl", rows)
+    return MeasureCalibration(kind, 2, 100).run(str(path / "rows.jsonl"), StageContext(None, path / "m.json", 10.0))
+
+
+def test_an_empty_response_is_wrong_with_full_confidence(tmp_path: Path) -> None:
+    found = measure(tmp_path, [forecast("a", [], False), forecast("b", [0.3, 0.6], True)])
+    figures = {name: row["mean"] for name, row in found["figures"].items()}
+    assert found["num_without_answer"] == 1
+    assert figures["accuracy"] == 0.5
+    assert figures["confidence"] == pytest.approx(0.8)
+    assert figures["brier"] == pytest.approx((1 + 0.16) / 2)
+    assert figures["ece"] == pytest.approx((1 + 0.4) / 2)
+    with pytest.raises(BadInput, match="offers no answer"):
+        forecast("c", [], True)
+
+
+def test_without_confidences_the_error_is_one_minus_the_accuracy(tmp_path: Path) -> None:
+    found = measure(tmp_path, [forecast(str(index), [1.0], index < 3) for index in range(4)])
+    assert found["figures"]["ece"]["mean"] == pytest.approx(0.25)
+
+
+def test_claims_are_pooled_without_opinions_and_with_alternatives_once(tmp_path: Path) -> None:
+    claims = [
+        CheckedClaim("1", "t", "He was born in Rome.", True),
+        CheckedClaim("2", "t", "He was likely a smith.", False, alternatives="job"),
+        CheckedClaim("3", "t", "He was possibly a cook.", True, alternatives="job"),
+        CheckedClaim("4", "t", "He was wonderful.", False, is_subjective=True),
+        CheckedClaim("5", "u", "She sang.", True, confidence=0.4, alternatives="job"),
+    ]
+    rows = [(row.confidence, row.is_correct) for row in pooled_claims(claims)]
+    assert rows == [(1.0, True), (0.75, False), (0.4, True)]
+    found = measure(tmp_path, claims, "claims")
+    assert found["num_rows"] == 3
+    assert found["figures"]["accuracy"]["mean"] == pytest.approx(2 / 3, abs=1e-5)
+    assert found["figures"]["accuracy"]["n"] == 2
+
+
+def test_forecasts_of_the_world_know_the_truth(tmp_path: Path) -> None:
+    task = QAWorld(num_test=4)
+    problems = task.problems("test")
+
+    def sampled(index: int, response: str, finish: str = "stop") -> Trajectory:
+        grade = task.grade(problems[index].gold, response)
+        is_right, name = grade.is_correct and finish == "stop", problems[index].id
+        return Trajectory(f"{name}/0", name, "?", response, [response], [1], [2], [1], finish, problems[index].gold,
+                          grade.answer, is_right)  # fmt: skip
+
+    gold, other = problems[0].gold, next(a for a in problems[1].info["probabilities"] if a != problems[1].gold)
+    rows = [sampled(0, f"Answer: {gold}\nConfidence: 70%"), sampled(1, f"Answer: {other}\nConfidence: 20%"),
+            sampled(2, "Answer"), sampled(3, f"Answer: {problems[3].gold}\nConfidence: 70%", "length")]  # fmt: skip
+    write_records(tmp_path / "t.jsonl", rows)
+    context = StageContext(task, tmp_path / "f.jsonl", 10.0)
+    write_records(tmp_path / "f.jsonl", ReadForecasts("test").run(str(tmp_path / "t.jsonl"), context))
+    found = read_records(AnswerForecast, tmp_path / "f.jsonl")
+    assert [row.is_correct for row in found] == [True, False, False, False]
+    assert [row.confidence for row in found] == [0.7, 0.2, 1.0, 1.0]
+    truths = [problems[0].info["probabilities"][gold], problems[1].info["probabilities"][other], 0.0, 0.0]
+    assert [row.true_probability for row in found] == pytest.approx(truths)
+    assert context.counts == {"cut": 1, "without_answer": 1}
+
+
+def test_the_diagram_shows_every_bin_and_refuses_another_file(tmp_path: Path) -> None:
+    found = measure(tmp_path, [forecast(str(index), [index / 10], index > 5) for index in range(10)])
+    write_json(tmp_path / "m.json", found)
+    figure = DrawReliability([], ["one"]).run(str(tmp_path / "m.json"), StageContext(None, tmp_path, 10.0))
+    assert figure.count("answers: stated") == 2
+    write_json(tmp_path / "other.json", {})
+    with pytest.raises(BadInput, match="measure_calibration"):
+        DrawReliability([], ["one"]).run(str(tmp_path / "other.json"), StageContext(None, tmp_path, 10.0))

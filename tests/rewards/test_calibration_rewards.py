@@ -1,0 +1,136 @@
+"""Calibration rewards: numbers by hand, and that honesty pays most, found by trying everything else."""
+
+import itertools
+import math
+
+import pytest
+
+from espalier.data.records import BadInput, Trajectory
+from espalier.rewards.calibration import (
+    ConfidenceReward,
+    LinguisticCalibrationReward,
+    StatedForecasts,
+    confidence_score,
+    linguistic_calibration,
+)
+from espalier.rewards.score import StatesRange
+from espalier.rl.advantages.grpo import group_advantages
+from espalier.rl.combinations import check_proper_score
+from espalier.runtime.schemas import RLConfig
+from tests.support.root_config import root_config
+
+OUTCOME = {"_target_": "espalier.rewards.outcome.OutcomeReward"}
+
+
+def response(text: str, gold: str, is_correct: bool, finish: str = "stop") -> Trajectory:
+    return Trajectory("a", "p", "?", text, [text], [1], [2, 3], [2], finish, gold, None, is_correct)
+
+
+def test_the_calibration_reward_by_hand() -> None:
+    reward, log_score, distance = linguistic_calibration(0.5, [0.5, 0.3])
+    assert log_score == pytest.approx(math.log(0.5))
+    assert distance == pytest.approx(0.2)
+    assert reward == pytest.approx(math.log(0.5) - 5 * 0.2 + 5)
+
+
+def test_the_gold_is_no_part_of_the_sum_and_its_probability_is_kept_above_epsilon() -> None:
+    assert linguistic_calibration(0.0, [0.7, 0.3])[0] == pytest.approx(math.log(1e-4) + 5)
+    assert linguistic_calibration(0.4, [0.7, 0.3])[0] == pytest.approx(math.log(0.4) + 5)
+
+
+def test_nothing_offered_costs_the_whole_penalty() -> None:
+    assert linguistic_calibration(0.0, [])[0] == pytest.approx(math.log(1e-4) - 5 + 5)
+
+
+@pytest.mark.parametrize("truth", [(0.5, 0.3, 0.2), (0.9, 0.05, 0.05), (0.4, 0.4, 0.2), (1.0, 0.0, 0.0)])
+def test_the_calibration_reward_is_highest_at_the_truth_alone(truth: tuple[float, ...]) -> None:
+    grid = [index / 20 for index in range(21)]
+    expected = {
+        stated: sum(
+            share * linguistic_calibration(probability, stated)[0]
+            for share, probability in zip(truth, stated, strict=True)
+        )
+        for stated in itertools.product(grid, repeat=3)
+    }
+    ordered = sorted(expected, key=expected.__getitem__, reverse=True)
+    assert ordered[0] == truth
+    assert expected[ordered[0]] > expected[ordered[1]] + 1e-6
+
+
+def test_with_a_weight_of_at_most_one_it_would_pay_to_state_too_much() -> None:
+    def expected(stated: tuple[float, float], weight: float) -> float:
+        return sum(0.5 * linguistic_calibration(one, stated, sum_weight=weight)[0] for one in stated)
+
+    assert expected((0.7, 0.7), 0.5) > expected((0.5, 0.5), 0.5)
+    assert expected((0.7, 0.7), 5.0) < expected((0.5, 0.5), 5.0)
+    with pytest.raises(BadInput, match="sum_weight"):
+        LinguisticCalibrationReward(StatedForecasts(), sum_weight=1.0)
+
+
+@pytest.mark.parametrize("score", ["brier", "log"])
+@pytest.mark.parametrize("truth", [0.05, 0.3, 0.5, 0.85])
+def test_a_confidence_score_is_highest_at_the_truth_alone(score: str, truth: float) -> None:
+    grid = [index / 20 for index in range(21)]
+    expected = [
+        truth * confidence_score(q, True, score) + (1 - truth) * confidence_score(q, False, score) for q in grid
+    ]
+    best = sorted(range(21), key=expected.__getitem__, reverse=True)
+    assert grid[best[0]] == pytest.approx(truth)
+    assert expected[best[0]] > expected[best[1]]
+
+
+def test_rlcr_by_hand_and_the_best_answer_pays_most() -> None:
+    rows = [
+        response("Answer: fish\nConfidence: 60%", "fish", True),
+        response("Answer: rice\nConfidence: 60%", "fish", False),
+    ]
+    assert [score.total for score in ConfidenceReward()(rows)] == pytest.approx([1 - 0.16, -0.36])
+    assert ConfidenceReward()(rows)[0].parts == pytest.approx({"outcome": 1.0, "confidence": 0.6, "brier": -0.16})
+    assert [score.total for score in ConfidenceReward(0.0)(rows)] == pytest.approx([-0.16, -0.36])
+    # an honest answer that is right with probability p expects p - p (1 - p) = p^2: more for the likelier answer
+    for p in (0.2, 0.5, 0.8):
+        honest = p * (1 + confidence_score(p, True, "brier")) + (1 - p) * confidence_score(p, False, "brier")
+        assert honest == pytest.approx(p * p)
+
+
+def test_a_cut_or_unreadable_response_is_wrong_with_full_confidence() -> None:
+    rows = [response("Answer: fish\nConfidence: 60%", "fish", False, "length"), response("fish", "fish", True)]
+    assert [score.total for score in ConfidenceReward()(rows)] == [-1.0, -1.0]
+    cut = LinguisticCalibrationReward(StatedForecasts())(rows)[0]
+    assert cut.total == pytest.approx(math.log(1e-4))
+    assert cut.parts["num_answers"] == 0
+
+
+def test_the_parts_of_the_calibration_reward_are_logged() -> None:
+    row = response("It is fish (60%), or else rice (30%).", "fish", True)
+    parts = LinguisticCalibrationReward(StatedForecasts())([row])[0].parts
+    assert parts == pytest.approx(
+        {"log_score": math.log(0.6), "sum_distance": 0.1, "num_answers": 2.0, "gold_probability": 0.6}
+    )
+
+
+def test_ranges_hold_the_rewards() -> None:
+    assert isinstance(ConfidenceReward, StatesRange)
+    assert ConfidenceReward.score_range({"score": "brier", "correctness_weight": 1.0}).total == (-1.0, 1.0)
+    assert LinguisticCalibrationReward.score_range({"constant": 5.0}).total == (-math.inf, 5.0)
+
+
+@pytest.mark.parametrize("divides", [True, False])
+def test_dividing_by_a_groups_spread_makes_a_proper_score_improper(divides: bool) -> None:
+    """A group states confidences from 0.5 to 0.9 of an answer that is right with 0.6: which confidence gains most?"""
+    stated = [0.5, 0.6, 0.7, 0.8, 0.9]
+    by_outcome = {is_right: group_advantages([confidence_score(q, is_right, "brier") for q in stated], divides)
+                  for is_right in (True, False)}  # fmt: skip
+    gains = [0.6 * right + 0.4 * wrong for right, wrong in zip(by_outcome[True], by_outcome[False], strict=True)]
+    assert stated[gains.index(max(gains))] == (0.8 if divides else 0.6)
+
+
+@pytest.mark.parametrize("divides", [True, False])
+def test_a_run_that_divides_a_proper_score_is_warned(divides: bool, caplog: pytest.LogCaptureFixture) -> None:
+    reward = {"_target_": "espalier.rewards.calibration.ConfidenceReward"}
+    advantage = {"_target_": "espalier.rl.advantages.grpo.GRPO", "divide_by_std": divides}
+    check_proper_score(root_config(RLConfig, output_dir="", reward=reward, advantage=advantage))
+    assert ("divide_by_std=false" in caplog.text) == divides
+    caplog.clear()
+    check_proper_score(root_config(RLConfig, output_dir="", reward=OUTCOME, advantage=advantage))
+    assert not caplog.text

@@ -1,0 +1,110 @@
+"""Readers that are models: asked with the texts of their training, in order, and no failure becomes a number."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from espalier.data.examples.outcome_examples import JudgedResponse, JudgedResponseExamples
+from espalier.data.jsonl import write_records
+from espalier.data.reader_prompts import NO_ANSWER, extraction_prompt, forecast_prompt, read_answers, write_answers
+from espalier.data.records import BadInput, Problem, Trajectory
+from espalier.models.load import load_tokenizer
+from espalier.models.scalar_head import load_process_reward
+from espalier.models.text_writer import TextWriter
+from espalier.models.tiny import build_tiny
+from espalier.rewards.calibration import LinguisticCalibrationReward
+from espalier.rewards.model_forecasts import FactualityReward, ModelForecasts, TextScorer
+from espalier.rewards.score import HoldsModels
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny policy, a scalar head on it with random weights, and two problems."""
+    path = tmp_path_factory.mktemp("readers")
+    texts = [forecast_prompt("Who sang?", "It was Ana, or else Ben."), extraction_prompt("Who?", "Ana; Ben")] * 4
+    build_tiny(
+        path / "policy", texts, hidden_size=32, num_layers=1, num_heads=2, vocab_size=320, max_length=1024, seed=0
+    )
+    model = load_process_reward(str(path / "policy"), num_labels=1)
+    torch.manual_seed(0)
+    torch.nn.init.normal_(model.score.weight, std=1.0)
+    model.save_pretrained(path / "scorer")
+    load_tokenizer(str(path / "policy")).save_pretrained(path / "scorer")
+    rows = [
+        Problem("p", "Write about singers.", ["Ana", "Anna"], {"question": "Who sang?"}),
+        Problem("q", "Who hit?", "Ben"),
+    ]
+    write_records(path / "problems.jsonl", rows)
+    return path
+
+
+def sampled(problem: str, text: str, gold: str | list[str], finish: str = "stop") -> Trajectory:
+    return Trajectory(f"{problem}/0", problem, "?", text, [text], [1], [2], [1], finish, gold, None, False)
+
+
+def test_lists_of_answers_are_written_and_read_alike() -> None:
+    assert write_answers(["Ana", "ben; the first", "ana"]) == "Ana; ben, the first"
+    assert read_answers(" Ana; ben ;; the Ana") == ["Ana", "ben"]
+    assert write_answers([]) == NO_ANSWER
+    assert read_answers(f" {NO_ANSWER}\n") == read_answers("") == []
+    assert read_answers("__import__('os'); 1 + 1") == ["__import__('os')", "1 + 1"]
+
+
+def test_a_text_is_scored_with_the_tokens_of_its_training(folder: Path) -> None:
+    prompt = forecast_prompt("Who sang?", "It was Ana.")
+    write_records(folder / "judged.jsonl", [JudgedResponse("a", "p", prompt, "Ana", 0.25)])
+    (example,) = JudgedResponseExamples(str(folder / "judged.jsonl"), 512).load(load_tokenizer(str(folder / "scorer")))
+    model = load_process_reward(str(folder / "scorer")).eval()
+    with torch.inference_mode():
+        logit = model(input_ids=torch.tensor([example.ids])).logits[0, -1, 0]
+    scorer = TextScorer(str(folder / "scorer"), 4096, "sdpa")
+    assert scorer([(prompt, "Ben"), (prompt, "Ana")])[1] == pytest.approx(float(torch.sigmoid(logit)), abs=0.02)
+    assert scorer([]) == []
+
+
+def test_a_batch_of_unequal_prompts_is_continued_as_each_alone(folder: Path) -> None:
+    writer = TextWriter(str(folder / "policy"), 8, 2)
+    writer.end_ids = sorted({*writer.end_ids, *writer.tokenizer("e")["input_ids"]})  # so that some continuation ends
+    prompts = ["Who sang?", "Who sang? It was Ana, or else Ben.", "Ben"]
+    assert writer(prompts) == [writer([prompt])[0] for prompt in prompts]
+    assert writer([]) == []
+
+
+def test_forecasts_are_of_the_offered_answers_and_of_the_golds_first_name(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = ModelForecasts(
+        str(folder / "policy"), str(folder / "scorer"), str(folder / "problems.jsonl"), max_tokens=4
+    )
+    LinguisticCalibrationReward(reader).to(torch.device("cpu"))
+    monkeypatch.setattr(
+        reader, "writer", lambda prompts: ["Ana; Ben" if "Who sang?" in row else None for row in prompts]
+    )
+    rows = [
+        sampled("q", "x", "Ben", "length"),
+        sampled("p", "It was Ana.", ["Ana", "Anna"]),
+        sampled("q", "No idea.", "Ben"),
+    ]
+    cut, first, second = reader(rows)
+    ask = reader.scorer
+    one = forecast_prompt("Who sang?", "It was Ana.")
+    assert (cut.answers, cut.gold) == ((), 0.0)
+    assert first.answers == ("Ana", "Ben")
+    assert [*first.probabilities, first.gold] == pytest.approx(
+        ask([(one, "Ana"), (one, "Ben"), (one, "Ana")]), abs=0.02
+    )
+    assert second.answers == ()
+    assert second.gold == pytest.approx(ask([(forecast_prompt("Who hit?", "No idea."), "Ben")])[0], abs=0.02)
+    reward = LinguisticCalibrationReward(reader)
+    assert isinstance(reward, HoldsModels)
+    assert reward.networks() == {}
+    with pytest.raises(BadInput, match="no problem 'z'"):
+        reader([sampled("z", "x", "Ben")])
+
+
+def test_factuality_is_a_verdict_and_a_cut_response_is_not_right(folder: Path) -> None:
+    reward = FactualityReward(str(folder / "scorer"), str(folder / "problems.jsonl"))
+    whole, cut = reward([sampled("p", "It was Ana.", "Ana"), sampled("p", "It was Ana.", "Ana", "length")])
+    assert whole.total == float(whole.parts["factuality"] > 0.5)
+    assert cut.total == 0.0
