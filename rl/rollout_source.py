@@ -233,8 +233,11 @@ class SampledGroups:
                 batch.refused += more
                 num_asked = len(batch.groups) + len(drawn) + len(batch.refused)
                 check_refused(batch.refused, num_asked, config.rollout.max_refused_share)
-from espalier.rl.metrics import agrees, describe_rewards, is_replaceable
-from espalier.rl.rollout import Refusal, Sampler, check_refused, draw_problems
+                scored, seconds = await scores.finish(drawn)
+                batch.groups += scored
+                batch.reward_seconds += seconds
+                num_good = sum(not self._is_replaceable(group) for group in batch.groups)
+                if num_good >= config.rollout.num_problems or not chosen:
                     break
         finally:
             await scores.give_up()

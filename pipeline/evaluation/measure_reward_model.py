@@ -23,8 +23,9 @@ import numpy as np
 from espalier.data.jsonl import iter_rows, read_records
 from espalier.data.predictions import PairRewards, RewardPrediction
 from espalier.data.records import BadInput
+from espalier.pipeline.evaluation.calibration_metrics import calibration_error
 from espalier.pipeline.evaluation.intervals import Interval, resampled, resampled_mean
-from espalier.pipeline.prm.prm_calibration import auc, calibration_error
+from espalier.pipeline.prm.prm_calibration import auc
 from espalier.pipeline.stage import StageContext
 
 log = logging.getLogger("stage")
