@@ -76,6 +76,8 @@ class Verification:
     question_id: str
     """the trajectory's id; `{trajectory}#{steps}` where its first steps are asked about"""
     problem_id: str
+    asked: str
+    """hash of the problem and the steps it is about: ids alone are those of every sampling run"""
     answer: str | None
     """yes or no: the verdict as it was read; null where the response ends in none"""
     response: str

@@ -12,7 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from espalier.data.jsonl import read_records
+from espalier.data.judgements import Verification
 from espalier.data.process_data.formats import to_step_texts
+from espalier.data.process_data.published import content_key
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import AnnotatedSolution, BadInput, Problem, StepValues, Trajectory
 from espalier.data.verification import VerifierFormat
@@ -49,6 +51,18 @@ class Question:
     def steps(self) -> list[str]:
         """The steps that are asked about."""
         return self.solution.steps[: self.num_steps]
+
+    @property
+    def digest(self) -> str:
+        """A hash of the problem and these steps."""
+        return content_key([self.solution.prompt, *self.steps])
+
+
+def check_asked(row: Verification, digest: str, path: str) -> None:
+    """Raise BadInput where a verification is about other steps than those of its id here."""
+    if row.asked != digest:
+        raise BadInput(f"{path}: '{row.id}' is about another solution than the input's '{row.question_id}': ask about "
+                       "these solutions, and name that file")  # fmt: skip
 
 
 def read_solutions(path: str, kind: str, template: PromptTemplate | None = None) -> list[Solution]:

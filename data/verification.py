@@ -77,7 +77,7 @@ class VerifierFormat:
     @cached_property
     def _verdict(self) -> re.Pattern[str]:
         either = "|".join(re.escape(word) for word in sorted(self._words(self.yes) | self._words(self.no)))
-        return re.compile(rf"[\s*_]*({either})(?![\w/])")
+        return re.compile(rf"[\s*_]*({either})(?=[*_.!]*[ \t]*(?:\n|$))")
 
     def ask(self, prompt: str, steps: Sequence[str], has_rationale: bool) -> str:
         """Return what the verifier continues: with a verdict, or where it `has_rationale` with that."""
@@ -90,7 +90,8 @@ class VerifierFormat:
         return verdict if rationale is None else f"{rationale.strip()}\n{self.question}{verdict}"
 
     def read(self, text: str) -> Verdict | None:
-        """Return the last verdict of a text; None where the last question has none behind it, or there is none."""
+        """Return the last verdict of a text; None where there is no question, or what stands behind the last one is no
+        verdict alone in its line ("No doubt: it is right" is none)."""
         place = text.rfind(self.question)
         match = self._verdict.match(text, place + len(self.question)) if place >= 0 else None
         if match is None:

@@ -223,9 +223,9 @@ def check_step_rewards(config: RLConfig) -> None:
 def check_verifiers(config: RLConfig) -> None:
     """A reward of verifiers beside a task whose golds name none."""
     kind = config.task.get("kind") if isinstance(config.task, Mapping) else None
-    _check("VerifierReward" not in str(config.reward) or kind == "verifiers", "reward=verifiers checks what the rows "
-           "name, and those of this task name no verifiers: choose task=verifiable (task.verifier=NAME), or another "
-           "reward")  # fmt: skip
+    has_none = "rewards.verifiers.VerifierReward" not in str(config.reward)
+    _check(has_none or kind == "verifiers", "reward=verifiers checks what the rows name, and those of this task name "
+           "no verifiers: choose task=verifiable (task.verifier=NAME), or another reward")  # fmt: skip
 
 
 def process_forms(key: str, node: Any) -> Iterator[tuple[str, str]]:
@@ -288,6 +288,10 @@ def check_implicit_reward(config: RLConfig) -> None:
     for key in ("beta", "learning_rate"):
         number = getattr(settings, key)
         _check(number > 0, f"implicit_reward.{key} must be above 0, got {number:g}")
+    size, group = config.update.minibatch_size, config.rollout.group_size
+    _check(settings.update != "after" or size % group == 0 or size >= group * config.rollout.num_problems,
+           f"implicit_reward.update=after scores a minibatch before its step, and update.minibatch_size ({size}) parts "
+           f"groups of {group} rollouts, which are compared: set a multiple, or update=before")  # fmt: skip
 
 
 def reads_start(config: RLConfig) -> bool:

@@ -72,8 +72,8 @@ class VerificationRequests:
         for k, sample in enumerate(samples):
             verdict = self.verifier.read(sample.text) if sample.finish_reason == "stop" else None
             answer = None if verdict is None else verdict_name(verdict.is_yes)
-            records.append(Verification(f"{request.id}/{k}", asked.id, asked.solution.problem_id, answer, sample.text,
-                                        sample.finish_reason))  # fmt: skip
+            records.append(Verification(f"{request.id}/{k}", asked.id, asked.solution.problem_id, asked.digest, answer,
+                                        sample.text, sample.finish_reason))  # fmt: skip
         return records
 
     def inputs(self) -> list[str]:

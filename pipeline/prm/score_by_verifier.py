@@ -21,7 +21,7 @@ from espalier.data.jsonl import read_records
 from espalier.data.judgements import Verification
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import BadInput, StepScores
-from espalier.data.solutions_to_verify import Question, Solution, questions_about, read_solutions
+from espalier.data.solutions_to_verify import Question, Solution, check_asked, questions_about, read_solutions
 from espalier.data.verification import Verdict, VerifierFormat
 from espalier.pipeline.evaluation.evaluation_inputs import OutcomeScore
 from espalier.pipeline.prm.prm_calibration import auc
@@ -98,7 +98,7 @@ class ScoreByVerifier:
 
     def _voted(self, questions: Sequence[Question], context: StageContext) -> dict[str, float | None]:
         """Return the mean over the rationales of each question that give a verdict."""
-        verdicts = self._verdicts({one.id for one in questions}, context)
+        verdicts = self._verdicts({one.id: one.digest for one in questions}, context)
         if self.votes == "hard":
             return {one.id: _mean([float(verdict.is_yes) for verdict in verdicts[one.id]]) for one in questions}
         asked = {one.id: self.verifier.ask(one.solution.prompt, one.steps, has_rationale=True) for one in questions}
@@ -106,9 +106,12 @@ class ScoreByVerifier:
         probs = iter(self._yes_probs(texts, context))
         return {one.id: _mean([next(probs) for _ in verdicts[one.id]]) for one in questions}
 
-    def _verdicts(self, ids: set[str], context: StageContext) -> dict[str, list[Verdict]]:
+    def _verdicts(self, digests: Mapping[str, str], context: StageContext) -> dict[str, list[Verdict]]:
         rows: dict[str, list[Verification]] = defaultdict(list)
+        ids = digests.keys()
         for row in read_records(Verification, self.verifications):
+            if row.question_id in ids:
+                check_asked(row, digests[row.question_id], self.verifications)
             if row.question_id in ids and not (self.max_votes and len(rows[row.question_id]) >= self.max_votes):
                 rows[row.question_id].append(row)
         missing = ids - rows.keys() - read_failed(self.verifications).keys()
@@ -135,11 +138,11 @@ class ScoreByVerifier:
             found = model.probs(texts, progress.update)
         if found:
             context.counts["verdict_mass"] = round(fmean(one.mass for one in found), 4)
-        return [round(one.share, 6) for one in found]
+        return [one.share for one in found]
 
 
 def _mean(votes: Sequence[float]) -> float | None:
-    return round(fmean(votes), 6) if votes else None
+    return fmean(votes) if votes else None
 
 
 def _accuracy(questions: Sequence[Question], scores: Mapping[str, float | None]) -> dict[str, float]:

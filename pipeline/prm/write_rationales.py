@@ -54,4 +54,4 @@ class WriteRationales:
             if not is_yes:
                 break
         text = self.verifier.answer(is_yes, "\n".join(lines))
-        return Verification(name, asked.id, asked.solution.problem_id, verdict_name(is_yes), text, "stop")
+        return Verification(name, asked.id, asked.solution.problem_id, asked.digest, verdict_name(is_yes), text, "stop")

@@ -17,7 +17,7 @@ from espalier.data.jsonl import read_records
 from espalier.data.judgements import Verification
 from espalier.data.prompts import PromptTemplate
 from espalier.data.records import BadInput, Demonstration
-from espalier.data.solutions_to_verify import Question, questions_about, read_solutions, with_task_truth
+from espalier.data.solutions_to_verify import Question, check_asked, questions_about, read_solutions, with_task_truth
 from espalier.data.verification import VerifierFormat
 from espalier.pipeline.pairs.trajectory_groups import ProblemPart, capped, check_counts, sample_order
 from espalier.pipeline.stage import StageContext
@@ -113,6 +113,7 @@ class MakeVerifierDemonstrations(ProblemPart):
                 continue
             num_about += 1
             asked = known[row.question_id]
+            check_asked(row, asked.digest, self.verifications)
             verdict = self.verifier.read(row.response) if row.finish_reason == "stop" else None
             if verdict is None:
                 reasons["no verdict to read"] += 1

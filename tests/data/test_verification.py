@@ -35,7 +35,6 @@ def test_a_direct_verdict_stands_behind_the_question_and_one_with_a_rationale_be
         (f"It is.\n{Q}\nYes", True, f"It is.\n{Q}\n"),
         (f"It is.\n{Q}Yes", True, f"It is.\n{Q}"),
         (f"{Q} Yes\nNo: 2 + 2 is 4.\n{Q} No", False, f"{Q} Yes\nNo: 2 + 2 is 4.\n{Q}"),  # the last one counts
-        (f"{Q} No. Yes, I am sure.", False, Q),
     ],
 )
 def test_the_verdict_is_the_word_behind_the_last_question(text: str, is_yes: bool, before: str) -> None:
@@ -54,6 +53,9 @@ def test_the_verdict_is_the_word_behind_the_last_question(text: str, is_yes: boo
         f"{Q} Yesterday",
         f"{Q} Yes/No",
         f"{Q} Maybe. Yes",
+        f"{Q} No. Yes, I am sure.",
+        f"{Q} No doubt: it is right.",
+        f"{Q}\n\nNo error was found, so Yes.",
         f"{Q} yes",  # not one of the spellings
         f"{Q} Yes\nNo, once more: {Q}",  # it began anew and was not finished
     ],

@@ -11,6 +11,7 @@ from espalier.data.examples.token_examples import DemonstrationExamples
 from espalier.data.examples.verifier_examples import VerifierExamples
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.judgements import Verification
+from espalier.data.process_data.published import content_key
 from espalier.data.records import AnnotatedSolution, BadInput, Demonstration, Problem, StepScores, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.data.verification import VerifierFormat
@@ -50,10 +51,19 @@ ROWS = [
 ]
 
 
+def digest(question: str) -> str:
+    """Of the problem and the steps that a question is about."""
+    name, _, number = question.partition("#")
+    row = next((row for row in ROWS if row.id == name), ROWS[0])
+    return content_key([row.prompt, *row.steps[: int(number) if number else None]])
+
+
 def wrote(question: str, text: str, vote: int = 0, finish: str = "stop") -> Verification:
     verdict = SOLUTION.read(text)
     answer = None if verdict is None else "yes" if verdict.is_yes else "no"
-    return Verification(f"{question}/{vote}", question, question.partition("/")[0], answer, text, finish)
+    return Verification(
+        f"{question}/{vote}", question, question.partition("/")[0], digest(question), answer, text, finish
+    )
 
 
 def demonstrations(folder: Path, verifications: list[Verification] | None = None, **options: Any) -> Any:
@@ -232,14 +242,31 @@ def test_a_step_verifier_scores_every_step_or_none_of_a_solution(folder: str, tm
     assert [len(row.scores) for row in rows] == [2, 2, 2, 1, 2, 2, 2]
     assert isinstance(rows[0], StepScores)
     written = [
-        Verification(f"{row.id}#{n}/0", f"{row.id}#{n}", row.problem_id, "yes", f"So.\n{STEP.question} Yes", "stop")
+        Verification(
+            f"{row.id}#{n}/0",
+            f"{row.id}#{n}",
+            row.problem_id,
+            digest(f"{row.id}#{n}"),
+            "yes",
+            f"So.\n{STEP.question} Yes",
+            "stop",
+        )
         for row in ROWS
         for n in range(1, len(row.steps) + 1)
     ]
-    written[3] = Verification("a/1#2/0", "a/1#2", "a", None, "Hm.", "stop")
+    written[3] = Verification("a/1#2/0", "a/1#2", "a", digest("a/1#2"), None, "Hm.", "stop")
     voted, counts = scored(tmp_path, "", written, verifier=STEP, votes="hard")
     assert [row.scores for row in voted[:3]] == [[1.0, 1.0], [], [1.0, 1.0]]
     assert counts["without_score"] == 1
+
+
+def test_verifications_of_another_sampling_run_are_refused(tmp_path: Path) -> None:
+    """Its trajectories have the same ids and other steps."""
+    written = [replace(wrote(row.id, f"So.\n{SOLUTION.question} Yes"), asked="another") for row in ROWS]
+    with pytest.raises(BadInput, match=r"'a/0/0' is about another solution than the input's 'a/0'"):
+        scored(tmp_path, "", written, votes="hard")
+    with pytest.raises(BadInput, match="is about another solution"):
+        demonstrations(tmp_path, written)
 
 
 def test_what_has_no_score_ranks_last_and_does_not_vote(tmp_path: Path) -> None:
