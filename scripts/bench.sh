@@ -9,6 +9,7 @@
 #   bash scripts/bench.sh rare_success [--cells C ...] [--seeds S ...] [--policy CELL=MODEL ...]
 #   bash scripts/bench.sh reward_models [--sizes N ...] [--seeds S ...]
 #   bash scripts/bench.sh implicit_prm [--cells C ...] [--seeds S ...]
+#   bash scripts/bench.sh generative_verifiers [--seeds S ...]
 #   bash scripts/bench.sh calibration [--arms A ...] [--seeds S ...]
 #   bash scripts/bench.sh cluster [weights] [throughput overlap driver --policy MODEL]   on two Ray nodes
 #   bash scripts/bench.sh silence [packing] [tokens] [doctor] [clean] [defects]

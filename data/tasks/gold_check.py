@@ -79,8 +79,8 @@ def check_golds(task: Task, problems: Sequence[Problem], most: int = 100) -> Gol
         if not gold.strip():
             continue
         labelled += 1
-        layouts = _layouts(task, problem.gold)
-        grades = [task.grade(problem.gold, layout.format(gold), len(problem.options)) for layout in layouts]
+        answers = _answers(task, problem.gold, gold)
+        grades = [task.grade(problem.gold, answer, len(problem.options)) for answer in answers]
         is_known = any(grade.is_correct for grade in grades)
         accepted += is_known
         if not is_known and not refused:
@@ -88,7 +88,7 @@ def check_golds(task: Task, problems: Sequence[Problem], most: int = 100) -> Gol
         other = changed(gold, len(problem.options))
         while not isinstance(problem.gold, str) and other in problem.gold:
             other = changed(other)
-        answers = [layout.format(other) for layout in layouts]
+        answers = _answers(task, problem.gold, other)
         is_passed = any(task.grade(problem.gold, answer, len(problem.options)).is_correct for answer in answers)
         rejected += not is_passed
         if is_passed and not passed:
@@ -98,6 +98,13 @@ def check_golds(task: Task, problems: Sequence[Problem], most: int = 100) -> Gol
 
 def _first(gold: Gold) -> str:
     return gold if isinstance(gold, str) else next(iter(gold), "")
+
+
+def _answers(task: Task, gold: Gold, answer: str) -> list[str]:
+    """Return responses that give an answer to this gold: the task's own (`response_with`), or in the layouts that
+    graders read."""
+    write = getattr(task, "response_with", None)
+    return [write(answer)] if write else [layout.format(answer) for layout in _layouts(task, gold)]
 
 
 def _layouts(task: Task, gold: Gold) -> tuple[str, ...]:

@@ -166,6 +166,10 @@ class QAWorld:
         """Return one step a line."""
         return split_lines(response)
 
+    def response_with(self, answer: str) -> str:
+        """Return a response that gives an answer."""
+        return f"Answer: {answer}\nConfidence: 60%\n"
+
     def grade(self, gold: Gold, response: str, num_options: int = 0) -> Grade:
         """By the answer that is stated with the highest probability, the first of equals."""
         answer, confidence = stated_forecast(response, gold).most_confident

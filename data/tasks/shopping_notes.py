@@ -166,6 +166,10 @@ class ShoppingNotes:
         """Return one step a line."""
         return split_lines(response)
 
+    def response_with(self, answer: str) -> str:
+        """Return a note that asks for things written as a gold is."""
+        return "".join(f"bring {item}\n" for item in answer.split(", "))
+
     def grade(self, gold: Gold, response: str, num_options: int = 0) -> Grade:
         """By content alone: right where every thing is asked for with its number, and nothing else."""
         items = read_items(f"Ask Tom for {gold}.")

@@ -38,7 +38,7 @@ def _name_by_config(path: str) -> str:
     if "ForTokenClassification" in architectures and config.num_labels == 2:
         return "trl"
     raise BadModel(f"{path}: nothing says which published model this is ({architectures or 'no architectures'}): set "
-                   f"stage.layout to one of {', '.join(PUBLISHED)}")  # fmt: skip
+                   f"stage.layout to task (a model trained here), or one of {', '.join(PUBLISHED)}")  # fmt: skip
 
 
 def load_published(path: str, row: PublishedPRM, attention: str = "sdpa") -> Any:

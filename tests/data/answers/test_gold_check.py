@@ -1,6 +1,7 @@
 """The grader's self-test on a task's golds: sound for every task with its own kind, and not with another."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,9 @@ from espalier.data.answers.grade import Gold, Grade
 from espalier.data.records import Problem
 from espalier.data.tasks.gold_check import changed, check_golds
 from espalier.data.tasks.problem_file import ProblemFile
+from espalier.data.tasks.qa_world import QAWorld
 from espalier.data.tasks.rule_logic import RuleLogic
+from espalier.data.tasks.shopping_notes import ShoppingNotes
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 
 GOLDS = {
@@ -82,8 +85,8 @@ def test_without_a_gold_nothing_is_sound() -> None:
     assert found.line == "none of 2 problems has a gold answer: nothing can be graded"
 
 
-@pytest.mark.parametrize("task", [RuleLogic(), WordArithmetic()])
-def test_tasks_with_graders_of_their_own_are_sound(task: RuleLogic | WordArithmetic) -> None:
+@pytest.mark.parametrize("task", [RuleLogic(), WordArithmetic(), QAWorld(), QAWorld(form="paragraph"), ShoppingNotes()])
+def test_tasks_with_graders_of_their_own_are_sound(task: Any) -> None:
     found = check_golds(task, task.problems("dev"), 20)
     assert found.is_sound, found.line
     assert found.labelled == 20
