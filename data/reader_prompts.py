@@ -9,7 +9,7 @@ texts.
 
 from collections.abc import Sequence
 
-from espalier.data.answers.short_answers import normalise
+from espalier.data.answers.short_answers import normalise, short_key
 
 NO_ANSWER = "No answer is offered."
 MAX_PARAGRAPH = 2000
@@ -76,6 +76,6 @@ def distinct_answers(answers: Sequence[str]) -> list[str]:
     """Return answers without outer blanks, the first of those that are compared as equal, and no empty one."""
     unique: dict[str, str] = {}
     for answer in answers:
-        if key := normalise(answer):
+        if key := short_key(answer):
             unique.setdefault(key, answer.strip())
     return list(unique.values())

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from espalier.data.ranked_responses import RankedResponses
 from espalier.data.records import BadInput
+from espalier.data.training_problems import known_before
 
 FILE = "training_responses.json"
 LONG = 20
@@ -36,9 +37,15 @@ def seen_rows(rows: Sequence[RankedResponses], hashes: Collection[str]) -> list[
     return seen
 
 
-def write_training_responses(folder: Path, hashes: Iterable[str], started_from: str) -> None:
-    """Write the file of a model trained on these responses and on those of the model it `started_from`."""
-    earlier = read_training_responses(started_from) or frozenset()
+def write_training_responses(
+    folder: Path, hashes: Iterable[str], started_from: str, is_of_reward_model: bool = False
+) -> None:
+    """Write the file of a model trained on these responses and on those of the model it `started_from`. Nothing is
+    written where that `is_of_reward_model` and does not say its own: a list without them would call unseen what was
+    seen."""
+    earlier = known_before(read_training_responses, started_from, is_of_reward_model, folder)
+    if earlier is None:
+        return
     (folder / FILE).write_text(json.dumps({"responses": sorted(earlier | frozenset(hashes))}) + "\n")
 
 

@@ -12,17 +12,24 @@ the pool does not have the size that the plan was made for, it is divided in the
 """
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from espalier.data.records import BadInput
 
 VERSIONS = (1,)
+_COPY = re.compile(r"~[0-9]+\Z")
 
 
 def _number(text: str) -> int:
     """Return a uniform number below 2**64 from a text."""
     return int.from_bytes(hashlib.sha256(text.encode(errors="surrogatepass")).digest()[:8], "big")
+
+
+def original_id(problem_id: str) -> str:
+    """Return the id without the `~2`, `~3`, … that a problem has behind it where it stands in a mixture again."""
+    return _COPY.sub("", problem_id)
 
 
 def shard_of(identity: str, num_shards: int) -> int:

@@ -8,18 +8,19 @@ kind that it started from included, and whoever scores with it can tell.
 import hashlib
 import json
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from espalier.data.records import BadInput
+from espalier.data.splits import original_id
 
 log = logging.getLogger(__name__)
 FILE = "training_problems.json"
 
 
 def problem_hash(problem_id: str) -> str:
-    """16 hexadecimal digits of a problem's id."""
-    return hashlib.sha256(f"problem/{problem_id}".encode()).hexdigest()[:16]
+    """Return 16 hexadecimal digits of a problem's id; its copies in a mixture have the same."""
+    return hashlib.sha256(f"problem/{original_id(problem_id)}".encode()).hexdigest()[:16]
 
 
 def write_training_problems(
@@ -30,13 +31,9 @@ def write_training_problems(
     from wrong on is written beside, not among them: the head has not seen it, the layers below have.
     Nothing is written where that `is_of_reward_model` and does not say its own problems: a list without them would call
     unseen what was seen."""
-    earlier = read_training_problems(started_from) if started_from else None
+    earlier = known_before(read_training_problems, started_from, is_of_reward_model, folder)
     if earlier is None:
-        if is_of_reward_model:
-            log.warning("%s: a reward model that does not say what it was trained on, so neither does %s", started_from,
-                        folder)  # fmt: skip
-            return
-        earlier = frozenset()
+        return
     hashes = sorted(earlier | {problem_hash(problem_id) for problem_id in problem_ids})
     below = read_policy_problems(started_from) if started_from else frozenset()
     below |= read_training_problems(policy) or frozenset() if policy else frozenset()
@@ -44,6 +41,19 @@ def write_training_problems(
     if earlier:
         more["own"] = sorted({problem_hash(problem_id) for problem_id in problem_ids})
     (folder / FILE).write_text(json.dumps({"problems": hashes, **more}) + "\n")
+
+
+def known_before(
+    read: Callable[[str], frozenset[str] | None], started_from: str, is_of_reward_model: bool, folder: Path
+) -> frozenset[str] | None:
+    """Return what the model that `folder`'s was trained from says of its own training by `read`, nothing for a policy
+    that says nothing; None, with a warning, for a reward model that does not."""
+    earlier = read(started_from) if started_from else None
+    if earlier is None and is_of_reward_model:
+        log.warning("%s: a reward model that does not say what it was trained on, so neither does %s", started_from,
+                    folder)  # fmt: skip
+        return None
+    return earlier or frozenset()
 
 
 def write_problems_of_log_ratio(folder: Path, policy: str) -> None:

@@ -9,7 +9,8 @@
 #                   task's true reward with the noise of a judge, who prefers y to y' with sigmoid(beta (R(y) - R(y')))
 # held_out=FILE     pairs that the reward model is judged on; without: those of a tenth of the problems
 # head_steps=N      a first phase of N steps that trains the head alone, in a run of its own: $run/head
-# kl=0.01           the KL penalty's coefficient in PPO; the reward has standard deviation 1 on the policy's samples
+# kl=0.01           the KL penalty's coefficient in PPO; the reward has standard deviation 1 on the responses of the
+#                   held-out pairs: the policy's samples, or with preferences or held_out those of the file
 # name=ppo          the PPO run's folder: with another name a further run from the same reward model, as with another kl
 # objective.*       settings of the objective: objective.label_smoothing=0.1
 # -> $run/reward_model, $run/reward_model.json (accuracy, calibration, scale), $run/$name

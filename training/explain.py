@@ -28,6 +28,7 @@ from espalier.training.guards import (
     check_amount,
     check_examples,
     check_held_out,
+    check_margins,
     check_targets,
     num_loss_tokens,
     token_rows,
@@ -90,6 +91,7 @@ class Explain:
             check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
         check_amount(examples, config.update.batch_size)
         check_targets(examples, config.objective.get("hard_above"), str(config.examples.get("path")))
+        check_margins(examples, config.objective, config.examples, str(config.examples.get("path")))
         sizes = (config.update.batch_size, config.update.micro_batch_size, config.seed)
         ranks, budget = range(self.num_ranks), config.update.micro_batch_tokens
         loaders = [Loader(examples, *sizes, rank, self.num_ranks, budget) for rank in ranks]

@@ -8,7 +8,7 @@ examples that are trained on.
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from espalier.data.examples.label_balance import check_balance
@@ -42,6 +42,22 @@ def check_targets(examples: Sequence[Any], hard_above: float | None, path: str) 
     place = f"{path} with objective.hard_above={hard_above:g}"
     check_balance([float(value > hard_above) for value in values], values, place,
                   "take another objective.hard_above (smoothed values are never 0: 0.5), or null")  # fmt: skip
+
+
+def check_margins(examples: Sequence[Any], objective: Mapping[str, Any], source: Mapping[str, Any], path: str) -> None:
+    """Raise BadInput where margins of pairs would do nothing: scaled by the `objective` and not made by the `source` of
+    the examples, made and not scaled, or all 0."""
+    scale, is_made = objective.get("margin_scale") or 0, bool(source.get("has_score_margin"))
+    if scale and not is_made:
+        raise BadInput(f"objective.margin_scale={scale:g} has no margins to scale: set examples.has_score_margin=true")
+    if is_made and not scale:
+        raise BadInput(
+            "no objective reads the margins of examples.has_score_margin=true: set "
+            "objective=bradley_terry and objective.margin_scale=1, or examples.has_score_margin=false"
+        )
+    if is_made and not any(example.margin for example in examples):
+        raise BadInput(f"{path}: chosen and rejected have one score in all of {len(examples)} pairs: without scores "
+                       "set objective.margin_scale=0 examples.has_score_margin=false")  # fmt: skip
 
 
 def check_held_out(examples: Iterable[Any], eval_examples: Sequence[Any], path: str) -> None:

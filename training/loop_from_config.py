@@ -24,7 +24,7 @@ from espalier.runtime.manifest import write_folder
 from espalier.runtime.schemas import TrainConfig
 from espalier.training.deepspeed_engine import BadSettings, DeepSpeedEngine, tensor_parallel_size
 from espalier.training.engine import Engine, TorchEngine
-from espalier.training.guards import check_amount, check_examples, check_held_out, check_targets
+from espalier.training.guards import check_amount, check_examples, check_held_out, check_margins, check_targets
 from espalier.training.loop import Loop
 from espalier.training.trained_responses import check_benchmarks, trained_responses
 
@@ -53,6 +53,7 @@ def load_data(config: TrainConfig, tokenizer: Any) -> tuple[list[Any], list[Any]
         check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
     check_amount(examples, config.update.batch_size)
     check_targets(examples, config.objective.get("hard_above"), str(config.examples.get("path")))
+    check_margins(examples, config.objective, config.examples, str(config.examples.get("path")))
     check_benchmarks(examples, config.held_out_benchmarks, tokenizer, str(config.examples.get("path")))
     if config.debug:
         show_examples([*examples, *eval_examples], tokenizer)
@@ -176,15 +177,15 @@ def save_model(loop: Loop, tokenizer: Any) -> None:
         if rank() == 0:
             tokenizer.save_pretrained(folder)
             problems = {getattr(example, "problem_id", "") for example in loop.loader.examples} - {""}
+            start = config.model["path"]
+            is_reward = is_reward_model(start)
             if problems:
-                start = config.model["path"]
-                is_reward = is_reward_model(start)
                 # what a policy saw before is not seen by the head of a reward model that is trained from it
                 from_policy = is_reward_model(str(folder)) and not is_reward
                 earlier, policy = ("", start) if from_policy else (start, "")
                 write_training_problems(folder, problems, earlier, is_reward, policy)
             if responses := trained_responses(loop.loader.examples, tokenizer):
-                write_training_responses(folder, responses, config.model["path"])
+                write_training_responses(folder, responses, start, is_reward)
 
     if config.lora:
         write_folder(adapter, write_adapter)

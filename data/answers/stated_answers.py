@@ -7,17 +7,21 @@ behind each, as with linguistic calibration (Band et al. 2024, arXiv 2404.00474)
     Answer: fish                        It is fish (60%), or else rice (30%) or eggs (10%).
     Confidence: 60%
 
-A paragraph in free words needs models to read it (`rewards.forecasts`).
+A comma, semicolon or bracket begins another alternative: a paragraph cannot offer "Washington, D.C.", and a gold of
+that kind has 0 in it; an answer line can. A paragraph in free words needs models to read it
+(`rewards.model_forecasts`).
 """
 
 import re
 from dataclasses import dataclass
 
 from espalier.data.answers.grade import Gold
-from espalier.data.answers.short_answers import golds, normalise
+from espalier.data.answers.short_answers import golds, short_key
 
 _ANSWER = re.compile(r"^[ \t]*Answer:[ \t]*(\S[^\n]*?)[ \t]*$", re.MULTILINE)
 _CONFIDENCE = re.compile(r"^[ \t]*Confidence:[ \t]*([0-9]+(?:\.[0-9]+)?)[ \t]*(%?)[ \t]*$", re.MULTILINE)
+_LABEL = re.compile(r"^[^\w\n]*Confidence\b(?=[^\w\n]*[:=])[^\n]*$", re.MULTILINE | re.IGNORECASE)
+_MENTION = re.compile(r"\bconfiden(?:ce|t)\b", re.IGNORECASE)
 _ALTERNATIVE = re.compile(r"([^\s,;.()][^,;()\n]*?)\s*\(\s*([0-9]+(?:\.[0-9]+)?)\s*%\s*\)")
 _OPENING = re.compile(r"(?:it is|or else|either|perhaps|maybe|or|and|else)\s+", re.IGNORECASE)
 
@@ -44,8 +48,9 @@ class Forecast:
 def stated_answers(response: str) -> list[tuple[str, float]]:
     """Return (answer, probability) in the response's order, each answer once: what is said first holds.
 
-    An answer line without a confidence has the probability 1. Empty where nothing can be read, where lines contradict
-    each other (two different answers or confidences), and where a number is no probability (150%).
+    An answer line has the probability 1 where the response speaks of no confidence. Empty where nothing can be read,
+    where a confidence is in a form that cannot be read ("confidence: 60%"), where lines contradict each other (two
+    different answers or confidences), and where a number is no probability (150%).
     """
     lines = _ANSWER.findall(response)
     found = _lines_stated(response, lines) if lines else _alternatives_stated(response)
@@ -53,7 +58,7 @@ def stated_answers(response: str) -> list[tuple[str, float]]:
         return []
     unique: dict[str, tuple[str, float]] = {}
     for answer, probability in found:
-        if key := normalise(answer):
+        if key := short_key(answer):
             unique.setdefault(key, (answer, probability))
     return list(unique.values())
 
@@ -63,7 +68,8 @@ def _lines_stated(response: str, answers: list[str]) -> list[tuple[str, float]]:
                    for number, percent in _CONFIDENCE.findall(response)}  # fmt: skip
     if len(set(answers)) > 1 or len(confidences) > 1:
         return []
-    if not confidences and re.search(r"^[ \t]*Confidence:", response, re.MULTILINE):
+    labels = [match[0] for match in _LABEL.finditer(response)]
+    if not all(map(_CONFIDENCE.fullmatch, labels)) or (not confidences and _MENTION.search(response)):
         return []  # one that cannot be read is no certainty
     return [(answers[0], next(iter(confidences), 1.0))]
 
@@ -81,7 +87,7 @@ def _alternatives_stated(response: str) -> list[tuple[str, float]]:
 def stated_forecast(response: str, gold: Gold) -> Forecast:
     """Return what a reader believes who takes stated probabilities at their word; a gold that is not stated has 0."""
     stated = stated_answers(response)
-    accepted = {normalise(one) for one in golds(gold)}
-    believed = sum(probability for answer, probability in stated if normalise(answer) in accepted)
+    accepted = {short_key(one) for one in golds(gold)}
+    believed = sum(probability for answer, probability in stated if short_key(answer) in accepted)
     answers, probabilities = tuple(answer for answer, _ in stated), tuple(probability for _, probability in stated)
     return Forecast(answers, probabilities, min(believed, 1.0))

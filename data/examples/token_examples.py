@@ -17,6 +17,7 @@ from espalier.data.jsonl import read_records
 from espalier.data.left_out import leave_out
 from espalier.data.prompts import encode_text
 from espalier.data.records import BadInput, Demonstration, PreferencePair
+from espalier.data.splits import original_id
 from espalier.data.token_text import encode_response
 
 log = logging.getLogger(__name__)
@@ -91,8 +92,9 @@ class PairExample:
 
 
 def is_held_out(problem_id: str, share: float) -> bool:
-    """Say whether a problem belongs to the held-out `share`, by hash: the same everywhere, for every file."""
-    digest = hashlib.sha256(f"held-out/{problem_id}".encode()).digest()
+    """Say whether a problem belongs to the held-out `share`, by hash: the same everywhere, for every file, and for all
+    its copies in a mixture."""
+    digest = hashlib.sha256(f"held-out/{original_id(problem_id)}".encode()).digest()
     return int.from_bytes(digest[:8], "big") < share * 2**64
 
 

@@ -17,7 +17,8 @@ that "please" is good and none that it can be too much, and a policy that is tra
 goes on beyond the turn (Gao et al. 2023, "Scaling laws for reward model overoptimization"). Many preferences show both.
 
 The teacher leaves things out, writes wrong numbers and adds lines on purpose, so that there is something to learn.
-Problems are the same where their things and numbers are; the splits share no problem.
+Problems are the same where their things and numbers are. A problem of dev asks for other things than every one of
+train, and one of test than every one of both, in whatever order; train may ask for the same in another order.
 """
 
 import hashlib
@@ -124,25 +125,31 @@ class ShoppingNotes:
             raise BadInput(f"task.error_rate must be in [0, 1), got {self.error_rate}")
 
     def problems(self, split: str) -> list[Problem]:
-        """Draw distinct problems of the split from a stream seeded by the seed and the split's name. Raises BadInput
-        where there is no such split."""
+        """Draw distinct problems of the split from a stream seeded by the seed and the split's name, without those that
+        an earlier split has in whatever order. Raises BadInput where there is no such split."""
         if split not in SPLITS:
             raise BadInput(f"{self.name} has no split '{split}': it has {', '.join(SPLITS)}")
         count = {"train": self.num_train, "dev": self.num_dev, "test": self.num_test}[split]
         rng = random.Random(f"{self.seed}/{split}")
         problems: list[Problem] = []
-        seen: set[str] = set()
+        seen = self._asked_before(split)
         while len(problems) < count:
             things = rng.sample(THINGS, rng.randint(2, 4))
             items = [(rng.randint(1, 9), thing) for thing in things]
             gold = ", ".join(f"{number} {thing}" for number, thing in items)
             name = rng.choice(NAMES)
-            if split_of(items) != split or gold in seen:
+            key: str | frozenset[Item] = gold if split == "train" else frozenset(items)
+            if split_of(items) != split or key in seen:
                 continue
-            seen.add(gold)
+            seen.add(key)
             info: dict[str, Any] = {"items": [list(item) for item in items]}
             problems.append(Problem(f"sn-{split}-{len(problems)}", f"Ask {name} for {gold}.", gold, info))
         return problems
+
+    def _asked_before(self, split: str) -> set[str | frozenset[Item]]:
+        """Return what problems of the splits before this one ask for."""
+        before = SPLITS[: SPLITS.index(split)]
+        return {frozenset(read_items(problem.question)) for name in before for problem in self.problems(name)}
 
     def demonstrations(self, split: str) -> list[Demonstration]:
         """Return `num_demonstrations` of the imperfect teacher for "train" (problems in turn); the best notes else."""

@@ -197,6 +197,14 @@ def test_step_values_are_read_at_the_last_token_of_each_step(tmp_path: Path) -> 
     assert len(StepValueExamples(path, max_length=9, is_distinct=False).load(None)) == 2
 
 
+def test_copies_of_a_problem_in_a_mixture_are_on_one_side() -> None:
+    for share in (0.1, 0.5):
+        sides = [{is_held_out(f"a-{n}{copy}", share) for copy in ("", "~2", "~13")} for n in range(200)]
+        assert all(len(side) == 1 for side in sides)
+        assert len(set.union(*sides)) == 2
+    assert [is_held_out(f"a~b-{n}", 0.5) for n in range(20)] != [is_held_out("a", 0.5)] * 20  # another ~ is of the id
+
+
 def test_the_held_out_part_is_of_whole_problems_and_the_rest_is_the_other(tmp_path: Path) -> None:
     records = [
         replace(VALUES, id=f"p{i}/{k}", problem_id=f"p{i}", response_ids=[k, 5, 6, 7])

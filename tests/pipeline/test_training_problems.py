@@ -10,6 +10,7 @@ import torch
 from espalier.data.examples.step_examples import prefix_examples
 from espalier.data.jsonl import write_records
 from espalier.data.records import BadInput, StepScores, Trajectory
+from espalier.data.seen_responses import read_training_responses
 from espalier.data.training_problems import (
     FILE,
     problem_hash,
@@ -50,6 +51,10 @@ def score(tmp_path: Path, *models: str) -> tuple[list[StepScores], dict[str, Any
     write_records(tmp_path / "t.jsonl", ROWS)
     context = StageContext(None, Path("unused"), 10.0)
     return list(ScoreSteps(*models).run(str(tmp_path / "t.jsonl"), context)), context.counts
+
+
+def test_a_copy_of_a_problem_in_a_mixture_is_that_problem() -> None:
+    assert problem_hash("a-7~2") == problem_hash("a-7") != problem_hash("a-7~b")
 
 
 def test_each_problem_goes_to_the_first_model_that_has_not_seen_it() -> None:
@@ -95,6 +100,17 @@ def test_a_trained_model_names_its_problems_and_those_of_its_start(
     loop.loader.examples = STEPS  # of which nobody says what problems they are
     save_model(replace(loop, run_dir=tmp_path / "unknown"), tokenizer)
     assert read_training_problems(str(tmp_path / "unknown" / "model")) is None
+
+
+def test_a_reward_model_names_its_responses_where_its_start_does(
+    tiny_policy: Path, tokenizer: Any, tmp_path: Path
+) -> None:
+    silent = reward_model(tiny_policy, tmp_path / "silent", 1, None)
+    for name, start in (("from_policy", str(tiny_policy)), ("from_silent", silent)):
+        loop = make_loop(tiny_policy, tmp_path / name, "bradley-terry", model={"path": start})
+        save_model(loop, tokenizer)
+    assert read_training_responses(str(tmp_path / "from_policy" / "model"))
+    assert read_training_responses(str(tmp_path / "from_silent" / "model")) is None
 
 
 def test_a_policy_names_the_problems_of_its_pairs_and_no_reward_model_takes_them_for_its_own(

@@ -46,6 +46,8 @@ def sampled(problem: str, text: str, gold: str | list[str], finish: str = "stop"
 def test_lists_of_answers_are_written_and_read_alike() -> None:
     assert write_answers(["Ana", "ben; the first", "ana"]) == "Ana; ben, the first"
     assert read_answers(" Ana; ben ;; the Ana") == ["Ana", "ben"]
+    assert write_answers(["1.5", "15", "-15", "A", "a"]) == "1.5; 15; -15; A"
+    assert read_answers("A; B; C; 3/4; 34; the A") == ["A", "B", "C", "3/4", "34", "the A"]
     assert write_answers([]) == NO_ANSWER
     assert read_answers(f" {NO_ANSWER}\n") == read_answers("") == []
     assert read_answers("__import__('os'); 1 + 1") == ["__import__('os')", "1 + 1"]

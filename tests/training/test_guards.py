@@ -21,7 +21,7 @@ from espalier.models.tokenizer_checks import (
     stop_token_faults,
     tokenizer_differences,
 )
-from espalier.training.guards import check_amount, check_examples, check_held_out, num_loss_tokens
+from espalier.training.guards import check_amount, check_examples, check_held_out, check_margins, num_loss_tokens
 
 END = 1
 LIMITS = Limits("policy", vocabulary=100, positions=8, ends=frozenset({END}))
@@ -34,6 +34,20 @@ def test_a_good_example_passes_without_a_word(caplog: pytest.LogCaptureFixture) 
     for example in (GOOD, pair, steps, OutcomeExample("o", [5, 6, END], 1, 1.0)):
         assert check_examples([example], "f.jsonl", LIMITS, 8) == [example]
     assert caplog.text == ""
+
+
+def test_a_margin_needs_scores_and_an_objective_that_reads_it() -> None:
+    plain, scored = PairExample("p", [5], [6], [7]), PairExample("q", [5], [6], [7], margin=0.5)
+    check_margins([plain], {}, {}, "f.jsonl")
+    check_margins([plain], {"margin_scale": 0.0}, {"has_score_margin": False}, "f.jsonl")
+    check_margins([plain, scored], {"margin_scale": 1.0}, {"has_score_margin": True}, "f.jsonl")
+    with pytest.raises(BadInput, match=r"margin_scale=1 has no margins to scale: set examples.has_score_margin=true"):
+        check_margins([plain], {"margin_scale": 1.0}, {"has_score_margin": False}, "f.jsonl")
+    for objective in ({"margin_scale": 0.0}, {"beta": 0.1}):
+        with pytest.raises(BadInput, match=r"no objective reads the margins of examples.has_score_margin=true"):
+            check_margins([scored], objective, {"has_score_margin": True}, "f.jsonl")
+    with pytest.raises(BadInput, match=r"f.jsonl: chosen and rejected have one score in all of 1 pairs"):
+        check_margins([plain], {"margin_scale": 1.0}, {"has_score_margin": True}, "f.jsonl")
 
 
 def test_what_the_loss_reads_is_counted_by_hand() -> None:

@@ -49,6 +49,35 @@ def test_the_gold_has_what_is_stated_of_any_of_its_names() -> None:
     assert stated_forecast(response, "eggs").gold == 0.0
 
 
+def test_letters_and_numbers_are_answers_as_they_are_written() -> None:
+    assert stated_answers("Answer: A\nConfidence: 60%") == [("A", 0.6)]
+    assert stated_forecast("Answer: A\nConfidence: 60%", "a").gold == 0.6
+    assert stated_forecast("Answer: -5\nConfidence: 60%", "5").gold == 0.0
+    assert stated_forecast("Answer: 1.5\nConfidence: 60%", ["15", "1.5"]).gold == 0.6
+    assert stated_answers("It is A (60%), or else 34 (30%) or 3/4 (10%).") == [("A", 0.6), ("34", 0.3), ("3/4", 0.1)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["confidence: 60%", "**Confidence:** 60%", "Confidence is 60%", "I am 60% confident.", "CONFIDENCE = 0.6",
+     "Confidence: 60% or so"],
+)  # fmt: skip
+def test_a_confidence_that_cannot_be_read_is_no_certainty(line: str) -> None:
+    assert stated_answers(f"Answer: fish\n{line}") == []
+    assert stated_answers(f"{line}\nAnswer: fish") == []
+    assert stated_answers(f"Answer: fish, {line}") == []
+
+
+def test_two_confidences_of_which_one_cannot_be_read_contradict_each_other() -> None:
+    assert stated_answers("Answer: fish\nConfidence: 60%\n**Confidence:** 90%") == []
+    assert stated_answers("I said so with confidence.\nAnswer: fish\nConfidence: 60%") == [("fish", 0.6)]
+
+
+def test_a_comma_begins_another_alternative_of_a_paragraph_and_none_of_an_answer_line() -> None:
+    assert stated_answers("It is Washington, D.C. (60%).")[0][0] == "D.C."
+    assert stated_answers("Answer: Washington, D.C.\nConfidence: 60%") == [("Washington, D.C.", 0.6)]
+
+
 def test_the_most_confident_answer_is_the_first_of_equals() -> None:
     assert stated_forecast("It is rice (20%), or else fish (40%) or eggs (40%).", "x").most_confident == ("fish", 0.4)
 

@@ -1,5 +1,7 @@
 """The task with a known reward, by hand."""
 
+import hashlib
+
 import pytest
 
 from espalier.data.records import BadInput
@@ -55,6 +57,22 @@ def test_the_splits_share_no_problem_and_steps_join_to_the_response() -> None:
     assert not golds["train"] & golds["dev"]
     response = NOTES.demonstrations("train")[0].completion
     assert "".join(NOTES.split_steps(response)) == response
+
+
+def test_no_problem_of_another_split_asks_for_the_things_of_a_training_problem_in_another_order() -> None:
+    def things(split: str) -> list[frozenset[tuple[int, str]]]:
+        return [frozenset(read_items(problem.question)) for problem in ShoppingNotes().problems(split)]
+
+    train, dev, test = map(things, ("train", "dev", "test"))
+    assert not set(train) & set(test)
+    assert not set(train) & set(dev)
+    assert not set(dev) & set(test)
+    assert (len(dev), len(set(dev)), len(test), len(set(test))) == (200, 200, 1000, 1000)
+
+
+def test_the_training_problems_are_those_of_the_figures() -> None:
+    golds = "\n".join(problem.gold for problem in ShoppingNotes().problems("train"))
+    assert hashlib.sha256(golds.encode()).hexdigest()[:16] == "e9ad4cced08b4915"
 
 
 def test_another_text_is_no_prompt_of_it() -> None:
