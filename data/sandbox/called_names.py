@@ -47,6 +47,8 @@ class _Names:
 def read_assert_tests(sources: Sequence[str]) -> list[AssertTest]:
     """Return the tests of one program. Raises NoTest where one is no Python, runs nothing or calls no function of the
     program, or where it is not clear which name is the program's."""
+    if not sources:
+        return []
     found = [_names_of(source) for source in sources]
     own = [names.free - _library() - _builtins() for names in found]
     if not any(own):

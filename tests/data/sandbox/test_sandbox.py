@@ -30,7 +30,8 @@ def passes(program: str, *tests: str) -> list[bool]:
 
 
 @pytest.fixture(scope="module")
-def surroundings() -> Iterator[Surroundings]:
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surroundings]:
+    tmp_path_factory.getbasetemp()  # before the folder of temporary files is another one, which goes away
     found = Surroundings()
     yield found
     found.close()
@@ -63,9 +64,7 @@ def test_ordinary_programs_run(program: str, wanted: str) -> None:
 @needs_kernel
 def test_programs_run_beside_one_another_in_threads(surroundings: Surroundings) -> None:
     with ThreadPoolExecutor(6) as threads:
-        found = list(
-            threads.map(lambda k: passes("def f(x): return x + 1", f"assert f({k}) == {k + 1}"), range(12))
-        )
+        found = list(threads.map(lambda k: passes("def f(x): return x + 1", f"assert f({k}) == {k + 1}"), range(12)))
     assert found == [[True]] * 12
     assert not left_processes(str(surroundings.scratch))
 
