@@ -52,14 +52,22 @@ class FinalAnswer:
     unmarked: str = ""
 
 
+def after_reasoning(response: str) -> str | None:
+    """Return what follows the last `</think>`, all of a response without one. None where the reasoning was never
+    closed."""
+    end = response.rfind(_THINK_END)
+    if end >= 0:
+        return response[end + len(_THINK_END) :]
+    return None if response.lstrip()[:7] == "<think>" else response
+
+
 def visible_part(response: str) -> str | None:
     """Return what a reader is shown: after the reasoning, inside `<answer>` where that is used. None where the
     reasoning was never closed."""
-    end = response.rfind(_THINK_END)
-    if end >= 0:
-        response = response[end + len(_THINK_END) :]
-    elif response.lstrip()[:7] == "<think>":
+    shown = after_reasoning(response)
+    if shown is None:
         return None
+    response = shown
     close = response.rfind("</answer>")
     start = response.rfind("<answer>", 0, close) if close >= 0 else response.rfind("<answer>")
     if start >= 0:

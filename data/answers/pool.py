@@ -1,4 +1,4 @@
-"""A pool of processes for symbolic work, with a deadline that really kills.
+"""A pool of processes for symbolic work and patterns, with a deadline that really kills.
 
 The deadline is wall clock on a machine at rest; where others keep the processor from a worker, it is longer, so that
 load turns no answer into an unparseable one.
@@ -177,14 +177,26 @@ class SymbolicPool:
 
         `seconds` replaces the pool's own deadline.
         """
-        seconds = self.seconds if seconds is None else seconds
+        request = {"gold": gold, "answer": answer, "forms": forms}
+        answered = self._ask_worker(request, self.seconds if seconds is None else seconds)
+        if answered is None:
+            return "unparseable", f"no verdict within {self.seconds:g} s, or out of memory"
+        return answered["verdict"], answered["reason"]
+
+    def matches(self, pattern: str, text: str) -> bool | None:
+        """Say whether a regular expression (`.` is any character) matches a text from its beginning; None where the
+        deadline passes: some patterns take years on some texts, and Python cannot stop one in its own process."""
+        answered = self._ask_worker({"pattern": pattern, "text": text}, self.seconds)
+        return None if answered is None or answered["verdict"] == "unparseable" else answered["verdict"] == "right"
+
+    def _ask_worker(self, request: dict[str, Any], seconds: float) -> dict[str, Any] | None:
+        """Return what a worker answers; None where the deadline passes or the worker dies."""
         self.start()
         free = self._free
         worker = free.get()
         try:
             if worker is None:
                 worker = self._fork()
-            request = {"gold": gold, "answer": answer, "forms": forms}
             started = time.monotonic()
             answered = self._exchange(worker, request, seconds)
             if answered is None and time.monotonic() - started < _STILLBORN_SECONDS:
@@ -195,11 +207,11 @@ class SymbolicPool:
                 # its memory can take long to give back: nobody waits for that
                 threading.Thread(target=self._kill, args=(worker,), daemon=True).start()
                 worker = None
-                return "unparseable", f"no verdict within {self.seconds:g} s, or out of memory"
+                return None
             if answered["is_last"]:
                 worker.connection.close()
                 worker = None
-            return answered["verdict"], answered["reason"]
+            return answered
         finally:
             free.put(worker)
 

@@ -1,7 +1,7 @@
 """Runs untrusted programs in confined processes (`confine`) and says what came of it.
 
     run_script(program, stdin)        its output, as `python program.py < stdin` would print it
-    run_tests(program, tests)         one bool per test: Python with `assert`, or a `FunctionCall`
+    run_tests(program, tests)         one bool per test: an `AssertTest` or a `FunctionCall`
 
 A process is killed at its deadline, when it has more threads, files or output than its limits allow, and with the
 program that started it. Scratch folders are removed. Nothing runs where the kernel cannot confine: BadInput with the
@@ -26,6 +26,7 @@ from typing import Any
 
 import espalier
 from espalier.data.records import BadInput
+from espalier.data.sandbox.called_names import AssertTest
 from espalier.data.sandbox.confine import Limits, missing_parts
 
 _ROOT = Path(espalier.__file__).resolve().parent.parent
@@ -44,11 +45,13 @@ class SandboxBroken(RuntimeError):
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """A test by one call: `expected` is JSON, and so are the arguments."""
+    """A test by one call: `expected` is JSON, and so are the arguments. `may_be_bare`: the one element of the list
+    `expected` is right too."""
 
     call: str
     args: list[Any]
     expected: Any
+    may_be_bare: bool = False
 
 
 @dataclass(frozen=True)
@@ -260,18 +263,18 @@ class _TestRun:
 
 def run_tests(
     program: str,
-    tests: Sequence[str | FunctionCall],
+    tests: Sequence[AssertTest] | Sequence[FunctionCall],
     seconds: float = 4.0,
     max_seconds: float = 60.0,
     limits: Limits | None = None,
 ) -> list[bool]:
     """Say of each test whether the program passes it. A program that ends or hangs in a test is started anew for the
-    next; at `max_seconds` the tests that are left have failed. Raises as `run_script`."""
+    next; at `max_seconds`, which begin with the first, the tests that are left have failed. Raises as `run_script`."""
     limits = replace(limits or Limits(), cpu_seconds=max(1, round(min(seconds * len(tests), max_seconds) + 0.49)))
-    run = _TestRun(seconds, time.monotonic() + max_seconds)
     with _SLOTS:
+        run = _TestRun(seconds, time.monotonic() + max_seconds)
         while len(run.results) < len(tests) and time.monotonic() < run.deadline:
-            left = [test if isinstance(test, str) else asdict(test) for test in tests[len(run.results) :]]
+            left = [asdict(test) for test in tests[len(run.results) :]]
             before = len(run.results)
             with ExitStack() as stack:
                 asked, answered = os.pipe(), os.pipe()

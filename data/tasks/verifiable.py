@@ -21,11 +21,11 @@ from espalier.data.records import Problem
 from espalier.data.sources import BadRow, Row
 from espalier.data.tables import read_parquet_rows
 from espalier.data.tasks.published import PublishedTask
-from espalier.data.verifiers.verify import Check, counts_tokens_alone, write_checks
+from espalier.data.verifiers.verify import Check, is_never_right, write_checks
 
 log = logging.getLogger(__name__)
 _QUESTIONS = ("question", "problem", "prompt", "messages")
-_TOKENS_ALONE = "counts_tokens_alone"
+_UNGRADED = "is_never_right"
 _GOLDS = ("ground_truth", "gold", "answer")
 
 
@@ -50,10 +50,11 @@ class VerifiableProblems(PublishedTask):
     def problems(self, split: str) -> list[Problem]:
         """Return the problems of a split; one line says how many of them no text can answer."""
         found = super().problems(split)
-        num = sum(bool(problem.info.get(_TOKENS_ALONE)) for problem in found)
+        num = sum(bool(problem.info.get(_UNGRADED)) for problem in found)
         if num:
-            log.warning("%s/%s: %d of %d rows have verifiers that count tokens alone: reward=verifiers scores them, "
-                        "and no response to them is ever graded right", self.name, split, num, len(found))  # fmt: skip
+            log.warning("%s/%s: %d of %d rows have no verifier of a weight above 0 that judges a text: "
+                        "reward=verifiers scores them, and no response to them is ever graded right",
+                        self.name, split, num, len(found))  # fmt: skip
         return found
 
     def problem(self, row: Row) -> Problem:
@@ -64,8 +65,8 @@ class VerifiableProblems(PublishedTask):
         checks = [Check(self.rename.get(one.name, one.name), *_rest(one)) for one in read_checks(row, self.verifier)]
         gold = write_checks(checks)
         info = {"subject": row.text("source", default="") or "+".join(dict.fromkeys(one.name for one in checks))}
-        if counts_tokens_alone(gold):
-            info[_TOKENS_ALONE] = "yes"
+        if is_never_right(gold):
+            info[_UNGRADED] = "yes"
         identity = row.fields.get("id")
         named = str(identity) if isinstance(identity, str | int) and not isinstance(identity, bool) else ""
         return Problem(named, read_question(row), gold, info)

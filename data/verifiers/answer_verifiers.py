@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from espalier.data.answers.final_answer import find_boxes, visible_part
+from espalier.data.answers.final_answer import after_reasoning, find_boxes, visible_part
 from espalier.data.answers.grading import ANSWER_KINDS, grade_answer
 from espalier.data.answers.math_answers import compare_math
 from espalier.data.answers.numbers import numbers_in
 from espalier.data.answers.plain_numbers import is_equal_within_decimals, read_number
-from espalier.data.answers.short_answers import normalise, token_f1
+from espalier.data.answers.short_answers import short_key, token_f1
 from espalier.data.sources import BadRow
 from espalier.data.verifiers.response import Response, Result, Verifier
 
@@ -35,6 +35,24 @@ def read_texts(truth: Any) -> list[str]:
     return texts
 
 
+def read_numbers(truth: Any) -> list[str]:
+    """Return the ground truth as texts, each a number or a text without digits; of a solution of GSM8K what follows its
+    last `####`. Raises BadRow where no response could match: digits that are no number (`18 apples`)."""
+    return [_number_text(text) for text in read_texts(truth)]
+
+
+def _number_text(text: str) -> str:
+    bare = text.rpartition("####")[2].strip().replace("−", "-").lstrip("$€£¥ ").rstrip(". ")
+    if not bare or (read_number(bare) is None and re.search(r"\d", bare)):
+        raise BadRow(f"the ground truth is no number: {text[-40:]!r}")
+    return bare
+
+
+def _is_one_of(text: str, golds: Sequence[str]) -> bool:
+    """Say whether a text, which is not empty, is one of the ground truths as short answers are compared."""
+    return bool(text.strip()) and short_key(text) in map(short_key, golds)
+
+
 def _shown(response: Response) -> str:
     """Return the visible part of a response, "" where its reasoning is not closed."""
     return (visible_part(response.text) or "")[-_MAX_TEXT:]
@@ -45,9 +63,9 @@ def check_gsm8k(response: Response, golds: Sequence[str]) -> Result:
     text = _shown(response)
     numbers = numbers_in(re.sub(r"(?<=\d),(?=\d{3})", "", text))
     if not numbers:
-        return Result(float(normalise(text) in map(normalise, golds) and bool(text.strip())), None, "no number")
+        return Result(float(_is_one_of(text, golds)), None, "no number")
     written, number = numbers[-1]
-    wanted = [read_number(gold.strip().lstrip("$").rstrip(".")) for gold in golds]
+    wanted = [read_number(gold) for gold in golds]
     is_right = any(gold is not None and is_equal_within_decimals(number, gold) for gold in wanted)
     return Result(float(is_right), written, "the last number")
 
@@ -102,17 +120,18 @@ def _first_equal(candidates: Sequence[str], golds: Sequence[str]) -> Result:
 def check_flan(response: Response, golds: Sequence[str]) -> Result:
     """What follows the last "The answer is: ", or the whole text, is the ground truth, normalised."""
     answer = _shown(response).rpartition(_FLAN)[2].strip()
-    return Result(float(normalise(answer) in map(normalise, golds) and bool(answer)), answer or None)
+    return Result(float(_is_one_of(answer, golds)), answer or None)
 
 
 def check_string(response: Response, golds: Sequence[str]) -> Result:
     """What is between the last `<answer>` and `</answer>`, both there, is a ground truth, normalised."""
-    end = response.text.rfind("</answer>")
-    start = response.text.rfind("<answer>", 0, max(end, 0))
+    text = after_reasoning(response.text) or ""
+    end = text.rfind("</answer>")
+    start = text.rfind("<answer>", 0, max(end, 0))
     if start < 0:
         return Result(0.0, None, "no answer tags")
-    answer = response.text[start + len("<answer>") : end].strip()[:_MAX_TEXT]
-    return Result(float(normalise(answer) in map(normalise, golds)), answer)
+    answer = text[start + len("<answer>") : end].strip()[:_MAX_TEXT]
+    return Result(float(_is_one_of(answer, golds)), answer)
 
 
 def check_string_f1(response: Response, golds: list[str]) -> Result:
@@ -123,8 +142,8 @@ def check_string_f1(response: Response, golds: list[str]) -> Result:
 
 def check_puzzle(response: Response, golds: Sequence[str]) -> Result:
     """What follows `</think>`, answer tags dropped, is the ground truth, normalised."""
-    text = _ANSWER_TAGS.sub("", response.text.rpartition("</think>")[2]).strip()
-    return Result(float(normalise(text) in map(normalise, golds) and bool(text)), text[:200] or None)
+    text = _ANSWER_TAGS.sub("", after_reasoning(response.text) or "").strip()
+    return Result(float(_is_one_of(text, golds)), text[:200] or None)
 
 
 def _by_kind(kind: str) -> Callable[[Response, list[str]], Result]:
@@ -138,7 +157,7 @@ def _by_kind(kind: str) -> Callable[[Response, list[str]], Result]:
 
 
 ANSWER_VERIFIERS = {kind: Verifier(read_texts, _by_kind(kind)) for kind in ANSWER_KINDS if kind != "think_format"} | {
-    "gsm8k": Verifier(read_texts, check_gsm8k),
+    "gsm8k": Verifier(read_numbers, check_gsm8k),
     "math": Verifier(read_texts, check_math),
     "strict_math": Verifier(read_texts, check_strict_math),
     "flan": Verifier(read_texts, check_flan),

@@ -7,7 +7,11 @@
 | `{"inputs": ["2\\n", ...], "outputs": [...]}`, or `[{"input": ..., "output": ...}, ...]` | standard input and output |
 
 Each of them also as its JSON text, or under `tests` of an object with `seconds` (per test) and `threshold` (a pass rate
-below it scores 0).
+below it scores 0). A list of texts as an input or output is its lines. Where every output of a function is a list of
+one element, that element alone is right too: sets wrap results so (APPS, Hendrycks et al. 2021, arXiv 2105.09938).
+
+Values cross between two processes, as plain ones: right programs that return generators or change arguments in place
+score 0.
 """
 
 import json
@@ -16,6 +20,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from espalier.data.answers.final_answer import after_reasoning
+from espalier.data.sandbox.called_names import AssertTest, NoTest, read_assert_tests
 from espalier.data.sandbox.run import FunctionCall, check_sandbox, run_script, run_tests
 from espalier.data.sources import BadRow
 from espalier.data.verifiers.response import Response, Result, Verifier
@@ -36,7 +42,7 @@ class InputOutput:
 class CodeTests:
     """All of one form: asserts, calls, or inputs with their outputs."""
 
-    tests: list[str | FunctionCall] | list[InputOutput]
+    tests: list[AssertTest] | list[FunctionCall] | list[InputOutput]
     seconds: float = 4.0
     threshold: float = 0.0
     max_seconds: float = 60.0
@@ -75,23 +81,34 @@ def _read_list(value: Any) -> Any:
         if name:
             if not all(isinstance(given, list) for given in inputs):
                 raise BadRow("the inputs of a function are lists of arguments")
-            return [FunctionCall(str(name), given, out) for given, out in zip(inputs, outputs, strict=True)]
+            are_wrapped = all(isinstance(out, list) and len(out) == 1 for out in outputs)
+            return [
+                FunctionCall(str(name), given, out, are_wrapped) for given, out in zip(inputs, outputs, strict=True)
+            ]
         value = [{"input": given, "output": out} for given, out in zip(inputs, outputs, strict=True)]
     if not isinstance(value, list):
         raise BadRow(f"tests are a list or an object, got {str(value)[:40]!r}")
     if all(isinstance(test, str) for test in value):
-        return [_parsed(test) for test in value]
+        return _assert_tests(value)
     if not all(isinstance(test, Mapping) and {"input", "output"} <= set(test) for test in value):
         raise BadRow("tests are all texts with assert, or all objects with input and output")
-    return [InputOutput(str(test["input"]), str(test["output"])) for test in value]
+    return [InputOutput(_lines("input", test["input"]), _lines("output", test["output"])) for test in value]
 
 
-def _parsed(test: str) -> str:
+def _assert_tests(tests: list[str]) -> list[AssertTest]:
     try:
-        compile(test, "test", "exec")
-    except (SyntaxError, ValueError) as error:
-        raise BadRow(f"a test is no Python ({error}): {test[:40]!r}") from None
-    return test
+        return read_assert_tests(tests)
+    except NoTest as error:
+        raise BadRow(str(error)) from None
+
+
+def _lines(name: str, value: Any) -> str:
+    """Return what is written or read: a text, a number, or a list of texts as lines."""
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        return "\n".join(value)
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise BadRow(f"the {name} of a program is a text or a list of texts, got {str(value)[:40]!r}")
+    return str(value)
 
 
 def read_program(text: str) -> str | None:
@@ -108,7 +125,7 @@ def is_same_output(one: str, other: str) -> bool:
 
 def check_code(response: Response, tests: CodeTests) -> Result:
     """The share of tests that the program passes."""
-    program = read_program(response.text.rpartition("</think>")[2])
+    program = read_program(after_reasoning(response.text) or "")
     if program is None:
         return Result(0.0, None, "no fenced block")
     if isinstance(tests.tests[0], InputOutput):

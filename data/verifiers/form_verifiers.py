@@ -6,6 +6,7 @@ from typing import Any
 
 from espalier.data.answers.final_answer import visible_part
 from espalier.data.answers.grading import grade_answer
+from espalier.data.answers.pool import POOL
 from espalier.data.sources import BadRow
 from espalier.data.verifiers.instruction_labels import Instruction, read_instructions
 from espalier.data.verifiers.response import Response, Result, Verifier
@@ -21,22 +22,26 @@ def check_instructions(response: Response, instructions: Sequence[Instruction]) 
     return Result(1 - len(broken) / len(instructions), text[:200] or None, ", ".join(broken))
 
 
-def read_pattern(truth: Any) -> "re.Pattern[str] | None":
-    """Return the compiled pattern; None of "" or null: thinking and then answering. Raises BadRow on no pattern."""
+def read_pattern(truth: Any) -> str:
+    """Return the pattern; "" of "" or null: thinking and then answering. Raises BadRow on no pattern."""
     if truth is not None and not isinstance(truth, str):
         raise BadRow(f"a format is a regular expression, got {str(truth)[:40]!r}")
     try:
-        return re.compile(truth, re.DOTALL) if truth else None
-    except re.error as error:
+        re.compile(truth or "", re.DOTALL)
+    except (re.error, RecursionError, OverflowError) as error:
         raise BadRow(f"the format is no regular expression: {error}") from None
+    return truth or ""
 
 
-def check_format(response: Response, pattern: "re.Pattern[str] | None") -> Result:
+def check_format(response: Response, pattern: str) -> Result:
     """The response matches the pattern from its beginning; without one, `</think>` is followed by `<answer>`, and that
-    by `</answer>` (the layout of reasoning models whose prompt has opened the reasoning)."""
+    by `</answer>` (the layout of reasoning models whose prompt has opened the reasoning). A match that takes longer
+    than a formula may is none."""
     text = response.text[:_MAX_TEXT]
-    if pattern is not None:
-        matches = pattern.match(text) is not None
+    if pattern:
+        matches = POOL.matches(pattern, text)
+        if matches is None:
+            return Result(0.0, None, "no verdict: the pattern takes too long on this response")
     else:
         found = _THINK_THEN_ANSWER.search(text)
         matches = found is not None and "</answer>" in text[found.end() :]

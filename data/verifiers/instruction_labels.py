@@ -84,9 +84,15 @@ def _checked(identity: Any, arguments: Mapping[str, Any]) -> Instruction:
     for name, value in given.items():
         if name.endswith("relation") and value not in RELATIONS:
             raise BadRow(f"{identity}: {name} must be one of {', '.join(RELATIONS)}, got {value!r}")
+        if name in ("keywords", "forbidden_words") and not _is_list_of_words(value):
+            raise BadRow(f"{identity}: {name} must be a list of texts, got {str(value)[:40]!r}")
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if name.startswith(("num_", "nth_")) or name.endswith("frequency"):
             if not is_number or value != int(value):
                 raise BadRow(f"{identity}: {name} must be a whole number, got {value!r}")
             given[name] = int(value)
     return Instruction(str(identity), given)
+
+
+def _is_list_of_words(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(word, str) and word.strip() for word in value)

@@ -115,30 +115,31 @@ def _verify(text: str, gold: str, num_tokens: int | None) -> tuple[Verdict, ...]
     return verdicts
 
 
-def counts_tokens_alone(gold: str) -> bool:
-    """Say whether no verifier of a gold judges a text: then no response is ever graded right."""
-    return all(verifier.needs_tokens for _, verifier, _ in _read(gold))
+def is_never_right(gold: str) -> bool:
+    """Say whether no verifier of a gold, of a weight above 0, judges a text: then no response is ever graded right."""
+    return all(verifier.needs_tokens or check.weight <= 0 for check, verifier, _ in _read(gold))
 
 
 def gold_answer(gold: str) -> str:
     """Return the ground truth of a gold with one verifier, of answers; "" of any other. Raises BadRow on none."""
-    checks = [check for check, _, _ in _read(gold)]
-    is_answer = len(checks) == 1 and checks[0].name in ANSWER_VERIFIERS
-    truths = checks[0].ground_truth if isinstance(checks[0].ground_truth, list) else [checks[0].ground_truth]
-    return str(truths[0]) if is_answer else ""
+    checks = _read(gold)
+    is_answer = len(checks) == 1 and checks[0][0].name in ANSWER_VERIFIERS
+    return str(checks[0][2][0]) if is_answer else ""
 
 
 def grade_by_verifiers(text: str, gold: Gold) -> Grade:
-    """Return right where every verifier that judges texts gives its full score. Never raises on a text or a gold."""
+    """Return right where every verifier that judges texts gives its full score; one of a weight below or at 0 says
+    what is not wanted, and does not count. Never raises on a text or a gold."""
     if not isinstance(gold, str):
         return Grade(None, False, "several golds: verifiers are one text")
     try:
         verdicts = verify(text, gold)
     except BadRow as error:
         return Grade(None, False, str(error))
-    if not verdicts:
-        return Grade(None, False, "only the reward counts tokens")
+    needed = [verdict for verdict in verdicts if verdict.weight > 0]
+    if not needed:
+        return Grade(None, False, "no verifier of a weight above 0 judges a text")
     answer = next((verdict.result.answer for verdict in verdicts if verdict.result.answer is not None), None)
     scores = ", ".join(f"{verdict.name} {verdict.result.score:g}" for verdict in verdicts)
-    is_right = all(verdict.result.score >= 1 for verdict in verdicts)
+    is_right = all(verdict.result.score >= 1 for verdict in needed)
     return Grade(answer if answer is not None or not is_right else "", is_right, scores)

@@ -12,7 +12,7 @@ from espalier.data.answers.final_answer import final_answer, find_boxes
 from espalier.data.answers.grading import KINDS, grade_answer
 from espalier.data.answers.letters import choose_letter, choose_truth
 from espalier.data.answers.plain_numbers import read_number
-from espalier.data.answers.short_answers import normalise, token_f1
+from espalier.data.answers.short_answers import normalise, short_key, token_f1
 from espalier.data.records import BadInput
 
 DATASETS = Path(os.environ.get("ESPALIER_DATA") or Path(__file__).resolve().parents[4] / "shared" / "datasets")
@@ -149,6 +149,24 @@ def test_short_answers_match_any_alias_after_normalisation() -> None:
     assert verdict("short_answer", "I think the answer is Paris.", ["Paris"]) == "right"
     assert verdict("short_answer", "London", ["Paris"]) == "wrong"
     assert verdict("short_answer", "...", ["Paris"]) == "unparseable"
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    ("A", "(a)."), ("1,000", "1000"), ("18.0", "$18."), ("-5", "−5"), ("3/4", "0.75"), ("The Beatles!", "beatles"),
+    ("1.5 km", "1.50 km"), ("the", "The"),
+])  # fmt: skip
+def test_short_answers_that_say_the_same_have_one_key(one: str, other: str) -> None:
+    assert short_key(one) == short_key(other) != ""
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    ("A", "the"), ("A", "."), ("-", "."), ("-5", "5"), ("1.5", "15"), ("3/4", "34"), ("007", "7"),
+    ("-5 apples", "5 apples"),
+])  # fmt: skip
+def test_a_number_keeps_its_sign_and_point_and_no_answer_equals_another_by_being_empty(one: str, other: str) -> None:
+    assert short_key(one) != short_key(other)
+    assert verdict("short_answer", one, [other]) != "right"
+    assert verdict("short_answer", one, [one]) == "right" or not any(map(str.isalnum, one))
 
 
 def test_token_f1_by_hand() -> None:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from benchmarks.grading.hostile_programs import PROGRAMS, HostileProgram
 from benchmarks.grading.program_escapes import Surroundings, left_processes
 from espalier.data.records import BadInput
 from espalier.data.sandbox import run
+from espalier.data.sandbox.called_names import NoTest, read_assert_tests
 from espalier.data.sandbox.confine import missing_parts
 from espalier.data.sandbox.plain_values import NoPlainValue, read_line, write_line
 from espalier.data.sandbox.run import FunctionCall, run_script, run_tests
@@ -22,8 +24,14 @@ from espalier.data.sandbox.run import FunctionCall, run_script, run_tests
 needs_kernel = pytest.mark.skipif(bool(missing_parts()), reason=f"this kernel lacks {', '.join(missing_parts())}")
 
 
+def passes(program: str, *tests: str) -> list[bool]:
+    """Say of each test with `assert` whether a program passes it."""
+    return run_tests(program, read_assert_tests(tests))
+
+
 @pytest.fixture(scope="module")
-def surroundings() -> Iterator[Surroundings]:
+def surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surroundings]:
+    tmp_path_factory.getbasetemp()  # before the folder of temporary files is another one, which goes away
     found = Surroundings()
     yield found
     found.close()
@@ -56,9 +64,7 @@ def test_ordinary_programs_run(program: str, wanted: str) -> None:
 @needs_kernel
 def test_programs_run_beside_one_another_in_threads(surroundings: Surroundings) -> None:
     with ThreadPoolExecutor(6) as threads:
-        found = list(
-            threads.map(lambda k: run_tests("def f(x): return x + 1", [f"assert f({k}) == {k + 1}"]), range(12))
-        )
+        found = list(threads.map(lambda k: passes("def f(x): return x + 1", f"assert f({k}) == {k + 1}"), range(12)))
     assert found == [[True]] * 12
     assert not left_processes(str(surroundings.scratch))
 
@@ -99,21 +105,22 @@ def _await(holds: Callable[[], bool]) -> None:
 def test_all_tests_of_a_program_have_one_deadline() -> None:
     started = time.monotonic()
     program = "import time\ndef f(x): time.sleep(99)"
-    assert run_tests(program, ["f(1)"] * 5, seconds=0.1, max_seconds=3.0) == [False] * 5
+    assert run_tests(program, read_assert_tests(["f(1)"] * 5), seconds=0.1, max_seconds=3.0) == [False] * 5
     assert time.monotonic() - started < 10
 
 
 @needs_kernel
 def test_what_a_function_or_a_test_prints_is_neither_a_verdict_nor_in_the_way() -> None:
     program = "def f(x):\n    print('ok\\n' * 100_000)\n    return x"
-    assert run_tests(program, ["print('ok', flush=True)\nassert f(1) == 2", "assert f(1) == 1"]) == [False, True]
+    assert passes(program, "print('ok', flush=True)\nassert f(1) == 2", "assert f(1) == 1") == [False, True]
 
 
 @needs_kernel
 def test_descriptors_do_not_leak() -> None:
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(3):
-        run_tests("def f(x): return x", ["assert f(1) == 1", FunctionCall("f", [2], 2)])
+        passes("def f(x): return x", "assert f(1) == 1")
+        run_tests("def f(x): return x", [FunctionCall("f", [2], 2)])
         run_script("print(1)", "")
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -150,3 +157,53 @@ def test_no_class_of_the_sender_crosses() -> None:
     for value in (Sly(1), object(), [lambda: 0], {1: Sly(2)}):
         with pytest.raises(NoPlainValue):
             write_line(value)
+
+
+@needs_kernel
+def test_a_program_that_waits_for_its_turn_loses_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_SLOTS", threading.BoundedSemaphore(1))
+    slots = run._SLOTS
+    slots.acquire()
+    threading.Timer(1.5, slots.release).start()
+    assert run_tests("def f(x): return x", [FunctionCall("f", [1], 1)], max_seconds=1.4) == [True]
+
+
+@needs_kernel
+def test_a_reply_that_is_too_long_is_not_read_as_the_next_ones() -> None:
+    program = "def f(x):\n    return 'x' * (5 << 20) if x else 0"
+    calls = [FunctionCall("f", [x], x) for x in (0, 1, 0, 0)]
+    assert run_tests(program, calls) == [True, False, True, True]
+
+
+@needs_kernel
+@pytest.mark.parametrize(("program", "tests", "wanted"), [
+    ("pass", ["assert max([1, 2, 3]) == 3"], [False]),
+    ("def max(x): return x[-1]", ["assert max([1, 2, 3]) == 3", "assert max([3, 1]) == 3"], [True, False]),
+    ("def sum(a, b): return 6", ["assert sum(10, 15) == 6", "assert abs(sum(1, 2) - 6) < 1"], [True, True]),
+    ("def gcd(a, b): return 2", ["assert gcd(4, 6) == 2", "assert math.isclose(gcd(2, 4), 2)"], [True, True]),
+    ("def f(x): return x\ndef abs(x): return 0", ["assert abs(f(9) - 1) < 1e-6"], [False]),
+    ("def f(x): return 0\ndef Counter(x): return 0", ["from collections import Counter\nassert f([1]) == Counter([1])"],
+     [False]),
+    ("def f(x): return [x, x]", ["from collections import *\nassert Counter(f(1)) == {1: 2}"], [True]),
+    ("def f(x): return x", ["def helper(y):\n    return f(y) + 1\nfor k in range(3):\n    assert helper(k) == k + 1"],
+     [True]),
+    ("def f(x): return x", ["assert True or f(1)"], [False]),
+    ("class Solution:\n    def f(self, x): return x", ["assert f(1) == 1"], [True]),
+])  # fmt: skip
+def test_the_tests_alone_say_what_is_asked_of_the_program(program: str, tests: list[str], wanted: list[bool]) -> None:
+    assert passes(program, *tests) == wanted
+
+
+@pytest.mark.parametrize(("tests", "message"), [
+    ([""], "runs nothing"),
+    (["import math"], "runs nothing"),
+    (["def test_f():\n    assert f(1) == 1"], "runs nothing"),
+    (["assert f(1) == 1", "assert True"], "calls no function of the program"),
+    (["assert 1 == 1"], "calls no function of the program"),
+    (["assert f([1]) == Counter([1])"], "'Counter' is a name of the standard library that the test does not import"),
+    (["assert abs(sum(1, 2)) == 3"], "the tests call abs, sum, all of Python's own"),
+    (["assert f("], "a test is no Python"),
+])  # fmt: skip
+def test_tests_that_would_judge_nothing_are_refused(tests: list[str], message: str) -> None:
+    with pytest.raises(NoTest, match=message):
+        read_assert_tests(tests)

@@ -104,7 +104,7 @@ def test_rows_that_no_text_can_answer_are_counted(tmp_path: Path, caplog: pytest
     path = write(tmp_path / "a.jsonl", {"question": "?", "dataset": "max_length", "ground_truth": 8})
     with caplog.at_level(logging.WARNING):
         VerifiableProblems(str(path)).problems("train")
-    assert "1 of 1 rows have verifiers that count tokens alone" in caplog.text
+    assert "1 of 1 rows have no verifier of a weight above 0 that judges a text" in caplog.text
 
 
 def test_the_turn_of_the_user_is_the_question() -> None:

@@ -43,6 +43,8 @@ def test_the_forms_of_labels_mean_the_same() -> None:
     ({"func_name": "validate_word_constraint", "N": 3, "quantifier": "about"}, "relation must be one of"),
     ({"func_name": "verify_bullet_points", "N": "three"}, "must be a whole number"),
     ({"instruction_id_list": ["startend:quotation"], "kwargs": []}, "of equal length"),
+    ({"func_name": "verify_keywords", "keyword_list": "cat"}, "keywords must be a list of texts, got 'cat'"),
+    ({"func_name": "validate_forbidden_words", "forbidden_words": [3]}, "forbidden_words must be a list of texts"),
     ([], "names no instruction"),
     ("not json", "neither JSON nor a Python literal"),
 ])  # fmt: skip

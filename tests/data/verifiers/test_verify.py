@@ -10,7 +10,7 @@ import pytest
 from benchmarks.grading.verifier_cases import ANSWERS, FOLLOWED, SCORES
 from espalier.data.answers.grading import grade_answer
 from espalier.data.sources import BadRow
-from espalier.data.verifiers.verify import VERIFIERS, Check, grade_by_verifiers, verify, write_checks
+from espalier.data.verifiers.verify import VERIFIERS, Check, grade_by_verifiers, is_never_right, verify, write_checks
 
 
 def score(name: str, truth: Any, text: str, num_tokens: int | None = None) -> float:
@@ -65,12 +65,38 @@ def test_what_only_counts_tokens_is_never_graded_right() -> None:
     ([{"name": "format", "ground_truth": "("}], "verifier format: the format is no regular expression"),
     ([{"name": "gsm8k", "ground_truth": "1", "wieght": 2}], "not 'wieght'"),
     ([{"name": "gsm8k", "ground_truth": "1", "weight": "2"}], "the weight of gsm8k must be a number"),
+    ([{"name": "gsm8k", "ground_truth": "18 apples"}], "verifier gsm8k: the ground truth is no number: '18 apples'"),
+    ([{"name": "gsm8k", "ground_truth": "She has 18.\n####"}], "verifier gsm8k: the ground truth is no number"),
+    ([{"name": "gsm8k", "ground_truth": ["18", "between 3 and 4"]}], "verifier gsm8k: the ground truth is no number"),
     ([], "no list of verifiers"),
     ("18", "no list of verifiers"),
 ])  # fmt: skip
 def test_a_gold_that_names_no_good_verifiers_is_refused(rows: Any, message: str) -> None:
     with pytest.raises(BadRow, match=message):
         verify("x", json.dumps(rows))
+
+
+def test_a_penalty_is_nothing_a_right_response_needs() -> None:
+    gold = write_checks([Check("gsm8k", "4"), Check("format", "", -0.5), Check("flan", "x", 0.0)])
+    assert grade_by_verifiers("so 4", gold).is_correct
+    assert grade_by_verifiers("a</think> <answer>4</answer>", gold).is_correct
+    assert not grade_by_verifiers("so 5", gold).is_correct
+    alone = write_checks([Check("gsm8k", "4", -1.0), Check("max_length", 9)])
+    assert not grade_by_verifiers("so 4", alone).is_correct
+    assert not grade_by_verifiers("so 5", alone).is_correct
+    assert is_never_right(alone)
+    assert not is_never_right(gold)
+
+
+def test_a_pattern_that_takes_years_takes_a_second_and_is_asked_again() -> None:
+    gold = write_checks([Check("format", "(a+)+b")])
+    started = time.monotonic()
+    for _ in range(2):
+        (verdict,) = verify("a" * 60, gold)
+        assert (verdict.result.score, verdict.result.answer) == (0.0, None)
+        assert "no verdict" in verdict.result.reason
+    assert time.monotonic() - started > 1
+    assert score("format", "(a+)+b", "a" * 60 + "b") == 1.0
 
 
 LONG = [
