@@ -15,7 +15,6 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _AROUND = "*_`\"'()[]{} "  # what may stand around a number
 _LEADING_ZERO = re.compile(r"0[0-9]")
 _MAX_CHARS = 2000
-_MEANT = frozenset("+-./")
 
 
 def normalise(text: str) -> str:
@@ -86,13 +85,3 @@ def grade_short_answer(prediction: str, gold: Gold) -> Grade:
         return Grade(None, False, "an empty answer")
     answer = candidates[-1].strip()
     return Grade(answer[:200], False, f"no exact match; token F1 {token_f1(answer, gold):.3f}")
-
-
-def short_key(text: str) -> str:
-    """Return what two short answers are compared by: the normalised text, or the stripped text in lower case where that
-    is empty or the text is a number."""
-    stripped = text.strip().casefold()
-    number = stripped.removesuffix(".")
-    if _MEANT & set(number) and read_number(number) is not None:
-        return number  # whose sign, decimal point or fraction normalising would drop
-    return normalise(text) or stripped

@@ -68,8 +68,8 @@ def one_process(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 @pytest.mark.parametrize(
     "engine",
-    [f"zero3 {CUT}", "zero2_offload", *(pytest.param(name, marks=pytest.mark.slow) for name in
-                                        ("none", "zero0", "zero1", "zero2", "zero1_offload", f"zero3_offload {CUT}"))],
+    [f"zero3 {CUT}", *(pytest.param(name, marks=pytest.mark.slow) for name in ("none", "zero0", "zero1", "zero2",
+                       "zero1_offload", "zero2_offload", f"zero3_offload {CUT}"))],
 )  # fmt: skip
 def test_two_ranks_of_ppo_equal_one_also_when_resumed(
     engine: str, tiny_policy: Path, one_process: Path, tmp_path: Path

@@ -281,6 +281,7 @@ def test_a_resume_writes_the_same_samples(
         assert len(whole.splitlines()) == 8
 
 
+@pytest.mark.slow
 def test_further_estimators_on_two_ranks_write_and_train_as_on_one(tiny_policy: Path, tmp_path: Path) -> None:
     run(tiny_policy, tmp_path / "plain", 1, "one_pass")
     for name, num_ranks in (("one", 1), ("two", 2)):

@@ -40,7 +40,7 @@ def ranks(scenario: str, policy: Path, folder: Path, *settings: str) -> tuple[li
 
 @pytest.mark.parametrize(
     ("is_tied", "settings"),
-    [(True, (CUT,)), (False, ()), pytest.param(False, (CUT, *ADAPTERS), marks=pytest.mark.slow)],
+    [(True, (CUT,)), *(pytest.param(False, more, marks=pytest.mark.slow) for more in ((), (CUT, *ADAPTERS)))],
     ids=["tied", "small weights whole", "adapters"],
 )  # fmt: skip
 def test_engines_get_what_there_is_and_the_sharded_model_proves_it(
