@@ -67,7 +67,7 @@ def _answer(namespace: dict[str, Any], line: bytes) -> bytes:
 
 @dataclass
 class _Server:
-    """The pipes to the process with the program; `is_gone` once it has ended or its replies cannot be told apart."""
+    """The pipes to the process with the program; `is_gone` once it has ended, or a reply of it is no whole line."""
 
     calls: BinaryIO
     replies: BinaryIO
