@@ -10,7 +10,7 @@ behind it (by its settings, or by its own answer: `models.packing_check`), go th
 Rows that change one another even where they are padded are computed one at a time (`models.logits`).
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,17 +40,16 @@ def plain_head(model: Any) -> torch.nn.Linear | None:
 
 
 @contextmanager
-def _answering(
-    head: torch.nn.Linear, positions: torch.Tensor, targets: torch.Tensor, temperature: float
+def head_answers(
+    head: torch.nn.Linear, positions: torch.Tensor, answer: Callable[[torch.Tensor], torch.Tensor]
 ) -> Iterator[None]:
-    """Within: the head gives [1, R, 3], the scores of `targets` read at `positions` of the flattened batch."""
+    """Within: the head gives [1, R, K] in place of logits, what `answer` makes [R, K] of the hidden states [R, H] at
+    `positions` of the flattened batch."""
 
-    def scores(hidden: torch.Tensor) -> torch.Tensor:
-        read = hidden.flatten(0, -2).index_select(0, positions)
-        read_scores = chunked_scores(read, head.weight, targets, bias=head.bias, temperature=temperature)
-        return torch.stack((read_scores.logprobs, read_scores.entropies, read_scores.is_likeliest), dim=-1).unsqueeze(0)
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        return answer(hidden.flatten(0, -2).index_select(0, positions)).unsqueeze(0)
 
-    head.forward = scores  # type: ignore[method-assign, assignment]
+    head.forward = forward  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -68,7 +67,12 @@ def _score_places(
     if head is None:
         logits = model(**inputs).logits.flatten(0, 1).index_select(0, positions)
         return logit_scores(logits, targets, temperature)
-    with _answering(head, positions, targets, temperature):
+
+    def scores(read: torch.Tensor) -> torch.Tensor:
+        found = chunked_scores(read, head.weight, targets, bias=head.bias, temperature=temperature)
+        return torch.stack((found.logprobs, found.entropies, found.is_likeliest), dim=-1)
+
+    with head_answers(head, positions, scores):
         logprobs, entropies, likeliest = model(**inputs).logits[0].unbind(-1)
     return TokenScores(logprobs, entropies, likeliest.detach())
 

@@ -1,7 +1,6 @@
 """Problems and steps → scores of a published model: one forward pass per solution, read at the places of its steps."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from espalier.data.records import BadInput
 from espalier.data.steps import StepTokens
 from espalier.models.inputs import model_inputs
 from espalier.models.logits import one_by_one, reads_at
-from espalier.models.logprobs import plain_head
+from espalier.models.logprobs import head_answers, plain_head
 from espalier.models.packing_check import packing_of
 from espalier.models.published.layouts import Reading
 from espalier.models.published.reads import Read
@@ -124,27 +123,14 @@ def read_at(model: Any, inputs: dict[str, Any], positions: torch.Tensor, read: R
     given = inputs | reads_at(model, inputs, positions)
     if head is None:
         return scores(model(**given).logits.flatten(0, 1).index_select(0, positions))
-    with _answering(head, positions, scores):
+
+    def answer(read_hidden: torch.Tensor) -> torch.Tensor:
+        size = max(1, MAX_SCORES[read_hidden.device.type] // head.weight.shape[0])
+        with torch.autocast(read_hidden.device.type, enabled=False):  # in bf16 two logits differ in coarse steps
+            bias = None if head.bias is None else head.bias.float()
+            parts = [scores(linear(part.float(), head.weight.float(), bias)) for part in read_hidden.split(size)]
+        return torch.cat(parts).unsqueeze(-1)
+
+    with head_answers(head, positions, answer):
         found: torch.Tensor = model(**given).logits.flatten()
     return found
-
-
-@contextmanager
-def _answering(
-    head: torch.nn.Linear, positions: torch.Tensor, scores: Callable[[torch.Tensor], torch.Tensor]
-) -> Iterator[None]:
-    """Within: the output head gives [1, R, 1], the scores at `positions`."""
-
-    def answer(hidden: torch.Tensor) -> torch.Tensor:
-        size = max(1, MAX_SCORES[hidden.device.type] // head.weight.shape[0])
-        parts = hidden.flatten(0, -2).index_select(0, positions).split(size)
-        with torch.autocast(hidden.device.type, enabled=False):  # in bf16 two tokens' logits differ in coarse steps
-            bias = None if head.bias is None else head.bias.float()
-            found = [scores(linear(part.float(), head.weight.float(), bias)) for part in parts]
-        return torch.cat(found).reshape(1, -1, 1)
-
-    head.forward = answer  # type: ignore[method-assign, assignment]
-    try:
-        yield
-    finally:
-        del head.forward
