@@ -57,7 +57,7 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["ppo", pytest.param("spo", marks=pytest.mark.slow)])
 def test_a_run_cut_in_every_iteration_ends_bit_for_bit_as_one_that_never_was(
     kind: str, tiny_policy: Path, task: WordArithmetic, tokenizer: Any, server: RepeatableServer, tmp_path: Path
 ) -> None:

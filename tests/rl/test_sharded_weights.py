@@ -40,9 +40,10 @@ def ranks(scenario: str, policy: Path, folder: Path, *settings: str) -> tuple[li
 
 @pytest.mark.parametrize(
     ("is_tied", "settings"),
-    [(True, (CUT,)), *(pytest.param(False, more, marks=pytest.mark.slow) for more in ((), (CUT, *ADAPTERS)))],
+    [(True, (CUT,)), (False, ()), (False, (CUT, *ADAPTERS))],
     ids=["tied", "small weights whole", "adapters"],
 )  # fmt: skip
+@pytest.mark.slow
 def test_engines_get_what_there_is_and_the_sharded_model_proves_it(
     is_tied: bool, settings: tuple[str, ...], tiny_policy: Path, tied_policy: Path, tmp_path: Path
 ) -> None:
@@ -57,6 +58,7 @@ def test_an_engine_that_is_lost_in_the_middle_of_a_delivery_leaves_no_rank_waiti
     assert codes == [0, 0], printed[-3000:]
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_in_the_middle_of_a_delivery_ends_the_others(tiny_policy: Path, tmp_path: Path) -> None:
     started = time.monotonic()
     codes, printed = ranks("rank_1", tiny_policy, tmp_path, CUT)

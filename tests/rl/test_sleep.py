@@ -124,6 +124,7 @@ def test_a_weight_that_is_lost_in_sleep_and_has_a_good_receipt_ends_the_run(make
         trainer.run()
 
 
+@pytest.mark.slow
 def test_an_engine_that_dies_in_its_sleep_is_replaced_for_the_delivery_and_the_run_is_the_same(
     make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -186,6 +186,7 @@ def test_the_launcher_ends_with_the_exit_code_of_the_program_and_prints_nothing(
     assert [path.read_text() for path in tmp_path.glob("*.log")] == ["", ""]
 
 
+@pytest.mark.slow
 def test_the_launcher_starts_a_run_again_that_lost_a_rank_and_no_other(tmp_path: Path) -> None:
     (tmp_path / "child.py").write_text(CHILD)
     pids, num_starts = {}, {"3": 2, "killed": 2, "2": 1, "wait": 1}

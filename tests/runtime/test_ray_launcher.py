@@ -154,6 +154,7 @@ def test_ranks_end_with_a_launcher_that_is_killed(cluster: Any, tmp_path: Path) 
     assert_nothing_is_left(tmp_path, "waits")
 
 
+@pytest.mark.slow
 def test_a_run_waits_for_a_node_in_place_of_the_lost_one(cluster: Any, tmp_path: Path) -> None:
     lost = cluster.add_node(num_cpus=3)
     process = launched(cluster, tmp_path, "waits", num_ranks=1, cpus_each=3)

@@ -557,8 +557,9 @@ def test_the_engine_in_the_trainers_process_is_gone(old: str, new: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "client",
-    ["data_parallel_engines_partial_block_cache", pytest.param("ray_engines", marks=pytest.mark.slow)],
+    ["data_parallel_engines_partial_block_cache", "ray_engines"],
 )
+@pytest.mark.slow
 def test_a_run_with_engines_of_its_own_follows_the_policy(client: str, tiny_policy: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     done = subprocess.run(

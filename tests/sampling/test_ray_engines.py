@@ -294,7 +294,7 @@ def test_no_cluster_at_an_address_is_one_line(tmp_path: Path) -> None:
     assert time.monotonic() - started < 45
 
 
-@pytest.mark.parametrize("what", ["process", "actor", "node"])
+@pytest.mark.parametrize("what", ["process", "actor", pytest.param("node", marks=pytest.mark.slow)])
 def test_the_problems_of_an_engine_that_is_gone_go_to_the_others(
     what: str, cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -328,6 +328,7 @@ def test_the_problems_of_an_engine_that_is_gone_go_to_the_others(
     assert stand_ins() == []
 
 
+@pytest.mark.slow
 def test_the_engine_of_a_lost_node_is_started_when_a_node_has_room_for_it(
     cluster: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

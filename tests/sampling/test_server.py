@@ -276,6 +276,7 @@ def test_token_ids_go_in_and_come_out(real_server: Any, tokenizer: Any) -> None:
 
 
 @pytest.mark.server
+@pytest.mark.slow
 def test_the_real_server_goes_with_a_parent_that_is_killed(tmp_path: Path, tiny_policy: Path) -> None:
     parent, pid, port = start_parent(
         tmp_path, f"VLLMServer({str(tiny_policy)!r}, {str(tmp_path / 'server.log')!r}, **{REAL!r})"

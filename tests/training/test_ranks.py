@@ -198,8 +198,9 @@ def assert_equals_one_process_also_when_resumed(
 
 @pytest.mark.parametrize(
     "engine",
-    ["zero0", "zero1 update.micro_batch_tokens=150", "zero2", "zero3", "zero3_offload", "tensor_parallel",
-     *(pytest.param(name, marks=pytest.mark.slow) for name in ("zero1_offload", "zero2_offload"))],
+    ["zero1 update.micro_batch_tokens=150", "zero3", "tensor_parallel",
+     *(pytest.param(name, marks=pytest.mark.slow) for name in
+       ("zero0", "zero2", "zero1_offload", "zero2_offload", "zero3_offload"))],
 )  # fmt: skip
 def test_zero_on_two_ranks_equals_one_process_also_when_resumed(
     engine: str, one_process: Path, files: list[str], tmp_path: Path
