@@ -1,0 +1,62 @@
+"""What trains along with the policy: a critic and the range of its returns, an implicit reward and who reads it."""
+
+from espalier.rl.combinations.components import class_name, demand, estimators_of, reward_range
+from espalier.rl.losses import VALUE_RANGES, check_value_loss
+from espalier.runtime.schemas import RLConfig
+
+REFERENCES = ("start", "policy")
+UPDATES = ("before", "after")
+_REMEDY = "choose critic=reward_model_body or policy (critic.form=linear)"
+
+
+def check_critic_range(config: RLConfig) -> None:
+    """A critic whose values are bounded beside returns that are not within its bounds."""
+    critic = config.critic
+    if critic is None:
+        return
+    demand(critic.form in VALUE_RANGES, f"critic.form must be one of {', '.join(VALUE_RANGES)}, got '{critic.form}'")
+    check_value_loss(critic.loss, critic.form, critic.clip_range)
+    lowest, highest = VALUE_RANGES[critic.form]
+    says = f"critic.form={critic.form} says values from {lowest:g} to {highest:g}"
+    reward = reward_range(config.reward)
+    if reward is not None:
+        low, high = reward.total
+        demand(lowest <= low and high <= highest, f"{says}, and reward {class_name(config.reward)} gives returns from "
+               f"{low:g} to {high:g}: {_REMEDY}, or a reward within the critic's range")  # fmt: skip
+    demand(critic.loss_coefficient > 0, f"critic.loss_coefficient must be above 0, got {critic.loss_coefficient:g}")
+    demand(not config.update.whitens_rewards or (lowest, highest) == VALUE_RANGES["linear"],
+           f"{says}, and update.whitens_rewards=true scales returns to any number: {_REMEDY}, or set it to "
+           "false")  # fmt: skip
+    in_reward = config.kl.coefficient > 0 and config.kl.place == "reward"
+    demand(not in_reward or (lowest, highest) == VALUE_RANGES["linear"],
+           f"{says}, and kl.place=reward takes off a cost that has no bound: {_REMEDY}, or kl.place=loss")  # fmt: skip
+
+
+def check_implicit_reward(config: RLConfig) -> None:
+    """Settings of a reward that is trained along, and an estimator that reads it where there is one, and only there."""
+    settings = config.implicit_reward
+    for key, kind, _ in estimators_of(config):
+        reads = getattr(kind, "needs_implicit_rewards", False)
+        demand(not reads or settings is not None, f"{key}: {kind.__name__} reads an implicit reward, and the run has "
+               "none: set implicit_reward=policy")  # fmt: skip
+        demand(reads or settings is None or key != "advantage", f"{kind.__name__} reads no implicit reward: it "
+               "would be trained for nothing: set implicit_reward=none, or choose advantage=prime")  # fmt: skip
+    if settings is None:
+        return
+    for key, choices in (("reference", REFERENCES), ("update", UPDATES)):
+        value = getattr(settings, key)
+        demand(value in choices, f"implicit_reward.{key} must be one of {', '.join(choices)}, got '{value}'")
+    for key in ("beta", "learning_rate"):
+        number = getattr(settings, key)
+        demand(number > 0, f"implicit_reward.{key} must be above 0, got {number:g}")
+    size, group = config.update.minibatch_size, config.rollout.group_size
+    demand(settings.update != "after" or size % group == 0 or size >= group * config.rollout.num_problems,
+           f"implicit_reward.update=after scores a minibatch before its step, and update.minibatch_size ({size}) parts "
+           f"groups of {group} rollouts, which are compared: set a multiple, or update=before")  # fmt: skip
+
+
+def reads_start(config: RLConfig) -> bool:
+    """Say whether the policy of the start is asked for log-probs: for a KL penalty, or as an implicit reward's
+    reference."""
+    implicit = config.implicit_reward
+    return config.kl.coefficient > 0 or (implicit is not None and implicit.reference == "start")

@@ -1,0 +1,48 @@
+"""The estimator of advantages, and further ones, beside critic, KL penalty, whitening and the size of a group."""
+
+from espalier.rl.combinations.components import component_settings, demand
+from espalier.runtime.entrypoint import BadConfig
+from espalier.runtime.schemas import RLConfig
+
+
+def check_estimator(config: RLConfig) -> None:
+    """The estimator beside the critic, the KL penalty, whitening and the size of a group."""
+    found = component_settings(config.advantage)
+    if found is None:
+        return
+    kind, settings = found
+    name, has_critic = kind.__name__, config.critic is not None
+    demand(has_critic or not kind.needs_critic,
+           f"{name} needs a critic: choose critic=policy, reward_model_body, reward_model or scratch")  # fmt: skip
+    demand(kind.needs_critic or not has_critic,
+           f"{name} reads no values: a critic would be trained for nothing: set critic=none")  # fmt: skip
+    in_reward = config.kl.coefficient > 0 and config.kl.place == "reward"
+    demand(kind.reads_token_rewards or not in_reward,
+           f"{name} does not see a KL penalty in the reward: set kl.place=loss")  # fmt: skip
+    demand(kind.reads_token_rewards or not config.update.whitens_rewards,
+           f"{name} does not see rewards of tokens: set update.whitens_rewards=false")  # fmt: skip
+    masks = settings.get("masks_other_tokens")
+    demand(not masks or config.update.whitening != "standard",
+           "update.whitening=standard shifts the advantages of 0 that "
+           "advantage.masks_other_tokens gives: set update.whitening=scale or none")  # fmt: skip
+    demand(settings.get("completes_agreeing_groups") is not False or config.rollout.group_size >= 2,
+           "advantage.completes_agreeing_groups=false leaves groups out whose rewards agree, and those of "
+           "rollout.group_size=1 always do: set it to true")  # fmt: skip
+
+
+def check_samples(config: RLConfig) -> None:
+    """Further estimators that have nothing to say, or no critic to say it by."""
+    samples = config.samples
+    demand(samples.rollouts_per_problem >= 0,
+           f"samples.rollouts_per_problem must be 0 (all) or more, got {samples.rollouts_per_problem}")  # fmt: skip
+    for name, node in samples.estimators.items():
+        found = component_settings(node)
+        if found is None:
+            raise BadConfig(f"samples.estimators.{name} must be an advantage config (a _target_ with its settings, as "
+                            "in conf/advantage/): choose estimators=from_groups or with_completions")  # fmt: skip
+        demand(not found[0].needs_critic or config.critic is not None,
+               f"samples.estimators.{name}: {found[0].__name__} reads a critic, and the run has none: leave it out, or "
+               "choose advantage=gae with a critic")  # fmt: skip
+    demand(not samples.estimators or (samples.every > 0 and samples.num_problems > 0),
+           "samples.estimators are asked about rollouts that are written down, and samples.every="
+           f"{samples.every} with samples.num_problems={samples.num_problems} writes none")  # fmt: skip
