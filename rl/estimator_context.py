@@ -6,7 +6,7 @@ the same ones in the same order, rank 0 alone has them answered, and every rank 
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
@@ -133,6 +133,17 @@ class AdvantageEstimator(Protocol):
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
         """Estimate the advantages of the rollouts' response tokens; on every rank."""
+
+
+@runtime_checkable
+class NamesCompletions(Protocol):
+    """An estimator that says of a scored group alone what it is going to ask of it, so that this can be asked while the
+    other groups of the batch are still drawn."""
+
+    def first_completions(
+        self, group: RolloutGroup, decode: Decode, params: SamplingParams
+    ) -> list[tuple[State, SamplingParams]]:
+        """Return the (state, how its completions are sampled) of the first question; `params` are the rollouts'."""
 
 
 def estimate_of_main_rank(estimate: Estimate, response_mask: torch.Tensor) -> Estimate:

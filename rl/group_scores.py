@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -34,13 +34,19 @@ def computes_here(reward: Reward) -> bool:
     return any(isinstance(network, torch.nn.Module) for network in networks.values())
 
 
+async def _nothing(groups: Sequence[RolloutGroup]) -> None:
+    pass
+
+
 @dataclass
 class GroupScores:
     """Of one batch. Args: `reward`; whether it `waits` until the batch is whole (`computes_here`, or groups that grow
-    once all are drawn). All but the reward runs in one event loop."""
+    once all are drawn); `on_scored` gets groups as they are scored, none where it waits. All but the reward runs in one
+    event loop."""
 
     reward: Reward
     waits: bool
+    on_scored: Callable[[Sequence[RolloutGroup]], Awaitable[None]] = _nothing
     _new: list[RolloutGroup] = field(default_factory=list, init=False)
     _scored: dict[str, RolloutGroup] = field(default_factory=dict, init=False)
     _work: asyncio.Task[None] | None = field(default=None, init=False)
@@ -59,8 +65,9 @@ class GroupScores:
     async def _score_new(self) -> None:
         while self._new:
             groups, self._new = self._new, []
-            for group in await asyncio.to_thread(score, groups, self.reward):
-                self._scored[group.problem.id] = group
+            scored = await asyncio.to_thread(score, groups, self.reward)
+            self._scored |= {group.problem.id: group for group in scored}
+            await self.on_scored(scored)
 
     async def finish(self, groups: Sequence[RolloutGroup]) -> tuple[list[RolloutGroup], float]:
         """Return (`groups` with their scores, in order; the seconds that this was waited for)."""

@@ -149,6 +149,7 @@ class Sampler:
     _may_ask: asyncio.Event = field(init=False, default_factory=asyncio.Event)
     _num_asked: int = field(init=False, default=0)
     _none_asked: asyncio.Event = field(init=False, default_factory=asyncio.Event)
+    _begun: dict[str, tuple[SamplingParams, asyncio.Task[list[Completion]]]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self._watch = StallWatch(self.stall_seconds, lambda: self.check_server(), self._is_working)
@@ -194,8 +195,27 @@ class Sampler:
 
         Raises ServerGone, BadInput.
         """
-        pairs = zip(states, params, strict=True)
-        return await self._all([partial(self._completions, *pair, round_number, asker) for pair in pairs])
+        is_begun = round_number == 0 and not asker
+        ask = self._begun_or_new if is_begun else partial(self._completions, round_number=round_number, asker=asker)
+        return await self._all([partial(ask, *pair) for pair in zip(states, params, strict=True)])
+
+    def begin_completions(
+        self, states: Sequence[State], params: Sequence[SamplingParams], gate: asyncio.Semaphore
+    ) -> None:
+        """Ask already for what `complete` is going to be asked in its first round, behind all that waits at `gate`;
+        `complete` waits for these answers in place of asking."""
+        for state, one in zip(states, params, strict=True):
+            call = partial(self._completions, state, one, 0, "")
+            self._begun[state.id] = one, asyncio.create_task(_behind(gate, call))
+
+    async def give_up_begun(self) -> int:
+        """Cancel what was begun and never asked for; return how many states that were."""
+        tasks = [task for _, task in self._begun.values()]
+        self._begun.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        return len(tasks)
 
     async def branch(self, cuts: Sequence[Cut], num: int, params: SamplingParams) -> list[list[Rollout]]:
         """Return `num` rollouts from every cut, in order; ids are `{state}/{k}`. They may use what the cut leaves of
@@ -220,12 +240,8 @@ class Sampler:
         """Return the results in order, `concurrency` at a time; whatever is left undone is cancelled."""
         gate = gate or asyncio.Semaphore(self.concurrency)
 
-        async def ask(call: Callable[[], Awaitable[R]]) -> R:
-            async with gate:
-                return await call()
-
         try:
-            return await self._watch.wait_for([asyncio.create_task(ask(call)) for call in calls])
+            return await self._watch.wait_for([asyncio.create_task(_behind(gate, call)) for call in calls])
         except ServerGone as error:
             raise crashed(error, self.check_server) from None
 
@@ -309,6 +325,15 @@ class Sampler:
 
         return await asyncio.to_thread(lambda: [make(k, sample) for k, sample in enumerate(samples)])
 
+    async def _begun_or_new(self, state: State, params: SamplingParams) -> list[Completion]:
+        begun = self._begun.pop(state.id, None)
+        if begun is None:
+            return await self._completions(state, params, 0, "")
+        if begun[0] != params:
+            begun[1].cancel()
+            raise ValueError(f"completions of state {state.id} were begun with {begun[0]} and are asked for {params}")
+        return await begun[1]
+
     async def _completions(
         self, state: State, params: SamplingParams, round_number: int, asker: str
     ) -> list[Completion]:
@@ -327,3 +352,8 @@ class Sampler:
             raise BadInput(f"state {state.id} cannot be completed: {error}") from None
         self._watch.saw_result()
         return samples
+
+
+async def _behind(gate: asyncio.Semaphore, call: Callable[[], Awaitable[R]]) -> R:
+    async with gate:
+        return await call()

@@ -14,6 +14,7 @@ from espalier.data.tasks.task import Task
 from espalier.data.timeline import DRAWING
 from espalier.rewards.score import Reward
 from espalier.rl.delivery.delivery import Delivery
+from espalier.rl.estimator_context import NamesCompletions
 from espalier.rl.group_scores import GroupScores, computes_here
 from espalier.rl.iteration_metrics import IterationMetrics
 from espalier.rl.ledger import Ledger, tokens_of
@@ -26,6 +27,7 @@ from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.distributed import from_main_rank, is_main_rank
 from espalier.runtime.schemas import RLConfig
 from espalier.sampling.client import HasEngines, SamplingParams
+from espalier.sampling.requests import decode
 
 R = TypeVar("R")
 
@@ -113,6 +115,9 @@ class SampledGroups:
     rollout_filter: RolloutFilter | None = None
     tree: TreeRollouts | None = None
     """None: the rollouts of a group are independent."""
+    valued_by: NamesCompletions | None = None
+    """Whose completions of a scored group are begun while other groups are drawn, where it is certain that this group
+    is trained on, and by this version: nothing is drawn ahead, replaced or filtered."""
 
     def __post_init__(self) -> None:
         draw_problems(self.problems, self.config.rollout.num_problems, 0, 0)
@@ -200,6 +205,9 @@ class SampledGroups:
         that they serve this version."""
         sync, config = self.delivery.sync, self.config
         await sync.check_version(iteration)
+        num_begun = await self.sampler.give_up_begun()
+        if num_begun:
+            raise RuntimeError(f"completions of {num_begun} states were begun, and the estimator did not ask for them")
         self.delivery.begin_proof()
         last = config.num_iterations if config.stop_after <= 0 else min(config.num_iterations, config.stop_after)
         for ahead in range(iteration, min(iteration + config.rollout.max_staleness, last - 1) + 1):
@@ -216,7 +224,8 @@ class SampledGroups:
     async def _draw(self, iteration: int) -> DrawnBatch:
         """Return the batch of this iteration."""
         config, batch, begun = self.config, DrawnBatch(), time.monotonic()
-        scores = GroupScores(self.reward, waits=self.tree is not None or computes_here(self.reward))
+        waits = self.tree is not None or computes_here(self.reward)
+        scores = GroupScores(self.reward, waits, self._begin_completions)
         self._begins(iteration)
         try:
             for round_number in range(config.rollout.dynamic_sampling_rounds + 1):
@@ -239,6 +248,10 @@ class SampledGroups:
                 num_good = sum(not self._is_replaceable(group) for group in batch.groups)
                 if num_good >= config.rollout.num_problems or not chosen:
                     break
+        except BaseException:
+            await scores.give_up()
+            await self.sampler.give_up_begun()
+            raise
         finally:
             await scores.give_up()
             self._ends(iteration)
@@ -248,6 +261,18 @@ class SampledGroups:
         timeline, done = self.metrics.timeline, iteration + 1
         timeline.add(DRAWING, f"batch {done}", begun, ended, done, tokens=tokens_of(batch.groups), **counts)
         return batch
+
+    async def _begin_completions(self, groups: Sequence[RolloutGroup]) -> None:
+        """Ask for the completions of groups that the estimator is going to ask for."""
+        rollout, estimator = self.config.rollout, self.valued_by
+        is_kept = rollout.max_staleness == 0 and rollout.dynamic_sampling_rounds == 0 and self.rollout_filter is None
+        if estimator is None or not is_kept:
+            return
+        text_of = decode(self.sampler.tokenizer)
+        for group in groups:
+            found = await asyncio.to_thread(estimator.first_completions, group, text_of, self.params)
+            states, params = [state for state, _ in found], [one for _, one in found]
+            self.sampler.begin_completions(states, params, self._gate)
 
     def _begins(self, iteration: int) -> None:
         if all(task.done() for number, task in self._ahead.items() if number != iteration):

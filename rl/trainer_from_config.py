@@ -19,7 +19,7 @@ from espalier.rl.combinations import check_combinations, reads_start
 from espalier.rl.delivery.delivery import Delivery
 from espalier.rl.delivery.weight_sync import WeightSync
 from espalier.rl.delivery.weight_update_engine import LiveEngine, OwnEngine, VLLMEngine
-from espalier.rl.estimator_context import AdvantageEstimator
+from espalier.rl.estimator_context import AdvantageEstimator, NamesCompletions
 from espalier.rl.evaluation import Evaluation
 from espalier.rl.implicit_reward import ImplicitReward, make_implicit_reward
 from espalier.rl.iteration_metrics import IterationMetrics
@@ -150,8 +150,9 @@ def assemble(
     policy.watch = watch = Watch(config, engine.model, params, sampler.tokenizer, delivery)
     tree = TreeRollouts(config.rollout.branches, config.rollout.segment_steps) if config.rollout.branches else None
     source = SampledGroups(
-        config, problems.train, sampler, params, reward, delivery, loop, metrics, rollout_filter, tree
-    )
+        config, problems.train, sampler, params, reward, delivery, loop, metrics, rollout_filter, tree,
+        valued_by=estimator if isinstance(estimator, NamesCompletions) else None,
+    )  # fmt: skip
     return Trainer(
         config=config,
         problems=problems,

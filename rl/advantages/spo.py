@@ -54,6 +54,7 @@ class SPO:
         self.cutter = ImprobableTokenCutter(threshold, num_segments, cut_points_per_segment)
         self.credit = MonteCarloCredit(self.cutter, plan, prompt_value)
         self.smallest_group = self.credit.smallest_group
+        self.first_completions = self.credit.first_completions
         self.masks_other_tokens = masks_other_tokens
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:

@@ -46,6 +46,7 @@ class VinePPO:
         )
         self.credit = MonteCarloCredit(cut_at_step_ends, plan, prompt_value)
         self.smallest_group = self.credit.smallest_group
+        self.first_completions = self.credit.first_completions
 
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
         """Give every response token the advantage of its step."""

@@ -70,19 +70,20 @@ class CompletionPlan:
         completions: dict[str, list[Completion]] = {state.id: [] for state in states}
         asked, number, round_number = list(states), self.completions_per_state, 0
         while asked:
-            params = [self._params(state, number, context.params) for state in asked]
+            params = [self.params_of(state, number, context.params) for state in asked]
             for state, more in zip(asked, context.complete(asked, params, round_number), strict=True):
                 completions[state.id] += more
             asked = [state for state in states if self._is_open(completions[state.id])]
             number, round_number = self.round_completions, round_number + 1
         return completions
 
+    def params_of(self, state: State, number: int, params: SamplingParams) -> SamplingParams:
+        """Return how `number` completions of the state are sampled, beside rollouts of `params`."""
+        spent = len(state.prefix_ids) if self.budget == "remaining" else 0
+        return replace(params, n=number, return_logprobs=False, max_tokens=max(1, params.max_tokens - spent))
+
     def _is_open(self, completions: Sequence[Completion]) -> bool:
         if len(completions) >= self.max_completions:
             return False
         low, high = wilson_interval(sum(completion.is_correct for completion in completions), len(completions))
         return high - low > self.max_width
-
-    def _params(self, state: State, number: int, params: SamplingParams) -> SamplingParams:
-        spent = len(state.prefix_ids) if self.budget == "remaining" else 0
-        return replace(params, n=number, return_logprobs=False, max_tokens=max(1, params.max_tokens - spent))

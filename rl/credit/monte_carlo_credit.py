@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from espalier.data.records import BadInput, Completion, State, Trajectory
+from espalier.data.steps import Decode
 from espalier.rl.credit.completion_plans import CompletionPlan
 from espalier.rl.credit.state_cutters import StateCutter
 from espalier.rl.credit.step_credit import (
@@ -22,6 +23,7 @@ from espalier.rl.credit.step_credit import (
 from espalier.rl.credit.token_maps import spread_steps
 from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.types import Estimate, Experience, RolloutGroup
+from espalier.sampling.client import SamplingParams
 from espalier.values.monte_carlo import StateKey, finished, state_key, state_value
 
 
@@ -49,8 +51,7 @@ class MonteCarloCredit:
     def __call__(self, groups: Sequence[RolloutGroup], experience: Experience, context: EstimatorContext) -> Estimate:
         """Give every response token the advantage of its step. Raises BadInput where the reward has process terms."""
         check_whole_rewards(groups)
-        split = [[self.cutter(rollout, context.decode) for rollout in group.rollouts] for group in groups]
-        states = self.plan.states(groups, split, first_step=0 if self.prompt_value == "sampled" else 1)
+        split, states = self._states(groups, context.decode)
         completions = self.plan.complete(list(states.values()), context)
         values = mean_rewards(states, completions, context)
         rows: list[list[float]] = []
@@ -64,6 +65,20 @@ class MonteCarloCredit:
         advantages = spread_steps(ends, steps, experience.response_mask)
         metrics = describe_states(flat, completions, values)
         return Estimate(advantages, metrics=metrics, state_values=rows, value_ends=ends)
+
+    def first_completions(
+        self, group: RolloutGroup, decode: Decode, params: SamplingParams
+    ) -> list[tuple[State, SamplingParams]]:
+        """Return what is going to be asked first of the group (`NamesCompletions`)."""
+        states, number = self._states([group], decode)[1].values(), self.plan.completions_per_state
+        return [(state, self.plan.params_of(state, number, params)) for state in states]
+
+    def _states(
+        self, groups: Sequence[RolloutGroup], decode: Decode
+    ) -> tuple[list[list[Trajectory]], dict[StateKey, State]]:
+        """Return (the rollouts of every group as they are cut, the states to complete)."""
+        split = [[self.cutter(rollout, decode) for rollout in group.rollouts] for group in groups]
+        return split, self.plan.states(groups, split, first_step=0 if self.prompt_value == "sampled" else 1)
 
 
 def mean_rewards(

@@ -1,27 +1,31 @@
-"""Groups scored while others of their batch are still drawn."""
+"""Groups scored, and valued, while others of their batch are still drawn."""
 
 import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.cluster.overlap import NoDelivery
-from espalier.data.records import Trajectory
+from espalier.data.records import BadInput, Trajectory
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.rewards.outcome import OutcomeReward
 from espalier.rewards.score import Score
+from espalier.rl.advantages.vineppo import VinePPO
+from espalier.rl.estimator_context import EstimatorContext
 from espalier.rl.group_scores import computes_here
-from espalier.rl.iteration_metrics import IterationMetrics
+from espalier.rl.iteration_metrics import Clock, IterationMetrics
 from espalier.rl.probes.checks import ProbeFailed
 from espalier.rl.rollout import Sampler
 from espalier.rl.rollout_source import SampledGroups
 from espalier.runtime.background_loop import BackgroundLoop
 from espalier.runtime.schemas import RLConfig
-from espalier.sampling.client import Sample, SampleRequest, SamplingParams
+from espalier.sampling.client import Refused, Sample, SampleRequest, SamplingParams
 from tests.support.rl_cases import PARAMS, FakeClient
 from tests.support.root_config import root_config
 
@@ -68,7 +72,7 @@ class OnTheDevice(Noting):
         return {"judge": torch.nn.Linear(1, 1)}
 
 
-def source_of(client: OneAfterAnother, task: WordArithmetic, tokenizer: Any, reward: Any, loop: Any) -> SampledGroups:
+def source_of(client: FakeClient, task: WordArithmetic, tokenizer: Any, reward: Any, loop: Any) -> SampledGroups:
     config = root_config(RLConfig, output_dir="", rollout_num_problems=NUM, num_iterations=1, max_staleness=0, seed=3)
     sampler = Sampler(client, task, tokenizer, concurrency=NUM, stall_seconds=60)
     problems = list(task.problems("train"))[:20]
@@ -119,3 +123,90 @@ def test_a_reward_that_is_no_number_ends_the_run_and_nothing_more_is_drawn(
         with pytest.raises(ProbeFailed, match="the reward of trajectory rl-0/"):
             source(0)
     assert 1 <= reward.num_calls <= 3
+
+
+# --- completions of groups that are scored --------------------------------------------------------------------------
+
+
+class CompletionsInBetween(FakeClient):
+    """Answers each problem only when completions of every one before it have been asked for; notes all requests."""
+
+    order: list[str]
+
+    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+        is_state, end = "#" in request.id, time.monotonic() + 10
+        number = sum("#" not in name for name in self.order)
+        self.order.append(request.id)
+        while (
+            not is_state and len({name.split("#")[0].rsplit("/", 1)[0] for name in self.order if "#" in name}) < number
+        ):
+            assert time.monotonic() < end, "no completion is asked for before all rollouts are drawn"
+            await asyncio.sleep(0.005)
+        return await super().sample(request, params)
+
+
+def vineppo_context(source: SampledGroups, loop: BackgroundLoop) -> EstimatorContext:
+    return EstimatorContext(loop, source.sampler, source.reward, PARAMS, 0, Clock(), policy=None)
+
+
+def estimate_of(
+    client: FakeClient, task: WordArithmetic, tokenizer: Any, estimator: VinePPO, is_early: bool, **settings: Any
+) -> tuple[Any, SampledGroups]:
+    with BackgroundLoop() as loop:
+        source = source_of(client, task, tokenizer, OutcomeReward(), loop)
+        source.config = replace(source.config, rollout=replace(source.config.rollout, **settings))
+        source.valued_by = estimator if is_early else None
+        groups = source(0)
+        length = max(len(rollout.trajectory.response_ids) for group in groups for rollout in group.rollouts)
+        rows = [rollout.trajectory.response_ids for group in groups for rollout in group.rollouts]
+        mask = torch.tensor([[k < len(row) for k in range(length)] for row in rows])
+        experience: Any = SimpleNamespace(response_mask=mask)
+        return estimator(groups, experience, vineppo_context(source, loop)), source
+
+
+def test_completions_of_a_scored_group_are_asked_while_others_are_drawn_and_change_no_number(
+    task: WordArithmetic, tokenizer: Any
+) -> None:
+    found: dict[bool, Any] = {}
+    asked: dict[bool, list[str]] = {}
+    for is_early in (True, False):
+        client = CompletionsInBetween(tokenizer, num_lines=2) if is_early else FakeClient(tokenizer, num_lines=2)
+        asked[is_early] = client.order = []
+        found[is_early], source = estimate_of(client, task, tokenizer, VinePPO(2, "sampled"), is_early)
+        assert source.sampler.generated_tokens > 0
+        assert asyncio.run(source.sampler.give_up_begun()) == 0
+    assert torch.equal(found[True].advantages, found[False].advantages)
+    assert found[True].metrics == found[False].metrics
+    assert found[True].metrics["num_states"] >= NUM
+    states = [name for name in asked[True] if "#" in name]
+    assert len(states) == len(set(states)) == found[True].metrics["num_states"]  # nothing is asked twice
+
+
+@pytest.mark.parametrize("settings", [{"dynamic_sampling_rounds": 1}, {"max_staleness": 1}])
+def test_nothing_is_completed_early_where_a_group_may_not_be_trained_on(
+    settings: dict[str, int], task: WordArithmetic, tokenizer: Any
+) -> None:
+    client = FakeClient(tokenizer, num_lines=2)
+    estimator = VinePPO(2, "sampled")
+    estimator.first_completions = None  # type: ignore[assignment]  # who asks it fails
+    estimate_of(client, task, tokenizer, estimator, True, **settings)
+
+
+def test_completions_that_were_begun_and_are_not_asked_for_end_the_run(task: WordArithmetic, tokenizer: Any) -> None:
+    with BackgroundLoop() as loop:
+        source = source_of(FakeClient(tokenizer, num_lines=2), task, tokenizer, OutcomeReward(), loop)
+        source.valued_by = VinePPO(2, "sampled")
+        source(0)
+        with pytest.raises(RuntimeError, match="were begun, and the estimator did not ask for them"):
+            source(0)
+
+
+def test_completions_that_fail_early_end_the_run_where_they_are_asked_for(task: WordArithmetic, tokenizer: Any) -> None:
+    class Refuses(FakeClient):
+        async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+            if "#" in request.id:
+                raise Refused("too long")
+            return await super().sample(request, params)
+
+    with pytest.raises(BadInput, match=r"state rl-0/.* cannot be completed: too long"):
+        estimate_of(Refuses(tokenizer, num_lines=2), task, tokenizer, VinePPO(2, "sampled"), True)
