@@ -8,7 +8,9 @@ order of their groups, with the cross-entropy of beta times the log-ratio of a r
 Log-probs of both networks are those at the rollouts' temperature. Every rank holds all rewards.
 """
 
+import logging
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -31,6 +33,9 @@ from espalier.training.engine import Engine, autocast
 from espalier.training.objectives.implicit_ce import implicit_ce_losses
 from espalier.training.sums import NotFinite, Sums
 
+log = logging.getLogger(__name__)
+_WATCHED = 5  # iterations
+
 
 def pair_accuracy(scores: Sequence[float], outcomes: Sequence[bool], sizes: Sequence[int]) -> float:
     """Return how often a right rollout scores above a wrong one of the same problem (`sizes`: rollouts of each, in
@@ -43,6 +48,34 @@ def pair_accuracy(scores: Sequence[float], outcomes: Sequence[bool], sizes: Sequ
         total += sum((good > bad) + 0.5 * (good == bad) for good in right for bad in wrong)
         count += len(right) * len(wrong)
     return total / count if count else 0.5
+
+
+class RankWatch:
+    """Says once of a fall that, over the last five iterations with pairs to compare, rewards ranked rollouts they had
+    not learnt from no better than chance: the policy then moves away from right answers, and every other metric of the
+    implicit reward may look well (its loss falls with the share of right ones)."""
+
+    def __init__(self) -> None:
+        self._seen: deque[float] = deque(maxlen=_WATCHED)
+        self._is_said = False
+
+    def add(self, accuracy: float, outcomes: Sequence[bool], sizes: Sequence[int]) -> bool:
+        """Take an iteration's pair accuracy, before its step; return whether something was said."""
+        parts = [outcomes[start:end] for start, end in pairwise(accumulate(sizes, initial=0))]
+        if not any(any(own) and not all(own) for own in parts):
+            return False
+        self._seen.append(accuracy)
+        mean = sum(self._seen) / len(self._seen)
+        if len(self._seen) < _WATCHED or mean > 0.5:
+            self._is_said = self._is_said and mean <= 0.55
+            return False
+        if not self._is_said:
+            log.warning("the implicit reward ranked %.0f %% of pairs of a right and a wrong rollout of one problem "
+                        "rightly over %d iterations, no better than chance: the policy is led away from right answers; "
+                        "raise implicit_reward.learning_rate (it must learn faster than the policy), or set "
+                        "advantage.process_weight=0", 100 * mean, _WATCHED)  # fmt: skip
+        is_new, self._is_said = not self._is_said, True
+        return is_new
 
 
 @dataclass
@@ -59,6 +92,7 @@ class ImplicitReward:
     micro_batch_size: int
     micro_batch_tokens: int = 0
     metrics: IterationMetrics = field(default_factory=IterationMetrics)
+    watch: RankWatch = field(default_factory=RankWatch)
     folder = "implicit_reward"
     fits_returns = False
 
@@ -71,6 +105,8 @@ class ImplicitReward:
         logprobs, sums = self._fit(experience, reference, torch.tensor(outcomes, dtype=torch.float32))
         rewards = beta * (logprobs - reference)
         measured = {**sums.means(), "pair_accuracy_before": pair_accuracy(_totals(rewards), outcomes, sizes)}
+        if rank() == 0:
+            self.watch.add(measured["pair_accuracy_before"], outcomes, sizes)
         if self.config.update == "before":
             rewards = beta * (scorer.logprobs(model, self.temperature)[0] - reference)
             measured["pair_accuracy_after"] = pair_accuracy(_totals(rewards), outcomes, sizes)

@@ -15,7 +15,7 @@ from espalier.models.load import load_policy
 from espalier.rl.advantages.prime import PRIME
 from espalier.rl.combinations import check_implicit_reward, check_numbers
 from espalier.rl.experience import RowScorer
-from espalier.rl.implicit_reward import ImplicitReward, pair_accuracy
+from espalier.rl.implicit_reward import ImplicitReward, RankWatch, pair_accuracy
 from espalier.rl.metrics import is_replaceable
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.types import Experience, RolloutGroup
@@ -132,6 +132,18 @@ def test_pair_accuracy_is_the_share_of_ordered_pairs_within_problems_and_a_tie_i
     # problem 1: 3 > 1, 2 > 1; problem 2: 5 = 5; problem 3 alone
     assert pair_accuracy(scores, outcomes, [3, 2, 1]) == pytest.approx(2.5 / 3)
     assert pair_accuracy([1.0, 2.0], [True, True], [2]) == 0.5
+
+
+def test_rewards_that_rank_no_better_than_chance_are_said_once_a_fall(caplog: pytest.LogCaptureFixture) -> None:
+    watch, mixed = RankWatch(), ([True, False], [2])
+    said = [watch.add(accuracy, *mixed) for accuracy in (0.9, 0.5, 0.4, 0.4, 0.2, 0.1, 0.4)]
+    assert said == [False] * 4 + [True] + [False] * 2
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("the implicit reward ranked 48 % of pairs")
+    assert not any(watch.add(1.0, *mixed) for _ in range(5))
+    assert [watch.add(0.0, *mixed) for _ in range(4)] == [False, False, True, False]
+    alone = RankWatch()  # nothing to compare is no chance
+    assert not any(alone.add(0.5, [True, True, False], [2, 1]) for _ in range(9))
 
 
 def test_a_group_outside_the_range_of_accuracies_is_replaced() -> None:
