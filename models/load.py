@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -208,6 +209,11 @@ def load_reference(path: str, attention: str = "sdpa") -> PreTrainedModel:
     model = load_policy(path, attention).requires_grad_(False)
     model.train(False)
     return model
+
+
+def positions_of(config: PretrainedConfig) -> int:
+    """Return how many tokens a network takes at most; a number that no row reaches where it has no limit."""
+    return getattr(config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
 
 
 def max_length_of(path: str) -> int | None:

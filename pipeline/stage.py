@@ -9,6 +9,7 @@ import json
 import logging
 import shutil
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from typing import Any, Protocol
 from espalier.data.jsonl import file_sha256, open_atomic, write_json, write_records
 from espalier.data.records import BadInput
 from espalier.runtime.process_lifetime import exclusive
+from espalier.runtime.ranks import is_main_rank, world_size
 from espalier.runtime.run_dir import input_fingerprints, provenance, same_origin
 from espalier.runtime.schemas import StageConfig
 from espalier.runtime.tracking import Progress
@@ -54,11 +56,14 @@ class Stage(Protocol):
 def run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any = None) -> int:
     """Run unless the output is there already, made of the same inputs by the same config.
 
-    Raises BadInput where the output exists and was made otherwise, an input is missing, or the stage asks no `engines`.
+    On several ranks every one calls it, for a stage that `runs_on_ranks`; rank 0 writes. Raises BadInput where the output
+    exists and was made otherwise, an input is missing, or the stage asks no `engines` or knows no ranks.
     """
     if engines is not None and not getattr(stage, "asks_engines", False):
         raise BadInput(f"{type(stage).__name__} asks no engines: leave client out")
-    with exclusive(Path(config.output)):
+    if world_size() > 1 and not getattr(stage, "runs_on_ranks", False):
+        raise BadInput(f"{type(stage).__name__} is the work of one process: run it without launch.py or torchrun")
+    with exclusive(Path(config.output)) if is_main_rank() else nullcontext():
         return _run_stage(stage, task, config, engines)
 
 
@@ -73,13 +78,15 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any) -> in
     models = {path: digest for path, digest in input_fingerprints(config).items() if Path(path).is_dir()}
     inputs = models | {path: file_sha256(path) for path in paths}
     meta_path = output.with_name(output.stem + ".meta.json")
-    if output.exists():
+    if _is_there(output):
         _check_same(output, meta_path, config, inputs)
         log.info("%s is complete", output)
         return 0
     started = time.monotonic()
     context = StageContext(task, output, config.tracking.line_every_seconds, engines=engines)
     result = stage.run(config.input, context)
+    if not is_main_rank():
+        return 0
     if isinstance(result, dict):
         write_json(output, result)
     elif isinstance(result, str):
@@ -94,6 +101,15 @@ def _run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any) -> in
     shown = ", ".join(f"{name} {value}" for name, value in context.counts.items())
     log.info("%s: %s (%.1f s)", output, shown or "written", seconds)
     return 1 if context.counts.get("rejected") else 0
+
+
+def _is_there(output: Path) -> bool:
+    """Say whether rank 0 finds the output."""
+    if world_size() == 1:
+        return output.exists()
+    from espalier.runtime.distributed import from_main_rank
+
+    return from_main_rank(output.exists)
 
 
 def _check_same(output: Path, meta_path: Path, config: StageConfig, inputs: dict[str, str]) -> None:

@@ -6,9 +6,10 @@ readily as one that is right. So the first solutions are scored by transformers 
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import torch
 
@@ -24,6 +25,10 @@ log = logging.getLogger(__name__)
 LARGEST_GAP, LARGEST_MEAN_GAP = 0.1, 0.02
 
 
+Reads = Callable[[torch.Tensor], torch.Tensor]
+"""Logits [S, L] → scores [S]."""
+
+
 class ScoresDiffer(RuntimeError):
     """Engines and transformers disagree about the same solutions."""
 
@@ -37,8 +42,12 @@ class TokenScorer(Protocol):
     def max_length(self) -> int:
         """The longest row that it takes, in tokens."""
 
-    def open(self, model: str) -> None:
-        """Start with this model."""
+    @property
+    def num_engines(self) -> int:
+        """How many engines there are."""
+
+    def open(self, model: str, options: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Start with this model; `options` are those of an engine that the model needs."""
 
     def token_logits(
         self,
@@ -60,9 +69,9 @@ def check_engine_model(path: str) -> None:
         raise BadModel(f"{path} scores by the log-ratio of two policies and has no head that an engine reads: leave "
                        "client out, transformers scores it")  # fmt: skip
     kinds = load_config(path).architectures or []
-    if not any(name.endswith("ForTokenClassification") for name in kinds):
-        raise BadModel(f"{path} is no process reward model ({', '.join(kinds) or 'no architecture named'}): engines "
-                       "read folders with a token-classification head")  # fmt: skip
+    if not any(name.endswith(("ForTokenClassification", "ForSequenceClassification")) for name in kinds):
+        raise BadModel(f"{path} is no reward model ({', '.join(kinds) or 'no architecture named'}): engines read "
+                       "folders with a linear head, of tokens or of whole texts")  # fmt: skip
 
 
 def token_row(solution: StepTokens) -> TokenRow:
@@ -77,9 +86,11 @@ def score_by_engines(
     solutions: Sequence[StepTokens],
     batch_tokens: int,
     on_scores: Callable[[list[int], list[list[float]]], None],
+    read: Reads = scores_from_logits,
 ) -> None:
     """Give `on_scores`, as batches are done, the places of their solutions and the score in [0, 1] after every step, as
-    `rewards.process.score_step_tokens` gives them. Equal solutions are scored once; one without steps has no scores.
+    `rewards.process.score_step_tokens` gives them, or as they are `read` off logits. Equal solutions are scored once;
+    one without steps has no scores.
 
     Raises BadInput for a row that is longer than the engines take, and what the engines raise.
     """
@@ -99,7 +110,7 @@ def score_by_engines(
 
     def on_batch(places: list[int], logits: list[list[list[float]]]) -> None:
         done = [
-            (copy, read_scores(row)) for place, row in zip(places, logits, strict=True) for copy in copies_of[place]
+            (copy, read_scores(row, read)) for place, row in zip(places, logits, strict=True) for copy in copies_of[place]
         ]
         on_scores([copy for copy, _ in done], [scores for _, scores in done])
 
@@ -107,9 +118,9 @@ def score_by_engines(
         engines.token_logits(rows, batch_tokens, on_batch)
 
 
-def read_scores(logits: Sequence[Sequence[float]]) -> list[float]:
+def read_scores(logits: Sequence[Sequence[float]], read: Reads = scores_from_logits) -> list[float]:
     """Return the scores of logits [S, L], rounded as those of transformers are."""
-    return [round(float(value), 6) for value in scores_from_logits(torch.tensor(logits))]
+    return [round(float(value), 6) for value in read(torch.tensor(logits))]
 
 
 def check_lengths(engines: TokenScorer, solutions: Sequence[StepTokens]) -> None:
@@ -134,7 +145,10 @@ class Agreement:
 
 
 def check_scores(
-    engines: TokenScorer, solutions: Sequence[StepTokens], expected: Sequence[Sequence[float]]
+    engines: TokenScorer,
+    solutions: Sequence[StepTokens],
+    expected: Sequence[Sequence[float]],
+    read: Reads = scores_from_logits,
 ) -> Agreement:
     """Compare engines with the `expected` scores of transformers: all steps of every solution, and once more the last
     step alone, for which the prefix cache is read.
@@ -146,7 +160,7 @@ def check_scores(
     wanted = [list(scores) for scores in expected if scores]
     gaps: list[float] = []
     for rows, scores in ((whole, wanted), (last, [row[-1:] for row in wanted])):
-        gaps += _gaps(engines, rows, scores)
+        gaps += _gaps(engines, rows, scores, read)
     found = Agreement(len(gaps), sum(gaps) / max(len(gaps), 1), max(gaps, default=0.0))
     if found.mean_gap > LARGEST_MEAN_GAP or found.largest_gap > LARGEST_GAP:
         raise ScoresDiffer(
@@ -156,13 +170,15 @@ def check_scores(
     return found
 
 
-def _gaps(engines: TokenScorer, rows: Sequence[TokenRow], expected: Sequence[Sequence[float]]) -> list[float]:
+def _gaps(
+    engines: TokenScorer, rows: Sequence[TokenRow], expected: Sequence[Sequence[float]], read: Reads
+) -> list[float]:
     """Return |engine - expected| of every asked place of every row."""
     gaps: list[float] = []
 
     def on_batch(places: list[int], logits: list[list[list[float]]]) -> None:
         for place, row in zip(places, logits, strict=True):
-            gaps.extend(abs(one - other) for one, other in zip(read_scores(row), expected[place], strict=True))
+            gaps.extend(abs(one - other) for one, other in zip(read_scores(row, read), expected[place], strict=True))
 
     if rows:
         engines.token_logits(rows, max(len(row.ids) for row in rows) * len(rows), on_batch)

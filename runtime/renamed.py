@@ -73,6 +73,7 @@ RENAMED = {
     "evaluate_prm": "prm_calibration",
     "label_steps": "estimate_values",
     "smoothed_labels": "smoothed_values",
+    "score_solutions": "score_steps",
     # experiments
     "group_relative_word_arithmetic": "grpo_word_arithmetic",
     "group_relative_logiqa": "grpo_logiqa",

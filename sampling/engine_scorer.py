@@ -8,7 +8,8 @@ the solutions of one problem share what the prefix cache holds of it. The engine
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from espalier.data.records import BadInput
@@ -50,6 +51,7 @@ class EngineScorer:
         self.client = client
         self.client.log = client.log or log
         self.client.scores_tokens = True
+        self._options = dict(self.client.options)
         self._loop = BackgroundLoop()
 
     @property
@@ -62,9 +64,11 @@ class EngineScorer:
         """How many engines there are."""
         return self.client.num_engines
 
-    def open(self, model: str) -> None:
-        """Start the engines with this model. Raises CannotStart; none stays behind then."""
+    def open(self, model: str, options: Mapping[str, Any] = MappingProxyType({})) -> None:
+        """Start the engines with this model and its own `options`, before which the client's go. Raises CannotStart;
+        none stays behind then."""
         self.client.model = model
+        self.client.options = {**options, **self._options}
         self._loop.run(self.client.open())
 
     def token_logits(

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from espalier.data.prompts import write_chat
 from espalier.data.records import BadInput
+from espalier.data.steps import StepTokens
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,11 @@ class Reading:
     ids: list[int]
     places: list[int]
     start: int = 0
+
+    def tokens(self, name: str) -> StepTokens:
+        """Return the same as a prompt and a response whose steps end at the places; errors call it by its name."""
+        ends = [place + 1 - self.start for place in self.places]
+        return StepTokens(self.ids[: self.start], self.ids[self.start :], ends, name)
 
 
 class Layout(Protocol):
@@ -101,6 +107,21 @@ class ChatTagged:
         turns.append({"role": "assistant", "content": "".join(step.strip() + self.tag for step in steps)})
         ids = list(tokenizer(write_chat(tokenizer, turns, asks=False), add_special_tokens=False).input_ids)
         return Reading(ids, places_of(ids, only_id(tokenizer, self.tag), steps, repr(self.tag)))
+
+
+@dataclass(frozen=True)
+class ChatWhole:
+    """One chat turn of the solution, an empty line between its steps; every step is read at the last token of the row:
+    an outcome reward model, which says one thing of the whole."""
+
+    between: str = "\n\n"
+
+    def __call__(self, tokenizer: Any, question: str, steps: Sequence[str]) -> Reading:
+        """See `Layout`."""
+        solution = self.between.join(step.strip() for step in steps)
+        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": solution}]
+        ids = _written(tokenizer, turns, asks=False)
+        return Reading(ids, [len(ids) - 1] * len(steps))
 
 
 @dataclass(frozen=True)

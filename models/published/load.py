@@ -1,44 +1,49 @@
 """A published model's network, built natively: no code of a model's repository is run."""
 
 import logging
+import pickle
 import re
 from collections import OrderedDict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForTokenClassification, PreTrainedModel
 
+from espalier.models.hub_snapshot import local_model
 from espalier.models.load import BadModel, from_pretrained, load_config, load_policy
-from espalier.models.published.table import CAUSAL, POLICIES, PUBLISHED, PublishedPRM
+from espalier.models.published.reads import ClassShares, Scalar
+from espalier.models.published.table import CAUSAL, CLASSES, POLICIES, PUBLISHED, PublishedPRM
 
 log = logging.getLogger(__name__)
 
 
-def published_name(path: str) -> str:
-    """Return the row of the table that a folder or a hub name is of, with a warning where its config alone says so.
-    Raises BadModel where nothing does."""
+def row_by_name(path: str) -> str:
+    """Return the row of the table that a folder or a hub name is of by its name, "" where that says nothing."""
     own = Path(path).name
     for name, row in PUBLISHED.items():
         if any(re.search(rf"(^|[^a-z0-9]){re.escape(part)}", own, re.IGNORECASE) for part in row.names):
             return name
-    found = _name_by_config(path)
-    log.warning("%s is read as %s by its config: a model of these classes may be trained on another layout, which "
-                "stage.layout names", path, found)  # fmt: skip
-    return found
+    return ""
 
 
-def _name_by_config(path: str) -> str:
+def name_by_config(path: str) -> str:
+    """Return the row that a folder is of by its config, with a warning. Raises BadModel where nothing says it."""
     config = load_config(path)
     architectures = " ".join(config.architectures or [])
     if "ForProcessRewardModel" in architectures:
-        return "qwen"
-    if "ReasonEval" in architectures:
-        return "reasoneval"
-    if "ForTokenClassification" in architectures and config.num_labels == 2:
-        return "trl"
-    raise BadModel(f"{path}: nothing says which published model this is ({architectures or 'no architectures'}): set "
-                   f"stage.layout to task (a model trained here), or one of {', '.join(PUBLISHED)}")  # fmt: skip
+        found = "qwen"
+    elif "ReasonEval" in architectures:
+        found = "reasoneval"
+    elif "ForTokenClassification" in architectures and config.num_labels == 2:
+        found = "trl"
+    else:
+        raise BadModel(f"{path}: nothing says which published model this is ({architectures or 'no architectures'}): set "
+                       f"stage.layout to task (a model trained here), or one of {', '.join(PUBLISHED)}")  # fmt: skip
+    log.warning("%s is read as %s by its config: a model of these classes may be trained on another layout, which "
+                "stage.layout names", path, found)  # fmt: skip
+    return found
 
 
 def load_published(path: str, row: PublishedPRM, attention: str = "sdpa") -> Any:
@@ -53,6 +58,21 @@ def load_published(path: str, row: PublishedPRM, attention: str = "sdpa") -> Any
     return model
 
 
+def is_plain(path: str) -> bool:
+    """Say whether a folder is of transformers' own classifiers of tokens: one linear layer, under their name."""
+    return any(name.endswith("ForTokenClassification") for name in load_config(path).architectures or [])
+
+
+def row_of(layout: str, path: str) -> PublishedPRM:
+    """Return how a folder is read in a layout of the table: as the table says, or, of a plain classifier that was written
+    of such a model (`write_classifier`), by its own head."""
+    row = PUBLISHED[layout]
+    if row.network == POLICIES or not is_plain(path) or (row.head and read_tensors(path, row.head)):
+        return row
+    read = {1: Scalar(), 2: ClassShares()}.get(load_config(path).num_labels, row.read)
+    return replace(row, network=CLASSES, head="", read=read)
+
+
 def _load_classes(path: str, prefix: str, attention: str) -> PreTrainedModel:
     config = load_config(path)
     config.classifier_dropout = 0.0
@@ -60,7 +80,7 @@ def _load_classes(path: str, prefix: str, attention: str) -> PreTrainedModel:
         return from_pretrained(
             AutoModelForTokenClassification, path, may_add=["lm_head."], config=config, attention=attention
         )
-    head = make_head(read_tensors(path, prefix), f"{path}: its head {prefix}*")
+    head = make_head(read_tensors(path, prefix), f"{path}: its head {prefix.removesuffix('.pt')}*")
     config.num_labels = [part for part in head if isinstance(part, torch.nn.Linear)][-1].out_features
     model = from_pretrained(
         AutoModelForTokenClassification,
@@ -93,15 +113,27 @@ def make_head(tensors: dict[str, torch.Tensor], place: str) -> torch.nn.Sequenti
     return torch.nn.Sequential(OrderedDict((str(number), layer) for number, layer in enumerate(layers)))
 
 
+def _head_of_file(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+        raise BadModel(f"{path}: no weights of a head can be read: {str(error).splitlines()[0][:120]}") from None
+    tensors = {str(name): value for name, value in found.items() if torch.is_tensor(value)}
+    names = [name for name in tensors if name.endswith("weight")]
+    if len(names) == 1:  # one layer, whatever it is called
+        stem = names[0].removesuffix("weight")
+        return {name.removeprefix(stem): value for name, value in tensors.items()}
+    return tensors
+
+
 def read_tensors(path: str, prefix: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a model's files whose names begin so, by the rest of their names."""
+    """Return the tensors of a model's files whose names begin so, by the rest of their names; of a `prefix` that is a
+    file all that it holds. Raises BadModel where that is not there, or no weights alone."""
     from safetensors import safe_open
 
-    folder = Path(path)
-    if not folder.is_dir():
-        from huggingface_hub import snapshot_download
-
-        folder = Path(snapshot_download(path, allow_patterns=["*.safetensors", "*.bin", "*.json"]))
+    folder = Path(local_model(path))
+    if prefix.endswith(".pt"):
+        return _head_of_file(folder / prefix)
     found: dict[str, torch.Tensor] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as tensors:

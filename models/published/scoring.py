@@ -1,6 +1,6 @@
 """Problems and steps → scores of a published model: one forward pass per solution, read at the places of its steps."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +13,8 @@ from espalier.data.steps import StepTokens
 from espalier.models.inputs import model_inputs
 from espalier.models.logits import one_by_one, reads_at
 from espalier.models.logprobs import head_answers, plain_head
+from espalier.models.load import positions_of
 from espalier.models.packing_check import packing_of
-from espalier.models.published.layouts import Reading
 from espalier.models.published.reads import Read
 from espalier.models.published.table import POLICIES, PublishedPRM
 from espalier.models.token_scores import MAX_SCORES
@@ -40,69 +40,60 @@ class PublishedScorer:
     row: PublishedPRM
     dtype: torch.dtype = torch.bfloat16
 
-    def read(self, solution: Solution) -> Reading:
-        """Return the model's row of a solution with a step at least. Raises BadInput, with the solution's name."""
-        try:
-            return self.row.layout(self.tokenizer, solution.question, solution.steps)
-        except BadInput as error:
-            raise BadInput(f"{solution.name}: {error}") from None
+    def read(self, solution: Solution) -> StepTokens:
+        """Return the model's row of a solution, without steps where it has none. Raises BadInput, with its name."""
+        return read_as(self.row, self.tokenizer, solution)
 
-    def scores(
-        self,
-        solutions: Sequence[Solution],
-        batch_tokens: int = 16384,
-        on_progress: Callable[[int], None] = lambda done: None,
-        on_too_long: Callable[[str], None] | None = None,
-    ) -> list[list[float]]:
-        """Return a score in [0, 1] for every step of every solution, in order; `on_progress` gets the number of
-        solutions done. Raises BadInput for one that cannot be read, BadModel for another model. One that is longer than
-        the model's positions is refused too, or, with `on_too_long`, said to it and left without scores."""
-        readings = [self.read(one) if one.steps else Reading([], []) for one in solutions]
-        readings = [self._fitting(*pair, on_too_long) for pair in zip(solutions, readings, strict=True)]
+    def scores(self, solutions: Sequence[Solution], batch_tokens: int = 16384) -> list[list[float]]:
+        """Return a score in [0, 1] for every step of every solution, in order. Raises BadInput for one that cannot be
+        read or is longer than the model's positions, BadModel for another model."""
+        return self.scores_of([self.read(one) for one in solutions], batch_tokens)
+
+    def scores_of(self, rows: Sequence[StepTokens], batch_tokens: int = 16384) -> list[list[float]]:
+        """Return `scores` of rows that are laid out already; equal ones are computed once."""
+        limit = positions_of(self.model.config)
+        for row in rows:
+            if (length := len(row.prompt_ids) + len(row.response_ids)) > limit:
+                raise BadInput(f"{row.name}: {length} tokens, and the model has {limit} positions: leave it out")
         if self.row.network == POLICIES:
-            rows = [
-                StepTokens(r.ids[: r.start], r.ids[r.start :], [place + 1 - r.start for place in r.places], one.name)
-                for r, one in zip(readings, solutions, strict=True)
-            ]
-            found: list[list[float]] = self.model.scores(rows, max(1, batch_tokens // 2), on_progress)
+            found: list[list[float]] = self.model.scores(rows, max(1, batch_tokens // 2))
             return found
-        scores: dict[int, list[float]] = {index: [] for index, r in enumerate(readings) if not r.places}
-        asked = [index for index, r in enumerate(readings) if r.places]
-        for batch in in_batches([readings[index].ids for index in asked], self._is_packed(readings), batch_tokens):
-            places = [asked[number] for number in batch]
-            scores |= zip(places, self._pass([readings[place] for place in places]), strict=True)
-            on_progress(len(scores))
-        return [scores[index] for index in range(len(solutions))]
+        keys = [(tuple(row.prompt_ids), tuple(row.response_ids), tuple(row.step_ends)) for row in rows]
+        asked = list(dict.fromkeys(key for key in keys if key[2]))
+        ids = [[*prompt, *response] for prompt, response, _ in asked]
+        places = [[len(prompt) + end - 1 for end in ends] for prompt, _, ends in asked]
+        scores: dict[Any, list[float]] = {}
+        for batch in in_batches(ids, self._is_packed(ids), batch_tokens):
+            read = self._pass([ids[number] for number in batch], [places[number] for number in batch])
+            scores |= zip([asked[number] for number in batch], read, strict=True)
+        return [scores.get(key, []) for key in keys]
 
-    def _is_packed(self, readings: Sequence[Reading]) -> bool:
-        longest = max((len(reading.ids) for reading in readings), default=0)
-        return packing_of(self.model).choice_for(longest) == "packed"
-
-    def _fitting(self, one: Solution, reading: Reading, on_too_long: Callable[[str], None] | None) -> Reading:
-        limit = getattr(self.model.config, "max_position_embeddings", None)
-        if limit is None or len(reading.ids) <= limit:
-            return reading
-        message = f"{one.name}: {len(reading.ids)} tokens, and the model has {limit} positions"
-        if on_too_long is None:
-            raise BadInput(f"{message}: leave it out")
-        on_too_long(message)
-        return Reading([], [])
+    def _is_packed(self, rows: Sequence[Sequence[int]]) -> bool:
+        return packing_of(self.model).choice_for(max(map(len, rows), default=0)) == "packed"
 
     @torch.inference_mode()
-    def _pass(self, readings: Sequence[Reading]) -> list[list[float]]:
-        """Return the scores of a batch."""
+    def _pass(self, rows: Sequence[list[int]], places: Sequence[list[int]]) -> list[list[float]]:
+        """Return the scores of a batch at the places of each row."""
         device = next(self.model.parameters()).device
-        rows = [reading.ids for reading in readings]
-        is_packed = self._is_packed(readings)
+        is_packed = self._is_packed(rows)
         placed = place_rows(rows, Layout("shared" if is_packed else "padded", int(self.tokenizer.pad_token_id)))
         inputs = {name: v.to(device) if torch.is_tensor(v) else v for name, v in model_inputs(placed).items()}
-        positions = torch.cat(
-            [path[torch.tensor(r.places)] for path, r in zip(placed.paths, readings, strict=True)]
-        ).to(device)  # fmt: skip
+        positions = torch.cat([path[torch.tensor(own)] for path, own in zip(placed.paths, places, strict=True)])
         with torch.autocast(device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
-            read = read_at(self.model, inputs, positions, self.row.read, self.tokenizer)
+            read = read_at(self.model, inputs, positions.to(device), self.row.read, self.tokenizer)
         numbers = iter([round(float(value), _DIGITS) for value in read])
-        return [[next(numbers) for _ in reading.places] for reading in readings]
+        return [[next(numbers) for _ in own] for own in places]
+
+
+def read_as(row: PublishedPRM, tokenizer: Any, solution: Solution) -> StepTokens:
+    """Return what a model of that row reads of a solution, without steps where it has none. Raises BadInput, with its
+    name."""
+    if not solution.steps:
+        return StepTokens([], [], [], solution.name)
+    try:
+        return row.layout(tokenizer, solution.question, solution.steps).tokens(solution.name)
+    except BadInput as error:
+        raise BadInput(f"{solution.name}: {error}") from None
 
 
 def read_at(model: Any, inputs: dict[str, Any], positions: torch.Tensor, read: Read, tokenizer: Any) -> torch.Tensor:

@@ -13,6 +13,7 @@ from espalier.models.published.layouts import (
     ChatSteps,
     ChatTagged,
     ChatTurns,
+    ChatWhole,
     Document,
     Layout,
     Pieces,
@@ -28,7 +29,7 @@ _QWEN_SYSTEM = "Please reason step by step, and put your final answer within \\b
 @dataclass(frozen=True)
 class PublishedPRM:
     """`network`: a causal LM; classes (transformers' token classification; with `head` a head of its own on a model's
-    body, whose weights' names begin so); or two policies (`models.log_ratio_reward`)."""
+    body, whose weights' names begin so, or a file of it); or two policies (`models.log_ratio_reward`)."""
 
     layout: Layout
     read: Read
@@ -98,6 +99,9 @@ _ROWS = {
     "eurus": PublishedPRM(ChatSteps(), Scalar(), POLICIES, names=("EurusPRM",)),
     "reasonflux": PublishedPRM(
         ChatTagged("<extra_0>"), ClassShares(), CLASSES, head="score.", names=("ReasonFlux-PRM-7B",)
+    ),
+    "reasonflux_small": PublishedPRM(
+        ChatWhole(), Scalar(), CLASSES, head="reward_head.pt", names=("ReasonFlux-PRM-1.5B",)
     ),
 }
 PUBLISHED: Mapping[str, PublishedPRM] = MappingProxyType(_ROWS)

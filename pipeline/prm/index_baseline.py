@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from espalier.data.records import AnnotatedSolution
+from espalier.pipeline.evaluation.calibration_metrics import calibration_error
 from espalier.pipeline.evaluation.intervals import resampled
 from espalier.pipeline.prm.prm_calibration import auc
 
@@ -53,7 +54,7 @@ def scores_by_index(num_steps: int, shares: Sequence[float]) -> list[float]:
 def separation(rows: Sequence[AnnotatedSolution], scores: Sequence[Sequence[float]]) -> dict[str, Any] | None:
     """Return how scores separate right from wrong steps: the AUC over inner steps and over last steps, each with its
     interval over problems, that of the index over the same inner steps (counted on them, which flatters it), and
-    `last_minimum`, the share of solutions of several steps whose lowest score is the last one's alone: an outcome model
+    the expected calibration errors of both against right (1) and wrong (0), and `last_minimum`, the share of solutions of several steps whose lowest score is the last one's alone: an outcome model
     in disguise has many. None where no step of either kind is judged."""
     inner: list[tuple[str, float, bool, int]] = []
     last: list[tuple[str, float, bool, int]] = []
@@ -67,8 +68,10 @@ def separation(rows: Sequence[AnnotatedSolution], scores: Sequence[Sequence[floa
         "inner_auc": _auc(inner, [score for _, score, _, _ in inner]),
         "inner_auc_of_the_index": _auc(inner, _index_scores(inner)),
         "last_auc": _auc(last, [score for _, score, _, _ in last]),
+        "inner_ece": _ece(inner),
+        "last_ece": _ece(last),
     }
-    if not any(figures.values()):
+    if not inner and not last:
         return None
     return figures | {
         "num_inner": len(inner),
@@ -82,6 +85,12 @@ def _index_scores(steps: Sequence[tuple[str, float, bool, int]]) -> list[float]:
     for _, _, is_right, step in steps:
         known[step].append(is_right)
     return [fmean(known[step]) for _, _, _, step in steps]
+
+
+def _ece(steps: Sequence[tuple[str, float, bool, int]]) -> Any:
+    scores, truth = (np.asarray(column, dtype=np.float64) for column in ([row[1] for row in steps],
+                                                                         [row[2] for row in steps]))  # fmt: skip
+    return resampled([row[0] for row in steps], lambda weights: calibration_error(scores, truth, weights))
 
 
 def _auc(steps: Sequence[tuple[str, float, bool, int]], scores: Sequence[float]) -> Any:

@@ -1,70 +1,94 @@
-"""Step scores kept as they come: a run that was stopped asks for what is missing.
+"""Step scores kept as they come: a run that was stopped asks for what is missing, on as many ranks as it likes.
 
-Until the output is complete its rows stand in `<output>.parts/scores.jsonl`, in the order in which they came, and
-`origin.json` beside them says what was scored by what.
+Until the output is complete its rows stand in `<output>.parts/`: a file for every start, model and rank, each in the
+order of the input, and `origin.json`, which says what is scored by what. Nothing but a row of each file is in memory.
 """
 
+import dataclasses
+import heapq
 import json
-import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
-from espalier.data.jsonl import cut_torn_tail, file_sha256, read_records, to_line, write_json
-from espalier.data.records import BadInput, StepScores
-from espalier.runtime.run_dir import model_fingerprint
-
-log = logging.getLogger("stage")
+from espalier.data.jsonl import cut_torn_tail, iter_rows, to_line, write_json
+from espalier.data.records import BadInput, StepScores, parse_record
+from espalier.runtime.distributed import from_main_rank, rank
 
 
-class Scored(Protocol):
-    """A solution that is scored."""
+@dataclass(frozen=True)
+class KeptScores:
+    """The scores of a solution; `row`: its place in the input, from 0."""
+
+    row: int
+    id: str
+    problem_id: str
+    scores: list[float]
+    is_seen: bool | None = None
 
     @property
-    def id(self) -> str:
-        """Its id."""
-
-    @property
-    def problem_id(self) -> str:
-        """Its problem's."""
+    def record(self) -> StepScores:
+        """Return the row of the output."""
+        return StepScores(self.id, self.problem_id, self.scores, self.is_seen)
 
 
 class ScoreParts:
-    """The rows of an output that are there already, `scores` by solution; `ids` are those of the input, `how` says how
-    the models read it. Raises BadInput where the folder holds rows of another input, other models, another way, or ids
-    that are not of this input."""
+    """The rows of an output that are there already. `origin` says what they are made of. Raises BadInput where the
+    folder holds rows of another one, with the first thing that differs. Every rank makes one."""
 
-    def __init__(self, output: Path, input_path: str, models: Sequence[str], ids: Sequence[str], how: str = ""):
+    def __init__(self, output: Path, origin: Mapping[str, Any]):
         self.folder = output.with_name(output.name + ".parts")
-        self.path = self.folder / "scores.jsonl"
-        self.scores: dict[str, list[float]] = {}
-        origin = {"input": file_sha256(input_path), "models": [model_fingerprint(path) for path in models]}
-        origin |= {"how": how} if how else {}
-        stored = self.folder / "origin.json"
-        if stored.is_file() and json.loads(stored.read_text()) != origin:
-            raise BadInput(f"{self.folder} holds scores of another input or of other models: remove it")
-        self.folder.mkdir(parents=True, exist_ok=True)
-        if not stored.is_file():
-            self.path.unlink(missing_ok=True)  # of a run that died before it could say what it scored
-            write_json(stored, origin)
-        if not self.path.is_file():
-            return
-        cut_torn_tail(self.path)
-        known = set(ids)
-        for row in read_records(StepScores, self.path):
-            if row.id not in known:
-                raise BadInput(f"{self.path}: '{row.id}' is no solution of {input_path}: remove {self.folder}")
-            self.scores[row.id] = row.scores
-        if self.scores:
-            log.info("%s: going on after %d of %d solutions", output, len(self.scores), len(known))
+        self.start: int = from_main_rank(lambda: self._begin(dict(origin)))
 
-    def add(
-        self, rows: Sequence[Scored], scores: Sequence[Sequence[float]], is_seen: Mapping[str, bool | None]
-    ) -> None:
-        """Append the scores of some solutions. Raises OSError where the disk does not take them."""
-        lines = []
-        for row, found in zip(rows, scores, strict=True):
-            lines.append(to_line(StepScores(row.id, row.problem_id, list(found), is_seen[row.problem_id])))
-            self.scores[row.id] = list(found)
-        with self.path.open("a") as file:
-            file.write("".join(lines))
+    def _begin(self, origin: dict[str, Any]) -> int:
+        """Compare what is there, cut torn lines; the number of this start."""
+        stored = self.folder / "origin.json"
+        if self._files() and stored.is_file():
+            _check_same(self.folder, json.loads(stored.read_text()), origin)
+        else:
+            for path in self._files():  # of nobody knows what
+                path.unlink()
+            write_json(stored, origin)
+        for path in self._files():
+            cut_torn_tail(path)
+        return 1 + max(map(_start_of, self._files()), default=-1)
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("scores-*.jsonl"))
+
+    def rows(self, of_starts_before: bool = False) -> Iterator[KeptScores]:
+        """Return all rows, or those of the starts before this one, in the order of the input. Raises BadInput on one that
+        stands twice."""
+        last = -1
+        files = [path for path in self._files() if not of_starts_before or _start_of(path) < self.start]
+        for kept in heapq.merge(*map(_read, files), key=lambda kept: kept.row):
+            if kept.row == last:
+                raise BadInput(f"{self.folder} holds the scores of '{kept.id}' twice: remove it")
+            last = kept.row
+            yield kept
+
+    def add(self, model: int, rows: Sequence[KeptScores]) -> None:
+        """Append rows that follow those added before, by the model of that number. Raises OSError where the disk does
+        not take them."""
+        path = self.folder / f"scores-{self.start}-{model}-{rank()}.jsonl"
+        with path.open("a") as file:
+            file.write("".join(to_line(dataclasses.asdict(row)) for row in rows))
+
+
+def _read(path: Path) -> Iterator[KeptScores]:
+    return (parse_record(KeptScores, row, place) for place, row in iter_rows(path, leaves_torn=True))
+
+
+def _start_of(path: Path) -> int:
+    return int(path.stem.split("-")[1])
+
+
+def _check_same(folder: Path, stored: dict[str, Any], origin: dict[str, Any]) -> None:
+    for name in dict.fromkeys([*stored, *origin]):
+        if (before := stored.get(name)) == (now := origin.get(name)):
+            continue
+        if name == "commits" and any(before or ()) and any(now or ()):
+            raise BadInput(f"{folder} holds scores by commit {before} of the model, which is at {now} now: set "
+                           "stage.revision to the first to go on, or remove the folder")  # fmt: skip
+        raise BadInput(f"{folder} holds scores of another input or of other models ({name} differs): remove it")

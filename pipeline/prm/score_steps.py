@@ -1,25 +1,47 @@
-"""Trajectory → StepScores with a trained process reward model, or with two: each scores what the other has seen.
+"""AnnotatedSolution or Trajectory → StepScores with a reward model of steps or of outcomes: one trained here, one that
+others published (`models.published`), or a folder of transformers' own classes; each laid out as it was trained.
 
-Scores of problems that a model was trained on flatter. With `other_model`, trained on the problems that `model` was not
-trained on, every trajectory is scored by the model that has not seen its problem (cross-fitting in two folds).
+With `other_model`, trained on the problems that `model` was not trained on, every solution is scored by the model that
+has not seen its problem: scores of problems that a model was trained on flatter (cross-fitting in two folds).
+
+Solutions are read, scored and kept one block after the other: memory does not grow with them, but for 8 bytes per
+problem. A run that was stopped goes on by the same command. Several ranks share the solutions.
 """
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from espalier.data.jsonl import read_records
-from espalier.data.records import BadInput, StepScores, Trajectory
-from espalier.data.steps import check_ends, step_tokens
+from espalier.data.jsonl import file_sha256
+from espalier.data.process_data.published import content_key
+from espalier.data.records import BadInput, StepScores
+from espalier.data.steps import StepTokens
 from espalier.data.training_problems import FILE, problem_hash, read_policy_problems, read_training_problems
-from espalier.pipeline.prm.score_parts import ScoreParts
+from espalier.pipeline.prm.distinct import Distinct
+from espalier.pipeline.prm.score_parts import KeptScores, ScoreParts
+from espalier.pipeline.prm.step_inputs import (
+    Reader,
+    Solution,
+    choose_layout,
+    kind_of,
+    make_reader,
+    solutions_of,
+)
+from espalier.pipeline.prm.step_scorers import Scores, StepModel
 from espalier.pipeline.stage import StageContext
+from espalier.runtime.distributed import barrier, from_main_rank, rank, world_size
 from espalier.runtime.manifest import weight_files
+from espalier.runtime.run_dir import model_fingerprint
 
 log = logging.getLogger("stage")
+
+_PASSES = 4  # of a block: so many are sorted by length together
+_SHARE = 64  # neighbours that one rank takes: solutions of one problem share its prompt
 
 
 def choose_models(problem_ids: Iterable[str], seen: Sequence[frozenset[str]]) -> dict[str, tuple[int, bool]]:
@@ -33,162 +55,242 @@ def choose_models(problem_ids: Iterable[str], seen: Sequence[frozenset[str]]) ->
     return models
 
 
-Chosen = dict[str, tuple[int, bool | None]]
-"""Problem → (the place of its model, whether that one has seen it; None: not known)."""
-
-
 @dataclass(frozen=True)
 class ScoreSteps:
-    """`model`: a process reward model's folder; `other_model`: a second one, or empty; `batch_tokens`: padded tokens of
-    one forward pass, or of one call of an engine; `num_checked`: solutions of each model that transformers scores too
-    where engines do, at the start (0: none)."""
+    """`model`: a folder or a hub name, `revision` of the latter; `other_model`: a second one, or empty; `layout`: how
+    they read solutions (`pipeline.prm.step_inputs`), or "auto"; `split`: the task's that holds the problems of
+    trajectories; `batch_tokens`: padded tokens of one forward pass, or of one call of an engine; `num_checked`:
+    solutions of each model that transformers scores too where engines do, at the start (0: none)."""
 
     model: str
     other_model: str = ""
+    revision: str = ""
+    layout: str = "auto"
+    split: str = "test"
     batch_tokens: int = 16384
     num_checked: int = 4
     asks_engines: ClassVar[bool] = True
+    runs_on_ranks: ClassVar[bool] = True
 
     def inputs(self) -> list[str]:
-        """Return the models' weights belong to the provenance."""
-        models = [Path(model) for model in (self.model, self.other_model) if model]
+        """Return the weights of local models, which belong to the provenance."""
+        models = [Path(model) for model in (self.model, self.other_model) if model and Path(model).is_dir()]
         return [file for model in models for file in weight_files(model)]
 
-    def run(self, input_path: str, context: StageContext) -> Iterable[StepScores]:
-        """Return one record a trajectory, in order; counts `problems_seen`, those that their scorer was trained on.
-        Raises BadInput where two models are named and one does not say what it was trained on."""
-        trajectories = read_records(Trajectory, input_path)
-        models, chosen = self._choose(trajectories)
-        if context.engines is None:
-            scores = self._by_transformers(models, chosen, trajectories, context)
-        else:
-            scores = self._by_engines(models, chosen, trajectories, input_path, context)
-        num_seen = sum(bool(is_seen) for _, is_seen in chosen.values())
-        context.counts.update(steps=sum(map(len, scores.values())), problems=len(chosen), problems_seen=num_seen)
-        if num_seen:
-            log.warning(
-                "%d of %d problems were in the training set of the model that scores them", num_seen, len(chosen)
-            )
-        self._note_policy(models, chosen, context)
-        return [StepScores(t.id, t.problem_id, scores[t.id], chosen[t.problem_id][1]) for t in trajectories]
+    def run(self, input_path: str, context: StageContext) -> Iterator[StepScores]:
+        """Return one record per solution, in order, without scores where it is longer than the model takes (counted,
+        with a warning); counts `problems_seen`, those that their scorer was trained on. Raises BadInput for a solution
+        that cannot be read, and where two models are named and one does not say what it was trained on."""
+        scoring = _Scoring(self, input_path, context)
+        context.kept.append(scoring.parts.folder)
+        scoring.score()
+        barrier()
+        return scoring.output()
 
-    def _by_transformers(
-        self, models: Sequence[str], chosen: Chosen, trajectories: Sequence[Trajectory], context: StageContext
-    ) -> dict[str, list[float]]:
-        """Return the scores of every trajectory, computed in this process."""
-        scores: dict[str, list[float]] = {}
-        with context.progress("score", len(trajectories), "solution") as progress:
-            for place, path in enumerate(models):
-                mine = [t for t in trajectories if chosen[t.problem_id][0] == place]
-                before = len(scores)
 
-                def show(done: int, before: int = before) -> None:
-                    progress.update(before + done)
+@dataclass(frozen=True)
+class _Scoring:
+    """One run of the stage."""
 
-                rows = self._scored(path, mine, show)
-                scores.update((t.id, row) for t, row in zip(mine, rows, strict=True))
-        return scores
+    stage: ScoreSteps
+    input_path: str
+    context: StageContext
 
-    def _scored(
-        self,
-        path: str,
-        rows: Sequence[Trajectory],
-        on_progress: Callable[[int], None] = lambda done: None,
-        on_cpu: bool = False,
-    ) -> list[list[float]]:
-        """Return the scores of these trajectories by one model; `on_cpu`: the GPU is left to engines."""
+    @cached_property
+    def models(self) -> list[StepModel]:
+        """Both models, laid out alike, with their tokenizers alone."""
+        from espalier.models.hub_snapshot import commit_of, local_model
         from espalier.models.load import load_tokenizer
-        from espalier.models.scalar_head import load_process_reward
-        from espalier.rewards.process import score_trajectories
-        from espalier.runtime.distributed import device
 
-        if not rows:
-            return []
-        model, pad_id = load_process_reward(path), int(load_tokenizer(path).pad_token_id)
-        model.to("cpu" if on_cpu else device())
-        return score_trajectories(model, rows, pad_id=pad_id, batch_tokens=self.batch_tokens, on_progress=on_progress)
+        kind, found = kind_of(self.input_path), list[StepModel]()
+        for name, revision in ((self.stage.model, self.stage.revision), (self.stage.other_model, "")):
+            if not name:
+                continue
+            folder = from_main_rank(partial(local_model, name, revision))
+            if commit := commit_of(folder):  # on every machine, and the same one
+                folder = local_model(name, commit)
+            layout = choose_layout(self.stage.layout, name, folder, kind)
+            log.info("%s is read as %s", name, layout)
+            sizes = self.stage.batch_tokens, self.stage.num_checked
+            found.append(StepModel(folder, layout, load_tokenizer(folder), *sizes))
+        if len({model.layout for model in found}) > 1:
+            raise BadInput("stage.model and stage.other_model read solutions otherwise: set stage.layout for both")
+        return found
 
-    def _by_engines(
-        self,
-        models: Sequence[str],
-        chosen: Chosen,
-        trajectories: Sequence[Trajectory],
-        input_path: str,
-        context: StageContext,
-    ) -> dict[str, list[float]]:
-        """Return the scores of every trajectory: those that a run before has left, and what engines say of the rest."""
-        from espalier.rewards.engine_scores import check_engine_model
+    @cached_property
+    def readers(self) -> list[Reader]:
+        """What makes token ids of a solution, for each model."""
+        return [
+            make_reader(model.layout, model.tokenizer, self.context.task, self.stage.split) for model in self.models
+        ]
 
-        for path in models:
-            check_engine_model(path)
-        for trajectory in trajectories:
-            check_ends(trajectory.steps, trajectory.step_ends, trajectory.id)
-        parts = ScoreParts(context.output, input_path, models, [t.id for t in trajectories])
-        context.kept.append(parts.folder)
-        is_seen = {problem_id: seen for problem_id, (_, seen) in chosen.items()}
-        try:
-            for place, path in enumerate(models):
-                mine = [t for t in trajectories if chosen[t.problem_id][0] == place]
-                if any(t.id not in parts.scores for t in mine):
-                    self._ask_engines(path, mine, parts, is_seen, context)
-        except BaseException:
-            if parts.scores:
-                kept = f"{len(parts.scores)} of {len(trajectories)} solutions are scored and kept in {parts.folder}"
-                log.warning("%s: run the same command to go on", kept)
-            raise
-        return parts.scores
-
-    def _ask_engines(
-        self,
-        path: str,
-        mine: Sequence[Trajectory],
-        parts: ScoreParts,
-        is_seen: Mapping[str, bool | None],
-        context: StageContext,
-    ) -> None:
-        """Have one model's trajectories scored that are not done. Raises ScoresDiffer, and what engines raise."""
-        from espalier.rewards.engine_scores import check_lengths, check_scores, score_by_engines
-
-        check_lengths(context.engines, list(map(step_tokens, mine)))
-        missing = [t for t in mine if t.id not in parts.scores]
-        checked = [t for t in mine if t.steps][: self.num_checked]
-        expected = self._scored(path, checked, on_cpu=True)
-        try:
-            context.engines.open(path)
-            if checked:
-                found = check_scores(context.engines, list(map(step_tokens, checked)), expected)
-                log.info("engines agree with transformers: %s", found)
-                largest = max(found.largest_gap, context.counts.get("largest_gap", 0.0))
-                context.counts["largest_gap"] = round(largest, 6)
-            done, began = len(parts.scores), time.monotonic()
-            with context.progress("score", done + len(missing), "solution", done) as progress:
-
-                def add(places: list[int], scores: list[list[float]]) -> None:
-                    parts.add([missing[place] for place in places], scores, is_seen)
-                    progress.update(len(parts.scores))
-
-                score_by_engines(context.engines, list(map(step_tokens, missing)), self.batch_tokens, add)
-            log.info("engines scored %d solutions in %.1f s", len(missing), time.monotonic() - began)
-        finally:
-            context.engines.close()
-
-    def _note_policy(self, models: Sequence[str], chosen: Chosen, context: StageContext) -> None:
-        """Count and warn of problems that only the policy below the scoring head has learned from."""
-        below = [read_policy_problems(model) for model in models]
-        number = sum(not is_seen and problem_hash(name) in below[place] for name, (place, is_seen) in chosen.items())
-        context.counts["problems_seen_by_its_policy"] = number
-        if number:
-            log.warning("%d of %d problems were in the pairs of the policy that the model which scores them was trained"
-                        " from: train it from one that has not learned from them", number, len(chosen))  # fmt: skip
-
-    def _choose(self, trajectories: Sequence[Trajectory]) -> tuple[list[str], Chosen]:
-        models = [model for model in (self.model, self.other_model) if model]
-        seen = [read_training_problems(model) for model in models]
-        problem_ids = dict.fromkeys(t.problem_id for t in trajectories)
+    @cached_property
+    def seen(self) -> list[frozenset[str]] | None:
+        """The hashes of the problems that each model was trained on; None where one does not say."""
+        seen = [read_training_problems(model.folder) for model in self.models]
         known = [hashes for hashes in seen if hashes is not None]
-        if len(known) == len(models):
-            return models, dict(choose_models(problem_ids, known))
-        if self.other_model:
-            raise BadInput(f"{models[seen.index(None)]}: no {FILE} there, so that nobody knows which of two models has "
-                           "not seen a problem: train it again, or score with one model")  # fmt: skip
-        return models, dict.fromkeys(problem_ids, (0, None))
+        if len(known) == len(seen):
+            return known
+        if self.stage.other_model:
+            raise BadInput(f"{self.models[seen.index(None)].folder}: no {FILE} there, so that nobody knows which of two "
+                           "models has not seen a problem: train it again, or score with one model")  # fmt: skip
+        return None
+
+    @cached_property
+    def parts(self) -> ScoreParts:
+        """What is scored already."""
+        from espalier.models.hub_snapshot import commit_of
+
+        first = next((row for _, row in solutions_of(self.input_path)), None)
+        return ScoreParts(
+            self.context.output,
+            {
+                "commits": [commit_of(model.folder) for model in self.models],
+                "input": file_sha256(self.input_path),
+                "models": [model_fingerprint(model.folder) for model in self.models],
+                "layout": self.models[0].layout,
+                "first row": content_key(list(vars(self.readers[0](first)).values())) if first else "",
+                "by": "transformers" if self.context.engines is None else "engines",
+            },
+        )
+
+    @cached_property
+    def limits(self) -> list[int]:
+        """How many tokens each model takes."""
+        from espalier.models.load import load_config, positions_of
+
+        return [positions_of(load_config(model.folder)) for model in self.models]
+
+    def score(self) -> None:
+        """Score what is missing, one model after the other; this rank's share of it."""
+        num_rows, num_done = self._look(), sum(1 for _ in self.parts.rows())
+        if num_done:
+            log.info("%s: going on after %d of %d solutions", self.context.output, num_done, num_rows)
+        if self.context.engines is not None and world_size() > 1:
+            raise BadInput("engines are asked by one process: leave the launcher of ranks out, or client")
+        try:
+            with self.context.progress("score", num_rows, "solution", num_done) as progress:
+                for place in range(len(self.models)):
+                    for num in self._score_by(place):
+                        num_done += num * world_size()
+                        progress.update(min(num_done, num_rows))
+        except BaseException:
+            if kept := sum(1 for _ in self.parts.rows()):
+                log.warning("%d of %d solutions are scored and kept in %s: run the same command to go on", kept,
+                            num_rows, self.parts.folder)  # fmt: skip
+            raise
+
+    def _look(self) -> int:
+        """Return the number of solutions; where engines score, first read them all: none may be longer than they take,
+        which is better said before they start. Raises BadInput."""
+        if self.context.engines is None:
+            return sum(1 for _ in solutions_of(self.input_path))
+        from espalier.rewards.engine_scores import check_lengths
+
+        for model in self.models:
+            model.engine_form()
+        num = 0
+        for _, row in solutions_of(self.input_path):
+            place, _ = self._choice(row)
+            check_lengths(self.context.engines, [self._tokens(place, row)])
+            num += 1
+        return num
+
+    def _choice(self, row: Solution) -> tuple[int, bool | None]:
+        """Return (the place of the model that scores a solution, whether that was trained on its problem)."""
+        return (0, None) if self.seen is None else choose_models([row.problem_id], self.seen)[row.problem_id]
+
+    def _tokens(self, place: int, row: Solution) -> StepTokens:
+        """Return a solution's token ids; without steps where it is too long."""
+        tokens = self.readers[place](row)
+        length = len(tokens.prompt_ids) + len(tokens.response_ids)
+        return tokens if length <= self.limits[place] else StepTokens(tokens.prompt_ids[:1], [], [], tokens.name)
+
+    def _score_by(self, place: int) -> Iterator[int]:
+        """Score what one model is to score; after each block the number of its solutions."""
+        blocks = self._blocks(self._missing(place))
+        first = next(blocks, None)
+        if first is None:
+            return
+        began, num = time.monotonic(), 0
+        with self._scorer(place, [tokens for _, tokens in first]) as scores:
+            while first is not None:
+                found = scores([tokens for _, tokens in first])
+                self.parts.add(
+                    place, [replace(kept, scores=own) for (kept, _), own in zip(first, found, strict=True)]
+                )
+                num += len(first)
+                yield len(first)
+                first = next(blocks, None)
+        by = "this process" if self.context.engines is None else "engines"
+        log.info("%s scored %d solutions in %.1f s", by, num, time.monotonic() - began)
+
+    @contextmanager
+    def _scorer(self, place: int, first: Sequence[StepTokens]) -> Iterator[Scores]:
+        model = self.models[place]
+        if self.context.engines is None:
+            yield model.by_transformers()
+            return
+        with model.by_engines(first, self.context) as scores:
+            yield scores
+
+    def _missing(self, place: int) -> Iterator[tuple[KeptScores, StepTokens]]:
+        """Return this rank's solutions of one model that are not done, in order."""
+        done = (kept.row for kept in self.parts.rows(of_starts_before=True))
+        next_done = next(done, None)
+        for number, row in solutions_of(self.input_path):
+            if number == next_done:
+                next_done = next(done, None)
+                continue
+            chosen, is_seen = self._choice(row)
+            if chosen == place and number // _SHARE % world_size() == rank():
+                yield KeptScores(number, row.id, row.problem_id, [], is_seen), self._tokens(place, row)
+
+    def _blocks(
+        self, rows: Iterator[tuple[KeptScores, StepTokens]]
+    ) -> Iterator[list[tuple[KeptScores, StepTokens]]]:
+        """Cut rows into blocks of so many tokens that engines and sorted batches are full."""
+        engines = self.context.engines
+        limit = self.stage.batch_tokens * _PASSES * (4 * engines.num_engines if engines is not None else 1)
+        block, size = list[tuple[KeptScores, StepTokens]](), 0
+        for row in rows:
+            block.append(row)
+            size += len(row[1].prompt_ids) + len(row[1].response_ids) + 1
+            if size >= limit:
+                yield block
+                block, size = [], 0
+        if block:
+            yield block
+
+    def output(self) -> Iterator[StepScores]:
+        """Return every record in order, and count. Raises BadInput where one is missing."""
+        counts, too_long, first_too_long, steps = self.context.counts, 0, "", 0
+        problems, seen, below = Distinct(), Distinct(), Distinct()
+        of_policies = [read_policy_problems(model.folder) for model in self.models]
+        kept_rows = self.parts.rows()
+        for number, row in solutions_of(self.input_path):
+            kept = next(kept_rows, None)
+            if kept is None or (kept.row, kept.id) != (number, row.id):
+                raise BadInput(f"{self.parts.folder} lacks the scores of '{row.id}': remove it and score again")
+            digest = problem_hash(row.problem_id)
+            problems.add(digest)
+            place = self._choice(row)[0]
+            (seen if kept.is_seen else below if digest in of_policies[place] else problems).add(digest)
+            steps += len(kept.scores)
+            if row.steps and not kept.scores:
+                too_long, first_too_long = too_long + 1, first_too_long or row.id
+            yield kept.record
+        counts.update(layout=self.models[0].layout, steps=steps, problems=len(problems), problems_seen=len(seen))
+        counts["problems_seen_by_its_policy"] = len(below)
+        counts["too_long"] = too_long
+        self._warn(len(problems), len(seen), len(below), too_long, first_too_long)
+
+    def _warn(self, problems: int, seen: int, below: int, too_long: int, first_too_long: str) -> None:
+        if seen:
+            log.warning("%d of %d problems were in the training set of the model that scores them", seen, problems)
+        if below:
+            log.warning("%d of %d problems were in the pairs of the policy that the model which scores them was trained"
+                        " from: train it from one that has not learned from them", below, problems)  # fmt: skip
+        if too_long:
+            log.warning("%d solutions are longer than the model takes, without scores: %s, ...", too_long,
+                        first_too_long)  # fmt: skip

@@ -8,36 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForTokenClassification,
-    LlamaConfig,
-    MistralConfig,
-    Qwen2Config,
-)
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
 
-from benchmarks.silence.real_tokenizers import build
+from benchmarks.road.published_models import LLAMA_CHAT, SIZES, build_tokenizers, save
 from espalier.data.records import BadInput
 from espalier.models.load import BadModel, load_tokenizer
 from espalier.models.log_ratio_reward import Scale, write_log_ratio_reward
 from espalier.models.published.layouts import Tagged, only_id
-from espalier.models.published.load import load_published, published_name
+from espalier.models.published.load import load_published, name_by_config, row_by_name
 from espalier.models.published.scoring import PublishedScorer, Solution
 from espalier.models.published.table import PUBLISHED
 
 QUESTION = "Mia has 3 apples and buys 4 more. How many now?"
 STEPS = ["Step 1: She begins with 3 apples.", "Step 2: 3 + 4 = 7, so she has 7.", "Step 3: The answer is \\boxed{7}."]
-SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-         "num_key_value_heads": 2, "max_position_embeddings": 512}  # fmt: skip
-LLAMA_CHAT = (
-    "{{ bos_token }}{% for m in messages %}<|head|>{{ m['role'] }}<|/head|>\n\n{{ m['content'] }}<|eot|>{% endfor %}"
-    "{% if add_generation_prompt %}<|head|>assistant<|/head|>\n\n{% endif %}"
-)
-QWEN_CHAT = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 SYSTEM = "Please reason step by step, and put your final answer within \\boxed{}."
 
 Logits = Callable[[list[int]], torch.Tensor]  # ids → logits [T, L] of a plain forward pass in float32
@@ -47,38 +30,7 @@ Logits = Callable[[list[int]], torch.Tensor]  # ids → logits [T, L] of a plain
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     pytest.importorskip("mistral_common", reason="the published tokenizers lie in the package mistral_common")
     pytest.importorskip("sentencepiece", reason="one of them is read with the package sentencepiece")
-    folder: Path = tmp_path_factory.mktemp("tokenizers")
-    pieces = build("sentencepiece", folder / "pieces").tokenizer
-    found = {"pieces": pieces}
-    for name, template in (("llama", LLAMA_CHAT), ("qwen", QWEN_CHAT)):
-        made = build("tekken", folder / name, 16000).tokenizer
-        special = ["<extra_0>", "[PRM]", "<|head|>", "<|/head|>", "<|eot|>", "<|im_start|>", "<|im_end|>"]
-        made.add_special_tokens({"additional_special_tokens": special})
-        made.add_tokens([" \n\n\n\n", " \n\n\n\n\n", " ки"])  # one token each in the models' vocabularies
-        made.chat_template = template
-        found[name] = made
-    return found
-
-
-def save(folder: Path, tokenizer: Any, kind: str, labels: int = 0, head: dict[str, torch.Tensor] | None = None) -> None:
-    """Write a random network as it is published: a causal LM, transformers' classifier of tokens, or a body with a head
-    of other names."""
-    torch.manual_seed(len(str(folder)) % 7)
-    made = {"llama": LlamaConfig, "mistral": MistralConfig, "qwen2": Qwen2Config}[kind]
-    config = made(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, tie_word_embeddings=False, **SIZES)
-    if labels and head is None:
-        config.num_labels = labels
-        model = AutoModelForTokenClassification.from_config(config)
-    else:
-        model = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(3.0)  # scores that are not all alike
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    if head is not None:
-        weights = load_file(folder / "model.safetensors")
-        save_file(weights | head, folder / "model.safetensors", metadata={"format": "pt"})
+    return build_tokenizers(tmp_path_factory.mktemp("tokenizers"))
 
 
 def body_of(folder: Path) -> Callable[[list[int]], torch.Tensor]:
@@ -275,6 +227,23 @@ def test_math_minos_reads_one_logit_behind_a_letter(tokenizers: dict[str, Any], 
     assert_exact(tmp_path, "math_minos", torch.sigmoid(logits).tolist())
 
 
+def test_reasonflux_small_says_one_thing_of_the_whole_from_a_head_in_a_file(
+    tokenizers: dict[str, Any], tmp_path: Path
+) -> None:
+    qwen, size = tokenizers["qwen"], SIZES["hidden_size"]
+    head = {"weight": torch.randn(1, size) / 8, "bias": torch.randn(1)}
+    save(tmp_path, qwen, "qwen2")
+    with pytest.raises(BadModel, match=r"reward_head\.pt: no weights of a head can be read"):
+        score(tmp_path, "reasonflux_small", [])
+    torch.save({f"head.{name}": value for name, value in head.items()}, tmp_path / "reward_head.pt")
+    talk = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "\n\n".join(STEPS)}]
+    ids = qwen(qwen.apply_chat_template(talk, tokenize=False), add_special_tokens=False).input_ids
+    expected = float(torch.sigmoid(body_of(tmp_path)(ids)[-1] @ head["weight"][0] + head["bias"][0]))
+    found = score(tmp_path, "reasonflux_small", [Solution("a", "What?", ["It."]), Solution("s", QUESTION, STEPS)])
+    assert found[1] == pytest.approx([expected] * 3, abs=2e-5)
+    assert abs(found[0][0] - found[1][0]) > 1e-4
+
+
 def test_eurus_sums_log_ratios_of_two_policies(tokenizers: dict[str, Any], tmp_path: Path) -> None:
     qwen, beta = tokenizers["qwen"], 0.05
     save(tmp_path / "policy", qwen, "qwen2")
@@ -350,20 +319,20 @@ def test_a_solution_without_steps_has_no_scores_and_one_too_long_is_named(
 
 
 def test_a_model_says_by_its_name_or_its_config_which_row_it_is(tokenizers: dict[str, Any], tmp_path: Path) -> None:
-    assert published_name("peiyi9979/math-shepherd-mistral-7b-prm") == "math_shepherd"
-    assert published_name("Qwen/Qwen2.5-Math-PRM-72B") == "qwen"
-    assert published_name("RLHFlow/Llama3.1-8B-PRM-Deepseek-Data") == "rlhflow"
-    assert published_name("hanningzhang/ER-PRM-Data") == "er_prm"
+    assert row_by_name("peiyi9979/math-shepherd-mistral-7b-prm") == "math_shepherd"
+    assert row_by_name("Qwen/Qwen2.5-Math-PRM-72B") == "qwen"
+    assert row_by_name("RLHFlow/Llama3.1-8B-PRM-Deepseek-Data") == "rlhflow"
+    assert row_by_name("hanningzhang/ER-PRM-Data") == "er_prm"
     folder = tmp_path / "mine"
     save(folder, tokenizers["qwen"], "qwen2", 2)
-    assert published_name(str(folder)) == "trl"
+    assert (row_by_name(str(folder)), name_by_config(str(folder))) == ("", "trl")
     better = tmp_path / "Better-PRM"  # no ER-PRM
     better.symlink_to(folder)
-    assert published_name(str(better)) == "trl"
+    assert row_by_name(str(better)) == ""
     for architecture, name in (("Qwen2ForProcessRewardModel", "qwen"), ("ReasonEval_34B", "reasoneval")):
         config = json.loads((folder / "config.json").read_text()) | {"architectures": [architecture]}
         (folder / "config.json").write_text(json.dumps(config))
-        assert published_name(str(folder)) == name
+        assert name_by_config(str(folder)) == name
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForCausalLM"]}))
     with pytest.raises(BadModel, match=r"nothing says which published model this is .*: set stage\.layout to task \(a"):
-        published_name(str(folder))
+        name_by_config(str(folder))

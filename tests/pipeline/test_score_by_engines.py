@@ -79,18 +79,20 @@ def test_engines_write_the_file_that_transformers_write(
 def test_a_run_that_lost_its_engines_goes_on_where_it_ended(
     config: StageConfig, tiny_prm: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stage = ScoreSteps(str(tiny_prm), num_checked=0)
+    stage = ScoreSteps(str(tiny_prm), num_checked=0, batch_tokens=16)  # blocks of 256 tokens
     with pytest.raises(ServerGone, match="no engine is left"):
-        run_stage(stage, None, config, Engines(num_rows=5))
-    assert f"6 of 14 solutions are scored and kept in {tmp_path}/out.jsonl.parts: run the same command" in caplog.text
+        run_stage(stage, None, config, Engines(num_rows=8))
+    parts = tmp_path / "out.jsonl.parts" / "scores-0-0-0.jsonl"
+    num_kept = len(parts.read_text().splitlines())
+    assert 0 < num_kept <= 8
+    kept = f"{num_kept} of 14 solutions are scored and kept in {tmp_path}/out.jsonl.parts: run the same command"
+    assert kept in caplog.text
     assert not Path(config.output).exists()
-    parts = tmp_path / "out.jsonl.parts" / "scores.jsonl"
-    assert len(parts.read_text().splitlines()) == 1 + 5  # and the one without steps
     with parts.open("a") as file:
         file.write('{"id":"p0/0","problem')  # a line that a kill has torn
     again = Engines()
     assert run_stage(stage, None, config, again) == 0
-    assert len(again.asked) == 7
+    assert len(again.asked) == 14 - num_kept - 1  # one has no steps
     whole = StageConfig(output=str(tmp_path / "whole.jsonl"), input=config.input, stage=config.stage)
     run_stage(stage, None, whole, Engines())
     assert Path(config.output).read_bytes() == Path(whole.output).read_bytes()
@@ -100,11 +102,11 @@ def test_a_run_that_lost_its_engines_goes_on_where_it_ended(
 def test_parts_of_something_else_are_refused(
     config: StageConfig, tiny_prm: Path, trajectories: list[Trajectory]
 ) -> None:
-    stage = ScoreSteps(str(tiny_prm), num_checked=0)
+    stage = ScoreSteps(str(tiny_prm), num_checked=0, batch_tokens=16)
     with pytest.raises(ServerGone):
-        run_stage(stage, None, config, Engines(num_rows=5))
+        run_stage(stage, None, config, Engines(num_rows=8))
     write_records(config.input, trajectories[1:])
-    with pytest.raises(BadInput, match="holds scores of another input or of other models: remove it"):
+    with pytest.raises(BadInput, match="holds scores of another input or of other models .input differs.: remove it"):
         run_stage(stage, None, config, Engines())
 
 
@@ -149,7 +151,7 @@ def test_engines_that_read_otherwise_end_the_run_before_anything_is_written(
         assert caught.value.exit_code == 2
         assert not engines.is_open
     assert not (tmp_path / "out.jsonl").exists()
-    assert not (tmp_path / "out.jsonl.parts" / "scores.jsonl").exists()
+    assert not list((tmp_path / "out.jsonl.parts").glob("scores*"))
     assert run_stage(ScoreSteps(str(prm)), None, config, Engines()) == 0
 
 
@@ -202,13 +204,13 @@ def test_folders_without_a_head_are_refused_before_an_engine_starts(
     write_log_ratio_reward(two, str(tiny_policy), str(tiny_policy), Scale())
     for path, why in (
         (two, "log-ratio of two policies .*leave client out"),
-        (tiny_policy, "is no process reward model"),
+        (tiny_policy, "is no reward model"),
     ):
         with pytest.raises(BadModel, match=why):
             check_engine_model(str(path))
         engines = Engines()
         with pytest.raises(BadModel, match=why):
-            run_stage(ScoreSteps(str(path)), None, config, engines)
+            run_stage(ScoreSteps(str(path), layout="tokens"), None, config, engines)
         assert engines.models == []
 
 

@@ -49,7 +49,7 @@ def reward_model(policy: Path, folder: Path, seed: int, problems: list[str] | No
 
 def score(tmp_path: Path, *models: str) -> tuple[list[StepScores], dict[str, Any]]:
     write_records(tmp_path / "t.jsonl", ROWS)
-    context = StageContext(None, Path("unused"), 10.0)
+    context = StageContext(None, tmp_path / "-".join(Path(model).name for model in models), 10.0)
     return list(ScoreSteps(*models).run(str(tmp_path / "t.jsonl"), context)), context.counts
 
 

@@ -45,7 +45,7 @@ def test_text_is_scored_as_the_stage_scores_its_sampled_tokens(
     path = tmp_path / "trajectories.jsonl"
     path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
     by_stage = [
-        row.scores for row in ScoreSteps(str(tiny_prm)).run(str(path), StageContext(None, Path("unused"), 10.0))
+        row.scores for row in ScoreSteps(str(tiny_prm)).run(str(path), StageContext(None, tmp_path / "scores.jsonl", 10.0))
     ]
     found = espalier.score_steps(prm, solutions)
     assert found == by_stage
@@ -115,6 +115,7 @@ def test_what_cannot_be_scored_is_named_with_its_place(tiny_prm: Path) -> None:
 def test_the_weights_of_a_large_model_are_in_the_provenance_file_by_file(tmp_path: Path) -> None:
     stage = ScoreSteps(str(tmp_path / "one"), str(tmp_path / "several"))
     names = [f"model-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    (tmp_path / "one").mkdir()
     (tmp_path / "several").mkdir()
     for name in reversed(names):
         (tmp_path / "several" / name).touch()

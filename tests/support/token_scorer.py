@@ -1,6 +1,8 @@
 """Engines that score without vLLM: what several tests give a stage or a reward to ask."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -16,6 +18,7 @@ class Engines:
     after `num_rows` rows."""
 
     max_length = 512
+    num_engines = 1
 
     def __init__(self, num_rows: int = 1000, wrong: Callable[[Logits], Logits] = lambda logits: logits):
         self.num_rows, self.wrong = num_rows, wrong
@@ -24,7 +27,7 @@ class Engines:
         self.is_open = False
         self.shift = 0
 
-    def open(self, model: str) -> None:
+    def open(self, model: str, options: Mapping[str, Any] = MappingProxyType({})) -> None:
         assert not self.is_open
         self.models.append(model)
         self.is_open = True

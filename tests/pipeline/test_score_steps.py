@@ -13,15 +13,14 @@ from espalier.data.prompts import encode_prompt
 from espalier.data.records import AnnotatedSolution, BadInput, Problem, StepScores
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.data.token_text import tokenise_steps
-from espalier.models.load import load_config, load_tokenizer
+from espalier.models.load import BadModel, load_config, load_tokenizer
 from espalier.models.published.load import load_published
 from espalier.models.published.scoring import PublishedScorer, Solution
 from espalier.models.published.table import PUBLISHED
 from espalier.models.scalar_head import load_process_reward
-from espalier.pipeline.prm import score_solutions
 from espalier.pipeline.prm.evaluate_prm_benchmarks import EvaluatePRMBenchmarks
 from espalier.pipeline.prm.import_steps import ImportSteps
-from espalier.pipeline.prm.score_solutions import ScoreSolutions
+from espalier.pipeline.prm.score_steps import ScoreSteps
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.process import score_step_tokens
 
@@ -45,7 +44,7 @@ def two_classes(tiny_policy: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def score(folder: Path, rows: Path, output: Path, task: Any = None, **settings: Any) -> list[StepScores]:
     context = StageContext(task, output, 10.0)
-    return list(ScoreSolutions(str(folder), **settings).run(str(rows), context))
+    return list(ScoreSteps(str(folder), **settings).run(str(rows), context))
 
 
 def test_solutions_are_scored_by_the_row_that_the_config_names(two_classes: Path, tmp_path: Path) -> None:
@@ -60,25 +59,73 @@ def test_solutions_are_scored_by_the_row_that_the_config_names(two_classes: Path
 
 
 def test_a_run_that_was_stopped_goes_on(two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score_solutions, "_BLOCK", 2)
-    write_records(tmp_path / "rows.jsonl", [*ROWS, AnnotatedSolution("bad", "p", "", ["\u200b"], [1.0], -1, True)])
-    broken = PublishedScorer.scores
+    rows = tmp_path / "rows.jsonl"
+    write_records(rows, [*ROWS, AnnotatedSolution("bad", "p", "", ["\u200b"], [1.0], -1, True)])
+    whole = score(two_classes, rows, tmp_path / "whole.jsonl", batch_tokens=16)
+    unbroken = PublishedScorer.scores_of
     calls = []
 
     def dies(self: PublishedScorer, solutions: Any, *arguments: Any, **named: Any) -> Any:
         calls.append(len(solutions))
         if len(calls) == 2:
             raise KeyboardInterrupt
-        return broken(self, solutions, *arguments, **named)
+        return unbroken(self, solutions, *arguments, **named)
 
-    monkeypatch.setattr(PublishedScorer, "scores", dies)
+    monkeypatch.setattr(PublishedScorer, "scores_of", dies)
     with pytest.raises(KeyboardInterrupt):
-        score(two_classes, tmp_path / "rows.jsonl", tmp_path / "out.jsonl")
-    found = score(two_classes, tmp_path / "rows.jsonl", tmp_path / "out.jsonl")
-    assert calls == [2, 2, 2, 2], "the first two are kept"
-    assert len(found) == 6
-    with pytest.raises(BadInput, match=r"holds scores of another input or of other models"):
-        score(two_classes, tmp_path / "rows.jsonl", tmp_path / "out.jsonl", layout="pure")
+        score(two_classes, rows, tmp_path / "out.jsonl", batch_tokens=16)
+    found = score(two_classes, rows, tmp_path / "out.jsonl", batch_tokens=16)
+    assert calls[1] == calls[2] > 0, "the first block is kept"
+    assert sum(calls) - calls[1] == 6
+    assert [row.id for row in found] == [row.id for row in whole]
+    assert found == whole
+    with pytest.raises(BadInput, match=r"holds scores of another input or of other models \(layout differs\)"):
+        score(two_classes, rows, tmp_path / "out.jsonl", layout="pure")
+
+
+def test_rows_that_other_starts_and_ranks_left_are_put_into_the_inputs_order(
+    two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks took every second row; one of them was done and the other had begun."""
+    write_records(tmp_path / "rows.jsonl", ROWS)
+    expected = score(two_classes, tmp_path / "rows.jsonl", tmp_path / "whole.jsonl")
+    folder = tmp_path / "out.jsonl.parts"
+    score(two_classes, tmp_path / "rows.jsonl", tmp_path / "out.jsonl")
+    lines = (folder / "scores-0-0-0.jsonl").read_text().splitlines(keepends=True)
+    assert len(lines) == 5
+    (folder / "scores-0-0-0.jsonl").write_text("".join(lines[0::2]))
+    (folder / "scores-0-0-1.jsonl").write_text(lines[1] + lines[3][:20])
+    assert score(two_classes, tmp_path / "rows.jsonl", tmp_path / "out.jsonl") == expected
+    assert (folder / "scores-1-0-0.jsonl").read_text() == lines[3]
+
+
+def test_a_hub_model_that_has_moved_is_not_mixed_with_what_is_kept(
+    two_classes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The cache of a hub, as its client writes it, without a network."""
+    write_records(tmp_path / "rows.jsonl", ROWS)
+    model = tmp_path / "hub" / "models--org--scorer"
+    for commit, factor in (("a" * 40, 1.0), ("b" * 40, -1.0)):
+        network = AutoModelForTokenClassification.from_pretrained(two_classes)
+        network.score.weight.data.mul_(factor)
+        network.save_pretrained(model / "snapshots" / commit)
+        load_tokenizer(str(two_classes)).save_pretrained(model / "snapshots" / commit)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text("a" * 40)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+
+    def run(output: str, **settings: Any) -> list[StepScores]:
+        return score(Path("org/scorer"), tmp_path / "rows.jsonl", tmp_path / output, layout="trl", **settings)
+
+    first = run("out.jsonl")
+    (model / "refs" / "main").write_text("b" * 40)
+    with pytest.raises(BadInput, match=rf"by commit \['{'a' * 40}'\] .* at \['{'b' * 40}'\] now: set stage\.revision"):
+        run("out.jsonl")
+    assert run("out.jsonl", revision="a" * 40) == first
+    assert run("new.jsonl") != first
+    with pytest.raises(BadModel, match="is a folder, which has no revision"):
+        score(two_classes, tmp_path / "rows.jsonl", tmp_path / "n.jsonl", revision="main")
 
 
 def test_a_model_trained_here_reads_solutions_behind_its_tasks_prompt(
@@ -102,10 +149,12 @@ def test_a_model_trained_here_reads_solutions_behind_its_tasks_prompt(
 def test_what_cannot_be_scored_is_one_line(two_classes: Path, tiny_policy: Path, tmp_path: Path) -> None:
     write_records(tmp_path / "rows.jsonl", ROWS)
     paths = (tmp_path / "rows.jsonl", tmp_path / "out.jsonl")
-    with pytest.raises(BadInput, match=r"stage\.layout must be auto, task or one of math_shepherd, .*, got 'qwenn'"):
+    with pytest.raises(BadInput, match=r"stage\.layout must be auto, tokens, task or one of math_shepherd, .*, got 'qwenn'"):
         score(two_classes, *paths, layout="qwenn")
     with pytest.raises(BadInput, match=r"stage\.layout=task reads a solution behind the task's prompt: set task"):
         score(two_classes, *paths, layout="task")
+    with pytest.raises(BadInput, match=r"stage\.layout=tokens reads the ids of trajectories, and these solutions are text"):
+        score(two_classes, *paths, layout="tokens")
 
 
 def test_processbench_goes_from_its_file_to_a_table(
@@ -132,4 +181,4 @@ def test_processbench_goes_from_its_file_to_a_table(
     num_too_long = sum(not row.scores for row in found)
     assert num_too_long > 0, "its tokenizer was made for small sums"
     assert table["left_out"]["no score was given"] == num_too_long
-    assert f"{num_too_long} of 100 solutions are longer than the model takes" in caplog.text
+    assert f"{num_too_long} solutions are longer than the model takes" in caplog.text

@@ -1,0 +1,1 @@
+"""Verifiers that write against a reward model that scores."""

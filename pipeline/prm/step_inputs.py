@@ -1,0 +1,123 @@
+"""Solutions of a file, one after the other, as the token ids that a reward model reads.
+
+Three ways to read them: `tokens`, the ids that the policy sampled, for models that were trained on such; `task`, their
+text behind the task's prompt, for the same models on other people's solutions; or a row of `models.published.table`.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from espalier.data.jsonl import iter_rows
+from espalier.data.prompts import encode_prompt
+from espalier.data.records import AnnotatedSolution, BadInput, Problem, Trajectory, parse_record
+from espalier.data.steps import StepTokens, check_ends, step_tokens
+from espalier.data.token_text import tokenise_steps
+from espalier.data.training_problems import FILE
+
+TOKENS, TASK = "tokens", "task"
+Solution = AnnotatedSolution | Trajectory
+Reader = Callable[[Solution], StepTokens]
+
+
+def kind_of(path: str) -> type[Solution]:
+    """Say what a file of solutions holds, by its first row."""
+    first = next((row for _, row in iter_rows(path)), {})
+    return AnnotatedSolution if "question" in first else Trajectory
+
+
+def solutions_of(path: str) -> Iterator[tuple[int, Solution]]:
+    """Return every solution with its place in the file, from 0. Raises BadInput on a line that is none."""
+    kind = kind_of(path)
+    for number, (place, row) in enumerate(iter_rows(path)):
+        yield number, parse_record(kind, row, place)
+
+
+def choose_layout(wanted: str, name: str, folder: str, kind: type[Solution]) -> str:
+    """Return how a model reads solutions: as `wanted`, or with "auto" by what its folder says, then its `name`, then its
+    config. Raises BadInput on a layout that does not exist or does not fit, BadModel where nothing says it."""
+    from espalier.models.load import load_config
+    from espalier.models.log_ratio_reward import is_log_ratio_reward
+    from espalier.models.published.load import name_by_config, row_by_name
+    from espalier.models.published.table import PUBLISHED
+
+    own = TOKENS if kind is Trajectory else TASK
+    if wanted == "auto":
+        is_from_here = (Path(folder) / FILE).is_file()
+        if not is_from_here and (row := row_by_name(name)):
+            return row
+        if is_from_here or is_log_ratio_reward(folder) or (own == TOKENS and _has_own_head(load_config(folder))):
+            return own
+        return name_by_config(folder)
+    if wanted not in (TOKENS, TASK, *PUBLISHED):
+        raise BadInput(f"stage.layout must be auto, {TOKENS}, {TASK} or one of {', '.join(PUBLISHED)}, got '{wanted}'")
+    if wanted == TOKENS and kind is not Trajectory:
+        raise BadInput(f"stage.layout={TOKENS} reads the ids of trajectories, and these solutions are text: set it to "
+                       f"{TASK}, or to a published model's")  # fmt: skip
+    return wanted
+
+
+def _has_own_head(config: Any) -> bool:
+    """Say whether a head is one that is trained here and is no published row's: one label, or several classes."""
+    names = config.architectures or []
+    if any(name.endswith("ForSequenceClassification") for name in names):
+        return True
+    return config.num_labels != 2 and any(name.endswith("ForTokenClassification") for name in names)
+
+
+def make_reader(layout: str, tokenizer: Any, task: Any, split: str) -> Reader:
+    """Return what makes token ids of a solution. Raises BadInput where the layout needs a task and there is none; the
+    reader raises it, with the solution's name."""
+    if layout == TOKENS:
+        return _sampled_tokens
+    questions = _Questions(task, split)
+    if layout == TASK:
+        if task is None:
+            raise BadInput(f"stage.layout={TASK} reads a solution behind the task's prompt: set task")
+        return lambda row: _behind_prompt(row, questions(row), task, tokenizer)
+    from espalier.models.published import scoring
+    from espalier.models.published.table import PUBLISHED
+
+    return lambda row: scoring.read_as(
+        PUBLISHED[layout], tokenizer, scoring.Solution(row.id, questions(row), row.steps)
+    )
+
+
+def _sampled_tokens(row: Solution) -> StepTokens:
+    assert isinstance(row, Trajectory)
+    check_ends(row.steps, row.step_ends, row.id)
+    return step_tokens(row)
+
+
+def _behind_prompt(row: Solution, question: str, task: Any, tokenizer: Any) -> StepTokens:
+    prompt = encode_prompt(task, tokenizer, Problem(row.problem_id, question, ""))
+    found = tokenise_steps(tokenizer, prompt.ids, [step.rstrip() + "\n" for step in row.steps], is_finished=False)
+    if found is None:
+        raise BadInput(f"'{row.id}': its text does not come back from the model's tokens")
+    return StepTokens(found.prompt_ids, found.response_ids, found.step_ends, f"solution '{row.id}'")
+
+
+class _Questions:
+    """The problem of a solution in words: its own, or for trajectories the task's."""
+
+    def __init__(self, task: Any, split: str):
+        self.task, self.split = task, split
+        self._problems: dict[str, Problem] | None = None
+
+    def __call__(self, row: Solution) -> str:
+        """Raises BadInput where it is not known, or the trajectory answers another one."""
+        if isinstance(row, AnnotatedSolution):
+            return row.question
+        if self.task is None:
+            raise BadInput(f"trajectory '{row.id}' does not hold its problem in words: set task and stage.split as it "
+                           "was sampled")  # fmt: skip
+        if self._problems is None:
+            self._problems = {problem.id: problem for problem in self.task.problems(self.split)}
+        problem = self._problems.get(row.problem_id)
+        if problem is None:
+            raise BadInput(f"trajectory '{row.id}': the task's split {self.split} has no problem '{row.problem_id}': set "
+                           "stage.split and task as they were sampled")  # fmt: skip
+        if problem.question not in row.prompt or problem.gold != row.gold:
+            raise BadInput(f"trajectory '{row.id}' answers another problem than the task's '{row.problem_id}': set task, "
+                           "task.* and stage.split as they were sampled")  # fmt: skip
+        return problem.question
