@@ -2,7 +2,7 @@
 
     python -m espalier.checks.recipe dpo gsm8k,word_arithmetic MODEL 8 [lora=lora ...]
 
-prints the trainer's arguments (`-cn exp/dpo/preference_pairs size=dpo/7b deepspeed=zero3`), and in a line on stderr why.
+prints the trainer's arguments (`-cn exp/dpo/preference_pairs size=dpo/7b deepspeed=zero3`); a line on stderr says why.
 The shell pipelines ask it; the doctor says the same of a config. Learning rates, and where each was published, are in
 conf/size/. The experiments of the embedded tasks (conf/exp/<kind>/<task>.yaml) are for tiny policies and taken for
 those alone.
@@ -19,12 +19,14 @@ from espalier.checks.gpu_plan import BYTES_PER_PARAMETER, GIB
 from espalier.checks.resources import num_parameters
 from espalier.data.records import BadInput
 from espalier.runtime.entrypoint import CONF
+from espalier.runtime.schemas import RLConfig, TrainConfig
 
 # The largest number of parameters that counts as a size of conf/size/: halfway to the next, on a log scale.
 SIZES = (("0.5b", 0.87e9), ("1.5b", 3.2e9), ("7b", 15e9), ("32b", 47e9), ("70b", float("inf")))
 NEUTRAL = {"sft": "demonstrations", "reward": "step_values", "dpo": "preference_pairs"}
 _TINY = 20e6  # parameters of a policy that the experiments of the embedded tasks are for, at most
 _LARGE = ("32b", "70b")
+_ALONE, _ON_RANKS = ("none", "zero2_offload", "zero3_offload"), ("none", "zero1", "zero2", "zero3", "zero3_offload")
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,13 @@ def size_of(parameters: int) -> str:
     return next(name for name, largest in SIZES if parameters <= largest)
 
 
-def zero_of(parameters: int, num_ranks: int, has_adapters: bool, node: Node = Node()) -> str | None:  # noqa: B008
+def zero_of(parameters: int, num_ranks: int, has_adapters: bool, node: Node = Node()) -> str | None:
     """Return the fastest conf/deepspeed whose weights, gradients and moments leave room for activations; None where not
     even offloading does, and adapters over a base in 4 bits are left (lora=qlora).
 
     Adapters' own gradients and moments count as nothing: a hundredth of the weights.
     """
-    for name in ("none", "zero2_offload", "zero3_offload") if num_ranks == 1 else ("none", *_ON_RANKS):
+    for name in _ALONE if num_ranks == 1 else _ON_RANKS:
         weights, gradients, moments = (0 if has_adapters and part else each
                                        for part, each in enumerate(BYTES_PER_PARAMETER[name]))  # fmt: skip
         stage = int(name[4]) if name.startswith("zero") else 0
@@ -62,11 +64,8 @@ def zero_of(parameters: int, num_ranks: int, has_adapters: bool, node: Node = No
     return None
 
 
-_ON_RANKS = ("zero1", "zero2", "zero3", "zero3_offload")
-
-
-def preset(kind: str, parameters: int, num_ranks: int, has_adapters: bool, node: Node = Node()) -> list[str]:  # noqa: B008
-    """Return the overrides `size=…` and `deepspeed=…` (or `lora=qlora`) for a training of a kind (sft, reward, dpo, ppo).
+def preset(kind: str, parameters: int, num_ranks: int, has_adapters: bool, node: Node = Node()) -> list[str]:
+    """Return the overrides `size=…` and `deepspeed=…` (or `lora=qlora`) for a kind of training (sft, reward, dpo, ppo).
 
     Raises BadInput where the model does not fit that many GPUs.
     """
@@ -80,6 +79,27 @@ def preset(kind: str, parameters: int, num_ranks: int, has_adapters: bool, node:
     if engine is None:
         return [*words, "lora=qlora"]
     return words if engine == "none" else [*words, f"deepspeed={engine}"]
+
+
+_PREFERENCES = ("dpo", "ipo", "kto", "nca", "hinge", "reference_free", "preference", "implicit")
+_HEADS = ("process_reward", "outcome_reward", "bradley_terry")
+
+
+def kind_of(config: RLConfig | TrainConfig) -> str:
+    """Return the kind of conf/size/ that a run is of, by its objective's module; "" where none fits."""
+    if isinstance(config, RLConfig):
+        return "ppo"
+    module = str(config.objective["_target_"]).split(".")[-2]
+    if module in _HEADS:
+        return "reward"
+    return "dpo" if module.startswith(_PREFERENCES) else "sft" if module == "sft" else ""
+
+
+def num_gpus() -> int:
+    """Return how many GPUs this machine has, at least 1."""
+    import torch
+
+    return max(1, torch.cuda.device_count())
 
 
 def parameters_of(model: str) -> int:
@@ -96,7 +116,9 @@ def parameters_of(model: str) -> int:
         from transformers import AutoConfig, AutoModelForCausalLM
 
         with torch.device("meta"):
-            return sum(one.numel() for one in AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).parameters())
+            return sum(
+                one.numel() for one in AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).parameters()
+            )
 
 
 def recipe(
@@ -109,9 +131,15 @@ def recipe(
     own = next((name for name in names if (CONF / "exp" / kind / f"{name}.yaml").is_file()), None)
     count = f"{parameters / 1e9:.2f}B" if parameters >= 1e8 else f"{parameters / 1e6:.1f}M"
     if own and parameters <= _TINY:
-        return ["-cn", f"exp/{kind}/{own}"], f"{model} ({count} parameters) is trained as conf/exp/{kind}/{own}.yaml says"
+        return [
+            "-cn",
+            f"exp/{kind}/{own}",
+        ], f"{model} ({count} parameters) is trained as conf/exp/{kind}/{own}.yaml says"
     has_adapters = chosen.get("lora", "none") != "none"
     words = preset(kind, parameters, num_ranks, has_adapters)
+    if "lora=qlora" in words and chosen["lora"] != "qlora":
+        raise BadInput(f"{model} ({count} parameters) does not fit {num_ranks} GPU{'s' * (num_ranks > 1)} with lora="
+                       f"{chosen['lora']}: set lora=qlora, or more GPUs (nproc=)")  # fmt: skip
     words = [word for word in words if word.split("=", 1)[0] not in chosen]
     name = f"exp/{kind}/{NEUTRAL[kind]}"
     why = f"{model} ({count} parameters) is trained by {name} {' '.join(words)} (docs/training.md; exp= names another)"

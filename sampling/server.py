@@ -186,7 +186,7 @@ class VLLMServer(ChildProcess):
         self.stop()
 
 
-@entrypoint(SampleConfig, config_name="api/vllm/completions")
+@entrypoint(SampleConfig, config_name="api/vllm/trajectories")
 def main(config: SampleConfig) -> int:
     """Serve a model until this process is stopped, or the server dies.
 

@@ -48,7 +48,7 @@ serve() {
   mkdir -p "$(dirname "$log")"
   printf '\n== serve %s\n' "$model" >&2
   exec {answers}< <(exec "$python" -m espalier.sampling.server policy="$model" output="$log" server.log="$log" \
-    server.max_model_len="$window" "${server_settings[@]}")
+    server.max_model_len="$window" +server.options.block_size=32 "${server_settings[@]}")
   server=$!
   trap end_server EXIT
   read -r ESPALIER_SERVER <&"$answers" || { wait "$server" || exit $?; exit 3; }
@@ -107,7 +107,7 @@ choose_lengths() {
   if [[ " $embedded " == *" $task "* ]]; then lengths=(128 512); fi
   if [[ -z $max_tokens || -z $max_length ]]; then
     max_tokens=${max_tokens:-${lengths[0]}} max_length=${max_length:-${lengths[1]}}
-    echo "responses of at most $max_tokens tokens, in a window of $max_length (max_tokens=, max_length=)" >&2
+    echo "lengths of task=$task where none are given: max_tokens=$max_tokens max_length=$max_length" >&2
   fi
 }
 

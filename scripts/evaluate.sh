@@ -23,7 +23,7 @@ ask=(policy="$policy" task="$task" seed="$seed" requests.split="$split" requests
   max_failed_share="$max_failed_share" "${extra[@]}" "${server_settings[@]}")
 fits greedy service_api_caller_v1.py api/vllm/greedy "${ask[@]}"
 fits sample service_api_caller_v1.py api/vllm/trajectories "${ask[@]}"
-fits server service_api_caller_v1.py api/vllm/completions
+fits server service_api_caller_v1.py api/vllm/trajectories
 fits score run_stage.py prm/score_steps
 fits evaluate run_stage.py evaluation/evaluate
 

@@ -18,7 +18,7 @@ set -euo pipefail
 settings="task policy run pairs max_length seed exp objective largest_wrong_share deepspeed nproc"
 prefixes="pair train"
 task=word_arithmetic policy='' run='' pairs=process max_length='' seed=0 exp='' objective='' largest_wrong_share=0.4
-max_tokens='' deepspeed='' nproc=1
+max_tokens=none deepspeed='' nproc=1
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }

@@ -67,7 +67,7 @@ ask=(policy="$policy" task="$task" seed="$seed" params.max_tokens="$max_tokens" 
   max_failed_share="$max_failed_share" "${extra[@]}" "${server_settings[@]}")
 fits sample service_api_caller_v1.py api/vllm/trajectories "${ask[@]}"
 fits complete service_api_caller_v1.py api/vllm/completions "${ask[@]}"
-fits server service_api_caller_v1.py api/vllm/completions
+fits server service_api_caller_v1.py api/vllm/trajectories
 fits cut run_stage.py values/cut_states
 fits score run_stage.py prm/score_steps
 fits prm trainer_base_ds_mul.py "${exp:-exp/reward/step_values}"

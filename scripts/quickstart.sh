@@ -32,7 +32,7 @@ fi
 mkdir -p "$run"
 fits sample service_api_caller_v1.py api/vllm/trajectories
 fits complete service_api_caller_v1.py api/vllm/completions
-fits server service_api_caller_v1.py api/vllm/completions
+fits server service_api_caller_v1.py api/vllm/trajectories
 fits prm trainer_base_ds_mul.py "$configs/reward/$task"
 fits train trainer_base_ds_mul.py "$configs/dpo/$task"
 common=(task="$task" run="$run" seed="$seed" "${extra[@]}")

@@ -149,7 +149,10 @@ def remarks(template: Any, tokenizer: Any, problem: Problem, encoded: EncodedPro
             notes.append(f"the prompt leaves out the problem's {what}: {missing[0][:60]!r}")
     if encoded.ids.count(tokenizer.bos_token_id) > 1 and tokenizer.bos_token_id != tokenizer.eos_token_id:
         notes.append("the begin token stands more than once in the prompt")
-    if not (isinstance(template, PromptTemplate) and template.writes_chat(tokenizer)) and tokenizer.eos_token_id in encoded.ids:
+    if (
+        not (isinstance(template, PromptTemplate) and template.writes_chat(tokenizer))
+        and tokenizer.eos_token_id in encoded.ids
+    ):
         notes.append("the prompt contains the end token: the text of the problem holds it")
     read = Decoder(tokenizer, skips_special_tokens=False)(encoded.ids).removeprefix(tokenizer.bos_token or "")
     if "".join(read.split()) != "".join(encoded.text.removeprefix(tokenizer.bos_token or "").split()):

@@ -35,8 +35,7 @@ class MakeDemonstrations:
         if template is None or template.is_chat is False:
             return demonstrations
         if not self.policy and template.is_chat is None:
-            log.info("prompts are plain text, as of a policy without a chat template: stage.policy=MODEL writes them as "
-                     "that policy is asked")  # fmt: skip
+            log.info("prompts are plain text: stage.policy=MODEL writes them as that policy is asked")
             return demonstrations
         if not self.policy:
             raise BadInput("a chat prompt is written by the policy's tokenizer: add stage.policy=MODEL_FOLDER")

@@ -1,4 +1,4 @@
-"""Settings by a model's size: which preset, what its GPUs hold, and that presets bind to the experiments they are for."""
+"""Settings by a model's size: which preset, what its GPUs hold, that presets bind to the experiments of their kind."""
 
 import re
 import subprocess
@@ -52,7 +52,7 @@ def test_zero_is_the_fastest_that_fits_one_eight_and_sixteen_gpus(
 
 
 def test_what_fits_nowhere_ends_with_its_remedy_and_adapters_go_to_four_bits() -> None:
-    with pytest.raises(BadInput, match="32.8B parameters has no room .* on 1 GPU of 80 GiB: set lora=qlora, or more"):
+    with pytest.raises(BadInput, match=r"32\.8B parameters has no room .* on 1 GPU of 80 GiB: set lora=qlora, or more"):
         preset("dpo", int(32.8e9), 1, has_adapters=False)
     assert preset("sft", int(32.8e9), 1, has_adapters=True) == ["size=[sft/32b,sft/lora_large]", "lora=qlora"]
     assert preset("dpo", int(7.6e9), 1, True) == ["size=[dpo/7b,dpo/lora]"]
@@ -74,6 +74,11 @@ def test_a_preset_binds_to_the_experiment_of_its_kind_and_sets_its_rate(path: Pa
         assert config["checkpoints"].save_every > 0
         assert bool(config["lora"]) == ("lora" in path.stem)
     assert re.search(r"\(.*20\d\d.*\)|TRL's documented", path.read_text()), "a rate without its source"
+
+
+def test_a_command_chooses_adapters_in_four_bits_over_a_presets_own() -> None:
+    config = compose_config(CONF, "exp/dpo/preference_pairs", "size=[dpo/70b,dpo/lora]", "lora=qlora")
+    assert (config["lora"].bits, config["update"].learning_rate) == (4, 5e-6)
 
 
 @pytest.mark.parametrize("kind", RATES)
@@ -105,6 +110,9 @@ def test_a_tiny_policy_takes_the_embedded_tasks_own_experiment_and_a_large_one_n
     monkeypatch.setattr("espalier.checks.recipe.parameters_of", lambda model: int(7.6e9))
     words, why = recipe("dpo", ["word_arithmetic"], "M", 8, ["deepspeed=zero1", "objective.beta=0.3"])
     assert words == ["-cn", "exp/dpo/preference_pairs", "size=dpo/7b"]
+    with pytest.raises(BadInput, match="does not fit 1 GPU with lora=lora: set lora=qlora"):
+        monkeypatch.setattr("espalier.checks.recipe.parameters_of", lambda model: int(70e9))
+        recipe("dpo", ["word_arithmetic"], "M", 1, ["lora=lora"])
     assert why.startswith("M (7.60B parameters) is trained by exp/dpo/preference_pairs size=dpo/7b")
 
 

@@ -10,8 +10,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-# It answers three questions, which the scripts go on by: labels.json, where there is none, says "values", a server has an
-# address, and a model is trained by the first experiment that is named (espalier.checks.recipe KIND NAME,...).
+# It answers three questions, which the scripts go on by: labels.json, where there is none, says "values", a server has
+# an address, and a model is trained by the first experiment that is named (espalier.checks.recipe KIND NAME,...).
 FAKE_PYTHON = """#!/usr/bin/env bash
 if [[ $1 == -m && $2 == espalier.sampling.server ]]; then
   printf '%s\\x1f' "$@" >>"$COMMANDS.servers"

@@ -1,0 +1,1 @@
+"""The road of a user's own files and models, measured."""
