@@ -110,8 +110,8 @@ def test_a_tiny_policy_takes_the_embedded_tasks_own_experiment_and_a_large_one_n
     monkeypatch.setattr("espalier.checks.recipe.parameters_of", lambda model: int(7.6e9))
     words, why = recipe("dpo", ["word_arithmetic"], "M", 8, ["deepspeed=zero1", "objective.beta=0.3"])
     assert words == ["-cn", "exp/dpo/preference_pairs", "size=dpo/7b"]
+    monkeypatch.setattr("espalier.checks.recipe.parameters_of", lambda model: int(70e9))
     with pytest.raises(BadInput, match="does not fit 1 GPU with lora=lora: set lora=qlora"):
-        monkeypatch.setattr("espalier.checks.recipe.parameters_of", lambda model: int(70e9))
         recipe("dpo", ["word_arithmetic"], "M", 1, ["lora=lora"])
     assert why.startswith("M (7.60B parameters) is trained by exp/dpo/preference_pairs size=dpo/7b")
 
