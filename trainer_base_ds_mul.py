@@ -26,20 +26,17 @@ log = logging.getLogger("train")
 
 @entrypoint(TrainConfig, config_name="train", is_on_ranks=True)
 def main(config: TrainConfig) -> None:
-    """Build everything, train, save the model.
+    """Train, or predict; what is finished is not done again.
 
     Raises BadConfig where there is no such mode, and where `resume` names a checkpoint of a run that is finished.
     """
-    import torch  # here: neither --help nor a misspelt setting waits for it
-
-    from espalier.models.load import load_tokenizer
-    from espalier.runtime.distributed import barrier, process_group
-    from espalier.training.loop_from_config import load_data, make_loop, save_model
-    from espalier.training.predict import predict
-
     set_up_logging()
     check_tracking(config.tracking)
     if config.mode == "predict":
+        from espalier.models.load import load_tokenizer
+        from espalier.runtime.distributed import process_group
+        from espalier.training.predict import predict
+
         lock = exclusive(Path(config.output_dir)) if is_main_rank() else nullcontext()
         with lock, process_group(config.rank_timeout_seconds):
             predict(config, load_tokenizer(config.model["path"]))
@@ -55,6 +52,17 @@ def main(config: TrainConfig) -> None:
             )
         log.info("%s is finished: %s/model", run_dir, run_dir)
         return
+    train(config, run_dir)
+
+
+def train(config: TrainConfig, run_dir: Path) -> None:
+    """Build everything, train, save the model to `run_dir`."""
+    import torch  # here: neither --help nor a misspelt setting nor a finished run waits for it
+
+    from espalier.models.load import load_tokenizer
+    from espalier.runtime.distributed import barrier, process_group
+    from espalier.training.loop_from_config import load_data, make_loop, save_model
+
     torch.manual_seed(config.seed)
     lock = exclusive(run_dir) if is_main_rank() else nullcontext()
     with lock, process_group(config.rank_timeout_seconds, is_needed_alone=bool(config.deepspeed)):

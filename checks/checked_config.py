@@ -11,7 +11,8 @@ from typing import Any
 
 from espalier.checks.check import CheckFailed, Skipped
 from espalier.checks.machine import check_device
-from espalier.checks.plan_gpu import check_plan, gpu_bytes, plan_of
+from espalier.checks.plan_gpu import check_plan, engine_name, gpu_bytes, plan_of
+from espalier.checks.recipe import kind_of, num_gpus, parameters_of, preset
 from espalier.checks.rehearsal import rehearse_training
 from espalier.checks.resources import (
     Need,
@@ -27,7 +28,7 @@ from espalier.checks.resources import (
 )
 from espalier.checks.template import check_template
 from espalier.data.prompt_window import fit_window
-from espalier.data.records import Problem
+from espalier.data.records import BadInput, Problem
 from espalier.data.tasks.gold_check import check_golds
 from espalier.data.tasks.task import Task
 from espalier.models.load import (
@@ -124,6 +125,20 @@ class CheckedConfig:
         for path in dict.fromkeys(paths):
             check_same_tokenizer(self.tokenizer, path, "network")
         return f"the policy's is that of {', '.join(dict.fromkeys(paths))}"
+
+    def size(self) -> str:
+        """Say which preset of conf/size/ the model's size has, for the GPUs here, beside what the config sets."""
+        config, parameters, kind = self.config, parameters_of(self.policy), kind_of(self.config)
+        ranks = setting_of(config.launcher, "num_ranks", 0) or num_gpus()
+        if not kind:
+            raise Skipped("conf/size/ has no preset for this objective")
+        try:
+            fitting = " ".join(preset(kind, parameters, ranks, bool(config.lora)))
+        except BadInput as error:
+            fitting = f"none: {error}"
+        return (f"{parameters / 1e9:.3g}B parameters, {ranks} rank{'s' * (ranks > 1)}: the preset is {fitting}; here "
+                f"update.learning_rate={config.update.learning_rate:g} deepspeed={engine_name(config.deepspeed)}"
+                )  # fmt: skip
 
     def stop_tokens(self) -> str:
         """Check that tokenizer, configurations and chat template name one end of a response.

@@ -52,6 +52,7 @@ def _of_prompts(case: CheckedConfig) -> list[Check]:
 def _of_rl(case: CheckedConfig) -> list[Check]:
     return [
         *_of_model(case),
+        Check("size", case.size),
         Check("tokenizers agree", case.agreeing_tokenizers),
         *_of_prompts(case),
         Check("client", case.client),
@@ -74,6 +75,7 @@ def _of_training(case: CheckedConfig) -> list[Check]:
         return [*_of_model(case), Check("examples", case.check_examples), Check("checkpoints", case.checkpoints)]
     return [
         *_of_model(case),
+        Check("size", case.size),
         Check("examples", case.check_examples),
         Check("packing", case.packing, loads=True),
         Check("step", case.step, loads=True, is_rehearsal=True),

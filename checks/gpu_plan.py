@@ -26,7 +26,7 @@ from espalier.models.token_scores import MAX_SCORES
 
 GIB = 2**30
 # weights, gradients, optimizer in bytes per trained parameter on the GPU of one rank (docs/launching.md)
-_ENGINES = {
+BYTES_PER_PARAMETER = {
     "none": (4, 4, 8),
     "zero0": (4, 4, 8),
     "zero1": (4, 4, 12),
@@ -148,9 +148,9 @@ def score_bytes(shape: Shape, sharing: Sharing) -> int:
 def gpu_plan(shape: Shape, sharing: Sharing, total: int) -> GpuPlan:
     """Return the plan of one iteration. Raises BadInput on an engine of the learner that is not known, and where the
     engines' share holds no cache."""
-    if sharing.engine not in _ENGINES:
-        raise BadInput(f"deepspeed={sharing.engine}: no memory plan of it: one of {', '.join(_ENGINES)}")
-    weight, gradient, moments = _ENGINES[sharing.engine]
+    if sharing.engine not in BYTES_PER_PARAMETER:
+        raise BadInput(f"deepspeed={sharing.engine}: no memory plan of it: one of {', '.join(BYTES_PER_PARAMETER)}")
+    weight, gradient, moments = BYTES_PER_PARAMETER[sharing.engine]
     trained = sharing.critic + (0 if sharing.has_adapters else shape.parameters)
     held = weight * (shape.parameters + sharing.critic) if weight else 0
     rest = {"weights": held, "moments": moments * trained, "frozen networks": 4 * sharing.frozen,

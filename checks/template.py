@@ -15,7 +15,7 @@ def check_template(task: Task, tokenizer: Any, problems: Sequence[Problem]) -> s
     """Encode the first problems and read the ids back: the question must stand in the text that the model reads, one
     begin token at most, and prompts of different questions must differ. Raises CheckFailed, BadInput."""
     template = getattr(task, "template", None)
-    is_chat = isinstance(template, PromptTemplate) and template.is_chat
+    is_chat = isinstance(template, PromptTemplate) and template.writes_chat(tokenizer)
     how = "the tokenizer's chat template" if is_chat else "the task's prompt"
     looked = list(problems[:_NUM_LOOKED_AT])
     texts: dict[str, str] = {}

@@ -14,15 +14,18 @@ In a template only `{name}` is a field, where the name is letters, digits and un
 The text of a prompt is tokenised once, here: samplers and trainers take its ids.
 """
 
+import logging
 import random
 import re
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from espalier.data.records import BadInput, Problem, parse_record
 from espalier.data.shots import Shot, passage, read_shots
 from espalier.data.sources import LETTERS
+
+log = logging.getLogger(__name__)
 
 FIELDS = ("question", "context", "premises", "options", "letters")
 _FIELD = re.compile(r"\{\{([A-Za-z_][A-Za-z0-9_]*)\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}(\n*)")
@@ -71,7 +74,7 @@ class PromptTemplate:
     itself is never one of them: the next example takes its place, if there is one. `before_response` stands
     between a prompt and a response, as the model is to write it. `continues` opens the response for the
     model. `stop` ends a sample; samplers read it from here. `is_chat`: the blocks are turns in the
-    tokenizer's own chat template, `system` is the system turn.
+    tokenizer's own chat template, `system` is the system turn; None: where the tokenizer has one.
     """
 
     template: str = "{question}\n"
@@ -86,7 +89,7 @@ class PromptTemplate:
     stop: list[str] = field(default_factory=list)
     option_style: str = "A."
     system: str = ""
-    is_chat: bool = False
+    is_chat: bool | None = None
 
     def __post_init__(self) -> None:
         """Raises BadInput on a value that cannot work; files are read when the first prompt is made."""
@@ -97,7 +100,7 @@ class PromptTemplate:
         for name in ("shots", "stop"):
             _check(isinstance(getattr(self, name), list), name, "a list", getattr(self, name))
         _check(all(isinstance(text, str) and text for text in self.stop), "stop", "a list of strings", self.stop)
-        _check(isinstance(self.is_chat, bool), "is_chat", "true or false", self.is_chat)
+        _check(self.is_chat is None or isinstance(self.is_chat, bool), "is_chat", "null, true or false", self.is_chat)
         _check(_is_int(self.seed), "seed", "a whole number", self.seed)
         is_count = self.num_shots is None or (_is_int(self.num_shots) and self.num_shots >= 0)
         _check(is_count, "num_shots", "null or a whole number from 0 on", self.num_shots)
@@ -114,6 +117,10 @@ class PromptTemplate:
         object.__setattr__(self, "shots", [_as_shot(shot, index) for index, shot in enumerate(self.shots)])
         if not self.shots_path and (self.num_shots or 0) > len(self.shots):
             raise BadInput(f"prompt.num_shots is {self.num_shots}, there are {len(self.shots)} worked examples")
+
+    def writes_chat(self, tokenizer: Any) -> bool:
+        """Say whether a prompt is written by the tokenizer's chat template."""
+        return bool(getattr(tokenizer, "chat_template", None)) if self.is_chat is None else self.is_chat
 
     def render(self, problem: Problem) -> str:
         """Return the prompt as one text: what a policy continues where `is_chat` is false, and what a chat API can be
@@ -148,10 +155,14 @@ class PromptTemplate:
         the special tokens that the template writes. Raises BadInput where the tokenizer has no chat template
         or its template refuses the turns.
         """
-        if not self.is_chat:
+        if not self.writes_chat(tokenizer):
             text = self.render(problem)
             return EncodedPrompt(text, encode_text(tokenizer, text, f"problem '{problem.id}'"))
-        text = write_chat(tokenizer, self.messages(problem)) + self.continues
+        turns = self.messages(problem)
+        text = write_chat(tokenizer, turns) + self.continues
+        if self.is_chat is None:
+            before, _, after = text.partition(turns[-1]["content"])
+            _say_chat(str(getattr(tokenizer, "name_or_path", "")), before[:200], after)
         return EncodedPrompt(text, encode_text(tokenizer, text, f"problem '{problem.id}'", is_complete=True))
 
     def completion(self, response: str) -> str:
@@ -261,6 +272,14 @@ def write_chat(tokenizer: Any, messages: list[dict[str, str]], asks: bool = True
         reason = " ".join(str(error).split())[:200]
         raise BadInput(f"{name}: its chat template refuses the turns {roles} ({reason}): change the prompt") from None
     return text
+
+
+@cache
+def _say_chat(name: str, before: str, after: str) -> None:
+    """Say once what the template of a tokenizer that nobody asked for writes around a question: a system turn of its
+    own, say."""
+    log.info("prompts are turns in the chat template of %s, which writes %r before the question and %r behind it "
+             "(task.template.is_chat=false: plain text)", name or "the tokenizer", before, after)  # fmt: skip
 
 
 def _known() -> str:

@@ -39,6 +39,15 @@ def check_state_tokens(states: Sequence[State], decode: Decode, place: str) -> N
         raise BadInput(f"{place}: token ids and text of state '{wrong[0]}' differ in policy's tokenizer: {remedy}")
 
 
+def check_served(served: str, policy: str) -> None:
+    """Raise BadInput where a script's server was started for another model (`served`; "": nobody says): two policies
+    of one tokenizer could not be distinguished by their tokens."""
+    is_same = not served or served == policy or Path(served).resolve() == Path(policy).resolve()
+    if not is_same:
+        raise BadInput(f"the server that this script has started serves {served}, policy is {policy}: serve that "
+                       "(unset ESPALIER_SERVER starts a server for it)")  # fmt: skip
+
+
 def check_origin(states: str, policy: str, fingerprint: str, is_of_any_policy: bool) -> None:
     """Raise BadInput where the provenance of a states file leads to trajectories of another policy.
 

@@ -36,7 +36,7 @@ from espalier.runtime.tracking import Progress
 from espalier.sampling.child_process import CannotStart
 from espalier.sampling.client import Client, SampleRequest, SamplingParams, ServerGone, ShowsLife
 from espalier.sampling.engine_pool import EnginePool
-from espalier.sampling.input_checks import check_origin, check_unique
+from espalier.sampling.input_checks import check_origin, check_served, check_unique
 from espalier.sampling.requests import CompletionRequests
 from espalier.sampling.rounds import Rounds, RoundSource, run_rounds
 from espalier.sampling.runner import Runner, Tally, count_rows, finished_requests
@@ -47,6 +47,7 @@ log = logging.getLogger("sample")
 
 # Set by `python -m espalier.sampling.server`: a server that runs already.
 SERVER_VARIABLE = "ESPALIER_SERVER"
+SERVED_VARIABLE = "ESPALIER_SERVER_MODEL"  # what a script's server was started for
 
 MEASURED = ("seconds", "sampling_seconds", "sampling_tokens")  # summed over the parts of a job that was cut
 
@@ -183,6 +184,7 @@ def open_client(
         client_arguments: dict[str, Any] = {}
         check_server: Callable[[], None] = lambda: None  # noqa: E731
         if SERVER_VARIABLE in os.environ and config.client.get("base_url", "") is None:
+            check_served(os.environ.get(SERVED_VARIABLE, ""), config.policy)
             client_arguments["base_url"] = os.environ[SERVER_VARIABLE]
         elif "_target_" in (config.server or {}):  # `server=none` composes to a node without a component
             if "base_url" not in config.client:

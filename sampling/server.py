@@ -1,21 +1,20 @@
 """A vLLM server of our own: started, watched and stopped by its own process id, on loopback only.
 
-    python -m espalier.sampling.server --model MODEL --log server.log
+    python -m espalier.sampling.server policy=MODEL output=server.log server.max_model_len=2048
 
-prints its address once it answers, and serves until SIGTERM or the end of the script that started it (ESPALIER_OWNER).
-Sampling programs prefer the address in the environment variable ESPALIER_SERVER to a server of their own.
+prints its address once it answers, and serves until SIGTERM or the end of the script that started it (ESPALIER_OWNER);
+settings are those of a sampling program. Sampling programs prefer the address in the environment variable
+ESPALIER_SERVER to a server of their own.
 
 The server dies with the process that started it, even when that is killed with -9, so no port stays taken. It is
 announced ready only after a warm-up request of 16 tokens: `/health` alone says 200 too early, and a shorter first
 prompt kills vLLM's CPU worker.
 """
 
-import argparse
 import http.client
 import importlib.util
 import json
 import os
-import signal
 import socket
 import sys
 import time
@@ -24,7 +23,9 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any, Self
 
-from espalier.runtime.process_lifetime import die_with_owner
+from espalier.data.records import BadInput
+from espalier.runtime.entrypoint import build, entrypoint
+from espalier.runtime.schemas import SampleConfig
 from espalier.sampling.child_process import CannotStart, ChildProcess, engine_environment
 from espalier.sampling.engine_arguments import engine_arguments, is_one_process, spelled
 from espalier.sampling.placement import core_list
@@ -185,31 +186,22 @@ class VLLMServer(ChildProcess):
         self.stop()
 
 
-def main() -> int:
-    """Serve a model until this process is stopped, or the server dies."""
-    parser = argparse.ArgumentParser(description="Serve a model; its address is printed once it answers.")
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--log", required=True)
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--max-model-len", type=int, default=512)
-    arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
-    die_with_owner()
-    if arguments.model.startswith((".", "/", "~")) and not os.path.isdir(arguments.model):
-        print(f"error: {arguments.model}: no such model folder: check the path", file=sys.stderr)
-        return 2
-    options = {"enforce_eager": True, "max_num_seqs": 256, "disable_log_stats": True}
-    server = VLLMServer(arguments.model, arguments.log, arguments.port, arguments.max_model_len, options=options)
-    try:
-        with server:
-            print(server.base_url, flush=True)
-            while server.is_alive():
-                time.sleep(0.2)
-            raise CannotStart(server.death_message())
-    except (CannotStart, PortInUse) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
+@entrypoint(SampleConfig, config_name="api/vllm/trajectories")
+def main(config: SampleConfig) -> int:
+    """Serve a model until this process is stopped, or the server dies.
+
+    Raises BadInput where there is no such folder or no server in the config, CannotStart, PortInUse.
+    """
+    if config.policy.startswith((".", "/", "~")) and not os.path.isdir(config.policy):
+        raise BadInput(f"{config.policy}: no such model folder: check the path")
+    if "_target_" not in (config.server or {}):
+        raise BadInput("server=none: choose a server to start (server=own)")
+    with build(config.server) as server:
+        print(server.base_url, flush=True)
+        while server.is_alive():
+            time.sleep(0.2)
+        raise CannotStart(server.death_message())
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -28,58 +28,145 @@ stage() {
   fi
 }
 
-# serve MODEL LOG WINDOW: one vLLM server for all stages until `end_server`, which then start none of their own. Nothing
-# where the caller named a server, or where FILE.meta.json of every further argument FILE.jsonl says that it is complete.
+# serve MODEL LOG WINDOW FILES: one vLLM server, with the settings server.*, for all stages that ask this model until
+# `end_server`, which then start none of their own; it ends with the script. Nothing where one is there already, the
+# caller's or that of a script around this one, or where FILE.meta.json of every FILE.jsonl says that it is complete.
 serve() {
   local model=$1 log=$2 window=$3 file is_needed=
   shift 3
   for file in "$@"; do
     grep -qs '"is_complete": true' "${file%.jsonl}.meta.json" || is_needed=1
   done
-  if [[ -n ${ESPALIER_SERVER:-} || -z $is_needed ]]; then return; fi
+  if [[ -z $is_needed ]]; then return; fi
+  if [[ -n ${ESPALIER_SERVER:-} && ${ESPALIER_SERVER_MODEL:-$model} == "$model" ]]; then
+    if [[ -z ${ESPALIER_SERVER_MODEL:-} && -v server_settings && ${#server_settings[@]} != 0 ]]; then
+      echo "error: server.* says how a server is started, and ESPALIER_SERVER names one that runs: leave out one" >&2
+      exit 2
+    fi
+    return
+  fi
   mkdir -p "$(dirname "$log")"
   printf '\n== serve %s\n' "$model" >&2
-  exec {answers}< <(exec "$python" -m espalier.sampling.server --model "$model" --log "$log" --max-model-len "$window")
+  exec {answers}< <(exec "$python" -m espalier.sampling.server policy="$model" output="$log" server.log="$log" \
+    server.max_model_len="$window" +server.options.block_size=32 "${server_settings[@]}")
   server=$!
   trap end_server EXIT
   read -r ESPALIER_SERVER <&"$answers" || { wait "$server" || exit $?; exit 3; }
-  export ESPALIER_SERVER
+  export ESPALIER_SERVER ESPALIER_SERVER_MODEL=$model ESPALIER_SERVER_PID=$server
 }
 end_server() {
   if [[ -n ${server:-} ]]; then
     kill "$server" 2>/dev/null || true
     wait "$server" || true
-    unset ESPALIER_SERVER server
+    unset ESPALIER_SERVER ESPALIER_SERVER_MODEL ESPALIER_SERVER_PID server
+  fi
+}
+# free_server: nothing is sampled any more and the device is needed: the server that any of our scripts started is ended.
+free_server() {
+  if [[ -n ${server:-} ]]; then
+    end_server
+  elif [[ -n ${ESPALIER_SERVER_PID:-} ]]; then
+    kill "$ESPALIER_SERVER_PID" 2>/dev/null || true
+    while kill -0 "$ESPALIER_SERVER_PID" 2>/dev/null; do sleep 0.1; done
+    unset ESPALIER_SERVER ESPALIER_SERVER_MODEL ESPALIER_SERVER_PID
   fi
 }
 
-# The experiment of a kind that is made for the task, else word_arithmetic's, whose settings fit any small model.
-experiment() {
-  local own=exp/$1/$task
-  if [[ -f conf/$own.yaml ]]; then echo "$own"; else echo "exp/$1/word_arithmetic"; fi
+# train NAME ARGUMENTS: a stage of trainer_base_ds_mul.py, on $nproc ranks.
+train() {
+  local name=$1 launcher=()
+  shift
+  if ((nproc > 1)); then launcher=(launch.py --nproc_per_node="$nproc"); fi
+  stage "$name" "$python" "${launcher[@]}" trainer_base_ds_mul.py "$@"
 }
 
-# Arguments `key=value` become shell variables, so that scripts take their settings as the programs do.
-# Keys task.* go to $extra, for the sampling programs; objective.*, where a script trains by $objective, to the trainer.
+# recipe KIND MODEL SETTINGS: $recipe, the trainer's arguments for a training of that kind (sft, restem, reward, dpo) of
+# that model, SETTINGS and deepspeed= among them: of exp= where it is given, else what espalier.checks.recipe says, with
+# why in a line. An embedded task without an experiment of its own may take word_arithmetic's, for tiny policies.
+recipe() {
+  local kind=$1 model=$2 start='' names words
+  shift 2
+  if [[ $kind == restem ]]; then kind=sft start=restem_; fi
+  if [[ -n $exp ]]; then
+    recipe=(-cn "$exp")
+  else
+    names=$start$task
+    if [[ " $embedded " == *" $task "* ]]; then names+=,${start}word_arithmetic; fi
+    words=$("$python" -m espalier.checks.recipe "$kind" "$names" "$model" "$nproc" "$@") || exit $?
+    read -ra recipe <<<"$words"
+  fi
+  if [[ -n $deepspeed ]]; then recipe+=(deepspeed="$deepspeed"); fi
+  recipe+=("$@")
+}
+
+# choose_lengths: $max_tokens and $max_length where they are not given: short for the embedded tasks, whose policies are
+# tiny; for others those of published runs on mathematics (Kazemnejad et al. 2024).
+embedded="word_arithmetic long_arithmetic long_arithmetic_rare long_arithmetic_rarest rule_logic qa_world shopping_notes"
+choose_lengths() {
+  local lengths=(1024 2048)
+  if [[ " $embedded " == *" $task "* ]]; then lengths=(128 512); fi
+  if [[ -z $max_tokens || -z $max_length ]]; then
+    max_tokens=${max_tokens:-${lengths[0]}} max_length=${max_length:-${lengths[1]}}
+    echo "lengths of task=$task where none are given: max_tokens=$max_tokens max_length=$max_length" >&2
+  fi
+}
+
+# Arguments `key=value` become shell variables, so that scripts take their settings as the programs do. Those of a stage
+# go to it by its prefix, one of $prefixes: sample.params.temperature=0.7 is params.temperature=0.7 in
+# ${sample_settings[@]}; server.* and task.* keep their prefix, prompt=NAME is a prompt of conf/prompt.
+# Keys task.* and prompt go to $extra too, for the programs that ask the task; objective.*, where a script trains by
+# $objective, to the trainer.
 extra=() objective_settings=()
 read_settings() {
-  local argument key
+  local argument key prefix
+  for prefix in $prefixes; do declare -ga "${prefix}_settings=()"; done
   for argument in "$@"; do
-    key=${argument%%=*}
+    key=${argument%%=*} prefix=${argument%%.*}
     if [[ $argument != *=* ]]; then
       echo "error: '$argument' is not key=value; the keys are: $settings (--help explains them)" >&2
       exit 2
+    elif [[ $key == prompt && " $settings " == *" task "* ]]; then
+      extra+=("prompt@task.template=${argument#*=}")
     elif [[ " $settings " == *" $key "* ]]; then
       printf -v "$key" '%s' "${argument#*=}"
     elif [[ $key == task.* ]]; then
       extra+=("$argument")
+    elif [[ $key == *.* && $prefix == server && " $prefixes " == *" server "* ]]; then
+      server_settings+=("$argument")
+    elif [[ $key == *.* && " $prefixes " == *" $prefix "* ]]; then
+      local -n target=${prefix}_settings
+      target+=("${argument#*.}")
     elif [[ $key == objective.* && " $settings " == *" objective "* ]]; then
       objective_settings+=("$argument")
     else
-      echo "error: there is no setting '$key'; the settings are: $settings, and task.*" >&2
+      echo "error: there is no setting '$key'; the settings are: $(xargs <<<"$settings"), prompt, task.*\
+$(printf ', %s.*' $prefixes)" >&2
       exit 2
     fi
   done
+}
+
+# pass_on PREFIXES: $passed, the settings with these prefixes as they were given, for a script that this one starts.
+pass_on() {
+  local prefix
+  passed=()
+  for prefix in "$@"; do
+    local -n given=${prefix}_settings
+    if [[ $prefix == server ]]; then passed+=("${given[@]}"); else passed+=("${given[@]/#/$prefix.}"); fi
+  done
+}
+
+# fits PREFIX PROGRAM CONFIG SETTINGS: end with one line where a setting PREFIX.* is none of that program's, before
+# anything is paid for.
+fits() {
+  local prefix=$1 program=$2 config=$3 said
+  local -n given=${prefix}_settings
+  shift 3
+  if ((${#given[@]} == 0)); then return; fi
+  said=$("$python" "$program" -cn "$config" "$@" "${given[@]}" --help 2>&1 >/dev/null) || {
+    echo "error: $prefix.*: ${said#error: }" >&2
+    exit 2
+  }
 }
 
 # $chosen_objective: the trainer's arguments for $objective and its settings. DPO-positive's penalty takes the place of

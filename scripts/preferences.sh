@@ -11,15 +11,19 @@
 # largest_wrong_share=0.4   pairs of which clearly more are in the wrong order end the run before training
 #                 (pairs/check_pairs); 1 trains on them anyway
 # objective=NAME  another of conf/objective/; its settings are objective.beta=0.1 and the like
+# exp=NAME, deepspeed=, nproc=   as in scripts/process_rewards.sh; without exp, exp/dpo/preference_pairs by the model's size
+# pair.*, train.* settings of one stage alone: pair.stage.max_pairs=8 train.update.learning_rate=1e-6 train.lora=lora
 # Safe to run again from the top.
 set -euo pipefail
-settings="task policy run pairs max_length seed exp objective largest_wrong_share"
-task=word_arithmetic policy='' run='' pairs=process max_length=512 seed=0 exp='' objective='' largest_wrong_share=0.4
+settings="task policy run pairs max_length seed exp objective largest_wrong_share deepspeed nproc"
+prefixes="pair train"
+task=word_arithmetic policy='' run='' pairs=process max_length='' seed=0 exp='' objective='' largest_wrong_share=0.4
+max_tokens=none deepspeed='' nproc=1
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
 data=$run/process_rewards
-exp=${exp:-$(experiment dpo)}
+choose_lengths
 scores=() values=$data/step_values.jsonl solutions=$data/trajectories.jsonl steps=(stage.values="$values") errors=()
 if [[ -f $data/labels.json ]] && grep -q '"labels": *"contrast"' "$data/labels.json"; then
   # the scores say where a solution leaves the right way; step pairs are of the completions too
@@ -37,12 +41,14 @@ dpo_positive) name=dpo_positive known=(seed="$seed") objective=${objective:-dpo_
 esac
 
 choose_objective
+fits pair run_stage.py "pairs/${pairs}_preferences"
+fits train trainer_base_ds_mul.py "${exp:-exp/dpo/preference_pairs}"
+recipe dpo "$policy" "${chosen_objective[@]}" "${train_settings[@]}"
 
 stage "build_${pairs}_pairs" "$python" run_stage.py -cn "pairs/${pairs}_preferences" input="$solutions" \
-  output="$run/pairs/$pairs.jsonl" "${known[@]}"
+  output="$run/pairs/$pairs.jsonl" "${known[@]}" "${pair_settings[@]}"
 stage "check_${pairs}_pairs" "$python" run_stage.py -cn pairs/check_pairs input="$run/pairs/$pairs.jsonl" \
   output="$run/pairs/$pairs.check.json" stage.values="$values" "${scores[@]}" \
   stage.largest_wrong_share="$largest_wrong_share"
-stage "train_$name" "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/$name" model.path="$policy" \
-  seed="$seed" examples.path="$run/pairs/$pairs.jsonl" examples.max_length="$max_length" \
-  "${chosen_objective[@]}"
+train "train_$name" "${recipe[@]}" output_dir="$run/$name" model.path="$policy" seed="$seed" \
+  examples.path="$run/pairs/$pairs.jsonl" examples.max_length="$max_length"

@@ -16,7 +16,12 @@
 #                 Under values a reward model is trained on labels of states. Under contrast a policy learns right from
 #                 wrong solutions of the same problems, in $run/prm_policy and $run/prm_other_policy: its log-ratio to the
 #                 policy before is the reward model (prm/make_log_ratio_reward), whose scale the labels say
-# exp=NAME        the experiment that is trained: by default the task's of conf/exp/reward, under contrast of conf/exp/dpo
+# exp=NAME        the experiment that is trained. Without: for a tiny policy the embedded task's own of conf/exp/reward (under
+#                 contrast conf/exp/dpo); for others exp/reward/step_values with the preset of the model's size
+# deepspeed=zero2 nproc=8   how it is trained: on 8 ranks; deepspeed is chosen by the size where it is not given
+# prompt=NAME     another of conf/prompt; by default the tokenizer's chat template where it has one
+# sample.*, complete.*, cut.*, prm.*, score.*, server.*   settings of one stage alone: sample.params.temperature=0.7
+#                 prm.update.learning_rate=2e-6 prm.lora=lora server.dtype=float32 server.options.max_num_seqs=64
 # prm_start=MODEL, other_start=MODEL   labels=values: what the reward models are trained from, by default the policy
 # smallest_reliability=0.2   labels=values: labels whose reliability is clearly below it end the run before anything is
 #                         trained on them (values/label_signal); 0 trains on them anyway
@@ -28,11 +33,12 @@
 set -euo pipefail
 settings="task policy run num_problems num_samples num_completions max_tokens max_length held_out_share seed exp \
   first rounds round replay_share folds prm_start other_start steps cut_threshold cuts_per_step max_failed_share \
-  smallest_reliability labels smallest_alternative"
-task=word_arithmetic policy='' run='' num_problems=1000 num_samples=8 num_completions=4 max_tokens=128
-max_length=512 held_out_share='' seed=0 exp=''
+  smallest_reliability labels smallest_alternative deepspeed nproc"
+prefixes="sample complete cut prm score server"
+task=word_arithmetic policy='' run='' num_problems=1000 num_samples=8 num_completions=4 max_tokens=''
+max_length='' held_out_share='' seed=0 exp=''
 first=0 rounds='' round=0 replay_share=0.1 folds=2 prm_start='' other_start='' steps=task cut_threshold=0.9 cuts_per_step=1
-max_failed_share=0.02 smallest_reliability=0.2 labels=auto smallest_alternative=0.1
+max_failed_share=0.02 smallest_reliability=0.2 labels=auto smallest_alternative=0.1 deepspeed='' nproc=1
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
 [[ -n $policy && -n $run ]] || { echo "error: policy=MODEL_FOLDER and run=RUN_DIRECTORY are needed" >&2; exit 2; }
@@ -53,18 +59,25 @@ if [[ $folds == 2 && "${prm_start:+given}" != "${other_start:+given}" ]]; then
   echo "error: give prm_start and other_start, or neither: two reward models of different starts score the two halves" >&2
   exit 2
 fi
+choose_lengths
 shares=('' 0.1 0.5)
 held_out_share=${held_out_share:-${shares[$folds]}}
-mkdir -p "$run"
 out=$run/process_rewards
 ask=(policy="$policy" task="$task" seed="$seed" params.max_tokens="$max_tokens" server.max_model_len="$max_length" \
-  max_failed_share="$max_failed_share" "${extra[@]}")
+  max_failed_share="$max_failed_share" "${extra[@]}" "${server_settings[@]}")
+fits sample service_api_caller_v1.py api/vllm/trajectories "${ask[@]}"
+fits complete service_api_caller_v1.py api/vllm/completions "${ask[@]}"
+fits server service_api_caller_v1.py api/vllm/trajectories
+fits cut run_stage.py values/cut_states
+fits score run_stage.py prm/score_steps
+fits prm trainer_base_ds_mul.py "${exp:-exp/reward/step_values}"
+mkdir -p "$run"
 
 sampled=$out/trajectories.jsonl kept=()
 if [[ $steps == cut_points ]]; then sampled=$out/sampled.jsonl kept=(params.return_logprobs=true); fi
 serve "$policy" "$out/server.log" "$max_length" "$sampled" "$out/completions.jsonl"
 stage sample_trajectories "$python" service_api_caller_v1.py -cn api/vllm/trajectories output="$sampled" \
-  requests.first="$first" requests.limit="$num_problems" params.n="$num_samples" "${kept[@]}" "${ask[@]}"
+  requests.first="$first" requests.limit="$num_problems" params.n="$num_samples" "${kept[@]}" "${ask[@]}" "${sample_settings[@]}"
 if [[ $steps == cut_points ]]; then
   stage split_steps "$python" run_stage.py -cn values/split_steps input="$sampled" output="$out/trajectories.jsonl" \
     stage.policy="$policy" stage.threshold="$cut_threshold" stage.cut_points_per_segment="$cuts_per_step"
@@ -93,12 +106,11 @@ $run/prm_other and what was made by them" >&2
     fi
   done
 fi
-exp=${exp:-$(experiment "$objective")}
 stage cut_states "$python" run_stage.py -cn values/cut_states input="$out/trajectories.jsonl" output="$out/states.jsonl" \
-  "${cut[@]}"
+  "${cut[@]}" "${cut_settings[@]}"
 stage complete_states "$python" service_api_caller_v1.py -cn api/vllm/completions output="$out/completions.jsonl" \
-  requests.states="$out/states.jsonl" params.n="$num_completions" "${ask[@]}"
-end_server
+  requests.states="$out/states.jsonl" params.n="$num_completions" "${ask[@]}" "${complete_settings[@]}"
+free_server
 stage estimate_values "$python" run_stage.py -cn values/estimate_values input="$out/completions.jsonl" \
   output="$out/step_values.jsonl" stage.trajectories="$out/trajectories.jsonl" stage.states="$out/states.jsonl" \
   "${estimate[@]}"
@@ -119,19 +131,20 @@ if [[ -n $rounds ]]; then
     stage.run_dir="$rounds" stage.round="$round" stage.file=process_rewards/step_values.jsonl stage.kind=StepValues \
     stage.share="$replay_share" seed="$seed"
 fi
+recipe "$objective" "$policy" "${prm_settings[@]}"
 # make_prm NAME PART START [SETTINGS]: a reward model of that part's problems, $run/NAME/model
 make_prm() {
   local name=$1 part=$2 start=$3
   shift 3
   if [[ $labels == values ]]; then
-    stage "train_$name" "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/$name" \
+    train "train_$name" "${recipe[@]}" output_dir="$run/$name" \
       model.path="${start:-$policy}" seed="$seed" examples.path="$values" examples.max_length="$max_length" \
       examples.part="$part" examples.held_out_share="$held_out_share" "$@"
     return
   fi
   stage "build_pairs_of_$name" "$python" run_stage.py -cn pairs/outcome_preferences input="$out/trajectories.jsonl" \
     output="$out/${name}_pairs.jsonl" stage.part="$part" stage.held_out_share="$held_out_share" seed="$seed"
-  stage "train_${name}_policy" "$python" trainer_base_ds_mul.py -cn "$exp" output_dir="$run/${name}_policy" \
+  train "train_${name}_policy" "${recipe[@]}" output_dir="$run/${name}_policy" \
     model.path="$policy" seed="$seed" examples.path="$out/${name}_pairs.jsonl" examples.max_length="$max_length"
   stage "make_$name" "$python" run_stage.py -cn prm/make_log_ratio_reward input="$values" output="$run/$name/model" \
     stage.policy="$run/${name}_policy/model" stage.reference="$policy" stage.part="$part" \
@@ -145,7 +158,7 @@ if [[ $folds == 2 ]]; then
   scorers+=(stage.other_model="$run/prm_other/model")
 fi
 stage score_steps "$python" run_stage.py -cn prm/score_steps input="$out/trajectories.jsonl" \
-  output="$out/step_scores.jsonl" "${scorers[@]}"
+  output="$out/step_scores.jsonl" "${scorers[@]}" "${score_settings[@]}"
 stage inspect_steps "$python" run_stage.py -cn pages/inspect_steps input="$out/trajectories.jsonl" output="$out/inspect.html" \
   stage.values="$judged" stage.states="$out/states.jsonl" stage.completions="$out/completions.jsonl" \
   stage.scores="$out/step_scores.jsonl"

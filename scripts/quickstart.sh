@@ -7,10 +7,12 @@
 #   bash scripts/quickstart.sh task=long_arithmetic run=experiments/long task.max_operations=16 max_tokens=192
 #   bash scripts/quickstart.sh run=experiments/rehearsal configs=exp/debug num_problems=24 num_test=32   minutes
 #
+# sample.*, complete.*, prm.*, train.* (of DPO), server.*   settings of one stage alone (scripts/process_rewards.sh)
 # Keys task.* (task.max_total=12) go to every program that asks the task for problems.
 # Safe to run again from the top after anything: finished stages are kept.
 set -euo pipefail
 settings="task run seed num_problems num_test max_tokens configs"
+prefixes="sample complete prm train server"
 task=word_arithmetic run=experiments/quickstart seed=0 num_problems=1000 num_test=1000 max_tokens=128 configs=exp
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 read_settings "$@"
@@ -28,22 +30,38 @@ task=${names%, } or ${ready[-1]}; docs/data.md says how the policies of other em
   exit 2
 fi
 mkdir -p "$run"
+fits sample service_api_caller_v1.py api/vllm/trajectories
+fits complete service_api_caller_v1.py api/vllm/completions
+fits server service_api_caller_v1.py api/vllm/trajectories
+fits prm trainer_base_ds_mul.py "$configs/reward/$task"
+fits train trainer_base_ds_mul.py "$configs/dpo/$task"
 common=(task="$task" run="$run" seed="$seed" "${extra[@]}")
 sft=$run/sft/model
+
+pass_on server
+sampling=(num_problems="$num_test" max_tokens="$max_tokens" "${common[@]}" "${passed[@]}")
+asked=$run/evaluation/sft data=$run/process_rewards
 
 stage make_demonstrations "$python" run_stage.py -cn problems/make_demonstrations task="$task" "${extra[@]}" \
   output="$run/demonstrations.jsonl"
 stage make_policy "$python" run_stage.py -cn training/make_policy input="$run/demonstrations.jsonl" output="$run/base" seed="$seed"
 stage train_sft "$python" trainer_base_ds_mul.py -cn "$configs/sft/$task" output_dir="$run/sft" \
   model.path="$run/base" examples.path="$run/demonstrations.jsonl" seed="$seed"
+# one server for all that is asked of this policy; process_rewards.sh ends it before it trains
+serve "$sft" "$run/server.log" 512 "$asked/greedy.jsonl" "$asked/samples.jsonl" "$data/trajectories.jsonl" \
+  "$data/completions.jsonl"
+bash scripts/evaluate.sh name=sft policy="$sft" until=samples "${sampling[@]}"
+pass_on sample complete prm server
 bash scripts/process_rewards.sh policy="$sft" num_problems="$num_problems" max_tokens="$max_tokens" \
-  exp="$configs/reward/$task" "${common[@]}"
+  exp="$configs/reward/$task" "${common[@]}" "${passed[@]}"
+end_server
+pass_on train
 for pairs in outcome process; do
-  bash scripts/preferences.sh pairs="$pairs" policy="$sft" exp="$configs/dpo/$task" "${common[@]}"
+  bash scripts/preferences.sh pairs="$pairs" policy="$sft" exp="$configs/dpo/$task" "${common[@]}" \
+    "${passed[@]}"
 done
 for name in sft dpo process_dpo; do
-  bash scripts/evaluate.sh name="$name" policy="$run/$name/model" num_problems="$num_test" max_tokens="$max_tokens" \
-    "${common[@]}"
+  bash scripts/evaluate.sh name="$name" policy="$run/$name/model" "${sampling[@]}"
 done
 stage report "$python" run_stage.py -cn pages/report output="$run/report.html" stage.run_dir="$run"
 echo "the report is $run/report.html" >&2

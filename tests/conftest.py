@@ -24,6 +24,7 @@ from aiohttp import web
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 
 ROOT = Path(__file__).resolve().parent.parent
+pytest_plugins = ["tests.support.scripts"]  # the fixture `script`
 
 # Property tests draw the same examples for the same code, so that a suite's verdict can be had again; new
 # examples are sought by hand: `bash scripts/test.sh --hypothesis-profile=default` draws others at every run.

@@ -33,6 +33,13 @@ def check_examples(examples: Sequence[E], path: str, limits: Limits, max_length:
     return kept
 
 
+def check_rate(learning_rate: float) -> None:
+    """Raise BadInput on a rate that trains nothing, as experiments for models of any size have before one is chosen."""
+    if not learning_rate > 0:
+        raise BadInput(f"update.learning_rate is {learning_rate:g}: choose the size of the model, as size=dpo/7b (sft, "
+                       "reward or dpo; docs/training.md), or set update.learning_rate")  # fmt: skip
+
+
 def check_targets(examples: Sequence[Any], hard_above: float | None, path: str) -> None:
     """Raise BadInput where hard targets of inner states are all alike while the values they are made of are not of that
     kind; warn where they are alike. `hard_above` is the objective's; soft targets (None) are their values."""

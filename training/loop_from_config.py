@@ -24,7 +24,14 @@ from espalier.runtime.manifest import write_folder
 from espalier.runtime.schemas import TrainConfig
 from espalier.training.deepspeed_engine import BadSettings, DeepSpeedEngine, tensor_parallel_size
 from espalier.training.engine import Engine, TorchEngine
-from espalier.training.guards import check_amount, check_examples, check_held_out, check_margins, check_targets
+from espalier.training.guards import (
+    check_amount,
+    check_examples,
+    check_held_out,
+    check_margins,
+    check_rate,
+    check_targets,
+)
 from espalier.training.loop import Loop
 from espalier.training.trained_responses import check_benchmarks, trained_responses
 
@@ -46,6 +53,7 @@ def make_loader(config: TrainConfig, examples: Sequence[Any]) -> Loader:
 
 def load_data(config: TrainConfig, tokenizer: Any) -> tuple[list[Any], list[Any]]:
     """Return training and evaluation examples, past the guards; no evaluation examples where the config has none."""
+    check_rate(config.update.learning_rate)
     check_stop_tokens(tokenizer, config.model["path"])
     examples = load_examples(config, config.examples, tokenizer)
     eval_examples = load_examples(config, config.eval_examples, tokenizer) if config.eval_examples else []

@@ -184,9 +184,10 @@ def _code_words(text: str) -> set[str]:
 
 
 def split_words(text: str) -> set[str]:
-    """Return the identifiers of a text, dotted ones whole and in parts."""
+    """Return the identifiers of a text, dotted ones whole and in parts, and sizes of models (0.5b)."""
     dotted = {word.strip(".") for word in re.findall(r"[A-Za-z_][\w.]*", text)}
-    return dotted | {part for word in dotted for part in word.split(".")}
+    sizes = set(re.findall(r"\b(?:\d+\.)?\d+b\b", text))
+    return dotted | sizes | {part for word in dotted for part in word.split(".")}
 
 
 def is_named(option: Option, sections: list[set[str]]) -> bool:

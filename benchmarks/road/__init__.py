@@ -1,1 +1,1 @@
-"""Verifiers that write against a reward model that scores."""
+"""The road of a user's own files and models, measured."""

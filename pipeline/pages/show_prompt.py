@@ -134,8 +134,8 @@ def find_demonstration(
     for row in rows:
         if row.id == problem.id or row.id.startswith(problem.id + "/"):
             template = getattr(task, "template", None)
-            is_chat = isinstance(template, PromptTemplate) and template.is_chat
-            return (replace(row, prompt=encoded.text) if is_chat else row), []
+            is_written = isinstance(template, PromptTemplate) and encoded.text != template.render(problem)
+            return (replace(row, prompt=encoded.text) if is_written else row), []
     return None, [f"no demonstration: {task.name} has none for this problem"]
 
 
@@ -149,7 +149,10 @@ def remarks(template: Any, tokenizer: Any, problem: Problem, encoded: EncodedPro
             notes.append(f"the prompt leaves out the problem's {what}: {missing[0][:60]!r}")
     if encoded.ids.count(tokenizer.bos_token_id) > 1 and tokenizer.bos_token_id != tokenizer.eos_token_id:
         notes.append("the begin token stands more than once in the prompt")
-    if not (isinstance(template, PromptTemplate) and template.is_chat) and tokenizer.eos_token_id in encoded.ids:
+    if (
+        not (isinstance(template, PromptTemplate) and template.writes_chat(tokenizer))
+        and tokenizer.eos_token_id in encoded.ids
+    ):
         notes.append("the prompt contains the end token: the text of the problem holds it")
     read = Decoder(tokenizer, skips_special_tokens=False)(encoded.ids).removeprefix(tokenizer.bos_token or "")
     if "".join(read.split()) != "".join(encoded.text.removeprefix(tokenizer.bos_token or "").split()):

@@ -132,7 +132,7 @@ class EvaluateProcessReward:
         if seen:
             raise BadInput(f"{self.scores}: the reward model was trained on {len(seen)} problems that held_out_share "
                            f"{self.held_out_share} holds out: set stage.held_out_share as in its training")  # fmt: skip
-        distinct = self._scored_steps(input_path, scores)
+        distinct = self.scored_steps(input_path, scores)
         if not distinct:
             raise BadInput(f"{input_path}: no held-out problem (held_out_share {self.held_out_share})")
         note_unknown({problem for problem, _, _ in distinct}, self.scores, context)
@@ -164,7 +164,7 @@ class EvaluateProcessReward:
                         "have taught (prm/make_log_ratio_reward; scripts/process_rewards.sh labels=contrast does)",
                         self.scores, inner["auc"]["mean"], index["mean"])  # fmt: skip
 
-    def _scored_steps(
+    def scored_steps(
         self, input_path: str, scores: Mapping[str, Sequence[float]]
     ) -> dict[tuple[str, tuple[int, ...], bool], ScoredStep]:
         """Return (problem, prefix, whether it is the last) → the step, of held-out problems; count steps without value.

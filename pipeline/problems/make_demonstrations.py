@@ -1,11 +1,14 @@
 """Task → Demonstration: the solutions a policy is first taught."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from espalier.data.records import BadInput, Demonstration
 from espalier.models.load import load_tokenizer
 from espalier.pipeline.stage import StageContext
+
+log = logging.getLogger("stage")
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,10 @@ class MakeDemonstrations:
             raise BadInput("problems/make_demonstrations needs a task: add task=NAME")
         demonstrations: list[Demonstration] = context.task.demonstrations(self.split)
         template = getattr(context.task, "template", None)
-        if template is None or not template.is_chat:
+        if template is None or template.is_chat is False:
+            return demonstrations
+        if not self.policy and template.is_chat is None:
+            log.info("prompts are plain text: stage.policy=MODEL writes them as that policy is asked")
             return demonstrations
         if not self.policy:
             raise BadInput("a chat prompt is written by the policy's tokenizer: add stage.policy=MODEL_FOLDER")

@@ -239,7 +239,7 @@ def test_too_few_examples_and_a_folder_are_refused(tmp_path: Path) -> None:
         ({"num_shots": "4"}, "num_shots must be null or a whole number"),
         ({"num_shots": -1}, "num_shots must be null or a whole number"),
         ({"seed": "a"}, "seed must be a whole number"),
-        ({"is_chat": "yes"}, "is_chat must be true or false"),
+        ({"is_chat": "yes"}, "is_chat must be null, true or false"),
         ({"option_style": "1."}, "option_style must be the first letter"),
         ({"shots_path": "x.jsonl"}, "needs prompt.num_shots"),
         ({"shots_path": "x.jsonl", "shots": [{"question": "q", "response": "r"}]}, "both given"),
@@ -331,6 +331,30 @@ def test_a_tokenizer_without_chat_template_is_refused(tokenizer: Any) -> None:
         PromptTemplate(template="{question}", is_chat=True).encode(tokenizer, SUM)
 
 
+def test_a_prompt_that_leaves_it_open_is_a_turn_where_the_tokenizer_has_a_template(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What the template adds by itself, a system turn and the opening of the answer, is said once; the same text as a
+    prompt that asks for a chat has."""
+    chat = replace_template(tokenizer, "<|system|>You are Q.<|end|>" + CHATML)
+    chat.name_or_path = "a model of this test"
+    template = prompt_config("plain")
+    assert template.encode(tokenizer, SUM).text == "What is 2 + 3?\n"
+    with caplog.at_level("INFO"):
+        first, again = (template.encode(chat, SUM) for _ in range(2))
+    assert first.text == "<|system|>You are Q.<|end|><|user|>What is 2 + 3?<|end|><|assistant|>"
+    assert first == again == prompt_config("chat").encode(chat, SUM)
+    lines = [record.getMessage() for record in caplog.records if "a model of this test" in record.getMessage()]
+    assert len(lines) == 1
+    assert "'<|system|>You are Q.<|end|><|user|>' before the question and '<|end|><|assistant|>' behind it" in lines[0]
+
+
+def test_a_published_layout_stays_text_whatever_the_tokenizer_has(tokenizer: Any) -> None:
+    chat = replace_template(tokenizer, CHATML)
+    for name in ("gsm8k_few_shot", "math_minerva", "math_vineppo", "react_logic"):
+        assert not prompt_config(name).writes_chat(chat)
+
+
 def test_turns_that_a_chat_template_refuses_end_in_one_line(tokenizer: Any) -> None:
     chat = replace_template(tokenizer, "{{ raise_exception('System role not supported') }}")
     with pytest.raises(BadInput, match=r"refuses the turns system, user \(System role not supported\)") as caught:
@@ -355,7 +379,8 @@ def test_every_config_asks_a_problem(name: str, tokenizer: Any) -> None:
     encoded = template.encode(chat, PETS)
     assert PETS.question in encoded.text
     assert chat.decode(encoded.ids, skip_special_tokens=False) == encoded.text
-    assert template.is_chat == name.startswith("chat")
+    assert template.writes_chat(tokenizer) == name.startswith("chat"), "the tokenizer of this test has no template"
+    assert template.is_chat is not True or name.startswith("chat")
     assert template.messages(PETS)[-1]["role"] == "user"
     named = template.template + template.instruction
     for text, field_name in ((PETS.context, "context"), ("B. Rex", "options")):

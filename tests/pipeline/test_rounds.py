@@ -267,51 +267,7 @@ def test_the_manifest_holds_every_round_in_order(tmp_path: Path) -> None:
 
 # --- the script ---------------------------------------------------------------------------------------------
 
-# It answers two questions, which the script goes on by: labels.json, where there is none, says "values", and a server
-# has an address.
-FAKE_PYTHON = """#!/usr/bin/env bash
-if [[ $1 == -m && $2 == espalier.sampling.server ]]; then
-  echo http://127.0.0.1:1
-  exec sleep 60
-fi
-printf '%s\\x1f' "$@" >>"$COMMANDS"
-printf '\\n' >>"$COMMANDS"
-for argument; do
-  file=${argument#output=}
-  if [[ $argument == output=*/labels.json && ! -e $file ]]; then
-    mkdir -p "${file%/*}"
-    echo '{"labels": "values"}' >"$file"
-  fi
-done
-"""
 NUM_PROBLEMS = 4
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> Callable[..., list[list[str]]]:
-    """`script(*settings)` runs iterate.sh (or another) and returns what it asked python for."""
-    root = tmp_path / "checkout"
-    shutil.copytree(ROOT / "scripts", root / "scripts")
-    (root / "scripts" / "install.sh").write_text("exit 0\n")
-    (root / ".venv" / "bin").mkdir(parents=True)
-    (root / ".venv" / "bin" / "python").write_text(FAKE_PYTHON)
-    (root / ".venv" / "bin" / "python").chmod(0o755)
-
-    def run(*settings: str, name: str = "iterate.sh", code: int = 0) -> list[list[str]]:
-        log = tmp_path / "commands"
-        log.write_text("")
-        done = subprocess.run(
-            ["bash", str(root / "scripts" / name), *settings],
-            env={"PATH": "/usr/bin:/bin", "COMMANDS": str(log)},
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-        assert done.returncode == code, done.stderr
-        return [line.split("\x1f")[:-1] for line in log.read_text().splitlines()]
-
-    return run
 
 
 @cache

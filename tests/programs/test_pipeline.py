@@ -30,7 +30,8 @@ def run(*words: str, code: int = 0) -> str:
 @pytest.mark.server
 @pytest.mark.timeout(900)
 def test_the_quick_start_runs_end_to_end_and_again_for_nothing(tmp_path: Path) -> None:
-    """In miniature: every stage by its own program, four vLLM servers, a policy that is right now and then."""
+    """In miniature: every stage by its own program, three vLLM servers, a policy that is right now and then. What runs
+    again is one script of each kind: samplers, stages and trainings, with what the quick start gives them."""
     run_dir = tmp_path / "run"
     words = ["bash", "scripts/quickstart.sh", f"run={run_dir}", "configs=exp/debug", "num_problems=8", "num_test=8"]
     printed = run(*words, *SMALL)
@@ -67,9 +68,19 @@ def test_the_quick_start_runs_end_to_end_and_again_for_nothing(tmp_path: Path) -
     assert re.search(r"mean of samples\s+" + r"\s+\[[^]]*\]\s+".join(map(re.escape, means)), page)
     stages = [json.loads(line) for line in (run_dir / "seconds.jsonl").read_text().splitlines()]
     assert {row["exit_code"] for row in stages} == {0}
+    assert [line for line in printed.splitlines() if line.startswith("== serve ")] == [
+        f"== serve {run_dir}/{name}/model" for name in POLICIES
+    ]
 
     before = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*.jsonl") if path.name != "seconds.jsonl"}
-    run(*words, *SMALL)
+    common = ["task=word_arithmetic", f"run={run_dir}", "seed=0", *SMALL]
+    run("bash", "scripts/process_rewards.sh", f"policy={run_dir}/sft/model", "num_problems=8", "max_tokens=128",
+        "exp=exp/debug/reward/word_arithmetic", *common)  # fmt: skip
+    run("bash", "scripts/preferences.sh", "pairs=process", f"policy={run_dir}/sft/model",
+        "exp=exp/debug/dpo/word_arithmetic", *common)  # fmt: skip
+    again = run("bash", "scripts/evaluate.sh", "name=dpo", f"policy={run_dir}/dpo/model", "num_problems=8",
+                "max_tokens=128", *common)  # fmt: skip
+    assert "== serve" not in again
     after = {path: path.stat().st_mtime_ns for path in run_dir.rglob("*.jsonl") if path.name != "seconds.jsonl"}
     assert before == after
 

@@ -133,7 +133,7 @@ def test_an_experiment_says_only_what_differs(path: Path) -> None:
 
 @pytest.mark.parametrize("path", ALL, ids=name_of)
 def test_no_version_date_or_hyper_parameter_in_a_name(path: Path) -> None:
-    assert re.fullmatch(r"[a-z][a-z_]*", re.sub(r"gsm8k|zero[0-3]|round2|\d+b", "x", path.stem)), path.stem
+    assert re.fullmatch(r"[a-z][a-z_]*", re.sub(r"gsm8k|zero[0-3]|round2|(\d\.)?\d+b", "x", path.stem)), path.stem
     assert not re.search(r"(^|_)(v|new|final|old|test|tmp|copy)(_|$)", path.stem), path.stem
 
 

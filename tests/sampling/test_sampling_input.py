@@ -15,7 +15,7 @@ from espalier.data.token_text import PROBE_TEXT
 from espalier.models.tiny import build_tiny, build_tokenizer
 from espalier.runtime.entrypoint import build
 from espalier.sampling.client import SampleRequest, ServerGone
-from espalier.sampling.input_checks import check_origin, check_state_tokens, check_unique
+from espalier.sampling.input_checks import check_origin, check_served, check_state_tokens, check_unique
 from espalier.sampling.requests import decode
 from tests.sampling.test_runner import job_config, run_the_job
 from tests.support.root_config import root_config
@@ -189,3 +189,11 @@ def cut_states(trajectories: Path, states: Path) -> None:
     stage = {"_target_": "espalier.pipeline.values.cut_states.CutStates"}
     config = StageConfig(output=str(states), input=str(trajectories), stage=stage)
     assert run_stage(build(stage), None, config) == 0
+
+
+def test_a_scripts_server_of_another_policy_is_refused_though_its_tokenizer_is_the_same(tmp_path: Path) -> None:
+    check_served("", "runs/dpo")  # nobody says what it serves
+    check_served("org/model", "org/model")
+    check_served(str(tmp_path), f"{tmp_path}/../{tmp_path.name}")
+    with pytest.raises(BadInput, match=r"serves runs/sft, policy is runs/dpo"):
+        check_served("runs/sft", "runs/dpo")

@@ -174,7 +174,9 @@ def script_fault(name: str, arguments: list[str]) -> str:
         is_known = not arguments or is_placeholder(arguments[0]) or arguments[0] in known
         return "" if is_known else f"there is no benchmark {arguments[0]}"
     if settings := re.search(r'^settings="([^"]*)"', text, re.MULTILINE):
-        keys = {*settings[1].replace("\\", " ").split(), "task.", "objective."}
+        keys = {*settings[1].replace("\\", " ").split(), "task.", "objective.", "prompt"}
+        prefixes = re.search(r'^prefixes="([^"]*)"', text, re.MULTILINE)
+        keys |= {f"{prefix}." for prefix in prefixes[1].split()} if prefixes else set()
         for word in arguments:
             key, equals, value = word.partition("=")
             if not equals or not (key in keys or (f"{key.partition('.')[0]}." in keys and "." in key)):

@@ -21,7 +21,14 @@ from espalier.models.tokenizer_checks import (
     stop_token_faults,
     tokenizer_differences,
 )
-from espalier.training.guards import check_amount, check_examples, check_held_out, check_margins, num_loss_tokens
+from espalier.training.guards import (
+    check_amount,
+    check_examples,
+    check_held_out,
+    check_margins,
+    check_rate,
+    num_loss_tokens,
+)
 
 END = 1
 LIMITS = Limits("policy", vocabulary=100, positions=8, ends=frozenset({END}))
@@ -270,3 +277,10 @@ def test_a_judge_with_another_tokenizer_is_refused_by_reinforcement_learning(
     assert caplog.text == ""
     check_same_tokenizer(tokenizer, str(tmp_path / "prm"), "process reward model")
     assert "is taken on trust" in caplog.text
+
+
+def test_a_rate_that_trains_nothing_names_the_sizes_that_bring_one() -> None:
+    check_rate(1e-7)
+    for rate in (0.0, -1e-5, float("nan")):
+        with pytest.raises(BadInput, match=r"update\.learning_rate is .*: choose the size of the model, as size="):
+            check_rate(rate)

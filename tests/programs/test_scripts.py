@@ -1,0 +1,172 @@
+"""The shell pipelines: settings of one stage by its prefix, recipes, one server for the stages that ask one policy."""
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.support.scripts import ROOT, Script
+
+# Every stage's prefix, a setting, and what the stage must get (config, setting); `policy=a run=b` go before.
+PASSED = {
+    "process_rewards.sh": {
+        "sample.params.temperature=0.7": ("api/vllm/trajectories", "params.temperature=0.7"),
+        "complete.params.top_p=0.9": ("api/vllm/completions", "params.top_p=0.9"),
+        "cut.stage.keep_ratio=0.5": ("values/cut_states", "stage.keep_ratio=0.5"),
+        "prm.update.learning_rate=2e-6": ("exp/reward/gsm8k", "update.learning_rate=2e-6"),
+        "score.stage.batch_tokens=512": ("prm/score_steps", "stage.batch_tokens=512"),
+        "server.dtype=float32": ("api/vllm/completions", "server.dtype=float32"),
+        "prompt=math_minerva": ("api/vllm/trajectories", "prompt@task.template=math_minerva"),
+        "deepspeed=zero2": ("exp/reward/gsm8k", "deepspeed=zero2"),
+        "max_tokens=99": ("api/vllm/trajectories", "params.max_tokens=99"),
+    },
+    "preferences.sh": {
+        "pair.stage.max_pairs=8": ("pairs/process_preferences", "stage.max_pairs=8"),
+        "train.lora=lora": ("exp/dpo/gsm8k", "lora=lora"),
+        "objective.beta=0.3": ("exp/dpo/gsm8k", "objective.beta=0.3"),
+    },
+    "evaluate.sh": {
+        "greedy.params.max_tokens=7": ("api/vllm/greedy", "params.max_tokens=7"),
+        "sample.params.temperature=0.7": ("api/vllm/trajectories", "params.temperature=0.7"),
+        "score.stage.batch_tokens=512": ("prm/score_steps", "stage.batch_tokens=512"),
+        "evaluate.stage.scores=x": ("evaluation/evaluate", "stage.scores=x"),
+        "server.dtype=float32": ("api/vllm/greedy", "server.dtype=float32"),
+    },
+    "reward_model.sh": {
+        "sample.params.temperature=0.7": ("api/vllm/trajectories", "params.temperature=0.7"),
+        "train.update.learning_rate=9e-6": ("exp/reward/outcome_pairs", "update.learning_rate=9e-6"),
+        "ppo.update.clip_high=0.28": ("exp/ppo/rlhf_shopping_notes", "update.clip_high=0.28"),
+    },
+    "iterate.sh": {
+        "sample.params.temperature=0.7": ("api/vllm/trajectories", "params.temperature=0.7"),
+        "complete.params.top_p=0.9": ("api/vllm/completions", "params.top_p=0.9"),
+        "prm.update.learning_rate=2e-6": ("exp/reward/gsm8k", "update.learning_rate=2e-6"),
+        "build.stage.max_pairs=8": ("pairs/process_preferences", "stage.max_pairs=8"),
+        "train.update.learning_rate=9e-7": ("exp/dpo/gsm8k", "update.learning_rate=9e-7"),
+        "evaluate.client.kv_cache_gib=2": ("api/vllm/evaluate", "client.kv_cache_gib=2"),
+    },
+    "quickstart.sh": {
+        "sample.params.temperature=0.7": ("api/vllm/trajectories", "params.temperature=0.7"),
+        "prm.update.learning_rate=2e-6": ("exp/reward/word_arithmetic", "update.learning_rate=2e-6"),
+        "train.update.learning_rate=9e-7": ("exp/dpo/word_arithmetic", "update.learning_rate=9e-7"),
+        "server.dtype=float32": ("api/vllm/completions", "server.dtype=float32"),
+    },
+}  # fmt: skip
+GIVEN = {
+    "evaluate.sh": ["name=x"],
+    "reward_model.sh": ["exp=exp/reward/outcome_pairs", "ppo=exp/ppo/rlhf_shopping_notes"],
+    "iterate.sh": ["num_rounds=1"],
+}
+
+
+def stages(commands: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The commands that run a stage: without those that only ask whether settings fit."""
+    return [list(command) for command in commands if "--help" not in command]
+
+
+def named(commands: Sequence[Sequence[str]], config: str) -> list[list[str]]:
+    return [command for command in stages(commands) if config in command]
+
+
+@pytest.mark.parametrize("name", PASSED)
+def test_a_setting_goes_to_the_stage_of_its_prefix_and_to_no_other(name: str, script: Script) -> None:
+    (script.checkout / "b").mkdir()
+    common = ["run=b"] if name == "quickstart.sh" else ["policy=a", "run=b", "task=gsm8k", *GIVEN.get(name, [])]
+    if name == "quickstart.sh":
+        (script.checkout / "conf").symlink_to(ROOT / "conf")
+    commands = script(*common, *PASSED[name], name=name)
+    for given, (config, setting) in PASSED[name].items():
+        found = named(commands, config)
+        assert found, config
+        assert any(setting in command for command in found), given
+        if re.match(r"(sample|complete|cut|prm|score|pair|train|build|ppo|evaluate|greedy)\.", given):
+            others = [command for command in stages(commands) if setting in command and config not in command]
+            assert not others, others
+
+
+def test_a_setting_that_no_stage_takes_ends_with_one_line_before_anything_is_run(tmp_path: Path) -> None:
+    """By the real programs' own check of their settings."""
+    cases = [
+        ("process_rewards.sh", "smaple.params.top_p=1", r"error: there is no setting 'smaple\.params\.top_p'; "
+         r"the settings are: task policy .*, prompt, task\.\*, sample\.\*, complete\.\*, .*server\.\*"),
+        ("process_rewards.sh", "sample.params.temprature=1", r"error: sample\.\*: config: .*temprature.*"),
+        ("process_rewards.sh", "server.max_modellen=1", r"error: server\.\*: config: .*max_modellen.*"),
+        ("preferences.sh", "train.update.learning_rat=1", r"error: train\.\*: config: .*learning_rat'.*"),
+        ("preferences.sh", "nproc", r"error: 'nproc' is not key=value; .*"),
+    ]  # fmt: skip
+    for name, setting, said in cases:
+        command = ["bash", f"scripts/{name}", f"policy={tmp_path}", f"run={tmp_path}/run", "max_length=99",
+                   *(["max_tokens=9"] if name == "process_rewards.sh" else []), setting]  # fmt: skip
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 2, done.stderr
+        assert re.fullmatch(said, done.stderr.strip()), done.stderr
+        assert not (tmp_path / "run").exists()
+
+
+def test_lengths_of_the_embedded_tasks_are_taken_for_no_other(script: Script) -> None:
+    for task, (tokens, window) in {"word_arithmetic": (128, 512), "long_arithmetic_rare": (128, 512),
+                                   "gsm8k": (1024, 2048), "problem_file": (1024, 2048)}.items():  # fmt: skip
+        commands = script("policy=a", "run=b", f"task={task}", name="process_rewards.sh")
+        (sample,) = named(commands, "api/vllm/trajectories")
+        assert {f"params.max_tokens={tokens}", f"server.max_model_len={window}"} <= set(sample)
+        trains = [command for command in stages(commands) if command[0] == "trainer_base_ds_mul.py"]
+        assert all(f"examples.max_length={window}" in command for command in trains)
+
+
+def test_training_runs_on_as_many_ranks_as_are_asked_for(script: Script) -> None:
+    (script.checkout / "b").mkdir()
+    (_, _, train) = script("policy=a", "run=b", "nproc=2", "task=gsm8k", name="preferences.sh")
+    assert train[:3] == ["launch.py", "--nproc_per_node=2", "trainer_base_ds_mul.py"]
+
+
+def test_a_reward_model_of_another_task_names_its_experiments(script: Script) -> None:
+    assert script("policy=a", "run=b", "task=gsm8k", name="reward_model.sh", code=2) == []
+
+
+def test_the_quick_start_asks_its_first_policy_through_one_server_that_ends_before_training(script: Script) -> None:
+    (script.checkout / "conf").symlink_to(ROOT / "conf")
+    servers = script.servers("run=b", "server.dtype=float32", name="quickstart.sh")
+    policies = [next(word for word in command if word.startswith("policy=")) for command in servers]
+    assert policies == ["policy=b/sft/model", "policy=b/sft/model", "policy=b/dpo/model", "policy=b/process_dpo/model"]
+    assert all("server.dtype=float32" in command for command in servers)
+
+
+def test_a_script_that_is_stopped_leaves_no_server_behind(tmp_path: Path) -> None:
+    """By SIGINT, SIGTERM and SIGKILL alike: the server watches the script, as every program of ours does."""
+    folder = tmp_path / "own"
+    folder.mkdir()
+    words = f"""set -euo pipefail
+source scripts/environment.sh
+server_settings=()
+python={folder}/python
+serve M {folder}/server.log 512 {folder}/a.jsonl
+echo $server > {folder}/pid
+sleep 60 & wait
+"""
+    (folder / "python").write_text(
+        f"#!/usr/bin/env bash\necho http://127.0.0.1:7\nexec {ROOT}/.venv/bin/python -c "
+        "'from espalier.runtime.process_lifetime import die_with_owner\nimport time\ndie_with_owner(0.1)\n"
+        "time.sleep(60)'\n"
+    )
+    (folder / "python").chmod(0o755)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
+        (folder / "pid").unlink(missing_ok=True)
+        environment = {key: value for key, value in os.environ.items() if key != "ESPALIER_OWNER"}
+        with subprocess.Popen(["bash", "-c", words], cwd=ROOT, env=environment, start_new_session=True) as running:
+            deadline = time.monotonic() + 30
+            while not (folder / "pid").exists() or not (folder / "pid").read_text().strip():
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            server = int((folder / "pid").read_text())
+            os.kill(running.pid, number)
+            if number == signal.SIGINT:
+                os.killpg(running.pid, number)  # as a terminal does
+            running.wait(20)
+        while Path(f"/proc/{server}").exists() and "Z" not in Path(f"/proc/{server}/stat").read_text().split()[2]:
+            assert time.monotonic() < deadline + 30, f"the server is left behind after {number.name}"
+            time.sleep(0.1)
