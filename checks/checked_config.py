@@ -4,6 +4,7 @@ The tokenizer, the task, its problems and the examples are loaded once. A check 
 error of the program itself.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -278,7 +279,7 @@ class CheckedConfig:
         return isinstance(self.config, TrainConfig) and self.config.update.layout in ("packed", "shared")
 
     @cached_property
-    def examples(self) -> tuple[list[Any], list[Any]]:
+    def examples(self) -> tuple[Sequence[Any], Sequence[Any]]:
         """(training examples, evaluation examples)."""
         return load_data(self.config, self.tokenizer)
 

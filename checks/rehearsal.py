@@ -7,7 +7,7 @@ raises what the program itself would raise.
 import asyncio
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import replace
 from io import StringIO
@@ -117,7 +117,7 @@ def rehearse_sampling(config: SampleConfig, tokenizer: Any) -> str:
     return f"answers: {sample.text[:40]!r} ({len(sample.token_ids)} tokens, {sample.finish_reason})"
 
 
-def rehearse_training(config: TrainConfig, tokenizer: Any, examples: list[Any]) -> str:
+def rehearse_training(config: TrainConfig, tokenizer: Any, examples: Sequence[Any]) -> str:
     """Take one optimizer step on the first batch, in memory."""
     with _folder() as folder:
         small = replace(

@@ -6,7 +6,7 @@ counted  # [LeftOut("train.jsonl", "are longer than 512 tokens", 3, 400), ...]
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -52,3 +52,10 @@ def leave_out(
         counted.append(LeftOut(path, reason, number, total))
     level = logging.INFO if is_asked_for else logging.WARNING
     log.log(level, "%s: %d of %d %s %s and are left out%s", path, number, total, noun, reason, details)
+
+
+def count_again(rows: Iterable[LeftOut]) -> None:
+    """Count what was left out when the data were made that are read now, for whoever asks."""
+    counted = _counted.get()
+    if counted is not None:
+        counted.extend(rows)

@@ -21,7 +21,8 @@ MANIFEST = "manifest.json"
 PARTIAL, REPLACED = ".partial", ".replaced"
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -114,12 +115,12 @@ def _make_anew(partial: Path) -> None:
 def _complete(folder: Path, partial: Path, replaced: Path) -> None:
     write_manifest(partial)
     for path in [*partial.rglob("*"), partial]:
-        _fsync(path)
+        fsync(path)
     if folder.exists():
         shutil.rmtree(replaced, ignore_errors=True)
         folder.replace(replaced)
     partial.replace(folder)
-    _fsync(folder.parent)
+    fsync(folder.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 

@@ -5,11 +5,14 @@ once for all tests that ask for it; mark those `server`. Their files are in `_ON
 """
 
 import asyncio
+import atexit
 import hashlib
 import json
 import os
 import random
+import shutil
 import socket
+import tempfile
 import threading
 import time
 from collections import Counter
@@ -25,6 +28,11 @@ from espalier.data.tasks.word_arithmetic import WordArithmetic
 
 ROOT = Path(__file__).resolve().parent.parent
 pytest_plugins = ["tests.support.scripts"]  # the fixture `script`
+
+# Tokenised examples of tests are no user's: one folder for all workers, removed by the first.
+if "ESPALIER_TEST_CACHE" not in os.environ:
+    os.environ["ESPALIER_TEST_CACHE"] = os.environ["HF_DATASETS_CACHE"] = tempfile.mkdtemp(prefix="espalier-examples-")
+    atexit.register(shutil.rmtree, os.environ["HF_DATASETS_CACHE"], ignore_errors=True)
 
 # Property tests draw the same examples for the same code, so that a suite's verdict can be had again; new
 # examples are sought by hand: `bash scripts/test.sh --hypothesis-profile=default` draws others at every run.

@@ -15,24 +15,21 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
+import numpy as np
+
 from espalier.data.batches.loader import Loader
 from espalier.data.batches.packing import Layout, place_rows
-from espalier.data.examples.token_examples import OutcomeExample, example_length
+from espalier.data.examples.example_facts import num_loss_tokens, token_rows
+from espalier.data.examples.stored_examples import StoredExamples
+from espalier.data.examples.token_examples import OutcomeExample
 from espalier.data.left_out import count_left_out
 from espalier.data.records import BadInput
 from espalier.models.load import load_tokenizer
 from espalier.models.tokenizer_checks import Limits, check_tokenizer, model_limits
-from espalier.runtime.entrypoint import build, compose_config
+from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import TrainConfig
-from espalier.training.guards import (
-    check_amount,
-    check_examples,
-    check_held_out,
-    check_margins,
-    check_targets,
-    num_loss_tokens,
-    token_rows,
-)
+from espalier.training.example_cache import stored_examples
+from espalier.training.guards import check_amount, check_held_out, check_limits, check_margins, check_targets
 from espalier.training.loop import is_due
 from espalier.training.schedule import num_steps, num_warmup_steps, rate_at
 
@@ -85,7 +82,7 @@ class Explain:
         check_tokenizer(tokenizer, limits)
         examples, about = _load(config.examples, tokenizer, limits)
         summary: dict[str, Any] = {"experiment": self.experiment, "examples": about}
-        eval_examples: list[Any] = []
+        eval_examples: Sequence[Any] = []
         if config.eval_examples:
             eval_examples, summary["eval_examples"] = _load(config.eval_examples, tokenizer, limits)
             check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
@@ -113,22 +110,26 @@ class Explain:
         return summary
 
 
-def _load(node: Any, tokenizer: Any, limits: Limits) -> tuple[list[Any], dict[str, Any]]:
+def _load(node: Any, tokenizer: Any, limits: Limits) -> tuple[StoredExamples, dict[str, Any]]:
     """Return examples as a run would train on them, and a summary of them."""
     path = str(node.get("path", "examples"))
     with count_left_out() as left_out:
-        examples: list[Any] = check_examples(build(node).load(tokenizer), path, limits, node.get("max_length"))
-    lengths = sorted(example_length(example) for example in examples)
-    tokens = sum(len(row) for example in examples for row in rows_of(example))
+        examples = stored_examples(node, tokenizer)
+        check_limits(examples, path, limits, node.get("max_length"))
+    facts = examples.facts
+    lengths = np.sort(facts["length"])
+    tokens = int(facts["row_tokens"].sum())
+    if examples.kind is OutcomeExample:
+        tokens += sum(sum(map(len, rows_of(example)[1:])) for example in examples)
     return examples, {
         "path": path,
-        "kind": type(examples[0]).__name__,
+        "kind": examples.kind.__name__,
         "kept": len(examples),
         "left_out": [asdict(row) for row in left_out],
         "tokens": tokens,
-        "tokens_that_the_loss_reads": sum(map(num_loss_tokens, examples)),
-        "length": {"shortest": lengths[0], "median": lengths[len(lengths) // 2],
-                   "mean": round(sum(lengths) / len(lengths), 1), "longest": lengths[-1],
+        "tokens_that_the_loss_reads": int(facts["loss_tokens"].sum()),
+        "length": {"shortest": int(lengths[0]), "median": int(lengths[len(lengths) // 2]),
+                   "mean": round(float(lengths.mean()), 1), "longest": int(lengths[-1]),
                    "max_length": node.get("max_length"), "positions": limits.positions},
     }  # fmt: skip
 

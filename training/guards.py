@@ -8,11 +8,17 @@ examples that are trained on.
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import tee
 from typing import Any, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+
+from espalier.data.examples.example_facts import num_loss_tokens, token_rows
 from espalier.data.examples.label_balance import check_balance
-from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample, example_length
+from espalier.data.examples.stored_examples import column_of, facts_of
+from espalier.data.examples.token_examples import OutcomeExample, PairExample, TokenExample
 from espalier.data.left_out import leave_out
 from espalier.data.records import BadInput
 from espalier.models.tokenizer_checks import Limits
@@ -21,16 +27,20 @@ log = logging.getLogger("train")
 E = TypeVar("E")
 
 
-def check_examples(examples: Sequence[E], path: str, limits: Limits, max_length: int | None = None) -> list[E]:
-    """Return the examples the loss reads something of, in order. Warns of what is odd; raises BadInput on what cannot
-    be trained on. `path` names their file, `max_length` is its setting."""
+def without_unread(examples: Sequence[E], path: str) -> list[E]:
+    """Return the examples the loss reads something of, in order. Raises BadInput where two have one id, and where none
+    is left. `path` names their file."""
     _check_ids(examples, path)
+    return _without_masked(examples, path)
+
+
+def check_limits(examples: Sequence[Any], path: str, limits: Limits, max_length: int | None = None) -> None:
+    """Raise BadInput on examples that the model cannot read; warn of what is odd. `max_length` is the file's
+    setting."""
     _check_vocabulary(examples, path, limits)
     _check_positions(examples, path, limits, max_length)
-    kept = _without_masked(examples, path)
-    for line in unended(kept, limits.ends):
+    for line in unended(examples, limits.ends):
         log.warning("%s: %s", path, line)
-    return kept
 
 
 def check_rate(learning_rate: float) -> None:
@@ -45,9 +55,10 @@ def check_targets(examples: Sequence[Any], hard_above: float | None, path: str) 
     kind; warn where they are alike. `hard_above` is the objective's; soft targets (None) are their values."""
     if hard_above is None:
         return
-    values = [value for example in examples if isinstance(example, StepExample) for value in example.inner_values]
+    both = zip(column_of(examples, "values", []), column_of(examples, "has_outcome", False), strict=True)
+    labels, values = tee(one for row, has_outcome in both for one in (row[:-1] if has_outcome else row))
     place = f"{path} with objective.hard_above={hard_above:g}"
-    check_balance([float(value > hard_above) for value in values], values, place,
+    check_balance((float(value > hard_above) for value in labels), values, place,
                   "take another objective.hard_above (smoothed values are never 0: 0.5), or null")  # fmt: skip
 
 
@@ -62,18 +73,17 @@ def check_margins(examples: Sequence[Any], objective: Mapping[str, Any], source:
             "no objective reads the margins of examples.has_score_margin=true: set "
             "objective=bradley_terry and objective.margin_scale=1, or examples.has_score_margin=false"
         )
-    if is_made and not any(example.margin for example in examples):
+    if is_made and not any(column_of(examples, "margin")):
         raise BadInput(f"{path}: chosen and rejected have one score in all of {len(examples)} pairs: without scores "
                        "set objective.margin_scale=0 examples.has_score_margin=false")  # fmt: skip
 
 
-def check_held_out(examples: Iterable[Any], eval_examples: Sequence[Any], path: str) -> None:
+def check_held_out(examples: Sequence[Any], eval_examples: Sequence[Any], path: str) -> None:
     """Warn where evaluation examples are trained on, ids and values alike."""
-    trained = {_content(example) for example in examples}
-    seen = [example.id for example in eval_examples if _content(example) in trained]
-    if seen:
-        log.warning("%s: %d of %d evaluation examples are trained on too: %s", path, len(seen), len(eval_examples),
-                    _some(seen))  # fmt: skip
+    is_seen = np.isin(facts_of(eval_examples)["content"], facts_of(examples)["content"])
+    if is_seen.any():
+        log.warning("%s: %d of %d evaluation examples are trained on too: %s", path, is_seen.sum(),
+                    len(eval_examples), _some_of(eval_examples, is_seen))  # fmt: skip
 
 
 def check_amount(examples: Sequence[Any], batch_size: int) -> None:
@@ -83,41 +93,21 @@ def check_amount(examples: Sequence[Any], batch_size: int) -> None:
                     batch_size, len(examples))  # fmt: skip
 
 
-def token_rows(example: Any) -> list[list[int]]:
-    """Return the token rows a model reads of an example: one, or for a pair chosen and rejected, each with its
-    prompt."""
-    if isinstance(example, PairExample):
-        return [[*example.prompt_ids, *side] for side in (example.chosen_ids, example.rejected_ids)]
-    return [example.ids]
-
-
-def num_loss_tokens(example: Any) -> int:
-    """Return how many tokens of an example its loss reads: response tokens of a weight that is not 0, of both sides of
-    a pair; for process and outcome rewards the places where the head is read."""
-    if isinstance(example, PairExample):
-        return len(example.chosen_ids) + len(example.rejected_ids)
-    if isinstance(example, StepExample):
-        return sum(weight != 0 for weight in example.weights or [1.0] * len(example.positions))
-    if isinstance(example, OutcomeExample):
-        return len(example.ids) - example.prompt_length if example.weight else 0
-    first = max(1, example.prompt_length)  # nothing predicts the first token
-    weights = example.weights or [1.0] * (len(example.ids) - example.prompt_length)
-    return sum(weight != 0 for weight in weights[first - example.prompt_length :])
-
-
 def unended(examples: Sequence[Any], ends: frozenset[int]) -> Iterator[str]:
     """Return a line for every kind of response that does not end with an end token: it was cut while it was sampled, or
     its file holds no ends, and a policy learns from it not to stop. Of pairs those are odd of which one side ends."""
     names = ", ".join(map(str, sorted(ends)))
-    cut = [e.id for e in examples if isinstance(e, TokenExample | OutcomeExample) and e.ids[-1] not in ends]
-    if cut:
-        yield f"{len(cut)} of {len(examples)} responses do not end with an end token (id {names}): they were cut at " \
-              f"a token limit, or hold no end: {_some(cut)}"  # fmt: skip
-    one = [e.id for e in examples if isinstance(e, PairExample)
-           and (e.chosen_ids[-1] in ends) != (e.rejected_ids[-1] in ends)]  # fmt: skip
-    if one:
-        yield f"of {len(one)} of {len(examples)} pairs only one side ends with an end token (id {names}): the other " \
-              f"was cut at a token limit, or goes on after its step: {_some(one)}"  # fmt: skip
+    facts = facts_of(examples)
+    ids = np.array(sorted(ends))
+    ends_well, other_ends_well = np.isin(facts["last_id"], ids), np.isin(facts["other_last_id"], ids)
+    cut, one = ~ends_well, ends_well != other_ends_well
+    kind = type(examples[0]) if len(examples) else None
+    if kind in (TokenExample, OutcomeExample) and cut.any():
+        yield f"{cut.sum()} of {len(examples)} responses do not end with an end token (id {names}): they were cut at " \
+              f"a token limit, or hold no end: {_some_of(examples, cut)}"  # fmt: skip
+    if kind is PairExample and one.any():
+        yield f"of {one.sum()} of {len(examples)} pairs only one side ends with an end token (id {names}): the other " \
+              f"was cut at a token limit, or goes on after its step: {_some_of(examples, one)}"  # fmt: skip
 
 
 def _check_ids(examples: Sequence[Any], path: str) -> None:
@@ -128,35 +118,37 @@ def _check_ids(examples: Sequence[Any], path: str) -> None:
 
 
 def _check_vocabulary(examples: Sequence[Any], path: str, limits: Limits) -> None:
-    bad = []
-    for example in examples:
-        for row in token_rows(example):
-            if row and not (min(row) >= 0 and max(row) < limits.vocabulary):
-                place = next(place for place, token in enumerate(row) if not 0 <= token < limits.vocabulary)
-                bad.append((example.id, place, row[place]))
-                break
-    if bad:
-        name, place, token = bad[0]
-        raise BadInput(
-            f"{path}: {len(bad)} of {len(examples)} examples hold ids that {limits.path} has no embedding for (it has "
-            f"{limits.vocabulary}): id {token} is token {place} of '{name}': sample and train with one tokenizer"
-        )
+    facts = facts_of(examples)
+    is_bad = (facts["least_id"] < 0) | (facts["greatest_id"] >= limits.vocabulary)
+    if not is_bad.any():
+        return
+    first = examples[int(is_bad.argmax())]
+    place, token = next(
+        (place, token)
+        for row in token_rows(first)
+        for place, token in enumerate(row)
+        if not 0 <= token < limits.vocabulary
+    )
+    raise BadInput(
+        f"{path}: {is_bad.sum()} of {len(examples)} examples hold ids that {limits.path} has no embedding for (it has "
+        f"{limits.vocabulary}): id {token} is token {place} of '{first.id}': sample and train with one tokenizer"
+    )
 
 
 def _check_positions(examples: Sequence[Any], path: str, limits: Limits, max_length: int | None) -> None:
     if limits.positions is None:
         return
-    long = [example for example in examples if example_length(example) > limits.positions]
-    if long:
-        longest = max(long, key=example_length)
+    lengths = facts_of(examples)["length"]
+    longest = int(lengths.max())
+    if longest > limits.positions:
         raise BadInput(
-            f"{path}: {len(long)} of {len(examples)} examples are longer than the {limits.positions} positions of "
-            f"{limits.path}: '{longest.id}' has {example_length(longest)} tokens: set examples.max_length="
-            f"{limits.positions}"
+            f"{path}: {(lengths > limits.positions).sum()} of {len(examples)} examples are longer than the "
+            f"{limits.positions} positions of {limits.path}: '{examples[int(lengths.argmax())].id}' has {longest} "
+            f"tokens: set examples.max_length={limits.positions}"
         )
     if max_length is not None and max_length > limits.positions:
         log.warning("%s: max_length %d is above the %d positions of %s; the longest example has %d tokens", path,
-                    max_length, limits.positions, limits.path, max(map(example_length, examples)))  # fmt: skip
+                    max_length, limits.positions, limits.path, longest)  # fmt: skip
 
 
 def _without_masked(examples: Sequence[E], path: str) -> list[E]:
@@ -169,8 +161,9 @@ def _without_masked(examples: Sequence[E], path: str) -> list[E]:
     return kept
 
 
-def _content(example: Any) -> tuple[Any, ...]:
-    return tuple(tuple(row) for row in token_rows(example))
+def _some_of(examples: Sequence[Any], is_meant: npt.NDArray[np.bool_]) -> str:
+    """Return the ids of the first few of the examples that are meant."""
+    return _some([examples[int(place)].id for place in np.flatnonzero(is_meant)[:4]])
 
 
 def _some(names: Sequence[str]) -> str:

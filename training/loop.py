@@ -20,7 +20,7 @@ import torch
 from espalier.data.batches.batch import Batch
 from espalier.data.batches.loader import Loader
 from espalier.data.batches.packing import Layout
-from espalier.data.examples.token_examples import examples_fingerprint
+from espalier.data.examples.stored_examples import fingerprint_of
 from espalier.data.records import BadInput
 from espalier.runtime.distributed import barrier, gather_over_ranks, sum_over_ranks, world_size
 from espalier.runtime.schemas import TrainConfig
@@ -82,7 +82,7 @@ class Loop:
         signal.
         """
         config, max_steps = self.config, self.max_steps
-        self.data = examples_fingerprint(self.loader.examples)
+        self.data = fingerprint_of(self.loader.examples)
         state = checkpoint.load(self.run_dir, self.engine, self.data, config.checkpoints.resume, self.best)
         first, self.num_skipped = state.step, state.num_skipped
         if first > max_steps:

@@ -3,14 +3,15 @@
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from espalier.data.batches.loader import Loader
 from espalier.data.batches.packing import Layout
 from espalier.data.examples.example_view import of_each_kind, token_text, view
-from espalier.data.examples.token_examples import example_length
+from espalier.data.examples.stored_examples import StoredExamples, column_of, longest_of
 from espalier.data.seen_responses import write_training_responses
 from espalier.data.training_problems import write_training_problems
 from espalier.models.load import is_reward_model
@@ -24,10 +25,11 @@ from espalier.runtime.manifest import write_folder
 from espalier.runtime.schemas import TrainConfig
 from espalier.training.deepspeed_engine import BadSettings, DeepSpeedEngine, tensor_parallel_size
 from espalier.training.engine import Engine, TorchEngine
+from espalier.training.example_cache import stored_examples
 from espalier.training.guards import (
     check_amount,
-    check_examples,
     check_held_out,
+    check_limits,
     check_margins,
     check_rate,
     check_targets,
@@ -51,12 +53,14 @@ def make_loader(config: TrainConfig, examples: Sequence[Any]) -> Loader:
     return Loader(examples, *sizes, *data_ranks(config), micro_batch_tokens=config.update.micro_batch_tokens)
 
 
-def load_data(config: TrainConfig, tokenizer: Any) -> tuple[list[Any], list[Any]]:
+def load_data(config: TrainConfig, tokenizer: Any) -> tuple[Sequence[Any], Sequence[Any]]:
     """Return training and evaluation examples, past the guards; no evaluation examples where the config has none."""
     check_rate(config.update.learning_rate)
     check_stop_tokens(tokenizer, config.model["path"])
     examples = load_examples(config, config.examples, tokenizer)
-    eval_examples = load_examples(config, config.eval_examples, tokenizer) if config.eval_examples else []
+    eval_examples: Sequence[Any] = []
+    if config.eval_examples:
+        eval_examples = load_examples(config, config.eval_examples, tokenizer)
     if eval_examples:
         check_held_out(examples, eval_examples, str(config.eval_examples.get("path")))
     check_amount(examples, config.update.batch_size)
@@ -64,19 +68,20 @@ def load_data(config: TrainConfig, tokenizer: Any) -> tuple[list[Any], list[Any]
     check_margins(examples, config.objective, config.examples, str(config.examples.get("path")))
     check_benchmarks(examples, config.held_out_benchmarks, tokenizer, str(config.examples.get("path")))
     if config.debug:
-        show_examples([*examples, *eval_examples], tokenizer)
+        show_examples(chain(examples, eval_examples), tokenizer)
     return examples, eval_examples
 
 
-def load_examples(config: TrainConfig, node: Any, tokenizer: Any) -> list[Any]:
+def load_examples(config: TrainConfig, node: Any, tokenizer: Any) -> StoredExamples:
     """Return the examples of one source, past the guards."""
     limits = model_limits(config.model["path"], tokenizer)
     check_tokenizer(tokenizer, limits)
-    examples: list[Any] = build(node).load(tokenizer)
-    return check_examples(examples, str(node.get("path", "examples")), limits, node.get("max_length"))
+    examples = stored_examples(node, tokenizer)
+    check_limits(examples, str(node.get("path", "examples")), limits, node.get("max_length"))
+    return examples
 
 
-def show_examples(examples: Sequence[Any], tokenizer: Any) -> None:
+def show_examples(examples: Iterable[Any], tokenizer: Any) -> None:
     """Print one example of each kind, in colour on a terminal (unless NO_COLOR is set); on rank 0."""
     is_colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     for example in of_each_kind(examples) if is_main_rank() else []:
@@ -127,10 +132,10 @@ def make_model(config: TrainConfig) -> Any:
     return (build(config.lora).wrap(model) if config.lora else model).to(device())
 
 
-def make_layout(config: TrainConfig, objective: Any, model: Any, examples: Sequence[Any], pad_id: int) -> Layout:
+def make_layout(config: TrainConfig, objective: Any, model: Any, longest: int, pad_id: int) -> Layout:
     """Return how batches lie in memory: as the config says, which policy and reference have to be able to take; `auto`
-    is what both can. Raises BadAttention where packed rows are forced on a network that mixes them up."""
-    longest = max(map(example_length, examples), default=0)
+    is what both can. `longest`: tokens of the longest example. Raises BadAttention where packed rows are forced on a
+    network that mixes them up."""
     reference = getattr(objective, "reference", None)
     networks = [model, *([reference.to(device())] if reference is not None else [])]
     kinds = {choose_layout(one, config.update.layout, longest) for one in networks}
@@ -147,8 +152,8 @@ def make_loop(
     numbers = [(parameter.numel(), parameter.requires_grad) for parameter in model.parameters()]
     engine = make_engine(config, model)
     objective = make_objective(config, engine.model)
-    rows = [*examples, *eval_examples]
-    layout = make_layout(config, objective, engine.model, rows, int(tokenizer.pad_token_id))
+    longest = longest_of(examples, eval_examples)
+    layout = make_layout(config, objective, engine.model, longest, int(tokenizer.pad_token_id))
     loop = Loop(config, engine, objective, loader, eval_loader, layout, Path(config.output_dir))
     trained, total = sum(count for count, is_trained in numbers if is_trained), sum(row[0] for row in numbers)
     return loop, f"{total / 1e6:.2f}M parameters" + (f" ({trained:,} trained)" if trained < total else "")
@@ -184,7 +189,7 @@ def save_model(loop: Loop, tokenizer: Any) -> None:
             merge_adapter(adapter, lambda: build(config.model)).save_pretrained(folder)
         if rank() == 0:
             tokenizer.save_pretrained(folder)
-            problems = {getattr(example, "problem_id", "") for example in loop.loader.examples} - {""}
+            problems = set(column_of(loop.loader.examples, "problem_id", "")) - {""}
             start = config.model["path"]
             is_reward = is_reward_model(start)
             if problems:

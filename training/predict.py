@@ -23,7 +23,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from espalier.data.examples.token_examples import example_length, examples_fingerprint
+from espalier.data.examples.example_facts import token_rows
+from espalier.data.examples.stored_examples import StoredExamples
 from espalier.data.jsonl import cut_torn_tail, file_sha256, iter_rows, read_records, to_line, write_json, write_records
 from espalier.data.records import BadInput, parse_record
 from espalier.models.load import BadModel
@@ -35,7 +36,6 @@ from espalier.runtime.schemas import TrainConfig
 from espalier.runtime.tracking import Progress
 from espalier.training.engine import load_weights
 from espalier.training.export_model import stored_weights
-from espalier.training.guards import token_rows
 from espalier.training.loop_from_config import load_examples, make_model
 from espalier.training.scoring import Prediction, Scorer, is_scalar, prediction_kind
 
@@ -119,15 +119,16 @@ def load_checkpoint(config: TrainConfig, path: str) -> Any:
     return model.to(device()).requires_grad_(False).eval()
 
 
-def batches_by_length(examples: Sequence[Any], batch_tokens: int) -> list[list[Any]]:
-    """Return examples of similar length together, at most `batch_tokens` padded tokens a batch (or one example)."""
-    batches: list[list[Any]] = []
-    for example in sorted(examples, key=example_length):
-        size = example_length(example) * len(token_rows(example))
+def batches_by_length(lengths: Mapping[int, int], num_rows: int, batch_tokens: int) -> list[list[int]]:
+    """Return places of examples of similar length together, at most `batch_tokens` padded tokens a batch (or one
+    example). `lengths`: tokens of the example at each place; `num_rows`: rows of an example."""
+    batches: list[list[int]] = []
+    for place in sorted(lengths, key=lengths.__getitem__):
+        size = lengths[place] * num_rows
         if batches and size * (len(batches[-1]) + 1) <= batch_tokens:
-            batches[-1].append(example)
+            batches[-1].append(place)
         else:
-            batches.append([example])
+            batches.append([place])
     return batches
 
 
@@ -161,10 +162,10 @@ def predict(config: TrainConfig, tokenizer: Any) -> None:
 
 
 def _write(
-    config: TrainConfig, checkpoint: Checkpoint, examples: Sequence[Any], load: Callable[[], Scorer]
+    config: TrainConfig, checkpoint: Checkpoint, examples: StoredExamples, load: Callable[[], Scorer]
 ) -> type[Prediction]:
     """Return the rows of one checkpoint; their kind."""
-    inputs = {checkpoint.path: checkpoint.fingerprint(), "examples": examples_fingerprint(examples)}
+    inputs = {checkpoint.path: checkpoint.fingerprint(), "examples": examples.fingerprint}
     done = from_main_rank(lambda: _begin(config, checkpoint, examples, inputs))
     if done is None:
         log.info("%s is complete", checkpoint.file)
@@ -172,9 +173,10 @@ def _write(
     started = time.monotonic()
     scorer = load()
     kind = prediction_kind(examples[0], is_scalar(scorer.model))
-    left = [example for example in examples if example.id not in done]
-    mine = batches_by_length(left, config.predict.batch_tokens)[rank() :: world_size()]
-    _score(config, checkpoint, scorer, mine)
+    lengths = examples.facts["length"].tolist()
+    left = {place: lengths[place] for place, name in enumerate(examples.column("id")) if name not in done}
+    batches = batches_by_length(left, len(token_rows(examples[0])), config.predict.batch_tokens)
+    _score(config, checkpoint, scorer, examples, batches[rank() :: world_size()])
     barrier()
 
     def finish() -> None:
@@ -191,7 +193,7 @@ def _write(
 
 
 def _begin(
-    config: TrainConfig, checkpoint: Checkpoint, examples: Sequence[Any], inputs: dict[str, str]
+    config: TrainConfig, checkpoint: Checkpoint, examples: StoredExamples, inputs: dict[str, str]
 ) -> set[str] | None:
     """Return ids that are scored already; None where the file is complete. Raises BadInput on rows of something
     else."""
@@ -207,7 +209,7 @@ def _begin(
         return None
     if not origin.is_file():
         write_json(origin, provenance(config, inputs, {}, 0.0))
-    known = {example.id for example in examples}
+    known = set(examples.column("id"))
     done: set[str] = set()
     for path in sorted(checkpoint.parts.glob("rank-*.jsonl")):
         cut_torn_tail(path)
@@ -221,14 +223,21 @@ def _begin(
     return done
 
 
-def _score(config: TrainConfig, checkpoint: Checkpoint, scorer: Scorer, batches: Sequence[Sequence[Any]]) -> None:
+def _score(
+    config: TrainConfig,
+    checkpoint: Checkpoint,
+    scorer: Scorer,
+    examples: StoredExamples,
+    batches: Sequence[Sequence[int]],
+) -> None:
     """Append this rank's rows to its own file, batch by batch."""
     path = checkpoint.parts / f"rank-{rank()}.jsonl"
     total, done, tokens = sum(map(len, batches)), 0, 0
     started = time.monotonic()
     progress = Progress(checkpoint.name, total, "row", 0, config.tracking.line_every_seconds)
     with progress, path.open("a") as file:
-        for batch in batches:
+        for places in batches:
+            batch = examples.take(places)
             for row in scorer.score(batch):
                 file.write(to_line(row))
             file.flush()
@@ -237,13 +246,14 @@ def _score(config: TrainConfig, checkpoint: Checkpoint, scorer: Scorer, batches:
             progress.update(done, tokens_per_second=tokens / (time.monotonic() - started))
 
 
-def _collect(checkpoint: Checkpoint, kind: type[Prediction], examples: Sequence[Any]) -> list[Prediction]:
+def _collect(checkpoint: Checkpoint, kind: type[Prediction], examples: StoredExamples) -> list[Prediction]:
     """Return the rows of all parts in the order of the examples, each there once."""
     rows = dict(_rows_of_parts(checkpoint, kind))
-    missing = [example.id for example in examples if example.id not in rows]
+    names = list(examples.column("id"))
+    missing = [name for name in names if name not in rows]
     if missing or len(rows) != len(examples):
         raise BadInput(f"{checkpoint.parts}: {len(missing)} of {len(examples)} rows are missing: run the command again")
-    return [rows[example.id] for example in examples]
+    return [rows[name] for name in names]
 
 
 def _rows_of_parts(checkpoint: Checkpoint, kind: type[Prediction]) -> Iterator[tuple[str, Prediction]]:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from espalier.data.batches.packing import pad_rows
+from espalier.data.examples.example_facts import token_rows
 from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample
 from espalier.data.predictions import PairLogprobs, PairRewards, ResponseLogprobs, RewardPrediction, StepPredictions
 from espalier.data.records import BadInput
@@ -18,7 +19,6 @@ from espalier.models.logits import all_logits
 from espalier.models.logprobs import response_logprobs
 from espalier.models.scalar_head import scores_from_logits
 from espalier.training.engine import autocast
-from espalier.training.guards import token_rows
 
 Prediction = ResponseLogprobs | PairLogprobs | StepPredictions | RewardPrediction | PairRewards
 

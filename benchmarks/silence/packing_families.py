@@ -23,6 +23,7 @@ from transformers import (
 )
 
 from espalier.data.batches.packing import Layout, pad_rows
+from espalier.data.examples.stored_examples import longest_of
 from espalier.data.examples.token_examples import PairExample, StepExample, TokenExample
 from espalier.data.records import Trajectory
 from espalier.models.load import load_policy, load_reference
@@ -166,7 +167,7 @@ def _same_step(
 ) -> tuple[float, float, Layout]:
     """Return (difference of the loss, of the gradients, the layout) of one training step; `alone`: the loss of an
     example."""
-    layout = make_layout(TrainConfig(), objective, model, examples, 0)
+    layout = make_layout(TrainConfig(), objective, model, longest_of(examples), 0)
     model.train()
     loss = objective.loss(model, objective.collate(examples, layout)).total
     want = torch.stack([alone(example) for example in examples]).sum()

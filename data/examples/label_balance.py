@@ -6,7 +6,7 @@ trajectories in one file would hide that every state before it has the same labe
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from espalier.data.records import BadInput, StepValues
@@ -52,15 +52,20 @@ def inner_steps(records: Iterable[StepValues]) -> tuple[list[float | None], list
 def label_balance(labels: Iterable[float | None], values: Iterable[float | None]) -> LabelBalance | None:
     """Return the most frequent label (the first of equally frequent ones) and the mean value of the labelled states,
     from labels and values in one order; None without any label."""
-    pairs = [(label, value) for label, value in zip(labels, values, strict=True) if label is not None]
-    if not pairs:
+    counts: Counter[float] = Counter()
+    total, num_known = 0.0, 0
+    for label, value in zip(labels, values, strict=True):
+        if label is not None:
+            counts[label] += 1
+            if value is not None:
+                total, num_known = total + value, num_known + 1
+    if not counts:
         return None
-    label, num_same = Counter(label for label, _ in pairs).most_common(1)[0]
-    known = [value for _, value in pairs if value is not None]
-    return LabelBalance(len(pairs), num_same, label, sum(known) / len(known) if known else None)
+    label, num_same = counts.most_common(1)[0]
+    return LabelBalance(counts.total(), num_same, label, total / num_known if num_known else None)
 
 
-def check_balance(labels: Sequence[float | None], values: Sequence[float | None], place: str, remedy: str) -> None:
+def check_balance(labels: Iterable[float | None], values: Iterable[float | None], place: str, remedy: str) -> None:
     """Raise BadInput where labels are alike and their states' values are not of that kind; warn where all are alike.
 
     `labels` and `values` of inner steps in one order; `place` names the file, `remedy` what to change.

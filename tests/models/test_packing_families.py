@@ -14,6 +14,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from benchmarks.silence.packing_families import FAMILIES, configuration, measure_family, token_rows, write_network
 from espalier.data.batches.collate import collate_tokens
 from espalier.data.batches.packing import Layout, pad_rows, place_rows
+from espalier.data.examples.stored_examples import longest_of
 from espalier.data.examples.token_examples import StepExample, TokenExample
 from espalier.data.records import BadInput, Trajectory
 from espalier.models.inputs import model_inputs
@@ -92,7 +93,7 @@ def test_policy_and_reference_have_to_be_able_to_take_the_layout(tmp_path: Path)
 
     def kind(layout: str, frozen: Any) -> str:
         config = root_config(TrainConfig, layout=layout)
-        return make_layout(config, SimpleNamespace(reference=frozen), policy, examples, 0).kind
+        return make_layout(config, SimpleNamespace(reference=frozen), policy, longest_of(examples), 0).kind
 
     assert (kind("auto", None), kind("packed", None), kind("padded", None)) == ("shared", "packed", "padded")
     assert kind("auto", reference) == "padded"

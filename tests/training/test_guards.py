@@ -9,6 +9,7 @@ import pytest
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
+from espalier.data.examples.example_facts import num_loss_tokens
 from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample, keep_short
 from espalier.data.left_out import count_left_out
 from espalier.data.records import BadInput
@@ -23,16 +24,23 @@ from espalier.models.tokenizer_checks import (
 )
 from espalier.training.guards import (
     check_amount,
-    check_examples,
     check_held_out,
+    check_limits,
     check_margins,
     check_rate,
-    num_loss_tokens,
+    without_unread,
 )
 
 END = 1
 LIMITS = Limits("policy", vocabulary=100, positions=8, ends=frozenset({END}))
 GOOD = TokenExample("a", [5, 6, 7, END], 2)
+
+
+def check_examples(examples: list[Any], path: str, limits: Limits, max_length: int | None = None) -> list[Any]:
+    """What a run does: the first when examples are stored, the second whenever they are read."""
+    kept = without_unread(examples, path)
+    check_limits(kept, path, limits, max_length)
+    return kept
 
 
 def test_a_good_example_passes_without_a_word(caplog: pytest.LogCaptureFixture) -> None:

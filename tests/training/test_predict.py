@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample
+from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample, example_length
 from espalier.data.jsonl import read_records, write_records
 from espalier.data.predictions import PairLogprobs, PairRewards, ResponseLogprobs, RewardPrediction, StepPredictions
 from espalier.data.records import BadInput, Demonstration, PreferencePair
@@ -119,7 +119,8 @@ def test_scores_of_steps_and_responses_are_read_where_they_stand(num_labels: int
 
 
 def test_batches_keep_to_their_tokens_and_hold_every_example_once() -> None:
-    batches = batches_by_length(PAIRS, 60)
+    places = batches_by_length(dict(enumerate(map(example_length, PAIRS))), 2, 60)
+    batches = [[PAIRS[place] for place in batch] for batch in places]
     assert sorted(pair.id for batch in batches for pair in batch) == [f"p{i}" for i in range(6)]
     assert len(batches) > 1
     for batch in batches:

@@ -14,6 +14,7 @@ from transformers import AutoModelForTokenClassification
 from espalier.data.batches.batch import Batch
 from espalier.data.batches.loader import Loader
 from espalier.data.batches.packing import Layout
+from espalier.data.examples.stored_examples import longest_of
 from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample
 from espalier.data.records import BadInput
 from espalier.models.load import load_policy, load_reference
@@ -111,7 +112,7 @@ def make_loop(policy: Path, run_dir: Path, kind: str = "sft", engine: Any = Torc
     sizes = (config.update.batch_size, config.update.micro_batch_size, config.seed)
     loader = Loader(examples, *sizes, micro_batch_tokens=config.update.micro_batch_tokens)
     made = engine(model, optimizer, CPU, config.update.max_grad_norm)
-    layout = make_layout(config, objective, model, examples, 0)
+    layout = make_layout(config, objective, model, longest_of(examples), 0)
     return Loop(config, made, objective, loader, None, layout, run_dir)
 
 
