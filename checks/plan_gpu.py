@@ -112,4 +112,3 @@ class PlanGpu:
             "cache_tokens": plan.cache_tokens or None,
             "largest_gpu_memory_utilization": plan.largest_share or None,
         }  # fmt: skip
-

@@ -132,7 +132,9 @@ class Phase:
 
     name: str
     parts: dict[str, int]
-    estimated: frozenset[str] = frozenset(("contexts", "activations", "scores", "copies to compute with", "gathered weights"))
+    estimated: frozenset[str] = frozenset(
+        ("contexts", "activations", "scores", "copies to compute with", "gathered weights")
+    )
 
     @property
     def bytes(self) -> int:

@@ -137,8 +137,9 @@ def test_activations_are_those_that_autograd_keeps(tiny_policy: Path, is_bf16: b
         kept[value.untyped_storage().data_ptr()] = value
         return value
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value), torch.autocast(
-        "cpu", torch.bfloat16, enabled=is_bf16
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value),
+        torch.autocast("cpu", torch.bfloat16, enabled=is_bf16),
     ):
         response_logprobs(model, ids, torch.ones_like(ids), 1.0, read)
     shape = network_of(str(tiny_policy)).shape
@@ -175,7 +176,9 @@ def test_what_does_not_fit_is_refused_with_the_smallest_change_that_does() -> No
     assert check_memory_plan(large, 4, peak).peak.bytes == peak
     assert smallest_change(large, 4, peak - 1) == ["precision=bf16"]
     in_bf16 = replace(large, is_bf16=True)
-    with pytest.raises(BadInput, match=r"a rank needs .* in the backward pass .*: set model\.gradient_checkpointing=true$"):
+    with pytest.raises(
+        BadInput, match=r"a rank needs .* in the backward pass .*: set model\.gradient_checkpointing=true$"
+    ):
         check_memory_plan(in_bf16, 4, memory_plan(in_bf16).peak.bytes - 1)
     checked = replace(in_bf16, has_checkpointing=True)
     assert smallest_change(checked, 4, memory_plan(checked).peak.bytes - 1) == ["update.micro_batch_size=2"]
