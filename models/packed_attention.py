@@ -95,7 +95,7 @@ def _plan(segments: Segments, window: int | None, device: torch.device) -> tuple
     return groups, sorted(alone)
 
 
-def _by_segments(
+def by_segments(
     kernels: tuple[Kernel, Kernel],
     query: torch.Tensor,
     key: torch.Tensor,
@@ -197,7 +197,7 @@ class _Attention:
 
 
 def _segmented(*kernels: Kernel) -> Callable[..., torch.Tensor]:
-    return lambda query, key, value, segments, how: _by_segments(kernels, query, key, value, segments, how)  # type: ignore[arg-type]
+    return lambda query, key, value, segments, how: by_segments(kernels, query, key, value, segments, how)  # type: ignore[arg-type]
 
 
 for _kernel, _packed, _padded in (

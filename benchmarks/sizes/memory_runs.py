@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.training import OBJECTIVES, Shape
 from benchmarks.processes.forked import exit_code, start, start_ranks
 from benchmarks.sizes.tensor_memory import measured, peak_rss, reset_peak_rss
-from benchmarks.training.training_gpu import OBJECTIVES, Shape
 from espalier.data.jsonl import write_records
 from espalier.data.records import Problem, Trajectory
 from espalier.rewards.score import Score

@@ -322,7 +322,7 @@ def test_kernels_for_gpus_get_the_keys_of_shared_segments_whatever_the_row_is_ro
     kernels = (attention_kernels.eager_kernel, attention_kernels.eager_batch)
     attend = {"flash": by_sequences(flash), "varlen": by_sequences(varlen), "flex": by_flex}[kernel]
     found = attend(*tensors, segments, how)[:, :num_tokens]
-    wanted = packed_attention._by_segments(kernels, *tensors, segments, how)[:, :num_tokens]
+    wanted = packed_attention.by_segments(kernels, *tensors, segments, how)[:, :num_tokens]
     torch.testing.assert_close(found, wanted, rtol=0, atol=0.05)
 
 
@@ -334,5 +334,5 @@ def test_flex_attention_caps_scores_and_repeats_no_heads() -> None:
     how = attention_kernels.How(0.25, softcap=2.0)
     kernels = (attention_kernels.eager_kernel, attention_kernels.eager_batch)
     found = by_flex(query, key, value, packed.segments, how)
-    wanted = packed_attention._by_segments(kernels, query, key, value, packed.segments, how)
+    wanted = packed_attention.by_segments(kernels, query, key, value, packed.segments, how)
     torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
