@@ -3,10 +3,11 @@
     python run_stage.py -cn training/explain stage.experiment=exp/sft/word_arithmetic \\
         'stage.overrides="model.path=M examples.path=F.jsonl"' stage.num_ranks=2 output=explain.json
 
-Reads configurations, tokenizer and data, no weights. Says what memory a rank needs, part by part
-(training.memory_plan), and refuses a run that the GPU here, or stage.memory_gib, cannot hold. Says which examples are kept and why others are not, how a
+Reads configurations, tokenizer and data, no weights. Says which examples are kept and why others are not, how a
 step is cut into micro-batches and ranks, how many steps, epochs, warm-up steps, evaluations and checkpoints that
-makes, and how many tokens, padding apart. The guards of a run (training.guards) speak here too.
+makes, and how many tokens, padding apart. Says what memory a rank needs, part by part (training.memory_plan), and
+refuses a run that the GPU here, or one of stage.memory_gib, cannot hold. The guards of a run (training.guards) speak
+here too.
 """
 
 import logging
@@ -117,10 +118,12 @@ class Explain:
         for line in describe(summary):
             log.info("%s", line)
         num_read = steps * config.update.batch_size / len(examples)
+        work = largest_work(loaders, counted, layout)
         summary["memory"] = explain_memory(
-            lambda is_gpu: train_setup(config, largest_work(loaders, counted, layout), self.num_ranks, num_read, is_gpu),
-            config.update.micro_batch_size, self.memory_gib,
-        )  # fmt: skip
+            lambda is_gpu: train_setup(config, work, self.num_ranks, num_read, is_gpu),
+            config.update.micro_batch_size,
+            self.memory_gib,
+        )
         context.counts.update(steps=steps, examples=len(examples), tokens=summary["tokens"]["tokens"])
         return summary
 

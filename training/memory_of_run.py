@@ -17,7 +17,7 @@ from espalier.models.load import BadModel, is_reward_model, load_config
 from espalier.models.token_scores import MAX_SCORES
 from espalier.runtime.entrypoint import build
 from espalier.runtime.schemas import TrainConfig
-from espalier.training.memory_plan import BUCKET, GIB, LIVE, Network, Plan, Setup, Shape, Work, memory_plan
+from espalier.training.memory_plan import BUCKET, GIB, LIVE, PREFETCH, Network, Plan, Setup, Shape, Work, memory_plan
 
 log = logging.getLogger("stage")
 
@@ -44,8 +44,8 @@ def model_paths(node: Any) -> Iterator[str]:
 
 
 def shape_of(config: Any, parameters: int, outputs: int = 0) -> Shape:
-    """Read the shape of a network off transformers' config. Raises NoPlan where it does not say one, and of a mixture of
-    experts, whose passes are no decoder's."""
+    """Read the shape of a network off transformers' config. Raises NoPlan where it does not say one, and of a mixture
+    of experts, whose passes are no decoder's."""
     text = config.get_text_config()
     if getattr(text, "num_experts", None) or getattr(text, "num_local_experts", None):
         raise NoPlan(f"no memory plan of a {config.model_type} network: it is a mixture of experts")
@@ -105,6 +105,7 @@ def cutting_of(deepspeed: Mapping[str, Any] | None, num_ranks: int, is_gpu: bool
         "bucket": int(zero.get("reduce_bucket_size", BUCKET)),
         "num_buckets": 2 if overlaps and stage < 3 else 1,
         "live": int(zero.get("stage3_max_live_parameters", LIVE)),
+        "prefetch": int(zero.get("stage3_prefetch_bucket_size", PREFETCH)),
         "max_scores": MAX_SCORES["cuda" if is_gpu else "cpu"],
     }
 
@@ -227,9 +228,10 @@ def check_memory_gib(memory_gib: float) -> None:
 
 
 def explain_memory(setup_of: Callable[[bool], Setup], size: int, memory_gib: float) -> dict[str, Any] | None:
-    """Return the memory of a run as a document, and log it; `setup_of` gets whether it computes on a GPU, of which
-    `memory_gib` says the size (0: the one that is here, else it computes on a CPU). None, with a line that says why, where a network has no
-    plan or no folder. Raises BadInput where a rank has less, and where a limit is stated and there is no plan."""
+    """Return the memory of a run as a document, and log it. `setup_of` gets whether it computes on a GPU, of which
+    `memory_gib` says the size (0: the one that is here, else it computes on a CPU). None, with a line that says why,
+    where a network has no plan or no folder. Raises BadInput where a rank has less, and where a limit is stated and
+    there is no plan."""
     limit = int(memory_gib * GIB) or device_bytes()
     try:
         setup = setup_of(limit > 0)

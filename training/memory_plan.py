@@ -29,13 +29,14 @@ from espalier.data.batches.packing import PlacedRows
 GIB = 2**30
 BUCKET = 500_000_000  # DeepSpeed's own defaults, in numbers
 LIVE = 1_000_000_000
+PREFETCH = 50_000_000
 
 
 @dataclass(frozen=True)
 class Shape:
     """Of a decoder: its sizes, and its number of parameters (a tied head counted once). `outputs`: of its head, the
-    vocabulary (0) or the labels of a scalar head; `looked_up`: parameters that no matrix product reads, the embedding of
-    a head that is not tied to it."""
+    vocabulary (0) or the labels of a scalar head; `looked_up`: parameters that no matrix product reads, the embedding
+    of a head that is not tied to it."""
 
     parameters: int
     layers: int
@@ -95,9 +96,10 @@ def work_of(placed: PlacedRows, reads: int, passes: int) -> Work:
 @dataclass(frozen=True)
 class Setup:
     """How a run computes. `networks` are trained in turn, `frozen` parameters are only read, `frozen_cut` of further
-    ones cut over the ranks. `bucket`, `live`: numbers that ZeRO keeps for gradients on their way, and gathers.
-    `delivered`: parameters that an engine gets a merged copy of; `buffers`: bytes that a delivery holds; `averaged`:
-    parameters of a moving average on rank 0's CPU. `max_scores`: tokens x vocabulary in float32 at a time."""
+    ones cut over the ranks. `bucket`, `live`, `prefetch`: numbers that ZeRO keeps for gradients on their way, gathers,
+    and gathers at once. `delivered`: parameters that an engine gets a merged copy of; `buffers`: bytes that a delivery
+    holds; `averaged`: parameters of a moving average on rank 0's CPU. `max_scores`: tokens x vocabulary in float32 at a
+    time."""
 
     networks: tuple[Network, ...]
     work: Work
@@ -109,6 +111,7 @@ class Setup:
     bucket: int = BUCKET
     num_buckets: int = 1
     live: int = LIVE
+    prefetch: int = PREFETCH
     frozen: int = 0
     frozen_cut: int = 0
     is_bf16: bool = True
@@ -231,8 +234,10 @@ def pass_bytes(network: Network, setup: Setup) -> dict[str, int]:
     if stage in (1, 2):  # made as the first gradient is there, when the scores are not any more
         parts["buckets"] = 4 * setup.bucket * setup.num_buckets
         parts["scores"] = max(0, parts["scores"] - parts["buckets"])
-    if stage == 3:
-        parts["gathered weights"] = 4 * min(shape.parameters, setup.live)
+    if stage == 3:  # a bucket of them once more until the last of it is used, which is before there are scores
+        sent = 4 * min(shape.parameters, setup.prefetch)
+        parts["gathered weights"] = 4 * min(shape.parameters, setup.live) + sent
+        parts["scores"] = max(0, parts["scores"] - sent)
     return parts
 
 

@@ -57,7 +57,8 @@ def main() -> None:
             output_dir=scratch, per_device_train_batch_size=shape["micro"], max_steps=shape["num_steps"],
             gradient_accumulation_steps=shape["batch"] // shape["micro"], learning_rate=1e-5, bf16=True,
             gradient_checkpointing=False, logging_steps=1, report_to="none", save_strategy="no", disable_tqdm=True,
-            max_length=shape["length"], model_init_kwargs={"dtype": torch.float32}, use_cpu=not torch.cuda.is_available(),
+            max_length=shape["length"], model_init_kwargs={"dtype": torch.float32},
+            use_cpu=not torch.cuda.is_available(),
         )  # fmt: skip
         trainer = SFTTrainer(str(folder / "model"), args=config, train_dataset=data, processing_class=tokenizer)
         clock = Clock()

@@ -1,9 +1,9 @@
 """Runs whose memory is compared with their plan: real programs and a real update, each rank in a process of its own.
 
 Trainings are `trainer_base_ds_mul.py` as a user starts it, watched at its steps. Reinforcement learning is
-`rl.update.Update` over the learners that main.py builds, on random rollouts as long as the engine's window that share no
-prompt; no engine runs, whose memory is none of the learner's. Step 1 warms up, step 2 notes the process, step 3 counts
-tensors (`benchmarks.sizes.tensor_memory`).
+`rl.update.Update` over the learners that main.py builds, on random rollouts as long as the engine's window that share
+no prompt; no engine runs, whose memory is none of the learner's. Step 1 warms up, step 2 notes the process, step 3
+counts tensors (`benchmarks.sizes.tensor_memory`).
 """
 
 import json

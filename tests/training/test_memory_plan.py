@@ -82,10 +82,11 @@ def test_zero_cuts_what_its_stage_cuts() -> None:
     assert (parts(cut, "backward pass")["buckets"], "scores" in parts(cut, "backward pass")) == (4000, False)
     one = replace(cut, stage=1)
     assert parts(one, "backward pass")["gradients"] == 4 * P + 3200
-    three = replace(cut, stage=3, live=500)
+    three = replace(cut, stage=3, live=500, prefetch=300)
     held = {"weights": own, "moments": moments, "second copy of weights": second, "gradients": own, "buckets": 4000}
     assert parts(three, "between steps") == held
-    assert parts(three, "backward pass")["gathered weights"] == 4 * 500
+    assert parts(three, "backward pass")["gathered weights"] == 4 * 500 + 4 * 300
+    assert parts(three, "backward pass")["scores"] == 8 * 500 - 4 * 300
     assert parts(three, "optimizer step")["gradients"] == own + 4 * 1000 + 2 * own
     away = replace(cut, offloads_optimizer=True)
     assert parts(away, "between steps") == {"weights": 4 * P}
