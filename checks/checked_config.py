@@ -12,8 +12,8 @@ from typing import Any
 
 from espalier.checks.check import CheckFailed, Skipped
 from espalier.checks.machine import check_device
-from espalier.checks.plan_gpu import check_plan, engine_name, gpu_bytes, plan_of
-from espalier.checks.recipe import kind_of, num_gpus, parameters_of, preset
+from espalier.checks.plan_gpu import check_plan, plan_of
+from espalier.checks.recipe import engine_name, kind_of, num_gpus, parameters_of, preset
 from espalier.checks.rehearsal import rehearse_training
 from espalier.checks.resources import (
     Need,
@@ -22,7 +22,6 @@ from espalier.checks.resources import (
     check_memory,
     checkpoint_bytes,
     frozen,
-    model_paths,
     served,
     setting_of,
     trained,
@@ -49,6 +48,7 @@ from espalier.runtime.entrypoint import build
 from espalier.runtime.run_dir import check_run_dir
 from espalier.runtime.schemas import RLConfig, SampleConfig, TrainConfig
 from espalier.training.loop_from_config import load_data
+from espalier.training.memory_of_run import device_bytes, model_paths
 from espalier.training.predict import find_checkpoints
 
 _WITH_ENGINES = ("OfflineClient", "DataParallelEngines", "RayEngines")
@@ -177,7 +177,7 @@ class CheckedConfig:
         import torch
 
         if isinstance(self.config, RLConfig) and self.config.engine.sleeps:
-            return check_plan(*plan_of(self.config, gpu_bytes()))
+            return check_plan(*plan_of(self.config, device_bytes()))
         if not self.needs():
             raise Skipped("no network and no engine of this config's own")
         if torch.cuda.is_available():

@@ -3,110 +3,31 @@
     python run_stage.py -cn training/plan_gpu stage.experiment=exp/ppo/grpo_gsm8k_one_gpu stage.gpu_gib=24 \\
         'stage.overrides="model.path=M"' output=plan.json
 
-Certain are weights, gradients and moments, and what the engine is given. Activations, scores and what two processes
-take for themselves are estimates, made to be rather too large. Nothing of it was measured on a GPU.
-
-Activations are those that a decoder's backward pass reads, of each token in each layer, with h the hidden size, q and k
-the sizes of all query and of all key heads, m the MLP's, and c bytes per number that is computed with (2 in bf16):
-
-    8 h                the input of both norms, in float32 as the residual stream is
-    2 c h              what the norms give to the matrix products
-    2 c (q + k)        queries, keys, values, and what attention makes of them
-    4 c m              both projections of a gated MLP, the activation, the product
-
-With gradient checkpointing each layer keeps its input (4 h) and one layer at a time has all of it. `eager` attention
-keeps the shares of every pair of tokens of a row besides, in float32 and in what is computed with.
+What the learner takes is `training.memory_plan`'s. Certain are weights, gradients and moments, and what the engine is
+given. Activations, scores and what two processes take for themselves are estimates. Nothing of it was measured on a
+GPU.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from espalier.data.records import BadInput
-from espalier.models.token_scores import MAX_SCORES
+from espalier.training.memory_plan import GIB, Phase, Setup, memory_plan
 
-GIB = 2**30
-# weights, gradients, optimizer in bytes per trained parameter on the GPU of one rank (docs/launching.md)
-BYTES_PER_PARAMETER = {
-    "none": (4, 4, 8),
-    "zero0": (4, 4, 8),
-    "zero1": (4, 4, 12),
-    "zero2": (4, 4, 12),
-    "zero3": (4, 4, 12),
-    "zero1_offload": (4, 4, 0),
-    "zero2_offload": (4, 0, 0),
-    "zero3_offload": (0, 0, 0),
-}
-_SCORE = 10  # bytes: the softmax and its gradient in float32, and the gradient as it is multiplied
 _CONTEXT = GIB // 2  # of a process on a GPU: its CUDA context and libraries
 _WORK = GIB  # of the engine's share: its own activations, when it computes the most tokens at once
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Of a decoder: its sizes, and its number of parameters (a tied head counted once)."""
-
-    parameters: int
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    mlp: int
-    vocabulary: int
-
-
-def shape_of(config: Any, parameters: int) -> Shape:
-    """Read the shape of a network off transformers' config. Raises BadInput where it does not say one."""
-    text = config.get_text_config()
-    try:
-        heads, hidden = int(text.num_attention_heads), int(text.hidden_size)
-        return Shape(
-            parameters, int(text.num_hidden_layers), hidden, heads,
-            int(getattr(text, "num_key_value_heads", None) or heads),
-            int(getattr(text, "head_dim", None) or hidden // heads), int(text.intermediate_size), int(text.vocab_size),
-        )  # fmt: skip
-    except (AttributeError, TypeError) as error:
-        raise BadInput(f"no memory plan of a {config.model_type} network: {error}") from None
-
-
-@dataclass(frozen=True)
 class Sharing:
-    """How a run uses the GPU. `engine`: a name of conf/deepspeed. Bytes of `critic` (what else is trained) and `frozen`
-    networks are per parameter: their numbers of parameters. `micro_batch` rows of at most `row` tokens go through the
-    network at once. `num_engines` on this GPU, each cut over `cut` of them, take `utilization` of it each."""
+    """How a run uses the GPU: `setup`, the learner; a `row` of the engine's window. `num_engines` on this GPU, each cut
+    over `cut` of them, take `utilization` of it each."""
 
-    engine: str = "none"
-    has_adapters: bool = False
-    critic: int = 0
-    frozen: int = 0
+    setup: Setup
     micro_batch: int = 64
     row: int = 512
-    has_checkpointing: bool = False
-    is_eager: bool = False
-    is_bf16: bool = True
     sleeps: bool = True
     num_engines: int = 1
     cut: int = 1
     utilization: float = 0.92
-
-
-@dataclass(frozen=True)
-class Phase:
-    """A part of an iteration: what holds how many bytes. `estimated` are the names of parts that are no certainty."""
-
-    name: str
-    parts: dict[str, int]
-    estimated: frozenset[str] = frozenset(("contexts", "activations", "scores", "copies to compute with"))
-
-    @property
-    def bytes(self) -> int:
-        """In all."""
-        return sum(self.parts.values())
-
-    @property
-    def certain_bytes(self) -> int:
-        """Without what is estimated."""
-        return sum(size for name, size in self.parts.items() if name not in self.estimated)
 
 
 @dataclass(frozen=True)
@@ -127,57 +48,26 @@ class GpuPlan:
         return max(self.phases, key=lambda phase: phase.bytes)
 
 
-def activation_bytes(shape: Shape, sharing: Sharing) -> int:
-    """Return what a micro-batch keeps for its backward pass; see the module."""
-    each = 2 if sharing.is_bf16 else 4
-    queries, keys = shape.heads * shape.head_size, shape.kv_heads * shape.head_size
-    layer = 8 * shape.hidden + 2 * each * shape.hidden + 2 * each * (queries + keys) + 4 * each * shape.mlp
-    if sharing.is_eager:
-        layer += (4 + each) * shape.heads * sharing.row
-    tokens = sharing.micro_batch * sharing.row
-    if sharing.has_checkpointing:
-        return tokens * (shape.layers * 4 * shape.hidden + layer)
-    return tokens * shape.layers * layer
-
-
-def score_bytes(shape: Shape, sharing: Sharing) -> int:
-    """Return what log-probs over the vocabulary take at a time (`models.token_scores`)."""
-    return _SCORE * min(sharing.micro_batch * sharing.row * shape.vocabulary, MAX_SCORES["cuda"])
-
-
-def gpu_plan(shape: Shape, sharing: Sharing, total: int) -> GpuPlan:
-    """Return the plan of one iteration. Raises BadInput on an engine of the learner that is not known, and where the
-    engines' share holds no cache."""
-    if sharing.engine not in BYTES_PER_PARAMETER:
-        raise BadInput(f"deepspeed={sharing.engine}: no memory plan of it: one of {', '.join(BYTES_PER_PARAMETER)}")
-    weight, gradient, moments = BYTES_PER_PARAMETER[sharing.engine]
-    trained = sharing.critic + (0 if sharing.has_adapters else shape.parameters)
-    held = weight * (shape.parameters + sharing.critic) if weight else 0
-    rest = {"weights": held, "moments": moments * trained, "frozen networks": 4 * sharing.frozen,
-            "contexts": (1 + sharing.num_engines) * _CONTEXT}  # fmt: skip
+def gpu_plan(sharing: Sharing, total: int) -> GpuPlan:
+    """Return the plan of one iteration on a GPU of `total` bytes (0: unknown)."""
+    shape = sharing.setup.networks[0].shape
+    held, backward, step, delivery = memory_plan(sharing.setup).phases
+    contexts = {"contexts": (1 + sharing.num_engines) * _CONTEXT}
     served = sharing.num_engines * 2 * shape.parameters // sharing.cut
     share = sharing.num_engines * int(sharing.utilization * total)
     engines = {"engines": share} if total else {"engines' weights": served}
     asleep = {} if sharing.sleeps else engines
-    is_copied = sharing.has_adapters or sharing.engine.startswith("zero3")
-    update = rest | {
-        "gradients": gradient * trained,
-        "copies to compute with": 2 * (shape.parameters + sharing.critic) if sharing.is_bf16 else 0,
-        "activations": activation_bytes(shape, sharing),
-        "scores": score_bytes(shape, sharing),
-    }
-    delivery = rest | {"delivered copy": 4 * shape.parameters if is_copied else 0}
+    update = max(backward, step, key=lambda phase: phase.bytes)
     phases = [
-        Phase("rollouts", rest | engines),
-        Phase("update", update | asleep),
-        Phase("delivery", delivery | ({"engines' weights": served} if sharing.sleeps else engines)),
+        Phase("rollouts", held.parts | contexts | engines),
+        Phase("update", update.parts | contexts | asleep),
+        Phase("delivery", delivery.parts | contexts | ({"engines' weights": served} if sharing.sleeps else engines)),
     ]
-    phases = [Phase(phase.name, {name: size for name, size in phase.parts.items() if size}) for phase in phases]
     if not total:
         return GpuPlan(0, phases)
     cache = share - served - sharing.num_engines * _WORK
     token = 4 * shape.layers * shape.kv_heads * shape.head_size // sharing.cut
-    between = max(0, total - sum(rest.values())) / total / sharing.num_engines
+    between = max(0, total - held.bytes - contexts["contexts"]) / total / sharing.num_engines
     return GpuPlan(total, phases, cache, cache // sharing.num_engines // token, int(100 * between) / 100)
 
 
@@ -211,6 +101,6 @@ def remedies(plan: GpuPlan, sharing: Sharing) -> str:
     if not sharing.sleeps:
         found.append("engine.sleeps=true")
     if "update" in names:
-        found += [] if sharing.has_checkpointing else ["model.gradient_checkpointing=true"]
+        found += [] if sharing.setup.has_checkpointing else ["model.gradient_checkpointing=true"]
         found.append(f"an update.micro_batch_size below {sharing.micro_batch}")
     return ", ".join([*found, "deepspeed=zero2_offload", "lora=lora"])

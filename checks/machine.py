@@ -69,8 +69,8 @@ def check_device(precision: str, attention: str, needs_vllm: bool) -> str:
     if needs_vllm and importlib.util.find_spec("vllm") is None:
         raise CheckFailed("vllm is not installed, and this config starts an engine: run bash scripts/install.sh")
     if not torch.cuda.is_available():
-        if attention == "flash_attention_2":
-            raise CheckFailed("model.attention=flash_attention_2 needs a CUDA GPU, and there is none: set "
+        if attention not in ("", "eager", "sdpa"):
+            raise CheckFailed(f"model.attention={attention} needs a CUDA GPU, and there is none: set "
                               "model.attention=sdpa")  # fmt: skip
         return f"no GPU: {len(os.sched_getaffinity(0))} CPU cores"
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]

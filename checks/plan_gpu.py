@@ -1,7 +1,7 @@
 """The memory plan of an experiment of main.py, before it is run: `checks.gpu_plan` with the numbers of its model folder
 and its config.
 
-Reads configurations and the headers of weight files, no weights.
+Reads configurations, no weights.
 """
 
 import logging
@@ -11,13 +11,14 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from espalier.checks.check import CheckFailed
-from espalier.checks.gpu_plan import GIB, GpuPlan, Sharing, gpu_plan, lines_of, remedies, shape_of, verdict
-from espalier.checks.resources import model_paths, num_parameters, setting_of
+from espalier.checks.gpu_plan import GpuPlan, Sharing, gpu_plan, lines_of, remedies, verdict
+from espalier.checks.resources import setting_of
 from espalier.data.records import BadInput
-from espalier.models.load import load_config
-from espalier.rl.combinations import reads_start
+from espalier.rl.memory_of_run import rl_setup
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import RLConfig
+from espalier.training.memory_of_run import device_bytes
+from espalier.training.memory_plan import GIB
 
 log = logging.getLogger("stage")
 
@@ -29,23 +30,13 @@ class Context(Protocol):
 
 
 def sharing_of(config: RLConfig) -> Sharing:
-    """Return how a run uses its GPU. Raises Skipped where the size of one of its networks is not known."""
+    """Return how a run uses its GPU. Raises BadInput where one of its networks has no plan."""
     options = setting_of(config.client, "options", {}) or {}
-    policy = str(config.model["path"])
-    frozen = [num_parameters(path) for path in model_paths([config.reward, config.advantage])]
-    if reads_start(config) and not config.lora:
-        frozen.append(num_parameters(policy))
     sees_all = setting_of(config.client, "gpus_each", None) == 0
     return Sharing(
-        engine=engine_name(config.deepspeed),
-        has_adapters=bool(config.lora),
-        critic=sum(num_parameters(str(one.model["path"])) for one in (config.critic, config.implicit_reward) if one),
-        frozen=sum(frozen),
+        rl_setup(config, 1, is_gpu=True),
         micro_batch=config.update.micro_batch_size,
         row=int(setting_of(config.client, "max_model_len", 512)),
-        has_checkpointing=bool(setting_of(config.model, "gradient_checkpointing", False)),
-        is_eager=setting_of(config.model, "attention", "") == "eager",
-        is_bf16=config.precision == "bf16",
         sleeps=config.engine.sleeps,
         num_engines=int(setting_of(config.client, "num_engines", 1)) if sees_all else 1,
         cut=int(options.get("tensor_parallel_size") or 1),
@@ -53,21 +44,11 @@ def sharing_of(config: RLConfig) -> Sharing:
     )
 
 
-def engine_name(settings: Any) -> str:
-    """Return what conf/deepspeed calls a JSON of these settings."""
-    if not settings:
-        return "none"
-    zero = settings.get("zero_optimization") or {}
-    is_offloaded = (zero.get("offload_optimizer") or {}).get("device") == "cpu"
-    return f"zero{zero.get('stage', 0)}{'_offload' if is_offloaded else ''}"
-
-
 def plan_of(config: RLConfig, total: int) -> tuple[GpuPlan, Sharing]:
     """Return (the plan of a run on a GPU of `total` bytes, 0 where that is unknown, and what it was made of). Raises
-    Skipped where the policy is no folder, BadInput where its network has no such plan."""
-    policy = str(config.model["path"])
+    BadInput where a network has no such plan."""
     sharing = sharing_of(config)
-    return gpu_plan(shape_of(load_config(policy), num_parameters(policy)), sharing, total), sharing
+    return gpu_plan(sharing, total), sharing
 
 
 def check_plan(plan: GpuPlan, sharing: Sharing) -> str:
@@ -114,7 +95,7 @@ class PlanGpu:
         """Return one JSON document, and log a line for each part of it. Raises BadInput where an input is given."""
         if input_path:
             raise BadInput(f"input={input_path}: this stage reads an experiment: leave input empty")
-        plan, sharing = plan_of(self.config, int(self.gpu_gib * GIB) or gpu_bytes())
+        plan, sharing = plan_of(self.config, int(self.gpu_gib * GIB) or device_bytes())
         for line in lines_of(plan):
             log.info("%s", line)
         fits = None if not plan.total else plan.peak.bytes <= plan.total
@@ -131,10 +112,3 @@ class PlanGpu:
             "cache_tokens": plan.cache_tokens or None,
             "largest_gpu_memory_utilization": plan.largest_share or None,
         }  # fmt: skip
-
-
-def gpu_bytes() -> int:
-    """Return the memory of this machine's first GPU, 0 where there is none."""
-    import torch
-
-    return int(torch.cuda.mem_get_info()[1]) if torch.cuda.is_available() else 0

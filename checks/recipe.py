@@ -13,17 +13,30 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from espalier.checks.check import CheckFailed, Skipped
-from espalier.checks.gpu_plan import BYTES_PER_PARAMETER, GIB
 from espalier.checks.resources import num_parameters
 from espalier.data.records import BadInput
 from espalier.runtime.entrypoint import CONF
 from espalier.runtime.schemas import RLConfig, TrainConfig
+from espalier.training.memory_plan import GIB
 
 # The largest number of parameters that counts as a size of conf/size/: halfway to the next, on a log scale.
 SIZES = (("0.5b", 0.87e9), ("1.5b", 3.2e9), ("7b", 15e9), ("32b", 47e9), ("70b", float("inf")))
 NEUTRAL = {"sft": "demonstrations", "reward": "step_values", "dpo": "preference_pairs"}
+# Weights, gradients and moments in bytes per trained parameter on the GPU of one rank (docs/launching.md); what a run
+# needs in all is `training.memory_plan`'s.
+BYTES_PER_PARAMETER = {
+    "none": (4, 4, 8),
+    "zero0": (4, 4, 8),
+    "zero1": (4, 4, 12),
+    "zero2": (4, 4, 12),
+    "zero3": (4, 4, 12),
+    "zero1_offload": (4, 4, 0),
+    "zero2_offload": (4, 0, 0),
+    "zero3_offload": (0, 0, 0),
+}
 _TINY = 20e6  # parameters of a policy that the experiments of the embedded tasks are for, at most
 _LARGE = ("32b", "70b")
 _ALONE, _ON_RANKS = ("none", "zero2_offload", "zero3_offload"), ("none", "zero1", "zero2", "zero3", "zero3_offload")
@@ -36,6 +49,15 @@ class Node:
     gpu_gib: float = 80.0
     host_gib: float = 225.0
     usable: float = 0.7  # the rest is for activations
+
+
+def engine_name(settings: Any) -> str:
+    """Return what conf/deepspeed calls a JSON of these settings."""
+    if not settings:
+        return "none"
+    zero = settings.get("zero_optimization") or {}
+    is_offloaded = (zero.get("offload_optimizer") or {}).get("device") == "cpu"
+    return f"zero{zero.get('stage', 0)}{'_offload' if is_offloaded else ''}"
 
 
 def size_of(parameters: int) -> str:

@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -128,15 +128,3 @@ def checkpoint_bytes(path: str, num_kept: int) -> int:
 def setting_of(node: Any, name: str, default: Any) -> Any:
     """Return a setting of a component's node, or the default where it has none."""
     return node.get(name, default) if node else default
-
-
-def model_paths(node: Any) -> Iterator[str]:
-    """Return the model folders that the components below a node are built from."""
-    if isinstance(node, dict):
-        if "_target_" in node and isinstance(node.get("path"), str):
-            yield node["path"]
-        for value in node.values():
-            yield from model_paths(value)
-    elif isinstance(node, list):
-        for value in node:
-            yield from model_paths(value)

@@ -22,6 +22,12 @@ from espalier.models.shapes import SEGMENT, missing
 Kernel = Callable[..., torch.Tensor]
 
 
+class BadAttention(ValueError):
+    """An attention kernel that does not exist, or a network whose attention cannot be packed."""
+
+    exit_code = 2
+
+
 @dataclass(frozen=True)
 class How:
     """What a layer does to its scores; `sinks` [H]."""

@@ -10,9 +10,9 @@ from torch.nn.functional import pad
 
 from espalier.data.batches.batch import Batch
 from espalier.data.batches.packing import Layout, place_rows
+from espalier.models.attention_kernels import BadAttention
 from espalier.models.inputs import model_inputs, network
 from espalier.models.last_layer import reads_of
-from espalier.models.packed_attention import BadAttention
 from espalier.models.packing_check import is_cut, packing_of
 
 

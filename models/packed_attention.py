@@ -5,7 +5,7 @@
 on its own, to the keys of the segments above it and to its own up to itself: no mask over the whole row exists, and
 no token of another example is within reach. On CPUs a loop over segments is faster than padding them into one
 call where they are long, and slower where they are short and many (a group's rollouts): short ones of about one
-size are padded to it and computed at once. Flash-attention takes all segments in one call of varying lengths.
+size are padded to it and computed at once. GPUs take all segments in one call (`models.gpu_attention`).
 
 Sliding windows, soft caps and attention sinks are computed (`models.attention_kernels`), window by window: a layer's
 window is compared with the longest row, not with the packed length. What else a network hands to its attention
@@ -13,7 +13,7 @@ function is refused by name; what it does not hand over, the check at loading fi
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -21,12 +21,12 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch.nn.functional import pad
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from espalier.data.batches.packing import Segments
 from espalier.models.attention_kernels import (
+    BadAttention,
     How,
     Kernel,
     eager_batch,
@@ -36,19 +36,15 @@ from espalier.models.attention_kernels import (
     sdpa_kernel,
     sdpa_padded,
 )
+from espalier.models.gpu_attention import by_flex, by_sequences, flash, padded_by_sequences, varlen
 from espalier.models.shapes import TOGETHER
 
 PREFIX = "packed_"
+KERNELS = ("eager", "sdpa", "varlen_attention", "flex_attention", "flash_attention_2")
 # Arguments of transformers' attention functions that change the scores and are not built here.
 _FOREIGN = ("position_bias",)
 # Segments that are computed at once: at least so many, of at most so many queries x keys, padded to these multiples.
 _FEWEST, _LARGEST, _STEP_QUERIES, _STEP_KEYS = 4, 96 * 192, 16, 32
-
-
-class BadAttention(ValueError):
-    """An attention kernel that does not exist, or a network whose attention cannot be packed."""
-
-    exit_code = 2
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ def _plan(segments: Segments, window: int | None, device: torch.device) -> tuple
     return groups, sorted(alone)
 
 
-def _by_segments(
+def by_segments(
     kernels: tuple[Kernel, Kernel],
     query: torch.Tensor,
     key: torch.Tensor,
@@ -140,75 +136,6 @@ def _by_segments(
     positions.append(torch.arange(ends[-1], ends[-1] + segments.num_unread, device=value.device))
     attended = torch.cat(outputs)
     return torch.empty_like(attended).index_copy(0, torch.cat(positions), attended).unsqueeze(0)
-
-
-def _flash(
-    tensors: tuple[torch.Tensor, ...], num_queries: Sequence[int], num_keys: Sequence[int], how: How
-) -> torch.Tensor:
-    """Return [T, H, D] by flash-attention 2, whose causal mask is aligned at the end of queries and keys; `tensors`:
-    queries [T, H, D], keys and values [K, H, D] of all sequences, one after the other."""
-    from flash_attn import flash_attn_varlen_func  # type: ignore[import-not-found]
-
-    if how.sinks is not None:
-        raise BadAttention("flash-attention 2 has no attention sinks: set model.attention=sdpa")
-    kind = tensors[2].dtype if tensors[2].dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
-    borders = [
-        torch.tensor([0, *lengths]).cumsum(0, dtype=torch.int32).to(tensors[0].device, non_blocking=True)
-        for lengths in (num_queries, num_keys)
-    ]
-    attended: torch.Tensor = flash_attn_varlen_func(
-        *(tensor.to(kind) for tensor in tensors),
-        *borders,
-        max(num_queries),
-        max(num_keys),
-        dropout_p=how.dropout,
-        softmax_scale=how.scaling,
-        causal=True,
-        window_size=(-1, -1) if how.window is None else (how.window - 1, 0),
-        softcap=how.softcap or 0.0,
-    )
-    return attended
-
-
-def _by_flash(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, how: How
-) -> torch.Tensor:
-    """Return [1, T, H, D]; the keys of shared segments are repeated for every segment below them."""
-    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    positions, num_keys = key_layout(segments)
-    if segments.num_unread or any(segments.above):
-        positions = positions.to(key.device, non_blocking=True)
-        key, value = key.index_select(0, positions), value.index_select(0, positions)
-    attended = _flash((query[: sum(segments.lengths)], key, value), segments.lengths, num_keys, how)
-    return pad(attended, (0, 0, 0, 0, 0, segments.num_unread)).unsqueeze(0)
-
-
-def _flash_padded(
-    module: Any,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    how: How,
-    **foreign: Any,
-) -> torch.Tensor:
-    """Return padded rows with a mask [B, T] (None: no padding): packed for the kernel, and padded again."""
-    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    kept = torch.ones(query.shape[:2], dtype=torch.bool, device=query.device) if mask is None else mask.bool()
-    lengths = kept.sum(-1).tolist()
-    rows = tuple(tensor[kept] for tensor in (query, key, value))
-    attended = torch.zeros_like(query)
-    attended[kept] = _flash(rows, lengths, lengths, how).to(attended.dtype)
-    return attended
-
-
-def key_layout(segments: Segments) -> tuple[torch.Tensor, list[int]]:
-    """Return (where the keys of all segments lie [K], segment after segment; the number of keys of each)."""
-    ends = torch.tensor(segments.lengths).cumsum(0).tolist()
-    runs = [torch.arange(end - length, end) for end, length in zip(ends, segments.lengths, strict=True)]
-    chains = [[*above, own] for own, above in enumerate(segments.above)]
-    positions = torch.cat([runs[segment] for chain in chains for segment in chain])
-    return positions, [sum(segments.lengths[segment] for segment in chain) for chain in chains]
 
 
 @dataclass
@@ -270,26 +197,31 @@ class _Attention:
 
 
 def _segmented(*kernels: Kernel) -> Callable[..., torch.Tensor]:
-    return lambda query, key, value, segments, how: _by_segments(kernels, query, key, value, segments, how)  # type: ignore[arg-type]
+    return lambda query, key, value, segments, how: by_segments(kernels, query, key, value, segments, how)  # type: ignore[arg-type]
 
 
 for _kernel, _packed, _padded in (
     ("sdpa", _segmented(sdpa_kernel, sdpa_batch), sdpa_padded),
     ("eager", _segmented(eager_kernel, eager_batch), eager_padded),
-    ("flash_attention_2", _by_flash, _flash_padded),
+    ("flex_attention", by_flex, sdpa_padded),
+    ("flash_attention_2", by_sequences(flash), padded_by_sequences(flash)),
+    ("varlen_attention", by_sequences(varlen), padded_by_sequences(varlen)),
 ):
     AttentionInterface.register(PREFIX + _kernel, _Attention(_packed, _padded))  # type: ignore[no-untyped-call]
-    AttentionMaskInterface.register(PREFIX + _kernel, ALL_MASK_ATTENTION_FUNCTIONS[_kernel])  # type: ignore[no-untyped-call]
+    _mask = {"flex_attention": "sdpa", "varlen_attention": "flash_attention_2"}.get(_kernel, _kernel)
+    AttentionMaskInterface.register(PREFIX + _kernel, ALL_MASK_ATTENTION_FUNCTIONS[_mask])  # type: ignore[no-untyped-call]
 
 
 def attention_name(kernel: str) -> str:
-    """Return the name to load a model with. Raises BadAttention on an unknown kernel."""
-    known = ("eager", "sdpa", "flash_attention_2")
-    if kernel not in known:
-        raise BadAttention(f"model.attention must be one of {', '.join(known)}, got '{kernel}'")
-    if kernel == "flash_attention_2" and not (find_spec("flash_attn") and torch.cuda.is_available()):
-        raise BadAttention("model.attention=flash_attention_2 needs a CUDA GPU and the package flash-attn (the README "
-                           "has its line): set model.attention=sdpa")  # fmt: skip
+    """Return the name to load a model with. Raises BadAttention on an unknown kernel, and on one that this machine
+    lacks."""
+    if kernel not in KERNELS:
+        raise BadAttention(f"model.attention must be one of {', '.join(KERNELS)}, got '{kernel}'")
+    if kernel not in ("eager", "sdpa") and not torch.cuda.is_available():
+        raise BadAttention(f"model.attention={kernel} needs a CUDA GPU: set model.attention=sdpa")
+    if kernel == "flash_attention_2" and not find_spec("flash_attn"):
+        raise BadAttention("model.attention=flash_attention_2 needs the package flash-attn (docs/training.md has its "
+                           "line): set model.attention=varlen_attention, which is torch's own")  # fmt: skip
     return PREFIX + kernel
 
 

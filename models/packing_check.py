@@ -28,8 +28,9 @@ from transformers import PreTrainedModel
 
 from espalier.data.batches.packing import Layout, PlacedRows, pack_rows, place_rows
 from espalier.data.records import BadInput
+from espalier.models.attention_kernels import BadAttention
 from espalier.models.inputs import model_inputs, network
-from espalier.models.packed_attention import PREFIX, BadAttention, takes_packed_rows, watched
+from espalier.models.packed_attention import PREFIX, takes_packed_rows, watched
 from espalier.models.row_limits import longest_row, longest_together, other_layers, unseen_limit
 
 log = logging.getLogger(__name__)

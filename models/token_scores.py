@@ -46,11 +46,12 @@ class _ChunkedScores(torch.autograd.Function):
         size = max(1, max_scores // weight.shape[0])
         is_kept = hidden.shape[0] <= size  # one chunk: its softmax stays for the backward pass
         scores = torch.empty(3, hidden.shape[0], dtype=torch.float32, device=hidden.device)
+        kept = None
         for start in range(0, hidden.shape[0], size):
             rows = slice(start, start + size)
-            probs, chunk_scores = _scores(hidden[rows], weight, bias, targets[rows], temperature)
-            scores[:, rows] = chunk_scores
-        kept = probs if is_kept and hidden.shape[0] else None
+            probs, scores[:, rows] = _scores(hidden[rows], weight, bias, targets[rows], temperature)
+            kept = probs if is_kept else None
+            del probs  # before the next chunk's: two at once would be half of the peak
         ctx.save_for_backward(hidden, weight, bias, targets, scores[1], kept)
         ctx.temperature, ctx.size = temperature, size
         ctx.set_materialize_grads(False)
@@ -74,6 +75,7 @@ class _ChunkedScores(torch.autograd.Function):
             grads = probs * -gradient[0, rows].unsqueeze(1)
             if has_entropies:
                 grads -= _entropy_grads(probs, gradient[1, rows], entropies[rows])
+            del probs
             grads.scatter_add_(1, targets[rows].unsqueeze(1), gradient[0, rows].unsqueeze(1))
             grads = grads.div_(ctx.temperature).to(hidden.dtype) if ctx.temperature != 1 else grads.to(hidden.dtype)
             if for_hidden is not None:
@@ -82,6 +84,7 @@ class _ChunkedScores(torch.autograd.Function):
                 _add_product(for_weight, grads, hidden[rows])
             if for_bias is not None:
                 for_bias += grads.sum(0)
+            del grads
         given = (for_weight, for_bias)
         weights = (None if value is None else value.to(weight.dtype) for value in given)
         return (for_hidden, *weights, None, None, None)

@@ -3,7 +3,8 @@
     python run_stage.py -cn training/explain_rl stage.experiment=exp/ppo/ppo_tulu_8b stage.num_problems=29946 \\
         'stage.overrides="model.path=M task.path=F task.kind=K critic.model.path=R"' output=explain.json
 
-Reads the configuration, and the task's problems where their number is not given: no weights.
+Reads the configuration, and the task's problems where their number is not given: no weights. Says what memory a learner
+needs, part by part (rl.memory_of_run), and refuses a run that the GPU here, or stage.memory_gib, cannot hold.
 """
 
 import logging
@@ -16,9 +17,11 @@ from typing import Any, Protocol
 
 from espalier.data.records import BadInput
 from espalier.rl.combinations import check_combinations
+from espalier.rl.memory_of_run import rl_setup
 from espalier.rl.update import most_rollouts, steps_per_iteration
 from espalier.runtime.entrypoint import build, compose_config
 from espalier.runtime.schemas import RLConfig
+from espalier.training.memory_of_run import check_memory_gib, explain_memory
 
 log = logging.getLogger("stage")
 
@@ -103,15 +106,18 @@ def _evaluated(every: int, total: int) -> list[int]:
 class ExplainRL:
     """`experiment`: a config of `main.py`, as behind -cn; `overrides`: key=value, as on its command line, in one text
     with blanks between them or in a list. `num_problems`: of training; 0: those of the task. `num_ranks`: processes of
-    the run, where it has no `launcher` that says it.
+    the run, where it has no `launcher` that says it. `memory_gib`: what the learner may take of a rank's GPU (0: all
+    of the one that is here, else it computes on a CPU): a run that needs more is refused.
     """
 
     experiment: str
     overrides: str | list[str] = ""
     num_problems: int = 0
     num_ranks: int = 1
+    memory_gib: float = 0.0
 
     def __post_init__(self) -> None:
+        check_memory_gib(self.memory_gib)
         if self.num_ranks < 1 or self.num_problems < 0:
             raise BadInput("stage.num_ranks must be at least 1 and stage.num_problems at least 0, got "
                            f"{self.num_ranks} and {self.num_problems}")  # fmt: skip
@@ -137,7 +143,9 @@ class ExplainRL:
         for line in describe(size, self.config, num_problems):
             log.info("%s", line)
         context.counts.update(iterations=size.iterations, rollouts=size.rollouts, steps=size.steps)
-        return {"experiment": self.experiment, "num_problems": num_problems, **asdict(size)}
+        rows = self.config.update.micro_batch_size
+        memory = explain_memory(lambda is_gpu: rl_setup(self.config, size.ranks, is_gpu), rows, self.memory_gib)
+        return {"experiment": self.experiment, "num_problems": num_problems, **asdict(size), "memory": memory}
 
 
 def describe(size: RunSize, config: RLConfig, num_problems: int) -> list[str]:

@@ -5,7 +5,9 @@
 
 Reads configurations, tokenizer and data, no weights. Says which examples are kept and why others are not, how a
 step is cut into micro-batches and ranks, how many steps, epochs, warm-up steps, evaluations and checkpoints that
-makes, and how many tokens, padding apart. The guards of a run (training.guards) speak here too.
+makes, and how many tokens, padding apart. Says what memory a rank needs, part by part (training.memory_plan), and
+refuses a run that the GPU here, or one of stage.memory_gib, cannot hold. The guards of a run (training.guards) speak
+here too.
 """
 
 import logging
@@ -18,7 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from espalier.data.batches.loader import Loader
-from espalier.data.batches.packing import Layout, place_rows
+from espalier.data.batches.packing import Layout, PlacedRows, place_rows
 from espalier.data.examples.example_facts import num_loss_tokens, token_rows
 from espalier.data.examples.stored_examples import StoredExamples
 from espalier.data.examples.token_examples import OutcomeExample
@@ -31,6 +33,8 @@ from espalier.runtime.schemas import TrainConfig
 from espalier.training.example_cache import stored_examples
 from espalier.training.guards import check_amount, check_held_out, check_limits, check_margins, check_targets
 from espalier.training.loop import is_due
+from espalier.training.memory_of_run import check_memory_gib, explain_memory, train_setup
+from espalier.training.memory_plan import Work, work_of
 from espalier.training.schedule import num_steps, num_warmup_steps, rate_at
 
 log = logging.getLogger("stage")
@@ -48,15 +52,18 @@ class Explain:
     in one text with blanks between them or in a list.
 
     `num_ranks`: processes of the run. Batches of at most `max_counted_steps` steps, from the first on, are made and
-    counted; the tokens of a longer run are scaled up.
+    counted; the tokens of a longer run are scaled up. `memory_gib`: of the GPU of a rank (0: the one that
+    is here, else none): a run that needs more is refused.
     """
 
     experiment: str
     overrides: str | list[str] = ""
     num_ranks: int = 1
     max_counted_steps: int = 1000
+    memory_gib: float = 0.0
 
     def __post_init__(self) -> None:
+        check_memory_gib(self.memory_gib)
         if self.num_ranks < 1 or self.max_counted_steps < 1:
             raise BadInput(f"stage.num_ranks and stage.max_counted_steps must be at least 1, got {self.num_ranks} and "
                            f"{self.max_counted_steps}")  # fmt: skip
@@ -103,9 +110,17 @@ class Explain:
         summary["steps"] = _steps(config, steps, len(examples))
         summary["evaluations"] = _evaluations(config, steps, len(eval_examples))
         summary["checkpoints"] = _checkpoints(config, steps)
-        summary["tokens"] = _tokens(loaders, steps, min(steps, self.max_counted_steps), config.update.layout)
+        counted, layout = min(steps, self.max_counted_steps), config.update.layout
+        summary["tokens"] = _tokens(loaders, steps, counted, layout)
         for line in describe(summary):
             log.info("%s", line)
+        num_read = steps * config.update.batch_size / len(examples)
+        work = largest_work(loaders, counted, layout)
+        summary["memory"] = explain_memory(
+            lambda is_gpu: train_setup(config, work, self.num_ranks, num_read, is_gpu),
+            config.update.micro_batch_size,
+            self.memory_gib,
+        )
         context.counts.update(steps=steps, examples=len(examples), tokens=summary["tokens"]["tokens"])
         return summary
 
@@ -189,9 +204,7 @@ def _tokens(loaders: Sequence[Loader], steps: int, counted: int, layout: str) ->
         sizes = [max(rows) * len(rows) for rows in lengths]
         padded_rows, longest = padded_rows + sum(sizes), max(longest, *sizes)
         read += sum(num_loss_tokens(example) for group in groups for example in group)
-        for group in groups:
-            rows = [row for example in group for row in rows_of(example)]
-            computed += place_rows(rows, Layout("shared" if layout == "auto" else layout)).ids.numel()
+        computed += sum(_placed(group, layout).ids.numel() for group in groups)
     total = sum(per_step)
     return {
         "tokens": round(total * steps / counted),
@@ -203,6 +216,22 @@ def _tokens(loaders: Sequence[Loader], steps: int, counted: int, layout: str) ->
         "computed_share": round(computed / total, 4),
         "counted_steps": counted,
     }
+
+
+def _placed(group: Sequence[Any], layout: str) -> PlacedRows:
+    """Return the rows of a micro-batch as the run would place them (auto: as shared)."""
+    rows = [row for example in group for row in rows_of(example)]
+    return place_rows(rows, Layout("shared" if layout == "auto" else layout))
+
+
+def largest_work(loaders: Sequence[Loader], counted: int, layout: str) -> Work:
+    """Return the micro-batch of the first `counted` steps that computes the most, over all ranks."""
+    passes = len(loaders[0].micro_batches(0))
+    works = (
+        work_of(_placed(group, layout), sum(map(num_loss_tokens, group)), passes)
+        for step in range(counted) for loader in loaders for group in loader.micro_batches(step) if group
+    )  # fmt: skip
+    return max(works, key=lambda work: work.tokens + work.copied_keys)
 
 
 def describe(summary: dict[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.house import copies, docstrings, imports, meanings, sizes, words
+from benchmarks.house import copies, docstrings, imports, lengths, meanings, words
 from benchmarks.house.source import Found, Source, product_sources
 from benchmarks.processes.forked import ROOT
 from benchmarks.result import count, write_result
@@ -27,9 +27,9 @@ COUNTS: dict[str, tuple[Callable[[Iterable[Source]], Found], float, str, str]] =
     "public_docstrings": (docstrings.public_docstrings, 0.99, "share", "higher"),
     "tensor_docstrings_with_shapes": (docstrings.tensor_docstrings_with_shapes, 0.95, "share", "higher"),
     "raising_docstrings_with_errors": (docstrings.raising_docstrings_with_errors, 0.95, "share", "higher"),
-    "longest_function": (sizes.longest_function, 60, "lines", "lower"),
-    "longest_file": (sizes.longest_file, 330, "lines", "lower"),
-    "rl_iteration_lines": (sizes.rl_iteration_lines, 45, "lines", "lower"),
+    "longest_function": (lengths.longest_function, 60, "lines", "lower"),
+    "longest_file": (lengths.longest_file, 330, "lines", "lower"),
+    "rl_iteration_lines": (lengths.rl_iteration_lines, 45, "lines", "lower"),
 }
 # Figure → (what a task imports, the number of our modules that it loaded when this was first counted).
 CLOSURES = {"modules_to_score_steps": (imports.SCORING, 31), "modules_of_a_grpo_run": (imports.GRPO, 102)}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.house import copies, docstrings, imports, meanings, sizes, words
+from benchmarks.house import copies, docstrings, imports, lengths, meanings, words
 from benchmarks.house.source import Source, packages, product_sources
 
 
@@ -116,15 +116,15 @@ def test_lengths_are_lines() -> None:
         source("x = 1\n" * 30, "rl/trainer.py"),
         source("def iterate():\n    x = 1\n    return x\n", "a.py"),
     ]
-    assert sizes.longest_function(files).places[0] == "data/records.py:2: total (8 lines)"
-    assert sizes.longest_file(files).value == 30
+    assert lengths.longest_function(files).places[0] == "data/records.py:2: total (8 lines)"
+    assert lengths.longest_file(files).value == 30
 
 
 def test_the_iteration_is_a_function_of_the_trainer() -> None:
     text = "class Trainer:\n    def iterate(self):\n        x = 1\n        return x\n"
-    assert sizes.rl_iteration_lines([source(text, "rl/trainer.py")]).value == 3
+    assert lengths.rl_iteration_lines([source(text, "rl/trainer.py")]).value == 3
     with pytest.raises(LookupError, match=r"rl/trainer\.py has no function 'iterate'"):
-        sizes.rl_iteration_lines([source(text)])
+        lengths.rl_iteration_lines([source(text)])
 
 
 def test_words_of_the_dialect_are_found_in_code_configs_and_pages(tmp_path: Path) -> None:

@@ -12,17 +12,22 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 
 from espalier.checks.check import CheckFailed
 from espalier.checks.checked_config import CheckedConfig
-from espalier.checks.gpu_plan import GIB, GpuPlan, Shape, Sharing, activation_bytes, gpu_plan, score_bytes, shape_of
-from espalier.checks.plan_gpu import PlanGpu, check_plan, engine_name, sharing_of
+from espalier.checks.gpu_plan import GpuPlan, Sharing, gpu_plan
+from espalier.checks.plan_gpu import PlanGpu, check_plan, sharing_of
 from espalier.checks.resources import num_parameters
 from espalier.data.records import BadInput
 from espalier.models.load import load_config
 from espalier.runtime.entrypoint import compose_config
 from espalier.runtime.schemas import RLConfig
+from espalier.training.memory_of_run import shape_of
+from espalier.training.memory_plan import GIB, Network, Setup, Shape, Work, activation_bytes
 
 P = 494_032_768
 QWEN = Shape(P, layers=24, hidden=896, heads=14, kv_heads=2, head_size=64, mlp=4864, vocabulary=151_936)
-ONE_GPU = Sharing(micro_batch=8, row=1024, has_checkpointing=True, utilization=0.5)
+WORK = Work(tokens=8 * 1024, reads=8 * 512, pairs=8 * 1024 * 1024)
+ONE_GPU = Sharing(
+    Setup((Network(QWEN, P),), WORK, has_checkpointing=True, buffers=8), micro_batch=8, row=1024, utilization=0.5
+)
 ONE_GPU_CONFIG = "exp/ppo/grpo_gsm8k_one_gpu"
 
 
@@ -44,73 +49,46 @@ def test_the_shape_and_the_number_of_parameters_are_those_of_the_network() -> No
     # MLP 3 x 896 x 4,864, norms 2 x 896; the last norm
     layer = 803_712 + 2 * 114_816 + 802_816 + 13_074_432 + 1_792
     assert counted == P == 136_134_656 + 24 * layer + 896
-    assert shape_of(config, counted) == QWEN
-
-
-def test_what_a_micro_batch_keeps_by_hand() -> None:
-    # of a token in a layer: 8 x 896 norms in float32, 4 x 896 their outputs in bf16, 4 x (896 + 128) attention,
-    # 8 x 4,864 the MLP
-    assert 7_168 + 3_584 + 4_096 + 38_912 == 53_760
-    assert activation_bytes(QWEN, replace(ONE_GPU, has_checkpointing=False)) == 8_192 * 24 * 53_760 == 10_569_646_080
-    # with checkpointing: 24 inputs of 4 x 896, and one layer
-    assert activation_bytes(QWEN, ONE_GPU) == 8_192 * (24 * 3_584 + 53_760) == 1_145_044_992
-    # fp32: 8 x 896 + 8 x 896 + 8 x 1,024 + 16 x 4,864
-    in_fp32 = replace(ONE_GPU, has_checkpointing=False, is_bf16=False)
-    assert activation_bytes(QWEN, in_fp32) == 8_192 * 24 * (7_168 + 7_168 + 8_192 + 77_824)
-    # eager: 14 heads x 1,024 keys, in float32 and in bf16
-    eager = replace(ONE_GPU, has_checkpointing=False, is_eager=True)
-    assert activation_bytes(QWEN, eager) == 8_192 * 24 * (53_760 + 6 * 14 * 1_024)
-    assert score_bytes(QWEN, ONE_GPU) == 10 * 2**28  # of 8,192 x 151,936 = 1.24e9 scores a chunk at a time
-    assert score_bytes(QWEN, replace(ONE_GPU, micro_batch=1, row=100)) == 10 * 15_193_600
+    assert shape_of(config, counted) == QWEN  # tied: no parameter is looked up alone
 
 
 def test_a_run_fits_24_gib_with_an_engine_that_sleeps_and_not_with_one_that_is_awake() -> None:
-    plan = gpu_plan(QWEN, ONE_GPU, 24 * GIB)
+    plan = gpu_plan(ONE_GPU, 24 * GIB)
     rest = {"weights": 1_976_131_072, "moments": 3_952_262_144, "contexts": 1_073_741_824}
     assert phase(plan, "rollouts") == rest | {"engines": 12_884_901_888}  # half of the GPU
-    update = rest | {
-        "gradients": 1_976_131_072, "copies to compute with": 988_065_536, "activations": 1_145_044_992,
-        "scores": 2_684_354_560,
-    }  # fmt: skip
-    assert phase(plan, "update") == update
-    assert phase(plan, "delivery") == rest | {"engines' weights": 988_065_536}
-    assert [part.bytes for part in plan.phases] == [19_887_036_928, 13_795_731_200, 7_990_200_576]
+    update = phase(plan, "update")
+    assert update == rest | {
+        # 8,192 tokens: 24 inputs of 4 x 896; a layer of 13 x 896 x 2 - see tests/training/test_memory_plan.py
+        "activations": activation_bytes(QWEN, ONE_GPU.setup),
+        "scores": 2_684_354_560,  # 10 x 2^28, a chunk of 4,096 x 151,936
+        "copies to compute with": 988_065_536,
+        "gradients": 1_976_131_072 + 6 * 151_936 * 896,
+    }
+    assert phase(plan, "delivery") == rest | {"engines' weights": 988_065_536, "delivery buffers": 8}
     assert plan.peak.name == "rollouts"
     assert plan.peak.certain_bytes == 18_813_295_104
     # the share less 2 P of weights and 1 GiB of work; a token: 2 x 24 layers x 2 heads x 64 numbers of 2 bytes
     assert plan.cache == 12_884_901_888 - 988_065_536 - GIB == 10_823_094_528
     assert plan.cache_tokens == 10_823_094_528 // 12_288 == 880_785
     assert plan.largest_share == 0.72  # (24 GiB - 7,002,135,040) / 24 GiB
-    awake = gpu_plan(QWEN, replace(ONE_GPU, sleeps=False), 24 * GIB)
+    awake = gpu_plan(replace(ONE_GPU, sleeps=False), 24 * GIB)
     assert phase(awake, "update") == update | {"engines": 12_884_901_888}
     assert awake.peak.name == "update"
-    assert awake.peak.bytes == 26_680_633_088 > 24 * GIB > plan.peak.bytes
+    assert awake.peak.bytes > 24 * GIB > plan.peak.bytes
 
 
-def test_references_critics_adapters_and_offloading_by_hand() -> None:
-    with_both = gpu_plan(QWEN, replace(ONE_GPU, frozen=P, critic=P), 0)
-    assert phase(with_both, "update")["frozen networks"] == 4 * P
-    assert phase(with_both, "update")["weights"] == phase(with_both, "update")["gradients"] == 8 * P
-    assert phase(with_both, "update")["moments"] == 16 * P
-    adapters = gpu_plan(QWEN, replace(ONE_GPU, has_adapters=True), 0)
-    assert "moments" not in phase(adapters, "update")
-    assert phase(adapters, "delivery")["delivered copy"] == 4 * P
-    offloaded = gpu_plan(QWEN, replace(ONE_GPU, engine="zero2_offload"), 0)
-    assert phase(offloaded, "rollouts").keys() == {"weights", "contexts", "engines' weights"}
-    assert "gradients" not in phase(offloaded, "update")
-    two = gpu_plan(QWEN, replace(ONE_GPU, num_engines=2, utilization=0.3), 24 * GIB)
+def test_several_engines_on_a_gpu_and_engines_that_are_cut() -> None:
+    two = gpu_plan(replace(ONE_GPU, num_engines=2, utilization=0.3), 24 * GIB)
     assert phase(two, "rollouts")["engines"] == 2 * int(0.3 * 24 * GIB)
     assert phase(two, "rollouts")["contexts"] == 3 * GIB // 2
-    halves = gpu_plan(QWEN, replace(ONE_GPU, cut=2), 24 * GIB)
+    halves = gpu_plan(replace(ONE_GPU, cut=2), 24 * GIB)
     assert phase(halves, "delivery")["engines' weights"] == P
-    with pytest.raises(BadInput, match="deepspeed=strange: no memory plan of it"):
-        gpu_plan(QWEN, replace(ONE_GPU, engine="strange"), 0)
 
 
 def test_what_cannot_fit_is_refused_and_what_may_not_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    def check(gib: float, **changes: Any) -> str:
-        sharing = replace(ONE_GPU, **changes)
-        return check_plan(gpu_plan(QWEN, sharing, int(gib * GIB)), sharing)
+    def check(gib: float, setup: dict[str, Any] | None = None, **changes: Any) -> str:
+        sharing = replace(ONE_GPU, setup=replace(ONE_GPU.setup, **{} if setup is None else setup), **changes)
+        return check_plan(gpu_plan(sharing, int(gib * GIB)), sharing)
 
     assert "the most is taken in the rollouts: 18.52 GiB, 17.52 of it certain, of 24.00 GiB" in check(24)
     with pytest.raises(
@@ -121,19 +99,11 @@ def test_what_cannot_fit_is_refused_and_what_may_not_is_warned_of(caplog: pytest
     with pytest.raises(CheckFailed, match=r"leaves a cache of \d+ tokens, and a row has up to 1024"):
         check(24, utilization=0.0801)
     assert not caplog.messages
-    check(24, has_checkpointing=False, micro_batch=16)
+    check(24, {"has_checkpointing": False, "work": replace(WORK, tokens=16 * 1024)})
     assert "by estimate it does not fit: set model.gradient_checkpointing=true" in caplog.messages[0]
     with pytest.raises(CheckFailed, match=r"engine\.sleeps=true"):
         check(18, sleeps=False, utilization=0.6)
     assert "no GPU is here to compare with" in check(0)
-
-
-@pytest.mark.parametrize("name", ["none", "zero0", "zero1", "zero2", "zero3", "zero1_offload", "zero2_offload",
-                                  "zero3_offload"])  # fmt: skip
-def test_every_engine_of_a_learner_is_known_by_its_json(name: str) -> None:
-    config = compose_config(RLConfig, "rl", ["model.path=m", "output_dir=o", f"deepspeed={name}"])
-    assert engine_name(config.deepspeed) == name
-    gpu_plan(QWEN, replace(ONE_GPU, engine=name), 24 * GIB)
 
 
 def test_the_experiment_on_one_gpu_is_planned_as_it_is_configured(
@@ -144,7 +114,10 @@ def test_the_experiment_on_one_gpu_is_planned_as_it_is_configured(
             self.counts: dict[str, Any] = {}
 
     config = compose_config(RLConfig, ONE_GPU_CONFIG, [f"model.path={tiny_policy}", "output_dir=o"])
-    assert sharing_of(config) == replace(ONE_GPU, sleeps=True)
+    sharing = sharing_of(config)
+    assert (sharing.micro_batch, sharing.row, sharing.sleeps, sharing.utilization) == (8, 1024, True, 0.5)
+    assert sharing.setup.has_checkpointing
+    assert sharing.setup.work.tokens == 8 * 1024
     caplog.set_level(logging.INFO)
     found = PlanGpu(ONE_GPU_CONFIG, f"model.path={tiny_policy}", gpu_gib=24).run("", Counts())
     number = num_parameters(str(tiny_policy))

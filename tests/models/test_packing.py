@@ -33,10 +33,12 @@ from espalier.data.batches.collate import collate_tokens
 from espalier.data.batches.packing import Layout, pack_rows, place_rows
 from espalier.data.examples.token_examples import OutcomeExample, PairExample, StepExample, TokenExample
 from espalier.models import attention_kernels, packed_attention, token_scores
+from espalier.models.attention_kernels import BadAttention
+from espalier.models.gpu_attention import by_flex, by_sequences, flash, key_layout, varlen
 from espalier.models.inputs import model_inputs
 from espalier.models.load import load_policy
 from espalier.models.logprobs import response_logprobs, target_scores
-from espalier.models.packed_attention import BadAttention, attention_name, key_layout
+from espalier.models.packed_attention import attention_name
 from espalier.models.packing_check import packing_of
 from tests.support.objective_cases import OBJECTIVES, case
 
@@ -273,36 +275,42 @@ def test_masks_kept_from_a_pass_without_gradients_serve_one_with_them() -> None:
                 model(**inputs).logits.sum().backward()
 
 
-@pytest.mark.parametrize("kernel", ["flash", "flash_attention_2"])
+@pytest.mark.parametrize("kernel", ["flash", "flash_attention_2", "varlen_attention", "flex_attention"])
 def test_a_kernel_that_is_not_there_is_named(kernel: str) -> None:
-    if kernel == "flash_attention_2" and torch.cuda.is_available():
+    if kernel != "flash" and torch.cuda.is_available():
         pytest.skip("there is a GPU")
     with pytest.raises(BadAttention, match=r"model\.attention"):
         attention_name(kernel)
 
 
-def flash_attention(
+def sequences(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, query_ends: Any, key_ends: Any, *sizes: int, **how: Any
 ) -> torch.Tensor:
-    """What flash_attn_varlen_func computes, causal and aligned at the end, without a GPU."""
-    found = []
+    """What flash_attn_varlen_func and varlen_attn compute, causal and aligned at the end, without a GPU."""
+    found, (left, right) = [], how["window_size"]
+    assert how.get("causal", right == 0)
     for row in range(len(query_ends) - 1):
         queries = query[query_ends[row] : query_ends[row + 1]].float()
         keys, values = (part[key_ends[row] : key_ends[row + 1]].float() for part in (key, value))
-        scores = torch.einsum("qhd,khd->hqk", queries, keys) * how["softmax_scale"]
+        scores = torch.einsum("qhd,khd->hqk", queries, keys) * how.get("softmax_scale", how.get("scale"))
         seen = torch.ones(len(queries), len(keys), dtype=torch.bool).tril(len(keys) - len(queries))
+        if left >= 0:
+            seen = seen.triu(len(keys) - len(queries) - left)
         found.append(torch.einsum("hqk,khd->qhd", scores.masked_fill(~seen, float("-inf")).softmax(-1), values))
     return torch.cat(found).to(query.dtype)
 
 
+@pytest.mark.parametrize("window", [None, 12])
+@pytest.mark.parametrize("kernel", ["flash", "varlen", "flex"])
 @pytest.mark.parametrize("sizes", [(20, 20, 20), (20, 30, 38), (16, 8, 8), (31, 20, 15)], ids=str)
-def test_flash_attention_gets_the_keys_of_shared_segments_whatever_the_row_is_rounded_to(
-    sizes: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
+def test_kernels_for_gpus_get_the_keys_of_shared_segments_whatever_the_row_is_rounded_to(
+    sizes: tuple[int, int, int], kernel: str, window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In three of these as many tokens are added to the row as keys are repeated."""
-    kernel = ModuleType("flash_attn")
-    monkeypatch.setattr(kernel, "flash_attn_varlen_func", flash_attention, raising=False)
-    monkeypatch.setitem(sys.modules, "flash_attn", kernel)
+    """In three of these as many tokens are added to the row as keys are repeated. Flex attention is the real one."""
+    package = ModuleType("flash_attn")
+    monkeypatch.setattr(package, "flash_attn_varlen_func", sequences, raising=False)
+    monkeypatch.setitem(sys.modules, "flash_attn", package)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", sequences)
     shared, first, second = sizes
     rows = [[*range(shared), *range(100, 100 + first)], [*range(shared), *range(200, 200 + second)]]
     packed = pack_rows(rows)
@@ -310,8 +318,21 @@ def test_flash_attention_gets_the_keys_of_shared_segments_whatever_the_row_is_ro
     segments = replace(packed.segments, num_unread=-num_tokens % 64)
     torch.manual_seed(0)
     tensors = [torch.randn(1, 4, num_tokens + segments.num_unread, 16).bfloat16() for _ in range(3)]
-    how = attention_kernels.How(0.25)
+    how = attention_kernels.How(0.25, window=window)
     kernels = (attention_kernels.eager_kernel, attention_kernels.eager_batch)
-    found = packed_attention._by_flash(*tensors, segments, how)
-    wanted = packed_attention._by_segments(kernels, *tensors, segments, how)
+    attend = {"flash": by_sequences(flash), "varlen": by_sequences(varlen), "flex": by_flex}[kernel]
+    found = attend(*tensors, segments, how)[:, :num_tokens]
+    wanted = packed_attention.by_segments(kernels, *tensors, segments, how)[:, :num_tokens]
     torch.testing.assert_close(found, wanted, rtol=0, atol=0.05)
+
+
+def test_flex_attention_caps_scores_and_repeats_no_heads() -> None:
+    packed = pack_rows([[*range(20), 50, 51], [*range(20), 60, 61, 62]])
+    torch.manual_seed(0)
+    query = 4 * torch.randn(1, 4, len(packed.ids), 16)
+    key, value = torch.randn(2, 1, 2, len(packed.ids), 16).unbind(0)
+    how = attention_kernels.How(0.25, softcap=2.0)
+    kernels = (attention_kernels.eager_kernel, attention_kernels.eager_batch)
+    found = by_flex(query, key, value, packed.segments, how)
+    wanted = packed_attention.by_segments(kernels, query, key, value, packed.segments, how)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)

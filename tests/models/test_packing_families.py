@@ -17,11 +17,11 @@ from espalier.data.batches.packing import Layout, pad_rows, place_rows
 from espalier.data.examples.stored_examples import longest_of
 from espalier.data.examples.token_examples import StepExample, TokenExample
 from espalier.data.records import BadInput, Trajectory
+from espalier.models.attention_kernels import BadAttention
 from espalier.models.inputs import model_inputs
 from espalier.models.load import load_policy
 from espalier.models.logits import all_logits, response_values
 from espalier.models.logprobs import response_logprobs, target_scores
-from espalier.models.packed_attention import BadAttention
 from espalier.models.packing_check import PackingCheck, check_packing, choose_layout, packing_of
 from espalier.models.scalar_head import load_critic, load_process_reward
 from espalier.rewards.process import row_logits, score_trajectories

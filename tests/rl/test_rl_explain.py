@@ -1,5 +1,6 @@
 """What an RL run amounts to: the arithmetic of published runs by hand, and what the stage writes."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -104,3 +105,14 @@ def test_the_stage_counts_the_problems_of_the_task_and_refuses_settings_that_con
         ExplainRL("exp/debug/ppo/tulu", "model.path=M update.tis_cap=0", 40).run("", context)
     with pytest.raises(BadInput, match=r"stage\.num_ranks must be at least 1"):
         ExplainRL("exp/debug/ppo/tulu", num_ranks=0)
+
+
+def test_the_memory_of_a_learner_is_planned_where_its_networks_are_there(tiny_policy: Path) -> None:
+    given = [f"model.path={tiny_policy}", "kl.coefficient=0.05"]
+    found = ExplainRL("exp/ppo/grpo_word_arithmetic", given, 4000).run("", Context())["memory"]
+    assert found["phases"]["between steps"].keys() == {"frozen networks", "weights", "moments"}
+    assert set(found["phases"]) == {"between steps", "backward pass", "optimizer step", "delivery"}
+    little = found["bytes_per_rank"] / 2**31
+    with pytest.raises(BadInput, match="a rank needs"):
+        ExplainRL("exp/ppo/grpo_word_arithmetic", given, 4000, memory_gib=little).run("", Context())
+    assert ExplainRL("exp/debug/ppo/tulu", "model.path=M", 40).run("", Context())["memory"] is None

@@ -168,6 +168,22 @@ def test_a_reader_sees_every_part(explain: Run, caplog: pytest.LogCaptureFixture
         assert line in caplog.text, line
 
 
+def test_the_memory_of_a_rank_is_planned_and_a_run_that_needs_more_is_refused(
+    explain: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    settings = ["update.batch_size=4", "update.micro_batch_size=4", "precision=fp32"]
+    found = explain("train", *settings, memory_gib=1.0)["memory"]
+    assert found["bytes_per_rank"] == sum(found["phases"][found["fullest"]].values())
+    assert found["limit_bytes"] == 2**30
+    assert "memory: at most 0.0" in caplog.text
+    little = found["bytes_per_rank"] * 0.99 / 2**30
+    with pytest.raises(BadInput, match=r"a rank needs .* GiB in the .* has .*: set "):
+        explain("train", *settings, memory_gib=little)
+    with pytest.raises(BadInput, match=r"stage\.memory_gib must be at least 0"):
+        Explain("train", memory_gib=-1.0)
+
+
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [

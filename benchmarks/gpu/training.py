@@ -1,33 +1,27 @@
-"""Training speed on one CUDA GPU: SFT, DPO and process rewards of a Llama of about 1.1B random parameters, in bf16.
+"""Training speed on one CUDA GPU: SFT, DPO and process rewards of a Llama of about 1.1B random parameters, in bf16, and
+TRL's SFT of the same model and tokens beside it where `.venv-bench` is there.
 
-    bash scripts/bench.sh training_gpu [--peak-teraflops X] [key=value ...]
-
-Each objective is the real program (`trainer_base_ds_mul.py`) for some steps, in a process of its own; further settings
-go to all of them. Tokens per second are those that the trainer logs (its own padding-free count), the median over the
-steps after the warm-up. Model FLOP utilisation counts, per token, 6 FLOPs for each weight but the input embedding's
-and 6 x layers x hidden x length for causal attention (Chowdhery et al. 2022, with the half that a causal mask leaves):
-no recomputation, no reference model. `--shape tiny` tries all this anywhere and writes no result.
+Each objective is the real program (`trainer_base_ds_mul.py`) for some steps, in a process of its own. Tokens per second
+are those that the trainer logs (its own padding-free count), the median over the steps after the warm-up. Model FLOP
+utilisation counts, per token, 6 FLOPs for each weight but the input embedding's and 6 x layers x hidden x length for
+causal attention (Chowdhery et al. 2022, with the half that a causal mask leaves): no recomputation, no reference model.
 """
 
-import argparse
 import json
-import os
 import random
 import statistics
+import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking for a GPU must not start CUDA before the forks
-
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.gpu.rows import Row
 from benchmarks.processes.forked import ROOT, exit_code, start
-from benchmarks.result import write_result
 from espalier.data.jsonl import write_records
 from espalier.data.records import Demonstration, PreferencePair, StepValues
 from espalier.models.tiny import build_tokenizer
@@ -35,7 +29,6 @@ from espalier.models.tiny import build_tokenizer
 # Dense bf16, in TFLOP/s, by a part of the device's name (the makers' data sheets); the first that fits.
 PEAK_TERAFLOPS = {"B200": 2250.0, "H200": 989.0, "H100 PCIe": 756.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0,
                   "A6000": 154.8, "4090": 165.2}  # fmt: skip
-GOAL = 0.5
 PROMPT = 16
 
 
@@ -58,7 +51,7 @@ class Shape:
 
 SHAPES = {
     "1b": Shape(2048, 5632, 22, 32, 4, 32000, length=2048, batch=32, micro=8, num_steps=20, num_warm=5),
-    "tiny": Shape(32, 64, 2, 2, 1, 320, length=64, batch=4, micro=2, num_steps=3, num_warm=1),
+    "tiny": Shape(64, 128, 2, 2, 1, 320, length=64, batch=4, micro=2, num_steps=3, num_warm=1),
 }
 
 
@@ -149,7 +142,7 @@ def train(settings: list[str], report: Path) -> None:
     report.write_text(json.dumps(found))
 
 
-def measure(name: str, shape: Shape, folder: Path, further: list[str]) -> dict[str, Any]:
+def run_objective(name: str, shape: Shape, folder: Path) -> dict[str, Any]:
     """Run one objective; return its device, the tokens per second of each step after the warm-up, its peak memory."""
     groups, make = OBJECTIVES[name]
     write_records(folder / f"{name}.jsonl", make(shape))
@@ -158,7 +151,7 @@ def measure(name: str, shape: Shape, folder: Path, further: list[str]) -> dict[s
         examples.max_length={shape.length} update.batch_size={shape.batch} update.micro_batch_size={shape.micro}
         log_every=1
         max_steps={shape.num_steps} update.learning_rate=1e-5 precision=bf16 seed=0""".split()
-    code = exit_code(start(lambda: train([*settings, *further], report)))
+    code = exit_code(start(lambda: train(settings, report)))
     if code:
         raise SystemExit(f"error: the {name} run ended with exit code {code}: its last words stand above")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -167,75 +160,45 @@ def measure(name: str, shape: Shape, folder: Path, further: list[str]) -> dict[s
     return {**json.loads(report.read_text()), "speeds": speeds[shape.num_warm :], "losses": [losses[0], losses[-1]]}
 
 
-def figures(found: dict[str, dict[str, Any]], shape: Shape, peak: float) -> dict[str, Any]:
-    """Return tokens/s, utilisation and peak memory of each objective."""
-    made: dict[str, Any] = {}
-    for name, row in found.items():
-        speeds = sorted(row["speeds"])
-        flops = flops_per_token(shape, name != "prm")
-        for label, unit, scale, goal in (("tokens_per_second", "tokens/s", 1.0, None),
-                                         ("flop_utilisation", "share", flops / (peak * 1e12), GOAL)):  # fmt: skip
-            value = statistics.median(speeds) * scale
-            has_goal = goal is not None and name == "sft"
-            made[f"{name}_{label}"] = {
-                "value": round(value, 4), "low": round(speeds[0] * scale, 4), "high": round(speeds[-1] * scale, 4),
-                "unit": unit, "goal": goal if has_goal else None, "better": "higher",
-                "met": value >= GOAL if has_goal else None, "how": "bash scripts/bench.sh training_gpu",
-            }  # fmt: skip
-        gib = row["peak_gib"]
-        made[f"{name}_peak_memory"] = {
-            "value": gib, "low": gib, "high": gib, "unit": "GiB", "goal": None, "better": "lower", "met": None,
-            "how": "bash scripts/bench.sh training_gpu",
-        }  # fmt: skip
-    return made
+def rows_of(name: str, run: dict[str, Any], shape: Shape) -> list[Row]:
+    """Return tokens/s, utilisation and peak memory of an objective."""
+    speeds, device = sorted(run["speeds"]), str(run["device"])
+    speed = statistics.median(speeds)
+    ends = f"{speeds[0]:,.0f} to {speeds[-1]:,.0f}, losses {run['losses'][0]:.4g} to {run['losses'][-1]:.4g}"
+    peak = next((value for part, value in PEAK_TERAFLOPS.items() if part in device), None)
+    used = speed * flops_per_token(shape, name != "prm")
+    share = None if peak is None else round(used / (peak * 1e12), 4)
+    why = f"of {peak:g} TFLOP/s" if peak else f"the peak of {device} is not known"
+    return [
+        Row(f"{name}: speed", round(speed, 1), "tokens/s", ends),
+        Row(f"{name}: FLOP utilisation", share, "share", why),
+        Row(f"{name}: peak memory", run["peak_gib"] or None, "GiB", "" if run["peak_gib"] else "no GPU"),
+    ]
 
 
-def device_name(folder: Path) -> str:
-    """Asked in a child: this process must not start CUDA."""
-    path = folder / "device"
-    exit_code(start(lambda: path.write_text(torch.cuda.get_device_name()) and None))
-    return path.read_text()
+def beside_trl(shape: Shape, folder: Path, speed: float) -> list[Row]:
+    """Return TRL's speed of SFT on the same model and tokens, and how many times it ours is."""
+    python = ROOT / ".venv-bench" / "bin" / "python"
+    if not python.exists():
+        return [Row("sft, TRL: speed", None, "tokens/s", "not installed: bash scripts/install_bench.sh")]
+    command = [str(python), "-m", "benchmarks.gpu.trl_sft", str(folder), json.dumps(vars(shape))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        return [Row("sft, TRL: speed", None, "tokens/s", done.stderr.strip().splitlines()[-1][:200])]
+    found = json.loads(done.stdout.strip().splitlines()[-1])
+    other = statistics.median(found["speeds"])
+    ends = f"losses {found['losses'][0]:.4g} to {found['losses'][-1]:.4g}"
+    return [
+        Row("sft, TRL: speed", round(other, 1), "tokens/s", ends),
+        Row("sft, TRL: peak memory", found["peak_gib"] or None, "GiB"),
+        Row("sft: times TRL's speed", round(speed / other, 3), "ratio"),
+    ]
 
 
-def peak_teraflops(device: str, given: float) -> float:
-    """Return what the device can do at best; raises SystemExit where that is not known."""
-    if given > 0:
-        return given
-    for part, value in PEAK_TERAFLOPS.items():
-        if part in device:
-            return value
-    raise SystemExit(f"error: the peak of {device} is not known: give --peak-teraflops (dense bf16)")
-
-
-def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    """Measure all objectives; write results/training_gpu.json, or print what a trial run found."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--shape", choices=SHAPES, default="1b")
-    parser.add_argument("--peak-teraflops", type=float, default=0.0)
-    parser.add_argument("settings", nargs="*", help="key=value for all runs")
-    options = parser.parse_args(arguments)
-    if options.shape != "tiny" and not torch.cuda.is_available():
-        print("error: training_gpu needs a CUDA GPU and this machine has none: --shape tiny tries it on a CPU",
-              file=sys.stderr)  # fmt: skip
-        raise SystemExit(2)
-    shape = SHAPES[options.shape]
-    is_trial = options.shape == "tiny"
-    with tempfile.TemporaryDirectory(prefix="training-gpu-") as name:
-        folder = Path(name)
-        peak = 1.0 if is_trial else peak_teraflops(device_name(folder), options.peak_teraflops)
-        write_model(folder / "model", shape)
-        found = {objective: measure(objective, shape, folder, options.settings) for objective in OBJECTIVES}
-    made = figures(found, shape, peak)
-    detail = {
-        "device": found["sft"]["device"],
-        "peak_teraflops": peak,
-        "shape": vars(shape),
-        "settings": options.settings,
-        "runs": found,
-    }
-    print(json.dumps(made, indent=1) if is_trial else write_result("training_gpu", made, detail))
-    return made
-
-
-if __name__ == "__main__":
-    main()
+def measure(is_rehearsal: bool, folder: Path) -> list[Row]:
+    """Run all objectives."""
+    shape = SHAPES["tiny" if is_rehearsal else "1b"]
+    write_model(folder / "model", shape)
+    found = {name: run_objective(name, shape, folder) for name in OBJECTIVES}
+    rows = [row for name, run in found.items() for row in rows_of(name, run, shape)]
+    return [*rows, *beside_trl(shape, folder, statistics.median(found["sft"]["speeds"]))]

@@ -1,0 +1,140 @@
+"""Everything that only a GPU can show, by one command, each part in a process of its own with a deadline.
+
+    bash scripts/gpu_check.sh [--rehearse] [--output FOLDER] [PART ...]
+
+Writes `FOLDER/<part>.json` and `FOLDER/table.md`, and where a GPU was measured also benchmarks/results/gpu_check.json,
+which docs/benchmarks.md shows. Without a GPU, or with `--rehearse`, every part runs its rehearsal: the same code on a
+CPU with small shapes, whose numbers are no figures; the table says so. A part that fails is in the table with its last
+line, the others go on, and the exit code is 1.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.rows import Row
+from benchmarks.result import write_result
+from espalier.data.jsonl import write_json
+from espalier.pipeline.pages.tabulate_benchmarks import markdown_table
+
+PARTS = {
+    "attention": "packed attention: sdpa, flex, varlen and flash beside the CPU's",
+    "head": "log-probs over a vocabulary of 151,936, fused beside full logits and liger-kernel",
+    "training": "SFT, DPO and process rewards of a 1B shape: tokens/s, MFU, memory; SFT beside TRL",
+    "scoring": "process rewards of a 1B shape: transformers and a vLLM engine",
+    "rl_smoke": "GRPO of a 1B shape on one GPU with sleep: rollouts, delivery with its proofs, memory and its plan",
+}
+SECONDS = 600
+HOW = "bash scripts/gpu_check.sh"
+
+
+def device() -> str:
+    """Return the first GPU's name, empty without one; asked of another process, which starts CUDA."""
+    code = "import torch; print(torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+
+
+def run_part(name: str, is_rehearsal: bool, output: Path, seconds: float = SECONDS) -> dict[str, Any]:
+    """Run one part in a session of its own; its document, which is written too."""
+    found: dict[str, Any] = {"part": name, "rehearsal": is_rehearsal, "rows": [], "error": ""}
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix=f"gpu-{name}-") as scratch:
+        answer, log = Path(scratch) / "rows.json", output / f"{name}.log"
+        command = [sys.executable, "-m", "benchmarks.gpu.gpu_check", "--one", name, "--output", scratch]
+        environment = dict(os.environ) | ({"CUDA_VISIBLE_DEVICES": ""} if is_rehearsal else {})
+        with log.open("w") as file:
+            process = subprocess.Popen([*command, *(["--rehearse"] if is_rehearsal else [])], stdout=file,
+                                       stderr=subprocess.STDOUT, start_new_session=True, env=environment)  # fmt: skip
+            try:
+                code = process.wait(seconds)
+                last = [line for line in log.read_text().splitlines() if line.strip()][-1:]
+                found["error"] = "" if code == 0 else (last or [f"exit code {code}"])[0][-300:]
+            except subprocess.TimeoutExpired:
+                found["error"] = f"it was not done after {seconds:g} seconds and was ended"
+            finally:
+                end_session(process)
+        if answer.is_file():
+            found["rows"] = json.loads(answer.read_text())
+    found["seconds"] = round(time.monotonic() - started, 1)
+    write_json(output / f"{name}.json", found)
+    return found
+
+
+def end_session(process: subprocess.Popen[bytes]) -> None:
+    """End a part with all it has started."""
+    for kind in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, kind)
+        except ProcessLookupError:
+            return
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def run_one(name: str, is_rehearsal: bool, scratch: Path) -> None:
+    """In the part's own process: measure, and leave the rows."""
+    rows: list[Row] = importlib.import_module(f"benchmarks.gpu.{name}").measure(is_rehearsal, scratch)
+    write_json(scratch / "rows.json", [asdict(row) for row in rows])
+
+
+def table_of(parts: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Return (columns, rows) of what all parts found."""
+    rows: list[list[Any]] = []
+    for part in parts:
+        state = "failed" if part["error"] else "rehearsed on a CPU: no figures" if part["rehearsal"] else "measured"
+        rows.append([part["part"], PARTS[part["part"]], "", "", part["error"] or f"{state}, {part['seconds']} s"])
+        for row in part["rows"]:
+            is_figure = row["value"] is not None and not part["rehearsal"]
+            note = row["note"] if row["value"] is None or is_figure else "ran"
+            rows.append(["", row["figure"], row["value"] if is_figure else "", row["unit"], note])
+    return ["part", "figure", "value", "unit", "note"], rows
+
+
+def main() -> None:
+    """Run the parts that are asked for, all of them by default."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("parts", nargs="*", metavar="PART", help=", ".join(PARTS))
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU with small shapes, whatever is here")
+    parser.add_argument("--output", type=Path, default=Path("experiments/gpu_check"))
+    parser.add_argument("--one", choices=list(PARTS), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        run_one(options.one, options.rehearse, options.output)
+        return
+    unknown = [name for name in options.parts if name not in PARTS]
+    if unknown:
+        print(f"error: there is no part '{unknown[0]}': choose of {', '.join(PARTS)}", file=sys.stderr)
+        raise SystemExit(2)
+    gpu = "" if options.rehearse else device()
+    print(f"gpu_check: on {gpu}" if gpu else "gpu_check: a rehearsal on the CPU: nothing is measured", file=sys.stderr)
+    options.output.mkdir(parents=True, exist_ok=True)
+    found = []
+    for name in options.parts or PARTS:
+        print(f"gpu_check: {name}: {PARTS[name]}", file=sys.stderr, flush=True)
+        found.append(run_part(name, not gpu, options.output))
+        print(
+            f"gpu_check: {name}: {found[-1]['error'] or 'done'}, {found[-1]['seconds']} s", file=sys.stderr, flush=True
+        )
+    columns, rows = table_of(found)
+    (options.output / "table.md").write_text(markdown_table(columns, rows))
+    if gpu:
+        table = {"title": f"On one {gpu}.", "columns": columns, "rows": rows}
+        write_result("gpu_check", {}, {"device": gpu, "how": HOW, "parts": found}, tables=[table])
+    print(f"gpu_check: {options.output}/table.md", file=sys.stderr)
+    raise SystemExit(1 if any(part["error"] for part in found) else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Log-probs over a vocabulary of 151,936 from hidden states, forward and backward: chunked (`models.token_scores`),
+beside full logits, and liger-kernel's fused cross-entropy where it is installed.
+
+Each in bf16 with float32 sums; the loss of each is compared with full float32 logits of a few tokens.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch.nn.functional import cross_entropy, linear
+
+from benchmarks.gpu.rows import Row
+from espalier.models.token_scores import chunked_scores
+
+
+@dataclass(frozen=True)
+class Size:
+    """`tokens` whose log-probs are read."""
+
+    tokens: int
+    hidden: int
+    vocabulary: int
+    max_scores: int = 0
+
+
+REAL, SMALL = Size(8192, 2048, 151_936), Size(96, 32, 1_519, 32 * 1_519)
+Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+def ways(size: Size, is_gpu: bool) -> dict[str, Loss | str]:
+    """Return summed negative log-probs by the names of what computes them, or why one cannot."""
+
+    def chunked(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return -chunked_scores(hidden, weight, targets, max_scores=size.max_scores).logprobs.sum()
+
+    def full(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(linear(hidden, weight).float(), targets, reduction="sum")
+
+    found: dict[str, Loss | str] = {"chunked": chunked, "full logits": full}
+    if not is_gpu or not find_spec("liger_kernel"):
+        return found | {"liger-kernel": "no GPU" if not is_gpu else "liger-kernel is not installed"}
+    from liger_kernel.transformers import LigerFusedLinearCrossEntropyLoss  # type: ignore[import-not-found]
+
+    loss = LigerFusedLinearCrossEntropyLoss(reduction="sum")
+    return found | {"liger-kernel": lambda hidden, weight, targets: loss(weight, hidden, targets)}
+
+
+def measure(is_rehearsal: bool, folder: Path) -> list[Row]:
+    """Compare all ways. Raises SystemExit where a loss is wrong."""
+    size, is_gpu = (SMALL, False) if is_rehearsal else (REAL, True)
+    device = torch.device("cuda" if is_gpu else "cpu")
+    draws = torch.Generator().manual_seed(0)
+    hidden = torch.randn(size.tokens, size.hidden, generator=draws).to(device, torch.bfloat16)
+    weight = (torch.randn(size.vocabulary, size.hidden, generator=draws) / size.hidden**0.5).to(device, torch.bfloat16)
+    targets = torch.randint(0, size.vocabulary, (size.tokens,), generator=draws).to(device)
+    few, rows = slice(0, 64), []
+    wanted = float(cross_entropy(linear(hidden[few].float(), weight.float()), targets[few], reduction="sum"))
+    for name, way in ways(size, is_gpu).items():
+        if isinstance(way, str):
+            rows.append(Row(name, None, note=way))
+            continue
+        error = abs(float(way(hidden[few], weight, targets[few])) / wanted - 1)
+        if error > 0.01:
+            raise SystemExit(f"error: {name}: a loss differs from that of float32 logits by {error:.3f} of it")
+        rows.append(Row(f"{name}: error of the loss", round(error, 6), "of it"))
+        rows += _cost(name, way, hidden, weight, targets)
+    return rows
+
+
+def _cost(name: str, way: Loss, *given: torch.Tensor) -> list[Row]:
+    """Return milliseconds, and on a GPU the peak beside inputs."""
+    hidden, weight, targets = given
+    is_gpu, seconds, before = hidden.is_cuda, [], 0
+    for _ in range(4 if is_gpu else 2):
+        inputs = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+        if is_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        started = time.perf_counter()
+        way(inputs[0], inputs[1], targets).backward()  # type: ignore[no-untyped-call]
+        if is_gpu:
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - started)
+    rows = [Row(f"{name}: forward and backward", round(1000 * sorted(seconds)[len(seconds) // 2], 3), "ms")]
+    if is_gpu:
+        peak = (torch.cuda.max_memory_allocated() - before) / 2**30
+        rows.append(Row(f"{name}: peak beside inputs", round(peak, 3), "GiB"))
+    return rows

@@ -1,0 +1,109 @@
+"""GRPO with a policy of about 1B random parameters, learner and engine on one GPU: the engine sleeps while the learner
+computes, and follows it by deliveries that are proven (receipts, canaries; docs/reinforcement.md).
+
+The real program for a few iterations, on word problems that a random policy cannot solve: rewards say nothing, speeds,
+seconds, memory and the agreement of engine and trainer do. The GPU's memory is read from nvidia-smi while the run goes
+on, and set beside its plan (`training/plan_gpu`). On a CPU the same run without sleep, which vLLM has on GPUs alone.
+"""
+
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.rows import Row
+from benchmarks.processes.forked import ROOT
+from espalier.data.tasks.word_arithmetic import WordArithmetic
+from espalier.models.tiny import build_tiny
+
+REAL = {"hidden_size": 2048, "num_layers": 15, "num_heads": 16}
+SMALL = {"hidden_size": 64, "num_layers": 2, "num_heads": 2}
+ITERATIONS, WARM = 4, 1
+
+
+def settings(is_rehearsal: bool, model: Path, run: Path) -> list[str]:
+    """Return what main.py is called with."""
+    given = ["-cn", "exp/ppo/grpo_gsm8k_one_gpu", "task=word_arithmetic", f"model.path={model}", f"output_dir={run}",
+             f"num_iterations={ITERATIONS}", "checkpoints.save_every=0", "evaluation.every=0"]  # fmt: skip
+    if not is_rehearsal:
+        return given
+    return [*given, "engine.sleeps=false", "~client.options.gpu_memory_utilization", "client.max_model_len=128",
+            "params.max_tokens=32", "rollout.num_problems=4", "rollout.group_size=4", "update.minibatch_size=16",
+            "update.micro_batch_size=4", "engine.concurrency=16"]  # fmt: skip
+
+
+def gpu_used() -> int:
+    """Return the bytes of the first GPU that are taken, by whomever; 0 without one."""
+    if not shutil.which("nvidia-smi"):
+        return 0
+    asked = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=0"]
+    done = subprocess.run(asked, capture_output=True, text=True)
+    return int(done.stdout.strip() or 0) * 2**20 if done.returncode == 0 else 0
+
+
+def run_watched(command: list[str], log: Path) -> int:
+    """Run to the end; return the most of the GPU that was taken. Raises SystemExit where the run fails."""
+    most = 0
+    with log.open("w") as file:
+        process = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=subprocess.STDOUT)
+        try:
+            while process.poll() is None:
+                most = max(most, gpu_used())
+                time.sleep(0.5)
+        finally:
+            process.terminate()
+            process.wait(60)
+    if process.returncode:
+        raise SystemExit(f"error: main.py ended with exit code {process.returncode}: {log.read_text()[-1500:]}")
+    return most
+
+
+def planned(given: list[str], folder: Path) -> float:
+    """Return what the plan says that the run takes at most, in GiB."""
+    overrides = json.dumps([setting for setting in given[2:] if not setting.startswith("output_dir=")])
+    command = [sys.executable, str(ROOT / "run_stage.py"), "-cn", "training/plan_gpu", f"output={folder}/plan.json",
+               f"stage.experiment={given[1]}", f"stage.overrides={overrides}"]  # fmt: skip
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"error: training/plan_gpu: {done.stderr.strip()[-1000:]}")
+    phases = json.loads((folder / "plan.json").read_text())["phases"]
+    return max(phase["bytes"] for phase in phases.values()) / 2**30
+
+
+def figures(rows: list[dict[str, Any]]) -> list[Row]:
+    """Return medians of the iterations after the warm-up."""
+    kept = rows[WARM:]
+
+    def median(name: str) -> float | None:
+        values = [row[name] for row in kept if name in row]
+        return round(statistics.median(values), 4) if values else None
+
+    found = [Row("iteration", median("seconds/iteration"), "s")]
+    for name, unit in (("tokens_per_second/rollout", "tokens/s"), ("tokens_per_second/update", "tokens/s"),
+                       ("seconds/weight_sync", "s"), ("seconds/engine_sleep", "s"), ("seconds/engine_wake", "s"),
+                       ("engine/gap_mean", "nats"), ("engine/rounding", "nats"), ("engine/canary_gap", "nats"),
+                       ("engine/serving", "engines")):  # fmt: skip
+        value = median(name)
+        found.append(Row(name, value, unit, "" if value is not None else "no such phase in this run"))
+    total, sent = median("seconds/iteration"), median("seconds/weight_sync")
+    share = round(sent / total, 4) if total and sent is not None else None
+    return [*found, Row("share of weight delivery", share, "of an iteration")]
+
+
+def measure(is_rehearsal: bool, folder: Path) -> list[Row]:
+    """Run it."""
+    task = WordArithmetic(num_train=500, num_dev=20, num_test=20, num_demonstrations=500)
+    texts = [f"{row.prompt}{row.completion}" for row in task.demonstrations("train")]
+    size = SMALL if is_rehearsal else REAL
+    model = build_tiny(folder / "model", texts, **size, vocab_size=400, max_length=1024, seed=0)
+    given = settings(is_rehearsal, model, folder / "run")
+    plan = planned(given, folder)
+    most = run_watched([sys.executable, str(ROOT / "main.py"), *given], folder / "main.log")
+    rows = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
+    memory = Row("GPU memory at most", round(most / 2**30, 3) if most else None, "GiB", "" if most else "no GPU")
+    return [*figures([row for row in rows if "seconds/iteration" in row]), memory,
+            Row("planned", round(plan, 3), "GiB", "without an engine's share" if is_rehearsal else "")]  # fmt: skip

@@ -1,0 +1,75 @@
+"""TRL's side of the training part: SFTTrainer on the same folder and tokens, in bf16, as long as the product's run.
+
+    .venv-bench/bin/python -m benchmarks.gpu.trl_sft FOLDER SHAPE_AS_JSON
+
+Prints one JSON line: tokens per second of every step after the warm-up, losses, peak memory.
+"""
+
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset, disable_progress_bars
+from transformers import AutoTokenizer, TrainerCallback
+
+
+class Clock(TrainerCallback):
+    """When each step ended, and its loss."""
+
+    def __init__(self) -> None:
+        self.ends: list[float] = []
+        self.losses: list[float] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        self.ends.append(time.perf_counter())
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        self.losses += [logs["loss"]] if logs and "loss" in logs else []
+
+
+def table(path: Path, tokenizer: Any) -> Dataset:
+    """Return demonstrations as ids and labels, the prompt left out."""
+    rows = []
+    for line in path.read_text().splitlines():
+        row = json.loads(line)
+        prompt = tokenizer(row["prompt"]).input_ids
+        answer = [*tokenizer(row["completion"]).input_ids, tokenizer.eos_token_id]
+        rows.append({"input_ids": [*prompt, *answer], "labels": [*[-100] * len(prompt), *answer]})
+    return Dataset.from_list(rows)
+
+
+def main() -> None:
+    """Train."""
+    from trl import SFTConfig, SFTTrainer
+
+    folder, shape = Path(sys.argv[1]), json.loads(sys.argv[2])
+    disable_progress_bars()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    data = table(folder / "sft.jsonl", tokenizer)
+    with tempfile.TemporaryDirectory(prefix="trl-") as scratch:
+        config = SFTConfig(
+            output_dir=scratch, per_device_train_batch_size=shape["micro"], max_steps=shape["num_steps"],
+            gradient_accumulation_steps=shape["batch"] // shape["micro"], learning_rate=1e-5, bf16=True,
+            gradient_checkpointing=False, logging_steps=1, report_to="none", save_strategy="no", disable_tqdm=True,
+            max_length=shape["length"], model_init_kwargs={"dtype": torch.float32},
+            use_cpu=not torch.cuda.is_available(),
+        )  # fmt: skip
+        trainer = SFTTrainer(str(folder / "model"), args=config, train_dataset=data, processing_class=tokenizer)
+        clock = Clock()
+        trainer.add_callback(clock)
+        trainer.train()
+    tokens = shape["batch"] * shape["length"]
+    seconds = [after - before for before, after in zip(clock.ends, clock.ends[1:], strict=False)]
+    speeds = [tokens / one for one in seconds[max(0, shape["num_warm"] - 1) :]]
+    peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
+    print(json.dumps({"speeds": speeds, "losses": clock.losses, "peak_gib": round(peak, 2)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,81 @@
+"""The memory that `explain` plans, beside what tensors took at most, in ten runs of a Llama of 42M random parameters.
+
+    bash scripts/bench.sh sizes [CASE ...]
+
+What is counted are bytes of tensors in the third step of each run, on every rank (`benchmarks.sizes.tensor_memory`);
+the plan says the same and nothing of the process, which is shown beside it: what it takes more than after its imports,
+with pages that the C library keeps. With names of cases (parts of them), or `--quick`, nothing is written.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.training import Shape, write_model
+from benchmarks.processes.sides import load_before
+from benchmarks.result import write_result
+from benchmarks.sizes.memory_runs import CASES, Case, measure
+
+HOW = "bash scripts/bench.sh sizes"
+GOAL = 0.1
+SHAPE = Shape(512, 1536, 8, 8, 4, 16_384, length=256, batch=8, micro=2, num_steps=3, num_warm=0)
+QUICK = Shape(64, 128, 2, 2, 1, 400, length=64, batch=8, micro=2, num_steps=3, num_warm=0)
+MIB = 2**20
+
+
+def figure(errors: list[float]) -> dict[str, Any]:
+    """Return the largest error of a plan, in shares of what was measured."""
+    worst = max(errors)
+    return {"value": round(worst, 4), "low": round(min(errors), 4), "high": round(worst, 4), "unit": "share",
+            "goal": GOAL, "better": "lower", "met": worst <= GOAL, "how": HOW}  # fmt: skip
+
+
+def table(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """Return a row for each case, of the rank that took the most."""
+    rows = []
+    for name, ranks in found.items():
+        worst = max(ranks, key=lambda rank: int(rank["measured"]))
+        sizes = [round(worst[key] / MIB, 1) for key in ("planned", "measured", "process")]
+        rows.append([name, *sizes, round(worst["planned"] / worst["measured"], 3)])
+    return {"title": "MiB per rank.", "columns": ["run", "planned", "tensors", "process", "planned / tensors"],
+            "rows": rows}  # fmt: skip
+
+
+def run(cases: list[Case], shape: Shape) -> dict[str, list[dict[str, Any]]]:
+    """Measure the cases one after the other."""
+    found = {}
+    with tempfile.TemporaryDirectory(prefix="sizes-") as name:
+        write_model(Path(name) / "model", shape)
+        for case in cases:
+            found[case.name] = measure(case, shape, Path(name))
+            print(f"sizes: {case.name}: {json.dumps(found[case.name])}", flush=True)
+    return found
+
+
+def main() -> None:
+    """Measure all cases and write the result."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("cases", nargs="*", help="parts of names of cases")
+    parser.add_argument("--quick", action="store_true", help="a tiny network: does it run; prints, writes no result")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    load = load_before()
+    chosen = [case for case in CASES if not options.cases or any(part in case.name for part in options.cases)]
+    if not chosen:
+        raise SystemExit(f"error: no case is called so: choose of {', '.join(case.name for case in CASES)}")
+    found = run(chosen, QUICK if options.quick else SHAPE)
+    errors = [abs(rank["planned"] / rank["measured"] - 1) for ranks in found.values() for rank in ranks]
+    figures = {"planned_memory_error": figure(errors)}
+    if options.quick or len(chosen) < len(CASES):
+        print(json.dumps({"figures": figures, "table": table(found)}, indent=1))
+        return
+    print(write_result("sizes", figures, {"load_before": load, "shape": vars(SHAPE), "runs": found},
+                       tables=[table(found)]))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

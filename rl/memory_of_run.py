@@ -1,0 +1,60 @@
+"""The memory plan of a run of main.py from its config: the learners, what is only read, and what a delivery holds.
+
+A pass is taken to be as large as the settings let it be: `update.micro_batch_size` rows of the engine's window, or
+`update.micro_batch_tokens`. What an engine takes on the same device is not in it (`checks.gpu_plan`).
+"""
+
+import math
+
+from espalier.rl.combinations import reads_start
+from espalier.rl.update import most_rollouts
+from espalier.runtime.schemas import RLConfig
+from espalier.sampling.weight_stream import BUCKET_BYTES
+from espalier.training.memory_of_run import cutting_of, model_paths, network_of, of_node
+from espalier.training.memory_plan import Network, Setup, Work
+
+
+def rl_setup(config: RLConfig, num_ranks: int, is_gpu: bool) -> Setup:
+    """Return how a rank of main.py computes its largest pass. Raises NoPlan where a network has none."""
+    policy = of_node(config.model, config.lora)
+    networks, frozen, reference = [policy], 0, 0
+    if config.critic is not None:
+        networks.append(network_of(str(config.critic.model["path"]), 1))
+    if config.implicit_reward is not None:
+        networks.append(of_node(config.implicit_reward.model))
+    for path in model_paths([config.reward, config.advantage]):
+        frozen += network_of(path).shape.parameters
+    if reads_start(config) and not config.lora:
+        reference = policy.shape.parameters
+    cutting = cutting_of(config.deepspeed, num_ranks, is_gpu)
+    is_cut = cutting["stage"] == 3 and config.kl.kind != "full"
+    return Setup(
+        tuple(networks),
+        _work(config, num_ranks),
+        frozen=frozen + (0 if is_cut else reference),
+        frozen_cut=reference if is_cut else 0,
+        is_bf16=config.precision == "bf16",
+        has_checkpointing=bool(config.model.get("gradient_checkpointing")),
+        is_eager=config.model.get("attention") == "eager",
+        delivered=policy.shape.parameters if config.lora and cutting["stage"] < 3 else 0,
+        buffers=(3 if cutting["stage"] == 3 else 2) * _bucket_bytes(policy),
+        averaged=policy.shape.parameters if config.ema.decay else 0,
+        **cutting,
+    )
+
+
+def _bucket_bytes(policy: Network) -> int:
+    """Return what one bucket of a delivery takes: at least the largest parameter, which is the embedding."""
+    return max(BUCKET_BYTES, 4 * policy.shape.vocabulary * policy.shape.hidden)
+
+
+def _work(config: RLConfig, num_ranks: int) -> Work:
+    window = int((config.client or {}).get("max_model_len") or (config.server or {}).get("max_model_len") or 512)
+    own = math.ceil(min(config.update.minibatch_size, most_rollouts(config)) / num_ranks)
+    rows = min(config.update.micro_batch_size, own)
+    response = min(window, int(config.params["max_tokens"]))
+    tokens, reads, passes = rows * window, rows * response, math.ceil(own / rows)
+    if config.update.micro_batch_tokens:
+        tokens = min(own * window, config.update.micro_batch_tokens)
+        reads, passes = tokens * response // window, math.ceil(own * window / tokens)
+    return Work(tokens, reads, pairs=tokens * window, passes=passes)

@@ -1,0 +1,231 @@
+"""The memory plan of a rank: every part by hand on a small decoder, and on networks that are built."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from espalier.data.batches.packing import Layout, place_rows
+from espalier.data.records import BadInput
+from espalier.models.load import load_policy
+from espalier.models.logprobs import response_logprobs
+from espalier.rl.memory_of_run import rl_setup
+from espalier.runtime.entrypoint import compose_config
+from espalier.runtime.schemas import RLConfig
+from espalier.training.memory_of_run import (
+    NoPlan,
+    changes,
+    check_memory_plan,
+    cutting_of,
+    explain_memory,
+    network_of,
+    smallest_change,
+    with_adapters,
+)
+from espalier.training.memory_plan import Network, Setup, Shape, Work, activation_bytes, memory_plan, work_of
+
+torch.set_num_threads(1)
+# 100 x 8 embedding, as large a head; 2 layers of 4 x 64 attention (2 heads of 4), 3 x 8 x 20 MLP and two norms
+P = 2 * 800 + 2 * (4 * 64 + 480 + 16) + 8
+SHAPE = Shape(P, layers=2, hidden=8, heads=2, kv_heads=2, head_size=4, mlp=20, vocabulary=100, looked_up=800)
+FP32 = Setup((Network(SHAPE, P),), Work(tokens=10, reads=9), is_bf16=False, max_scores=500)
+
+
+def parts(setup: Setup, name: str) -> dict[str, int]:
+    (found,) = [phase for phase in memory_plan(setup).phases if phase.name == name]
+    return found.parts
+
+
+def test_one_process_in_float32_by_hand() -> None:
+    # of a token in a layer: 2 x 4 x 8 norms, 2 x 4 x 8 what they give, 5 x 4 x 8 attention, 4 x 4 x 20 the MLP
+    layer = 64 + 64 + 160 + 320
+    activations = 10 * 2 * layer + 4 * 10 * 8 + 4 * 9 * 8  # and the last norm's
+    assert activation_bytes(SHAPE, FP32) == activations
+    held = {"weights": 4 * P, "moments": 8 * P}
+    assert parts(FP32, "between steps") == held
+    assert parts(FP32, "backward pass") == held | {
+        "activations": activations,
+        "scores": 8 * 500,  # 9 x 100 are more than 500
+        "gradients": 4 * P + 4 * 800,  # those of earlier passes, and the head's on its way
+    }
+    assert parts(FP32, "optimizer step") == held | {"gradients": 4 * P + 4 * 800}
+    only = replace(FP32, work=replace(FP32.work, passes=1))
+    assert parts(only, "backward pass")["gradients"] == 4 * 800
+    assert parts(only, "optimizer step")["gradients"] == 4 * P
+
+
+def test_bf16_keeps_copies_of_what_is_multiplied_and_half_of_most_activations() -> None:
+    bf16 = replace(FP32, is_bf16=True)
+    found = parts(bf16, "backward pass")
+    assert found["copies to compute with"] == 2 * (P - 800)
+    assert found["activations"] == 10 * 2 * (64 + 32 + 80 + 160) + 4 * 10 * 8 + 2 * 9 * 8
+    assert found["scores"] == 10 * 500
+
+
+def test_a_last_layer_that_is_read_at_few_tokens_and_keys_behind_a_shared_prompt() -> None:
+    few = replace(FP32, work=Work(tokens=10, reads=5, copied_keys=7))
+    attention, behind = 10 * (32 + 32 + 160) + 2 * 4 * 8 * 7, 10 * (32 + 32 + 320)
+    assert activation_bytes(SHAPE, few) == 2 * attention + int(1.5 * behind) + 4 * 10 * 8 + 4 * 5 * 8
+    eager = replace(FP32, is_eager=True, work=Work(tokens=10, reads=9, pairs=100))
+    assert activation_bytes(SHAPE, eager) == activation_bytes(SHAPE, FP32) + 2 * 4 * 2 * 100
+    checkpointed = replace(FP32, has_checkpointing=True)
+    assert activation_bytes(SHAPE, checkpointed) == 10 * 2 * 32 + 10 * 608 + 4 * 10 * 8 + 4 * 9 * 8
+
+
+def test_zero_cuts_what_its_stage_cuts() -> None:
+    cut = replace(FP32, has_deepspeed=True, ranks=4, bucket=1000, stage=2)
+    moments, second, own = 2 * P, P, P  # 8 P, 4 P and 4 P over 4 ranks
+    two = {"weights": 4 * P, "moments": moments, "second copy of weights": second}
+    assert parts(cut, "between steps") == two
+    assert parts(cut, "backward pass")["gradients"] == own + 3200
+    assert (parts(cut, "backward pass")["buckets"], "scores" in parts(cut, "backward pass")) == (4000, False)
+    one = replace(cut, stage=1)
+    assert parts(one, "backward pass")["gradients"] == 4 * P + 3200
+    three = replace(cut, stage=3, live=500, prefetch=300)
+    held = {"weights": own, "moments": moments, "second copy of weights": second, "gradients": own, "buckets": 4000}
+    assert parts(three, "between steps") == held
+    assert parts(three, "backward pass")["gathered weights"] == 4 * 500 + 4 * 300
+    assert parts(three, "backward pass")["scores"] == 8 * 500 - 4 * 300
+    assert parts(three, "optimizer step")["gradients"] == own + 4 * 1000 + 2 * own
+    away = replace(cut, offloads_optimizer=True)
+    assert parts(away, "between steps") == {"weights": 4 * P}
+    assert memory_plan(away).host == {"moments": moments, "second copy of weights": second, "gradients": own}
+    whole = replace(three, offloads_optimizer=True, offloads_weights=True)
+    assert parts(whole, "between steps") == {"buckets": 4000}
+    assert memory_plan(whole).host["weights"] == own
+
+
+def test_learners_take_turns_and_what_is_read_lies_beside_them() -> None:
+    both = replace(FP32, networks=(FP32.networks[0], Network(replace(SHAPE, outputs=1), P)), frozen=50, frozen_cut=40,
+                   ranks=2, delivered=30, buffers=77, averaged=20)  # fmt: skip
+    assert parts(both, "between steps") == {"frozen networks": 200 + 80, "weights": 8 * P, "moments": 16 * P}
+    assert parts(both, "backward pass")["gradients"] == 4 * P + 3200  # the policy's: a scalar head has no scores
+    assert parts(both, "delivery")["delivered copy"] == 120
+    assert parts(both, "delivery")["delivery buffers"] == 77
+    assert memory_plan(both).host == {"moving average": 80}
+
+
+def test_adapters_have_the_only_gradients() -> None:
+    adapted = with_adapters(FP32, rank=2)
+    # per layer: 4 x 2 (8 + 8) attention, 3 x 2 (8 + 20) MLP
+    assert adapted.networks[0].trained == 2 * (4 * 32 + 3 * 56) == 592
+    assert parts(adapted, "between steps") == {"weights": 4 * (P + 592), "moments": 8 * 592}
+    assert parts(adapted, "backward pass")["gradients"] == 4 * 592
+
+
+def test_rows_as_they_are_placed_are_the_work() -> None:
+    prompt = list(range(20))
+    shared = place_rows([[*prompt, 50, 51], [*prompt, 60, 61, 62]], Layout("shared"))
+    # one prompt of 20, answers of 2 and 3: their keys are 22 and 23
+    assert work_of(shared, 5, 3) == Work(25, 5, copied_keys=45, pairs=400 + 2 * 22 + 3 * 23, passes=3)
+    padded = place_rows([[1, 2, 3], [4]], Layout("padded"))
+    assert work_of(padded, 2, 1) == Work(6, 2, pairs=18, passes=1)
+
+
+@pytest.mark.parametrize(("is_bf16", "attention"), [(False, "sdpa"), (True, "sdpa"), (False, "eager")])
+def test_activations_are_those_that_autograd_keeps(tiny_policy: Path, is_bf16: bool, attention: str) -> None:
+    """Every tensor that a forward pass saves, each storage once and no weight."""
+    model = load_policy(str(tiny_policy), attention)
+    model.train()
+    ids = torch.randint(5, 200, (4, 160), generator=torch.Generator().manual_seed(0))
+    read = torch.ones_like(ids, dtype=torch.bool)
+    read[:, :8] = False
+    own = {value.untyped_storage().data_ptr() for value in model.parameters()}
+    kept: dict[int, torch.Tensor] = {}
+
+    def keep(value: torch.Tensor) -> torch.Tensor:
+        kept[value.untyped_storage().data_ptr()] = value
+        return value
+
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value),
+        torch.autocast("cpu", torch.bfloat16, enabled=is_bf16),
+    ):
+        response_logprobs(model, ids, torch.ones_like(ids), 1.0, read)
+    shape = network_of(str(tiny_policy)).shape
+    head = {(shape.vocabulary, shape.hidden)}
+    sizes = {at: value for at, value in kept.items() if at not in own}
+    weights = {tuple(value.shape) for value in model.parameters() if value.dim() == 2} | head
+    found = sum(value.untyped_storage().nbytes() for value in sizes.values() if tuple(value.shape) not in weights)
+    found -= 4 * shape.vocabulary * 4 * 152  # the softmax of the only chunk, which is among the scores
+    work = Work(4 * 160, 4 * 152, pairs=4 * 160 * 160)
+    planned = activation_bytes(shape, replace(FP32, work=work, is_bf16=is_bf16, is_eager=attention == "eager"))
+    assert planned == pytest.approx(found, rel=0.06)
+
+
+def test_parameters_are_counted_as_the_network_has_them(tiny_policy: Path) -> None:
+    model = load_policy(str(tiny_policy))
+    found = network_of(str(tiny_policy))
+    assert found.trained == found.shape.parameters == model.num_parameters()
+    scalar = network_of(str(tiny_policy), 1)
+    head = model.config.hidden_size * model.config.vocab_size
+    tied = model.config.tie_word_embeddings
+    assert scalar.shape.parameters == model.num_parameters() - (0 if tied else head) + model.config.hidden_size + 1
+    assert scalar.shape.is_scalar
+    lora = {"_target_": "espalier.models.lora.Lora", "rank": 2}
+    adapted = network_of(str(tiny_policy), lora=lora)
+    assert adapted.trained == adapted.shape.parameters - model.num_parameters()
+    assert adapted.trained == with_adapters(replace(FP32, networks=(found,)), 2).networks[0].trained
+    with pytest.raises(NoPlan, match="a base in 4 bits"):
+        network_of(str(tiny_policy), lora=lora | {"bits": 4})
+
+
+def test_what_does_not_fit_is_refused_with_the_smallest_change_that_does() -> None:
+    large = replace(FP32, work=Work(tokens=4000, reads=3600), ranks=2)
+    peak = memory_plan(large).peak.bytes
+    assert check_memory_plan(large, 4, peak).peak.bytes == peak
+    assert smallest_change(large, 4, peak - 1) == ["precision=bf16"]
+    in_bf16 = replace(large, is_bf16=True)
+    with pytest.raises(
+        BadInput, match=r"a rank needs .* in the backward pass .*: set model\.gradient_checkpointing=true$"
+    ):
+        check_memory_plan(in_bf16, 4, memory_plan(in_bf16).peak.bytes - 1)
+    checked = replace(in_bf16, has_checkpointing=True)
+    assert smallest_change(checked, 4, memory_plan(checked).peak.bytes - 1) == ["update.micro_batch_size=2"]
+    tight = memory_plan(replace(checked, work=replace(checked.work, tokens=1000, reads=900))).peak.bytes
+    assert smallest_change(in_bf16, 4, tight) == ["model.gradient_checkpointing=true", "update.micro_batch_size=1"]
+    with pytest.raises(BadInput, match="take more ranks, a larger device or a smaller network"):
+        check_memory_plan(in_bf16, 4, 100)
+    names = [change.setting for change in changes(replace(in_bf16, has_checkpointing=True), 1)]
+    assert names == [f"deepspeed={name}" for name in ("zero2", "zero3", "zero2_offload", "zero3_offload")]
+
+
+@pytest.mark.parametrize("name", ["none", "zero0", "zero1", "zero2", "zero3", "zero1_offload", "zero2_offload",
+                                  "zero3_offload"])  # fmt: skip
+def test_every_engine_is_read_off_its_json(name: str, tiny_policy: Path) -> None:
+    given = [f"model.path={tiny_policy}", "output_dir=o", f"deepspeed={name}", "kl.coefficient=0.1", "critic=scratch",
+             "advantage=gae", "ema.decay=0.9"]  # fmt: skip
+    setup = rl_setup(compose_config(RLConfig, "rl", given), 2, is_gpu=True)
+    assert setup.has_deepspeed == (name != "none")
+    assert setup.offloads_optimizer == name.endswith("offload")
+    if name[4:5] in ("1", "2", "3"):
+        assert setup.stage == int(name[4])
+        assert setup.bucket == 50_000_000
+    assert (setup.frozen_cut > 0) == (setup.stage == 3)
+    assert (setup.frozen > 0) == (setup.stage < 3)
+    assert len(setup.networks) == 2
+    assert memory_plan(setup).host["moving average"] > 0
+
+
+def test_a_network_without_a_plan_is_named_and_refused_where_a_limit_is_stated(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+
+    def none(_: bool) -> Setup:
+        raise NoPlan("no memory plan of a mamba network")
+
+    assert explain_memory(none, 4, 0.0) is None
+    assert "memory: no memory plan of a mamba network" in caplog.text
+    with pytest.raises(BadInput, match=r"stage\.memory_gib=8 cannot be compared"):
+        explain_memory(none, 4, 8.0)
+    assert explain_memory(lambda _: FP32, 4, 0.0) is not None
+    assert "no limit is known" in caplog.text
+
+
+def test_offloading_is_read_off_deepspeeds_own_keys() -> None:
+    zero = {"stage": 3, "offload_param": {"device": "cpu"}, "stage3_max_live_parameters": 7, "reduce_bucket_size": 5}
+    found = cutting_of({"zero_optimization": zero}, 3, is_gpu=False)
+    assert (found["stage"], found["ranks"], found["live"], found["bucket"]) == (3, 3, 7, 5)
+    assert (found["offloads_weights"], found["offloads_optimizer"]) == (True, False)

@@ -1,0 +1,280 @@
+"""The memory that one rank needs to train a network, part by part, from shapes and settings alone.
+
+P is the number of parameters, T that of the trained ones, n of ranks, c the bytes of a number that is computed with (2
+in bf16, else 4), R a loss's tokens, V the vocabulary, h the hidden size, q all query heads together, m the MLP.
+
+States (docs/launching.md): weights, gradients and AdamW's two moments are float32. DeepSpeed keeps a second copy of the
+weights beside the moments and fills buckets of gradients; ZeRO 3 cuts everything, and gathers weights up to
+`stage3_max_live_parameters`.
+
+Activations are what the backward pass reads, of each token in each layer:
+
+    8 h                both norms, in float32 as the residual stream is
+    2 c h              what they give to the matrix products
+    5 c q              queries, keys and values (repeated for every query head), what attention makes of them, twice
+    4 c m              both projections of a gated MLP, the activation, the product
+
+The last layer's MLP is computed at tokens alone that are read, where those are few (`models.last_layer`). Segments
+behind a shared prompt copy its keys and values (2 c q for each). `eager` attention keeps c bytes for each pair of
+tokens and head. With gradient checkpointing a layer keeps its input (4 h), and one layer at a time has all of it.
+Scores over the vocabulary are computed in chunks (`models.token_scores`).
+
+Libraries, kernels' own work space and what an allocator cannot reuse are in none of these numbers.
+"""
+
+from dataclasses import dataclass, field
+
+from espalier.data.batches.packing import PlacedRows
+
+GIB = 2**30
+BUCKET = 500_000_000  # DeepSpeed's own defaults, in numbers
+LIVE = 1_000_000_000
+PREFETCH = 50_000_000
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a decoder: its sizes, and its number of parameters (a tied head counted once). `outputs`: of its head, the
+    vocabulary (0) or the labels of a scalar head; `looked_up`: parameters that no matrix product reads, the embedding
+    of a head that is not tied to it."""
+
+    parameters: int
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_size: int
+    mlp: int
+    vocabulary: int
+    outputs: int = 0
+    looked_up: int = 0
+
+    @property
+    def is_scalar(self) -> bool:
+        """Whether its head says no tokens."""
+        return self.outputs > 0
+
+
+@dataclass(frozen=True)
+class Network:
+    """One that is trained, `trained` of its parameters; fewer with adapters or a frozen body."""
+
+    shape: Shape
+    trained: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether embeddings and head are trained too."""
+        return self.trained >= self.shape.parameters
+
+
+@dataclass(frozen=True)
+class Work:
+    """What goes through a network at once: `tokens` computed, `reads` of them read by the loss; `copied_keys`: keys of
+    the segments behind a shared prompt; `pairs` of tokens that see one another; `passes` of a step."""
+
+    tokens: int
+    reads: int
+    copied_keys: int = 0
+    pairs: int = 0
+    passes: int = 2
+
+
+def work_of(placed: PlacedRows, reads: int, passes: int) -> Work:
+    """Return the work of rows as they are placed for a network; `reads` and `passes` as of `Work`."""
+    segments, tokens = placed.segments, placed.ids.numel()
+    if segments is None:
+        return Work(tokens, reads, pairs=tokens * placed.ids.shape[1], passes=passes)
+    copied = pairs = 0
+    for own, above in enumerate(segments.above):
+        keys = segments.lengths[own] + sum(segments.lengths[segment] for segment in above)
+        copied += keys if above else 0
+        pairs += keys * segments.lengths[own]
+    return Work(tokens, reads, copied, pairs, passes)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """How a run computes. `networks` are trained in turn, `frozen` parameters are only read, `frozen_cut` of further
+    ones cut over the ranks. `bucket`, `live`, `prefetch`: numbers that ZeRO keeps for gradients on their way, gathers,
+    and gathers at once. `delivered`: parameters that an engine gets a merged copy of; `buffers`: bytes that a delivery
+    holds; `averaged`: parameters of a moving average on rank 0's CPU. `max_scores`: tokens x vocabulary in float32 at a
+    time."""
+
+    networks: tuple[Network, ...]
+    work: Work
+    stage: int = 0
+    ranks: int = 1
+    offloads_optimizer: bool = False
+    offloads_weights: bool = False
+    has_deepspeed: bool = False
+    bucket: int = BUCKET
+    num_buckets: int = 1
+    live: int = LIVE
+    prefetch: int = PREFETCH
+    frozen: int = 0
+    frozen_cut: int = 0
+    is_bf16: bool = True
+    has_checkpointing: bool = False
+    is_eager: bool = False
+    max_scores: int = 2**28
+    delivered: int = 0
+    buffers: int = 0
+    averaged: int = 0
+
+    @property
+    def share(self) -> int:
+        """Over how many ranks an optimizer is cut."""
+        return self.ranks if self.has_deepspeed and self.stage >= 1 else 1
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A part of an iteration or a step: what holds how many bytes. `estimated` are the names of parts that are no
+    certainty."""
+
+    name: str
+    parts: dict[str, int]
+    estimated: frozenset[str] = frozenset(
+        ("contexts", "activations", "scores", "copies to compute with", "gathered weights")
+    )
+
+    @property
+    def bytes(self) -> int:
+        """In all."""
+        return sum(self.parts.values())
+
+    @property
+    def certain_bytes(self) -> int:
+        """Without what is estimated."""
+        return sum(size for name, size in self.parts.items() if name not in self.estimated)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`phases` of the device that computes; `host`: what lies on the CPU beside it."""
+
+    phases: list[Phase]
+    host: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def peak(self) -> Phase:
+        """The phase that takes most."""
+        return max(self.phases, key=lambda phase: phase.bytes)
+
+    @property
+    def host_bytes(self) -> int:
+        """In all."""
+        return sum(self.host.values())
+
+
+def layer_bytes(shape: Shape, setup: Setup, work: Work) -> tuple[int, int]:
+    """Return the bytes that one layer keeps for its backward pass: (of attention, of what is behind it)."""
+    each, queries = 2 if setup.is_bf16 else 4, shape.heads * shape.head_size
+    attention = work.tokens * (4 * shape.hidden + each * shape.hidden + 5 * each * queries)
+    attention += 2 * each * queries * work.copied_keys
+    if setup.is_eager:
+        attention += each * shape.heads * work.pairs
+    return attention, work.tokens * (4 * shape.hidden + each * shape.hidden + 4 * each * shape.mlp)
+
+
+def activation_bytes(shape: Shape, setup: Setup) -> int:
+    """Return what one pass keeps for its backward pass; see the module."""
+    work = setup.work
+    last_tokens = work.reads if work.reads <= 0.6 * work.tokens else work.tokens
+    attention, behind = layer_bytes(shape, setup, work)
+    ends = 4 * work.tokens * shape.hidden + (2 if setup.is_bf16 else 4) * work.reads * shape.hidden  # the last norm
+    if setup.has_checkpointing:
+        return work.tokens * shape.layers * 4 * shape.hidden + attention + behind + ends
+    return shape.layers * attention + int((shape.layers - 1 + last_tokens / max(work.tokens, 1)) * behind) + ends
+
+
+def score_bytes(shape: Shape, setup: Setup) -> int:
+    """Return what log-probs over the vocabulary take at a time: the softmax and its gradient in float32, and in bf16
+    the gradient as it is multiplied."""
+    each = 10 if setup.is_bf16 else 8
+    return 0 if shape.is_scalar else each * min(setup.work.reads * shape.vocabulary, setup.max_scores)
+
+
+def head_gradient_bytes(network: Network, setup: Setup) -> int:
+    """Return what the gradient of the output head takes while it is summed up: in float32, and rounded in bf16."""
+    shape = network.shape
+    if not network.is_whole or shape.is_scalar:
+        return 0
+    return (6 if setup.is_bf16 else 4) * shape.vocabulary * shape.hidden
+
+
+def state_bytes(network: Network, setup: Setup) -> tuple[dict[str, int], dict[str, int]]:
+    """Return what a network holds between its steps: (on the device, on the CPU beside it)."""
+    total, trained, cut = network.shape.parameters, network.trained, setup.share
+    if not setup.has_deepspeed or setup.stage == 0:
+        return {"weights": 4 * total, "moments": 8 * trained}, {}
+    weights = 4 * total if setup.stage < 3 else -(-4 * total // cut)
+    moments = {"moments": -(-8 * trained // cut), "second copy of weights": -(-4 * trained // cut)}
+    buckets = {"buckets": 4 * setup.bucket} if setup.stage == 3 else {}
+    gradients = {"gradients": -(-4 * trained // cut)} if setup.stage == 3 else {}
+    if not setup.offloads_optimizer:
+        return {"weights": weights, **moments, **gradients, **buckets}, {}
+    gradients = {"gradients": -(-4 * trained // cut)} if setup.stage > 1 else {}
+    weights_at = {"weights": weights}
+    host = {**moments, **gradients, **(weights_at if setup.offloads_weights else {})}
+    return {**({} if setup.offloads_weights else weights_at), **buckets}, host
+
+
+def pass_bytes(network: Network, setup: Setup) -> dict[str, int]:
+    """Return what a backward pass takes beside the states as it begins, when all activations are there: of a step's
+    only pass the gradient of the head is then the first one."""
+    shape, trained, stage = network.shape, network.trained, setup.stage if setup.has_deepspeed else 0
+    parts = {"activations": activation_bytes(shape, setup), "scores": score_bytes(shape, setup)}
+    if setup.is_bf16:
+        parts["copies to compute with"] = 2 * (shape.parameters - shape.looked_up)
+    kept = {0: 4 * trained, 1: 4 * trained, 2: -(-4 * trained // setup.share)}.get(stage, 0)
+    is_first = setup.work.passes == 1 or (stage == 2 and setup.offloads_optimizer)
+    parts["gradients"] = head_gradient_bytes(network, setup) + (0 if is_first else kept)
+    if stage in (1, 2):  # made as the first gradient is there, when the scores are not any more
+        parts["buckets"] = 4 * setup.bucket * setup.num_buckets
+        parts["scores"] = max(0, parts["scores"] - parts["buckets"])
+    if stage == 3:  # a bucket of them once more until the last of it is used, which is before there are scores
+        sent = 4 * min(shape.parameters, setup.prefetch)
+        parts["gathered weights"] = 4 * min(shape.parameters, setup.live) + sent
+        parts["scores"] = max(0, parts["scores"] - sent)
+    return parts
+
+
+def step_bytes(network: Network, setup: Setup) -> dict[str, int]:
+    """Return what the end of the last backward pass and the optimizer's step take beside the states: all gradients,
+    that of the embedding once more on its way to those of earlier passes; where they are cut, flat copies of a part,
+    with ZeRO 3 also of a bucket on its way to all ranks, while weights are still gathered."""
+    shape = network.shape
+    added = 4 * shape.vocabulary * shape.hidden if network.is_whole and setup.work.passes > 1 else 0
+    if not setup.has_deepspeed or setup.stage == 0:
+        return {"gradients": 4 * network.trained + added}
+    cut = 0 if setup.offloads_optimizer else -(-4 * network.trained // setup.share)
+    if setup.stage == 3:
+        sent = 4 * min(network.trained, setup.bucket)
+        return {"gradients": sent + 2 * cut, "gathered weights": 4 * min(shape.parameters, setup.live)}
+    return {"gradients": (4 * network.trained if setup.stage == 1 else 0) + 2 * cut}
+
+
+def _added(*rows: dict[str, int]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for row in rows:
+        for name, size in row.items():
+            found[name] = found.get(name, 0) + size
+    return {name: size for name, size in found.items() if size}
+
+
+def memory_plan(setup: Setup) -> Plan:
+    """Return what one rank holds at most, in each phase."""
+    states = [state_bytes(network, setup) for network in setup.networks]
+    frozen = {"frozen networks": 4 * setup.frozen + -(-4 * setup.frozen_cut // setup.ranks)}
+    rest = _added(frozen, *(device for device, _ in states))
+    passes = [_added(rest, pass_bytes(network, setup)) for network in setup.networks]
+    steps = [_added(rest, step_bytes(network, setup)) for network in setup.networks]
+    largest = [max(rows, key=lambda parts: sum(parts.values())) for rows in (passes, steps)]
+    phases = [Phase("between steps", rest), Phase("backward pass", largest[0]), Phase("optimizer step", largest[1])]
+    if setup.delivered or setup.buffers:
+        sent = {"delivered copy": 4 * setup.delivered, "delivery buffers": setup.buffers}
+        phases.append(Phase("delivery", _added(rest, sent)))
+    host = _added(*(beside for _, beside in states), {"moving average": 4 * setup.averaged})
+    return Plan(phases, host)
