@@ -29,7 +29,7 @@ from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, Trajectory
 from espalier.pipeline.evaluation.evaluation_inputs import named_paths
 from espalier.pipeline.evaluation.intervals import intervals
-from espalier.pipeline.evaluation.votes import by_problem, vote_key
+from espalier.rewards.votes import by_problem, vote_key
 from espalier.pipeline.stage import StageContext
 
 ORDER = 4

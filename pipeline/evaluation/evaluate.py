@@ -28,7 +28,7 @@ from espalier.pipeline.evaluation.evaluation_inputs import (
 from espalier.pipeline.evaluation.evaluation_table import Row, make_row, make_rows, make_table
 from espalier.pipeline.evaluation.intervals import Interval, bootstrap_interval, interval, intervals
 from espalier.pipeline.evaluation.option_orders import choices, read_order, robustness
-from espalier.pipeline.evaluation.votes import (
+from espalier.rewards.votes import (
     MAX_COMPARISONS,
     answer_classes,
     best_index,

@@ -18,7 +18,7 @@ from espalier.data.verification import VerifierFormat
 from espalier.models.load import load_policy, load_tokenizer
 from espalier.models.tiny import build_tiny
 from espalier.pipeline.evaluation.evaluation_inputs import OutcomeScore, read_rankings
-from espalier.pipeline.evaluation.votes import best_of, weighted_vote
+from espalier.rewards.votes import best_of, weighted_vote
 from espalier.pipeline.pairs.build_preferences import ProcessPreferences
 from espalier.pipeline.prm.evaluate_prm_benchmarks import EvaluatePRMBenchmarks
 from espalier.pipeline.prm.score_by_verifier import ScoreByVerifier

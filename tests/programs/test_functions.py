@@ -20,7 +20,7 @@ import espalier
 from espalier.data.records import Trajectory
 from espalier.data.splitters import SPLITTERS
 from espalier.data.tasks.word_arithmetic import WordArithmetic
-from espalier.pipeline.evaluation.votes import answer_classes, vote_key
+from espalier.rewards.votes import answer_classes, vote_key
 from espalier.rewards.aggregate import AGGREGATES
 
 ROOT = Path(__file__).resolve().parent.parent.parent
