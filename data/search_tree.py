@@ -1,7 +1,7 @@
 """The record of a search at test time: every node of one problem's tree, in columns (`search/`, docs/search.md).
 
-Node 0 is the prompt. A node is a state: the prompt and the steps on the way to it. What was drawn from one state are its
-children. Token ids are those of the sampler; the tokens of a way are those of its nodes, joined.
+Node 0 is the prompt. A node is a state: the prompt and the steps on the way to it. What was drawn from one state are
+its children. Token ids are those of the sampler; the tokens of a way are those of its nodes, joined.
 """
 
 import dataclasses

@@ -19,8 +19,8 @@ class Searches(Protocol):
     def prepare(
         self, task: Task, tokenizer: Any, problems: Mapping[str, Problem], output: Path, finished: set[str]
     ) -> None:
-        """Say what is asked for, and which problems have their solution in the output already. Raises BadInput where the
-        trees beside it are not theirs."""
+        """Say what is asked for, and which problems have their solution in the output already. Raises BadInput where
+        the trees beside it are not theirs."""
 
     def by(self, client: Client) -> Client:
         """Return the sampler that searches; `client` draws for it."""

@@ -1,10 +1,13 @@
-"""What a search asks for: more of the tree, or scores of it. A method is a generator of such questions, so that a driver
-answers those of many problems together, and a test answers them by hand."""
+"""What a search asks for: more of the tree, or scores of it. A method is a generator of such questions, so that a
+driver answers those of many problems together, and a test answers them by hand."""
 
+from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
+from espalier.data.records import BadInput
 from espalier.search.tree import Node, Tree
 
 R = TypeVar("R")
@@ -31,7 +34,8 @@ class Expand:
 
 @dataclass(frozen=True)
 class Rate:
-    """Scores of several nodes at once, which `Node.score` holds afterwards. The answer: what `Node.rank` says of each."""
+    """Scores of several nodes at once, which `Node.score` holds afterwards. The answer: what `Node.rank` says of
+    each."""
 
     nodes: Sequence[Node]
 
@@ -43,6 +47,15 @@ def draw(draws: Sequence[Draw]) -> Growth[list[list[Node]]]:
     """Ask for samples."""
     found: list[list[Node]] = yield Expand(draws)
     return found
+
+
+def draw_each(nodes: Sequence[Node], n: int, is_whole: bool = False) -> Growth[list[list[Node]]]:
+    """Ask for `n` samples for each of several nodes, of which some may be the same: those are one request, whose
+    samples are dealt to them in order."""
+    times = Counter(nodes)
+    found = yield from draw([Draw(node, n * num, is_whole) for node, num in times.items()])
+    left = dict(zip(times, map(iter, found), strict=True))
+    return [list(islice(left[node], n)) for node in nodes]
 
 
 def rate(nodes: Sequence[Node]) -> Growth[list[float]]:
@@ -60,3 +73,10 @@ class SearchMethod(Protocol):
     def choose(self, tree: Tree) -> Node:
         """Return the node to answer with, of a tree that is grown or was cut anywhere; unfinished where no response
         ended."""
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raise BadInput where a setting of a method is below 1."""
+    for name, size in sizes.items():
+        if size < 1:
+            raise BadInput(f"search.method.{name} must be at least 1, got {size}")

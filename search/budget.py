@@ -10,8 +10,8 @@ from espalier.search.tree import Tree
 
 @dataclass(frozen=True)
 class Budget:
-    """Limits per problem, 0: none. `tokens` that are generated, `scores` that are asked, `seconds` since it began (other
-    problems in flight take part of them). Raises BadInput on a limit below 0."""
+    """Limits per problem, 0: none. `tokens` that are generated, `scores` that are asked, `seconds` since it began
+    (other problems in flight take part of them). Raises BadInput on a limit below 0."""
 
     tokens: int = 0
     scores: int = 0

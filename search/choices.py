@@ -16,14 +16,17 @@ def check_choice(choice: str) -> None:
 
 
 def choose_solution(tree: Tree, choice: str = "best") -> Node:
-    """Return the finished node of the highest rank ("best"), or the best one with the answer of most samples ("vote") or
-    of the largest sum of ranks ("weighted_vote"). Ties go to the one that came first. Where no response ended, the open
-    node of the highest rank, deeper ones first; where nothing was drawn, the prompt.
+    """Return the finished node of the highest rank ("best"), or the best one with the answer of most samples ("vote")
+    or of the largest sum of ranks ("weighted_vote"). Ties go to the one that came first. Where no response ended, the
+    open node of the highest rank, deeper ones first; where nothing was drawn, the prompt.
 
-    Those that ended by themselves come before those that were cut.
+    Those that ended by themselves come before those that were cut, and where ranks decide, those that were scored
+    before those that were drawn to value a state.
     """
     finished = tree.finished()
     ended = [node for node in finished if node.ending == "stop"] or finished
+    if choice != "vote":
+        ended = [node for node in ended if node.score is not None] or ended
     if not ended:
         return max(tree.nodes, key=lambda node: (node.score is not None, node.rank(), node.depth, -node.number))
     if choice == "best":

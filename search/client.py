@@ -29,8 +29,8 @@ from espalier.search.tree import Node, Tree
 
 @dataclass
 class SearchCounts:
-    """What searches have cost: problems, requests for samples, tokens of their prompts, generated tokens, scores, tokens
-    that scorers were given first."""
+    """What searches have cost: problems, requests for samples, tokens of their prompts, generated tokens, scores,
+    tokens that scorers were given first."""
 
     problems: int = 0
     requests: int = 0
@@ -86,10 +86,12 @@ class Search:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
-        """Return the one solution of a problem. Raises BadInput where several are asked for, and what drawing and scoring
-        raise."""
+        """Return the one solution of a problem. Raises BadInput where several are asked for, and what drawing and
+        scoring raise."""
         if params.n != 1:
-            raise BadInput(f"a search answers with one solution (its tree holds the others): set params.n=1, got {params.n}")
+            raise BadInput(
+                f"a search answers with one solution (its tree holds the others): set params.n=1, got {params.n}"
+            )
         problem = self.problems[request.problem_id]
         tree = Tree(
             problem,

@@ -21,10 +21,9 @@ class Searched:
     seconds: float
 
 
-async def search_tree(
-    method: SearchMethod, tree: Tree, expander: Expander, scorer: Scorer, budget: Budget
-) -> Searched:
-    """Grow a tree by a method and choose. Raises Refused where the prompt is, ServerGone, and what the scorer raises."""
+async def search_tree(method: SearchMethod, tree: Tree, expander: Expander, scorer: Scorer, budget: Budget) -> Searched:
+    """Grow a tree by a method and choose. Raises Refused where the prompt is, ServerGone, and what the scorer
+    raises."""
     began = time.monotonic()
     expander.is_stepwise = budget.is_watched_within_responses
     expander.is_cut = lambda: budget.is_spent(tree, began)

@@ -1,9 +1,9 @@
 """Steps drawn from nodes: siblings in one request, prompts as token ids, cut at the ends of steps in token space.
 
 A sample is drawn until its first step is whole. It is whole where the task's splitter (`Task.split_steps`) sees another
-one behind it, where `step_stop` ended the sample and the splitter counts one step more than before, or where the response
-ended. A sample that holds no whole step (a blank line, a chunk of `step_tokens` tokens) is drawn on from where it is.
-Tokens behind the first step are thrown away; with `step_stop` of a splitter of lines there are none.
+one behind it, where `step_stop` ended the sample and the splitter counts one step more than before, or where the
+response ended. A sample that holds no whole step (a blank line, a chunk of `step_tokens` tokens) is drawn on from where
+it is. Tokens behind the first step are thrown away; with `step_stop` of a splitter of lines there are none.
 """
 
 import asyncio
@@ -49,8 +49,8 @@ _NOTHING = _Begun([], [], "", "")
 
 @dataclass
 class Expander:
-    """Draws for one problem, `request`. `is_cut` says whether the budget is spent: whole responses that are drawn step by
-    step (`is_stepwise`) then stay as they are. `longest`: tokens of prompt and response that the sampler takes, None
+    """Draws for one problem, `request`. `is_cut` says whether the budget is spent: whole responses that are drawn step
+    by step (`is_stepwise`) then stay as they are. `longest`: tokens of prompt and response that the sampler takes, None
     where it does not say."""
 
     client: Client
@@ -61,7 +61,7 @@ class Expander:
     cuts: StepCuts
     longest: int | None
     is_stepwise: bool = False
-    is_cut: Callable[[], bool] = lambda: False  # noqa: E731
+    is_cut: Callable[[], bool] = lambda: False
     num_requests: int = 0
     prompt_tokens: int = 0
 

@@ -13,7 +13,8 @@ from espalier.rewards.aggregate import aggregate
 class Node:
     """A state: the prompt and the steps on the way to it. `token_ids` and `text` are those of its own step, `logprobs`
     matches `token_ids` or is empty. `ending` is "" where it can go on; `stop` is the stop string that ended it.
-    `draws`: how many samples drew these tokens. `is_read`: whether a scorer was given its tokens. `visits`, `value` and `score` as in `data.search_tree.SearchTree`."""
+    `draws`: how many samples drew these tokens. `is_read`: whether a scorer was given its tokens. `visits`, `value` and
+    `score` as in `data.search_tree.SearchTree`."""
 
     tree: "Tree" = field(repr=False)
     number: int
@@ -107,7 +108,8 @@ class Tree:
         return [node for node in self.nodes if node.is_finished]
 
     def trajectory(self, node: Node) -> Trajectory:
-        """Return the solution of a node; one that can go on is cut there (`length`). Its steps are those of the tree."""
+        """Return the solution of a node; one that can go on is cut there (`length`). Its steps are those of the
+        tree."""
         way = [one for one in node.way() if one.text]
         found = node.answered() if node.is_finished else Grade(None, False)
         ends = [one.num_tokens for one in way]

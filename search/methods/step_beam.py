@@ -7,23 +7,15 @@ leaves the beam at once and its place with it: the beam gets narrower as solutio
 
 from dataclasses import dataclass
 
-from espalier.data.records import BadInput
-from espalier.search.asks import Draw, Growth, draw, rate
+from espalier.search.asks import Draw, Growth, check_sizes, draw, rate
 from espalier.search.choices import best_of, check_choice, choose_solution
 from espalier.search.tree import Node, Tree
 
 
-def check_sizes(**sizes: int) -> None:
-    """Raise BadInput where one is below 1."""
-    for name, size in sizes.items():
-        if size < 1:
-            raise BadInput(f"search.method.{name} must be at least 1, got {size}")
-
-
 @dataclass(frozen=True)
 class StepBeam:
-    """`width` states go on, of `siblings` steps from each; the first draws are `width` times `siblings` from the prompt.
-    `choice` as in `search.choices`."""
+    """`width` states go on, of `siblings` steps from each; the first draws are `width` times `siblings` from the
+    prompt. `choice` as in `search.choices`."""
 
     width: int = 4
     siblings: int = 4

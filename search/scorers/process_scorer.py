@@ -1,7 +1,8 @@
 """A process reward model's score of a state, read at the last token of its last step.
 
-Only what is new is computed: with `engines` by their prefix cache (`sampling.engine_scorer`), else by the keys and values
-that `search.scorers.cached_model` keeps of every tree. A log-ratio reward (two policies, no head) scores whole texts.
+Only what is new is computed: with `engines` by their prefix cache (`sampling.engine_scorer`), else by the keys and
+values that `search.scorers.cached_model` keeps of every tree. A log-ratio reward (two policies, no head) scores whole
+texts.
 """
 
 from collections.abc import Sequence
@@ -20,8 +21,8 @@ from espalier.search.tree import Node, Tree
 
 
 def rows_of(nodes: Sequence[Node]) -> list[tuple[StepTokens, list[Node]]]:
-    """Return the longest ways through nodes of one tree as token rows, each asked at the ends of the nodes on it that no
-    row before is asked at; every node is in one row."""
+    """Return the longest ways through nodes of one tree as token rows, each asked at the ends of the nodes on it that
+    no row before is asked at; every node is in one row."""
     left = set(nodes)
     rows: list[tuple[StepTokens, list[Node]]] = []
     for node in sorted(nodes, key=lambda one: -one.num_tokens):
@@ -39,7 +40,12 @@ class ProcessScorer:
     `batch_tokens` bounds the padded size of a forward pass. Raises BadAggregate."""
 
     def __init__(
-        self, path: str, aggregate: str = "last", batch_tokens: int = 16384, attention: str = "sdpa", engines: Any = None
+        self,
+        path: str,
+        aggregate: str = "last",
+        batch_tokens: int = 16384,
+        attention: str = "sdpa",
+        engines: Any = None,
     ):
         check_aggregate(aggregate)
         self.path, self.aggregate, self.batch_tokens, self.attention = path, aggregate, batch_tokens, attention

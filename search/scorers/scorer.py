@@ -22,7 +22,8 @@ class Scorer(Protocol):
         """Load what it needs; called once."""
 
     async def score(self, nodes: Sequence[Node], expander: Expander) -> list[float]:
-        """Return a score for each of several nodes of one tree; `expander` draws from them where that is how it scores."""
+        """Return a score for each of several nodes of one tree; `expander` draws from them where that is how it
+        scores."""
 
     def forget(self, tree: Tree) -> None:
         """Let go of what was kept of a tree that is searched no more."""
@@ -32,8 +33,8 @@ class Scorer(Protocol):
 
 
 class Batches(Generic[A, B]):
-    """Has `compute` answer what several problems ask for in one call, in a thread of its own: what is asked while a call
-    runs is answered by the next one."""
+    """Has `compute` answer what several problems ask for in one call, in a thread of its own: what is asked while a
+    call runs is answered by the next one."""
 
     def __init__(self, compute: Callable[[list[A]], list[B]]):
         self._compute = compute
