@@ -1,4 +1,4 @@
-"""What one problem may cost. Asked before every question, so that what is under way ends: a budget is exceeded by one
+"""What one problem may cost. Asked before every question, that of tokens before those that draw, so that what is under way ends: a budget is exceeded by one
 step per beam at most."""
 
 import time
@@ -27,9 +27,9 @@ class Budget:
         """Whether whole responses must be drawn step by step, so that they can be ended."""
         return bool(self.tokens or self.seconds)
 
-    def is_spent(self, tree: Tree, began: float) -> bool:
-        """Say whether a limit is reached; `began` by `time.monotonic`."""
-        limits = ((self.tokens, tree.num_tokens), (self.scores, tree.num_scores),
+    def is_spent(self, tree: Tree, began: float, counts_tokens: bool = True) -> bool:
+        """Say whether a limit is reached, that of tokens only where they count; `began` by `time.monotonic`."""
+        limits = ((self.tokens, tree.num_tokens if counts_tokens else 0), (self.scores, tree.num_scores),
                   (self.seconds, time.monotonic() - began))  # fmt: skip
         return any(limit and spent >= limit for limit, spent in limits)
 

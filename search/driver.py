@@ -33,7 +33,7 @@ async def search_tree(method: SearchMethod, tree: Tree, expander: Expander, scor
     try:
         while not is_cut:
             ask = growth.send(answer)
-            if budget.is_spent(tree, began):
+            if budget.is_spent(tree, began, counts_tokens=isinstance(ask, Expand)):
                 is_cut = True
             elif isinstance(ask, Expand):
                 answer = await expander.draw(ask.draws)
@@ -45,7 +45,7 @@ async def search_tree(method: SearchMethod, tree: Tree, expander: Expander, scor
     finally:
         growth.close()
         scorer.forget(tree)
-    return Searched(method.choose(tree), is_cut, time.monotonic() - began)
+    return Searched(method.choose(tree), is_cut or expander.has_cut, time.monotonic() - began)
 
 
 async def score_nodes(nodes: Sequence[Node], expander: Expander, scorer: Scorer, budget: Budget) -> bool:

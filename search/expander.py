@@ -62,6 +62,7 @@ class Expander:
     longest: int | None
     is_stepwise: bool = False
     is_cut: Callable[[], bool] = lambda: False
+    has_cut: bool = False
     num_requests: int = 0
     prompt_tokens: int = 0
 
@@ -83,6 +84,7 @@ class Expander:
     async def _to_the_end(self, node: Node, temperature: float | None) -> Node:
         while not node.is_finished and not self.is_cut():
             (node,) = await self._steps(node, 1, temperature)
+        self.has_cut = self.has_cut or not node.is_finished
         return node
 
     async def _steps(self, node: Node, n: int, temperature: float | None) -> list[Node]:

@@ -1,12 +1,12 @@
 """The tree that VinePPO's code base draws (`tree`, `fish_bone`; Kazemnejad et al. 2024, arXiv 2410.01679): every state
 is expanded, nothing is pruned, and no score is asked.
 
-`branch_factors` are piecewise constant in the depth. With `spine` one solution is drawn step by step, and whole
-solutions from every state on it ("fish bone").
+Branch factors are piecewise constant in the depth. With `spine` one solution is drawn step by step, and whole solutions
+from every state on it ("fish bone").
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from espalier.data.records import BadInput
 from espalier.search.asks import Draw, Growth, check_sizes, draw
@@ -14,48 +14,51 @@ from espalier.search.choices import check_choice, choose_solution
 from espalier.search.tree import Node, Tree
 
 
-def factor_at(depth: int, factors: Mapping[int, int]) -> int:
-    """Return the branch factor of a depth: that of the greatest depth named that is not greater. Depths from 0, the
-    prompt's."""
-    return factors[max(start for start in factors if start <= depth)]
+def factor_at(depth: int, factors: Sequence[Sequence[float]]) -> float:
+    """Return what holds at a depth, the prompt's being 0: of (depth, number) the number of the last depth that is not
+    greater."""
+    return max(pair for pair in map(tuple, factors) if pair[0] <= depth)[1]
 
 
 @dataclass(frozen=True)
 class TreeInference:
-    """`branch_factors`: depth → children of a state from this depth on. Behind `branching_depth` steps (0: nowhere)
-    whole responses are drawn. `temperatures` by depth likewise; without, the run's. Raises BadInput on factors without
-    one of depth 0."""
+    """`branch_factors`: (depth, children of a state from this depth on). From `branching_depth` steps on (0: nowhere) whole
+    responses are drawn. `temperatures` by depth likewise; none: the run's. Raises BadInput on factors without one of
+    depth 0."""
 
-    branch_factors: Mapping[int, int] = field(default_factory=lambda: {0: 3, 6: 1})
+    branch_factors: Sequence[Sequence[int]] = ((0, 3), (6, 1))
     branching_depth: int = 0
-    temperatures: Mapping[int, float] = field(default_factory=dict)
+    temperatures: Sequence[Sequence[float]] = ()
     spine: bool = False
     choice: str = "vote"
 
     def __post_init__(self) -> None:
         check_choice(self.choice)
-        check_sizes(**{f"branch_factors.{depth}": factor for depth, factor in self.branch_factors.items()})
-        if 0 not in self.branch_factors or (self.temperatures and 0 not in self.temperatures):
-            raise BadInput("search.method.branch_factors and temperatures must say those of depth 0")
+        for name, pairs in (("branch_factors", self.branch_factors), ("temperatures", self.temperatures)):
+            if any(len(pair) != 2 for pair in pairs) or (pairs or name == "branch_factors") and min(map(tuple, pairs))[0]:
+                raise BadInput(f"search.method.{name} must be pairs of a depth and a number, one of depth 0 among them: "
+                               "[[0,3],[6,1]]")  # fmt: skip
+        check_sizes(branch_factors=min(factor for _, factor in self.branch_factors))
 
     def grow(self, tree: Tree) -> Growth[None]:
         """Expand depth by depth until every response has ended."""
         heads = [tree.root]
         while heads:
             drawn = yield from draw([self._draw(node) for node in heads])
-            for node in dict.fromkeys(node for of_one in drawn for node in of_one):
+            nodes = list(dict.fromkeys(node for of_one in drawn for node in of_one))
+            for node in nodes:
                 node.visits = node.draws
             if self.spine:
-                yield from draw([Draw(node, factor_at(node.depth, self.branch_factors), True) for node in heads])
-            heads = [node for node in dict.fromkeys(n for of_one in drawn for n in of_one) if not node.is_finished]
+                yield from draw([Draw(node, self._factor(node), is_whole=True) for node in heads])
+            heads = [node for node in nodes if not node.is_finished]
+
+    def _factor(self, node: Node) -> int:
+        return int(factor_at(node.depth, self.branch_factors))
 
     def _draw(self, node: Node) -> Draw:
-        number = 1 if self.spine else factor_at(node.depth, self.branch_factors)
         is_whole = bool(self.branching_depth) and node.depth >= self.branching_depth
-        temperature = None
-        if self.temperatures:
-            temperature = self.temperatures[max(start for start in self.temperatures if start <= node.depth)]
-        return Draw(node, number, is_whole, temperature)
+        temperature = factor_at(node.depth, self.temperatures) if self.temperatures else None
+        return Draw(node, 1 if self.spine else self._factor(node), is_whole, temperature)
 
     def choose(self, tree: Tree) -> Node:
         """Return the chosen solution."""
