@@ -1,9 +1,10 @@
 """Steps drawn from nodes: siblings in one request, prompts as token ids, cut at the ends of steps in token space.
 
-A sample is drawn until its first step is whole. It is whole where the task's splitter (`Task.split_steps`) sees another
-one behind it, where `step_stop` ended the sample and the splitter counts one step more than before, or where the
-response ended. A sample that holds no whole step (a blank line, a chunk of `step_tokens` tokens) is drawn on from where
-it is. Tokens behind the first step are thrown away; with `step_stop` of a splitter of lines there are none.
+A sample is drawn until its first step is whole: where the task's splitter (`Task.split_steps`) sees another one behind
+it, where `step_stop` ended the sample and whatever follows would begin another step, or where the response ended. A
+sample that holds no whole step (a blank line, half a formula, a chunk of `step_tokens` tokens) is drawn on from where it
+is. Tokens behind the first step are thrown away; with a `step_stop` that the splitter ends steps at there are none.
+White space behind a stop string is of the next step, wherever the splitter counts it.
 """
 
 import asyncio
@@ -44,6 +45,7 @@ class _Begun:
         return replace(self, ids=self.ids[num:], logprobs=self.logprobs[num:])
 
 
+_MORE = "A"  # what any step may begin with
 _NOTHING = _Begun([], [], "", "")
 
 
@@ -143,15 +145,17 @@ class Expander:
         """Return after how many response tokens the first step behind the node is whole; None where it is not yet."""
         last, before = len(tokens.ends) - 1, tokens.ends[node.num_tokens]
         stop = self._ending(node, begun, tokens)[1] if is_ended else ""
-        behind = [end for end in self._step_ends(tokens, stop) if end > node.num_tokens]
-        ends = [end for end in behind if tokens.text[before : tokens.ends[end]].strip()]  # a blank step goes on
-        if ends and ends[0] < last:
+        ends = [end for end in self._step_ends(tokens, stop) if end > node.num_tokens]
+        if ends and ends[0] < last and tokens.text[before : tokens.ends[ends[0]]].strip():
             return ends[0]
         if is_ended:
             return last
         is_stopped = bool(begun.stop) and begun.stop == self.cuts.step_stop
-        num_before = len(self.task.split_steps(tokens.text[:before]))
-        return last if is_stopped and ends and len(self.task.split_steps(tokens.text)) > num_before else None
+        return last if is_stopped and tokens.text[before:].strip() and self._is_whole(tokens.text) else None
+
+    def _is_whole(self, text: str) -> bool:
+        """Say whether what comes behind a text begins another step."""
+        return len(self.task.split_steps(text + _MORE)) > len(self.task.split_steps(text))
 
     def _add(self, node: Node, begun: _Begun, tokens: TokenText, end: int, ending: str, stop: str) -> Node:
         num = end - node.num_tokens
