@@ -69,7 +69,18 @@ class CachedScoredModel:
         return batches
 
     @torch.inference_mode()
+    def _read_prompts(self, rows: Sequence[StepTokens]) -> None:
+        """Compute the prompts that nothing is kept of, each once: the states of a tree's first step share it."""
+        new = [prompt for prompt in dict.fromkeys(tuple(row.prompt_ids) for row in rows) if not self._kept[prompt]]
+        if new:
+            _, longer = self._extend([CachedRows.empty(len(new))], new)
+            self.num_computed += sum(map(len, new))
+            for k, prompt in enumerate(new):
+                self._kept[prompt][()] = longer.pick(torch.tensor([k]))
+
+    @torch.inference_mode()
     def _score(self, rows: Sequence[StepTokens]) -> list[list[float]]:
+        self._read_prompts(rows)
         known = [self._longest(row) for row in rows]
         parts = [CachedRows.empty(1) if kept is None else kept for _, kept in known]
         added = [[*row.prompt_ids, *row.response_ids][num:] for row, (num, _) in zip(rows, known, strict=True)]

@@ -41,8 +41,15 @@ class ExactScorer:
 
     aggregate = "last"
 
-    def __init__(self, policy: str, line_mass: float = 5e-3, state_mass: float = 1e-3, max_width: int = 16):
-        self.policy = policy
+    def __init__(
+        self,
+        policy: str,
+        line_mass: float = 5e-3,
+        state_mass: float = 1e-3,
+        max_width: int = 16,
+        merges: bool = True,
+    ):
+        self.policy, self.merges = policy, merges
         self.line_mass, self.state_mass, self.max_width = line_mass, state_mass, max_width
         self._network: Any = None
         self._search: LineSearch | None = None
@@ -64,18 +71,18 @@ class ExactScorer:
         if node.is_finished:
             return float(node.answered().is_correct)
         solved = self._solve(node.tree, expander)
-        state = solved.decisions.state((0, tuple(node.response_ids())))
+        prefix = (0, tuple(node.response_ids()))
+        state = solved.decisions.state(prefix)
         if state.node not in solved.nodes:
-            settings = solved.decisions.state((0, tuple(node.response_ids())), is_asked=True)
-            solved.nodes |= evaluate_policy([settings], solved.decisions, self.state_mass)
-            state = settings
+            state = solved.decisions.state(prefix, is_asked=True)
+            solved.nodes |= evaluate_policy([state], solved.decisions, self.state_mass)
         return solved.nodes[state.node].value.mid
 
     def _solve(self, tree: Tree, expander: Expander) -> _Solved:
         key = tree.problem.id
         if key not in self._solved:
             limits = ExactSettings(expander.params.max_tokens, expander.params.temperature or 1.0, self.line_mass,
-                                   self.state_mass, self.max_width)  # fmt: skip
+                                   self.state_mass, self.max_width, self.merges)  # fmt: skip
             decisions = self._decisions(tree, expander, limits)
             root = decisions.state((0, ()), is_asked=True)
             self._solved[key] = _Solved(decisions, evaluate_policy([root], decisions, limits.state_mass))
