@@ -1,5 +1,5 @@
-"""What one problem may cost. Asked before every question, that of tokens before those that draw, so that what is under way ends: a budget is exceeded by one
-step per beam at most."""
+"""What one problem may cost. Asked before every question, that of tokens before those that draw, so that what is under
+way ends: a budget is exceeded by one step per beam at most."""
 
 import time
 from dataclasses import dataclass

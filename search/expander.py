@@ -2,8 +2,8 @@
 
 A sample is drawn until its first step is whole: where the task's splitter (`Task.split_steps`) sees another one behind
 it, where `step_stop` ended the sample and whatever follows would begin another step, or where the response ended. A
-sample that holds no whole step (a blank line, half a formula, a chunk of `step_tokens` tokens) is drawn on from where it
-is. Tokens behind the first step are thrown away; with a `step_stop` that the splitter ends steps at there are none.
+sample that holds no whole step (a blank line, half a formula, a chunk of `step_tokens` tokens) is drawn on from where
+it is. Tokens behind the first step are thrown away; with a `step_stop` that the splitter ends steps at there are none.
 White space behind a stop string is of the next step, wherever the splitter counts it.
 """
 

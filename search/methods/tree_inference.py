@@ -22,9 +22,9 @@ def factor_at(depth: int, factors: Sequence[Sequence[float]]) -> float:
 
 @dataclass(frozen=True)
 class TreeInference:
-    """`branch_factors`: (depth, children of a state from this depth on). From `branching_depth` steps on (0: nowhere) whole
-    responses are drawn. `temperatures` by depth likewise; none: the run's. Raises BadInput on factors without one of
-    depth 0."""
+    """`branch_factors`: (depth, children of a state from this depth on). From `branching_depth` steps on (0: nowhere)
+    whole responses are drawn. `temperatures` by depth likewise; none: the run's. Raises BadInput on factors without one
+    of depth 0."""
 
     branch_factors: Sequence[Sequence[int]] = ((0, 3), (6, 1))
     branching_depth: int = 0
@@ -35,9 +35,10 @@ class TreeInference:
     def __post_init__(self) -> None:
         check_choice(self.choice)
         for name, pairs in (("branch_factors", self.branch_factors), ("temperatures", self.temperatures)):
-            if any(len(pair) != 2 for pair in pairs) or (pairs or name == "branch_factors") and min(map(tuple, pairs))[0]:
-                raise BadInput(f"search.method.{name} must be pairs of a depth and a number, one of depth 0 among them: "
-                               "[[0,3],[6,1]]")  # fmt: skip
+            is_wanted = bool(pairs) or name == "branch_factors"
+            if is_wanted and (any(len(pair) != 2 for pair in pairs) or 0 not in [pair[0] for pair in pairs]):
+                raise BadInput(f"search.method.{name} must be pairs of a depth and a number, one of depth 0, "
+                               "as [[0,3],[6,1]]")  # fmt: skip
         check_sizes(branch_factors=min(factor for _, factor in self.branch_factors))
 
     def grow(self, tree: Tree) -> Growth[None]:

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.silence.real_tokenizers import build
 from espalier.data.prefix_tree import num_distinct_tokens
 from espalier.data.splitters import splitter
-from espalier.sampling.requests import make_trajectory
 from espalier.sampling.client import SampleRequest
+from espalier.sampling.requests import make_trajectory
 from espalier.search.client import sample_of
 from espalier.search.expander import StepCuts
 from espalier.search.methods.samples import Samples
@@ -142,4 +142,3 @@ def test_nodes_are_never_tokenised_again(sampler: Make) -> None:
     finally:
         table.tokenizer.__class__.__call__ = before
     assert len(asked) <= 2  # the prompt of the test, and the word that the decoder decodes behind
-

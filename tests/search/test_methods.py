@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from espalier.data.search_tree import SearchTree
 from espalier.data.records import parse_record
+from espalier.data.search_tree import SearchTree
 from espalier.sampling.client import SamplingParams
 from espalier.search.budget import Budget
 from espalier.search.methods.dvts import DVTS
@@ -177,9 +177,7 @@ def test_bisection_finds_the_state_behind_which_nothing_is_right(sampler: Make) 
 
 def _mean_of_scores(table: TableSampler, gold: str) -> float:
     """Sum of p(x) r(x) over the table, r(x) the score of the whole solution, as the filter's potentials are bounded."""
-    return math.fsum(
-        share * min(max(table.value(ids, gold), 1e-6), 1 - 1e-6) for ids, share in table.table.items()
-    )
+    return math.fsum(share * min(max(table.value(ids, gold), 1e-6), 1 - 1e-6) for ids, share in table.table.items())
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.9])

@@ -185,7 +185,9 @@ def test_the_exact_scorer_is_the_value_that_sampling_converges_to(tmp_path: Path
     tree = Tree(Problem("p", "Mia", ""), "Mia", prompt, lambda text: task.grade("", text))
     newline = int(tokenizer("\n").input_ids[0])
     first = tree.add(tree.root, [newline], "\n", "", "", [])
-    expander = Expander(None, SampleRequest("p", "Mia", prompt), SamplingParams(1, 1.0, 3), task, decode, StepCuts(), None)  # type: ignore[arg-type]
+    expander = Expander(
+        None, SampleRequest("p", "Mia", prompt), SamplingParams(1, 1.0, 3), task, decode, StepCuts(), None
+    )  # type: ignore[arg-type]
     (found,) = asyncio.run(scorer.score([first], expander))
 
     def value(ids: list[int]) -> float:

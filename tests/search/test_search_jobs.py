@@ -1,5 +1,6 @@
 """Searches as sampling jobs: killed and gone on with, their two files, what they refuse; and with a real engine."""
 
+import json
 import os
 import random
 import signal
@@ -7,16 +8,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from benchmarks.sampling.prefill import computed_tokens, engine_options
 from espalier.data.jsonl import iter_rows, read_records, write_records
 from espalier.data.prefix_tree import num_distinct_tokens
 from espalier.data.records import BadInput, Trajectory
 from espalier.data.search_tree import SearchTree
 from espalier.runtime.entrypoint import CONF, build, compose_config
 from espalier.runtime.schemas import SampleConfig
+from espalier.sampling.server import VLLMServer
 from espalier.search.client import Search, keep_trees, trees_path
 from tests.support.search_job import NUM_PROBLEMS
 
@@ -120,33 +122,26 @@ def test_several_solutions_or_states_are_refused(tiny_policy: Path, tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.server
-def test_a_real_engine_computes_the_distinct_tokens_of_the_trees(tiny_policy: Path, tmp_path: Path) -> None:
+def test_a_real_engine_computes_prompts_of_few_more_than_the_distinct_tokens_of_the_trees(
+    tiny_policy: Path, tiny_prm: Path, tmp_path: Path
+) -> None:
     output = tmp_path / "found.jsonl"
-    asked = ["service_api_caller_v1.py", "-cn", "api/vllm/search", f"policy={tiny_policy}", f"output={output}",
-             "client=vllm", "server=partial_block_cache", "scorer@search.scorer=random", "requests.limit=20",
-             "task.num_train=200", "task.num_test=20", "params.max_tokens=60", "search.cuts.step_tokens=12"]  # fmt: skip
-    subprocess.run([sys.executable, *asked], cwd=ROOT, timeout=400, check=True)
+    options = engine_options("partial_block_cache")
+    with VLLMServer(str(tiny_policy), str(tmp_path / "log"), max_model_len=512, options=options) as server:
+        asked = ["service_api_caller_v1.py", "-cn", "api/vllm/search", f"policy={tiny_policy}", f"output={output}",
+                 "client=vllm", "server=none", f"client.base_url={server.base_url}", "requests.limit=20",
+                 f"search.scorer.path={tiny_prm}", "params.max_tokens=60", "search.cuts.step_tokens=12"]  # fmt: skip
+        before = computed_tokens(server.base_url)
+        subprocess.run([sys.executable, *asked], cwd=ROOT, timeout=400, check=True)
+        computed = computed_tokens(server.base_url) - before
     trees = read_records(SearchTree, trees_path(output))
-    assert len(trees) == 20
-    for tree in trees:
-        for node, parent in enumerate(tree.parents[1:], 1):
-            assert tree.tokens_so_far[node] >= tree.tokens_so_far[parent]
-    counted = _counts(output)
-    distinct = sum(
-        num_distinct_tokens([[*tree.prompt_ids, *_ids(tree, node)] for node in range(len(tree.parents))])
-        for tree in trees
-    )
-    assert counted["search_generated_tokens"] == counted["generated_tokens"]
-    assert counted["search_problems"] == 20
-    assert distinct > 0
+    assert len(trees) == len(read_records(Trajectory, output)) == 20
+    ways = [[[*tree.prompt_ids, *_ids(tree, node)] for node in range(len(tree.parents))] for tree in trees]
+    counts = json.loads(output.with_suffix(".meta.json").read_text())["engine"]
+    assert computed <= 1.1 * sum(map(num_distinct_tokens, ways))
+    assert counts["search_generated_tokens"] == counts["generated_tokens"] == sum(tree.num_tokens for tree in trees)
+    assert counts["search_scored_tokens"] == sum(tree.num_scored_tokens for tree in trees)
 
 
 def _ids(tree: SearchTree, node: int) -> list[int]:
     return [token for one in tree.way(node) for token in tree.step_ids[one]]
-
-
-def _counts(output: Path) -> dict[str, Any]:
-    import json
-
-    found: dict[str, Any] = json.loads(output.with_suffix(".meta.json").read_text())["engine"]
-    return found

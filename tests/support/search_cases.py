@@ -1,5 +1,5 @@
-"""What the tests of search share: a sampler whose distribution is a table of solutions, the task of that table, and searches
-of it. All that a search finds can be counted over the table."""
+"""What the tests of search share: a sampler whose distribution is a table of solutions, the task of that table, and
+searches of it. All that a search finds can be counted over the table."""
 
 import asyncio
 import math

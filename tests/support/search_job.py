@@ -1,5 +1,5 @@
-"""A sampling job that searches the table of `search_cases`, of many problems; run by tests/search/test_search_jobs.py in a
-process of its own, which it kills.
+"""A sampling job that searches the table of `search_cases`, of many problems; run by tests/search/test_search_jobs.py
+in a process of its own, which it kills.
 
     python -m tests.support.search_job POLICY OUTPUT SECONDS [overrides]
 """
