@@ -44,11 +44,10 @@ class ProcessScorer:
         path: str,
         aggregate: str = "last",
         batch_tokens: int = 16384,
-        attention: str = "sdpa",
         engines: Any = None,
     ):
         check_aggregate(aggregate)
-        self.path, self.aggregate, self.batch_tokens, self.attention = path, aggregate, batch_tokens, attention
+        self.path, self.aggregate, self.batch_tokens = path, aggregate, batch_tokens
         self.engines = engines
         self.model: Any = None
         self._batches = Batches[StepTokens, list[float]](self._compute)
@@ -58,9 +57,9 @@ class ProcessScorer:
         if self.engines is not None:
             self.model = EngineScoredModel(self.path, self.engines)
         elif is_log_ratio_reward(self.path):
-            self.model = load_process_reward(self.path, attention=self.attention).requires_grad_(False)
+            self.model = load_process_reward(self.path).requires_grad_(False)
         else:
-            self.model = CachedScoredModel(load_process_reward(self.path, attention=self.attention))
+            self.model = CachedScoredModel(load_process_reward(self.path))
 
     def _compute(self, rows: list[StepTokens]) -> list[list[float]]:
         return score_step_tokens(self.model, rows, pad_id=0, batch_tokens=self.batch_tokens)
