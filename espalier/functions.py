@@ -66,7 +66,7 @@ def same_answer(one: str, other: str) -> bool:
     >>> espalier.same_answer(r"\frac{1}{2}", "0.5"), espalier.same_answer("north", "south")
     (True, False)
     """
-    from espalier.pipeline.evaluation.votes import is_one_vote
+    from espalier.rewards.votes import is_one_vote
 
     return is_one_vote(one, other)
 

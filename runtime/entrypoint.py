@@ -47,7 +47,8 @@ from espalier.runtime.ranks import STARTED_BY, says_errors
 C = TypeVar("C")
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
-PACKAGES = ("data", "models", "sampling", "rewards", "pipeline", "training", "rl", "analysis", "runtime", "checks")
+PACKAGES = ("data", "models", "sampling", "rewards", "pipeline", "training", "rl", "analysis", "runtime", "checks",
+            "search")  # fmt: skip
 _VALUE_FLAGS = {"-cp", "--config-path", "-cn", "--config-name", "-cd", "--config-dir", "-p", "--package"}
 _VALUE_FLAGS |= {"-c", "--cfg"}
 _HELP = {"-h", "--help"}

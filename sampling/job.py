@@ -37,9 +37,10 @@ from espalier.sampling.child_process import CannotStart
 from espalier.sampling.client import Client, SampleRequest, SamplingParams, ServerGone, ShowsLife
 from espalier.sampling.engine_pool import EnginePool
 from espalier.sampling.input_checks import check_origin, check_served, check_unique
-from espalier.sampling.requests import CompletionRequests
+from espalier.sampling.requests import CompletionRequests, TrajectoryRequests
 from espalier.sampling.rounds import Rounds, RoundSource, run_rounds
 from espalier.sampling.runner import Runner, Tally, count_rows, finished_requests
+from espalier.sampling.searches import Searches
 from espalier.sampling.stop_tokens import with_stop_tokens
 from espalier.sampling.vllm_client import VLLMClient
 
@@ -114,6 +115,7 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
     if rounds is not None:
         requests = rounds.begin(requests)
     finished = finished_requests(output, requests, params.n)
+    searches = _searches(config, source, task, tokenizer, finished)
     if rounds is not None:
         requests = rounds.go_on(requests, finished)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -134,11 +136,23 @@ def _run_job(config: SampleConfig, load_tokenizer: Callable[[str], Any], check_m
                 write_json(meta_path, {**spent, "is_complete": False})
 
         tally, engine = _sample(
-            config, params, make_records, requests, finished, tokenizer, check_model, rounds, on_cut
+            config, params, make_records, requests, finished, tokenizer, check_model, rounds, searches, on_cut
         )
         meta |= {"engine": engine} if engine else {}
     meta = _with_part(meta, tally, time.monotonic() - started)
     return _finish(config, output, tally, tokens_before, meta, time.monotonic() - started)
+
+
+def _searches(config: SampleConfig, source: Any, task: Any, tokenizer: Any, finished: set[str]) -> Searches | None:
+    """Return what searches for solutions instead of sampling them, None where nothing does; trees of problems that are
+    not finished are taken off. Raises BadInput where other things than solutions of problems are asked for."""
+    if "_target_" not in (config.search or {}):
+        return None
+    if not isinstance(source, TrajectoryRequests):
+        raise BadInput("a search finds solutions of problems: set requests=trajectories, or search=none")
+    searches: Searches = build(config.search)
+    searches.prepare(task, tokenizer, source.problems, Path(config.output), finished)
+    return searches
 
 
 def _with_part(meta: dict[str, Any], part: Tally, seconds: float) -> dict[str, Any]:
@@ -213,6 +227,7 @@ def _sample(
     tokenizer: Any,
     check_model: Callable[[str], None],
     rounds: Rounds | None,
+    searches: Searches | None,
     on_cut: Callable[[Tally], None],
 ) -> tuple[Tally, dict[str, int]]:
     """Start the server if there is one to start, then run, in rounds where the source has several; what was done, and
@@ -222,7 +237,7 @@ def _sample(
         progress = stack.enter_context(Progress("sample", len(requests) * params.n, "row", len(finished) * params.n,
                                                 config.tracking.line_every_seconds))  # fmt: skip
         runner = Runner(
-            client,
+            client if searches is None else searches.by(client),
             params,
             make_records,
             Path(config.output),
@@ -242,12 +257,17 @@ def _sample(
                 on_round = lambda total: progress.extend(total * params.n)  # noqa: E731
                 tally = asyncio.run(run_rounds(runner, rounds, requests, finished, on_round))
         except BaseException:
-            on_cut(runner.tally)
+            on_cut(_spent(runner.tally, searches))
             raise
         finally:
             if runner.tally.failed:
                 write_failed(Path(config.output), runner.tally.failed)
-        return tally, _engine_counts(client)
+        return _spent(tally, searches), _engine_counts(client) | (searches.counted() if searches else {})
+
+
+def _spent(tally: Tally, searches: Searches | None) -> Tally:
+    """Return what was done, with all tokens that were generated for it."""
+    return dataclasses.replace(tally, tokens=searches.num_tokens) if searches else tally
 
 
 def _live_line(progress: Progress, num_samples: int, client: Client) -> Callable[[int, dict[str, float]], None]:

@@ -13,13 +13,14 @@ with the source `external_kv_transfer`, and those it computed with `local_comput
 Why a copy is sound. Blocks are copied before a step's forward pass, all read before any is written, so a source holds
 what it held when the step before ended, even where this step gives it to someone else. A block counts from the step
 after the one that computes it: a request that would gain from a block of the running step waits for that step. What
-is known of a block is forgotten as soon as the scheduler hands it out again (unfinished ones soon after their last
-sample has ended), and all of it when the engine's own prefix cache is reset (new weights).
+is known of a block is forgotten as soon as the scheduler hands it out again, the one that was free longest first (vLLM
+itself hands out unfinished ones first), and all of it when the engine's own prefix cache is reset (new weights).
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 Tokens = tuple[int, ...]
@@ -69,6 +70,9 @@ class BlockTable:
 
     def __len__(self) -> int:
         return len(self._held)
+
+    def __contains__(self, block: int) -> bool:
+        return block in self._held
 
     def put(self, block: int, parent: Any, tokens: Tokens) -> None:
         """From the next `settle` on the block holds these tokens, whatever it held before."""
@@ -219,6 +223,17 @@ class BlockPlanner:
         return ("first", lora.lora_name if lora is not None else "", request.cache_salt)
 
 
+def _free_blocks(free: Callable[[Any], None], queue: Any, table: BlockTable, ordered_blocks: Iterable[Any]) -> None:
+    """Free blocks as vLLM's `BlockPool` does by `free`, and have those that are not full, which it hands out first,
+    wait behind all others where the table knows what they hold: whoever goes on from there comes a moment later."""
+    blocks = list(ordered_blocks)
+    free(blocks)
+    for block in blocks:
+        if block.ref_cnt == 0 and block.block_hash is None and block.block_id in table:
+            queue.remove(block)
+            queue.append(block)
+
+
 class _InScheduler:
     """`BlockPlanner` in vLLM's scheduler; the methods are those of vLLM's `KVConnectorBase_V1`."""
 
@@ -229,6 +244,8 @@ class _InScheduler:
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         self._pool = gpu_block_pool
+        gpu_block_pool.free_blocks = partial(_free_blocks, gpu_block_pool.free_blocks, gpu_block_pool.free_block_queue,
+                                             self._planner.table)  # fmt: skip
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
         if self._pool.cached_block_hash_to_block is not self._cache_map:  # reset since: new weights

@@ -179,7 +179,7 @@ class TrajectoryRequests:
         problems = problems[: self.limit] if self.limit else problems
         if not problems:
             raise BadInput(f"{task.name}/{self.split} has no problem from {self.first} on")
-        self._problems = {problem.id: problem for problem in problems}
+        self.problems = {problem.id: problem for problem in problems}
         prompts = [encode_prompt(task, tokenizer, problem) for problem in problems]
         return [
             SampleRequest(problem.id, prompt.text, prompt.ids, messages_of(task, problem), problem.id)
@@ -188,7 +188,7 @@ class TrajectoryRequests:
 
     def records(self, task: Task, tokenizer: Any, request: SampleRequest, samples: list[Sample]) -> list[Any]:
         """Return trajectories."""
-        problem = self._problems[request.id]
+        problem = self.problems[request.id]
         return [make_trajectory(task, tokenizer, problem, request, k, sample) for k, sample in enumerate(samples)]
 
     def inputs(self) -> list[str]:

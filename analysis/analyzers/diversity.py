@@ -29,8 +29,8 @@ from espalier.data.jsonl import read_records
 from espalier.data.records import BadInput, Trajectory
 from espalier.pipeline.evaluation.evaluation_inputs import named_paths
 from espalier.pipeline.evaluation.intervals import intervals
-from espalier.pipeline.evaluation.votes import by_problem, vote_key
 from espalier.pipeline.stage import StageContext
+from espalier.rewards.votes import by_problem, vote_key
 
 ORDER = 4
 _WORD = re.compile(r"\w+|[^\w\s]")

@@ -28,7 +28,10 @@ from espalier.pipeline.evaluation.evaluation_inputs import (
 from espalier.pipeline.evaluation.evaluation_table import Row, make_row, make_rows, make_table
 from espalier.pipeline.evaluation.intervals import Interval, bootstrap_interval, interval, intervals
 from espalier.pipeline.evaluation.option_orders import choices, read_order, robustness
-from espalier.pipeline.evaluation.votes import (
+from espalier.pipeline.prm.seen_problems import note_seen
+from espalier.pipeline.stage import StageContext
+from espalier.rewards.aggregate import check_aggregate
+from espalier.rewards.votes import (
     MAX_COMPARISONS,
     answer_classes,
     best_index,
@@ -42,9 +45,6 @@ from espalier.pipeline.evaluation.votes import (
     weighted_vote,
     winning_answer,
 )
-from espalier.pipeline.prm.seen_problems import note_seen
-from espalier.pipeline.stage import StageContext
-from espalier.rewards.aggregate import check_aggregate
 
 __all__ = ["Evaluate", "Prediction", "best_of", "bootstrap_interval", "by_problem", "interval", "majority_vote"]
 

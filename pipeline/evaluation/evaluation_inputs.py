@@ -15,8 +15,8 @@ from espalier.data.answers.grade import Gold
 from espalier.data.failed_rows import read_failed
 from espalier.data.jsonl import iter_rows, read_records
 from espalier.data.records import BadInput, Problem, StepScores, Trajectory
-from espalier.pipeline.evaluation.votes import by_problem
 from espalier.rewards.aggregate import aggregate, logistic
+from espalier.rewards.votes import by_problem
 
 log = logging.getLogger("stage")
 

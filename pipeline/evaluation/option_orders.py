@@ -13,7 +13,7 @@ from typing import Any
 from espalier.data.records import BadInput, Problem, Trajectory
 from espalier.pipeline.evaluation.evaluation_inputs import check_known, has_gold, read_problems, read_samples
 from espalier.pipeline.evaluation.intervals import Interval, interval, intervals
-from espalier.pipeline.evaluation.votes import is_right, majority_answer
+from espalier.rewards.votes import is_right, majority_answer
 
 _LETTER = re.compile(r"\(?([A-Za-z])\)?[.:]?", re.ASCII)
 

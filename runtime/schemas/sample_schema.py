@@ -32,6 +32,8 @@ class SampleConfig:
     server: Any = None
     """the vLLM server to start first, and only if something is left to ask; null: `client` names a running one, or has
     its engines itself"""
+    search: Any = None
+    """how solutions are searched for, with which scorer and budget (docs/search.md); empty: they are sampled"""
     engine: EngineConfig = field(default_factory=EngineConfig)
     max_failed_share: float = 0.0
     """share of the requests that may be refused (too long, say): up to it the run is finished without them (exit code

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from espalier.data.records import Trajectory
-from espalier.pipeline.evaluation import votes
-from espalier.pipeline.evaluation.votes import (
+from espalier.rewards import votes
+from espalier.rewards.votes import (
     answer_classes,
     best_of,
     majority_answer,

@@ -18,7 +18,6 @@ from espalier.data.verification import VerifierFormat
 from espalier.models.load import load_policy, load_tokenizer
 from espalier.models.tiny import build_tiny
 from espalier.pipeline.evaluation.evaluation_inputs import OutcomeScore, read_rankings
-from espalier.pipeline.evaluation.votes import best_of, weighted_vote
 from espalier.pipeline.pairs.build_preferences import ProcessPreferences
 from espalier.pipeline.prm.evaluate_prm_benchmarks import EvaluatePRMBenchmarks
 from espalier.pipeline.prm.score_by_verifier import ScoreByVerifier
@@ -26,6 +25,7 @@ from espalier.pipeline.prm.write_rationales import WriteRationales
 from espalier.pipeline.problems.verifier_demonstrations import MakeVerifierDemonstrations
 from espalier.pipeline.stage import StageContext
 from espalier.rewards.generative_verifier import GenerativeVerifierReward
+from espalier.rewards.votes import best_of, weighted_vote
 from espalier.sampling.client import Sample
 from espalier.sampling.verifications import TeacherRationaleRequests, VerificationRequests
 

@@ -20,8 +20,8 @@ import espalier
 from espalier.data.records import Trajectory
 from espalier.data.splitters import SPLITTERS
 from espalier.data.tasks.word_arithmetic import WordArithmetic
-from espalier.pipeline.evaluation.votes import answer_classes, vote_key
 from espalier.rewards.aggregate import AGGREGATES
+from espalier.rewards.votes import answer_classes, vote_key
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 FUNCTIONS = [name for name in espalier.__all__ if name.islower()]

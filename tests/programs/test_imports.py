@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "sampling": {"data", "runtime", "values"},
     "rewards": {"data", "models"},
     "pipeline": {"data", "models", "rewards", "runtime", "values"},
+    "search": {"data", "models", "rewards", "runtime", "sampling", "values"},
     "training": {"data", "models", "runtime"},
     "rl": {"data", "models", "sampling", "rewards", "training", "runtime", "values"},
     "analysis": {"data", "models", "rewards", "pipeline", "runtime", "values"},

@@ -43,6 +43,15 @@ class CachedRows:
     @torch.no_grad()
     def extend(self, model: Any, added: Sequence[Sequence[int]]) -> "tuple[torch.Tensor, CachedRows]":
         """Append at least one token to every row: (logits [N, V] behind its last token in float32, the longer rows)."""
+        hidden, rows = self.extend_hidden(model, added)
+        last = torch.tensor([len(row) - 1 for row in added], device=hidden.device)
+        read = hidden[torch.arange(len(added), device=hidden.device), last]
+        return model.get_output_embeddings()(read).float(), rows
+
+    @torch.no_grad()
+    def extend_hidden(self, model: Any, added: Sequence[Sequence[int]]) -> "tuple[torch.Tensor, CachedRows]":
+        """Append at least one token to every row: (what the body gives at each of them [N, T, D], of a shorter row
+        anything behind its end; the longer rows)."""
         lengths = torch.tensor([len(row) for row in added])
         longest = int(lengths.max())
         device = next(model.parameters()).device
@@ -58,9 +67,7 @@ class CachedRows:
             past_key_values=cache,
             use_cache=True,
         )[0]
-        last = hidden[torch.arange(len(added), device=device), (lengths - 1).to(device)]
-        logits = model.get_output_embeddings()(last).float()
-        return logits, CachedRows([(layer.keys, layer.values) for layer in cache.layers], mask)
+        return hidden, CachedRows([(layer.keys, layer.values) for layer in cache.layers], mask)
 
 
 def join_rows(parts: Sequence[CachedRows]) -> CachedRows:

@@ -1,0 +1,48 @@
+"""Which solution of a tree is the answer."""
+
+from collections.abc import Sequence
+
+from espalier.data.records import BadInput
+from espalier.rewards.votes import vote_key, winning_answer
+from espalier.search.tree import Node, Tree
+
+CHOICES = ("best", "vote", "weighted_vote")
+
+
+def check_choice(choice: str) -> None:
+    """Raise BadInput where there is no such choice."""
+    if choice not in CHOICES:
+        raise BadInput(f"search.method.choice must be one of {', '.join(CHOICES)}, got '{choice}'")
+
+
+def choose_solution(tree: Tree, choice: str = "best") -> Node:
+    """Return the finished node of the highest rank ("best"), or the best one with the answer of most samples ("vote")
+    or of the largest sum of ranks ("weighted_vote"). Ties go to the one that came first. Where no response ended, the
+    open node of the highest rank, deeper ones first; where nothing was drawn, the prompt.
+
+    Those that ended by themselves come before those that were cut, and where ranks decide, those that were scored
+    before those that were drawn to value a state.
+    """
+    finished = tree.finished()
+    ended = [node for node in finished if node.ending == "stop"] or finished
+    if choice != "vote":
+        ended = [node for node in ended if node.score is not None] or ended
+    if not ended:
+        return max(tree.nodes, key=lambda node: (node.score is not None, node.rank(), node.depth, -node.number))
+    if choice == "best":
+        return best_of(ended)
+    weights = [node.draws * (1.0 if choice == "vote" else node.rank()) for node in ended]
+    winner = winning_answer([tree.trajectory(node) for node in ended], weights)
+    voters = [node for node in ended if is_vote_for(node, winner)]
+    return best_of(voters or ended)
+
+
+def is_vote_for(node: Node, answer: str | None) -> bool:
+    """Say whether a finished node gave this answer as it is written, or the same number."""
+    own = node.answered().answer
+    return own is not None and answer is not None and vote_key(own) == vote_key(answer)
+
+
+def best_of(nodes: Sequence[Node]) -> Node:
+    """Return the node of the highest rank; ties go to the one that came first."""
+    return max(nodes, key=lambda node: (node.rank(), -node.number))

@@ -1,0 +1,162 @@
+"""A search as a sampler: a problem in, the solution that was searched for out, its tree beside.
+
+So whatever samples can search: resume by problem, several servers, Ray engines, stalls and signals are those of any
+sampling job (`sampling.job`). A tree is appended to `X.trees.jsonl` before its solution is handed on to X.jsonl, and a
+tree whose solution is not there is taken off when the job goes on.
+"""
+
+import asyncio
+import os
+from collections.abc import Mapping, Set
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from espalier.data.jsonl import cut_torn_tail, iter_rows, open_atomic, to_line
+from espalier.data.records import BadInput, Problem
+from espalier.data.search_tree import SearchTree
+from espalier.data.tasks.task import Task
+from espalier.sampling.client import Client, Sample, SampleRequest, SamplingParams
+from espalier.sampling.requests import decode
+from espalier.search.asks import SearchMethod
+from espalier.search.budget import Budget
+from espalier.search.driver import search_tree
+from espalier.search.expander import Expander, StepCuts
+from espalier.search.scorers.scorer import Scorer
+from espalier.search.tree import Node, Tree
+
+
+@dataclass
+class SearchCounts:
+    """What searches have cost: problems, requests for samples, tokens of their prompts, generated tokens, scores,
+    tokens that scorers were given first."""
+
+    problems: int = 0
+    requests: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    scores: int = 0
+    scored_tokens: int = 0
+
+
+class Search:
+    """A `sampling.searches.Searches`, and the sampler itself. Args: how (`method`), by which scores (`scorer`), what a
+    problem may cost (`budget`), where steps end (`cuts`)."""
+
+    def __init__(self, method: SearchMethod, scorer: Scorer, budget: Budget, cuts: StepCuts):
+        self.method, self.scorer, self.budget, self.cuts = method, scorer, budget, cuts
+        self.counts = SearchCounts()
+        self.trees: Path | None = None
+        self._thread = ThreadPoolExecutor(1, "grading")
+
+    def prepare(
+        self, task: Task, tokenizer: Any, problems: Mapping[str, Problem], output: Path, finished: set[str]
+    ) -> None:
+        """Take off the trees of problems that are not finished. Raises BadInput as `keep_trees`."""
+        self.task, self.tokenizer, self.problems = task, tokenizer, problems
+        self.trees = trees_path(output)
+        keep_trees(self.trees, finished)
+
+    def by(self, client: Client) -> "Search":
+        """Return itself; `client` draws."""
+        self.client = client
+        return self
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens generated so far."""
+        return self.counts.generated_tokens
+
+    def counted(self) -> dict[str, int]:
+        """Return the counts by name."""
+        return {f"search_{name}": number for name, number in vars(self.counts).items()}
+
+    async def open(self) -> None:
+        """Open whoever draws and the scorer."""
+        await self.client.open()
+        await self.scorer.open()
+
+    async def close(self) -> None:
+        """Close both."""
+        try:
+            await self.scorer.close()
+        finally:
+            await self.client.close()
+            self._thread.shutdown(wait=False, cancel_futures=True)
+
+    async def sample(self, request: SampleRequest, params: SamplingParams) -> list[Sample]:
+        """Return the one solution of a problem. Raises BadInput where several are asked for, and what drawing and
+        scoring raise."""
+        if params.n != 1:
+            raise BadInput(
+                f"a search answers with one solution (its tree holds the others): set params.n=1, got {params.n}"
+            )
+        problem = self.problems[request.problem_id]
+        tree = Tree(
+            problem,
+            request.prompt,
+            request.prompt_ids,
+            lambda text: self.task.grade(problem.gold, text, len(problem.options)),
+            self.scorer.aggregate,
+        )
+        longest = getattr(self.client, "max_model_length", None)
+        expander = Expander(self.client, request, params, self.task, decode(self.tokenizer), self.cuts, longest)
+        found = await search_tree(self.method, tree, expander, self.scorer, self.budget)
+        self._count(tree, expander)
+        names = (type(self.method).__name__, type(self.scorer).__name__)
+        ends = asyncio.get_running_loop().run_in_executor(
+            self._thread, tree.record, found.chosen, *names, found.is_cut, found.seconds
+        )
+        self._write(await ends)
+        return [sample_of(found.chosen)]
+
+    def _count(self, tree: Tree, expander: Expander) -> None:
+        counts = self.counts
+        counts.problems += 1
+        counts.requests += expander.num_requests
+        counts.prompt_tokens += expander.prompt_tokens
+        counts.generated_tokens += tree.num_tokens
+        counts.scores += tree.num_scores
+        counts.scored_tokens += tree.num_scored_tokens
+
+    def _write(self, tree: SearchTree) -> None:
+        """Append a tree whole, or raise OSError."""
+        if self.trees is None:
+            return
+        with self.trees.open("ab", buffering=0) as file:
+            row, start = to_line(tree).encode("ascii"), file.seek(0, os.SEEK_END)
+            if file.write(row) != len(row):
+                file.truncate(start)
+                raise OSError(28, f"no room for {len(row)} bytes", str(self.trees))
+
+
+def sample_of(node: Node) -> Sample:
+    """Return the solution of a node as a sampler returns one: unfinished ones are cut by their length."""
+    logprobs = [value for one in node.way() for value in one.logprobs]
+    ids = node.response_ids()
+    is_whole = len(logprobs) == len(ids) and bool(logprobs)
+    return Sample(node.response(), ids, node.ending or "length", logprobs if is_whole else None, node.stop)
+
+
+def trees_path(output: Path) -> Path:
+    """Return the file of the trees beside that of the solutions."""
+    return output.with_suffix(".trees.jsonl")
+
+
+def keep_trees(path: Path, finished: Set[str]) -> None:
+    """Take off the trees of problems that are not finished, of a job that goes on. Raises BadInput where a finished
+    problem has no tree, or two."""
+    if not path.is_file():
+        if finished:
+            raise BadInput(f"{path} is missing, and {len(finished)} solutions stand beside it: remove them, or choose "
+                           "another output")  # fmt: skip
+        return
+    cut_torn_tail(path)
+    rows = [row for _, row in iter_rows(path)]
+    kept = [row for row in rows if row["problem_id"] in finished]
+    if len(kept) != len(finished) or len({row["id"] for row in kept}) != len(kept):
+        raise BadInput(f"{path} has {len(kept)} trees of {len(finished)} finished problems: remove both files")
+    if len(kept) < len(rows):
+        with open_atomic(path) as file:
+            file.writelines(map(to_line, kept))

@@ -1,0 +1,66 @@
+"""The tree that VinePPO's code base draws (`tree`, `fish_bone`; Kazemnejad et al. 2024, arXiv 2410.01679): every state
+is expanded, nothing is pruned, and no score is asked.
+
+Branch factors are piecewise constant in the depth. With `spine` one solution is drawn step by step, and whole solutions
+from every state on it ("fish bone").
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from espalier.data.records import BadInput
+from espalier.search.asks import Draw, Growth, check_sizes, draw
+from espalier.search.choices import check_choice, choose_solution
+from espalier.search.tree import Node, Tree
+
+
+def factor_at(depth: int, factors: Sequence[Sequence[float]]) -> float:
+    """Return what holds at a depth, the prompt's being 0: of (depth, number) the number of the last depth that is not
+    greater."""
+    return max(pair for pair in map(tuple, factors) if pair[0] <= depth)[1]
+
+
+@dataclass(frozen=True)
+class TreeInference:
+    """`branch_factors`: (depth, children of a state from this depth on). From `branching_depth` steps on (0: nowhere)
+    whole responses are drawn. `temperatures` by depth likewise; none: the run's. Raises BadInput on factors without one
+    of depth 0."""
+
+    branch_factors: Sequence[Sequence[int]] = ((0, 3), (6, 1))
+    branching_depth: int = 0
+    temperatures: Sequence[Sequence[float]] = ()
+    spine: bool = False
+    choice: str = "vote"
+
+    def __post_init__(self) -> None:
+        check_choice(self.choice)
+        for name, pairs in (("branch_factors", self.branch_factors), ("temperatures", self.temperatures)):
+            is_wanted = bool(pairs) or name == "branch_factors"
+            if is_wanted and (any(len(pair) != 2 for pair in pairs) or 0 not in [pair[0] for pair in pairs]):
+                raise BadInput(f"search.method.{name} must be pairs of a depth and a number, one of depth 0, "
+                               "as [[0,3],[6,1]]")  # fmt: skip
+        check_sizes(branch_factors=min(factor for _, factor in self.branch_factors))
+
+    def grow(self, tree: Tree) -> Growth[None]:
+        """Expand depth by depth until every response has ended."""
+        heads = [tree.root]
+        while heads:
+            drawn = yield from draw([self._draw(node) for node in heads])
+            nodes = list(dict.fromkeys(node for of_one in drawn for node in of_one))
+            for node in nodes:
+                node.visits = node.draws
+            if self.spine:
+                yield from draw([Draw(node, self._factor(node), is_whole=True) for node in heads])
+            heads = [node for node in nodes if not node.is_finished]
+
+    def _factor(self, node: Node) -> int:
+        return int(factor_at(node.depth, self.branch_factors))
+
+    def _draw(self, node: Node) -> Draw:
+        is_whole = bool(self.branching_depth) and node.depth >= self.branching_depth
+        temperature = factor_at(node.depth, self.temperatures) if self.temperatures else None
+        return Draw(node, 1 if self.spine else self._factor(node), is_whole, temperature)
+
+    def choose(self, tree: Tree) -> Node:
+        """Return the chosen solution."""
+        return choose_solution(tree, self.choice)

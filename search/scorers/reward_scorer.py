@@ -1,0 +1,40 @@
+"""Any reward of rewards/ as a score of a state, read as the solution so far: an outcome reward model, verifiers, the
+graded answer."""
+
+from collections.abc import Sequence
+
+from espalier.data.records import Trajectory
+from espalier.rewards.score import HoldsEngines, Reward, scores_of
+from espalier.search.expander import Expander
+from espalier.search.scorers.scorer import Batches
+from espalier.search.tree import Node, Tree
+
+
+class RewardScorer:
+    """`reward`, built from conf/reward/ or written out: the score is its total. A state that can go on is scored as a
+    response that was cut there."""
+
+    aggregate = "last"
+
+    def __init__(self, reward: Reward):
+        self.reward = reward
+        self._batches = Batches[Trajectory, float](self._compute)
+
+    async def open(self) -> None:
+        """The reward is loaded when it is built."""
+
+    def _compute(self, rows: list[Trajectory]) -> list[float]:
+        return [score.total for score in scores_of(rows, self.reward)]
+
+    async def score(self, nodes: Sequence[Node], expander: Expander) -> list[float]:
+        """Return the rewards. Raises what the reward raises."""
+        return await self._batches.ask([node.tree.trajectory(node) for node in nodes])
+
+    def forget(self, tree: Tree) -> None:
+        """Nothing is kept."""
+
+    async def close(self) -> None:
+        """End the reward's engines, where it has some."""
+        self._batches.close()
+        if isinstance(self.reward, HoldsEngines):
+            self.reward.close()

@@ -1,0 +1,79 @@
+"""What every scorer offers, and how those that compute answer the problems in flight together."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Generic, Protocol, TypeVar
+
+from espalier.search.expander import Expander
+from espalier.search.tree import Node, Tree
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+class Scorer(Protocol):
+    """Built from conf/scorer/. `aggregate` says how the scores on the way to a node become the one that it is ranked by
+    (rewards/aggregate.py); "last" is the node's own."""
+
+    aggregate: str
+
+    async def open(self) -> None:
+        """Load what it needs; called once."""
+
+    async def score(self, nodes: Sequence[Node], expander: Expander) -> list[float]:
+        """Return a score for each of several nodes of one tree; `expander` draws from them where that is how it
+        scores."""
+
+    def forget(self, tree: Tree) -> None:
+        """Let go of what was kept of a tree that is searched no more."""
+
+    async def close(self) -> None:
+        """Release what `open` took."""
+
+
+class Batches(Generic[A, B]):
+    """Has `compute` answer what several problems ask for in one call, in a thread of its own: what is asked while a
+    call runs is answered by the next one."""
+
+    def __init__(self, compute: Callable[[list[A]], list[B]]):
+        self._compute = compute
+        self._thread = ThreadPoolExecutor(1, "scoring")
+        self._waiting: list[tuple[list[A], asyncio.Future[list[B]]]] = []
+        self._task: asyncio.Task[None] | None = None
+        self.num_calls = 0
+
+    async def ask(self, items: Sequence[A]) -> list[B]:
+        """Return the answer to every item. Raises what `compute` raises."""
+        if not items:
+            return []
+        answer: asyncio.Future[list[B]] = asyncio.get_running_loop().create_future()
+        self._waiting.append((list(items), answer))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work())
+        return await answer
+
+    async def _work(self) -> None:
+        await asyncio.sleep(0)  # what other problems ask for in this turn of the loop goes with it
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            items = [item for asked, _ in batch for item in asked]
+            self.num_calls += 1
+            try:
+                found = await asyncio.get_running_loop().run_in_executor(self._thread, self._compute, items)
+            except Exception as error:  # of any kind: whoever waits for these answers gets it
+                for _, answer in batch:
+                    if not answer.done():
+                        answer.set_exception(error)
+                continue
+            start = 0
+            for asked, answer in batch:
+                if not answer.done():
+                    answer.set_result(found[start : start + len(asked)])
+                start += len(asked)
+
+    def close(self) -> None:
+        """Let go of the thread; what it works on ends."""
+        if self._task is not None:
+            self._task.cancel()
+        self._thread.shutdown(wait=False, cancel_futures=True)

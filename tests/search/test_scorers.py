@@ -1,0 +1,213 @@
+"""Scorers against other ways to the same numbers."""
+
+import asyncio
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from espalier.data.records import Problem
+from espalier.data.steps import Decoder, StepTokens
+from espalier.models.scalar_head import load_process_reward
+from espalier.rewards.outcome import OutcomeReward
+from espalier.rewards.process import score_step_tokens
+from espalier.sampling.client import SampleRequest, SamplingParams
+from espalier.search.expander import Expander, StepCuts
+from espalier.search.methods.samples import Samples
+from espalier.search.methods.step_beam import StepBeam
+from espalier.search.methods.tree_inference import TreeInference
+from espalier.search.scorers.cached_model import CachedScoredModel
+from espalier.search.scorers.completions_scorer import CompletionsScorer
+from espalier.search.scorers.exact_scorer import ExactScorer
+from espalier.search.scorers.majority_scorer import MajorityScorer
+from espalier.search.scorers.process_scorer import ProcessScorer, rows_of
+from espalier.search.scorers.random_scorer import RandomScorer
+from espalier.search.scorers.reward_scorer import RewardScorer
+from espalier.search.scorers.scorer import Batches
+from espalier.search.tree import Tree
+from tests.support.exact_cases import HoldsLetter, sharp_network
+from tests.support.search_cases import TableSampler, TableScorer, searched
+from tests.support.token_scorer import Engines
+
+Make = Callable[..., TableSampler]
+
+
+def whole_scores(path: Path, tree: Tree) -> dict[int, float]:
+    """The score of every scored node, each of a text of its own, computed whole."""
+    scored = [node for node in tree.nodes if node.score is not None]
+    rows = [StepTokens(tree.prompt_ids, node.response_ids(), [node.num_tokens]) for node in scored]
+    found = score_step_tokens(load_process_reward(str(path)), rows, pad_id=0)
+    return {node.number: row[0] for node, row in zip(scored, found, strict=True)}
+
+
+@pytest.mark.parametrize("aggregate", ["last", "minimum", "product"])
+@pytest.mark.parametrize("method", [StepBeam(2, 8), Samples(20)], ids=str)
+def test_incremental_scores_are_those_of_whole_texts_and_read_every_token_once(
+    aggregate: str, method: Any, sampler: Make, tiny_prm: Path
+) -> None:
+    scorer = ProcessScorer(str(tiny_prm), aggregate)
+    asyncio.run(scorer.open())
+    tree, _, _ = searched(sampler(), method, scorer)
+    wanted = whole_scores(tiny_prm, tree)
+    assert len(wanted) >= 3
+    for number, score in wanted.items():
+        assert tree.nodes[number].score == pytest.approx(score, abs=0.02)
+    if aggregate == "minimum":
+        leaf = tree.finished()[0]
+        assert leaf.rank() == min(node.score or 0.0 for node in leaf.way())
+    if isinstance(method, StepBeam):  # every state was scored behind its parent
+        assert scorer.model.is_exact
+        distinct = len(tree.prompt_ids) + sum(len(node.token_ids) for node in tree.nodes if node.score is not None)
+        assert tree.num_scored_tokens == distinct
+        assert scorer.model.num_computed == distinct
+
+
+def test_engines_are_asked_at_the_last_token_of_a_state_alone(sampler: Make, tiny_prm: Path) -> None:
+    engines = Engines()
+    scorer = ProcessScorer(str(tiny_prm), engines=engines)
+    asyncio.run(scorer.open())
+    tree, _, _ = searched(sampler(), StepBeam(2, 8), scorer)
+    for number, score in whole_scores(tiny_prm, tree).items():
+        assert tree.nodes[number].score == pytest.approx(score, abs=0.02)
+    asyncio.run(scorer.close())
+    assert not engines.is_open
+
+
+def test_rows_hold_every_node_once_in_the_longest_ways(sampler: Make) -> None:
+    tree, _, _ = searched(sampler(), Samples(40), RandomScorer())
+    rows = rows_of(tree.nodes[1:])
+    assert sorted(node.number for _, asked in rows for node in asked) == list(range(1, len(tree.nodes)))
+    assert len(rows) == len(tree.finished())
+    for row, asked in rows:
+        assert row.step_ends == [node.num_tokens for node in asked]
+        assert row.response_ids == asked[-1].response_ids()
+
+
+def test_states_that_are_forgotten_are_computed_anew(tiny_prm: Path) -> None:
+    model = CachedScoredModel(load_process_reward(str(tiny_prm)))
+    prompt, first, second = [5, 6, 7, 8], [9, 10, 11], [9, 10, 11, 12, 13]
+    model.scores([StepTokens(prompt, first, [3])], 1000)
+    before = model.num_computed
+    model.scores([StepTokens(prompt, second, [5])], 1000)
+    assert model.num_computed == before + 2
+    model.forget(prompt)
+    model.scores([StepTokens(prompt, second, [5])], 1000)
+    assert model.num_computed == before + 2 + 9
+
+
+def test_a_network_whose_cache_is_not_exact_scores_whole_texts(tiny_prm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = CachedScoredModel(load_process_reward(str(tiny_prm)))
+    monkeypatch.setattr(CachedScoredModel, "_check", lambda self, row: False)
+    row = StepTokens([5, 6, 7, 8], [9, 10, 11], [2, 3])
+    assert model.scores([row], 1000) == score_step_tokens(load_process_reward(str(tiny_prm)), [row], pad_id=0)
+
+
+def test_questions_of_several_problems_are_answered_by_one_call() -> None:
+    calls: list[list[int]] = []
+
+    def compute(items: list[int]) -> list[int]:
+        calls.append(items)
+        if 13 in items:
+            raise ValueError("13")
+        return [2 * item for item in items]
+
+    async def ask() -> Sequence[Any]:
+        batches = Batches[int, int](compute)
+        found = await asyncio.gather(*(batches.ask([k, k + 10]) for k in range(3)))
+        with pytest.raises(ValueError, match="13"):
+            await batches.ask([13])
+        again = await batches.ask([4])
+        batches.close()
+        return [*found, again]
+
+    assert asyncio.run(ask()) == [[0, 20], [2, 22], [4, 24], [8]]
+    assert calls == [[0, 10, 1, 11, 2, 12], [13], [4]]
+
+
+def test_completions_give_the_share_of_right_answers_and_stay_in_the_tree(sampler: Make) -> None:
+    table = sampler(seed=9)
+    tree, found, _ = searched(table, StepBeam(1, 40), CompletionsScorer(300))
+    for node in tree.nodes[1:]:
+        if node.score is not None and not node.is_finished:
+            truth = table.value(tuple(node.response_ids()), "1")
+            assert node.score == pytest.approx(truth, abs=4 * math.sqrt(truth * (1 - truth) / 300) + 1e-9)
+    assert found.chosen.answered().is_correct
+    assert sum(node.draws for node in tree.finished()) > 300
+    assert {node.visits for node in tree.finished() if node.score is None} == {0}
+
+
+def test_completions_without_gold_agree_with_the_most_frequent_answer(sampler: Make) -> None:
+    table = sampler({"a\n# 5": 0.6, "b\n# 7": 0.2, "b\n# 5": 0.2})  # the gold answer is not among them
+    tree, _, _ = searched(table, StepBeam(1, 40), CompletionsScorer(100, agrees=True))
+    scores = {node.response(): node.score for node in tree.root.children}
+    assert scores["a\n"] == 1.0
+    assert scores["b\n"] == pytest.approx(0.5, abs=0.2)
+
+
+def test_the_majority_scores_a_state_by_the_samples_that_agree(sampler: Make) -> None:
+    table = sampler()
+    tree, _, _ = searched(table, Samples(50, "weighted_vote"), MajorityScorer())
+    counts: dict[str | None, int] = {}
+    for leaf in tree.finished():
+        counts[leaf.answered().answer] = counts.get(leaf.answered().answer, 0) + leaf.draws
+    for leaf in tree.finished():
+        assert leaf.score == counts[leaf.answered().answer] / 50
+
+
+def test_a_reward_scores_the_solution_so_far(sampler: Make) -> None:
+    table = sampler()
+    tree, found, _ = searched(table, Samples(30), RewardScorer(OutcomeReward()))
+    assert found.chosen.answered().is_correct
+    assert {leaf.score for leaf in tree.finished()} == {0.0, 1.0}
+
+
+def test_a_random_score_is_the_same_for_the_same_state(sampler: Make) -> None:
+    one = searched(sampler(seed=1), TreeInference([[0, 9]]), RandomScorer(3))[0]
+    scorer = RandomScorer(3)
+    again = asyncio.run(scorer.score(one.nodes[1:], None))  # type: ignore[arg-type]
+    assert again == asyncio.run(RandomScorer(3).score(one.nodes[1:], None))  # type: ignore[arg-type]
+    assert len(set(again)) == len(again)
+    assert again != asyncio.run(RandomScorer(4).score(one.nodes[1:], None))  # type: ignore[arg-type]
+
+
+def test_the_exact_scorer_is_the_value_that_sampling_converges_to(tmp_path: Path) -> None:
+    """A network of random weights and 21 probable tokens; responses of three tokens at most."""
+    network, tokenizer = sharp_network(tmp_path / "policy")
+    network.save_pretrained(tmp_path / "policy")
+    prompt = list(tokenizer("Mia", add_special_tokens=False).input_ids)
+
+    scorer = ExactScorer(str(tmp_path / "policy"), line_mass=1e-6, state_mass=0.0, max_width=100_000, merges=False)
+    asyncio.run(scorer.open())
+    task, decode = HoldsLetter(), Decoder(tokenizer)
+    tree = Tree(Problem("p", "Mia", ""), "Mia", prompt, lambda text: task.grade("", text))
+    newline = int(tokenizer("\n").input_ids[0])
+    first = tree.add(tree.root, [newline], "\n", "", "", [])
+    expander = Expander(
+        None, SampleRequest("p", "Mia", prompt), SamplingParams(1, 1.0, 3), task, decode, StepCuts(), None
+    )  # type: ignore[arg-type]
+    (found,) = asyncio.run(scorer.score([first], expander))
+
+    def value(ids: list[int]) -> float:
+        """The brute force: every response of two more tokens, token by token, without a cache."""
+        if len(ids) - len(prompt) == 3:
+            return 0.0  # it has no room for an end token
+        probs = torch.softmax(network(torch.tensor([ids])).logits[0, -1].double(), -1)
+        text = tokenizer.decode(ids[len(prompt) :])
+        total = float(probs[1]) * task.holds(text)
+        likely = [token for token in (probs > 1e-6).nonzero().flatten().tolist() if token != 1]
+        return total + sum(float(probs[token]) * value([*ids, token]) for token in likely)
+
+    with torch.no_grad():
+        truth = value([*prompt, newline])
+    assert found == pytest.approx(truth, abs=2e-3)
+
+
+def test_scores_of_the_table_rank_as_the_table_does(sampler: Make) -> None:
+    table = sampler()
+    tree, _, _ = searched(table, StepBeam(3, 60), TableScorer(table, "1"))
+    for node in tree.nodes[1:]:
+        if node.score is not None:
+            assert node.score == table.value(tuple(node.response_ids()), "1")

@@ -1,0 +1,147 @@
+"""Searches as sampling jobs: killed and gone on with, their two files, what they refuse; and with a real engine."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.sampling.prefill import computed_tokens, engine_options
+from espalier.data.jsonl import iter_rows, read_records, write_records
+from espalier.data.prefix_tree import num_distinct_tokens
+from espalier.data.records import BadInput, Trajectory
+from espalier.data.search_tree import SearchTree
+from espalier.runtime.entrypoint import CONF, build, compose_config
+from espalier.runtime.schemas import SampleConfig
+from espalier.sampling.server import VLLMServer
+from espalier.search.client import Search, keep_trees, trees_path
+from tests.support.search_job import NUM_PROBLEMS
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+METHODS = sorted(path.stem for path in (CONF / "search").glob("*.yaml") if path.stem not in ("base", "none"))
+
+
+def command(policy: Path, output: Path, seconds: float, *overrides: str) -> list[str]:
+    return [sys.executable, "-m", "tests.support.search_job", str(policy), str(output), str(seconds), *overrides]
+
+
+def check_files(output: Path) -> tuple[list[Trajectory], list[SearchTree]]:
+    """Every problem once in both files, and the tree's chosen node is the solution."""
+    rows, trees = read_records(Trajectory, output), read_records(SearchTree, trees_path(output))
+    assert sorted(row.id for row in rows) == sorted(f"p{k}/0" for k in range(NUM_PROBLEMS))
+    by_id = {tree.id: tree for tree in trees}
+    assert len(by_id) == len(trees) == len(rows)
+    for row in rows:
+        tree = by_id[row.id]
+        assert [token for node in tree.way(tree.chosen) for token in tree.step_ids[node]] == row.response_ids
+        assert (tree.answers[tree.chosen], tree.is_correct[tree.chosen]) == (row.answer, row.is_correct)
+    return rows, trees
+
+
+def test_searches_that_are_killed_at_random_moments_hold_every_problem_once(tiny_policy: Path, tmp_path: Path) -> None:
+    output = tmp_path / "found.jsonl"
+    draw = random.Random(0)
+    started = command(tiny_policy, output, 0.15, "engine.concurrency=4")
+    num_killed = 0
+    for _ in range(12):
+        process = subprocess.Popen(started, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        began = time.monotonic()
+        while not output.exists() and process.poll() is None and time.monotonic() - began < 60:
+            time.sleep(0.02)
+        time.sleep(draw.uniform(0.0, 1.0) if num_killed else 0.8)
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            num_killed += 1
+        process.wait()
+        if num_killed == 3:
+            break
+    assert num_killed == 3
+    assert subprocess.run(started, cwd=ROOT, timeout=120).returncode == 0
+    check_files(output)
+    before = output.read_bytes(), trees_path(output).read_bytes()
+    assert subprocess.run(started, cwd=ROOT, timeout=120).returncode == 0  # finished: nothing is asked
+    assert (output.read_bytes(), trees_path(output).read_bytes()) == before
+
+
+def test_another_method_is_refused_for_a_file_that_was_begun(tiny_policy: Path, tmp_path: Path) -> None:
+    output = tmp_path / "found.jsonl"
+    assert subprocess.run(command(tiny_policy, output, 0.0), cwd=ROOT, timeout=120).returncode == 0
+    (tmp_path / "found.meta.json").write_text(
+        (tmp_path / "found.meta.json").read_text().replace('"is_complete": true', '"is_complete": false')
+    )
+    other = subprocess.run(
+        command(tiny_policy, output, 0.0, "search=dvts"), cwd=ROOT, timeout=120, capture_output=True, text=True
+    )
+    assert other.returncode != 0
+    assert "made otherwise" in other.stderr
+
+
+def test_trees_without_their_solution_are_taken_off_and_a_lost_tree_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.trees.jsonl"
+    rows = [{"id": f"p{k}/0", "problem_id": f"p{k}"} for k in range(3)]
+    write_records(path, rows)
+    with path.open("a") as file:
+        file.write('{"id": "p3/0", "pro')
+    keep_trees(path, {"p0", "p2"})
+    assert [row["id"] for _, row in iter_rows(path)] == ["p0/0", "p2/0"]
+    with pytest.raises(BadInput, match="2 trees of 3 finished"):
+        keep_trees(path, {"p0", "p1", "p2"})
+    path.unlink()
+    keep_trees(path, set())
+    with pytest.raises(BadInput, match="is missing, and 1 solutions"):
+        keep_trees(path, {"p0"})
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_config_of_a_method_is_built(method: str) -> None:
+    settings = ["policy=p", "output=o", f"search={method}", "scorer@search.scorer=random"]
+    search = build(compose_config(SampleConfig, "api/vllm/search", settings).search)
+    assert isinstance(search, Search)
+
+
+@pytest.mark.parametrize("scorer", sorted(path.stem for path in (CONF / "scorer").glob("*.yaml")))
+def test_every_config_of_a_scorer_is_composed(scorer: str) -> None:
+    settings = ["policy=p", "output=o", f"scorer@search.scorer={scorer}"]
+    named = {"process": "path", "process_by_engines": "path", "outcome_model": "reward.path"}
+    settings += [f"search.scorer.{named[scorer]}=m"] if scorer in named else []
+    config = compose_config(SampleConfig, "api/vllm/search", settings)
+    assert config.search["scorer"]["_target_"].startswith("espalier.search.scorers.")
+
+
+def test_several_solutions_or_states_are_refused(tiny_policy: Path, tmp_path: Path) -> None:
+    output = tmp_path / "found.jsonl"
+    asked = command(tiny_policy, output, 0.0, "params.n=2")
+    found = subprocess.run(asked, cwd=ROOT, timeout=120, capture_output=True, text=True)
+    assert "params.n=1" in found.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.server
+def test_a_real_engine_computes_prompts_of_few_more_than_the_distinct_tokens_of_the_trees(
+    tiny_policy: Path, tiny_prm: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "found.jsonl"
+    options = engine_options("partial_block_cache")
+    with VLLMServer(str(tiny_policy), str(tmp_path / "log"), max_model_len=512, options=options) as server:
+        asked = ["service_api_caller_v1.py", "-cn", "api/vllm/search", f"policy={tiny_policy}", f"output={output}",
+                 "client=vllm", "server=none", f"client.base_url={server.base_url}", "requests.limit=20",
+                 f"search.scorer.path={tiny_prm}", "params.max_tokens=60", "search.cuts.step_tokens=12"]  # fmt: skip
+        before = computed_tokens(server.base_url)
+        subprocess.run([sys.executable, *asked], cwd=ROOT, timeout=400, check=True)
+        computed = computed_tokens(server.base_url) - before
+    trees = read_records(SearchTree, trees_path(output))
+    assert len(trees) == len(read_records(Trajectory, output)) == 20
+    ways = [[[*tree.prompt_ids, *_ids(tree, node)] for node in range(len(tree.parents))] for tree in trees]
+    counts = json.loads(output.with_suffix(".meta.json").read_text())["engine"]
+    assert computed <= 1.1 * sum(map(num_distinct_tokens, ways))
+    assert counts["search_generated_tokens"] == counts["generated_tokens"] == sum(tree.num_tokens for tree in trees)
+    assert counts["search_scored_tokens"] == sum(tree.num_scored_tokens for tree in trees)
+
+
+def _ids(tree: SearchTree, node: int) -> list[int]:
+    return [token for one in tree.way(node) for token in tree.step_ids[one]]
