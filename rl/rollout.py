@@ -6,7 +6,6 @@ nothing came for `stall_seconds`, ends the run.
 
 import asyncio
 import logging
-import random
 from array import array
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,7 +15,6 @@ from typing import Any, TypeVar
 from espalier.data.prompts import encode_prompt
 from espalier.data.records import BadInput, Completion, Problem, State
 from espalier.data.tasks.task import Task
-from espalier.rl.epochs import epoch_batch
 from espalier.rl.probes.checks import crashed
 from espalier.rl.types import Branch, Rollout, RolloutGroup
 from espalier.sampling.client import (
@@ -64,30 +62,6 @@ def check_params(params: SamplingParams, group_size: int, smallest_group: int = 
     ):
         if not is_good:
             raise BadSampling(need)
-
-
-def draw_problems(
-    problems: Sequence[Problem], count: int, seed: int, iteration: int, round_number: int = 0, order: str = "random"
-) -> list[Problem]:
-    """Return `count` distinct problems: a function of (seed, iteration, round) alone, so that a resume draws the same.
-
-    `order` says which stand in round 0: any, or the next ones of the present epoch (`rl.epochs`). Rounds above 0
-    replace groups whose rewards agreed, by any others; they hold no problem of an earlier round of the iteration, and
-    fewer where the problems run out. Raises BadInput where there are fewer in round 0.
-    """
-    if not 1 <= count <= len(problems):
-        had = "what the task has and the window takes"
-        raise BadInput(f"rollout.num_problems must be 1 to {len(problems)} ({had}), got {count}")
-    if order == "epochs":
-        drawn = [problems[index] for index in epoch_batch(len(problems), count, seed, iteration)]
-    else:
-        drawn = random.Random(f"{seed}/{iteration}").sample(list(problems), count)
-    used = {problem.id for problem in drawn}
-    for number in range(1, round_number + 1):
-        left = [problem for problem in problems if problem.id not in used]
-        drawn = random.Random(f"{seed}/{iteration}/{number}").sample(left, min(count, len(left)))
-        used |= {problem.id for problem in drawn}
-    return drawn
 
 
 @dataclass(frozen=True)

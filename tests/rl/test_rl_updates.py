@@ -27,7 +27,7 @@ from espalier.rl.kl import full_divergence
 from espalier.rl.metrics import agrees
 from espalier.rl.old_logprobs import OldLogprobs
 from espalier.rl.policy import Policy
-from espalier.rl.rollout import draw_problems
+from espalier.rl.problem_order import draw_problems
 from espalier.rl.training_engines import has_noise, without_dropout
 from espalier.rl.types import Estimate, Experience
 from espalier.rl.update import Update, steps_per_iteration

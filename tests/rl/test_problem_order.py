@@ -6,8 +6,7 @@ import pytest
 
 from espalier.data.tasks.word_arithmetic import WordArithmetic
 from espalier.rl.combinations import check_numbers
-from espalier.rl.epochs import epoch_batch, epoch_order
-from espalier.rl.rollout import draw_problems
+from espalier.rl.problem_order import draw_problems, epoch_batch, epoch_order
 from espalier.runtime.entrypoint import BadConfig
 from espalier.runtime.schemas import RLConfig
 from tests.support.root_config import root_config
