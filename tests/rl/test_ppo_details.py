@@ -15,7 +15,7 @@ from espalier.models.load import load_tokenizer
 from espalier.models.scalar_head import load_critic
 from espalier.rl.advantages.gae import GAE
 from espalier.rl.combinations import check_critic_range, check_estimator
-from espalier.rl.epochs import epoch_batch
+from espalier.rl.problem_order import epoch_batch
 from espalier.rl.trainer_from_config import check_same_tokenizer
 from espalier.rl.types import Estimate
 from espalier.runtime.entrypoint import BadConfig
