@@ -17,6 +17,7 @@
 #   bash scripts/bench.sh silence [packing] [tokens] [doctor] [clean] [defects]
 #   bash scripts/bench.sh unchanged BEFORE [AFTER]  the same trainings on two commits, bit for bit
 #   bash scripts/bench.sh verifiers               rules of verifiers, and hostile programs in the sandbox
+#   bash scripts/bench.sh road [prm_seeds] [--run experiments/quickstart] [--seeds N]
 #   bash scripts/bench.sh house                    what the code looks like, counted
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"

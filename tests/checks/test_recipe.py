@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from espalier.checks.recipe import NEUTRAL, SIZES, Node, parameters_of, preset, recipe, size_of, zero_of
+from espalier.checks.recipe import NEUTRAL, SIZES, Node, kind_of, parameters_of, preset, recipe, size_of, zero_of
 from espalier.data.records import BadInput
 from espalier.runtime.schemas import RLConfig, TrainConfig
 from tests.runtime.test_configs import CONF, bind_components, compose_config
@@ -86,6 +86,15 @@ def test_rates_are_the_published_ones(kind: str) -> None:
     found = [compose_config(CONF, f"exp/{KINDS[kind]}", f"size={kind}/{name}")["update"].learning_rate
              for name, _ in SIZES]  # fmt: skip
     assert tuple(found) == RATES[kind]
+
+
+def test_every_objective_is_of_the_kind_whose_rates_it_takes() -> None:
+    heads, imitation = {"bradley_terry", "outcome_reward", "process_reward"}, {"sft"}
+    for path in sorted((CONF / "objective").glob("*.yaml")):
+        objective = compose_config(CONF, "train", f"objective={path.stem}")["objective"]
+        kind = "reward" if path.stem in heads else "sft" if path.stem in imitation else "dpo"
+        assert kind_of(TrainConfig(objective=objective)) == kind, path.stem
+    assert kind_of(RLConfig()) == "ppo"
 
 
 def test_neutral_experiments_hold_no_setting_of_the_embedded_tasks() -> None:

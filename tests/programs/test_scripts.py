@@ -1,5 +1,6 @@
 """The shell pipelines: settings of one stage by its prefix, recipes, one server for the stages that ask one policy."""
 
+import inspect
 import os
 import re
 import signal
@@ -10,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from espalier.runtime.entrypoint import find_component
+from tests.runtime.test_configs import CONF, compose_config
 from tests.support.scripts import ROOT, Script
 
 # Every stage's prefix, a setting, and what the stage must get (config, setting); `policy=a run=b` go before.
@@ -116,6 +119,17 @@ def test_lengths_of_the_embedded_tasks_are_taken_for_no_other(script: Script) ->
         assert {f"params.max_tokens={tokens}", f"server.max_model_len={window}"} <= set(sample)
         trains = [command for command in stages(commands) if command[0] == "trainer_base_ds_mul.py"]
         assert all(f"examples.max_length={window}" in command for command in trains)
+
+
+def test_the_embedded_tasks_are_those_that_read_no_file() -> None:
+    listed = re.search(r'^embedded="([^"]*)"', (ROOT / "scripts" / "environment.sh").read_text(), re.MULTILINE)
+    assert listed
+    made = set()
+    for path in (CONF / "task").glob("*.yaml"):
+        target = compose_config(CONF, "sample", f"task={path.stem}")["task"]["_target_"]
+        if "path" not in inspect.signature(find_component(target)).parameters:
+            made.add(path.stem)
+    assert set(listed[1].split()) == made
 
 
 def test_training_runs_on_as_many_ranks_as_are_asked_for(script: Script) -> None:
