@@ -102,7 +102,7 @@ class Search:
         )
         longest = getattr(self.client, "max_model_length", None)
         expander = Expander(self.client, request, params, self.task, decode(self.tokenizer), self.cuts, longest)
-        found = await search_tree(self.method, tree, expander, self.scorer, self.budget)
+        found = await search_tree(self.method, tree, expander, self.scorer, self.budget, self._thread)
         self._count(tree, expander)
         names = (type(self.method).__name__, type(self.scorer).__name__)
         ends = asyncio.get_running_loop().run_in_executor(

@@ -1,8 +1,10 @@
 """One search from its first question to its answer: what a method asks for is drawn and scored, until it is done or its
 budget is spent."""
 
+import asyncio
 import time
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from espalier.search.asks import Expand, SearchMethod
@@ -21,9 +23,16 @@ class Searched:
     seconds: float
 
 
-async def search_tree(method: SearchMethod, tree: Tree, expander: Expander, scorer: Scorer, budget: Budget) -> Searched:
-    """Grow a tree by a method and choose. Raises Refused where the prompt is, ServerGone, and what the scorer
-    raises."""
+async def search_tree(
+    method: SearchMethod,
+    tree: Tree,
+    expander: Expander,
+    scorer: Scorer,
+    budget: Budget,
+    thread: Executor | None = None,
+) -> Searched:
+    """Grow a tree by a method and choose, in `thread`, since choosing grades answers. Raises Refused where the prompt
+    is, ServerGone, and what the scorer raises."""
     began = time.monotonic()
     expander.is_stepwise = budget.is_watched_within_responses
     expander.is_cut = lambda: budget.is_spent(tree, began)
@@ -45,7 +54,8 @@ async def search_tree(method: SearchMethod, tree: Tree, expander: Expander, scor
     finally:
         growth.close()
         scorer.forget(tree)
-    return Searched(method.choose(tree), is_cut or expander.has_cut, time.monotonic() - began)
+    chosen = await asyncio.get_running_loop().run_in_executor(thread, method.choose, tree)
+    return Searched(chosen, is_cut or expander.has_cut, time.monotonic() - began)
 
 
 async def score_nodes(nodes: Sequence[Node], expander: Expander, scorer: Scorer, budget: Budget) -> bool:

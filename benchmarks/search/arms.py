@@ -24,8 +24,8 @@ def settings_of(method: str, size: int, tokens_of_a_sample: float) -> list[str]:
         "rebase": [f"search.method.samples={size}"],
         "particles": [f"search.method.number={size}"],
         "entropic_particles": [f"search.method.number={size}"],
-        "mcts": ["search.method.simulations=100000", budget],
-        "uct": ["search.method.simulations=100000", budget],
+        "mcts": [f"search.method.simulations={8 * size}", budget],
+        "uct": [f"search.method.simulations={8 * size}", budget],
         "tree_inference": [budget],
     }
     return [f"search={method}", *widths[method]]

@@ -17,6 +17,7 @@ from espalier.runtime.schemas import SampleConfig
 from espalier.sampling.client import SamplingParams
 from espalier.sampling.vllm_client import VLLMClient
 from espalier.search.client import Search, trees_path
+from espalier.search.scorers.scorer import Scorer
 
 R = TypeVar("R")
 
@@ -64,6 +65,10 @@ class SearchRecord:
     scored_tokens: int
 
 
+_EXACT: dict[tuple[str, str], Scorer] = {}
+"""By policy and cell: the exact scorer, whose values of a problem are computed once for all methods."""
+
+
 def run_search(run: SearchRun, url: str, folder: Path) -> SearchRecord:
     """Search the block with the server at `url`; its trees stay in `folder`."""
     output = folder / f"{run.name}.jsonl"
@@ -75,6 +80,8 @@ def run_search(run: SearchRun, url: str, folder: Path) -> SearchRecord:
     tokenizer, task, source = load_tokenizer(run.policy), build(config.task), build(config.requests)
     requests = source.load(task, tokenizer)
     search: Search = build(config.search)
+    if run.scorer == "exact":
+        search.scorer = _EXACT.setdefault((run.policy, run.cell), search.scorer)
     search.prepare(task, tokenizer, source.problems, output, set())
     params: SamplingParams = build(config.params)
     empty_cache(url)

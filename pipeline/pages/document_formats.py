@@ -26,6 +26,7 @@ PAGE = (
         (
             ("data/records.py", ("Problem", "Demonstration", "Trajectory", "State", "Completion", "StepValues",
                                  "StepScores")),
+            ("data/search_tree.py", ("SearchTree",)),
             ("pipeline/evaluation/evaluation_inputs.py", ("OutcomeScore",)),
             ("data/records.py", ("PreferencePair",)),
         ),

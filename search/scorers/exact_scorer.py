@@ -57,8 +57,8 @@ class ExactScorer:
         self._batches = Batches[_Asked, float](self._compute)
 
     async def open(self) -> None:
-        """Load the policy in transformers."""
-        self._network = load_policy(self.policy).requires_grad_(False).eval()
+        """Load the policy in transformers, once."""
+        self._network = self._network or load_policy(self.policy).requires_grad_(False).eval()
 
     async def score(self, nodes: Sequence[Node], expander: Expander) -> list[float]:
         """Return values in [0, 1], the middle of what is known of each; of a finished state its outcome."""
@@ -108,6 +108,5 @@ class ExactScorer:
         """The values of the last problems are kept: another search may ask for them."""
 
     async def close(self) -> None:
-        """Let go of the network."""
+        """Let go of the thread; the network and what was computed stay for another search."""
         self._batches.close()
-        self._network = self._search = None

@@ -38,7 +38,7 @@ class Batches(Generic[A, B]):
 
     def __init__(self, compute: Callable[[list[A]], list[B]]):
         self._compute = compute
-        self._thread = ThreadPoolExecutor(1, "scoring")
+        self._thread: ThreadPoolExecutor | None = None
         self._waiting: list[tuple[list[A], asyncio.Future[list[B]]]] = []
         self._task: asyncio.Task[None] | None = None
         self.num_calls = 0
@@ -49,6 +49,7 @@ class Batches(Generic[A, B]):
             return []
         answer: asyncio.Future[list[B]] = asyncio.get_running_loop().create_future()
         self._waiting.append((list(items), answer))
+        self._thread = self._thread or ThreadPoolExecutor(1, "scoring")
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._work())
         return await answer
@@ -73,7 +74,10 @@ class Batches(Generic[A, B]):
                 start += len(asked)
 
     def close(self) -> None:
-        """Let go of the thread; what it works on ends."""
+        """Let go of the thread; what it works on ends. Who asks again gets another one."""
         if self._task is not None:
             self._task.cancel()
-        self._thread.shutdown(wait=False, cancel_futures=True)
+            self._task = None
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread = None
