@@ -33,7 +33,9 @@ def render_scorers(scorers: Sequence[Scorer]) -> str:
         section(name, title, note(text), _table([scorer.name for scorer in scorers], columns))
         for name, title, columns, text in shown
     ]
-    lead = "Figures in percent with their 95 % intervals over problems, but AUC and calibration error, which are shares."
+    lead = (
+        "Figures in percent with their 95 % intervals over problems, but AUC and calibration error, which are shares."
+    )
     headline = tag("div", tag("h1", "Step scorers"), tag("p", lead, class_="lead"))
     return document("step scorers", [name for name, _, _, _ in shown], headline, *parts)
 
@@ -76,7 +78,11 @@ def _steps(scorer: Scorer) -> Cells:
     own, index = (_part(part, "steps") for part in (scorer.benchmark, (scorer.benchmark or {}).get("index")))
     if own is None:
         return {}
-    cells = {"threshold": f"{own['threshold']:.4g}", "chosen on": _source(own["tuning"]), "steps": str(own["num_steps"])}
+    cells = {
+        "threshold": f"{own['threshold']:.4g}",
+        "chosen on": _source(own["tuning"]),
+        "steps": str(own["num_steps"]),
+    }
     cells |= {name: _cell(figure) for name, figure in own["overall"].items()}
     cells |= {f"prm_score of {group}": _cell(figures["prm_score"]) for group, figures in own["groups"].items()}
     return cells | ({} if index is None else {"index alone: prm_score": _cell(index["overall"]["prm_score"])})

@@ -68,7 +68,10 @@ def save(
     of other names."""
     torch.manual_seed(len(str(folder)) % 7)
     config = CONFIGS[kind](
-        vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, tie_word_embeddings=False, **SIZES | (sizes or {})
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+        **SIZES | (sizes or {}),
     )
     if labels and head is None:
         config.num_labels = labels

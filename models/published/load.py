@@ -67,10 +67,15 @@ def row_of(layout: str, path: str) -> PublishedPRM:
     """Return how a folder is read in a layout of the table: as the table says, or, of a plain classifier that was written
     of such a model (`write_classifier`), by its own head."""
     row = PUBLISHED[layout]
-    if row.network == POLICIES or not is_plain(path) or (row.head and read_tensors(path, row.head)):
+    if row.network == POLICIES or not is_plain(path) or (row.head and _has_head(path, row.head)):
         return row
     read = {1: Scalar(), 2: ClassShares()}.get(load_config(path).num_labels, row.read)
     return replace(row, network=CLASSES, head="", read=read)
+
+
+def _has_head(path: str, prefix: str) -> bool:
+    """Say whether a folder holds a head of that name."""
+    return (Path(path) / prefix).is_file() if prefix.endswith(".pt") else bool(read_tensors(path, prefix))
 
 
 def _load_classes(path: str, prefix: str, attention: str) -> PreTrainedModel:

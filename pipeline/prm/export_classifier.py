@@ -1,6 +1,6 @@
 """A reward model → a folder of transformers' own token classification with the same scores.
 
-    python run_stage.py -cn prm/export_classifier stage.model=experiments/quickstart/prm/model output=DIR
+python run_stage.py -cn prm/export_classifier stage.model=experiments/quickstart/prm/model output=DIR
 """
 
 import shutil
