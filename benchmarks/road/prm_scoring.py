@@ -1,5 +1,5 @@
-"""Published reward models on random weights: whether they are read exactly, whether vLLM's engines say what transformers
-say, and how fast both score beside a plain loop that scores a prefix at a time.
+"""Published reward models on random weights: whether they are read exactly, whether vLLM's engines say what
+transformers say, and how fast both score beside a plain loop that scores a prefix at a time.
 
     bash scripts/bench.sh road prm_scoring [--solutions N] [--rounds N]
 
@@ -7,8 +7,8 @@ say, and how fast both score beside a plain loop that scores a prefix at a time.
   (tests/models/test_published_prms.py; generative ones in tests/pipeline/test_generative_verifiers.py);
 - `prm_engine_gap`: the largest difference of a score between engines and transformers, over all layouts that engines
   serve as published, and those that they serve as plain classifiers (`prm/export_classifier`);
-- `prm_scoring_vs_prefixes`, `prm_engines_vs_prefixes`: solutions per second of the stage, without its start, over those of
-  a loop that computes every prefix alone, in the same dtype, on the same solutions.
+- `prm_scoring_vs_prefixes`, `prm_engines_vs_prefixes`: solutions per second of the stage, without its start, over
+  those of a loop that computes every prefix alone, in the same dtype, on the same solutions.
 """
 
 import argparse
@@ -96,8 +96,8 @@ def stage(name: str, *words: str) -> str:
 
 def score(model: Path, layout: str, rows: Path, output: Path, *words: str) -> tuple[list[list[float]], float]:
     """Return the scores of the stage and the seconds that it scored for, its start left out."""
-    said = stage("prm/score_steps", f"input={rows}", f"output={output}", f"stage.model={model}", f"stage.layout={layout}",
-                 *words)  # fmt: skip
+    how = (f"stage.model={model}", f"stage.layout={layout}", *words)
+    said = stage("prm/score_steps", f"input={rows}", f"output={output}", *how)
     seconds = re.search(r"scored \d+ solutions in ([\d.]+) s", said)
     assert seconds is not None, said[-500:]
     return [row.scores for row in read_records(StepScores, output)], max(0.05, float(seconds[1]))
@@ -114,7 +114,7 @@ def exact() -> tuple[int, list[str]]:
     for case in cases:
         for model, test in EXACT.items():
             name = str(case.get("name"))
-            if name == test or name.startswith(f"{test.rstrip(']')}-") or name.startswith(f"{test}["):
+            if name == test or name.startswith((f"{test}-", f"{test}]", f"{test}[")):
                 passed[model] = passed.get(model, True) and len(case) == 0
     wrong = [model for model in EXACT if not passed.get(model)]
     return len(EXACT) - len(wrong), wrong

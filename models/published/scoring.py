@@ -11,9 +11,9 @@ from espalier.data.batches.packing import Layout, in_batches, place_rows
 from espalier.data.records import BadInput
 from espalier.data.steps import StepTokens
 from espalier.models.inputs import model_inputs
+from espalier.models.load import positions_of
 from espalier.models.logits import one_by_one, reads_at
 from espalier.models.logprobs import head_answers, plain_head
-from espalier.models.load import positions_of
 from espalier.models.packing_check import packing_of
 from espalier.models.published.reads import Read
 from espalier.models.published.table import POLICIES, PublishedPRM

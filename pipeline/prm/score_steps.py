@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from espalier.data.jsonl import file_sha256
 from espalier.data.process_data.published import content_key
@@ -132,8 +132,8 @@ class _Scoring:
         if len(known) == len(seen):
             return known
         if self.stage.other_model:
-            raise BadInput(f"{self.models[seen.index(None)].folder}: no {FILE} there, so that nobody knows which of two "
-                           "models has not seen a problem: train it again, or score with one model")  # fmt: skip
+            raise BadInput(f"{self.models[seen.index(None)].folder}: no {FILE} there, so that nobody knows which of "
+                           "two models has not seen a problem: train it again, or score with one model")  # fmt: skip
         return None
 
     @cached_property
