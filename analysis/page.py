@@ -91,7 +91,7 @@ def render_report(data: ReportData) -> str:
 
 
 def document(name: str, names: Sequence[str], *parts: Markup) -> str:
-    """Return a page of these parts; `names` of sections are linked from its head. It fetches nothing and runs nothing."""
+    """Return a page of these parts; `names` of sections are linked from its head. It fetches and runs nothing."""
     logo = tag("svg", tag("path", d=_LEAF), viewBox="0 0 24 24", class_="logo", aria_hidden="true")
     brand = tag("div", logo, tag("b", "Espalier"), tag("span", name, class_="muted"), class_="brand")
     links = tag("nav", *(tag("a", one, href=f"#{one}") for one in names), aria_label="sections")

@@ -1,5 +1,5 @@
-"""Everything that was measured of one or several step scorers → one HTML page: first errors, single steps, pairs, AUC of
-inner and terminal steps, calibration, best of n and votes, each beside what the step's index alone says.
+"""All that was measured of one or several step scorers → one HTML page: first errors, single steps, pairs, AUC of inner
+and terminal steps, calibration, best of n and votes, each beside what the step's index alone says.
 
     python run_stage.py -cn pages/show_scorers input='' output=scorers.html 'stage.folders=[RUN/1,RUN/2]'
 

@@ -1,4 +1,4 @@
-"""The page of step scorers: a table for every evaluation, a column for every scorer; it needs no network and no script."""
+"""The page of step scorers: a table for every evaluation, a column for every scorer; no network, no script."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ def render_scorers(scorers: Sequence[Scorer]) -> str:
         section(name, title, note(text), _table([scorer.name for scorer in scorers], columns))
         for name, title, columns, text in shown
     ]
-    lead = "Figures in percent with their 95 % intervals over problems, but AUC and calibration error, which are shares."
+    lead = "Figures in percent with 95 % intervals over problems, but AUC and calibration error, which are shares."
     headline = tag("div", tag("h1", "Step scorers"), tag("p", lead, class_="lead"))
     return document("step scorers", [name for name, _, _, _ in shown], headline, *parts)
 
@@ -76,7 +76,11 @@ def _steps(scorer: Scorer) -> Cells:
     own, index = (_part(part, "steps") for part in (scorer.benchmark, (scorer.benchmark or {}).get("index")))
     if own is None:
         return {}
-    cells = {"threshold": f"{own['threshold']:.4g}", "chosen on": _source(own["tuning"]), "steps": str(own["num_steps"])}
+    cells = {
+        "threshold": f"{own['threshold']:.4g}",
+        "chosen on": _source(own["tuning"]),
+        "steps": str(own["num_steps"]),
+    }
     cells |= {name: _cell(figure) for name, figure in own["overall"].items()}
     cells |= {f"prm_score of {group}": _cell(figures["prm_score"]) for group, figures in own["groups"].items()}
     return cells | ({} if index is None else {"index alone: prm_score": _cell(index["overall"]["prm_score"])})
@@ -142,13 +146,13 @@ def _source(tuning: Mapping[str, Any] | None) -> str:
 _SECTIONS = (
     ("scorers", "What scored", _what, "How each model reads a solution, and what it has no scores for."),
     ("first-errors", "First errors (ProcessBench)", _first_errors,
-     "f1 is the harmonic mean of the shares of solutions with an error whose first error is found, and of those without "
-     "one in which none is. A threshold that was chosen says on what; nobody else's is comparable with it."),
+     "f1 is the harmonic mean of the shares of solutions with an error whose first error is found, and of those "
+     "without one in which none is. A threshold that was chosen says on what; nobody else's is comparable with it."),
     ("steps", "Single steps (PRMBench)", _steps, "prm_score is the mean of the F1 of right and of wrong steps."),
     ("pairs", "Pairs", _pairs, "How often the better of two solutions has the higher aggregated score; a tie is half."),
     ("separation", "Right and wrong steps apart", _separation,
-     "Late steps are wrong more often: what a score knows is what it has above the step's index. The index is counted on "
-     "these very steps, which flatters it."),
+     "Late steps are wrong more often: what a score knows is what it has above the step's index. The index is counted "
+     "on these very steps, which flatters it."),
     ("values", "Calibration against values", _values,
      "Against Monte-Carlo values of the states that steps lead to; the last step's is the outcome."),
     ("best-of-n", "Best of n and votes", _best_of_n,

@@ -12,8 +12,8 @@ _FILES = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.pt")
 
 def local_model(path: str, revision: str = "") -> str:
     """Return the folder of a model: of a hub name that of its commit in the cache, fetched where it is missing;
-    `revision`: a branch, a tag or a commit, "" for the newest. Raises BadModel where there is none, and on a revision of
-    a folder."""
+    `revision`: a branch, a tag or a commit, "" for the newest. Raises BadModel where there is none, and on a revision
+    of a folder."""
     if Path(path).exists() or path.count("/") != 1:
         check_model_folder(path)
         if revision:

@@ -56,8 +56,8 @@ class Stage(Protocol):
 def run_stage(stage: Stage, task: Any, config: StageConfig, engines: Any = None) -> int:
     """Run unless the output is there already, made of the same inputs by the same config.
 
-    On several ranks every one calls it, for a stage that `runs_on_ranks`; rank 0 writes. Raises BadInput where the output
-    exists and was made otherwise, an input is missing, or the stage asks no `engines` or knows no ranks.
+    On several ranks every one calls it, for a stage that `runs_on_ranks`; rank 0 writes. Raises BadInput where the
+    output exists and was made otherwise, an input is missing, or the stage asks no `engines` or knows no ranks.
     """
     if engines is not None and not getattr(stage, "asks_engines", False):
         raise BadInput(f"{type(stage).__name__} asks no engines: leave client out")

@@ -110,7 +110,9 @@ def score_by_engines(
 
     def on_batch(places: list[int], logits: list[list[list[float]]]) -> None:
         done = [
-            (copy, read_scores(row, read)) for place, row in zip(places, logits, strict=True) for copy in copies_of[place]
+            (copy, read_scores(row, read))
+            for place, row in zip(places, logits, strict=True)
+            for copy in copies_of[place]
         ]
         on_scores([copy for copy, _ in done], [scores for _, scores in done])
 

@@ -13,7 +13,7 @@ PARALLEL = ("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_siz
 BACKEND = "distributed_executor_backend"
 # An engine that gives the logits of a head at every token. vLLM itself keeps its prefix cache on where attention is
 # causal; what comes from the cache has no logits, which `OfflineClient.token_logits` sees to.
-_SCORES = {"runner": "pooling"}
+_SCORES = {"runner": "pooling", "pooler_config": {"task": "token_classify"}}
 # New weights, with a receipt of every worker.
 _TAKES_WEIGHTS = {"worker_extension_cls": "espalier.sampling.weight_receipt.ReceivesWeights"}
 # An engine of one device works in one process. On CPUs vLLM gives its worker a process of its own, which keeps a core

@@ -67,8 +67,9 @@ def save(
     """Write a random network as it is published: a causal LM, transformers' classifier of tokens, or a body with a head
     of other names."""
     torch.manual_seed(len(str(folder)) % 7)
+    shape = SIZES | (sizes or {})
     config = CONFIGS[kind](
-        vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, tie_word_embeddings=False, **SIZES | (sizes or {})
+        vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, tie_word_embeddings=False, **shape
     )
     if labels and head is None:
         config.num_labels = labels
@@ -97,7 +98,7 @@ def write_model(layout: str, folder: Path, tokenizers: dict[str, Any], **sizes: 
     head: dict[str, torch.Tensor] | None = None
     if prefix == "score.":
         head = {f"{prefix}0.weight": random(size, size), f"{prefix}0.bias": random(size),
-                f"{prefix}2.weight": 4 * random(labels, size), f"{prefix}2.bias": random(labels)}  # fmt: skip
+                f"{prefix}2.weight": random(labels, size), f"{prefix}2.bias": random(labels)}  # fmt: skip
     elif prefix.endswith("."):
         head = {f"{prefix}weight": random(labels, size), f"{prefix}bias": random(labels)}
     save(folder, tokenizers[name], kind, labels if head is not None or not prefix else 0, head, sizes)

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.result import RESULTS, write_result
 
-SECTIONS = ("prm_seeds",)  # modules of benchmarks/road with `measure(words)`
+SECTIONS = ("prm_scoring", "prm_seeds", "streams")  # modules of benchmarks/road with `measure(words)`
 
 
 def main() -> None:

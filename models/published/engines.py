@@ -1,8 +1,8 @@
 """Which published models vLLM's engines serve, how they are started for it, and how their numbers are read.
 
-Engines give the numbers of a head at every token. A causal LM that is read by two tokens is loaded as a classifier whose
-head is the rows of its output head for these tokens: two numbers in place of a vocabulary, whose softmax is the same.
-(vLLM's `prompt_logprob_token_ids` needs a model runner that it has on GPUs alone.)
+Engines give the numbers of a head at every token. A causal LM that is read by two tokens is loaded as a classifier
+whose head is the rows of its output head for these tokens: two numbers in place of a vocabulary, with the
+same softmax. (vLLM's `prompt_logprob_token_ids` needs a model runner that it has on GPUs alone.)
 """
 
 from collections.abc import Mapping
@@ -39,13 +39,13 @@ def engine_form(path: str, row: PublishedPRM, tokenizer: Any) -> EngineForm:
         return EngineForm(ClassShares(), {"convert": "classify", "hf_overrides": head})
     architectures = load_config(path).architectures or []
     if NATIVE in architectures and row.head == "score.":
-        return EngineForm(row.read, {"pooler_config": {"tok_pooling_type": "ALL"}})
+        return EngineForm(row.read, {"pooler_config": {"task": "token_classify", "tok_pooling_type": "ALL"}})
     if row.network == CLASSES and not row.head and is_plain(path):
         return EngineForm(row.read)
     what = ", ".join(architectures) or "no architecture named"
     if row.head == "score.":
-        raise BadModel(f"{path} ({what}) has a head of several layers, which vLLM serves as {NATIVE} alone: leave client "
-                       "out, transformers scores it")  # fmt: skip
+        raise BadModel(f"{path} ({what}) has a head of several layers, which vLLM serves as {NATIVE} alone: leave "
+                       "client out, transformers scores it")  # fmt: skip
     raise BadModel(f"{path} ({what}) has a head that vLLM does not serve: write it as a plain classifier by "
                    "prm/export_classifier and score that folder with the same stage.layout, or leave client "
                    "out")  # fmt: skip

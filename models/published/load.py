@@ -13,7 +13,7 @@ from transformers import AutoModelForTokenClassification, PreTrainedModel
 
 from espalier.models.hub_snapshot import local_model
 from espalier.models.load import BadModel, from_pretrained, load_config, load_policy
-from espalier.models.published.reads import ClassShares, Scalar
+from espalier.models.published.reads import ClassShares, Read, Scalar
 from espalier.models.published.table import CAUSAL, CLASSES, POLICIES, PUBLISHED, PublishedPRM
 
 log = logging.getLogger(__name__)
@@ -39,8 +39,9 @@ def name_by_config(path: str) -> str:
     elif "ForTokenClassification" in architectures and config.num_labels == 2:
         found = "trl"
     else:
-        raise BadModel(f"{path}: nothing says which published model this is ({architectures or 'no architectures'}): set "
-                       f"stage.layout to task (a model trained here), or one of {', '.join(PUBLISHED)}")  # fmt: skip
+        raise BadModel(f"{path}: nothing says which published model this is ({architectures or 'no architectures'}): "
+                       "set stage.layout to task (a model trained here), or one of "
+                       f"{', '.join(PUBLISHED)}")  # fmt: skip
     log.warning("%s is read as %s by its config: a model of these classes may be trained on another layout, which "
                 "stage.layout names", path, found)  # fmt: skip
     return found
@@ -64,13 +65,19 @@ def is_plain(path: str) -> bool:
 
 
 def row_of(layout: str, path: str) -> PublishedPRM:
-    """Return how a folder is read in a layout of the table: as the table says, or, of a plain classifier that was written
-    of such a model (`write_classifier`), by its own head."""
+    """Return how a folder is read in a layout of the table: as the table says, or, of a plain classifier that was
+    written of such a model (`write_classifier`), by its own head."""
     row = PUBLISHED[layout]
-    if row.network == POLICIES or not is_plain(path) or (row.head and read_tensors(path, row.head)):
+    if row.network == POLICIES or not is_plain(path) or (row.head and _has_head(path, row.head)):
         return row
-    read = {1: Scalar(), 2: ClassShares()}.get(load_config(path).num_labels, row.read)
+    by_width: dict[int, Read] = {1: Scalar(), 2: ClassShares()}
+    read = by_width.get(load_config(path).num_labels, row.read)
     return replace(row, network=CLASSES, head="", read=read)
+
+
+def _has_head(path: str, prefix: str) -> bool:
+    """Say whether a folder holds a head of that name."""
+    return (Path(path) / prefix).is_file() if prefix.endswith(".pt") else bool(read_tensors(path, prefix))
 
 
 def _load_classes(path: str, prefix: str, attention: str) -> PreTrainedModel:

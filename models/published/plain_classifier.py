@@ -1,9 +1,9 @@
 """Any reward model that reads one linear layer → transformers' own classifier of tokens, which TRL, vLLM and
 `AutoModelForTokenClassification` load: the same scores, read at the same places.
 
-Two labels are TRL's: class 1 is a right step. A number z becomes the logits (0, z), whose softmax is sigmoid(z); a causal
-LM that is read by two tokens gives the rows of its output head for them, and one that is read by the mean of all its
-logits the mean of the rows.
+Two labels are TRL's: class 1 is a right step. A number z becomes the logits (0, z), whose softmax is sigmoid(z); a
+causal LM that is read by two tokens gives the rows of its output head for them, and one that is read by the mean of all
+its logits the mean of the rows.
 """
 
 from pathlib import Path

@@ -1,6 +1,6 @@
 """A reward model → a folder of transformers' own token classification with the same scores.
 
-    python run_stage.py -cn prm/export_classifier stage.model=experiments/quickstart/prm/model output=DIR
+python run_stage.py -cn prm/export_classifier stage.model=experiments/quickstart/prm/model output=DIR
 """
 
 import shutil
@@ -29,8 +29,8 @@ class ExportClassifier:
         return weight_files(Path(self.model)) if Path(self.model).is_dir() else []
 
     def run(self, input_path: str, context: StageContext) -> None:
-        """Write the folder, complete or not at all. Raises BadInput where there is an input, BadModel on a model that no
-        linear layer reads."""
+        """Write the folder, complete or not at all. Raises BadInput where there is an input, BadModel on a model that
+        no linear layer reads."""
         if input_path:
             raise BadInput(f"input={input_path}: this stage reads a model: set stage.model, leave input empty")
         from espalier.models.hub_snapshot import local_model

@@ -52,10 +52,11 @@ def scores_by_index(num_steps: int, shares: Sequence[float]) -> list[float]:
 
 
 def separation(rows: Sequence[AnnotatedSolution], scores: Sequence[Sequence[float]]) -> dict[str, Any] | None:
-    """Return how scores separate right from wrong steps: the AUC over inner steps and over last steps, each with its
-    interval over problems, that of the index over the same inner steps (counted on them, which flatters it), and
-    the expected calibration errors of both against right (1) and wrong (0), and `last_minimum`, the share of solutions of several steps whose lowest score is the last one's alone: an outcome model
-    in disguise has many. None where no step of either kind is judged."""
+    """Return how scores separate right from wrong steps: the AUC over inner and over last steps, each with its interval
+    over problems, that of the index over the same inner steps (counted on them, which flatters it), the expected
+    calibration errors of both against right (1) and wrong (0), and `last_minimum`, the share of solutions of several
+    steps whose lowest score is the last one's alone: an outcome model in disguise has many. None where no step of
+    either kind is judged."""
     inner: list[tuple[str, float, bool, int]] = []
     last: list[tuple[str, float, bool, int]] = []
     for row, own in zip(rows, scores, strict=True):

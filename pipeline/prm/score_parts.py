@@ -58,8 +58,8 @@ class ScoreParts:
         return sorted(self.folder.glob("scores-*.jsonl"))
 
     def rows(self, of_starts_before: bool = False) -> Iterator[KeptScores]:
-        """Return all rows, or those of the starts before this one, in the order of the input. Raises BadInput on one that
-        stands twice."""
+        """Return all rows, or those of the starts before this one, in the order of the input. Raises BadInput on one
+        that stands twice."""
         last = -1
         files = [path for path in self._files() if not of_starts_before or _start_of(path) < self.start]
         for kept in heapq.merge(*map(_read, files), key=lambda kept: kept.row):

@@ -132,8 +132,8 @@ class _Scoring:
         if len(known) == len(seen):
             return known
         if self.stage.other_model:
-            raise BadInput(f"{self.models[seen.index(None)].folder}: no {FILE} there, so that nobody knows which of two "
-                           "models has not seen a problem: train it again, or score with one model")  # fmt: skip
+            raise BadInput(f"{self.models[seen.index(None)].folder}: no {FILE} there, so that nobody knows which of "
+                           "two models has not seen a problem: train it again, or score with one model")  # fmt: skip
         return None
 
     @cached_property
@@ -212,13 +212,12 @@ class _Scoring:
         first = next(blocks, None)
         if first is None:
             return
-        began, num = time.monotonic(), 0
+        num = 0
         with self._scorer(place, [tokens for _, tokens in first]) as scores:
+            began = time.monotonic()
             while first is not None:
                 found = scores([tokens for _, tokens in first])
-                self.parts.add(
-                    place, [replace(kept, scores=own) for (kept, _), own in zip(first, found, strict=True)]
-                )
+                self.parts.add(place, [replace(kept, scores=own) for (kept, _), own in zip(first, found, strict=True)])
                 num += len(first)
                 yield len(first)
                 first = next(blocks, None)
@@ -246,9 +245,7 @@ class _Scoring:
             if chosen == place and number // _SHARE % world_size() == rank():
                 yield KeptScores(number, row.id, row.problem_id, [], is_seen), self._tokens(place, row)
 
-    def _blocks(
-        self, rows: Iterator[tuple[KeptScores, StepTokens]]
-    ) -> Iterator[list[tuple[KeptScores, StepTokens]]]:
+    def _blocks(self, rows: Iterator[tuple[KeptScores, StepTokens]]) -> Iterator[list[tuple[KeptScores, StepTokens]]]:
         """Cut rows into blocks of so many tokens that engines and sorted batches are full."""
         engines = self.context.engines
         limit = self.stage.batch_tokens * _PASSES * (4 * engines.num_engines if engines is not None else 1)

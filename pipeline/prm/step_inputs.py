@@ -34,8 +34,8 @@ def solutions_of(path: str) -> Iterator[tuple[int, Solution]]:
 
 
 def choose_layout(wanted: str, name: str, folder: str, kind: type[Solution]) -> str:
-    """Return how a model reads solutions: as `wanted`, or with "auto" by what its folder says, then its `name`, then its
-    config. Raises BadInput on a layout that does not exist or does not fit, BadModel where nothing says it."""
+    """Return how a model reads solutions: as `wanted`, or with "auto" by what its folder says, then its `name`, then
+    its config. Raises BadInput on a layout that does not exist or does not fit, BadModel where nothing says it."""
     from espalier.models.load import load_config
     from espalier.models.log_ratio_reward import is_log_ratio_reward
     from espalier.models.published.load import name_by_config, row_by_name
@@ -115,9 +115,9 @@ class _Questions:
             self._problems = {problem.id: problem for problem in self.task.problems(self.split)}
         problem = self._problems.get(row.problem_id)
         if problem is None:
-            raise BadInput(f"trajectory '{row.id}': the task's split {self.split} has no problem '{row.problem_id}': set "
-                           "stage.split and task as they were sampled")  # fmt: skip
+            raise BadInput(f"trajectory '{row.id}': the task's split {self.split} has no problem '{row.problem_id}': "
+                           "set stage.split and task as they were sampled")  # fmt: skip
         if problem.question not in row.prompt or problem.gold != row.gold:
-            raise BadInput(f"trajectory '{row.id}' answers another problem than the task's '{row.problem_id}': set task, "
-                           "task.* and stage.split as they were sampled")  # fmt: skip
+            raise BadInput(f"trajectory '{row.id}' answers another problem than the task's '{row.problem_id}': set "
+                           "task, task.* and stage.split as they were sampled")  # fmt: skip
         return problem.question

@@ -238,7 +238,7 @@ def test_reasonflux_small_says_one_thing_of_the_whole_from_a_head_in_a_file(
     torch.save({f"head.{name}": value for name, value in head.items()}, tmp_path / "reward_head.pt")
     talk = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": "\n\n".join(STEPS)}]
     ids = qwen(qwen.apply_chat_template(talk, tokenize=False), add_special_tokens=False).input_ids
-    expected = float(torch.sigmoid(body_of(tmp_path)(ids)[-1] @ head["weight"][0] + head["bias"][0]))
+    expected = float(torch.sigmoid(body_of(tmp_path)(ids)[-1] @ head["weight"][0] + head["bias"][0]).detach())
     found = score(tmp_path, "reasonflux_small", [Solution("a", "What?", ["It."]), Solution("s", QUESTION, STEPS)])
     assert found[1] == pytest.approx([expected] * 3, abs=2e-5)
     assert abs(found[0][0] - found[1][0]) > 1e-4

@@ -260,6 +260,27 @@ def test_a_step_verifier_scores_every_step_or_none_of_a_solution(folder: str, tm
     assert counts["without_score"] == 1
 
 
+def test_a_verdict_per_step_is_the_mean_share_of_yes_over_critiques(folder: str, tmp_path: Path) -> None:
+    """As generative process reward models are read: p(yes) / (p(yes) + p(no)) where each critique of a step gives its
+    verdict, whichever it gives, averaged over the critiques."""
+    one_spelling = replace(STEP, yes=[" Yes"], no=[" No"])
+    critiques = [("Fine.", "Yes"), ("It is 2 + 2.", "No"), ("So.", "Yes")]
+    written = [
+        Verification(f"{row.id}#{n}/{vote}", f"{row.id}#{n}", row.problem_id, digest(f"{row.id}#{n}"), word.lower(),
+                     f"{text} {n}\n{STEP.question} {word}", "stop")
+        for row in ROWS
+        for n in range(1, len(row.steps) + 1)
+        for vote, (text, word) in enumerate(critiques)
+    ]  # fmt: skip
+    rows, _ = scored(tmp_path, folder, written, verifier=one_spelling)
+    for row, solution_of in zip(rows[:2], ROWS[:2], strict=True):
+        for n, found in enumerate(row.scores, 1):
+            asked = "Q\n" + "".join(solution_of.steps[:n]).rstrip() + "\nCheck.\n"
+            probs = [p_yes(folder, f"{asked}{text} {n}\n{STEP.question}") for text, _ in critiques]
+            assert found == pytest.approx(sum(probs) / 3, abs=1e-5)
+        assert row.scores[0] != row.scores[1]
+
+
 def test_verifications_of_another_sampling_run_are_refused(tmp_path: Path) -> None:
     """Its trajectories have the same ids and other steps."""
     written = [replace(wrote(row.id, f"So.\n{SOLUTION.question} Yes"), asked="another") for row in ROWS]

@@ -106,7 +106,7 @@ def test_parts_of_something_else_are_refused(
     with pytest.raises(ServerGone):
         run_stage(stage, None, config, Engines(num_rows=8))
     write_records(config.input, trajectories[1:])
-    with pytest.raises(BadInput, match="holds scores of another input or of other models .input differs.: remove it"):
+    with pytest.raises(BadInput, match=r"of another input or of other models \(input differs\): remove it"):
         run_stage(stage, None, config, Engines())
 
 

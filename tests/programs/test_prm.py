@@ -45,7 +45,8 @@ def test_text_is_scored_as_the_stage_scores_its_sampled_tokens(
     path = tmp_path / "trajectories.jsonl"
     path.write_text("".join(json.dumps(asdict(row)) + "\n" for row in rows))
     by_stage = [
-        row.scores for row in ScoreSteps(str(tiny_prm)).run(str(path), StageContext(None, tmp_path / "scores.jsonl", 10.0))
+        row.scores
+        for row in ScoreSteps(str(tiny_prm)).run(str(path), StageContext(None, tmp_path / "scores.jsonl", 10.0))
     ]
     found = espalier.score_steps(prm, solutions)
     assert found == by_stage
