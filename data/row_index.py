@@ -70,7 +70,7 @@ class ProblemRows:
             self._base.execute("COMMIT")
             self._base.execute(f"CREATE INDEX {table}_problem ON {table} (problem)")
             count: int = self._base.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-        file = self._open.enter_context(Path(path).open("rb"))
+        file = self._open.enter_context(Path(path).open("rb"))  # noqa: SIM115
         self._files.append((kind, file, path))
         self._check_ids(number)
         return count

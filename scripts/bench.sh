@@ -13,6 +13,7 @@
 #   bash scripts/bench.sh calibration [--arms A ...] [--seeds S ...]
 #   bash scripts/bench.sh cluster [weights] [throughput overlap driver --policy MODEL]   on two Ray nodes
 #   bash scripts/bench.sh silence [packing] [tokens] [doctor] [clean] [defects]
+#   bash scripts/bench.sh road [examples] [labels] [--examples N N] [--completions N N]
 #   bash scripts/bench.sh unchanged BEFORE [AFTER]  the same trainings on two commits, bit for bit
 #   bash scripts/bench.sh verifiers               rules of verifiers, and hostile programs in the sandbox
 #   bash scripts/bench.sh house                    what the code looks like, counted

@@ -1,0 +1,1 @@
+"""The road from files of a user's own: road.py."""
