@@ -2,7 +2,7 @@
 
 How a state is estimated, how a value becomes a label, and what becomes of noisy labels are three choices. As they are
 set, the value is the share of right completions, and the label is the value. Problems are worked on one by one
-(`data.row_index`): memory does not grow with the files, but for smoothed values, which are learnt from all states.
+(`data.row_index`): no file is held in memory, but for smoothed values, which are learnt from all states.
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
